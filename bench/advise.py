@@ -4,6 +4,9 @@
 
 TRACE is a CSV file (or .csv.gz) with time, uuid, used_bytes and size_bytes of GPUs. Each GPU is a workload that has its
 GPU for itself. The trace has used and no live bytes: the need of a program is at most this.
+
+The frontier is what other rules reach, chosen with the second half known: a limit at the peak plus a headroom, for the
+workloads whose peak has not risen in the last part of the first half.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import gzip
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from bench.result import publish
@@ -20,6 +25,11 @@ from gpumond.facts.units import GIB
 from gpumond.features.fleet.sizing import HEADROOM, size
 
 HEADROOMS = (0.0, 0.05, HEADROOM, 0.2)
+OTHER_HEADROOMS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+SETTLED = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75)
+"""Last parts of the first half in which a peak must not rise by more than RISE."""
+RISE = 0.01
+EXCEEDED = (0, 1, 2, 5, 12)
 
 
 def read(path: Path) -> dict[str, list[tuple[float, float, float]]]:
@@ -29,6 +39,41 @@ def read(path: Path) -> dict[str, list[tuple[float, float, float]]]:
         for row in csv.DictReader(file):
             curves[row["uuid"]].append((float(row["time"]), float(row["used_bytes"]), float(row["size_bytes"])))
     return curves
+
+
+def settled(points: Sequence[tuple[float, float, float]], until: float) -> float:
+    """Return the last part of the time until then in which the peak has not risen."""
+    peak, risen = 0.0, points[0][0]
+    for at, used, _ in points:
+        if at < until:
+            risen = at if used > peak * (1 + RISE) else risen
+            peak = max(peak, used)
+    return (until - risen) / (until - points[0][0])
+
+
+def frontier(
+    curves: Mapping[str, Sequence[tuple[float, float, float]]], halfway: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the highest part of the allocated GiB-hours that a rule saves, by the most workloads that exceed it."""
+    rows = [
+        (
+            max(used for at, used, _ in points if at < halfway[uuid]),
+            max(used for at, used, _ in points if at >= halfway[uuid]),
+            points[0][2],
+            points[-1][0] - halfway[uuid],
+            settled(points, halfway[uuid]),
+        )
+        for uuid, points in curves.items()
+    ]
+    allocated = sum(whole * seconds for _, _, whole, seconds, _ in rows)
+    best = dict.fromkeys(EXCEEDED, 0.0)
+    for headroom, least in product(OTHER_HEADROOMS, SETTLED):
+        limited = [(row, row[0] * (1 + headroom)) for row in rows if row[4] >= least]
+        limited = [(row, limit) for row, limit in limited if limit < row[2]]
+        exceeded = sum(row[1] > limit for row, limit in limited)
+        saved = sum((row[2] - limit) * row[3] for row, limit in limited) / allocated
+        best |= {most: max(saved, own) for most, own in best.items() if exceeded <= most}
+    return {f"at_most_{most}": round(saved, 4) for most, saved in best.items()}
 
 
 def main() -> None:
@@ -66,7 +111,7 @@ def main() -> None:
             "saved_ratio": round(saved / allocated, 4),
             "saved_if_the_peak_were_known_ratio": round(foreseen / allocated, 4),
         }
-    publish("advise", figures)
+    publish("advise", figures | {"saved_ratio_of_other_rules": frontier(curves, halfway)})
 
 
 if __name__ == "__main__":

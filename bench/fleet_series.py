@@ -1,6 +1,6 @@
 """A real Prometheus that scrapes generated metrics of many machines: series, memory, and the cost of each panel.
 
-python -m bench.fleet_series [--machines 2000] [--programs 1 4] [--minutes 4] [--save]
+python -m bench.fleet_series [--machines 2000] [--programs 1 4] [--minutes 4] [--sums] [--owners 1 8] [--save]
 
 Each machine has 8 devices. The pages are those of the daemon's own exposition with the names of the machine, so that
 series and labels are real; values change with each scrape.
@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import http.server
 import json
+import os
+import re
 import tempfile
 import threading
 import time
@@ -21,6 +23,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from bench.result import publish, spread
 from gpumond.facts.snapshot import Sensors
@@ -36,6 +40,8 @@ from tests.helpers.values import TickState, advance, make_device, make_pool, mak
 DEVICES = 8
 REPEATS = 5
 RULES = ROOT / "deploy/prometheus/gpumond.rules.yaml"
+SUMS = ("gpumond-sums", "gpumond-owners")
+RECORDED = "count(instance:gpumond_wasted_gibibyte_hours:sum1h)"
 MARK = "machine-of-this-page"
 """Text in the template that stands for the name of a machine."""
 
@@ -50,15 +56,16 @@ SENSORS = Sensors(
 )
 
 
-def page(programs: int) -> str:
-    """Return the metrics of one machine with 8 devices and this number of programs on each."""
+def page(programs: int, owners: int = 40) -> str:
+    """Return the metrics of one machine with 8 devices, this number of programs on each, and at most these owners."""
     devices, reports = [], []
     for index in range(DEVICES):
         uuid = f"GPU-{MARK}-{index}"
         pids = range(1000 + index * programs, 1000 + (index + 1) * programs)
         size = 80 * GIB // programs
         processes = tuple(
-            replace(make_process(pid, used_bytes=size * 3 // 4), user=f"user{pid % 40}", comm="python") for pid in pids
+            replace(make_process(pid, used_bytes=size * 3 // 4), user=f"user{pid % owners}", comm="python")
+            for pid in pids
         )
         devices.append(
             make_device(
@@ -76,7 +83,7 @@ def page(programs: int) -> str:
             make_report(
                 pid,
                 pools=(make_pool(uuid, live=size // 2, cached=size // 8, stranded=size // 64),),
-                workload=f"train-{pid % 20}",
+                workload=f"train-{pid % min(20, owners)}",
             )
             for pid in pids
         ]
@@ -126,6 +133,57 @@ def serving(template: str) -> Iterator[str]:
         server.server_close()
 
 
+def sums_of(rules: Path, directory: Path) -> tuple[Path, dict[str, Any]]:
+    """Return a file with the groups of the sums alone, and the part of a scrape job that keeps what they read."""
+    groups = [each for each in yaml_groups(rules) if each["name"] in SUMS]
+    file = directory / "sums.yaml"
+    file.write_text(yaml.safe_dump({"groups": groups}))
+    expressions = [rule["expr"] for group in groups for rule in group["rules"]]
+    read = sorted({name for each in expressions for name in re.findall(r"(?<![:\w])gpumond_\w+", each)})
+    keep = {"source_labels": ["__name__"], "regex": "|".join(read), "action": "keep"}
+    return file, {"metric_relabel_configs": [keep], "scrape_interval": "1m", "scrape_timeout": "1m"}
+
+
+def yaml_groups(rules: Path) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = yaml.safe_load(rules.read_text())["groups"]
+    return groups
+
+
+def measure_sums(directory: Path, machines: int, owners: int, minutes: float) -> dict[str, object]:
+    """Measure the evaluations of the sums: each minute, without the alerts and the dashboards."""
+    template = page(1, owners)
+    rules, job = sums_of(RULES, directory)
+    with serving(template) as address:
+        jobs = {"gpumond": scrape_job(address, machines) | job}
+        with Prometheus(directory / "prometheus", jobs, rules, evaluation="1m") as prometheus:
+            until(lambda: count(prometheus, RECORDED) == machines, 300, every=1)
+            before = own_metrics(prometheus)["process_cpu_seconds_total"]
+            evaluations: dict[str, dict[str, float]] = {name: {} for name in SUMS}
+            costs: dict[str, float] = {}
+            end = time.monotonic() + 60 * minutes
+            while time.monotonic() < end:
+                for group in read(f"{prometheus.url}/api/v1/rules")["data"]["groups"]:
+                    evaluations[group["name"]][group["lastEvaluation"]] = group["evaluationTime"]
+                    costs |= {rule["name"]: rule["evaluationTime"] for rule in group["rules"]}
+                time.sleep(5)
+            cpu_seconds = own_metrics(prometheus)["process_cpu_seconds_total"] - before
+            series = own_metrics(prometheus)["prometheus_tsdb_head_series"]
+            found = count(prometheus, 'count({__name__=~".+:gpumond_.+"})')
+    return {
+        "machines": machines,
+        "owners_of_a_machine": owners,
+        "series": round(series),
+        "recorded_series": round(found),
+        "evaluation": {
+            name: spread(list(each.values())) | {"min_ms": round(min(each.values()) * 1e3, 1)}
+            for name, each in evaluations.items()
+        },
+        "prometheus_cpu_seconds_per_minute": round(cpu_seconds / minutes, 2),
+        "load_average": round(os.getloadavg()[0], 1),
+        "rules_ms": {name: round(each * 1e3, 1) for name, each in sorted(costs.items(), key=lambda pair: -pair[1])},
+    }
+
+
 def scrape_job(address: str, machines: int) -> dict[str, Any]:
     """Return the scrape configuration: one address, one path and instance for each machine."""
     groups = [
@@ -172,7 +230,7 @@ def measure(directory: Path, machines: int, programs: int, minutes: float) -> di
         try:
             expected = 'count(up{job="gpumond"} == 1)'
             until(lambda: count(prometheus, expected) == machines, 300, every=1)
-            until(lambda: count(prometheus, "count(instance:gpumond_wasted_bytes:sum)") == machines, 300, every=1)
+            until(lambda: count(prometheus, RECORDED) == machines, 300, every=1)
             before = own_metrics(prometheus)
             time.sleep(minutes * 60)
             own = own_metrics(prometheus)
@@ -223,14 +281,16 @@ def main() -> None:
     parser.add_argument("--machines", type=int, default=2000)
     parser.add_argument("--programs", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--minutes", type=float, default=4.0, help="time between the first sums and the queries")
+    parser.add_argument("--sums", action="store_true", help="measure only the recorded sums, as fleet_sums")
+    parser.add_argument("--owners", type=int, nargs="+", default=[1, 8], help="with --sums: owners on each machine")
     parser.add_argument("--save", action="store_true", help="store the figures in bench/results")
     chosen = parser.parse_args()
     figures: dict[str, object] = {}
-    for programs in chosen.programs:
+    measured, unit = (measure_sums, "owners a machine") if chosen.sums else (measure, "programs a device")
+    for number in chosen.owners if chosen.sums else chosen.programs:
         with tempfile.TemporaryDirectory() as directory:
-            run = measure(Path(directory), chosen.machines, programs, chosen.minutes)
-        figures[f"{programs} programs a device"] = run
-    publish("fleet_series", figures)
+            figures[f"{number} {unit}"] = measured(Path(directory), chosen.machines, number, chosen.minutes)
+    publish("fleet_sums" if chosen.sums else "fleet_series", figures)
 
 
 if __name__ == "__main__":

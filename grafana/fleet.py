@@ -1,4 +1,4 @@
-"""Fleet: which machines waste, leak, fill? Its queries read recorded sums and series of which a machine has a few."""
+"""Fleet: which machines waste, leak, fill? Its queries read recorded sums, and series of which a machine has a few."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from grafana.parts import (
 )
 from grafana.queries import FLEET, TARGETS, happening, named, or_none
 
-USED = f"instance:gpumond_device_memory_used_bytes:sum{{{FLEET}}}"
-SIZE = f"instance:gpumond_device_memory_size_bytes:sum{{{FLEET}}}"
+USED = f"gpumond_machine_memory_used_bytes{{{FLEET}}}"
+SIZE = f"gpumond_machine_memory_size_bytes{{{FLEET}}}"
 VERDICTS = f"gpumond_owner_verdicts{{{FLEET}}}"
 LEAKS = f'gpumond_owner_verdicts{{{FLEET}, kind="leak"}}'
 
@@ -47,13 +47,18 @@ OWNER = (
 
 
 def of_machines(name: str) -> str:
-    """Return a recorded sum of each selected machine."""
+    """Return a sum that each selected machine states."""
+    return f"gpumond_machine_{name}{{{FLEET}}}"
+
+
+def recorded(name: str) -> str:
+    """Return a recorded value of each selected machine."""
     return f"instance:gpumond_{name}{{{FLEET}}}"
 
 
 def of_share(name: str, scope: str) -> str:
-    """Return the recorded bytes of a share of each machine."""
-    return f'instance_share:gpumond_memory_bytes:sum{{{scope}, share="{name}"}}'
+    """Return the bytes of a share of each machine."""
+    return f'gpumond_machine_memory_share_bytes{{{scope}, share="{name}"}}'
 
 
 def of_devices(name: str) -> str:
@@ -88,7 +93,7 @@ GLANCE = [
         "Agent coverage",
         "Programs with an agent, as a part of all programs on the devices. Only these can be flushed.",
         "percentunit",
-        f"sum({of_machines('agent_programs:count')}) / sum({of_machines('programs:count')})",
+        f"sum({of_machines('agent_programs')}) / sum({of_machines('programs')})",
         levels=((0.5, WARNING), (0.9, GOOD)),
         below=BAD,
     ),
@@ -103,7 +108,7 @@ GLANCE = [
         "Wasted, last hour",
         "GiB-hours of the last hour that were cached, stranded, unattributed, or held by idle programs.",
         "suffix: GiB h",
-        f"sum({of_machines('wasted_gibibyte_hours:sum1h')})",
+        f"sum({recorded('wasted_gibibyte_hours:sum1h')})",
         runbooks=("reclaimable-waste",),
     ),
     figure(
@@ -144,9 +149,9 @@ OVER_TIME = [
         "Wasted: cached, stranded, unattributed, or held by idle programs. Idle and reclaimable: memory that a flush "
         "or the end of idle programs would release.",
         "bytes",
-        Query(f"sum({of_machines('wasted_bytes:sum')})", "wasted"),
-        Query(f"sum({of_machines('idle_and_reclaimable_bytes:sum')})", "idle and reclaimable"),
-        Query(f"sum({of_machines('idle_held_bytes:sum')})", "idle-held"),
+        Query(f"sum({of_machines('wasted_bytes')})", "wasted"),
+        Query(f"sum({of_machines('idle_and_reclaimable_bytes')})", "idle and reclaimable"),
+        Query(f"sum({of_machines('idle_held_bytes')})", "idle-held"),
         width=16,
         runbooks=("reclaimable-waste", "idle-holder"),
     ),
@@ -154,8 +159,8 @@ OVER_TIME = [
         "Programs with an agent",
         "Programs on the devices, and those of them that have an agent.",
         "short",
-        Query(f"sum({of_machines('programs:count')})", "programs"),
-        Query(f"sum({of_machines('agent_programs:count')})", "with an agent"),
+        Query(f"sum({of_machines('programs')})", "programs"),
+        Query(f"sum({of_machines('agent_programs')})", "with an agent"),
     ),
 ]
 
@@ -227,7 +232,7 @@ RANKED = [
         "Most wasted, by machine",
         "The ten machines with most wasted memory in the last hour.",
         "suffix: GiB h",
-        Query(f"topk(10, {of_machines('wasted_gibibyte_hours:sum1h')})", "{{instance}}"),
+        Query(f"topk(10, {recorded('wasted_gibibyte_hours:sum1h')})", "{{instance}}"),
         link=TO_MACHINE,
         runbooks=("reclaimable-waste",),
     ),
@@ -245,7 +250,7 @@ RANKED = [
         "Lowest agent coverage",
         "The ten machines with the smallest part of programs that have an agent.",
         "percentunit",
-        Query(f"bottomk(10, {of_machines('agent_coverage:ratio')})", "{{instance}}"),
+        Query(f"bottomk(10, {recorded('agent_coverage:ratio')})", "{{instance}}"),
         levels=((0.5, WARNING), (0.9, GOOD)),
         color=BAD,
         most=1,
@@ -295,11 +300,11 @@ WASTE = [
             for name in ("cached", "stranded", "unattributed")
         ),
         Query(
-            f"sum by (cluster, instance) ({of_machines('idle_and_reclaimable_bytes:sum')})",
+            f"sum by (cluster, instance) ({of_machines('idle_and_reclaimable_bytes')})",
             "Idle and reclaimable",
             "bytes",
         ),
-        Query(f"sum by (cluster, instance) ({of_machines('agent_coverage:ratio')})", "Agents", "percentunit"),
+        Query(f"sum by (cluster, instance) ({recorded('agent_coverage:ratio')})", "Agents", "percentunit"),
         Query(f"sum by (cluster, instance) ({LEAKS})", "Leaks"),
         Query(f'sum by (cluster, instance) (gpumond_alerts{{{FLEET}, phase="firing"}})', "Firing"),
         sort="Used",

@@ -16,7 +16,7 @@ from pkgutil import resolve_name
 from typing import Protocol, runtime_checkable
 
 from gpumond.facts.errors import SourceUnavailable, remedy
-from gpumond.facts.snapshot import NO_DEVICE, DeviceReading, Fault, Reading
+from gpumond.facts.snapshot import NO_DEVICE, CgroupLimitChange, DeviceReading, Fault, Reading
 from gpumond.host.machine import ProcessStart
 
 NOWHERE = -1
@@ -29,6 +29,8 @@ class ReadProgress:
         self.at = at
         self.leave_out: Mapping[int, str] = {}
         """UUIDs of excluded devices by index."""
+        self.limit_changes: Sequence[CgroupLimitChange] = ()
+        """Changes to make in this reading."""
         self.process_starts: Mapping[int, ProcessStart] = {}
         """Start data of processes in the reading, if the source has read it."""
 

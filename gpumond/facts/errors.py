@@ -67,6 +67,7 @@ FaultKind = Literal[
     "missing",
     "socket_lost",
     "port_in_use",
+    "limit_refused",
 ]
 """Kinds of faults, each with a remedy in ``FAULTS``."""
 
@@ -124,6 +125,8 @@ FAULTS: Mapping[str, str] = {
     "socket_lost": "remove the other file, or fix the directory; gpumond then binds the socket again automatically",
     "port_in_use": "stop the program that listens there (ss -ltnp), or set `listen` to another port; gpumond retries "
     "automatically, and api.sock responds meanwhile",
+    "limit_refused": "run the daemon as root, in the host's cgroup namespace and with /sys/fs/cgroup, or remove "
+    "cgroup_limit from the quota; gpumond retries automatically",
 }
 """Remedy of each kind of fault, in one line; docs/how-to/troubleshoot.md has a row for each."""
 
@@ -327,6 +330,8 @@ CONDITIONS: Mapping[str, str] = {
     "on the GPU (managed memory, released pages)",
     "live_unknown": "start the program with gpumond run -- COMMAND, or wrap its RMM resource in "
     "rmm.mr.StatisticsResourceAdaptor: the resource doesn't count live bytes",
+    "memory_partition": "no action needed: the daemon runs in a cgroup whose memory on this GPU is limited; its values "
+    "are those of the whole GPU, and used includes the driver's own reserved memory",
     "reserved_in_used": "update the driver: this one counts its own reserved memory as used (510 or later reports both "
     "separately)",
 }

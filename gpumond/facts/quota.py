@@ -32,7 +32,8 @@ class Quota:
     """Limits of each process that matches, on each device. An attribute without a pattern (None) is not compared.
 
     ``soft_limit_bytes``: a process above it has an alert. ``limit_bytes`` is set in the program, if it allows this.
-    ``reserve_bytes`` are kept available for the processes together.
+    ``reserve_bytes`` are kept available for the processes together. ``cgroup_limit_bytes`` is set in the driver, for
+    all processes of each matching container together.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Quota:
     soft_limit_bytes: int | None = None
     limit_bytes: int | None = None
     reserve_bytes: int | None = None
+    cgroup_limit_bytes: int | None = None
 
     def patterns(self) -> tuple[str | None, ...]:
         return self.workload, self.user, self.container, self.namespace
@@ -50,7 +52,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveQuota:
-    """Limits of one process from all quotas that match it: the lowest soft limit and limit, the highest reserve.
+    """Limits of one process from all quotas that match it: the lowest of each limit, the highest reserve.
 
     Each has the name of its quota, which is empty without one.
     """
@@ -61,6 +63,8 @@ class EffectiveQuota:
     limit_quota: str = ""
     reserve_bytes: int | None = None
     reserve_quota: str = ""
+    cgroup_limit_bytes: int | None = None
+    cgroup_limit_quota: str = ""
 
 
 NO_QUOTA = EffectiveQuota()
@@ -93,6 +97,7 @@ def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
 
     (soft, soft_limit_quota), (limit, limit_quota) = of("soft_limit_bytes", min), of("limit_bytes", min)
     reserve, reserve_quota = of("reserve_bytes", max)
+    cgroup_limit, cgroup_limit_quota = of("cgroup_limit_bytes", min)
     found = EffectiveQuota(
         soft_limit_bytes=soft,
         soft_limit_quota=soft_limit_quota,
@@ -100,6 +105,8 @@ def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
         limit_quota=limit_quota,
         reserve_bytes=reserve,
         reserve_quota=reserve_quota,
+        cgroup_limit_bytes=cgroup_limit,
+        cgroup_limit_quota=cgroup_limit_quota,
     )
     return NO_QUOTA if found == NO_QUOTA else found
 

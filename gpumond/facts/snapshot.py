@@ -108,6 +108,36 @@ class Sensors:
 NO_SENSORS = Sensors()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupLimit:
+    """The driver's limits of the memory of one cgroup on one device, in bytes; None without one.
+
+    ``cgroup``: its path in the unified hierarchy. ``pids``: its processes on the device. Allocations that exceed
+    ``limit_bytes`` fail, up to ``soft_limit_bytes`` they are guaranteed. ``used_bytes``: what its processes use
+    together, None without a limit.
+    """
+
+    cgroup: str
+    pids: tuple[int, ...]
+    limit_bytes: int | None = None
+    soft_limit_bytes: int | None = None
+    used_bytes: int | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        return self.limit_bytes is not None or self.soft_limit_bytes is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupLimitChange:
+    """A change of a cgroup's limit, which the driver makes only while the limit is ``before_bytes``. None: no limit."""
+
+    device_uuid: str
+    cgroup: str
+    limit_bytes: int | None
+    before_bytes: int | None
+
+
 MPS_SERVER = "nvidia-cuda-mps"
 """Beginning of the command name of an MPS server, nvidia-cuda-mps-server: the kernel keeps 15 characters."""
 MISSED_LIMIT = 3
@@ -175,7 +205,9 @@ class DeviceReading:
     instances. ``missed`` counts the consecutive ticks without new values: the values are then those of the last
     good reading, and all None from ``MISSED_LIMIT`` on. ``up`` is False as soon as a read of the device fails; a
     reading that is only late does not change it. ``idle_seconds``: time without work on the device, as far as it
-    was observed. ``source`` names its source, if there may be several.
+    was observed. ``source`` names its source, if there may be several. ``cgroup_limits``: those of the cgroups of
+    its processes, from drivers that have such limits. ``partition_bytes``: what the driver lets the daemon's own cgroup
+    use, if it limits that.
     """
 
     uuid: str
@@ -196,6 +228,8 @@ class DeviceReading:
     gpu_instance_id: int | None = None
     idle_seconds: float | None = None
     source: str = ""
+    cgroup_limits: tuple[CgroupLimit, ...] = ()
+    partition_bytes: int | None = None
 
     @cached_property
     def processes_by_key(self) -> Mapping[ProcessKey, ProcessUsage]:
@@ -538,12 +572,17 @@ class Snapshot:
 
     @cached_property
     def limits(self) -> Mapping[tuple[str, ProcessKey], int]:
-        """The limit in bytes of each process on each device: the lowest of its pools."""
+        """The limit in bytes of each process on each device: the lowest of its pools and of its cgroup."""
         found: dict[tuple[str, ProcessKey], int] = {}
         for report in self.reports:
             for each in report.limits:
                 key = each.device_uuid, report.key
                 found[key] = min(each.limit_bytes, found.get(key, each.limit_bytes))
+        for device in self.devices:
+            of_pids = {pid: each.limit_bytes for each in device.cgroup_limits for pid in each.pids}
+            for process in device.processes_by_key if of_pids else ():
+                if (limit := of_pids.get(process.pid)) is not None:
+                    found[device.uuid, process] = min(limit, found.get((device.uuid, process), limit))
         return found
 
     @cached_property

@@ -15,12 +15,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Frame
+from gpumond.facts.messages import clean
 from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
 from gpumond.facts.verdicts import KINDS, SHAPES
-from gpumond.metrics import owners
+from gpumond.metrics import machine, owners
 from gpumond.quantities.table import (
     DEVICE_IDLE,
     DEVICE_UP,
@@ -314,6 +315,18 @@ def _process_limit(frame: Frame) -> Iterator[Row]:
         yield (uuid, index.get(uuid, ""), str(key.pid)), limit_bytes
 
 
+def _cgroups(field: str) -> Rows:
+    """Return the rows of one value of all cgroups with a limit."""
+
+    def rows(frame: Frame) -> Iterator[Row]:
+        for device in frame.snapshot.devices:
+            for each in device.cgroup_limits:
+                if each.is_limited:
+                    yield (device.uuid, str(device.index), clean(each.cgroup)), getattr(each, field)
+
+    return rows
+
+
 def _process_soft_limit(frame: Frame) -> Iterator[Row]:
     quotas = frame.snapshot.quotas_by_process
     for labels, process in processes(frame) if quotas else ():
@@ -382,7 +395,8 @@ OF_PROCESSES: tuple[Family, ...] = (
     Family(
         "gpumond_process_limit_bytes",
         "gauge",
-        "Lowest allocator limit of the process on this device, in bytes; absent if none.",
+        "Lowest limit of the process on this device, in bytes: of its allocators, and of its cgroup in the driver. "
+        "Absent if none.",
         PROCESS_LABELS,
         _process_limit,
     ),
@@ -402,6 +416,16 @@ OF_PROCESSES: tuple[Family, ...] = (
         "free memory is unknown.",
         PROCESS_LABELS,
         _process_reserve_shortage,
+    ),
+    *(
+        Family(
+            f"gpumond_cgroup_memory_{name}_bytes", "gauge", text, ("uuid", "gpu", "cgroup"), _cgroups(f"{name}_bytes")
+        )
+        for name, text in (
+            ("limit", "Memory that the driver lets the processes of this cgroup allocate together, in bytes."),
+            ("soft_limit", "Memory that the driver guarantees the processes of this cgroup together, in bytes."),
+            ("used", "Memory that the processes of this cgroup use, as the driver counts it against the limit."),
+        )
     ),
     *families("gpumond_process_", PROCESS_LABELS, processes, (PROCESS_UTILIZATION,)),
     Family(
@@ -509,6 +533,18 @@ def _driver_info(frame: Frame) -> Iterator[Row]:
         yield (source.name, *(version or "" for version in versions)), 1
 
 
+OF_THE_MACHINE: tuple[Family, ...] = (
+    *families("gpumond_machine_", (), machine.usage, machine.MACHINE),
+    Family(
+        "gpumond_machine_memory_share_bytes",
+        "gauge",
+        "Used memory of all devices of the machine by share of the ledger.",
+        ("share",),
+        machine.shares,
+    ),
+)
+
+
 OF_OWNERS: tuple[Family, ...] = (
     *families("gpumond_owner_", (*owners.OWNER_LABELS, "model"), owners.usages, owners.OWNER),
     Family(
@@ -531,6 +567,7 @@ OF_OWNERS: tuple[Family, ...] = (
 
 FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the series limit drops these first.
     *DEVICE_FAMILIES,
+    *OF_THE_MACHINE,
     Family(
         "gpumond_memory_bytes",
         "gauge",

@@ -35,7 +35,9 @@ families."""
 
 
 Group = Literal["device", "owner", "process", "daemon"]
-"""Families of devices; of owners; of processes and workloads; all others, with the daemon's own counters."""
+"""Families of devices and the machine; of owners; of processes, workloads and cgroups; all others, with the daemon's
+own counters.
+"""
 ALL_GROUPS: frozenset[Group] = frozenset(get_args(Group))
 
 
@@ -115,9 +117,9 @@ def families_of(groups: frozenset[Group]) -> tuple[Family, ...]:
 def group_of(family: Family) -> Group:
     if family.name.startswith("gpumond_owner_"):
         return "owner"
-    if "pid" in family.labels or "workload" in family.labels:
+    if {"pid", "workload", "cgroup"} & set(family.labels):
         return "process"
-    return "device" if "uuid" in family.labels else "daemon"
+    return "device" if "uuid" in family.labels or family.name.startswith("gpumond_machine_") else "daemon"
 
 
 class FrameCollector:

@@ -9,9 +9,11 @@ import { addView } from "./views.js";
 const amount = (kind) => ({ quota }) => (quota[kind] === undefined || quota[kind] === null ? "-" : human(quota[kind]));
 const patterns = ({ quota: { match } }) => Object.entries(match ?? {}).filter(([, pattern]) => pattern);
 
+const KINDS = ["soft_limit", "limit", "reserve", "cgroup_limit"];
+
 /** Processes to which a quota applies. */
 function users({ name }) {
-  const applies = ({ quota }) => quota && ["soft_limit", "limit", "reserve"].some((kind) => quota[`${kind}_quota`] === name);
+  const applies = ({ quota }) => quota && KINDS.some((kind) => quota[`${kind}_quota`] === name);
   const own = state.frame.processes.filter(applies);
   return own.map((row) => `${row.workload || row.comm || "?"} (${human(row.used_bytes)})`).join(", ");
 }
@@ -22,6 +24,7 @@ const COLUMNS = [
   { title: "Soft limit", text: amount("soft_limit"), number: true },
   { title: "Limit", text: amount("limit"), number: true },
   { title: "Reserve", text: amount("reserve"), number: true },
+  { title: "Container limit", text: amount("cgroup_limit"), number: true, wide: true },
   { title: "Processes", text: users, wide: true },
   { title: "Origin", text: ({ origin }) => origin, wide: true },
 ];

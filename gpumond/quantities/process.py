@@ -112,13 +112,18 @@ def processes(context: RuleContext) -> Sequence[_Process]:
 
 
 def _limit_ratio(row: _Process) -> float | None:
-    """Return the ratio of the pool that is closest to its limit."""
-    if row.report is None or not row.report.limits:
-        return None
-    held = {(pool.allocator, pool.device_uuid): pool.held_bytes for pool in row.report.pools}
-    limits = {(each.allocator, each.device_uuid): each.limit_bytes for each in row.report.limits}
-    own = (pool for pool in limits if pool in held and pool[1] == row.device.uuid)
-    return max((held[pool] / limits[pool] for pool in own), default=None)
+    """Return the ratio of the pool that is closest to its limit, or that of the cgroup if it is higher."""
+    ratios = [
+        each.used_bytes / each.limit_bytes
+        for each in row.device.cgroup_limits
+        if each.limit_bytes and each.used_bytes is not None and row.process.pid in each.pids
+    ]
+    if row.report is not None and row.report.limits:
+        held = {(pool.allocator, pool.device_uuid): pool.held_bytes for pool in row.report.pools}
+        limits = {(each.allocator, each.device_uuid): each.limit_bytes for each in row.report.limits}
+        own = (pool for pool in limits if pool in held and pool[1] == row.device.uuid)
+        ratios += [held[pool] / limits[pool] for pool in own]
+    return max(ratios, default=None)
 
 
 def _excess(row: _Process) -> float | None:
@@ -226,13 +231,14 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         Quantity(
             "limit_bytes",
             "bytes",
-            "the lowest limit of its allocators on the device; unknown without a limit",
+            "the lowest limit of its allocators and of its cgroup on the device; unknown without a limit",
             lambda row: row.snapshot.limits.get((row.device.uuid, row.process.key)),
         ),
         Quantity(
             "limit_ratio",
             "ratio",
-            "bytes that an allocator holds over its limit, for the one closest to it; unknown without a limit",
+            "bytes that an allocator holds, or that its cgroup uses, over the limit, for the one closest to it; "
+            "unknown without a limit",
             _limit_ratio,
         ),
         Quantity(

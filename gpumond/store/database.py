@@ -73,6 +73,9 @@ CREATE TABLE run_peaks(id TEXT PRIMARY KEY, body TEXT NOT NULL);
     """
 CREATE TABLE suspensions(id TEXT PRIMARY KEY, body TEXT NOT NULL);
 """,
+    """
+CREATE TABLE cgroup_limits(id TEXT PRIMARY KEY, body TEXT NOT NULL);
+""",
 )
 """Steps from an empty file to the newest schema; ``user_version`` counts those that were applied."""
 SIGNS = ("malformed", "not a database", "no such table", "no such column", "unsupported file format")

@@ -31,7 +31,8 @@ def conditions(snapshot: Snapshot) -> Iterator[Condition]:
         yield Condition(None, "agent_pid_unknown", _names(without_pid))
     for device in snapshot.devices:
         for kind in of_device(device):
-            yield Condition(device.uuid, kind)
+            part = device.partition_bytes if kind == "memory_partition" else None
+            yield Condition(device.uuid, kind, "" if part is None else f"the daemon itself could use {human(part)}")
     for each in snapshot.suspensions:
         if each.confirmed:
             yield Condition(each.device_uuid, "suspended", _of_suspension(snapshot, each))
@@ -115,6 +116,9 @@ def of_device(device: DeviceReading) -> Iterator[str]:
         yield "no_process_list"
     elif device.has_mps_server:
         yield "mps"
+    if device.partition_bytes is not None:
+        yield "memory_partition"
+        return
     is_counted = device.used_bytes is not None and not device.unified
     if device.vendor == "nvidia" and is_counted and device.reserved_bytes is None and device.parent_uuid is None:
         yield "reserved_in_used"

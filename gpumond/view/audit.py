@@ -75,6 +75,11 @@ def _limit(detail: Detail) -> str:
     return f"asked {_program(detail)} to limit its memory to {human(detail['limit_bytes'])}{device}"
 
 
+def _cgroup_limit(detail: Detail) -> str:
+    limit = "remove the limit" if detail["limit_bytes"] is None else f"set the limit {human(detail['limit_bytes'])}"
+    return f"asked the driver to {limit} of {detail['cgroup']} on {detail['device']}"
+
+
 def _answer(detail: Detail) -> str:
     if "answer" in detail:
         return f"got no response from pid {detail['pid']} in time"
@@ -116,6 +121,7 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "action": _action,
     "hook.flush": lambda detail: f"flushed {_pids(detail)} for the Alertmanager alert {detail['alert']}",
     "agent.limit": _limit,
+    "cgroup.limit": _cgroup_limit,
     "agent.snapshot": lambda detail: f"asked {_program(detail)} for a memory snapshot",
     "agent.classes": lambda detail: f"asked {_program(detail)} for its live memory by category",
     "agent.retainers": lambda detail: f"asked {_program(detail)} for the lines that retain its memory",

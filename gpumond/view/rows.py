@@ -332,7 +332,12 @@ def quota_sentence(quota: Mapping[str, Any] | None) -> str | None:
     """Return the limits that quotas require, each with its quota; None without one."""
     if quota is None:
         return None
-    kinds = (("soft limit", "soft_limit"), ("limit", "limit"), ("reserve", "reserve"))
+    kinds = (
+        ("soft limit", "soft_limit"),
+        ("limit", "limit"),
+        ("reserve", "reserve"),
+        ("container limit", "cgroup_limit"),
+    )
     sizes = ((name, quota[f"{kind}_bytes"], quota[f"{kind}_quota"]) for name, kind in kinds)
     return ", ".join(f"{name} {human(size)} ({owner})" for name, size, owner in sizes if size is not None)
 

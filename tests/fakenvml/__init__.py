@@ -114,6 +114,9 @@ class Device:
     """1 if the driver reports utilization per process."""
     gpm_permille: int | None = None
     """Values of the two samples of a query: see nvmlGpmMetricsGet in sensors.c."""
+    partition_total: int | None = None
+    """Size and use that a program in a cgroup with a limit sees."""
+    partition_used: int | None = None
     virtualization: int | None = None
     addressing: int | None = None
     numa_node: int | None = None
@@ -146,6 +149,7 @@ class FakeDriver:
         self.cuda_version = 13000
         self.path = directory / "fakenvml.txt"
         self.log = directory / "fakenvml-calls.txt"
+        self._limits = directory / "fakenvml.txt.limits"
         self.env = {
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(library.parent), os.environ.get("LD_LIBRARY_PATH")])),
             "FAKENVML_FILE": str(self.path),
@@ -179,6 +183,18 @@ class FakeDriver:
         now = time.time_ns()
         os.utime(written, ns=(now, now))  # the kernel's own timestamp is too coarse to distinguish two quick writes
         written.replace(self.path)
+
+    def limit(self, device: int, cgroup: str, *, soft: int = 0, hard: int = NOT_AVAILABLE, used: int = 0) -> None:
+        """Set the limits of a cgroup, as another program would. The driver is of version 615 from the first call on."""
+        with self._limits.open("a") as file:
+            file.write(f"{self.devices[device].uuid} /sys/fs/cgroup{cgroup} {soft} {hard} {used}\n")
+
+    def limits(self, device: int, cgroup: str) -> tuple[int, int] | None:
+        """Return the soft and the hard limit of a cgroup, None if it never had any."""
+        lines = (line.split() for line in self._limits.read_text().splitlines())
+        name = [self.devices[device].uuid, f"/sys/fs/cgroup{cgroup}"]
+        found = [(int(soft), int(hard)) for *key, soft, hard, _ in lines if key == name]
+        return found[-1] if found else None
 
     def checkpoint(self, pid: int) -> None:
         """Suspend a process as cuCheckpointProcessCheckpoint does: it is not listed, and its memory is free."""

@@ -4,12 +4,14 @@
 
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 typedef struct { Bytes total, free, used; } Memory;
 typedef struct { unsigned version; Bytes total, reserved, free, used; } MemoryV2;
 typedef struct { char bus_id_legacy[16]; unsigned domain, bus, device, device_id, subsystem_id; char bus_id[32]; } PciInfo;
+typedef struct { const char *cgroup; Bytes soft, hard, used; } Limits; /* nvmlGetMemoryLimits_v1_t */
 typedef struct { void *device; Bytes type, data; unsigned gpu_instance, compute_instance; } EventData;
 
 int references;
@@ -179,7 +181,69 @@ int nvmlDeviceGetMemoryInfo_v2(void *handle, MemoryV2 *out)
         return ARGUMENT_VERSION_MISMATCH;
     const Bytes *number = device->number;
     *out = (MemoryV2){out->version, number[N_total], number[N_reserved], number[N_free], number[N_used]};
+    if (device->known[N_partition_total]) {
+        Bytes total = number[N_partition_total], used = number[N_partition_used];
+        *out = (MemoryV2){out->version, total, 0, total - used, used};
+    }
     return SUCCESS;
+}
+
+/* The limits of cgroups are lines "uuid cgroup soft hard used" of the file FAKENVML_FILE.limits, of which the last one
+   counts; a cgroup without one has those of the nearest cgroup above. Without the file, the driver is older than 615. */
+static FILE *limits_file(const char *mode)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s.limits", getenv("FAKENVML_FILE"));
+    return access(path, F_OK) ? NULL : fopen(path, mode);
+}
+
+static bool find_limits(const Device *device, const char *cgroup, Limits *out)
+{
+    FILE *file = limits_file("re");
+    char uuid[TEXT], path[1024];
+    Limits each;
+    bool found = false;
+    while (file && fscanf(file, "%95s %1023s %llu %llu %llu", uuid, path, &each.soft, &each.hard, &each.used) == 5)
+        if (!strcmp(uuid, device->uuid) && !strcmp(path, cgroup)) {
+            *out = (Limits){out->cgroup, each.soft, each.hard, each.used};
+            found = true;
+        }
+    if (file)
+        fclose(file);
+    return found;
+}
+
+int nvmlDeviceGetMemoryLimits_v1(void *handle, Limits *limits)
+{
+    BEGIN_DEVICE;
+    FILE *file = limits_file("re");
+    if (!file)
+        return FUNCTION_NOT_FOUND;
+    fclose(file);
+    if (device->parent >= 0)
+        return NOT_SUPPORTED;
+    char path[1024];
+    snprintf(path, sizeof path, "%s", limits->cgroup);
+    while (!find_limits(device, path, limits)) {
+        char *end = strrchr(path, '/');
+        if (!end || end == path)
+            return NOT_SUPPORTED;
+        *end = 0;
+    }
+    return SUCCESS;
+}
+
+int nvmlDeviceSetMemoryLimits_v1(void *handle, const Limits *limits)
+{
+    BEGIN_DEVICE;
+    FILE *file = limits_file("ae");
+    if (!file)
+        return FUNCTION_NOT_FOUND;
+    Limits before = {0};
+    find_limits(device, limits->cgroup, &before);
+    fprintf(file, "%s %s %llu %llu %llu\n", device->uuid, limits->cgroup, limits->soft, limits->hard, before.used);
+    fclose(file);
+    return device->parent >= 0 ? NOT_SUPPORTED : SUCCESS;
 }
 
 /* NVML's size protocol: the count is the capacity on input and the actual number on output. */

@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED = 9,
-       TIMEOUT, INSUFFICIENT_RESOURCES = 23, ARGUMENT_VERSION_MISMATCH = 25 };
+       TIMEOUT, FUNCTION_NOT_FOUND = 13, INSUFFICIENT_RESOURCES = 23, ARGUMENT_VERSION_MISMATCH = 25 };
 enum { COMPUTE = 1, GRAPHICS = 2, MPS = 4 };
 enum { TEXT = 96 };
 
@@ -22,7 +22,7 @@ typedef unsigned long long Bytes;
     X(pcie_generation_max) X(pcie_width) X(pcie_width_max) X(pcie_replays) X(retired_single_bit) \
     X(retired_double_bit) X(retired_pending) X(remapped_correctable) X(remapped_uncorrectable) X(remapped_pending) \
     X(remapped_failure) X(nvlink_crc_flit) X(nvlink_crc_data) X(nvlink_replay) X(nvlink_recovery) \
-    X(gpm_permille) X(process_sampling) X(virtualization) X(addressing) X(numa_node) X(mig_mode) X(gpu_instance) X(compute_instance)
+    X(gpm_permille) X(process_sampling) X(partition_total) X(partition_used) X(virtualization) X(addressing) X(numa_node) X(mig_mode) X(gpu_instance) X(compute_instance)
 #define ENUMERATE(key) N_##key,
 enum Number { NUMBERS(ENUMERATE) NUMBER_COUNT };
 

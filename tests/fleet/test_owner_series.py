@@ -41,7 +41,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Ite
 def prometheus(machine: SimulatedMachine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     job = {"params": {"collect[]": GROUPS}, "static_configs": [{"targets": [machine.address]}]}
     with Prometheus(tmp_path_factory.mktemp("prometheus") / "data", {"gpumond": job}, RULES) as running:
-        until(lambda: running.instant("owner:gpumond_wasted_gibibyte_hours:sum1h"), 60)
+        for name in ("owner:gpumond_wasted_gibibyte_hours:sum1h", "instance:gpumond_agent_coverage:ratio"):
+            until(lambda name=name: running.instant(name), 60)
         yield running
 
 
@@ -56,8 +57,8 @@ def test_owners_have_their_sums(prometheus: Prometheus):
         "train": 3 * 2**30,
         "serve": 3 * 2**30,
     }
-    unattributed = 'instance_share:gpumond_memory_bytes:sum{share="unattributed"}'
-    (wasted,) = prometheus.instant(f"instance:gpumond_wasted_bytes:sum - on (instance) {unattributed}")
+    unattributed = 'gpumond_machine_memory_share_bytes{share="unattributed"}'
+    (wasted,) = prometheus.instant(f"gpumond_machine_wasted_bytes - on (instance) {unattributed}")
     assert float(wasted["value"][1]) == 6 * 2**30
 
 

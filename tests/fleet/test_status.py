@@ -86,3 +86,31 @@ def test_machine_that_does_not_answer_is_read_again_once(tmp_path: Path):
         shown = json.loads(fleet("status", "--targets", str(file), "--json").stdout)
     assert [each["problem"] for each in shown] == ["", "it answered 503: busy"]
     assert failures == {"node-1": -1, "node-2": 0}
+
+
+def test_failing_lying_and_silent_machines_cost_one_line_each(tmp_path: Path):
+    lie = frame(10)
+    lie["snapshot"]["devices"][0]["used_bytes"] = "much"
+    answers: dict[str, Answer] = {
+        "healthy": (200, frame(10)),
+        "failing": (503, {"detail": "busy"}),
+        "lying": (200, lie),
+        "silent": None,
+    }
+    with ExitStack() as stack:
+        served = {
+            name: stack.enter_context(stub(lambda path, body, own=own: own)).address for name, own in answers.items()
+        }
+        file = write_targets(tmp_path / "targets.json", served)
+        shown = fleet("status", "--targets", str(file), "--timeout", "500ms")
+    _, healthy, empty, *missing, end, totals = shown.stdout.splitlines()
+    assert (healthy.split()[0], empty, end) == ("healthy", "", "")
+    assert [line.split()[:2] for line in missing] == [["missing", name] for name in ("failing", "lying", "silent")]
+    reasons = (
+        "it answered 503: busy",
+        "frame.snapshot.devices.used_bytes: expected an integer",
+        "no answer within 0.5 s",
+    )
+    for line, reason in zip(missing, reasons, strict=True):
+        assert reason in line
+    assert totals.startswith("1 of 4 machines answer; 1 of 1 GPU up, 10.0 GiB of 80.0 GiB used")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 import urllib.request
+from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import util
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gpumond.commands.main import make_parser
 from tests.helpers.alert_listener import Listener
 from tests.helpers.prometheus import Prometheus
 from tests.helpers.running import RunningDaemon, until
@@ -96,8 +99,98 @@ def test_queries_of_autoscalers_are_understood(daemon: RunningDaemon, tmp_path: 
             prometheus.instant(query)
 
 
-@pytest.mark.skipif(util.find_spec("kubernetes_validate") is None, reason="needs kubernetes-validate (pip)")
-def test_autoscaler_is_valid():
+needs_schemas = pytest.mark.skipif(
+    util.find_spec("kubernetes_validate") is None, reason="needs kubernetes-validate (pip)"
+)
+
+
+@needs_schemas
+@pytest.mark.parametrize("title", ["hpa.yaml", "job.yaml"])
+def test_resource_of_kubernetes_is_valid(title: str):
     import kubernetes_validate
 
-    kubernetes_validate.validate(BLOCKS["hpa.yaml"], "1.36", strict=True)
+    kubernetes_validate.validate(BLOCKS[title], "1.36", strict=True)
+
+
+def strict(required: Sequence[str] = (), **properties: Any) -> dict[str, Any]:
+    """Return the schema of an object without other keys."""
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+NAME = {"type": "string", "maxLength": 253, "pattern": rf"^{LABEL}(\.{LABEL})*$"}
+RESOURCE = {"type": "string", "pattern": r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"}
+SIZE = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]*)?([KMGTPE]i|[mkMGTPE])?$"}
+QUANTITY = {"anyOf": [{"type": "integer"}, SIZE]}
+QUOTA = strict(["name", "nominalQuota"], name=RESOURCE, nominalQuota=QUANTITY)
+FLAVOR = strict(["name", "resources"], name=NAME, resources={"type": "array", "items": QUOTA, "minItems": 1})
+GROUP = strict(
+    ["coveredResources", "flavors"],
+    coveredResources={"type": "array", "items": RESOURCE, "minItems": 1},
+    flavors={"type": "array", "items": FLAVOR, "minItems": 1},
+)
+TRANSFORMATION = strict(
+    ["input"],
+    input=RESOURCE,
+    strategy={"enum": ["Retain", "Replace"]},
+    outputs={"type": "object", "propertyNames": RESOURCE, "additionalProperties": QUANTITY},
+)
+KUEUE = {
+    "ResourceFlavor": strict(),
+    "ClusterQueue": strict(
+        namespaceSelector=strict(matchLabels={"type": "object"}),
+        cohortName=NAME,
+        resourceGroups={"type": "array", "items": GROUP, "maxItems": 16},
+    ),
+    "LocalQueue": strict(clusterQueue=NAME),
+}
+"""What the recipe uses of the schemas of `spec` in Kueue 0.17 (config/components/crd/bases), version v1beta2."""
+
+
+@needs_schemas
+def test_queue_of_kueue_covers_what_its_configuration_counts():
+    import jsonschema
+
+    configuration = BLOCKS["kueue: controller_manager_config.yaml"]
+    transformations = configuration["resources"]["transformations"]
+    for transformation in transformations:
+        jsonschema.validate(transformation, TRANSFORMATION)
+    items = {item["kind"]: item for item in BLOCKS["kueue: queue"]["items"]}
+    assert items.keys() == KUEUE.keys()
+    for kind, item in items.items():
+        assert item["apiVersion"] == "kueue.x-k8s.io/v1beta2"
+        jsonschema.validate(item.get("spec", {}), KUEUE[kind])
+    (group,) = items["ClusterQueue"]["spec"]["resourceGroups"]
+    (flavor,) = group["flavors"]
+    assert flavor["name"] == items["ResourceFlavor"]["metadata"]["name"]
+    assert group["coveredResources"] == [each["name"] for each in flavor["resources"]]
+    assert items["LocalQueue"]["spec"]["clusterQueue"] == items["ClusterQueue"]["metadata"]["name"]
+    job = BLOCKS["job.yaml"]
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == items["LocalQueue"]["metadata"]["name"]
+    assert job["metadata"]["namespace"] == items["LocalQueue"]["metadata"]["namespace"]
+    resources = job["spec"]["template"]["spec"]["containers"][0]["resources"]
+    counted = {each["input"]: each["outputs"].keys() for each in transformations}
+    requested = {*resources["requests"], *(name for gpu in resources["limits"] for name in counted[gpu])}
+    assert requested == set(group["coveredResources"])
+
+
+def test_command_of_the_job_is_understood():
+    (container,) = BLOCKS["job.yaml"]["spec"]["template"]["spec"]["containers"]
+    _, program, *words = shlex.split(container["args"][0])
+    arguments = make_parser(["run"])[0].parse_args(words)
+    assert (program, arguments.need, arguments.wait, arguments.device) == (
+        "gpumond",
+        "8GiB",
+        "1h",
+        "$NVIDIA_VISIBLE_DEVICES",
+    )
+    assert arguments.command == ["--", "python", "train.py"]
+
+
+def test_size_of_all_gpus_counts_no_instance_twice(daemon: RunningDaemon, tmp_path: Path):
+    query = re.search(r'```promql title="GiB of all GPUs"\n(.*?)\n```', PAGE, re.DOTALL)
+    assert query is not None
+    size = sum(device["size_bytes"] for device in daemon.get("devices") if not device["parent_uuid"])
+    with Prometheus(tmp_path / "prometheus", scraping(daemon)) as prometheus:
+        (found,) = until(lambda: prometheus.instant(query[1]))
+    assert float(found["value"][1]) == size / 2**30

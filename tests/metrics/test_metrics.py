@@ -175,7 +175,7 @@ def test_series_of_a_user_above_its_share_cost_no_other_user():
         frames = [line for line in lines if line.startswith("gpumond_") and 'pid="' in line]
         assert 350 < len(frames) <= 500
     assert [line for line in lines if line.startswith("gpumond_series_dropped_total")] == [
-        "gpumond_series_dropped_total 5410.0"
+        "gpumond_series_dropped_total 5432.0"
     ]
 
 

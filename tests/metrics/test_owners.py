@@ -101,6 +101,28 @@ def test_owners_and_unattributed_memory_are_used_memory():
     assert sum(shares.values()) == 45 * GIB
 
 
+def test_sums_of_the_machine_are_those_of_its_devices_and_owners():
+    frame = shared_machine()
+    found = {name.removeprefix("gpumond_machine_"): own for name, own in values(frame, "device").items()}
+    whole = {name: found[name][frozenset()] for name in ("memory_size_bytes", "memory_used_bytes", "idle_held_bytes")}
+    assert whole == {"memory_size_bytes": 240 * GIB, "memory_used_bytes": 45 * GIB, "idle_held_bytes": 6 * GIB}
+    owned = values(frame)
+    shares = {dict(labels)["share"]: size for labels, size in found["memory_share_bytes"].items()}
+    assert sum(shares.values()) == 45 * GIB
+    assert found["idle_and_reclaimable_bytes"][frozenset()] == sum(owned["idle_and_reclaimable_bytes"].values())
+    assert found["wasted_bytes"][frozenset()] == sum(owned["wasted_bytes"].values()) + shares["unattributed"]
+    assert (found["programs"][frozenset()], found["agent_programs"][frozenset()]) == (3, 2)
+
+
+def test_machine_without_a_known_device_has_no_sums():
+    snapshot = make_snapshot(make_device(used_bytes=None, free_bytes=None))
+    found = values(Frame(snapshot, attribute(snapshot)), "device")
+    assert not [name for name in found if name.startswith("gpumond_machine_")]
+    snapshot = make_snapshot(make_device(used_bytes=0))
+    found = values(Frame(snapshot, attribute(snapshot)), "device")
+    assert found["gpumond_machine_programs"] == found["gpumond_machine_wasted_bytes"] == {frozenset(): 0}
+
+
 def test_memory_of_a_mig_instance_counts_once():
     used = (make_process(10, 5 * GIB, **ADA),)
     whole = make_device("GPU-a", name="H100", used_bytes=5 * GIB, processes=used)

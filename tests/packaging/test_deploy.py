@@ -162,15 +162,15 @@ def test_rules_use_existing_metrics():
 
 
 def test_sums_are_tested_and_described():
-    """Each series that the group gpumond-sums records."""
+    """Each series that the groups gpumond-sums and gpumond-owners record."""
     content = yaml.safe_load((DEPLOY / "prometheus/gpumond.rules.yaml").read_text())
-    (sums,) = [group for group in content["groups"] if group["name"] == "gpumond-sums"]
-    recorded = [rule["record"] for rule in sums["rules"]]
+    sums = [group for group in content["groups"] if group["name"] in ("gpumond-sums", "gpumond-owners")]
+    recorded = [rule["record"] for group in sums for rule in group["rules"]]
     test, *_ = yaml.safe_load((DEPLOY / "prometheus/gpumond.sums.test.yaml").read_text())["tests"]
     page = document_text("reference/recorded-series.md")
     assert [name for name in recorded if name not in {check["expr"] for check in test["promql_expr_test"]}] == []
     assert re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE) == recorded
-    assert sums["interval"] == "1m"
+    assert [group["interval"] for group in sums] == ["1m", "1m"]
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)

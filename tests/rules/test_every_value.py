@@ -43,7 +43,16 @@ OTHER_NAMES = {
 }
 SUSPENSION = {"suspended", "suspendable", "may_suspend", "continues"}
 """A suspended process is no subject, and its alerts do not change; the others are requests of the program."""
-SETTINGS = {"unified", "distributed", "uses_device", "held_known", "managed", "allows_limit", *SUSPENSION}
+SETTINGS = {
+    "unified",
+    "distributed",
+    "uses_device",
+    "held_known",
+    "managed",
+    "allows_limit",
+    "partition_bytes",
+    *SUSPENSION,
+}
 """Facts that do not change while a subject exists."""
 
 NUMBERS = {"int", "float", "bool", "int | None", "float | None", "bool | None"}

@@ -9,7 +9,7 @@ import pytest
 from gpumond.facts.alerts import Rule
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.quota import EffectiveQuota
-from gpumond.facts.snapshot import ProcessQuota, Snapshot
+from gpumond.facts.snapshot import CgroupLimit, ProcessQuota, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
 from tests.helpers.agents import GIB
 from tests.helpers.values import TickState, advance, make_device, make_pool, make_process, make_report, make_snapshot
@@ -74,6 +74,16 @@ def test_limit_is_the_lowest_and_its_ratio_that_of_the_fullest_pool():
     limited = snapshot(12 * GIB, None, *limits, PoolLimit("torch", "GPU-b", GIB))
     assert values("limit_bytes", limited) == [8 * GIB]
     assert values("limit_ratio", limited) == [0.5]
+
+
+@pytest.mark.parametrize(("used", "ratio"), [(6, [0.75]), (2, [0.5]), (None, [0.5])])
+def test_limit_of_the_cgroup_counts_like_that_of_a_pool(used: int | None, ratio: list[float]):
+    size = None if used is None else used * GIB
+    limits = CgroupLimit(cgroup="/pod", pids=(42,), limit_bytes=8 * GIB, used_bytes=size)
+    limited = snapshot(12 * GIB, None, PoolLimit("torch", "GPU-a", 16 * GIB))
+    limited = replace(limited, devices=(replace(limited.devices[0], cgroup_limits=(limits,)),))
+    assert values("limit_bytes", limited) == [8 * GIB]
+    assert values("limit_ratio", limited) == ratio
 
 
 def test_process_without_a_limit_has_no_value():

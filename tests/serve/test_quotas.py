@@ -65,7 +65,7 @@ def test_quota_of_the_configuration_file_is_read_only():
         ({"limit": 1.5}, "an integer of bytes"),
         ({"limit": "-1GiB"}, "a size such as 40GiB"),
         ({"limit": "9" * 18 + "TiB"}, "must be at most"),
-        ({"limit": None}, "at least one of soft_limit, limit and reserve"),
+        ({"limit": None}, "at least one of soft_limit, limit, reserve and cgroup_limit"),
         ({"soft_limit": "41GiB"}, "soft_limit: expected at most the limit"),
         ({"reserve": "41GiB"}, "reserve: expected at most the limit"),
         ({"reserve": "1GiB", "match": {"workload": "prod"}}, "add match.user or match.namespace"),

@@ -19,12 +19,12 @@ Start with `gpumond_memory_bytes` (memory by share; the sum is used memory), `gp
 `gpumond_pool_reclaimable_bytes` (the result of a flush), `gpumond_verdict`, `gpumond_alerts` and `gpumond_driver_up`.
 `grafana/` contains five dashboards, `deploy/prometheus/` the alerting rules.
 
-`/metrics?collect[]=GROUP`, repeatable, exports a part: the group `device`, `owner` (`gpumond_owner_*`), `process`
-(other metrics with the label `pid` or `workload`) or `daemon` (all others). With `params: {"collect[]": [device, owner,
-daemon]}`, Prometheus stores no series of programs; sums, reports and alerts [keep their
-data](recorded-series.md#new-series-per-day).
+`/metrics?collect[]=GROUP`, repeatable, exports a part: the group `device` (and `gpumond_machine_*`), `owner`
+(`gpumond_owner_*`), `process` (other metrics with the label `pid`, `workload` or `cgroup`) or `daemon` (all others).
+With `params: {"collect[]": [device, owner, daemon]}`, Prometheus stores no series of programs; sums, reports and alerts
+[keep their data](recorded-series.md#new-series-per-day).
 
-Sums over devices count a MIG device and its instances twice; exclude the instances with
+Sums over devices count a MIG device and its instances twice. Read `gpumond_machine_*`, or exclude the instances with
 `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
 
 `gpumond_process_info` names the owner of each process. Used memory by a label of the pods, which kube-state-metrics

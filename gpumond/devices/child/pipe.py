@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpumond.facts.errors import FaultKind, ProtocolError, ReturnCode
-from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
+from gpumond.facts.snapshot import CgroupLimitChange, DeviceReading, ProcessUsage, Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,10 @@ class ExcludedDevice:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Request line to the child: read all devices except the excluded ones."""
+    """Request line to the child: read all devices except the excluded ones, after these changes."""
 
     leave_out: tuple[ExcludedDevice, ...] = ()
+    limit_changes: tuple[CgroupLimitChange, ...] = ()
 
 
 class DevicePosition:

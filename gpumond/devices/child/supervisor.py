@@ -27,7 +27,7 @@ from gpumond.devices import NOWHERE
 from gpumond.devices.child.pipe import DevicePosition, ExcludedDevice, ReadingChanges, ReadRequest, ReadResponse
 from gpumond.facts.errors import FaultKind, ProtocolError, ReturnCode
 from gpumond.facts.messages import from_json, to_json
-from gpumond.facts.snapshot import RELEASED, STARTING, Reading, SourceState, XidErrors
+from gpumond.facts.snapshot import RELEASED, STARTING, CgroupLimitChange, Reading, SourceState, XidErrors
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +75,10 @@ class Child:
         self.xids: tuple[XidErrors, ...] = ()
         """Xid errors that the child has counted so far."""
 
-    def ask(self, leave_out: Iterable[ExcludedDevice]) -> Request:
+    def ask(self, request: ReadRequest) -> Request:
         self.request = Request(time.monotonic())
         try:
-            self.stdin.write(to_json(ReadRequest(tuple(leave_out))) + b"\n")
+            self.stdin.write(to_json(request) + b"\n")
         except OSError:
             pass  # the child has exited; the end of its stdout reports that
         return self.request
@@ -208,6 +208,7 @@ class Supervisor:
         self._started = 0
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
+        self._limit_changes: tuple[CgroupLimitChange, ...] = ()
 
     @property
     def pid(self) -> int | None:
@@ -229,6 +230,10 @@ class Supervisor:
             if request.requested_at >= requested_at:
                 return request.done.result()
         return None
+
+    def change_limits(self, changes: Iterable[CgroupLimitChange]) -> None:
+        """Change limits with the next reading, which shows whether the driver has made the changes."""
+        self._limit_changes += tuple(changes)
 
     async def release(self, seconds: float) -> bool:
         """Release the driver for this time, so that it can be unloaded or the device reset.
@@ -272,7 +277,8 @@ class Supervisor:
         if child is None or child.overdue:
             return None
         if child.request is None and child.opened:
-            self._watch_deadline(child, child.ask(self._excluded))
+            changes, self._limit_changes = self._limit_changes, ()
+            self._watch_deadline(child, child.ask(ReadRequest(tuple(self._excluded), changes)))
         return child.request
 
     def _spawn(self) -> None:

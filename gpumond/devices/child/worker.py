@@ -45,7 +45,9 @@ def main(place: int) -> int:
         answer(ReadResponse())
         owners, changes = ProcessMetadata(), ReadingChanges()
         for line in sys.stdin.buffer:
-            progress.leave_out = {device.index: device.uuid for device in from_json(ReadRequest, line).leave_out}
+            request = from_json(ReadRequest, line)
+            progress.leave_out = {device.index: device.uuid for device in request.leave_out}
+            progress.limit_changes = request.limit_changes
             reading = source.read()
             position.at(NOWHERE)
             answer(ReadResponse(*changes.encode(owners.complete(reading, progress.process_starts))))

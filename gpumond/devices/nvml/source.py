@@ -32,6 +32,7 @@ from gpumond.devices.nvml.library import (
     Unsupported,
     functions,
 )
+from gpumond.devices.nvml.limits import CgroupLimits
 from gpumond.devices.nvml.sensors import SensorClocks
 from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
 from gpumond.devices.validation import IMPOSSIBLE, FaultCounter, Listed, MemoryCounts, Usage, memory, processes, usages
@@ -178,6 +179,7 @@ class NvmlSource:
         self._library = Library(proc, open_node)
         self._roster = Inventory(self._library)
         self._sensors = SensorClocks(self._library, clock)
+        self._limits = CgroupLimits(self._library, clock, proc)
         self._events = XidEvents(self._library, clock, wall)
         self._versions: tuple[str | None, str | None, str | None] = (None, None, None)
         self._lists: dict[str, _ProcessLists] = {}
@@ -226,9 +228,14 @@ class NvmlSource:
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
         self._library.progress.process_starts = self._table.process_starts
         devices = tuple(
-            self._with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ()))
+            self._with_limits(
+                device,
+                self._with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ())),
+                tally,
+            )
             for device, reading, by_pid in observed
         )
+        self._library.at(NOWHERE)
         present_uuids = {device.uuid for device in devices}
         self._lists = {uuid: known for uuid, known in self._lists.items() if uuid in present_uuids}
         driver, library, cuda = self._versions
@@ -243,7 +250,7 @@ class NvmlSource:
 
     def _observe(self, device: Device, tally: FaultCounter) -> DeviceReading:
         """Return the device without its processes."""
-        (size, used, free, reserved), unified = self._memory(device, tally)
+        (size, used, free, reserved), unified, partition = self._memory(device, tally)
         values = self._sensors.read(device, tally) if device.parent_uuid is None else {}
         if (node := values.get("numa_node")) is not None and values.get("addressing_mode") == "ats":
             values["file_cache_bytes"] = file_cache(node, self._sys)
@@ -264,31 +271,36 @@ class NvmlSource:
             sensors=Sensors(**values, xid_events=self._events.is_registered(device)),
             gpu_instance_id=device.gpu_instance_id,
             source=self.name,
+            partition_bytes=partition,
         )
 
-    def _memory(self, device: Device, tally: FaultCounter) -> tuple[MemoryCounts, bool]:
-        """Return the memory counts, and True if they are the host's.
+    def _memory(self, device: Device, tally: FaultCounter) -> tuple[MemoryCounts, bool, int | None]:
+        """Return the memory counts, True if they are the host's, and the size of the daemon's own partition, if any.
 
         A device whose memory permanently cannot be read is lost; an instance at once, because it has probably been
         destroyed.
         """
         try:
-            info = self._memory_info(device)
+            info, partition = self._memory_info(device), None
+            if device.memory_version == 2 and device.parent_uuid is None and self._limits.supported:
+                whole = self._library.query(_MEMORY, device.handle)
+                partition = self._limits.partition(device, info.total, whole.total)
+                info = info if partition is None else whole
         except Unsupported:
             shared = shared_memory(device.name, self._proc)
             device.size_bytes = shared.size_bytes if shared else device.size_bytes
-            return shared or MemoryCounts(), shared is not None
+            return shared or MemoryCounts(), shared is not None, None
         except EnumerationFailed as failure:
             device.memory_failures += 1
             if device.memory_failures >= MISSED_LIMIT or device.parent_uuid is not None:
                 raise DeviceLost(failure.kind) from failure
             tally.add(device.uuid, failure.kind, f"memory: {failure}")
-            return MemoryCounts(), False
+            return MemoryCounts(), False, None
         device.memory_failures = 0
         counts = MemoryCounts(info.total, info.used, info.free, getattr(info, "reserved", None))
         checked = memory(tally, device.uuid, counts)
         device.size_bytes = checked.size_bytes or device.size_bytes
-        return checked, False
+        return checked, False, partition
 
     def _memory_info(self, device: Device) -> Any:
         """Return the memory information. Version 1 counts reserved memory as used, so a device never changes its
@@ -337,6 +349,17 @@ class NvmlSource:
         if by_pid is not None and not own:
             self._lists[device.uuid] = _ProcessLists(lists, memory, now, by_pid)
         return by_pid
+
+    def _with_limits(self, device: Device, reading: DeviceReading, tally: FaultCounter) -> DeviceReading:
+        """Add the limits of cgroups, after the changes that are due. A device that is lost meanwhile has none."""
+        if device.parent_uuid is not None or not self._limits.supported:
+            return reading
+        self._library.at(device.index)
+        try:
+            self._limits.change(device, self._library.progress.limit_changes, tally)
+            return replace(reading, cgroup_limits=self._limits.read(device, reading.processes_by_key))
+        except DeviceLost:
+            return reading
 
     def _with_processes(
         self,

@@ -147,6 +147,22 @@ def place(text: str) -> ProcessPlacement:
     )
 
 
+def limitable_cgroup(text: str) -> str | None:
+    """Return the path of a process's container, else of the process, in the unified hierarchy of /proc/PID/cgroup.
+
+    None for the root, and for a cgroup outside of the daemon's cgroup namespace.
+    """
+    path = next((line[3:].removesuffix(" (deleted)") for line in text.splitlines() if line.startswith("0::")), "")
+    above: list[str] = []
+    for segment in path.split("/"):
+        if segment == "..":
+            return None
+        above.append(segment)
+        if _CONTAINER.fullmatch(segment) and _MONITOR not in segment:
+            break
+    return "/".join(above).rstrip("/") or None
+
+
 def _paths(text: str) -> list[str]:
     """Return the paths: the unified hierarchy first, then systemd's, then the controllers of version 1."""
 

@@ -13,7 +13,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -519,6 +519,8 @@ R = TypeVar("R")
 
 WITHOUT_ANSWER = (0, 502, 503, 504)
 """Statuses after which a read is repeated."""
+REPEAT_SECONDS = 2.0
+"""Limit of a repeated read: this host is no longer busy then."""
 
 
 async def read_each(
@@ -544,9 +546,12 @@ async def read_each(
         for place, answer in enumerate(answers)
         if isinstance(answer, DaemonError) and answer.status in WITHOUT_ANSWER
     ]
-    again = await run_each([machines[place] for place in silent], attempt, parallel)
-    for place, answer in zip(silent, again, strict=True):
-        answers[place] = answer
+
+    async def repeat(place: int) -> None:
+        with suppress(asyncio.TimeoutError):  # the first error remains
+            answers[place] = await asyncio.wait_for(attempt(machines[place]), REPEAT_SECONDS)
+
+    await run_each(silent, repeat, parallel)
     return answers
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.units import duration, human
-from gpumond.view.rows import quota_sentence
+from gpumond.view.rows import plain, quota_sentence
 from gpumond.view.text import size, table
 
-KINDS = ("soft_limit", "limit", "reserve")
+KINDS = ("soft_limit", "limit", "reserve", "cgroup_limit")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,14 +25,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(quotas, indent=2))
         return DONE
+    frame = client.frame(arguments.url)
+    cgroups = cgroup_table(frame)
     if not quotas:
-        print("no quota is defined")
+        print(f"no quota is defined\n\n{cgroups}" if cgroups else "no quota is defined")
         return DONE
-    header = ("QUOTA", "MATCHES", ">SOFT LIMIT", ">LIMIT", ">RESERVE", "ORIGIN")
+    header = ("QUOTA", "MATCHES", ">SOFT LIMIT", ">LIMIT", ">RESERVE", ">CONTAINER LIMIT", "ORIGIN")
     print(table(header, [[*_quota(entry)] for entry in quotas]))
-    rows = [[*_process(each)] for each in client.frame(arguments.url)["processes"] if each["quota"]]
+    rows = [[*_process(each)] for each in frame["processes"] if each["quota"]]
     if rows:
         print(f"\n{table(('>PID', 'PROGRAM', '>USED', '>SHORTAGE', 'QUOTA'), rows)}")
+    if cgroups:
+        print(f"\n{cgroups}")
     return DONE
 
 
@@ -51,6 +55,32 @@ def _process(process: Mapping[str, Any]) -> Iterator[str]:
     yield size(process["used_bytes"])
     yield size(process["reserve_shortage_bytes"])
     yield quota_sentence(process["quota"]) or ""
+
+
+def cgroup_table(frame: Mapping[str, Any]) -> str:
+    """Return a table of the limits that the driver keeps for cgroups; empty without one."""
+    quotas = {process["pid"]: process["quota"] or {} for process in frame["processes"]}
+    rows = [
+        [
+            str(device["index"]),
+            size(each["used_bytes"]),
+            size(each["soft_limit_bytes"]),
+            size(each["limit_bytes"]),
+            next(
+                (
+                    quotas[pid]["cgroup_limit_quota"]
+                    for pid in each["pids"]
+                    if quotas.get(pid) and quotas[pid]["cgroup_limit_bytes"] == each["limit_bytes"]
+                ),
+                "-",
+            ),
+            plain(each["cgroup"]),
+        ]
+        for device in frame["snapshot"]["devices"]
+        for each in device["cgroup_limits"]
+        if each["limit_bytes"] is not None or each["soft_limit_bytes"] is not None
+    ]
+    return table(("GPU", ">USED", ">SOFT LIMIT", ">LIMIT", "QUOTA", "CGROUP"), rows) if rows else ""
 
 
 class Queue:

@@ -19,6 +19,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessQuota, Pro
 from gpumond.facts.units import HOUR_SECONDS
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.borrow import Borrows
+from gpumond.features.quotas.cgroups import CgroupQuotas
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.host.machine import find_process
 from gpumond.host.peer import person_of
@@ -76,7 +77,12 @@ class QuotaRegistry(Registry[Quota, QuotaEntry]):
 
     def _body(self, quota: Quota) -> dict[str, Any]:
         match = {name: getattr(quota, name) for name in ("workload", "user", "container", "namespace")}
-        limits = {"soft_limit": quota.soft_limit_bytes, "limit": quota.limit_bytes, "reserve": quota.reserve_bytes}
+        limits = {
+            "soft_limit": quota.soft_limit_bytes,
+            "limit": quota.limit_bytes,
+            "reserve": quota.reserve_bytes,
+            "cgroup_limit": quota.cgroup_limit_bytes,
+        }
         return {"name": quota.name, "match": _known(match)} | _known(limits)
 
     def _entry(self, name: str, etag: str, body: dict[str, Any]) -> QuotaEntry:
@@ -269,10 +275,12 @@ class QuotasPart(Part):
         self.loaded = False
         self.registry = QuotaRegistry(kernel.settings.quotas, kernel.store)
         self._limits = QuotaLimits(kernel.requests.set_limit)
+        self._cgroups = CgroupQuotas(kernel.store, kernel.store.audit, kernel.devices.change_limits)
         kernel.provide(QuotaRegistry, self.registry)
 
     async def load(self) -> Sequence[str]:
         invalid = await self.registry.load()
+        await self._cgroups.load()
         self.loaded = True
         return invalid
 
@@ -282,12 +290,14 @@ class QuotasPart(Part):
     def act(self, tick: Tick) -> None:
         if self.loaded:  # until then, the limit of an unknown quota may be that of a stored one
             self._limits.execute(tick.frame.snapshot)
+            self._cgroups.execute(tick.frame.snapshot)
 
     async def configure(self, settings: Settings) -> None:
         self.registry.configure(settings.quotas)
 
     async def close(self) -> None:
         await self._limits.close()
+        await self._cgroups.close()
 
 
 class AdmissionsPart(Admissions, Part):

@@ -70,11 +70,20 @@ class QuotaConfig(Strict):
         None,
         description="memory that the daemon keeps available for the processes together; requires a user or namespace",
     )
+    cgroup_limit: Size | None = Field(
+        None,
+        description="limit of each matching container, for all its processes together, that NVIDIA's driver keeps; "
+        "requires a container or namespace, driver 615 and root",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> QuotaConfig:
-        if self.soft_limit is None and self.limit is None and self.reserve is None:
-            raise ValueError("expected at least one of soft_limit, limit and reserve")
+        if all(size is None for size in (self.soft_limit, self.limit, self.reserve, self.cgroup_limit)):
+            raise ValueError("expected at least one of soft_limit, limit, reserve and cgroup_limit")
+        if self.cgroup_limit is not None and (self.match.workload or self.match.user):
+            raise ValueError(
+                "cgroup_limit: match container or namespace only; it applies to all programs of a container"
+            )
         if self.soft_limit is not None and self.limit is not None and self.soft_limit > self.limit:
             raise ValueError("soft_limit: expected at most the limit")
         if self.reserve is not None and not any(map(_names, (self.match.user, self.match.namespace))):
@@ -92,4 +101,5 @@ class QuotaConfig(Strict):
             soft_limit_bytes=self.soft_limit,
             limit_bytes=self.limit,
             reserve_bytes=self.reserve,
+            cgroup_limit_bytes=self.cgroup_limit,
         )

@@ -1,6 +1,7 @@
 """NvmlSource in a separate process with a clock that the test controls.
 
-Each line on stdin is a time; the answer on stdout is the reading at that time, or the reason why there is none.
+Each line on stdin is a time and a request; the answer on stdout is the reading at that time, or the reason why there
+is none.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpumond.devices.child.pipe import ReadResponse
+from gpumond.devices import ReadProgress
+from gpumond.devices.child.pipe import ReadRequest, ReadResponse
 from gpumond.devices.nvml.source import NvmlSource
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.messages import from_json, to_json
-from gpumond.facts.snapshot import DeviceReading, Reading
+from gpumond.facts.snapshot import CgroupLimitChange, DeviceReading, Reading
 
 
 class NvmlChild:
@@ -41,18 +43,18 @@ class NvmlChild:
         self._process.stdout.close()
         self._process.wait(timeout=60)
 
-    def answer(self, at: float = 0.0) -> ReadResponse:
+    def answer(self, at: float = 0.0, *changes: CgroupLimitChange) -> ReadResponse:
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.write(f"{at}\n".encode())
+        self._process.stdin.write(b"%f %s\n" % (at, to_json(ReadRequest(limit_changes=changes))))
         self._process.stdin.flush()
         return from_json(ReadResponse, self._process.stdout.readline())
 
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self._process.pid}/fd"))
 
-    def read(self, at: float = 0.0) -> Reading:
-        answer = self.answer(at)
+    def read(self, at: float = 0.0, *changes: CgroupLimitChange) -> Reading:
+        answer = self.answer(at, *changes)
         assert answer.reading is not None, answer
         return answer.reading
 
@@ -78,9 +80,11 @@ def main(proc: str, access: str) -> None:
         raise PermissionError(1, "Operation not permitted", path)
 
     source = NvmlSource(lambda: now, proc, refuse if access else os.open, wall=lambda: now)
-    opened = False
+    opened, progress = False, ReadProgress()
+    source.set_progress(progress)
     for line in sys.stdin:
-        now = float(line)
+        moment, _, request = line.partition(" ")
+        now, progress.limit_changes = float(moment), from_json(ReadRequest, request.encode()).limit_changes
         try:
             if not opened:
                 source.open()

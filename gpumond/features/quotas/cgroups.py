@@ -1,0 +1,154 @@
+"""Limits that quotas set for containers, which the driver keeps. No I/O, except in `CgroupQuotas`.
+
+A limit or soft limit that somebody else has set is never changed: it is not known what depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpumond.facts.errors import StoreUnavailable
+from gpumond.facts.snapshot import CgroupLimit, CgroupLimitChange, DeviceReading, Snapshot
+from gpumond.store.table import Table, Transactions
+
+RETRY_SECONDS = 10.0
+"""Time until a limit that the driver does not report is set again. It doubles with each attempt."""
+MAX_RETRY_SECONDS = 600.0
+MAX_OWN = 1000
+"""Limits that are known as the daemon's own; those of the oldest containers are forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLimit:
+    """The newest limit that a quota has set for a cgroup, and the one before. None: no limit.
+
+    ``id``: device and cgroup. ``again_at``: elapsed seconds from which it may be set again.
+    """
+
+    id: str
+    limit_bytes: int | None
+    before_bytes: int | None
+    quota: str
+    again_at: float = 0.0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DueChange:
+    """A change that is due now, and its quota: the one that requires the limit, or that required it before."""
+
+    change: CgroupLimitChange
+    quota: str
+
+
+Own = Mapping[str, OwnLimit]
+
+
+def due_changes(snapshot: Snapshot, own: Own) -> tuple[list[DueChange], dict[str, OwnLimit]]:
+    """Return the changes that are due now, and the daemon's own limits after them."""
+    due: list[DueChange] = []
+    after = dict(own)
+    for device in snapshot.devices:
+        for present in device.cgroup_limits if not device.missed else ():
+            name = f"{device.uuid} {present.cgroup}"
+            mine = own.get(name)
+            limit, quota = _required(snapshot, device, present)
+            if (mine is None and limit is None) or (present.is_limited and not _is_own(present, mine)):
+                after.pop(name, None)
+                continue
+            if present.limit_bytes == limit:
+                if limit is None:
+                    after.pop(name, None)
+                elif mine is not None:
+                    after[name] = replace(mine, again_at=0.0, failures=0)
+                continue
+            repeated = mine is not None and mine.limit_bytes == limit
+            if mine is not None and repeated and snapshot.elapsed_seconds < mine.again_at:
+                continue
+            failures = mine.failures + 1 if mine is not None and repeated else 0
+            wait = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(failures, 10))
+            after[name] = OwnLimit(
+                id=name,
+                limit_bytes=limit,
+                before_bytes=present.limit_bytes,
+                quota=quota or (mine.quota if mine else ""),
+                again_at=snapshot.elapsed_seconds + wait,
+                failures=failures,
+            )
+            change = CgroupLimitChange(
+                device_uuid=device.uuid,
+                cgroup=present.cgroup,
+                limit_bytes=limit,
+                before_bytes=present.limit_bytes,
+            )
+            due.append(DueChange(change, after[name].quota))
+    for oldest in list(after)[: max(0, len(after) - MAX_OWN)]:
+        del after[oldest]
+    return due, after
+
+
+def _is_own(present: CgroupLimit, mine: OwnLimit | None) -> bool:
+    if mine is None or present.soft_limit_bytes is not None:
+        return False
+    return present.limit_bytes in (mine.limit_bytes, mine.before_bytes)
+
+
+def _required(snapshot: Snapshot, device: DeviceReading, present: CgroupLimit) -> tuple[int | None, str]:
+    """Return the lowest limit of the quotas that match a process of the container, and its quota."""
+    processes = (each for each in device.processes or () if each.pid in present.pids and each.container is not None)
+    quotas = (snapshot.quotas_by_process.get(each.key) for each in processes)
+    sizes = ((each.cgroup_limit_bytes, each.cgroup_limit_quota) for each in quotas if each is not None)
+    known = [(limit, quota) for limit, quota in sizes if limit is not None]
+    return min(known, default=(None, ""))
+
+
+class CgroupQuotas:
+    """``change`` makes changes in the driver, ``audit`` records them before. It raises StoreUnavailable."""
+
+    def __init__(
+        self,
+        store: Transactions,
+        audit: Callable[[str, str, Any], Awaitable[Any]],
+        change: Callable[[Iterable[CgroupLimitChange]], None],
+    ) -> None:
+        self._table = Table(store, "cgroup_limits", OwnLimit, key="id")
+        self._audit, self._change = audit, change
+        self._own: Own = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def load(self) -> None:
+        """Read the limits that earlier daemons have set. Raises StoreUnavailable."""
+        self._own = {row.name: replace(row.value, again_at=0.0, failures=0) for row in await self._table.rows()}
+
+    def execute(self, snapshot: Snapshot) -> None:
+        """Start to make the changes that are due; waits for none of them."""
+        if self._task is not None and not self._task.done():
+            return
+        due, own = due_changes(snapshot, self._own)
+        self._own = own
+        if due:
+            self._task = asyncio.create_task(self._carry_out(due, own))
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _carry_out(self, due: Iterable[DueChange], own: Own) -> None:
+        try:
+            await self._table.replace(own.values())
+            for each in due:
+                change = each.change
+                detail = {
+                    "device": change.device_uuid,
+                    "cgroup": change.cgroup,
+                    "limit_bytes": change.limit_bytes,
+                    "before_bytes": change.before_bytes,
+                }
+                await self._audit(f"quota:{each.quota}", "cgroup.limit", detail)
+                self._change([change])
+        except StoreUnavailable:
+            return  # the store has logged it; the changes are due again later
