@@ -1,6 +1,7 @@
 // Devices of a machine with many of them: what their rows and tiles contain.
 
 import { human, percent } from "./format.js";
+import { sharesByDevice } from "./shares.js";
 import { isNote, label, ordinary } from "./store.js";
 import { MISSED_LIMIT } from "./words.js";
 
@@ -10,13 +11,7 @@ const TILES_FROM = 33;
 export const layoutOf = (count) => (count >= TILES_FROM ? "tiles" : count > 1 ? "rows" : "one");
 
 /** What rows and tiles show of each device of a frame. Unknown values are null. */
-export function devicesOf(frame) {
-  const lines = new Map();
-  for (const { device_uuid: uuid, share, used_bytes: bytes } of frame.ledger.lines) {
-    if (!lines.has(uuid)) lines.set(uuid, {});
-    const sums = lines.get(uuid);
-    sums[share] = (sums[share] ?? 0) + bytes;
-  }
+export function devicesOf(frame, sums = sharesByDevice(frame)) {
   const programs = new Map();
   for (const { device_uuid: uuid } of frame.processes) programs.set(uuid, (programs.get(uuid) ?? 0) + 1);
   const verdicts = new Map();
@@ -24,7 +19,7 @@ export function devicesOf(frame) {
     if (!ordinary(verdict) && !verdicts.has(verdict.device_uuid)) verdicts.set(verdict.device_uuid, verdict.kind);
   return frame.snapshot.devices.map((device) => ({
     device,
-    sums: lines.get(device.uuid) ?? {},
+    sums: sums.get(device.uuid),
     programs: device.processes === null ? null : (programs.get(device.uuid) ?? 0),
     verdict: verdicts.get(device.uuid) ?? "",
     state: stateOf(device),
