@@ -164,8 +164,8 @@ def tasks(browser: Browser, place: Path) -> dict[str, dict[str, float]]:
             with signed_in(browser, demo) as session:
                 session.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
                 session.page.locator(".card", has_text=f"noisy-{by}").wait_for()
-                until(lambda: cached(demo, "training") > GIB // 2, 120)
-                for task in (WASTE, flushing("training"), silencing(f"noisy-{by}"), MINUTE, LINK, EXPORT, COMPARE):
+                until(lambda: cached(demo, "train-llm") > GIB // 2, 120)
+                for task in (WASTE, flushing("train-llm"), silencing(f"noisy-{by}"), MINUTE, LINK, EXPORT, COMPARE):
                     found.setdefault(task.name, {})[by] = timed(task, session, by)
                     session.page.reload()
                     session.shows_content()

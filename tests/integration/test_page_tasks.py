@@ -86,9 +86,9 @@ def test_who_leaks_since_when_and_the_time_left(browser: Browser, demo: RunningD
 def test_memory_is_free_with_proof(browser: Browser, demo: RunningDaemon):
     with signed_in(browser, demo) as session:
         # the evaluation leaves 2.88 GiB; a step uses 1.44 GiB of the cache, and returns it
-        until(lambda: cached(demo, "training") >= 2.5 * GIB, 120)
+        until(lambda: cached(demo, "train-llm") >= 2.5 * GIB, 120)
         user = User(session)
-        user.click("Flush training…")
+        user.click("Flush train-llm…")
         dialog = session.page.get_by_role("dialog", name="Flush")
         user.see("should release", dialog)
         user.click("Flush now", dialog)
@@ -121,7 +121,7 @@ def test_workload_that_grew_since_an_hour_ago(browser: Browser, demo: RunningDae
     with open_page(browser, demo) as session:
         frame = demo.get("frame")
         for process in frame["processes"]:
-            process["used_bytes"] += 35 * GIB if process["workload"] == "serving" else 0
+            process["used_bytes"] += 35 * GIB if process["workload"] == "chat-api" else 0
         show_frame(session, frame)
         user = User(session)
         user.choose("Change in", "1 h")
@@ -129,7 +129,7 @@ def test_workload_that_grew_since_an_hour_ago(browser: Browser, demo: RunningDae
         user.click("Change")
         user.see(re.compile(r"^\+3\d\.\d GiB$"))
         first, *_ = user.rows("Processes")
-        assert first[1].startswith("serving")
+        assert first[1].startswith("chat-api")
         session.page.unroute(LIVE)
 
 
@@ -187,11 +187,11 @@ def test_link_restores_the_view(browser: Browser, demo: RunningDaemon):
         user.choose("Group by", "workload")
         user.choose("Change in", "15 min")
         user.click("Program")
-        user.fill("Filter", "serving")
+        user.fill("Filter", "chat-api")
         user.click("Copy link")
         user.see("Link copied")
         other = User(PageSession(session.page.context, session.page.evaluate("navigator.clipboard.readText()")))
         other.see("1 of 4, 1 group")
         ((_, group, *_),) = other.rows("Processes")
-        assert group.startswith("serving")
+        assert group.startswith("chat-api")
         assert other.page.get_by_role("combobox", name="Change in").input_value() == "900"
