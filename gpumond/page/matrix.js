@@ -2,7 +2,7 @@
 
 import { human, percent } from "./format.js";
 import { sharesByDevice } from "./shares.js";
-import { isNote, label, ordinary } from "./store.js";
+import { isProblem, label } from "./store.js";
 import { MISSED_LIMIT } from "./words.js";
 
 const TILES_FROM = 33;
@@ -16,7 +16,7 @@ export function devicesOf(frame, sums = sharesByDevice(frame)) {
   for (const { device_uuid: uuid } of frame.processes) programs.set(uuid, (programs.get(uuid) ?? 0) + 1);
   const verdicts = new Map();
   for (const verdict of [...frame.verdicts].sort(byUrgency))
-    if (!ordinary(verdict) && !verdicts.has(verdict.device_uuid)) verdicts.set(verdict.device_uuid, verdict.kind);
+    if (isProblem(verdict) && !verdicts.has(verdict.device_uuid)) verdicts.set(verdict.device_uuid, verdict.kind);
   return frame.snapshot.devices.map((device) => ({
     device,
     sums: sums.get(device.uuid),
@@ -26,7 +26,7 @@ export function devicesOf(frame, sums = sharesByDevice(frame)) {
   }));
 }
 
-const urgency = (verdict) => (isNote(verdict) ? 1e12 : 0) + Math.min(verdict.time_to_oom_seconds ?? 1e9, 1e9);
+const urgency = (verdict) => Math.min(verdict.time_to_oom_seconds ?? 1e9, 1e9);
 const byUrgency = (one, other) => urgency(one) - urgency(other) || one.since - other.since;
 
 /** The reason why the values of a device are old or unknown; empty if they are current. */

@@ -60,8 +60,8 @@ const shapes = new Set(ORDINARY);
 /** True if the verdict is of an ordinary shape of a memory curve. */
 export const ordinary = (verdict) => shapes.has(verdict.kind);
 const notes = new Set(UNDECIDED);
-/** True if the verdict indicates no problem. */
-export const isNote = (verdict) => notes.has(verdict.kind);
+/** True if the verdict needs a remedy; of a row without a verdict, its kind is empty. */
+export const isProblem = (verdict) => verdict.kind !== "" && !ordinary(verdict) && !notes.has(verdict.kind);
 export const label = (device) => `GPU ${device.index}`;
 
 /** Devices that are not a part of another device. */

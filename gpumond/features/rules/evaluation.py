@@ -209,7 +209,10 @@ def _advance(
 ) -> Activity | None:
     if not rule.breached(value, active=before is not None and before.cleared_elapsed is None):
         return _cleared(rule, before, elapsed) if before else None
-    identity = _identity(rule.name, labels, rule.labels)
+    workload = (
+        dict(before.alert.labels).get("workload") if before else process and next(iter(subjects.programs(row)), "")
+    )
+    identity = _identity(rule.name, (*labels, ("workload", workload)) if workload else labels, rule.labels)
     if before is not None and before.alert.labels != identity:
         before = None  # the rule has other labels now: another alert
     active_at, since = (before.alert.active_at, before.active_elapsed) if before else (now, elapsed)
