@@ -114,7 +114,10 @@ function showDetails(body, row, open) {
     [...facts(row, state.frame.snapshot.taken_at)],
     ([term]) => term,
     ([term]) => make("div", make("dt", term), make("dd", make("bdi"))),
-    (entry, [, value]) => name(entry.lastChild.firstChild, value, 200),
+    (entry, [, value, repeated]) => {
+      name(entry.lastChild.firstChild, value, 200);
+      entry.classList.toggle("repeated", repeated === true);
+    },
   );
 }
 

@@ -184,7 +184,7 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
     page.keyboard.press("Enter")
     assert session.texts("tbody .of-program bdi") == [sorted(PROGRAMS, reverse=True)]
     page.keyboard.press("/")
-    page.keyboard.type("LEAK")
+    page.keyboard.type("NOTE")
     assert session.texts("tbody .of-program bdi", "#shown") == [["notebook"], ["1 of 4"]]
     page.keyboard.press("Tab")
     page.get_by_role("button", name="notebook", exact=True).focus()

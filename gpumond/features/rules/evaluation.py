@@ -208,7 +208,11 @@ def _advance(
     elapsed: float,
 ) -> Activity | None:
     if not rule.breached(value, active=before is not None and before.cleared_elapsed is None):
-        return _cleared(rule, before, elapsed) if before else None
+        kept = _cleared(rule, before, elapsed) if before else None
+        if kept is None:
+            return None
+        texts = _annotations(rule, subjects, row, kept.alert.value)  # they may state other values, as of now
+        return kept._replace(alert=replace(kept.alert, annotations=texts))
     workload = (
         dict(before.alert.labels).get("workload") if before else process and next(iter(subjects.programs(row)), "")
     )
