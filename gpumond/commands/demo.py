@@ -22,10 +22,14 @@ from gpumond.facts.errors import GpumondError
 from gpumond.facts.units import GIB, MIB, duration, human
 from gpumond.sim.device import Spec, create
 
-PROGRAMS = (("training", "serving", "leak", "fragmentation"), ("inference", "finetune"))
-"""Programs on each device."""
-NEED, NEED_GIB = "bigjob", 20
-"""A program that waits for memory of the second device, which `inference` holds."""
+TRAINING = "train-llm"
+PROGRAMS = (
+    {TRAINING: "training", "chat-api": "serving", "notebook": "leak", "etl": "fragmentation"},
+    {"embeddings": "inference", "finetune": "finetune"},
+)
+"""Workloads on each device, and what they do: a program of `gpumond.sim.programs`."""
+NEED, NEED_GIB = "pretrain", 20
+"""A workload that waits for memory of the second device, which `embeddings` holds."""
 
 
 def device(index: int) -> Spec:
@@ -40,7 +44,7 @@ def device(index: int) -> Spec:
     )
 
 
-QUOTAS = ({"name": "serving", "match": {"workload": "serving"}, "soft_limit": "5GiB", "limit": "8GiB"},)
+QUOTAS = ({"name": "chat-api", "match": {"workload": "chat-api"}, "soft_limit": "5GiB", "limit": "8GiB"},)
 
 STORY_SECONDS = 2.0
 """Interval between two looks at the daemon for captions."""
@@ -55,14 +59,14 @@ so that a diagnosed minute has enough readings."""
 
 RULES = (
     {
-        "name": "flush-after-fragmentation",
+        "name": "flush-after-etl",
         "scope": "pool",
         "value": "reclaimable_bytes",
         "above": "1GiB",
         "for": "5s",
-        "match": {"workload": "fragmentation"},
+        "match": {"workload": "etl"},
         "labels": {"severity": "info"},
-        "annotations": {"summary": "{workload} has ended an epoch and holds {reclaimable} of cached memory"},
+        "annotations": {"summary": "{workload} has ended a round and holds {reclaimable} of cached memory"},
         "action": {"flush": {"min_reclaimable": "1GiB", "steps": ["cache"]}, "cooldown": "1m", "max_per_hour": 60},
     },
 )
@@ -146,7 +150,8 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
     commands: dict[str, tuple[str, ...]] = {}
     for index in range(count):
         options = ("--card", str(devices / f"card{index}"), "--parent", str(os.getpid()))
-        commands |= {name: (sys.executable, "-m", "gpumond.sim.programs", name, *options) for name in PROGRAMS[index]}
+        for name, pattern in PROGRAMS[index].items():
+            commands[name] = (sys.executable, "-m", "gpumond.sim.programs", pattern, "--workload", name, *options)
     if count > 1:
         need = ("--need", f"{NEED_GIB}GiB", "--device", "1", "--wait", "1d", "--url", address)
         commands[NEED] = (sys.executable, "-m", "gpumond", "run", "--workload", NEED, *need, "--", "sleep", "30")
@@ -198,11 +203,11 @@ open {address}
 
   {command} status{option}
   {command} flush{option} --all --dry-run
-  {command} flush{option} training
-  {command} why{option} training
+  {command} flush{option} {TRAINING}
+  {command} why{option} {TRAINING}
 
-The demo evaluates memory curves {PACE:.0f} times as fast as usual: the alerts for the fragmented program and for the
-leak fire within three minutes. Press Ctrl-C to stop.
+The demo evaluates memory curves {PACE:.0f} times as fast as usual: the alerts for the fragmentation of etl and the leak
+of notebook fire within three minutes. Press Ctrl-C to stop.
 """
 
 
@@ -218,15 +223,19 @@ def captions(frame: Mapping[str, Any], receipts: Sequence[Mapping[str, Any]]) ->
         receipts: That of `/api/v1/receipts`.
     """
     for wait in frame["queue"]:
-        yield "queue", f"A program waits for {human(wait['need_bytes'])} of a GPU. See: gpumond queue"
+        yield (
+            "queue",
+            f"{wait['workload'] or 'A program'} waits for {human(wait['need_bytes'])} of a GPU. See: gpumond queue",
+        )
     for process in frame["processes"]:
         name, cached, live = process["workload"], process["cached_bytes"] or 0, process["live_bytes"] or 0
-        if name == "training" and cached >= LARGE_CACHE:
+        if name == TRAINING and cached >= LARGE_CACHE:
             text = f"{name} uses {human(live)}, and keeps {human(cached)} that a flush would release"
             yield "cache", f"{text}. Try: gpumond flush {name}"
+    names = {process["pid"]: process["workload"] for process in frame["processes"]}
     for verdict in frame["verdicts"]:
-        if verdict["kind"] in ("leak", "fragmentation"):
-            yield verdict["kind"], f"{verdict['summary']}. Try: gpumond why {verdict['kind']}"
+        if verdict["kind"] in ("leak", "fragmentation") and verdict["pid"] in names:
+            yield verdict["kind"], f"{verdict['summary']}. Try: gpumond why {names[verdict['pid']]}"
     for receipt in receipts:
         if receipt["outcome"] == "freed" and receipt["released_bytes"]:
             released, by = human(receipt["released_bytes"]), receipt["requested_by"].replace(":", " ")

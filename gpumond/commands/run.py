@@ -71,13 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
         url = address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)
     except argparse.ArgumentTypeError as error:
         return _fail(f"--url {error}", 2)
-    seconds = admission.wait_seconds(arguments.wait)
+    seconds, workload = admission.wait_seconds(arguments.wait), environ.get("GPUMOND_WORKLOAD", "")
     if arguments.need == admission.AUTO:
-        workload = environ.get("GPUMOND_WORKLOAD", "")
         need = admission.auto_need(url, workload, arguments.device, place_in_job(environ)[1] or 1)
     else:
         need = admission.size(arguments.need)
-    with admission.admitted(url, need, arguments.device, seconds) as granted:
+    with admission.admitted(url, need, arguments.device, workload, seconds) as granted:
         if granted is None:
             return admission.NO_ROOM
         return _become(command, environ | {"GPUMOND_ADMISSION": granted})

@@ -152,6 +152,7 @@ class KeptAdmission:
     ``uid``: the user whose programs may be flushed for it; None for all users. ``pid`` and ``start_ticks``: the process
     that becomes the program, if it is known; ``program_uid``: its user. ``deadline``: the time at which the grant ends,
     of the monotonic clock; None while the request waits. ``whole``: it counts completely for other users too.
+    ``workload``: the name that the caller states for the program.
     """
 
     id: str
@@ -166,6 +167,7 @@ class KeptAdmission:
     program_uid: int | None
     deadline: float | None
     whole: bool = False
+    workload: str = ""
 
 
 class Activity(NamedTuple):

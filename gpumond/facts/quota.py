@@ -135,7 +135,8 @@ class QueuedRequest:
 
     ``ahead``: number of requests for the device whose turn is before. ``available_bytes``: free memory that no earlier
     request and no reserve claims; None if unknown, negative if they claim more. ``missing_bytes``: what is missing even
-    after the flushes that the daemon may do for it. ``since``: unix time of the first frame in which it waits.
+    after the flushes that the daemon may do for it. ``workload``: the name that the caller states for the program.
+    ``since``: unix time of the first frame in which it waits.
     """
 
     id: str
@@ -145,6 +146,7 @@ class QueuedRequest:
     missing_bytes: int
     ahead: int
     user: str
+    workload: str
     pid: int | None
     since: float
 

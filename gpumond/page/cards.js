@@ -50,7 +50,8 @@ export function ageOf({ alert, verdict }, now) {
   if (!alert) return `since ${clock(verdict.since, now)}`;
   const firing = alert.phase === "firing";
   const silenced = alert.silenced_by.length ? ", silenced" : "";
-  return `${firing ? "firing" : "pending"} for ${duration(now - (alert.fired_at ?? alert.active_at))}${silenced}`;
+  const seconds = now - (alert.fired_at ?? alert.active_at);
+  return `${firing ? "firing" : "pending"} for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}${silenced}`;
 }
 
 /** The line of a card. Its present values are those of `row`, the process, if it still exists. */

@@ -10,8 +10,9 @@ import { readPast } from "./past.js";
 import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
 import { RANGES, between, limits, moved, newest, rangeOf, rangeText, zoomed } from "./range.js";
 import { intervals } from "./intervals.js";
-import { columnAt, layersOf, pointOf } from "./stack.js";
-import { drawing, label, linesOf, processKey, roots, sharesOfAll, state } from "./store.js";
+import { addShares } from "./shares.js";
+import { columnAt, layersOf } from "./stack.js";
+import { drawing, label, processKey, roots, sharesOfAll, state } from "./store.js";
 import { OF_PROCESSES, SHARES } from "./words.js";
 
 const PAUSE = 10_000; // between requests for the newest values
@@ -177,11 +178,10 @@ function newestPoint({ uuid, pid, start_ticks: start }, at) {
     const used = sum(devices.map((device) => device.used_bytes));
     return { at, low: used, high: used, used, ...sharesOfAll(devices) };
   }
-  const lines = devices.flatMap(linesOf);
   const key = processKey({ pid, start_ticks: start });
-  const own = lines.filter((line) => processKey(line) === key);
-  const used = state.frame.processes.find((each) => each.device_uuid === uuid && processKey(each) === key)?.used_bytes;
-  return own.length && used !== null && used !== undefined ? pointOf(at, own, used) : null;
+  const own = state.frame.processes.find((each) => each.device_uuid === uuid && processKey(each) === key);
+  const used = own?.used_bytes ?? null;
+  return used === null ? null : addShares({ at, low: used, high: used, used }, own);
 }
 
 function summary(used, { from, to }, { to: end }, last) {

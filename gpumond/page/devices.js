@@ -5,7 +5,7 @@ import { showThinBar, thinBar } from "./bars.js";
 import { $, button, make, name, put, sync } from "./elements.js";
 import { choose, isChosen } from "./hero.js";
 import { DEVICE_COLUMNS, devicesOf, layoutOf, tileLabel, usedShare } from "./matrix.js";
-import { label, state } from "./store.js";
+import { label, sharesOfFrame, state } from "./store.js";
 import { createSpark, showSpark } from "./spark.js";
 import { showProcessesOf } from "./table.js";
 
@@ -69,7 +69,7 @@ function updateTile(node, row) {
 export function showDevices() {
   const layout = layoutOf(state.frame.snapshot.devices.length);
   const key = (row) => row.device.uuid;
-  const rows = layout === "one" ? [] : devicesOf(state.frame);
+  const rows = layout === "one" ? [] : devicesOf(state.frame, sharesOfFrame());
   $("devices-section").hidden = layout === "one";
   $("device-rows").hidden = layout !== "rows";
   $("tiles").hidden = layout !== "tiles";

@@ -4,11 +4,12 @@ import { engineOf, holder, kvCacheOf } from "./engines.js";
 import { duration, human, many } from "./format.js";
 import { OF_PROCESSES } from "./words.js";
 
+const LATE = 3; // seconds from which the age of a report is shown: most agents report each second
 const FLUSH_POLICIES = { allow: "allowed", step: "at its next step", never: "not allowed" };
 
-/** Pairs of a term and its value at the time `now` of the frame. */
+/** A term, its value at the time `now` of the frame, and whether a column of the row has the same value. */
 export function* facts(row, now) {
-  yield ["PID", String(row.pid)];
+  yield ["PID", String(row.pid), true];
   if (row.started_at !== null) yield ["started", `${duration(Math.max(0, now - row.started_at))} ago`];
   const engine = engineOf(row);
   const kvCache = kvCacheOf(row, engine);
@@ -17,7 +18,7 @@ export function* facts(row, now) {
     const parts = share === "overhead" && overheadSentence(row);
     if (bytes !== null) {
       const words = [human(bytes), share === holder(row) && kvCache].filter(Boolean).join(", ");
-      yield [share, parts ? `${words}: ${parts}` : words];
+      yield [share, parts ? `${words}: ${parts}` : words, !parts && words === human(bytes)];
     }
   }
   if (row.unmapped_bytes !== null) yield ["unmapped", human(row.unmapped_bytes)];
@@ -36,7 +37,7 @@ export function* facts(row, now) {
     "Slurm job": row.slurm_job,
     engine: engine && `${engine.name} (${engine.kind})`,
   };
-  for (const [term, value] of Object.entries(known)) if (value) yield [term, value];
+  for (const [term, value] of Object.entries(known)) if (value) yield [term, value, ["user", "verdict"].includes(term)];
   if (row.utilization_ratio !== null) yield ["busy", `${Math.round(100 * row.utilization_ratio)} %`];
   if (row.idle_seconds) yield ["idle for", duration(row.idle_seconds)];
   if (row.agent) yield* factsOfAgent(row.agent, row.device_uuid);
@@ -59,7 +60,7 @@ function quotaSentence(quota) {
 function* factsOfAgent(agent, uuid) {
   yield ["frameworks", agent.frameworks.join(", ") || "none yet"];
   yield ["flush", FLUSH_POLICIES[agent.flush_policy]];
-  yield ["last report", `${agent.age_seconds.toFixed(1)} s before this update`];
+  if (agent.age_seconds >= LATE) yield ["last report", `${duration(agent.age_seconds)} ago`];
   for (const pool of agent.pools) {
     if (pool.device_uuid !== uuid) continue;
     const texts = [

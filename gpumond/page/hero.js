@@ -129,6 +129,12 @@ function showChoice(devices) {
   select.parentNode.hidden = all.length < 2;
 }
 
+/** Who waits, such as `pretrain (pid 4242, ann)`. */
+function requester({ workload, pid, user }) {
+  const [first, ...more] = [workload, pid === null ? "" : `pid ${pid}`, user].filter(Boolean);
+  return more.length ? `${first} (${more.join(", ")})` : first;
+}
+
 /** Requests for memory of these devices that wait. */
 function showQueue(devices) {
   const of = new Map(devices.map((device) => [device.uuid, label(device)]));
@@ -138,10 +144,10 @@ function showQueue(devices) {
     state.frame.queue.filter((each) => of.has(each.device_uuid)),
     (each) => each.id,
     () => make("li", make("b"), " ", make("bdi")),
-    (entry, { device_uuid: uuid, need_bytes: need, missing_bytes: missing, ahead, user, pid, since }) => {
+    (entry, { device_uuid: uuid, need_bytes: need, missing_bytes: missing, ahead, since, ...request }) => {
       put(entry.firstChild, `Waiting for ${human(need)} of ${of.get(uuid)}:`);
       const parts = [
-        pid === null ? user : `pid ${pid} (${user})`,
+        requester(request),
         missing ? `${human(missing)} missing` : "",
         ahead ? `behind ${ahead}` : "",
         `since ${clock(since, now)}`,

@@ -19,9 +19,9 @@ const endOf = (alert) => alert.resolved_at ?? now();
 
 function subjectOf({ labels, pid }) {
   const device = state.devices.get(labels.uuid);
-  return [labels.workload, labels.engine, pid && `pid ${pid}`, device ? label(device) : labels.gpu && `GPU ${labels.gpu}`]
-    .filter(Boolean)
-    .join(", ");
+  const program = labels.workload || labels.engine;
+  const process = pid && (program ? `${program} (pid ${pid})` : `pid ${pid}`);
+  return [process || program, device ? label(device) : labels.gpu && `GPU ${labels.gpu}`].filter(Boolean).join(" on ");
 }
 
 /** The address of the charts of an alert's subject while it was active. */
@@ -35,7 +35,7 @@ function chartOf(alert) {
 
 const COLUMNS = [
   { title: "Alert", text: ({ rule }) => rule },
-  { title: "Subject", text: subjectOf },
+  { title: "Subject", text: subjectOf, name: true },
   { title: "State", text: ({ phase, silenced_by: silences }) => (silences?.length ? `${phase}, silenced` : phase) },
   { title: "Severity", text: ({ labels }) => labels.severity ?? "", wide: true },
   { title: "Since", text: (alert) => clock(beginOf(alert), now()) },

@@ -6,9 +6,10 @@ import { button, control, labeled, make, name, put, saveBlob, sync } from "./ele
 
 const MOST = 200; // rows that are drawn
 
-const classes = ({ number, wide }) => [number && "number", wide && "wide"].filter(Boolean).join(" ");
+const classes = ({ number, wide, name: one }) => [number && "number", wide && "wide", one && "one-line"].filter(Boolean).join(" ");
 
-/** A table. A column has a title and either `text(item)` or `nodes(row)`; `row.item` is the item of a row. */
+/** A table. A column has a title and either `text(item)` or `nodes(row)`; `row.item` is the item of a row. `name`: its
+texts are not wrapped. */
 export function createTable(label, columns) {
   const heads = columns.map((column) => {
     const cell = make(column.title ? "th" : "td", column.title);

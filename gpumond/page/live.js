@@ -54,8 +54,11 @@ export function applyChanges(frame, { values, tables }) {
     const [owner, name] = place(frame, path);
     let next = 0;
     if (rows) owner[name] = rows.map((row) => (row < 0 ? added[next++] : owner[name][row]));
-    for (const [field, [changed, found]] of Object.entries(cells))
-      changed.forEach((row, index) => (owner[name][row][field] = found[index]));
+    for (const [cell, [changed, found]] of Object.entries(cells)) {
+      const way = cell.split(".");
+      const field = way.pop();
+      changed.forEach((row, index) => (way.reduce((value, key) => value[key], owner[name][row])[field] = found[index]));
+    }
   }
 }
 

@@ -1,7 +1,8 @@
 // Devices of a machine with many of them: what their rows and tiles contain.
 
 import { human, percent } from "./format.js";
-import { isNote, label, ordinary } from "./store.js";
+import { sharesByDevice } from "./shares.js";
+import { isProblem, label } from "./store.js";
 import { MISSED_LIMIT } from "./words.js";
 
 const TILES_FROM = 33;
@@ -10,28 +11,22 @@ const TILES_FROM = 33;
 export const layoutOf = (count) => (count >= TILES_FROM ? "tiles" : count > 1 ? "rows" : "one");
 
 /** What rows and tiles show of each device of a frame. Unknown values are null. */
-export function devicesOf(frame) {
-  const lines = new Map();
-  for (const { device_uuid: uuid, share, used_bytes: bytes } of frame.ledger.lines) {
-    if (!lines.has(uuid)) lines.set(uuid, {});
-    const sums = lines.get(uuid);
-    sums[share] = (sums[share] ?? 0) + bytes;
-  }
+export function devicesOf(frame, sums = sharesByDevice(frame)) {
   const programs = new Map();
   for (const { device_uuid: uuid } of frame.processes) programs.set(uuid, (programs.get(uuid) ?? 0) + 1);
   const verdicts = new Map();
   for (const verdict of [...frame.verdicts].sort(byUrgency))
-    if (!ordinary(verdict) && !verdicts.has(verdict.device_uuid)) verdicts.set(verdict.device_uuid, verdict.kind);
+    if (isProblem(verdict) && !verdicts.has(verdict.device_uuid)) verdicts.set(verdict.device_uuid, verdict.kind);
   return frame.snapshot.devices.map((device) => ({
     device,
-    sums: lines.get(device.uuid) ?? {},
+    sums: sums.get(device.uuid),
     programs: device.processes === null ? null : (programs.get(device.uuid) ?? 0),
     verdict: verdicts.get(device.uuid) ?? "",
     state: stateOf(device),
   }));
 }
 
-const urgency = (verdict) => (isNote(verdict) ? 1e12 : 0) + Math.min(verdict.time_to_oom_seconds ?? 1e9, 1e9);
+const urgency = (verdict) => Math.min(verdict.time_to_oom_seconds ?? 1e9, 1e9);
 const byUrgency = (one, other) => urgency(one) - urgency(other) || one.since - other.since;
 
 /** The reason why the values of a device are old or unknown; empty if they are current. */

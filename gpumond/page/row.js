@@ -8,7 +8,7 @@ import { facts } from "./facts.js";
 import { flush } from "./flush.js";
 import { clean, human, many } from "./format.js";
 import { COLUMNS, kindOf } from "./rows.js";
-import { ordinary, state } from "./store.js";
+import { isProblem, state } from "./store.js";
 import { createSuspension, updateSuspension } from "./suspend.js";
 import { why } from "./why.js";
 import { OF_PROCESSES, VERDICTS } from "./words.js";
@@ -83,7 +83,7 @@ function updateProcess(body, cells, opener, row, active) {
   const verdict = named("verdict");
   if (verdict.given !== row.verdict) verdict.title = VERDICTS[row.verdict] ?? "";
   put(verdict, row.verdict, 40);
-  verdict.classList.toggle("notable", row.verdict !== "" && !ordinary({ kind: row.verdict }));
+  verdict.classList.toggle("notable", isProblem({ kind: row.verdict }));
   const remarks = [
     row.suspension || (row.state && row.state !== "alive" ? row.state : ""),
     row.orphaned ? "orphaned" : "",
@@ -114,7 +114,10 @@ function showDetails(body, row, open) {
     [...facts(row, state.frame.snapshot.taken_at)],
     ([term]) => term,
     ([term]) => make("div", make("dt", term), make("dd", make("bdi"))),
-    (entry, [, value]) => name(entry.lastChild.firstChild, value, 200),
+    (entry, [, value, repeated]) => {
+      name(entry.lastChild.firstChild, value, 200);
+      entry.classList.toggle("repeated", repeated === true);
+    },
   );
 }
 

@@ -38,13 +38,6 @@ export function runsOf(columns, share) {
 export const topOf = (columns) =>
   columns.reduce((top, column) => Math.max(top, column.high, ...Object.values(column.layers).map(([, high]) => high)), 1);
 
-/** The shares of ledger lines at a time, as a point of a history. */
-export function pointOf(at, lines, used) {
-  const point = { at, low: used, high: used, used };
-  for (const { share, used_bytes: bytes } of lines) point[share] = (point[share] ?? 0) + bytes;
-  return point;
-}
-
 /** Columns of an answer as points; an unknown share is absent. */
 export function pointsOf(columns) {
   return columns.at.map((_, place) =>

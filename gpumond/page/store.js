@@ -1,6 +1,7 @@
 // The newest frame and the events, as this window received them, and what follows from a frame.
 
 import { human, sum } from "./format.js";
+import { sharesByDevice } from "./shares.js";
 import { ORDINARY, UNDECIDED } from "./words.js";
 
 const EVENTS_SHOWN = 200;
@@ -17,7 +18,6 @@ export const state = {
   closed: false, // the daemon requires a token for reading
   paused: false, // by the user: the frame stays
   devices: new Map(), // of the frame, by UUID
-  lines: null, // of the frame's ledger, by UUID of the device; null until they are used
   sums: null, // bytes of each share by UUID of the device; null until they are used
   events: new Map(), // by id
 };
@@ -44,7 +44,7 @@ function draw() {
 export function setFrame(frame) {
   state.frame = frame;
   state.receivedAt = performance.now();
-  state.lines = state.sums = null;
+  state.sums = null;
   state.devices = new Map((frame?.snapshot.devices ?? []).map((device) => [device.uuid, device]));
 }
 
@@ -60,63 +60,35 @@ const shapes = new Set(ORDINARY);
 /** True if the verdict is of an ordinary shape of a memory curve. */
 export const ordinary = (verdict) => shapes.has(verdict.kind);
 const notes = new Set(UNDECIDED);
-/** True if the verdict indicates no problem. */
-export const isNote = (verdict) => notes.has(verdict.kind);
+/** True if the verdict needs a remedy; of a row without a verdict, its kind is empty. */
+export const isProblem = (verdict) => verdict.kind !== "" && !ordinary(verdict) && !notes.has(verdict.kind);
 export const label = (device) => `GPU ${device.index}`;
-
-/** Lines of the ledger of a device. */
-export function linesOf(device) {
-  if (!state.lines) {
-    state.lines = new Map();
-    for (const line of state.frame.ledger.lines) {
-      if (!state.lines.has(line.device_uuid)) state.lines.set(line.device_uuid, []);
-      state.lines.get(line.device_uuid).push(line);
-    }
-  }
-  return state.lines.get(device.uuid) ?? [];
-}
 
 /** Devices that are not a part of another device. */
 export const roots = () => state.frame.snapshot.devices.filter((device) => !state.devices.has(device.parent_uuid));
 
-/** Bytes of each share on a device. */
-export function sharesOf(device) {
-  if (!state.sums) {
-    state.sums = new Map(state.frame.snapshot.devices.map(({ uuid }) => [uuid, {}]));
-    for (const { device_uuid: uuid, share, used_bytes: bytes } of state.frame.ledger.lines) {
-      const sums = state.sums.get(uuid);
-      if (sums) sums[share] = (sums[share] ?? 0) + bytes;
-    }
-  }
-  return state.sums.get(device.uuid) ?? {};
-}
+/** Bytes of each share on all devices of the frame, by UUID. */
+export const sharesOfFrame = () => (state.sums ??= sharesByDevice(state.frame));
 
 /** Bytes of each share on several devices. */
 export function sharesOfAll(devices) {
   const total = {};
   for (const device of devices)
-    for (const [share, bytes] of Object.entries(sharesOf(device))) total[share] = (total[share] ?? 0) + bytes;
+    for (const [share, bytes] of Object.entries(sharesOfFrame().get(device.uuid) ?? {})) total[share] = (total[share] ?? 0) + bytes;
   return total;
 }
 
 /** Bytes that a flush of these devices would release; programs that allow no flush are counted as refused. */
 export function reclaimableOf(devices) {
-  if (state.frame.snapshot.reports.some((report) => report.flush_policy === "never")) return reclaimable(devices.flatMap(linesOf));
   const { cached } = sharesOfAll(devices);
-  return { bytes: cached ?? 0, refused: 0, known: cached !== undefined };
-}
-
-/** Bytes that a flush of these ledger lines would release; programs that allow no flush are counted as refused. */
-function reclaimable(lines) {
-  const reports = state.frame.snapshot.reports;
   const refusing = new Set(state.frame.snapshot.reports.filter((report) => report.flush_policy === "never").map(processKey));
-  const found = { bytes: 0, refused: 0, known: false };
-  for (const line of lines) {
-    if (line.share !== "cached") continue;
-    found.known = true;
-    found[refusing.size && refusing.has(processKey(line)) ? "refused" : "bytes"] += line.used_bytes;
-  }
-  return found;
+  const own = new Set(devices.map(({ uuid }) => uuid));
+  const refused = sum(
+    (refusing.size ? state.frame.processes : [])
+      .filter((each) => own.has(each.device_uuid) && refusing.has(processKey(each)))
+      .map((each) => each.cached_bytes ?? 0),
+  );
+  return { bytes: (cached ?? 0) - refused, refused, known: cached !== undefined };
 }
 
 /** What a flush would release, as a sentence. */

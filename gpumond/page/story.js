@@ -2,6 +2,7 @@
 
 import { human } from "./format.js";
 
+const [TRAINING, LEAKING] = ["train-llm", "notebook"]; // workloads of the demo
 const LARGE = 2 * 2 ** 30; // bytes of a cache that is worth a caption
 const FRESH = 30; // seconds for which the result of a flush is news
 const LASTS = 10; // seconds for which a caption that stays true is shown, at least
@@ -9,18 +10,18 @@ const LASTS = 10; // seconds for which a caption that stays true is shown, at le
 /** The captions that are true of a frame, by kind; none if it is not the demo's. */
 export function captionsOf({ snapshot, processes, queue, verdicts }, events) {
   const found = new Map();
-  const leak = processes.find(({ workload }) => workload === "leak");
-  if (snapshot.source.name !== "sim" || !leak) return found;
+  const leaking = processes.find(({ workload }) => workload === LEAKING);
+  if (snapshot.source.name !== "sim" || !leaking) return found;
   const flush = events.findLast(({ kind, at }) => kind === "flush" && snapshot.taken_at - at < FRESH);
   const released = flush && Object.fromEntries(flush.details).released_bytes;
   if (released) found.set("flush", `A flush of ${flush.workload} has released ${human(released)}. Receipts compares it with its plan.`);
-  if (verdicts.some(({ kind, pid }) => kind === "leak" && pid === leak.pid))
-    found.set("leak", "The program leak keeps more memory with each step. Its problem states when the GPU will be full; Why lists what it keeps.");
-  for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === "training" && bytes >= LARGE))
-    found.set("cache", `training uses ${human(row.live_bytes)} and keeps ${human(row.cached_bytes)} in its cache, which a flush returns while the program runs.`);
-  for (const { need_bytes: need, device_uuid: uuid } of queue) {
+  if (verdicts.some(({ kind, pid }) => kind === "leak" && pid === leaking.pid))
+    found.set("leak", `${LEAKING} keeps more memory with each step. Its problem states when the GPU will be full; Why lists what it keeps.`);
+  for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === TRAINING && bytes >= LARGE))
+    found.set("cache", `${TRAINING} uses ${human(row.live_bytes)} and keeps ${human(row.cached_bytes)} in its cache, which a flush returns while the program runs.`);
+  for (const { workload, need_bytes: need, device_uuid: uuid } of queue) {
     const device = snapshot.devices.find((each) => each.uuid === uuid);
-    found.set("queue", `A program waits for ${human(need)} of GPU ${device?.index ?? "?"}, and starts when they are free.`);
+    found.set("queue", `${workload || "A program"} waits for ${human(need)} of GPU ${device?.index ?? "?"}, and starts when they are free.`);
   }
   found.set("start", "The GPUs are simulated, the agents are real. Click a program for its history, or press ? for help.");
   return found;

@@ -16,6 +16,7 @@ const channel = new BroadcastChannel(NAME);
 let etag = null;
 let number = 0; // of the newest message of the stream; -1 if this window's frame is not from the stream
 let leaving = new AbortController(); // aborted when this window is hidden, or changes its part
+let early = document.hidden ? null : openStream(); // the stream, requested before it is known whether this window leads
 let leading = false;
 let followed = false; // true once another window has asked for messages: to copy a frame for nobody takes time
 let timer = 0;
@@ -46,8 +47,22 @@ async function follow() {
   }
 }
 
-async function readStream(signal) {
+function openStream() {
   const ending = new AbortController();
+  const answer = fetch("api/v1/live", { cache: "no-store", signal: ending.signal });
+  answer.catch(() => {}); // whoever waits for it is told
+  return { ending, answer };
+}
+
+/** Ends the stream that was requested early, if nothing reads it. */
+function withdraw() {
+  early?.ending.abort();
+  early = null;
+}
+
+async function readStream(signal) {
+  const { ending, answer: coming } = early ?? openStream();
+  early = null;
   const end = () => ending.abort(signal.reason);
   let silence = 0;
   const alive = () => {
@@ -57,7 +72,7 @@ async function readStream(signal) {
   signal.addEventListener("abort", end);
   try {
     alive();
-    const answer = await fetch("api/v1/live", { cache: "no-store", signal: ending.signal });
+    const answer = await coming;
     if (!answer.ok) return refused(answer.status, await answer.json());
     await readMessages(answer.body, (kind, content) => {
       alive();
@@ -106,6 +121,7 @@ function refused(status, problem, sentToken = "") {
 /** Requests a frame each second until this window is hidden. */
 async function poll() {
   const { signal } = leaving;
+  withdraw();
   clearTimeout(timer);
   number = -1;
   await request();
@@ -174,6 +190,7 @@ channel.addEventListener("message", ({ data }) => {
     return;
   }
   if (leading || state.closed || state.paused || document.hidden) return;
+  withdraw();
   clearTimeout(timer);
   watch();
   if (data.state.closed) {
@@ -202,7 +219,10 @@ function watch() {
 tokens, or if the browser has no locks (plain HTTP to another host). */
 function join() {
   disconnect();
-  if (document.hidden || state.paused) return;
+  if (document.hidden || state.paused) {
+    withdraw();
+    return;
+  }
   const { signal } = leaving;
   if (state.closed || !navigator.locks) {
     poll();

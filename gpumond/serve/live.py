@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import chain
+from itertools import chain, count
 from operator import attrgetter
 from typing import Any, TypedDict
 
@@ -143,14 +143,14 @@ class LiveFrames:
                 await self._advance()
 
     def expect(self) -> None:
-        """Encode the complete frame soon, for a browser that evaluates the script of the web UI at the moment."""
+        """Encode the complete frame soon, for a browser that has just requested the web UI."""
         expecting = self._expecting is not None and not self._expecting.done()
         if not (expecting or self._readers) and self._kernel.frame is not None:
             self._expecting = asyncio.ensure_future(self._prepare())
 
     async def _prepare(self) -> None:
         async with aclosing(self.messages(compressed=True)) as messages:
-            await asyncio.sleep(0.01)  # the script is sent first
+            await asyncio.sleep(0.01)  # style and script are sent first
             await anext(messages)
             await anext(messages)
             await asyncio.sleep(self._expected_seconds)
@@ -234,15 +234,16 @@ TABLES = {
     "alerts": ("rule", "labels", *PROCESS),
 }
 """The fields that identify a row of each table, by the path of the table in a frame."""
-TENTHS = ("age_seconds", "idle_seconds")
-"""Fields whose changes are sent in tenths of a second: they would otherwise change in each frame."""
+WHOLE_SECONDS = ("age_seconds", "idle_seconds")
+"""Fields whose changes are sent in whole seconds, rounded down: they would otherwise change in each frame."""
 PARTS = ("snapshot", "ledger")
 """Parts of a frame whose fields are compared one by one."""
 
 
 class TableChanges(TypedDict, total=False):
     """``rows``: for each row now its place before, -1 for a new one; absent if the rows and their order are the same.
-    ``added``: the new rows. ``cells``: by field, the places of the rows now and their values.
+    ``added``: the new rows. ``cells``: by path in a row (``pools.0.live_bytes``), the places of the rows now and their
+    values.
     """
 
     rows: list[int]
@@ -259,11 +260,15 @@ class FrameChanges:
 
 
 def live_frame(whole: FullFrame) -> FullFrame:
-    """Return a frame without the driver's lists of processes, whose values are in ``processes``."""
+    """Return a frame without the driver's lists of processes and the ledger's lines of processes: both are in
+    ``processes``.
+    """
     devices = (
         device if device.processes is None else replace(device, processes=()) for device in whole.snapshot.devices
     )
-    return replace(whole, snapshot=replace(whole.snapshot, devices=tuple(devices)))
+    lines = tuple(line for line in whole.ledger.lines if line.pid is None)
+    snapshot, ledger = replace(whole.snapshot, devices=tuple(devices)), replace(whole.ledger, lines=lines)
+    return replace(whole, snapshot=snapshot, ledger=ledger)
 
 
 class Table(TypedDict):
@@ -275,7 +280,7 @@ class Table(TypedDict):
 
     count: int
     same: dict[str, Any]
-    columns: dict[str, list[Any]]
+    columns: dict[str, Sequence[Any]]
     objects: dict[str, Table]
     lists: dict[str, tuple[list[int], Table]]
 
@@ -293,10 +298,12 @@ def complete(whole: FullFrame) -> bytes:
 def by_column(rows: Sequence[Any]) -> Table:
     """Return dataclasses of one type as a table."""
     table = Table(count=len(rows), same={}, columns={}, objects={}, lists={})
-    for name in (field.name for field in fields(rows[0])) if rows else ():
-        values = [getattr(row, name) for row in rows]
+    if not rows:
+        return table
+    names, values_of = _fields(rows[0])
+    for name, values in zip(names, zip(*map(values_of, rows), strict=True), strict=True):
         first = values[0]
-        if values.count(first) == len(values):
+        if values[-1] == first and values.count(first) == len(values):
             table["same"][name] = first
         elif is_dataclass(first) and all(type(value) is type(first) for value in values):
             table["objects"][name] = by_column(values)
@@ -325,35 +332,60 @@ def changes(before: FullFrame, after: FullFrame) -> FrameChanges:
 
 
 def _of_table(before: Sequence[Any], after: Sequence[Any], key: Callable[[Any], Any]) -> TableChanges:
-    places = {key(row): place for place, row in enumerate(before)}
-    rows = [places.get(key(row), -1) for row in after]
-    if len(places) < len(before) or len(set(rows) - {-1}) < len(rows) - rows.count(-1):  # a key occurs twice
-        rows = [-1] * len(after)
     found = TableChanges()
-    if rows != list(range(len(before))):
+    olds, news = [*map(key, before)], [*map(key, after)]
+    same: Iterable[tuple[int, Any, Any]] = zip(count(), before, after, strict=False)
+    if olds != news:
+        places = {each: place for place, each in enumerate(olds)}
+        unique = len(places) == len(olds) and len(set(news)) == len(news)
+        rows = [places.get(each, -1) if unique else -1 for each in news]
         found["rows"] = rows
         found["added"] = [row for row, place in zip(after, rows, strict=True) if place < 0]
+        same = ((now, before[place], after[now]) for now, place in enumerate(rows) if place >= 0)
     cells: dict[str, tuple[list[int], list[Any]]] = {}
-    values: Callable[[Any], tuple[Any, ...]] | None = None
-    for now, (row, place) in enumerate(zip(after, rows, strict=True)):
-        if place < 0 or row is before[place]:
-            continue
-        if values is None:
-            names = [field.name for field in fields(row)]
-            values = attrgetter(*names)
-        old, new = values(before[place]), values(row)
-        if old == new:
-            continue
-        for name, was, value in zip(names, old, new, strict=True):
-            if name in TENTHS and was is not None and value is not None:
-                was, value = round(was, 1), round(value, 1)
-            if was != value:
-                changed = cells.setdefault(name, ([], []))
+    for now, old, new in same:
+        if old is not new and old != new:
+            for path, value in _differences(old, new):
+                changed = cells.setdefault(path, ([], []))
                 changed[0].append(now)
                 changed[1].append(value)
     if cells:
         found["cells"] = cells
     return found
+
+
+_FIELDS: dict[type[Any], tuple[Sequence[str], Callable[[Any], tuple[Any, ...]]]] = {}
+
+
+def _fields(row: Any) -> tuple[Sequence[str], Callable[[Any], tuple[Any, ...]]]:
+    """Return the names of a dataclass' fields, and what returns their values."""
+    kind = type(row)
+    if kind not in _FIELDS:
+        names = [field.name for field in fields(row)]
+        _FIELDS[kind] = names, attrgetter(*names) if len(names) > 1 else lambda one: (getattr(one, names[0]),)
+    return _FIELDS[kind]
+
+
+def _differences(before: Any, after: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and value of each field of a dataclass that differs, and of those of its objects and lists."""
+    names, values = _fields(after)
+    for name, old, new in zip(names, values(before), values(after), strict=True):
+        if name in WHOLE_SECONDS and old is not None and new is not None:
+            old, new = int(old), int(new)
+        if old == new:
+            continue
+        if type(old) is type(new) and is_dataclass(new):
+            yield from _differences(old, new, f"{prefix}{name}.")
+        elif type(new) is tuple and new and _alike(old, new):
+            for place, pair in enumerate(zip(old, new, strict=True)):
+                yield from _differences(*pair, f"{prefix}{name}.{place}.")
+        else:
+            yield prefix + name, new
+
+
+def _alike(old: Any, new: tuple[Any, ...]) -> bool:
+    """Return whether both are lists of objects, as many and of the same types."""
+    return type(old) is tuple and [*map(type, old)] == [*map(type, new)] and all(map(is_dataclass, new))
 
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
@@ -376,13 +408,13 @@ async def live(request: Request) -> Response:
     """Sends the current frame as the message `frame`, then one message `changes` for each later frame.
 
     `frame` is the response of `/frame`, with the newest `events`; `processes` of its devices are empty where they are
-    known. The rows of its tables are in `tables`, by path: their `count`, the fields that are the `same` in all rows,
-    and the `columns` of the others; `objects` are tables of values that are objects, `lists` the lengths of lists, and
-    the table of all their items.
+    known, and `lines` of its ledger are those of no process: `processes` has the others. The rows of its tables are in
+    `tables`, by path: their `count`, the fields that are the `same` in all rows, and the `columns` of the others;
+    `objects` are tables of values that are objects, `lists` the lengths of lists, and the table of all their items.
 
     `changes` contain: `values`, by path in the frame, which replace the previous ones; `tables`, by path; `events`, the
     new ones. A table's `rows` state for each row its place in the previous table, or -1 for one of `added`; without
-    `rows` they are unchanged. Its `cells` contain, by field, places of rows and their new values.
+    `rows` they are unchanged. Its `cells` contain, by path in a row, places of rows and their new values.
 
     A reader that is too slow receives a `frame` again. Above 256 streams, the oldest stream of the user with the most
     streams ends.

@@ -211,10 +211,9 @@ def file_response(scope: Scope, file: File) -> Response:
 
 async def page(request: Request) -> Response:
     path = request.scope["route"].path
-    response = file_response(request.scope, FILES[path])
-    if path.endswith(".js") or response.status_code == 304:  # a browser that keeps the document keeps the script
+    if path == "/":
         request.app.state.live.expect()
-    return response
+    return file_response(request.scope, FILES[path])
 
 
 for path in FILES:

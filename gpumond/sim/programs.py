@@ -207,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpumond.sim.programs", description="A program on a simulated device.")
     parser.add_argument("program", choices=PROGRAMS)
     parser.add_argument("--card", required=True, metavar="DIR")
+    parser.add_argument("--workload", metavar="NAME", help="name of the workload (default: that of the program)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--duration", type=float, default=math.inf, metavar="S", help="end after this time in seconds")
     parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="multiply the speed by X")
@@ -224,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return False
         return signal.sigtimedwait(SIGNALS, max(0.0, min(seconds / options.speed, remaining))) is None
 
-    agent.start(workload=options.program)
+    agent.start(workload=options.workload or options.program)
     memory = ProgramMemory(SimDevice(options.card))
     run(PROGRAMS[options.program], memory, Random(options.seed), pause)
     agent.stop()

@@ -274,7 +274,9 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
     """Yield a notice about each request for memory that waits."""
     index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
-        who = request["user"] if request["pid"] is None else f"pid {request['pid']} ({request['user']})"
+        pid = "" if request["pid"] is None else f"pid {request['pid']}"
+        named = [each for each in (request["workload"], pid, request["user"]) if each]
+        who = f"{named[0]} ({', '.join(named[1:])})" if named[1:] else named[0]
         behind = f", behind {request['ahead']}" if request["ahead"] else ""
         missing = f", {human(request['missing_bytes'])} missing" if request["missing_bytes"] else ""
         lasted = duration(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))

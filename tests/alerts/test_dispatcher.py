@@ -28,7 +28,7 @@ rules:
     scope: workload
     value: reclaimable_bytes
     above: 1MiB
-    match: {{workload: training}}
+    match: {{workload: train-llm}}
     action: {{flush: {{min_reclaimable: 1MiB}}, cooldown: 1h{more}}}
 """
 
@@ -56,13 +56,13 @@ def test_rule_flush_is_in_receipts_alert_history_and_audit(serve: Serve, tmp_pat
     """The receipts survive a restart."""
     daemon = demo(serve, tmp_path, listener)
     receipts = [each for each in daemon.get("receipts") if each["requested_by"] == "rule:give-back"]
-    assert {each["workload"] for each in receipts} == {"training"}
+    assert {each["workload"] for each in receipts} == {"train-llm"}
     released = sum(each["released_bytes"] for each in receipts)
     assert released > 0
     proof = next(each for each in notified_alerts(listener) if "action" in each["annotations"])
-    assert proof["annotations"]["action"].startswith("flushed training: ")
+    assert proof["annotations"]["action"].startswith("flushed train-llm: ")
     past = until(lambda: [each for each in daemon.get("alerts/history") if each["rule"] == "give-back"])
-    assert dict(past[0]["annotations"])["action"].startswith("flushed training: ")
+    assert dict(past[0]["annotations"])["action"].startswith("flushed train-llm: ")
     entries = [entry for entry in daemon.get("audit") if entry["actor"] == "rule:give-back"]
     assert [entry["action"] for entry in entries] == ["action", "flush.request", "flush.receipts"]
     assert entries[-1]["detail"]["released_bytes"] == released
@@ -78,7 +78,7 @@ def test_rule_flush_is_in_receipts_alert_history_and_audit(serve: Serve, tmp_pat
 def test_dry_run_of_a_rule_flushes_nothing(serve: Serve, tmp_path: Path, listener: Listener):
     daemon = demo(serve, tmp_path, listener, ", dry_run: true")
     assert notified_alerts(listener)[-1]["annotations"]["action"].startswith(
-        "dry run: a flush of training would return "
+        "dry run: a flush of train-llm would return "
     )
     assert [each["outcome"] for each in daemon.get("receipts")] == ["planned"] * len(daemon.get("receipts"))
 

@@ -17,7 +17,7 @@ from tests.helpers.agents import GIB
 from tests.helpers.running import RunningDaemon, free_port, until
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = {"training", "serving", "leak", "fragmentation"}
+PROGRAMS = {"train-llm", "chat-api", "notebook", "etl"}
 
 
 def ready(daemon: RunningDaemon) -> RunningDaemon:
@@ -129,13 +129,13 @@ def test_flush_releases_the_predicted_bytes_and_the_driver_agrees(common_demo: R
 
 
 def test_log_and_audit_distinguish_plan_flush_refusal_and_forced_flush(demo: RunningDaemon):
-    training = {"target": {"pid": next(a["pid"] for a in demo.get("agents") if a["workload"] == "training")}}
+    training = {"target": {"pid": next(a["pid"] for a in demo.get("agents") if a["workload"] == "train-llm")}}
     plan = demo.flush(**training, dry_run=True)[1]
     (first, *_) = until(lambda: demo.flush(**training, plan=plan["id"])[1].get("receipts"))
     assert first["planned"] == plan["receipts"][0]["expected"]
 
     def reclaimable() -> int:
-        (agent,) = (agent for agent in demo.get("agents") if agent["workload"] == "training")
+        (agent,) = (agent for agent in demo.get("agents") if agent["workload"] == "train-llm")
         return sum(pool["reclaimable"]["likely"] for pool in agent["pools"])
 
     def refusal() -> object:
@@ -166,7 +166,7 @@ def test_command_line_shows_and_flushes_programs(demo: RunningDaemon):
     assert device["uuid"] not in status.stdout
     assert re.search(f"{device['uuid']} +{device['pci_bus_id'] or '-'}", demo.run("status", "-v").stdout)
     assert json.loads(demo.run("status", "--json").stdout)["devices"]
-    plan = demo.run("flush", "--workload", "training", "--dry-run", "--json")
+    plan = demo.run("flush", "--workload", "train-llm", "--dry-run", "--json")
     assert json.loads(plan.stdout)["receipts"][0]["outcome"] == "planned"
     missing = demo.run("flush", "--pid", "1")
     assert (missing.returncode, missing.stdout) == (3, "")
@@ -176,7 +176,7 @@ def test_command_line_shows_and_flushes_programs(demo: RunningDaemon):
     assert receipts.returncode == (0 if returned else 3), receipts
     assert " released" in receipts.stdout
     doctor = demo.run("doctor")
-    assert "training" in doctor.stdout
+    assert "train-llm" in doctor.stdout
 
 
 @pytest.mark.timeout(300)  # the verdicts take about 90 s, on a slow machine more
@@ -193,14 +193,14 @@ def test_demo_shows_one_leak_and_fragmentation(common_demo: RunningDaemon):
         }
 
     alerts = until(lambda: (now := firing()).keys() >= {"leak", "fragmentation"} and now, 270, every=0.5)
-    assert alerts["leak"]["pid"] == pids["leak"]
+    assert alerts["leak"]["pid"] == pids["notebook"]
     assert "/min" in alerts["leak"]["summary"]
-    assert alerts["fragmentation"]["pid"] == pids["fragmentation"]
-    assert leaks == {pids["leak"]}
-    assert common_demo.value("gpumond_verdict", pid=pids["leak"], kind="leak") == 1
-    assert 0 < (common_demo.value("gpumond_time_to_oom_seconds", pid=pids["leak"]) or 0) < 3600
+    assert alerts["fragmentation"]["pid"] == pids["etl"]
+    assert leaks == {pids["notebook"]}
+    assert common_demo.value("gpumond_verdict", pid=pids["notebook"], kind="leak") == 1
+    assert 0 < (common_demo.value("gpumond_time_to_oom_seconds", pid=pids["notebook"]) or 0) < 3600
     device = common_demo.get("devices")[0]["uuid"]
-    past = common_demo.get(f"history?uuid={device}&pid={pids['leak']}&signal=live")["points"]
+    past = common_demo.get(f"history?uuid={device}&pid={pids['notebook']}&signal=live")["points"]
     assert past[-1]["median"] > past[0]["median"]
 
 

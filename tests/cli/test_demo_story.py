@@ -20,22 +20,27 @@ def test_nothing_is_told_of_an_empty_machine():
 
 
 def test_captions_contain_the_figures_of_the_daemon():
-    training = {"workload": "training", "cached_bytes": 3 * GIB, "live_bytes": 2 * GIB}
-    verdict = {"kind": "leak", "summary": "leak grows by 840.0 MiB/min"}
+    training = {"pid": 1, "workload": "train-llm", "cached_bytes": 3 * GIB, "live_bytes": 2 * GIB}
+    notebook = {"pid": 2, "workload": "notebook", "cached_bytes": 0, "live_bytes": GIB}
+    verdict = {"kind": "leak", "pid": 2, "summary": "notebook grows by 840.0 MiB/min"}
     alert = {"labels": [["workload", "finetune"], ["gpu", "1"]], "annotations": [["case", "c1"]]}
-    receipt = {"outcome": "freed", "released_bytes": GIB, "workload": "fragmentation", "requested_by": "rule:flush"}
+    receipt = {"outcome": "freed", "released_bytes": GIB, "workload": "etl", "requested_by": "rule:flush"}
     found = told(
-        queue=[{"need_bytes": 20 * GIB}], processes=[training], verdicts=[verdict], alerts=[alert], receipts=[receipt]
+        queue=[{"need_bytes": 20 * GIB, "workload": "pretrain"}],
+        processes=[training, notebook],
+        verdicts=[verdict],
+        alerts=[alert],
+        receipts=[receipt],
     )
     assert found == {
-        "queue": "A program waits for 20.0 GiB of a GPU. See: gpumond queue",
-        "cache": "training uses 2.0 GiB, and keeps 3.0 GiB that a flush would release. Try: gpumond flush training",
-        "leak": "leak grows by 840.0 MiB/min. Try: gpumond why leak",
-        "flush": "A flush of fragmentation released 1.0 GiB (rule flush). See: gpumond receipts",
+        "queue": "pretrain waits for 20.0 GiB of a GPU. See: gpumond queue",
+        "cache": "train-llm uses 2.0 GiB, and keeps 3.0 GiB that a flush would release. Try: gpumond flush train-llm",
+        "leak": "notebook grows by 840.0 MiB/min. Try: gpumond why notebook",
+        "flush": "A flush of etl released 1.0 GiB (rule flush). See: gpumond receipts",
         "oom": "finetune ran out of memory on GPU 1. See: gpumond oom show c1",
     }
 
 
 def test_small_caches_and_healthy_verdicts_are_not_told():
-    training = {"workload": "training", "cached_bytes": GIB, "live_bytes": None}
+    training = {"pid": 1, "workload": "train-llm", "cached_bytes": GIB, "live_bytes": None}
     assert told(processes=[training], verdicts=[{"kind": "churn", "summary": ""}]) == {}

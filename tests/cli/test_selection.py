@@ -71,6 +71,7 @@ QUEUED = QueuedRequest(
     missing_bytes=7 * GIB,
     ahead=1,
     user="ann",
+    workload="pretrain",
     pid=4242,
     since=999_940.0,
 )
@@ -78,7 +79,7 @@ QUEUED = QueuedRequest(
 
 def test_queue_is_shown_with_what_is_missing_and_since_when():
     frame = make_frame(make_device(used_bytes=GIB), queue=(QUEUED,))
-    sentence = "20.0 GiB for pid 4242 (ann), 7.0 GiB missing, behind 1, for 1 min"
+    sentence = "20.0 GiB for pretrain (pid 4242, ann), 7.0 GiB missing, behind 1, for 1 min"
     assert queue_table(frame).splitlines()[1].split() == [
         "0",
         "20.0",
@@ -89,6 +90,7 @@ def test_queue_is_shown_with_what_is_missing_and_since_when():
         "GiB",
         "1",
         "4242",
+        "pretrain",
         "ann",
         "1",
         "min",

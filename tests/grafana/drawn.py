@@ -208,7 +208,7 @@ def _named(legend: str, labels: Mapping[str, str]) -> str:
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 WATCHED_SECONDS = 120
-SHOWN = {"device": {"machine": "demo"}, "workload": {"workload": "training"}}
+SHOWN = {"device": {"machine": "demo"}, "workload": {"workload": "train-llm"}}
 """Selected values in the images, where there are several."""
 
 

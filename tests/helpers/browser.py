@@ -37,8 +37,8 @@ MISSING = [
 needs_chromium = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}")
 WIDE = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 780}
-PROGRAMS = ("training", "serving", "leak", "fragmentation")
-"""Programs of the demo."""
+PROGRAMS = ("train-llm", "chat-api", "notebook", "etl")
+"""Workloads of the demo."""
 
 LIVE = "**/api/v1/live"
 """Route of the stream of frames."""

@@ -37,8 +37,8 @@ def main() -> None:
                 session.shows_content()
                 _save(session, scheme)
         with open_page(browser, demo, SIZE) as session:
-            until(lambda: cached(demo, "training") > 2 * GIB, 120)
-            session.page.get_by_role("button", name="Flush training…").click()
+            until(lambda: cached(demo, "train-llm") > 2 * GIB, 120)
+            session.page.get_by_role("button", name="Flush train-llm…").click()
             sign_in(session, demo)
             session.page.get_by_role("button", name="Flush now").click()
             session.shows(" released.")

@@ -76,7 +76,7 @@ def test_programs_of_the_demo_are_listed(engine: Engine, demo: str):
         status = json.loads(engine("podman", "exec", demo, "gpumond", "status", "--json"))
         return {entry["workload"] for entry in status["agents"]}
 
-    until(lambda: workloads() >= {"training", "serving", "leak", "fragmentation"}, every=0.5)
+    until(lambda: workloads() >= {"train-llm", "chat-api", "notebook", "etl"}, every=0.5)
 
 
 def test_image_user_is_unprivileged_and_cannot_write(engine: Engine, demo: str):

@@ -105,10 +105,10 @@ def test_bar_is_as_long_as_its_value(session: PageSession):
 
 
 def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browser: Browser, demo: RunningDaemon):
-    until(lambda: reclaimable(demo, "training") > 2 * GIB)  # the program uses a part again while the plan is shown
+    until(lambda: reclaimable(demo, "train-llm") > 2 * GIB)  # the program uses a part again while the plan is shown
     with open_page(browser, demo) as session:
         page = session.page
-        page.get_by_role("button", name="Flush training…").click(timeout=60_000)
+        page.get_by_role("button", name="Flush train-llm…").click(timeout=60_000)
         page.get_by_label("Token").fill("gpm_wrong")
         page.get_by_label("Token").press("Enter")
         session.shows("The daemon didn't accept that token.")
@@ -116,10 +116,10 @@ def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browse
         dialog = page.locator("dialog#flush")
         dialog.get_by_text("should release").wait_for()
         assert dialog.get_by_text("planned").count() == 1
-        assert [receipt["outcome"] for receipt in receipts_of(demo, "training")] == ["planned"]
+        assert [receipt["outcome"] for receipt in receipts_of(demo, "train-llm")] == ["planned"]
         dialog.get_by_role("button", name="Flush now").click()
         dialog.get_by_text(" released.").wait_for(timeout=60_000)
-        plan, receipt = receipts_of(demo, "training")
+        plan, receipt = receipts_of(demo, "train-llm")
         facts = dict(zip(*session.texts("#receipts dt", "#receipts dd"), strict=True))
         assert session.texts("#flush-words")[0] == [f"{human(receipt['released_bytes'])} released."]
         assert facts["released"] == human(receipt["released_bytes"])
@@ -129,7 +129,7 @@ def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browse
         assert facts["held"] == f"{human(receipt['before']['held_bytes'])} → {human(receipt['after']['held_bytes'])}"
         assert session.texts("#receipts .outcome")[0] == [receipt["outcome"]]
         dialog.get_by_role("button", name="Close").click()
-        page.locator("#events .flush", has_text="training").first.wait_for()  # without a reload
+        page.locator("#events .flush", has_text="train-llm").first.wait_for()  # without a reload
         token = (demo.directory / "token").read_text().strip()
         assert not [url for url in session.requested_urls if token in url]
         assert page.context.cookies() == []
@@ -185,14 +185,14 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
     page.keyboard.press("Enter")
     assert session.texts("tbody .of-program bdi") == [sorted(PROGRAMS, reverse=True)]
     page.keyboard.press("/")
-    page.keyboard.type("LEAK")
-    assert session.texts("tbody .of-program bdi", "#shown") == [["leak"], ["1 of 4"]]
+    page.keyboard.type("NOTE")
+    assert session.texts("tbody .of-program bdi", "#shown") == [["notebook"], ["1 of 4"]]
     page.keyboard.press("Tab")
-    page.get_by_role("button", name="leak", exact=True).focus()
+    page.get_by_role("button", name="notebook", exact=True).focus()
     page.keyboard.press("Enter")
     chart = page.locator("tbody .history svg")
     chart.wait_for()
-    assert page.get_by_role("button", name="leak", exact=True).get_attribute("aria-expanded") == "true"
+    assert page.get_by_role("button", name="notebook", exact=True).get_attribute("aria-expanded") == "true"
     assert re.fullmatch(r"Used between .+ and .+ in .+; .+ last\.", chart.get_attribute("aria-label") or "")
     lengths = page.evaluate("""['used', 'layer.live', 'layer.overhead', 'grid'].map(
         kind => document.querySelector(`tbody svg path.${kind}`).getAttribute('d').length)""")
@@ -204,13 +204,13 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
 def test_workload_that_grew_since_an_hour_ago_is_first(session: PageSession, demo: RunningDaemon):
     frame, page = demo.get("frame"), session.page
     for process in frame["processes"]:
-        process["used_bytes"] += 35 * GIB if process["workload"] == "serving" else 0
+        process["used_bytes"] += 35 * GIB if process["workload"] == "chat-api" else 0
     show_frame(session, frame)
     page.get_by_label("Change in").select_option("1 h")
     page.get_by_label("Group by").select_option("workload")
     page.get_by_role("button", name="Change", exact=True).click()
     page.get_by_text(re.compile(r"^\+3\d\.\d GiB$")).first.wait_for()
-    assert session.texts("tbody.group .of-program bdi")[0][0] == "serving"
+    assert session.texts("tbody.group .of-program bdi")[0][0] == "chat-api"
     page.unroute(LIVE)
 
 
@@ -218,8 +218,8 @@ def test_link_opens_what_is_shown(session: PageSession):
     page = session.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_label("Group by").select_option("workload")
-    page.get_by_role("button", name="training").click()
-    page.get_by_role("button", name="training").nth(1).click()
+    page.get_by_role("button", name="train-llm").click()
+    page.get_by_role("button", name="train-llm").nth(1).click()
     page.get_by_role("button", name="Copy link").click()
     session.shows("Link copied")
     link = page.evaluate("navigator.clipboard.readText()")
@@ -233,18 +233,18 @@ def test_link_opens_what_is_shown(session: PageSession):
 def test_processes_are_downloaded_as_they_are_shown(session: PageSession):
     page = session.page
     page.get_by_role("button", name="Program", exact=True).click()
-    page.get_by_label("Filter").fill("serving")
+    page.get_by_label("Filter").fill("chat-api")
     session.shows("1 of 4")
     with page.expect_download() as saved:
         page.get_by_role("group", name="Download processes").get_by_role("button", name="CSV").click()
     table = list(csv.DictReader(saved.value.path().read_text().splitlines()))
-    assert [row["program"] for row in table] == ["serving"]
+    assert [row["program"] for row in table] == ["chat-api"]
     assert all(int(row["used_bytes"]) > 0 for row in table)
     with page.expect_download() as saved:
         page.get_by_role("button", name="JSON").click()
     document = json.loads(saved.value.path().read_text())
-    assert [process["program"] for process in document["processes"]] == ["serving"]
-    assert (document["filter"], document["order"]) == ("serving", {"id": "program", "up": True})
+    assert [process["program"] for process in document["processes"]] == ["chat-api"]
+    assert (document["filter"], document["order"]) == ("chat-api", {"id": "program", "up": True})
 
 
 def test_help_explains_every_share(session: PageSession):
@@ -344,13 +344,13 @@ def test_page_signs_in_with_the_code_in_its_address(browser: Browser, demo: Runn
 
 def test_quota_and_missing_reserve_of_a_process_are_shown(session: PageSession):
     frame = session.page.request.get(f"{session.page.url}api/v1/frame").json()
-    process = next(each for each in frame["processes"] if each["workload"] == "training")
+    process = next(each for each in frame["processes"] if each["workload"] == "train-llm")
     quota = {f"{kind}_{part}": None for kind in KINDS for part in ("bytes", "quota")}
     quota |= {"limit_bytes": 8 * GIB, "limit_quota": "research", "reserve_bytes": 6 * GIB, "reserve_quota": "floor"}
     process.update(quota=quota, limit_bytes=8 * GIB, reserve_shortage_bytes=GIB)
     show_frame(session, frame)
-    row = session.page.locator("tbody", has_text="training").first
-    row.get_by_role("button", name="training", exact=True).click()
+    row = session.page.locator("tbody", has_text="train-llm").first
+    row.get_by_role("button", name="train-llm", exact=True).click()
     row.get_by_text("limit 8.0 GiB (research), reserve 6.0 GiB (floor)").wait_for()
     row.get_by_text("1.0 GiB taken by other programs").wait_for()
     session.page.unroute(LIVE)
@@ -359,11 +359,11 @@ def test_quota_and_missing_reserve_of_a_process_are_shown(session: PageSession):
 def test_link_restores_order_and_filter(session: PageSession):
     page = session.page
     page.get_by_role("button", name="Program", exact=True).click()
-    page.get_by_label("Filter").fill("serving")
-    assert session.address().endswith("#sort=program%2Cup&filter=serving")
+    page.get_by_label("Filter").fill("chat-api")
+    assert session.address().endswith("#sort=program%2Cup&filter=chat-api")
     other = PageSession(page.context, session.address())
     other.page.locator("#shown", has_text="1 of 4").wait_for()
-    assert other.page.get_by_label("Filter").input_value() == "serving"
+    assert other.page.get_by_label("Filter").input_value() == "chat-api"
     assert other.page.locator("#columns [aria-sort=ascending]").inner_text() == "Program"
     page.get_by_label("Filter").fill("")
     assert session.address().endswith("#sort=program%2Cup")

@@ -52,7 +52,7 @@ def test_chart_shows_the_chosen_range_up_to_now(session: PageSession):
 
 def test_chart_is_zoomed_and_its_crosshair_is_that_of_all_charts(session: PageSession):
     page = session.page
-    page.get_by_role("button", name="leak", exact=True).click()
+    page.get_by_role("button", name="notebook", exact=True).click()
     plot = page.locator(".device .plot")
     drawn(session, "900")
     page.locator("tbody .plot[data-range]").wait_for()

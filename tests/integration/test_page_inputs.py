@@ -50,8 +50,8 @@ def test_minute_before_an_event_is_shown(browser: Browser, demo: RunningDaemon, 
 def test_program_is_flushed_with_proof(browser: Browser, demo: RunningDaemon, by: Input):
     with signed_in(browser, demo) as session:
         session.shows_content()
-        until(lambda: _rested(demo) and cached(demo, "training") > GIB / 2, 120)
-        flushing("training").run(session, by)
+        until(lambda: _rested(demo) and cached(demo, "train-llm") > GIB / 2, 120)
+        flushing("train-llm").run(session, by)
 
 
 def _rested(daemon: RunningDaemon) -> bool:

@@ -19,15 +19,15 @@ def test_palette_jumps_and_acts_by_keyboard(session: PageSession, demo: RunningD
     page.keyboard.press("Control+k")
     palette = page.get_by_role("dialog", name="Commands")
     text = palette.get_by_role("combobox", name="Command")
-    page.keyboard.type("show leak")
-    option = palette.get_by_role("option", name=re.compile(r"Show leak \(pid \d+\) on GPU 0"))
+    page.keyboard.type("show notebook")
+    option = palette.get_by_role("option", name=re.compile(r"Show notebook \(pid \d+\) on GPU 0"))
     option.wait_for()
     assert text.get_attribute("aria-activedescendant") == option.get_attribute("id")
     check_access(session)
     page.keyboard.press("Enter")
     page.locator("tbody.process .plot svg").wait_for()
     focused = "document.activeElement.closest('tbody').querySelector('.of-program bdi').textContent"
-    assert page.evaluate(focused) == "leak"
+    assert page.evaluate(focused) == "notebook"
     page.keyboard.press(":")
     page.keyboard.type("theme dark")
     page.keyboard.press("Enter")

@@ -52,17 +52,17 @@ def test_alerts_of_the_past_have_links_to_chart_and_runbook(browser: Browser, de
 
 
 def test_receipts_are_listed_filtered_and_downloaded(browser: Browser, demo: RunningDaemon):
-    status, _, _ = demo.flush(target={"workload": "training"}, force=True)
+    status, _, _ = demo.flush(target={"workload": "train-llm"}, force=True)
     assert status == 200
-    *_, receipt = (each for each in demo.get("receipts") if each["workload"] == "training")
+    *_, receipt = (each for each in demo.get("receipts") if each["workload"] == "train-llm")
     with open_page(browser, demo) as session:
         page = session.page
         page.get_by_role("button", name="Receipts").click()
-        page.get_by_role("searchbox", name="Filter").fill(f"training {receipt['outcome']}")
+        page.get_by_role("searchbox", name="Filter").fill(f"train-llm {receipt['outcome']}")
         row = page.get_by_role("table", name="Receipts").locator("tbody tr").first
-        row.get_by_text(f"training (pid {receipt['pid']})").wait_for()
+        row.get_by_text(f"train-llm (pid {receipt['pid']})").wait_for()
         cells = row.locator("th, td").all_inner_texts()
-        assert cells[1] == f"training (pid {receipt['pid']})"
+        assert cells[1] == f"train-llm (pid {receipt['pid']})"
         assert cells[4] == receipt["outcome"]
         assert cells[7:9] == [human(receipt["released_bytes"]), human(receipt["driver_released_bytes"])]
         check_access(session)
@@ -72,7 +72,7 @@ def test_receipts_are_listed_filtered_and_downloaded(browser: Browser, demo: Run
         assert records[0]["released_bytes"] == str(receipt["released_bytes"])
         other = PageSession(page.context, session.address())
         other.page.get_by_role("table", name="Receipts").wait_for()
-        assert other.page.get_by_role("searchbox", name="Filter").input_value() == f"training {receipt['outcome']}"
+        assert other.page.get_by_role("searchbox", name="Filter").input_value() == f"train-llm {receipt['outcome']}"
 
 
 def test_baselines_are_recorded_compared_and_deleted(browser: Browser, demo: RunningDaemon):
@@ -91,7 +91,7 @@ def test_baselines_are_recorded_compared_and_deleted(browser: Browser, demo: Run
         table.wait_for()
         measures = {tuple(row[:2]) for row in rows_of(session)}
         assert {(program, "used typical") for program in PROGRAMS} <= measures
-        assert page.get_by_role("img", name="Used memory of training, before and after").count() == 1
+        assert page.get_by_role("img", name="Used memory of train-llm, before and after").count() == 1
         check_access(session)
         page.get_by_role("combobox", name="with", exact=True).select_option("a new measurement")
         page.get_by_role("button", name="Measure now").click()

@@ -23,10 +23,10 @@ AXE = axe()
 def test_classes_of_a_program_are_shown_on_a_phone(browser: Browser, demo: RunningDaemon):
     with open_page(browser, demo, PHONE) as session:
         page = session.page
-        page.get_by_role("button", name="training", exact=True).click(timeout=60_000)
-        page.get_by_role("button", name="Memory of training").click()
+        page.get_by_role("button", name="train-llm", exact=True).click(timeout=60_000)
+        page.get_by_role("button", name="Memory of train-llm").click()
         sign_in(session, demo)
-        dialog = page.get_by_role("dialog", name="Memory of training")
+        dialog = page.get_by_role("dialog", name="Memory of train-llm")
         dialog.get_by_text("parameters").first.wait_for()
         until(session.fits)
         dialog.get_by_role("button", name="Close").click()
@@ -46,10 +46,10 @@ def test_dialog_names_a_program_whose_agent_connected_after_its_process_was_show
         page = session.page
         page.locator("#processes tbody").nth(len(PROGRAMS) - 1).wait_for(timeout=60_000)
         named.append(True)
-        page.get_by_role("button", name="training", exact=True).click()
-        page.get_by_role("button", name="Memory of training").click()
+        page.get_by_role("button", name="train-llm", exact=True).click()
+        page.get_by_role("button", name="Memory of train-llm").click()
         sign_in(session, demo)
-        page.get_by_role("dialog", name="Memory of training (pid").wait_for()
+        page.get_by_role("dialog", name="Memory of train-llm (pid").wait_for()
 
 
 def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
@@ -61,10 +61,10 @@ def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
     with open_page(browser, demo, PHONE) as session:
         page = session.page
         page.route("**/why", answer)
-        page.get_by_role("button", name="training", exact=True).click(timeout=60_000)
-        page.get_by_role("button", name="Memory of training").click()
+        page.get_by_role("button", name="train-llm", exact=True).click(timeout=60_000)
+        page.get_by_role("button", name="Memory of train-llm").click()
         sign_in(session, demo)
-        dialog = page.get_by_role("dialog", name="Memory of training")
+        dialog = page.get_by_role("dialog", name="Memory of train-llm")
         dialog.get_by_text("use a smaller batch").wait_for()
         assert dialog.get_by_text("22.0 GiB (55 %)").is_visible()
         assert dialog.get_by_text("activations, the rest").is_visible()
@@ -81,10 +81,10 @@ def test_unknown_classes_are_not_shown_as_others(browser: Browser, demo: Running
     with open_page(browser, demo) as session:
         page = session.page
         page.route("**/why", lambda route: route.fulfill(status=200, json=WHY.dump_python(why, mode="json")))
-        page.get_by_role("button", name="training", exact=True).click(timeout=60_000)
-        page.get_by_role("button", name="Memory of training").click()
+        page.get_by_role("button", name="train-llm", exact=True).click(timeout=60_000)
+        page.get_by_role("button", name="Memory of train-llm").click()
         sign_in(session, demo)
-        dialog = page.get_by_role("dialog", name="Memory of training")
+        dialog = page.get_by_role("dialog", name="Memory of train-llm")
         dialog.get_by_text("too many objects; use a smaller batch; the program paused for at most 105 ms").wait_for()
         assert dialog.get_by_text("as of 0.4 s ago").is_visible()
         assert dialog.get_by_text("24.0 GiB (60 %)").is_visible()
@@ -105,8 +105,8 @@ def test_snapshot_is_saved(browser: Browser, demo: RunningDaemon):
         page = session.page
         page.route("**/snapshot", lambda route: route.fulfill(status=200, json=dump))
         page.route("**/snapshots/7", file)
-        page.get_by_role("button", name="training", exact=True).click(timeout=60_000)
-        page.get_by_role("button", name="Memory of training").click()
+        page.get_by_role("button", name="train-llm", exact=True).click(timeout=60_000)
+        page.get_by_role("button", name="Memory of train-llm").click()
         sign_in(session, demo)
         with page.expect_download() as saved:
             page.get_by_role("button", name="Save a snapshot").click()

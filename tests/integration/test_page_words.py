@@ -63,10 +63,10 @@ def test_nothing_is_alarming_in_the_first_minute(browser: Browser, serve: Serve)
 
 def test_figures_of_cards_are_those_of_the_rows_beside_them(browser: Browser, demo: RunningDaemon):
     """A fragmentation whose program has freed its memory: the card states the present values first."""
-    until(lambda: any(each["workload"] == "fragmentation" for each in demo.get("processes")))
+    until(lambda: any(each["workload"] == "etl" for each in demo.get("processes")))
 
     def fragmented(frame: Any) -> None:
-        process = next(each for each in frame["processes"] if each["workload"] == "fragmentation")
+        process = next(each for each in frame["processes"] if each["workload"] == "etl")
         evidence = [["fragmentation_ratio", 0.57], ["peak_live_bytes", 2 << 30], ["peak_kept_bytes", 4 << 30]]
         found = {"kind": "fragmentation", "since": frame["snapshot"]["taken_at"] - 60, "evidence": evidence}
         found |= {name: process[name] for name in ("device_uuid", "pid", "start_ticks")}
@@ -76,7 +76,7 @@ def test_figures_of_cards_are_those_of_the_rows_beside_them(browser: Browser, de
     with open_page(browser, demo, rewrite=fragmented) as session:
         session.page.locator("#alerts .line").get_by_text("now").first.wait_for()
         (line,), rows = session.texts("#alerts bdi.line", "tbody.process tr")
-        row = next(text for text in rows if "fragmentation" in text)
+        row = next(text for text in rows if "etl" in text)
         live = re.search(r"held, (.+?) live", line)
         assert live is not None
         assert live[1] in row

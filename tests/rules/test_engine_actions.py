@@ -76,6 +76,7 @@ def test_engine_is_left_alone(fields: dict[str, Any]):
     [
         ([("uuid", "GPU-b")], False),
         ([("uuid", "GPU-a"), ("pid", "20")], True),
+        ([("uuid", "GPU-a"), ("pid", "20"), ("workload", "the name that its program states")], True),
         ([("uuid", "GPU-a"), ("pid", "10")], False),
         ([("workload", "chat"), ("uid", "1000")], True),
         ([("workload", "train")], False),

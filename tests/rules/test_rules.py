@@ -61,6 +61,17 @@ def test_keep_firing_for_holds_for_a_connected_process_that_the_driver_no_longer
     assert not step(rule, NONE, firing, Hidden(connected={ProcessKey(10, 101)}), 1, 1)
 
 
+def test_kept_alert_states_the_present_values_and_that_of_its_last_breach():
+    rule = replace(make_rule(keep_firing_for_seconds=9), annotations=(("summary", "{value}, {live} live now"),))
+    activities: Activities = {}
+    for at, (value, live) in enumerate(((0.9, "2 GiB"), (0.5, "1 GiB"))):
+        row = Row(LABELS, value, texts={"live": live})
+        activities = step(rule, of("used_ratio", row, unit="ratio"), activities, Hidden(), at, at)
+    (activity,) = activities.values()
+    assert activity.cleared_elapsed == 1
+    assert activity.alert.annotations == (("summary", "90.0 %, 1 GiB live now"),)
+
+
 @pytest.mark.parametrize("start", [100, None])
 def test_alert_of_a_process_without_a_known_start_continues_with_its_pid(start: int | None):
     rule, labels = make_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))

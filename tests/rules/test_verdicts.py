@@ -135,6 +135,17 @@ def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():
     assert dict(alert.annotations)["summary"].startswith(f"{LEAK.summary}; see what keeps the memory: gpumond why")
 
 
+def test_alert_on_a_process_has_the_workload_of_its_start():
+    """Silences and routes name a workload, which outlives a restart; the label stays when the agent comes or goes."""
+    pools = (make_pool("GPU-a", live=GIB, cached=0),)
+    report = make_report(10, pools, workload="train", start_ticks=100)
+    with_agent, without = make_snapshot(DEVICE, reports=(report,)), make_snapshot(DEVICE)
+    for snapshots, workload in (((with_agent, without), "train"), ((without, with_agent), None)):
+        ticks = run_ticks(*((each, (LEAK,)) for each in snapshots))
+        assert [[alert.rule for alert in tick.raised] for tick in ticks] == [["leak"], []]
+        assert {dict(alert.labels).get("workload") for tick in ticks for alert in tick.frame.alerts} == {workload}
+
+
 def test_leak_without_a_process_fires():
     (alert,) = run_ticks(
         (

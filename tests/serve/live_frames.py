@@ -25,7 +25,7 @@ def random_frame(rng: random.Random, seq: int) -> Frame:
         uuid = f"GPU-{index}"
         pids = rng.sample(range(1, 6), rng.randint(0, 4))
         used = {pid: rng.choice((None, rng.randint(1, 3) * GIB)) for pid in pids}
-        processes = tuple(make_process(pid, used[pid], idle_seconds=rng.choice((None, 0.5, 7.5))) for pid in pids)
+        processes = tuple(make_process(pid, used[pid], idle_seconds=rng.choice((None, 0.0, 7.0))) for pid in pids)
         sensors = Sensors(power_watts=rng.choice((None, 100.5, float("nan"))))
         listed = rng.choice((processes, processes, None))
         devices.append(make_device(uuid, index=index, used_bytes=9 * GIB, processes=listed, sensors=sensors))

@@ -120,10 +120,11 @@ def test_layer_is_interrupted_by_a_gap():
     assert run_module("stack", "m.columnAt(given[0], 30)", columns) is None
 
 
-def test_newest_point_of_a_chart_has_the_shares_of_the_ledger():
-    lines = [{"share": share, "used_bytes": size} for share, size in (("live", 1), ("live", 2), ("cached", 4))]
-    point = run_module("stack", "m.pointOf(9, given[0], 8)", lines)
-    assert point == {"at": 9, "low": 8, "high": 8, "used": 8, "live": 3, "cached": 4}
+def test_newest_point_of_a_chart_has_the_known_shares_of_the_process():
+    shares = {"live": 3, "cached": 4, "stranded": 0, "overhead": None, "opaque": None}
+    process = {f"{share}_bytes": size for share, size in shares.items()}
+    point = run_module("shares", "m.addShares({ at: 9, live: 1 }, given[0])", process)
+    assert point == {"at": 9, "live": 4, "cached": 4, "stranded": 0}
 
 
 def test_close_marks_are_one_group():

@@ -188,10 +188,10 @@ CAPTIONS = """given.map(([frame, told, now]) => {
 def test_captions_of_the_demo_are_true_and_each_is_told():
     def frame(cached: int = 0, flushed_at: float = 0.0, name: str = "sim", **more: Any) -> dict[str, Any]:
         snapshot = {"source": {"name": name}, "taken_at": 100.0, "devices": []}
-        event = {"kind": "flush", "at": flushed_at, "workload": "training", "details": [["released_bytes", GIB]]}
+        event = {"kind": "flush", "at": flushed_at, "workload": "train-llm", "details": [["released_bytes", GIB]]}
         processes = [
-            {"workload": "leak", "pid": 1},
-            {"workload": "training", "pid": 2, "live_bytes": GIB, "cached_bytes": cached},
+            {"workload": "notebook", "pid": 1},
+            {"workload": "train-llm", "pid": 2, "live_bytes": GIB, "cached_bytes": cached},
         ]
         empty: dict[str, Any] = {"verdicts": [], "queue": []}
         return {"snapshot": snapshot, "processes": processes, "events": [event]} | empty | more

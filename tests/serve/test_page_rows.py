@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+import random
 from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
 
 from gpumond.facts.shares import MEANINGS, SHARES
+from gpumond.serve.full_frame import full_frame
+from gpumond.serve.live import live_frame
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.values import make_device, make_pool, make_process, make_report
-from tests.serve.live_frames import as_json, random_wholes
+from tests.serve.live_frames import as_json, random_frame, random_wholes
 from tests.serve.page_modules import needs_node, run_module
 
 pytestmark = needs_node
@@ -166,7 +169,12 @@ def test_layout_of_devices_follows_from_their_number(count: int, layout: str):
 def test_rows_of_devices_state_the_bytes_of_the_frame():
     expression = """given.map((frame) => m.devicesOf(frame).map(
         ({ device, sums, programs, verdict }) => [device.uuid, sums, programs, verdict]))"""
-    for frame, rows in zip(FRAMES, run_module("matrix", expression, *FRAMES), strict=True):
+    wholes = [full_frame(random_frame(random.Random(seed), seed)) for seed in range(20)]
+    frames = [as_json(whole) for whole in wholes]
+    assert run_module("matrix", expression, *frames) == run_module(
+        "matrix", expression, *(as_json(live_frame(whole)) for whole in wholes)
+    )
+    for frame, rows in zip(frames, run_module("matrix", expression, *frames), strict=True):
         expected: list[Any] = []
         for device in frame["snapshot"]["devices"]:
             uuid = device["uuid"]

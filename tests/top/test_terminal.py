@@ -45,7 +45,7 @@ def reclaimable(daemon: RunningDaemon) -> int:
         pool["reclaimable"]["likely"]
         for agent in daemon.get("agents")
         for pool in agent["pools"]
-        if agent["workload"] == "training"
+        if agent["workload"] == "train-llm"
     )
 
 
@@ -55,17 +55,17 @@ def environ(daemon: RunningDaemon) -> dict[str, str]:
 
 def test_session_from_start_to_receipt_and_exit(demo: RunningDaemon):
     with terminal(TOP, COLORTERM="truecolor", **environ(demo)) as session:
-        session.shows("GPU 0 Simulated 24 GiB", "training", "serving", "leak", "fragmentation", "q Quit")
+        session.shows("GPU 0 Simulated 24 GiB", "train-llm", "chat-api", "notebook", "etl", "q Quit")
         session.press("/")
         session.shows("part of a name")
-        session.press("training\r")  # a rule of the demo may just have flushed another program
-        session.shows("training (pid")
+        session.press("train-llm\r")  # a rule of the demo may just have flushed another program
+        session.shows("train-llm (pid")
         session.press("f")
-        session.shows("training", "WOULD RELEASE", "y: yes")
+        session.shows("train-llm", "WOULD RELEASE", "y: yes")
         session.press("y")
         session.shows("receipts", "DRIVER", "released")
         session.press("\x1b")
-        session.shows("USED↓", "training", without="receipts")
+        session.shows("USED↓", "train-llm", without="receipts")
         assert "48;2;51;81;253" in session.written  # live, as on the page
         session.press("q")
         assert session.ends() == 0

@@ -325,7 +325,9 @@ def _engines(
             continue
         if "uuid" in labels and labels["uuid"] not in devices:
             continue
-        if labels.get("workload", "") not in ("", engine.name) or labels.get("uid", str(engine.uid)) != str(engine.uid):
+        if "pid" not in labels and labels.get("workload", "") not in ("", engine.name):
+            continue
+        if labels.get("uid", str(engine.uid)) != str(engine.uid):
             continue
         if any(fnmatchcase(engine.name, glob) for glob in action.workloads):
             yield engine.uid, engine.name

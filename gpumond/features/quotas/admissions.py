@@ -471,13 +471,15 @@ class Admissions:
         *,
         uid: int | None = None,
         pid: int | None = None,
+        workload: str = "",
         wait: bool = False,
         whole: bool = False,
     ) -> Admission:
         """Grant a request, or queue it if it waits. Raises TooManyAdmissions.
 
         ``uid``: the user that makes the request; None for an administrator. ``pid``: the process that becomes the
-        program; one of another user is ignored, since a client may have stated any. ``whole``: see KeptAdmission.
+        program; one of another user is ignored, since a client may have stated any. ``workload``, ``whole``: see
+        KeptAdmission.
         """
         self._expire()
         user = counted_name(owner)
@@ -500,6 +502,7 @@ class Admissions:
             program_uid=program_uid,
             deadline=None,
             whole=whole,
+            workload=workload,
         )
         self._leased_until[request.id] = self._clock() + LEASE_SECONDS
         self._queue = replace(self._queue, waiting=(*self._queue.waiting, request))
@@ -542,6 +545,7 @@ class Admissions:
             missing_bytes=answer.missing_bytes,
             ahead=answer.ahead,
             user=request.owner,
+            workload=request.workload,
             pid=request.pid,
             since=self._since[request.id],
         )

@@ -98,7 +98,7 @@ class Queue:
 def queue_table(frame: Mapping[str, Any]) -> str:
     """Return a table of the requests; empty without one."""
     indexes = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
-    header = ("GPU", ">NEED", ">AVAILABLE", ">MISSING", ">AHEAD", ">PID", "CALLER", ">WAITING")
+    header = ("GPU", ">NEED", ">AVAILABLE", ">MISSING", ">AHEAD", ">PID", "PROGRAM", "CALLER", ">WAITING")
     now = frame["snapshot"]["taken_at"]
     rows = [
         [
@@ -108,6 +108,7 @@ def queue_table(frame: Mapping[str, Any]) -> str:
             human(request["missing_bytes"]),
             str(request["ahead"]),
             "-" if request["pid"] is None else str(request["pid"]),
+            request["workload"] or "-",
             request["user"],
             duration(max(0.0, now - request["since"])),
         ]

@@ -15,6 +15,7 @@ from gpumond.cli import client
 from gpumond.cli.arguments import print_error
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError
+from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.units import human
 from gpumond.view.text import cut, safe
 
@@ -67,12 +68,17 @@ def wait_seconds(text: str | None) -> float:
 
 
 @contextmanager
-def admitted(url: str, need_bytes: int, device: str | None, seconds: float) -> Iterator[str | None]:
+def admitted(url: str, need_bytes: int, device: str | None, workload: str, seconds: float) -> Iterator[str | None]:
     """Yield the id of the granted request; None, with a message, if the memory is not available in time.
 
     Whatever happens before this process has become the program releases the request. Raises DaemonError.
     """
-    body: dict[str, Any] = {"need_bytes": need_bytes, "wait": seconds > 0, "pid": os.getpid()}
+    body: dict[str, Any] = {
+        "need_bytes": need_bytes,
+        "wait": seconds > 0,
+        "pid": os.getpid(),
+        "workload": workload[:MAX_WORKLOAD],
+    }
     if device is not None:
         body["device"] = device
     end, waiting = time.monotonic() + seconds, WaitingLine()

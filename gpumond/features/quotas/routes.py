@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.config.models import Encodable
 from gpumond.facts.frame import Frame, device_named
+from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.quota import Admission, PlannedFlush
 from gpumond.facts.snapshot import STARTING, DeviceReading
 from gpumond.facts.units import human
@@ -41,7 +42,7 @@ Id = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="The `id` of the 
 class AdmissionBody(Encodable):
     """`device`: an index, a UUID or a prefix of one, or a PCI address; required if there are several devices.
 
-    `pid`: the process that becomes the program, in the daemon's PID namespace.
+    `pid`: the process that becomes the program, in the daemon's PID namespace. `workload`: its name, for the queue.
     """
 
     model_config = ConfigDict(
@@ -54,6 +55,7 @@ class AdmissionBody(Encodable):
     device: str | None = Field(default=None, min_length=1, max_length=128)
     wait: bool = Field(default=False, description="Queue the request if it does not fit now.")
     pid: int | None = Field(default=None, gt=0, lt=2**31)
+    workload: str = Field(default="", max_length=MAX_WORKLOAD)
 
 
 def _json(admission: Admission) -> Response:
@@ -88,6 +90,7 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
         caller.name,
         uid=caller.uid,
         pid=body.pid,
+        workload=body.workload,
         wait=body.wait,
     )
     await admissions.keep()

@@ -208,8 +208,15 @@ def _advance(
     elapsed: float,
 ) -> Activity | None:
     if not rule.breached(value, active=before is not None and before.cleared_elapsed is None):
-        return _cleared(rule, before, elapsed) if before else None
-    identity = _identity(rule.name, labels, rule.labels)
+        kept = _cleared(rule, before, elapsed) if before else None
+        if kept is None:
+            return None
+        texts = _annotations(rule, subjects, row, kept.alert.value)  # they may state other values, as of now
+        return kept._replace(alert=replace(kept.alert, annotations=texts))
+    workload = (
+        dict(before.alert.labels).get("workload") if before else process and next(iter(subjects.programs(row)), "")
+    )
+    identity = _identity(rule.name, (*labels, ("workload", workload)) if workload else labels, rule.labels)
     if before is not None and before.alert.labels != identity:
         before = None  # the rule has other labels now: another alert
     active_at, since = (before.alert.active_at, before.active_elapsed) if before else (now, elapsed)
