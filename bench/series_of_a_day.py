@@ -13,7 +13,8 @@ import argparse
 from dataclasses import replace
 
 from bench.result import publish
-from gpumond.facts.frame import Frame, Owner
+from gpumond.facts.frame import Frame
+from gpumond.facts.snapshot import Owner
 from gpumond.metrics.exposition import Encoding, Exposition, Group
 from gpumond.metrics.owners import admitted
 from gpumond.metrics.telemetry import Telemetry

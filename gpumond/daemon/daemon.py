@@ -21,7 +21,7 @@ from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Fault, Reading, Snapshot
 from gpumond.feature import resolve
 from gpumond.features import features
-from gpumond.host.event_loop import background, cancelled
+from gpumond.host.event_loop import answered, background, cancelled
 from gpumond.host.machine import in_private_pid_namespace, kept_from_agents
 from gpumond.host.peer import person_of
 from gpumond.host.runtime_directory import AgentSocket
@@ -151,19 +151,23 @@ class Daemon(Operations):
 
     async def tick(self) -> Tick:
         """Read, conclude, publish, then act. The frame is swapped before receivers are notified and programs are
-        flushed."""
+        flushed. Requests that arrive meanwhile are answered between two stages, from the previous frame."""
         kernel, interval = self.kernel, self.kernel.settings.interval
         reading = await kernel.devices.read(wait=READ_SHARE * interval)
         with kernel.telemetry.tick_duration.time():
             snapshot = self._observe(reading)
+            departed = kernel.programs.departed()
             kernel.programs.keep(snapshot.unresponsive)
+            await answered()
             diagnose(kernel.diagnosis, snapshot)
+            await answered()
             verdicts = with_retainers(kernel.diagnosis.verdicts, snapshot)
             self._window = remember(self._window, snapshot)
             before = kernel.frame.owners if kernel.frame else None
             owners = admitted(before or {}, snapshot)
             frame = Frame(snapshot, attribute(snapshot), tuple(verdicts), owners=owners)
-            tick = Tick(frame=frame, window=self._window, departed=kernel.programs.departed())
+            tick = Tick(frame=frame, window=self._window, departed=departed)
+            await answered()
             for part in kernel.parts:
                 tick = part.conclude(tick)
             kernel.swap(tick.frame)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
@@ -50,8 +50,6 @@ FRAGMENTED_FROM = 0.05
 """Share of the device that a pool must keep before its fragmentation is reported."""
 FRAGMENTED = 0.25
 FRAGMENTED_CLEAR = 0.20
-FRAGMENTED_MINUTES = 60
-"""An evaluation may reach the peak of the live bytes once an hour."""
 MIN_MINUTES = 5
 START_MINUTES = 6
 """Minutes of a life in which the kept bytes grow since the program starts."""
@@ -82,7 +80,9 @@ ERROR_RATIO = 0.1
 """Error of the smallest number, as a share of the range of the numbers in a block, which has about 15 samples."""
 
 MINUTES = 60
-"""Number of minutes whose peaks are kept."""
+"""Number of minutes whose peaks are kept: an evaluation may reach the peak of the live bytes once an hour."""
+RETRIED_SECONDS = 600.0
+"""Time for which a retried allocation shows that fragmentation matters."""
 
 
 class PoolPeak(NamedTuple):
@@ -91,6 +91,14 @@ class PoolPeak(NamedTuple):
     at: float
     live: float
     kept: float
+
+
+class Fragmentation(NamedTuple):
+    ratio: float
+    live: float
+    kept: float
+    growth: float
+    since: float
 
 
 class Peaks:
@@ -168,11 +176,19 @@ class Peaks:
             self._last = PoolPeak(last.at, max(last.live, live), max(last.kept, kept))
             self._minutes[-3:] = array("d", self._last)
 
-    @property
-    def minutes(self) -> list[PoolPeak]:
-        """Peaks of the last hour, the oldest first."""
+    def fragmentation(self, size: float | None, now: float, active: bool) -> Fragmentation | None:
+        """Return the fragmentation of the pools in the last hour, if it grows or the program had to retry."""
         own = self._minutes
-        return [PoolPeak(*own[place : place + 3]) for place in range(0, len(own), 3)]
+        if len(own) < 3 * MIN_MINUTES or not size:
+            return None
+        live, kept = max(own[1::3]), max(own[2::3])
+        ratio = split_share(live, kept)
+        if kept < FRAGMENTED_FROM * size or ratio <= (FRAGMENTED_CLEAR if active else FRAGMENTED):
+            return None
+        growth = 0.0 if self.lowest is None else kept - self.lowest
+        if not (active or now - self.retried_at < RETRIED_SECONDS or growth >= GROWTH_RATIO * size):
+            return None
+        return Fragmentation(ratio, live, kept, growth, own[0])
 
 
 def kept_bytes(pool: PoolUsage) -> int:
@@ -262,32 +278,6 @@ def orphaned(flat_period: Flat, now: float, busy: float | None, idle_seconds: fl
     if min(idle_seconds, now - flat_period.since) > ORPHAN_SECONDS:
         return True
     return now - flat_period.since > ORPHAN_BUSY_SECONDS and flat_period.value >= ORPHAN_BUSY_RATIO * (size or inf)
-
-
-class Fragmentation(NamedTuple):
-    ratio: float
-    live: float
-    kept: float
-    growth: float
-    since: float
-
-
-def find_fragmentation(
-    recent: Iterable[PoolPeak], lowest: float | None, size: float | None, retried: bool, active: bool
-) -> Fragmentation | None:
-    """Return the fragmentation of a process's pools at their peaks, if it grows or the program had to retry."""
-    peaks = list(recent)
-    if len(peaks) < MIN_MINUTES or not size:
-        return None
-    window = peaks[-FRAGMENTED_MINUTES:]
-    live, kept = max(peak.live for peak in window), max(peak.kept for peak in window)
-    ratio = split_share(live, kept)
-    if kept < FRAGMENTED_FROM * size or ratio <= (FRAGMENTED_CLEAR if active else FRAGMENTED):
-        return None
-    growth = 0.0 if lowest is None else kept - lowest
-    if not (active or retried or growth >= GROWTH_RATIO * size):
-        return None
-    return Fragmentation(ratio, live, kept, growth, window[0].at)
 
 
 FILLED = "when it had filled the device"

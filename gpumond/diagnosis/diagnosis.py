@@ -58,7 +58,6 @@ UNATTRIBUTED_RATIO = 0.02
 """A device is classified as a whole if more than this share of it has no visible owner."""
 FREED_BLOCKS = 4
 """Number of blocks of 15 s for which a pool is small before its fragmentation ends."""
-RETRIED_SECONDS = 600.0
 MAX_DISAGREEMENTS = 3
 """Consecutive minutes with another shape after which a shape's verdict ends."""
 
@@ -293,13 +292,7 @@ class Diagnosis:
             )
 
     def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
-        found = detectors.find_fragmentation(
-            tracked.peaks.minutes,
-            tracked.peaks.lowest,
-            device.size_bytes,
-            self.history.now - tracked.peaks.retried_at < RETRIED_SECONDS,
-            "fragmentation" in tracked.verdicts,
-        )
+        found = tracked.peaks.fragmentation(device.size_bytes, self.history.now, "fragmentation" in tracked.verdicts)
         if found is None or self._freed(tracked, found.kept):
             tracked.verdicts.pop("fragmentation", None)
             return

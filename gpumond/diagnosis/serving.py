@@ -141,7 +141,7 @@ class UpperQuartiles:
             self.rows, self._signal = Rows(2, KEPT_BLOCKS), signal
         last = self.rows.times(1)
         if medians and (not last or begin > last[0]):
-            self.rows.append(begin, (quantile(sorted(medians), QUARTILE), series.counts(FIVE_MINUTES, 1)[-1]))
+            self.rows.append((begin, quantile(sorted(medians), QUARTILE), series.counts(FIVE_MINUTES, 1)[-1]))
 
     @property
     def times(self) -> Sequence[float]:

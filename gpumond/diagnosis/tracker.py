@@ -223,13 +223,15 @@ class Tracker:
         self._returned[uuid] = self._before[uuid] - used
         self._used[uuid] = used
         counted = {key: own for key, own in reports.items() if own[1] is not None}
-        all_live = sum(live or 0 for _, live, *_ in counted.values()) if counted else nan
-        all_held = sum(own[2] for own in counted.values()) if counted else nan
-        all_stranded = sum(own[4] for own in counted.values()) if counted else nan
-        opaque = sum(usage.used_bytes or 0 for key, usage in device.processes_by_key.items() if key not in counted)
+        pooled = (nan, nan, nan)
+        if counted:
+            _, live, held, _, stranded, _ = zip(*counted.values(), strict=True)
+            pooled = (sum(live), sum(held), sum(stranded))
+        listed = device.processes_by_key
+        opaque = sum(listed[key].used_bytes or 0 for key in listed.keys() - counted.keys())
         known = 0
         managed = sum(own[5] for own in reports.values())
-        for process, usage in device.processes_by_key.items():
+        for process, usage in listed.items():
             known += self._process((uuid, process), usage, reports.pop(process, None) if reports else None, size)
         for process, report in reports.items():
             known += self._process((uuid, process), None, report, size)
@@ -251,9 +253,8 @@ class Tracker:
             self.idle_at.setdefault(uuid, now)
         else:
             self.idle_at.pop(uuid, None)
-        pooled = (all_live, all_held, all_stranded, nan)
         rest = (nan if busy is None else busy, unattributed, opaque, load)
-        closed = tracked.series.add((now, used, *pooled, *rest))
+        closed = tracked.series.add((now, used, *pooled, nan, *rest))
         if closed:
             self.due.append((tracked, closed))
 
@@ -274,7 +275,7 @@ class Tracker:
         tracked.sampled_at = now
         if own is not None:
             known = key[1].start_ticks is not None
-            if known or report is None:
+            if own < tracked.own and (known or report is None):
                 self._record_fall(tracked, tracked.own, float(own), size, known)
             tracked.rises.add(own, self._used[key[0]], size, now)
             tracked.own = float(own)
@@ -283,7 +284,7 @@ class Tracker:
             tracked.counted = False
             tracked.steps.add(None, False, now, 0.0)
             tracked.used = used
-            closed = tracked.series.add((now, used, nan, nan, nan, nan))
+            closed = tracked.series.add((now, used))
         else:
             full, live, _, allocations, stranded, _ = report
             if not tracked.counted and tracked.born < now:
@@ -298,8 +299,10 @@ class Tracker:
             tracked.used = nan if live is None else float(live)
             tracked.retained = bool(full.program.retainers)
             tracked.peaks.add(full, key[0], now)
-            closed = tracked.series.add((now, nan if own is None else own, tracked.used, held, stranded, at_end))
-            tracked.allocations.add(allocations, closed > 0)
+            row = (now, nan if own is None else own, tracked.used, held, stranded)
+            closed = tracked.series.add((*row, at_end) if tracked.steps.are_measured else row)
+            if allocations is not None or closed:
+                tracked.allocations.add(allocations, closed > 0)
         if closed:
             self.due.append((tracked, closed))
         if own is not None:
@@ -352,7 +355,7 @@ class Tracker:
         self, tracked: TrackedSeries, before: float, used: float, size: float, lives_on: bool = False
     ) -> None:
         """Record a fall. ``lives_on``: the process is known to be the same, and has freed its memory."""
-        if used >= before or before != before or not size:
+        if not used < before or not size:
             return
         far = before - used > FALL_RATIO * size and used < OWN_FALL_RATIO * before
         if far or used < EMPTY_RATIO * size <= before:
@@ -381,6 +384,8 @@ def _confirmed(device: DeviceReading, reports: _Reports, complete: bool) -> _Rep
     if not complete or not reports:
         return reports
     counts = device.counts
+    if reports.keys() <= counts.keys():
+        return reports  # nearly always
     return {process: own for process, own in reports.items() if is_confirmed(counts, process, complete)}
 
 

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.quota import EffectiveQuota, QueuedRequest
 from gpumond.facts.shares import Share
-from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
+from gpumond.facts.snapshot import DeviceReading, Owner, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
 
 Phase = Literal["pending", "firing", "resolved"]
@@ -136,15 +136,6 @@ class Alert:
     @property
     def process(self) -> ProcessKey | None:
         return process_key(self.pid, self.start_ticks)
-
-
-class Owner(NamedTuple):
-    """Whom a program belongs to; unknown parts are empty. The agent states workload and Slurm account."""
-
-    workload: str = ""
-    user: str = ""
-    pod_namespace: str = ""
-    slurm_account: str = ""
 
 
 @dataclass(frozen=True)  # without slots, for the cached property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import FaultKind, ReturnCode
@@ -441,6 +441,26 @@ class ProcessQuota(OfProcess):
     quota: EffectiveQuota
 
 
+class Owner(NamedTuple):
+    """Whom a program belongs to; unknown parts are empty. The agent states workload and Slurm account."""
+
+    workload: str = ""
+    user: str = ""
+    pod_namespace: str = ""
+    slurm_account: str = ""
+
+
+def owner_of(process: ProcessUsage | None, report: AgentReport | None) -> Owner:
+    uid = process.uid if process else report.uid if report else None
+    user = process.user if process else None
+    return Owner(
+        workload=report.workload if report else "",
+        user=user or ("" if uid is None else str(uid)),
+        pod_namespace=(process.pod_namespace if process else None) or "",
+        slurm_account=report.account if report else "",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached properties
 class Snapshot:
     """All facts of one tick. They are not simultaneous: every report carries its age.
@@ -499,6 +519,16 @@ class Snapshot:
     @cached_property
     def reports_by_process(self) -> Mapping[ProcessKey, AgentReport]:
         return {report.key: report for report in self.reports}
+
+    @cached_property
+    def owners(self) -> Mapping[ProcessKey, Owner]:
+        """The owner of each process that a device lists or whose agent has used a device."""
+        reports = self.reports_by_process
+        owners = {key: owner_of(None, report) for key, report in reports.items() if report.uses_device}
+        for device in self.devices:
+            for key, process in device.processes_by_key.items():
+                owners[key] = owner_of(process, reports.get(key))
+        return owners
 
     @cached_property
     def quotas_by_process(self) -> Mapping[ProcessKey, EffectiveQuota]:

@@ -35,6 +35,16 @@ async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
         _, pending = await asyncio.wait(pending, timeout=CANCEL_SECONDS)
 
 
+TURNS = 6
+"""Turns of the event loop from the arrival of a request on a new connection to its answer."""
+
+
+async def answered() -> None:
+    """Let the event loop answer the requests that have arrived."""
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
 class Signal:
     """Wakes those who wait for it now; later ones wait for the next."""
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
 
-from gpumond.facts.frame import Frame, Owner, Verdict
+from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
-from gpumond.facts.snapshot import AgentReport, ProcessUsage, Snapshot
+from gpumond.facts.snapshot import Owner, Snapshot
 from gpumond.facts.verdicts import SHAPES
 from gpumond.quantities.table import Quantity
 
@@ -68,7 +68,7 @@ def usages(frame: Frame) -> Iterator[tuple[tuple[str, ...], OwnerUsage]]:
             own = held.setdefault((line.device_uuid, process), {})
             own[line.share] = own.get(line.share, 0) + line.used_bytes
     idle = {(each.device_uuid, each.process) for each in frame.verdicts if each.kind == "idle-holder"}
-    owners, reports = owners_of(frame.snapshot), frame.snapshot.reports_by_process
+    owners, reports = frame.snapshot.owners, frame.snapshot.reports_by_process
     found: defaultdict[tuple[str, ...], OwnerUsage] = defaultdict(OwnerUsage)
     for (uuid, process), shares in held.items():
         labels = (*shown(owners.get(process, NOBODY), frame.owners), models[uuid])
@@ -157,7 +157,7 @@ def time_to_oom(frame: Frame) -> Iterator[tuple[tuple[str, ...], float]]:
 
 def _with_owners(frame: Frame, verdicts: Sequence[Verdict]) -> Iterator[tuple[Owner, Verdict]]:
     """Yield verdicts with the owners that are shown."""
-    owners = owners_of(frame.snapshot) if verdicts else {}
+    owners = frame.snapshot.owners if verdicts else {}
     for verdict in verdicts:
         owner = NOBODY if verdict.process is None else owners.get(verdict.process, NOBODY)
         yield shown(owner, frame.owners), verdict
@@ -169,27 +169,6 @@ KEPT_SECONDS = 86_400.0
 """Time for which an owner without a program keeps its place, so that a day has at most ``MAX_OWNERS`` of them."""
 
 
-def owners_of(snapshot: Snapshot) -> Mapping[ProcessKey, Owner]:
-    """Return the owner of each process that a device lists or whose agent has used a device."""
-    reports = snapshot.reports_by_process
-    owners = {key: _owner(None, report) for key, report in reports.items() if report.uses_device}
-    for device in snapshot.devices:
-        for key, process in device.processes_by_key.items():
-            owners[key] = _owner(process, reports.get(key))
-    return owners
-
-
-def _owner(process: ProcessUsage | None, report: AgentReport | None) -> Owner:
-    uid = process.uid if process else report.uid if report else None
-    user = process.user if process else None
-    return Owner(
-        workload=report.workload if report else "",
-        user=user or ("" if uid is None else str(uid)),
-        pod_namespace=(process.pod_namespace if process else None) or "",
-        slurm_account=report.account if report else "",
-    )
-
-
 def admitted(before: Mapping[Owner, float], snapshot: Snapshot) -> dict[Owner, float]:
     """Return the owners that have series, with the elapsed seconds at which each last had a program.
 
@@ -199,7 +178,7 @@ def admitted(before: Mapping[Owner, float], snapshot: Snapshot) -> dict[Owner, f
     kept = {owner: seen for owner, seen in before.items() if now - seen < KEPT_SECONDS}
     named = sum(bool(owner.workload) for owner in kept)
     room = {True: MAX_OWNERS - named, False: MAX_OWNERS - (len(kept) - named)}
-    for owner in dict.fromkeys(owners_of(snapshot).values()):
+    for owner in dict.fromkeys(snapshot.owners.values()):
         for each in dict.fromkeys((owner, owner._replace(workload=""))):
             if each not in kept:
                 if room[bool(each.workload)] <= 0:

@@ -13,7 +13,6 @@ from gpumond.config.identity_proxy import IdentityProxy, network_of
 from gpumond.facts.frame import Alert, Frame, Ledger, Line
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Snapshot
-from gpumond.metrics.owners import owners_of
 from gpumond.serve.limits import plain_address
 
 USER, EMAIL, GROUPS = b"x-forwarded-user", b"x-forwarded-email", b"x-forwarded-groups"
@@ -113,7 +112,7 @@ def own_part(frame: Frame, tenant: Tenant) -> Frame:
     a device remain without their texts, which may name programs.
     """
     snapshot = frame.snapshot
-    own = {key for key, owner in owners_of(snapshot).items() if tenant.owns(owner.user, owner.pod_namespace)}
+    own = {key for key, owner in snapshot.owners.items() if tenant.owns(owner.user, owner.pod_namespace)}
 
     def mine(values: Iterable[Each], key: Callable[[Each], ProcessKey | None]) -> tuple[Each, ...]:
         return tuple(each for each in values if key(each) in own)

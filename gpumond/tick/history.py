@@ -21,7 +21,7 @@ and summed over their pools; opaque are the bytes of processes without such a re
 USED, LIVE, HELD, STRANDED, STEP_END, UTILIZATION, UNATTRIBUTED, OPAQUE, LOAD = range(9)
 """All signals. STEP_END: live bytes at the end of a step; LOAD: requests of the serving engines on the device."""
 PROCESS_SIGNALS, DEVICE_SIGNALS = 5, 9
-"""Number of signals of a process, which has the first ones, and of a device."""
+"""Number of signals of a device, and the most of a process: the first one without an agent, STEP_END with steps."""
 _PLACES: Mapping[Signal, int] = {
     "used": USED,
     "live": LIVE,
@@ -127,14 +127,14 @@ class History:
         """Return the series of a device; create it if necessary."""
         series = self.devices.get(uuid)
         if series is None:
-            series = self.devices[uuid] = self._series((uuid, None), DEVICE_SIGNALS)
+            series = self.devices[uuid] = self._series((uuid, None), DEVICE_SIGNALS, DEVICE_SIGNALS)
         return series
 
     def process(self, key: ProcessSeriesKey) -> Series | None:
         """Return the series of a process; create it if necessary. None if there are too many."""
         series = self.processes.get(key)
         if series is None and len(self.processes) < MAX_PROCESSES:
-            series = self.processes[key] = self._series(key, PROCESS_SIGNALS)
+            series = self.processes[key] = self._series(key, USED + 1, PROCESS_SIGNALS)
         return series
 
     def end(self, key: ProcessSeriesKey) -> None:
@@ -244,16 +244,17 @@ class History:
         """Restore series: each when its device or process has a sample again within ten minutes."""
         self._awaited.update(((one.device_uuid, process_key(one.pid, one.start_ticks)), one) for one in coarse)
 
-    def _series(self, key: SeriesKey, signals: int) -> Series:
+    def _series(self, key: SeriesKey, least: int, most: int) -> Series:
         self._born += 1
         # Blocks of different series close at different times, so that no tick closes all of them.
         phase = float(self._born * 7 % 60)
         kept = self._awaited.pop(key, None)
-        if kept is None or [len(record) for record in kept.records] != [signals] * len(TIERS):
-            return Series(signals, self.now, phase, self._samples)
-        series = Series(signals, self.now, phase, self._samples)
+        widths = [len(record) for record in kept.records] if kept is not None else []
+        if kept is None or widths not in [[signals] * len(TIERS) for signals in range(least, most + 1)]:
+            return Series(least, self.now, phase, self._samples)
+        series = Series(widths[0], self.now, phase, self._samples)
         series.born = min(self.now, self._moment(kept.born_at))
-        width = 2 + 3 * signals
+        width = 2 + 3 * series.signals
         blocks = (
             [self._moment(row[0]), *(nan if value is None else value for value in row[1:])]
             for row in kept.blocks
@@ -352,71 +353,92 @@ MIN, MEDIAN, MAX = 0, 1, 2
 
 
 class Rows:
-    """The newest ``capacity`` rows: a time, and ``width`` numbers with seven digits."""
+    """The newest ``capacity`` rows: a time, and ``width`` numbers with seven digits.
 
-    __slots__ = ("_capacity", "_data", "_head", "_times", "width")
+    New rows are packed when they are read, since that takes less time for a quarter of a minute than for each.
+    """
+
+    __slots__ = ("_capacity", "_data", "_new", "_times", "width")
 
     def __init__(self, width: int, capacity: int) -> None:
         self.width = width
         self._capacity = capacity
         self._times = array("d")
         self._data = array("f")
-        self._head = 0
+        self._new: list[Sequence[float]] = []
 
     def __len__(self) -> int:
-        return len(self._times)
+        return len(self.times(self._capacity))
 
     @property
     def bytes(self) -> int:
         """Size in bytes, including the arrays' spare capacity."""
+        self._pack()
         return self._times.__sizeof__() + self._data.__sizeof__()
 
-    def append(self, at: float, row: Sequence[float]) -> array[float] | None:
-        """Append a row and return the numbers of the row that it replaces, if any."""
-        if len(self._times) < self._capacity:
-            self._times.append(at)
-            self._data.extend(row)
-            if len(self._times) == self._capacity:  # drop the spare capacity of arrays that grow
-                self._times, self._data = array("d", self._times), array("f", self._data)
-            return None
-        begin = self._head * self.width
-        gone = self._data[begin : begin + self.width]
-        self._times[self._head] = at
-        self._data[begin : begin + self.width] = array("f", row)
-        self._head = (self._head + 1) % self._capacity
-        return gone
+    def append(self, row: Sequence[float]) -> None:
+        """Append a row, its time first. It replaces the oldest if there are enough."""
+        self._new.append(row)
 
     def times(self, count: int) -> array[float]:
         """Return the times of the last ``count`` rows, or all if there are fewer, the oldest first."""
-        return self._newest(self._times, 1, 0, count)
+        self._pack()
+        return self._times[max(0, len(self._times) - count) :]
 
     def column(self, place: int, count: int) -> array[float]:
         """Return one number of each of these rows."""
-        return self._newest(self._data, self.width, place, count)
+        self._pack()
+        return self._data[max(0, len(self._times) - count) * self.width + place :: self.width]
 
     def newest(self, count: int) -> array[float]:
         """Return the numbers of these rows, concatenated."""
-        head, length = self._head * self.width, min(count, len(self)) * self.width
-        if head >= length:
-            return self._data[head - length : head]
-        return self._data[len(self._data) - (length - head) :] + self._data[:head]
+        self._pack()
+        return self._data[max(0, len(self._times) - count) * self.width :]
 
     def each(self) -> Iterator[tuple[float, array[float]]]:
         """Yield time and numbers of each row, the oldest first."""
-        flat = self.newest(len(self))
-        for number, at in enumerate(self.times(len(self))):
+        flat = self.newest(self._capacity)
+        for number, at in enumerate(self.times(self._capacity)):
             yield at, flat[number * self.width : (number + 1) * self.width]
 
-    def _newest(self, data: array[float], width: int, place: int, count: int) -> array[float]:
-        head, count = self._head, min(count, len(self))
-        if head >= count:
-            return data[(head - count) * width + place : head * width : width]
-        first = len(self) - (count - head)
-        return data[first * width + place :: width] + data[place : head * width : width]
+    def replaced(self) -> array[float]:
+        """Return the numbers of the row that the next one replaces; empty if it replaces none."""
+        self._pack()
+        return self._data[: self.width if len(self._times) == self._capacity else 0]
+
+    def widen(self, more: int) -> None:
+        """Add numbers to all rows, which are unknown so far."""
+        flat, old, wide = self.newest(self._capacity), self.width, self.width + more
+        self._data = array("f", (nan,)) * (len(self._times) * wide)
+        for place in range(old):
+            self._data[place::wide] = flat[place::old]
+        self.width = wide
+
+    def _pack(self) -> None:
+        if not self._new:
+            return
+        new, self._new = self._new[-self._capacity :], []
+        data = array("f", [*chain.from_iterable([row[1:] for row in new])])
+        self._times = _newest(self._times, array("d", [row[0] for row in new]), self._capacity)
+        self._data = _newest(self._data, data, self._capacity * self.width)
+
+
+def _newest(numbers: array[float], new: array[float], most: int) -> array[float]:
+    """Add new numbers, and return the newest ``most``: an array of this length is changed and not copied."""
+    if len(numbers) < most:
+        numbers += new
+        return numbers if len(numbers) < most else numbers[-most:]  # without spare capacity
+    with memoryview(numbers) as view:
+        view[: -len(new)] = view[len(new) :]
+        view[-len(new) :] = memoryview(new)
+    return numbers
 
 
 class Series:
-    """Samples and blocks of one device or process. Times are those of the History's clock."""
+    """Samples and blocks of one device or process. Times are those of the History's clock.
+
+    It has as many signals as the longest row: further ones are unknown, and take no memory.
+    """
 
     __slots__ = (
         "_closes",
@@ -460,7 +482,11 @@ class Series:
         closed = 0
         if at >= self._closes[0]:
             closed = self._close(at)
-        self.rows.append(at, row[1:])
+        if len(row) <= self.signals:
+            row = (*row, *[nan] * (self.signals + 1 - len(row)))
+        elif len(row) > self.signals + 1:
+            self._widen(len(row) - 1 - self.signals)
+        self.rows.append(row)
         self.last = at
         self._count += 1
         return closed
@@ -469,7 +495,10 @@ class Series:
         """Return one number of each of the newest ``count`` closed blocks, the oldest first; NaN where it is
         unknown.
         """
-        return self.tiers[tier].column(1 + 3 * signal + kind, count)
+        rows = self.tiers[tier]
+        if signal >= self.signals:
+            return array("f", (nan,)) * min(count, len(rows))
+        return rows.column(1 + 3 * signal + kind, count)
 
     def times(self, tier: int, count: int = SAMPLES) -> array[float]:
         return self.tiers[tier].times(count)
@@ -491,8 +520,15 @@ class Series:
 
     def restore(self, blocks: Iterable[Sequence[float]], records: Sequence[Sequence[float]]) -> None:
         for at, *row in blocks:
-            self.tiers[QUARTER].append(at, row)
+            self.tiers[QUARTER].append((at, *row))
         self.records = [list(record) for record in records]
+
+    def _widen(self, more: int) -> None:
+        self.signals += more
+        self.rows.widen(more)
+        for rows, record in zip(self.tiers, self.records, strict=True):
+            rows.widen(3 * more)
+            record += [-inf] * more
 
     def _end(self, at: float, tier: Tier) -> float:
         return (floor((at - self._phase) / tier.seconds) + 1) * tier.seconds + self._phase
@@ -519,18 +555,18 @@ class Series:
         return closed
 
     def _keep(self, place: int, at: float, row: Sequence[float]) -> None:
-        gone = self.tiers[place].append(at, row)
-        if gone is not None:
-            record = self.records[place]
-            for signal, median in enumerate(gone[1 + MEDIAN :: 3]):
-                if median > record[signal]:
-                    record[signal] = median
+        rows, record = self.tiers[place], self.records[place]
+        for signal, median in enumerate(rows.replaced()[1 + MEDIAN :: 3]):
+            if median > record[signal]:
+                record[signal] = median
+        rows.append((at, *row))
 
 
 def _of_samples(flat: array[float], signals: int) -> list[float]:
-    summary = [len(flat) / signals]
+    summary, total = [len(flat) / signals], sum(flat)
     for signal in range(signals):
-        column = _ordered(flat[signal::signals])
+        values = flat[signal::signals]
+        column = sorted(values if total == total else _finite(values))
         summary += (column[0], _middle(column), column[-1]) if column else (nan, nan, nan)
     return summary
 

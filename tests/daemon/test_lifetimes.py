@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +163,35 @@ def test_receiver_is_notified_after_the_frame_is_replaced(tmp_path: Path):
     daemon: Daemon
     asyncio.run(run())
     assert "full" in notified[0]
+
+
+def test_requests_during_a_tick_are_answered_from_the_previous_frame(tmp_path: Path):
+    async def run() -> None:
+        world = World()
+        daemon = Daemon(Settings(interval=1.0), dependencies_of(tmp_path, world))
+        kernel, listener = daemon.kernel, socket.create_server(("127.0.0.1", 0))
+        answers = []
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            answers.append((kernel.frame, kernel.history.now))
+            writer.close()
+
+        async with daemon.started(), await asyncio.start_server(answer, sock=listener):
+            before = (await daemon.tick()).frame
+            known = kernel.history.now
+            world.advance()
+            tick = asyncio.create_task(daemon.tick())
+            while kernel.history.now == known:
+                await asyncio.sleep(0)
+            with socket.create_connection(listener.getsockname()):
+                while not answers:
+                    await asyncio.sleep(0)
+            after = (await tick).frame
+        (frame, now), *_ = answers
+        assert frame is before is not after
+        assert now > known
+
+    asyncio.run(run())
 
 
 def test_frame_is_replaced_before_its_dispatch_is_executed(tmp_path: Path):

@@ -9,7 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from bench.series_of_a_day import BOUNDED, frame as frame_of_a_day, series_of_a_day
-from gpumond.facts.frame import Frame, Owner, Verdict
+from gpumond.facts.frame import Frame, Verdict
+from gpumond.facts.snapshot import Owner
 from gpumond.metrics.exposition import Encoding, Exposition, Group
 from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS, admitted
 from gpumond.metrics.telemetry import Telemetry

@@ -92,10 +92,25 @@ def test_samples_closer_than_the_minimum_distance_are_dropped():
 
 def test_rows_are_limited_to_the_newest():
     rows = Rows(2, 5)
-    gone = [rows.append(float(i), (float(i), -float(i))) for i in range(8)]
-    assert [None if row is None else row[0] for row in gone] == [None] * 5 + [0, 1, 2]
+    gone = []
+    for i in range(8):
+        gone += rows.replaced()[:1]
+        rows.append((float(i), float(i), -float(i)))
+    assert gone == [0, 1, 2]
     assert list(rows.newest(3)) == [5, -5, 6, -6, 7, -7]
     assert list(rows.times(99)) == list(rows.column(0, 99)) == [3, 4, 5, 6, 7]
+
+
+def test_series_has_the_signals_of_its_longest_row():
+    series = Series(1, 0.0, 0.0)
+    for at in range(60):
+        series.add((float(at), 1.0))
+    assert list(series.column(0, LIVE, count=2)) == pytest.approx([NAN, NAN], nan_ok=True)
+    for at in range(60, 120):
+        series.add((float(at), 1.0, 2.0) if at < 90 else (float(at), 1.0))
+    assert list(series.column(0, USED)) == [1.0] * 7
+    assert list(series.column(0, LIVE)) == pytest.approx([NAN] * 4 + [2.0] * 2 + [NAN], nan_ok=True)
+    assert list(series.samples(LIVE, 31)) == pytest.approx([2.0] + [NAN] * 30, nan_ok=True)
 
 
 def test_record_includes_blocks_that_are_no_longer_kept():
@@ -110,7 +125,7 @@ def test_history_of_64_devices_and_500_processes_needs_at_most_72_mib():
     for series in (process, device):
         for rows, capacity in ((series.rows, SAMPLES), *zip(series.tiers, (tier.rows for tier in TIERS), strict=True)):
             for _ in range(capacity + 10):
-                rows.append(0.0, [0.0] * rows.width)
+                rows.append([0.0] * (1 + rows.width))
             assert len(rows) == capacity
     one_process, one_device = (sum(rows.bytes for rows in (s.rows, *s.tiers)) for s in (process, device))
     assert 500 * one_process + 64 * one_device <= 72 * 1024 * 1024

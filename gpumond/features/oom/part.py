@@ -78,7 +78,7 @@ class OomPart(Part):
         self.cases = Cases()
         self.loaded = False
         self._frames: deque[Frame] = deque(maxlen=FRAMES)
-        self._with_agent: frozenset[ProcessKey] = frozenset()
+        self._with_agent: set[ProcessKey] = set()
         """Processes that had an agent: it leaves before the driver has freed the memory."""
         self._new: list[tuple[CaseFile, list[str]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,8 +99,8 @@ class OomPart(Part):
             if case.id not in self.cases:
                 self._new.append((case, self.cases.add(case)))
         self._frames.append(frame)
-        known = (*self._with_agent, *frame.snapshot.reports_by_process)
-        self._with_agent = frozenset(filter(frame.snapshot.may_contain, known))
+        reporting = frame.snapshot.reports_by_process.keys()
+        self._with_agent = reporting | set(filter(frame.snapshot.may_contain, self._with_agent - reporting))
         annotated = replace(frame, alerts=tuple(map(self._annotated, frame.alerts)))
         return replace(tick, frame=annotated, raised=tuple(map(self._annotated, tick.raised)))
 
@@ -142,6 +142,8 @@ class OomPart(Part):
             if before is None or now is None or now.missed or not now.up or now.processes is None or device.missed:
                 continue
             for key, process in device.processes_by_key.items():
+                if key in now.processes_by_key:
+                    continue  # as nearly every process of nearly every tick
                 gone = not frame.snapshot.may_contain(key) and key not in frame.snapshot.suspended
                 if gone and key not in self._with_agent and "holder" not in process.kinds:
                     case = opaque_case(process, device, before, self._kernel.history)
