@@ -101,7 +101,7 @@ WORK = [
         "Processing time of a tick: median and 99th percentile.",
         "s",
         Query(quantile(0.5, "gpumond_tick_duration_seconds", FLEET), "{{instance}} median"),
-        Query(quantile(0.99, "gpumond_tick_duration_seconds", FLEET), "{{instance}} 99 %"),
+        Query(quantile(0.99, "gpumond_tick_duration_seconds", FLEET), "{{instance}} 99%"),
     ),
     series(
         "Ticks",

@@ -25,7 +25,7 @@ from gpumond.facts.units import MIB
 from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, MINUTE, QUARTER, TIERS, UTILIZATION, History
 
 PARTS, PARTS_T = 6, 2.0
-"""Parts whose slopes are compared, and the 95 % quantile of Student's distribution with five degrees of freedom."""
+"""Parts whose slopes are compared, and the 95% quantile of Student's distribution with five degrees of freedom."""
 POINTS, MIN_POINTS, MIN_STEPS, LAST_POINTS = 24, 4, 2, 5
 FIRST_RATIO = 1 / 3
 """Share of a growth that is left out of its line: its rate changes."""

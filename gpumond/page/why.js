@@ -55,7 +55,7 @@ async function saveSnapshot(pid) {
 }
 
 function entryOfClasses(found, kvCache) {
-  const part = (bytes) => `${human(bytes)} (${Math.round((100 * bytes) / (found.live_bytes || 1))} %)`;
+  const part = (bytes) => `${human(bytes)} (${Math.round((100 * bytes) / (found.live_bytes || 1))}%)`;
   const known = Object.entries(CLASSES).filter(([name]) => found[`${name}_bytes`] !== null);
   const facts = known.map(([name, text]) => [text, part(found[`${name}_bytes`])]);
   const rest = found.live_bytes - known.reduce((sum, [name]) => sum + found[`${name}_bytes`], 0);

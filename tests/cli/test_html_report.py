@@ -99,5 +99,5 @@ def test_comparison_has_a_table_and_bars_for_each_workload():
     assert found.tags.count("svg") == 2
     assert found.tags.count("rect") == 3
     assert found.attributes["class"].count("peak") == 1
-    assert {"2.0 GiB", "3.0 GiB", "50.0 %", "peak 4.0 GiB"} <= set(found.texts)
+    assert {"2.0 GiB", "3.0 GiB", "50.0%", "peak 4.0 GiB"} <= set(found.texts)
     assert any("are not comparable" in text for text in found.texts)

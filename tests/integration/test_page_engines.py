@@ -49,7 +49,7 @@ def test_engines_are_listed_with_their_state(browser: Browser, demo: RunningDaem
         "serving",
         "Qwen/Qwen3-8B",
         "30.0 GiB",
-        "4 % of 10.0 GiB",
+        "4% of 10.0 GiB",
         "0",
         "-",
         "15 min",
@@ -62,7 +62,7 @@ def test_engines_are_listed_with_their_state(browser: Browser, demo: RunningDaem
 def test_live_memory_of_a_process_states_its_kv_cache(browser: Browser, demo: RunningDaemon):
     with open_page(browser, demo, rewrite=with_engines) as session:
         session.page.get_by_role("button", name=PROGRAMS[1], exact=True).click()
-        session.shows("20.0 GiB, of which KV cache 10.0 GiB, 4 % in use")
+        session.shows("20.0 GiB, of which KV cache 10.0 GiB, 4% in use")
         session.shows("chat (vllm)")
         session.shows("15.0 GiB unmapped")
         assert "unmapped15.0 GiB" in (session.page.locator("#hero").text_content() or "")

@@ -27,7 +27,7 @@ from gpumond.view.text import table
 ROUTE = "/api/v1/baselines"
 POLL_SECONDS = 1.0
 SAVING_SECONDS = 30.0
-DIFFERENCES = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95 % FROM", ">TO")
+DIFFERENCES = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95% FROM", ">TO")
 TIME = "%Y-%m-%d %H:%M:%S"
 
 
@@ -235,12 +235,12 @@ def _shown(each: Difference, number: float | None) -> str:
     if number is None:
         return "-"
     if each.measure == "utilization":
-        return f"{100 * number:.1f} %"
+        return f"{100 * number:.1f}%"
     return f"{number:.1f}/h" if each.measure == "retries" else human(number)
 
 
 def _share(each: Difference) -> str:
-    return "" if each.ratio is None else f"{100 * each.ratio:+.1f} %"
+    return "" if each.ratio is None else f"{100 * each.ratio:+.1f}%"
 
 
 def _measures(kept: Any) -> Iterator[list[str]]:
