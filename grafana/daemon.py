@@ -187,7 +187,7 @@ DONE = [
     ),
     series(
         "Notifications",
-        "Notifications sent per minute, and those that could not be delivered.",
+        "Notifications sent per minute, and those that couldn't be delivered.",
         "short",
         Query(a_minute("notifications_total", "receiver"), "{{receiver}}"),
         Query(a_minute("notifications_failed_total", "receiver, reason"), "{{receiver}} failed: {{reason}}"),

@@ -93,7 +93,7 @@ def check_subjects(
             )
         if token.subject.startswith(_ACCOUNT) and not token_reviews:
             raise ConfigError(
-                f"tokens_file: {token.name} is a service account, but the daemon does not verify its tokens; set "
+                f"tokens_file: {token.name} is a service account, but the daemon doesn't verify its tokens; set "
                 "token_review_audience"
             )
         if token.subject.startswith(_IDENTITIES) and not identities:

@@ -108,10 +108,9 @@ KINDS = (
         meaning="the pool holds much more than its peak of live memory, and the difference grows, or allocations "
         "had to be retried",
         evidence="ratio, peak live bytes, peak kept bytes, growth of kept bytes",
-        remedy="for PyTorch without a sleep mode set PYTORCH_ALLOC_CONF=expandable_segments:True "
-        "(PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11), for JAX XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async, for "
-        "TensorFlow TF_GPU_ALLOCATOR=cuda_malloc_async, for CuPy and RMM an asynchronous pool; otherwise "
-        "restart the program",
+        remedy="PyTorch without a sleep mode: set PYTORCH_ALLOC_CONF=expandable_segments:True "
+        "(PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11); JAX: XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async; TensorFlow: "
+        "TF_GPU_ALLOCATOR=cuda_malloc_async; CuPy, RMM: use an asynchronous pool; otherwise restart the program",
     ),
     VerdictKind(
         name="pressure",

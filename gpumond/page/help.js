@@ -10,7 +10,7 @@ const KEYS = {
   "/": "Filter processes.",
   "j k, ↑ ↓": "Next and previous row of the table; Page Up, Page Down, Home and End skip rows.",
   Enter: "Open or close a row.",
-  f: "Flush the program of the row with the focus, after a plan.",
+  f: "Flush the focused row's program, after a plan.",
   s: "Sort by the next column.",
   x: "Mark the row with the focus for a comparison.",
   Space: "Pause or resume.",

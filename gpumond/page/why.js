@@ -12,7 +12,7 @@ const CLASSES = {
   optimizer: "optimizer state",
   buffers: "buffers",
   tensors: "other leaf tensors",
-  activations: "activations, the rest",
+  activations: "activations and the rest",
 };
 const REGISTERED = 4; // number of classes that need no search of the heap: the first ones
 let newest = 0; // number of the newest dialog: it does not show answers to an older one

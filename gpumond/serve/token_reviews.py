@@ -84,7 +84,7 @@ def content_of(answer: HttpAnswer) -> Any:
     try:
         return json.loads(answer.body)
     except (ValueError, RecursionError):
-        raise TokenReviewError("the answer of the API server is not JSON") from None
+        raise TokenReviewError("the answer of the API server isn't JSON") from None
 
 
 def account_of(review: Any, audience: str) -> str | None:
@@ -93,7 +93,7 @@ def account_of(review: Any, audience: str) -> str | None:
     """
     status = review.get("status") if isinstance(review, Mapping) else None
     if not isinstance(status, Mapping) or not isinstance(status.get("user", {}), Mapping):
-        raise TokenReviewError("the answer of the API server is not a TokenReview")
+        raise TokenReviewError("the answer of the API server isn't a TokenReview")
     username, audiences = status.get("user", {}).get("username"), status.get("audiences")
     if status.get("authenticated") is not True or not isinstance(audiences, list) or audience not in audiences:
         return None
@@ -112,7 +112,7 @@ def make_token_reviews(settings: Settings, environ: Mapping[str, str] = os.envir
     if not host or not port.isdigit():
         raise ConfigError(
             "token_review_audience requires the API server of Kubernetes, but $KUBERNETES_SERVICE_HOST and "
-            "$KUBERNETES_SERVICE_PORT do not name it; run the daemon in a pod, or set them"
+            "$KUBERNETES_SERVICE_PORT don't name it; run the daemon in a pod, or set them"
         )
     for name in ("token", "ca.crt"):
         try:

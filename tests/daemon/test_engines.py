@@ -81,7 +81,7 @@ def test_flush_and_wake_after_a_restart_of_the_daemon(tmp_path: Path, cards: Pat
         with start(tmp_path, cards, own) as daemon:
             until(lambda: daemon.value("gpumond_engine_memory_used_bytes", engine="chat") == 7 * GIB)
             plan = daemon.run("flush", "--workload", "chat", "--step", "engine", "--dry-run")
-            assert (plan.returncode, "it serves again: gpumond flush --workload chat" in plan.stdout) == (0, True)
+            assert (plan.returncode, "return to service: gpumond flush --workload chat" in plan.stdout) == (0, True)
             flushed = daemon.run("flush", "--workload", "chat", "--step", "engine")
             assert (flushed.returncode, "4.0 GiB released" in flushed.stdout) == (0, True), flushed.stdout
             assert used_bytes(card) == 3 * GIB

@@ -133,7 +133,7 @@ async def test_request_that_is_not_renewed_loses_its_place():
     world.now = LEASE_SECONDS + 1
     await world.tick(10)
     assert world.state(second) == "granted"
-    with pytest.raises(NoSuchAdmission, match="not renewed in 10 s"):
+    with pytest.raises(NoSuchAdmission, match="wasn't renewed in 10 s"):
         world.state(first)
 
 

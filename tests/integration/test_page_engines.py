@@ -55,7 +55,7 @@ def test_engines_are_listed_with_their_state(browser: Browser, demo: RunningDaem
         "15 min",
     ]
     assert night[2:5] == ["asleep; its processes are unknown: it is hidden", "llama3:8b (5.0 GiB)", "-"]
-    assert down[2:] == ["cannot be read: nothing listens at http://127.0.0.1:1", *["-"] * 6]
+    assert down[2:] == ["can't be read: nothing listens at http://127.0.0.1:1", *["-"] * 6]
     assert new[2] == "not read yet"
 
 

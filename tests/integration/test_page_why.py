@@ -67,7 +67,7 @@ def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
         dialog = page.get_by_role("dialog", name="Memory of training")
         dialog.get_by_text("use a smaller batch").wait_for()
         assert dialog.get_by_text("22.0 GiB (55%)").is_visible()
-        assert dialog.get_by_text("activations, the rest").is_visible()
+        assert dialog.get_by_text("activations and the rest").is_visible()
         if AXE:
             page.evaluate(AXE.read_text())
             assert page.evaluate(CHECK) == []

@@ -107,7 +107,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         comparison = from_json(Comparison, to_json(found))
     except ProtocolError as error:
         raise DaemonError(
-            f"cannot decode the daemon's response ({error}); check that the daemon has the same version as this command"
+            f"can't decode the daemon's response ({error}); check that the daemon has the same version as this command"
         ) from None
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(_report(comparison)))
     if arguments.plot is not None:
@@ -141,7 +141,7 @@ def _wait(url: str, route: str, for_seconds: float) -> Any:
     while not (answer := client.get(url, route))["complete"]:
         if time.monotonic() > end:
             raise DaemonError(
-                "the measurement is complete, but the daemon cannot store it: check its store with `gpumond status`"
+                "the measurement is complete, but the daemon can't store it: check its store with `gpumond status`"
             )
         time.sleep(POLL_SECONDS)
     return answer
@@ -156,7 +156,7 @@ def _failures(differences: Sequence[Difference], thresholds: Sequence[Threshold]
         for each in own:
             if each.difference is None:
                 side = "after" if each.after is None else "before"
-                yield f"{limit.text}: {each.workload} was not measured {side}"
+                yield f"{limit.text}: {each.workload} wasn't measured {side}"
             elif limit.exceeded(each):
                 before, after = _shown(each, each.before), _shown(each, each.after)
                 yield f"{limit.text}: {each.workload} changed from {before} to {after} {_share(each)}".rstrip()
@@ -175,7 +175,7 @@ def _length_warning(comparison: Comparison) -> str:
         return ""
     return (
         f"peaks of measurements of {comparison.before_seconds:.0f} s and {comparison.after_seconds:.0f} s "
-        "are not comparable"
+        "aren't comparable"
     )
 
 

@@ -427,7 +427,7 @@ def _criteria(arguments: argparse.Namespace) -> Criteria:
         raise ConfigError(f"no processes selected: use --query, --workload, --user{engine}, --machine or --label")
     steps = arguments.step or ()
     if ENGINE_STEP in steps and set(steps) != {ENGINE_STEP}:
-        raise ConfigError(f"--step {ENGINE_STEP} selects serving engines, and cannot be combined with other steps")
+        raise ConfigError(f"--step {ENGINE_STEP} selects serving engines, and can't be combined with other steps")
     return Criteria(
         workload=arguments.workload,
         user=arguments.user,

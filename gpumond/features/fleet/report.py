@@ -45,7 +45,7 @@ from gpumond.view.text import moment, safe, table
 
 NO_NAME, UNATTRIBUTED = "(none)", "(unattributed)"
 WASTED = "WASTED: memory of idle programs, cached and stranded memory of the others, and unattributed memory"
-COVERED = "COVERED: part of the time for which the values are known; the rest is not counted"
+COVERED = "COVERED: part of the time for which the values are known; the rest isn't counted"
 SCALED = "COVERED: part of the time for which the values are known; the rest is extrapolated from it"
 LISTED_GAPS = 5
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>()#!|&~@:]")

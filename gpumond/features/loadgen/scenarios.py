@@ -42,7 +42,7 @@ NEARLY_ALL = 0.95
 @scenario(
     "leak-linear",
     "p2",
-    "every iteration keeps a tensor that is not needed",
+    "every iteration keeps a tensor that isn't needed",
     "leak",
     shape=("         ..·'", "    ..·''    ", "..·'         "),
     options=(Option("rate", "size", "2, 8, 32, 128 or 512 MiB", "bytes leaked per minute", 1),),

@@ -731,7 +731,7 @@ class Admissions:
         request = self._queue.find(name)
         if request is None or request.owner != owner:
             raise NoSuchAdmission(
-                f"no request of {owner} has this id; it was not renewed in {LEASE_SECONDS:g} s, or ended"
+                f"no request of {owner} has this id; it wasn't renewed in {LEASE_SECONDS:g} s, or ended"
             )
         return request
 

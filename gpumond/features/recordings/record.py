@@ -133,7 +133,7 @@ def taken(url: str, for_seconds: float) -> Iterator[Snapshot]:
             snapshot = from_json(Snapshot, to_json(client.get(url, "/api/v1/snapshot")))
         except ProtocolError as error:
             raise DaemonError(
-                f"cannot decode the daemon's snapshot ({error}); check that the daemon and this command have the same "
+                f"can't decode the daemon's snapshot ({error}); check that the daemon and this command have the same "
                 "version"
             ) from None
         except DaemonError as error:
