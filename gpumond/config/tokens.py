@@ -125,7 +125,7 @@ def _token(words: list[str], place: str) -> Token:
         )
     hash_bytes = bytes.fromhex(hashed)
     if hash_bytes == _EMPTY:
-        raise ConfigError(f"{place}: {name}: the hash is that of an empty token; was the variable with the token set?")
+        raise ConfigError(f"{place}: {name}: this is the hash of an empty token; was the variable with the token set?")
     return Token(name, frozenset(scopes.split(",")), hash_bytes)
 
 

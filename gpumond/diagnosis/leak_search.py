@@ -358,7 +358,7 @@ def _refused(
     half = len(values) // 2
     first, last = sen(times[:half], values[:half]), sen(times[-half:], values[-half:])
     if first > 0:
-        yield RefusedKind("warm-up", "slope of the last half as a share of that of the first half", last / first)
+        yield RefusedKind("warm-up", "last half's slope relative to the first half's", last / first)
     if not leak.pause:
         line = deviation([value - slope * at for at, value in zip(times, values, strict=True)])
         step = min(deviation(values[:cut]) + deviation(values[cut:]) for cut in range(2, len(values) - 1))
@@ -377,6 +377,6 @@ def _larger(allocations: AllocationGrowth | None) -> Iterator[RefusedKind]:
     if allocations and allocations.rises and allocations.ratio is not None:
         yield RefusedKind(
             "larger-allocations",
-            "relative growth of the number of live allocations as a share of that of the live bytes",
+            "relative growth of the live allocation count, as a share of the live bytes' growth",
             allocations.ratio,
         )

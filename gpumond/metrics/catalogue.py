@@ -397,7 +397,7 @@ OF_PROCESSES: tuple[Family, ...] = (
     Family(
         "gpumond_process_reserve_shortage_bytes",
         "gauge",
-        "Bytes of the reserve of the process's quotas that it doesn't use and that aren't free on the device. "
+        "Unused bytes of the process's quota reserve that aren't free on the device. "
         "Exported for processes that have gpumond_process_memory_used_bytes; absent without a reserve, and while the "
         "free memory is unknown.",
         PROCESS_LABELS,

@@ -181,7 +181,7 @@ class Telemetry:
         )
         self.count_silences(())
         self.series_dropped = Counter(
-            "gpumond_series_dropped", "Series dropped because of the limit of one scrape.", registry=registry
+            "gpumond_series_dropped", "Series dropped because a scrape reached its limit.", registry=registry
         )
         self._hashes = "", ""
         self._reload_successful = Gauge(

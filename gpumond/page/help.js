@@ -12,7 +12,7 @@ const KEYS = {
   Enter: "Open or close a row.",
   f: "Flush the focused row's program, after a plan.",
   s: "Sort by the next column.",
-  x: "Mark the row with the focus for a comparison.",
+  x: "Mark the focused row for a comparison.",
   Space: "Pause or resume.",
   "← →": "Move the crosshair of all charts.",
   "+ −, w s": "Zoom a chart, as the wheel does; drag to choose a range.",

@@ -104,5 +104,5 @@ async def sign_out(request: Request, caller: Caller = Depends(caller_with("read"
     """404: the token is not that of a session."""
     tokens: Tokens = request.app.state.tokens
     if not tokens.sign_ins.end(bearer_token(request.scope) or ""):
-        raise HTTPException(404, "the token isn't that of a session; only sessions can be ended")
+        raise HTTPException(404, "the token doesn't belong to a session; only sessions can be ended")
     return Response(status_code=204)

@@ -106,7 +106,7 @@ def located(
             machine = machines.address_of(instance, cluster)
             if clusters[instance] > 1 and "cluster" not in dict(machine.labels):
                 raise DiscoveryError(
-                    "machines of several clusters have this name; give those of the list the label cluster"
+                    "machines in several clusters have this name; add the label cluster to those in your list"
                 )
             found.setdefault(machine, {}).update(own)
         except DiscoveryError as error:

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "matchers",
         nargs="+",
         metavar="MATCHER",
-        help=f"a label, one of {' '.join(OPERATORS)}, and a text: rule=leak, 'workload=~train.*'",
+        help=f"a label, one of {' '.join(OPERATORS)}, and a value: rule=leak, 'workload=~train.*'",
     )
     add.add_argument("--for", dest="duration", required=True, metavar="DURATION", help="how long, such as 1h or 30m")
     add.add_argument("--reason", required=True, metavar="TEXT", help="why you silence them")
