@@ -363,7 +363,9 @@ def _refused(
         line = deviation([value - slope * at for at, value in zip(times, values, strict=True)])
         step = min(deviation(values[:cut]) + deviation(values[cut:]) for cut in range(2, len(values) - 1))
         if step > 0:
-            yield RefusedKind("step-change", "distance from the line as a multiple of that from a step", line / step)
+            yield RefusedKind(
+                "step-change", "distance from the line, relative to the distance from a step", line / step
+            )
     use = history.device(tracked.uuid).column(leak.tier, UTILIZATION, MEDIAN, len(values))
     if len(use) > 1 and all(ratio == ratio for ratio in use):
         yield RefusedKind(

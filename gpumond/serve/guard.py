@@ -135,7 +135,7 @@ class Guard:
             if scope["method"] not in SAFE_METHODS or not _is_for_tenants(scope["path"]):
                 raise HTTPException(
                     403,
-                    f"{identity.name} sees its own programs only, and may change nothing; for more, add a line with "
+                    f"{identity.name} can see only its own programs, and change nothing; for more, add a line with "
                     f"one of its subjects to tokens_file, such as user:{identity.name}",
                 )
             state["tenant"] = identities.tenant(identity)

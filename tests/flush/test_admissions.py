@@ -155,11 +155,11 @@ def test_withdrawn_grant_is_released(world: World):
 def test_requests_are_limited_for_each_user_and_in_total(world: World):
     for _ in range(PER_OWNER):
         world.ask(20)
-    with pytest.raises(TooManyAdmissions, match="16 requests of one user"):
+    with pytest.raises(TooManyAdmissions, match="16 per user"):
         world.ask(20)
     for number in range(IN_TOTAL - PER_OWNER):
         world.ask(20, owner=f"uid:{number // PER_OWNER}")
-    with pytest.raises(TooManyAdmissions, match="256 requests"):
+    with pytest.raises(TooManyAdmissions, match="256 in total"):
         world.ask(20, owner="uid:5000")
 
 

@@ -151,7 +151,7 @@ def test_answer_is_read_without_its_envelope_and_pretty_printed(indent: int | No
     ("log", "complaint"),
     [
         ('{"status":"success","data":', "line 1: not JSON, or truncated.*query_range"),
-        (json.dumps({"status": "error", "error": "bad query"}), "the response of Prometheus is an error: bad query"),
+        (json.dumps({"status": "error", "error": "bad query"}), "Prometheus returned an error: bad query"),
         (json.dumps({"data": {"resultType": "vector", "result": []}}), "the result is a vector for one time"),
         (json.dumps({"data": {"result": [{"metric": {}}]}}), "not a matrix of series"),
         (json.dumps({"data": {"result": [{"metric": {}, "values": [[1]]}]}}), r"isn't \[time, value\]"),

@@ -361,7 +361,7 @@ class Supervisor:
             try:
                 self._answered(child, child.decode(line))
             except ProtocolError as error:
-                log.error("invalid response of the collector process: %s", error)
+                log.error("invalid response from the collector process: %s", error)
                 child.process.terminate()
 
     def _answered(self, child: Child, answer: ReadResponse) -> None:

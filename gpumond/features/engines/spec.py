@@ -318,4 +318,4 @@ def load(calls: Mapping[str, Call]) -> Dialogue[None]:
         if answer.status != 200 and b"already" not in answer.body:  # a request of another program was faster
             failed.append(model)
     if failed:
-        raise EngineError(f"{', '.join(failed)}: not loaded; see the log of the server")
+        raise EngineError(f"{', '.join(failed)}: not loaded; see the server's log")

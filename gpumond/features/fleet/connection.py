@@ -52,7 +52,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable():
-            raise DiscoveryError(f"{self.name!r:.80} isn't a name of a machine")
+            raise DiscoveryError(f"{self.name!r:.80} isn't a machine name")
 
     @property
     def scheme(self) -> str:

@@ -86,7 +86,7 @@ class Prometheus:
         try:
             return [_sample(series) for series in data["result"]]
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise DiscoveryError(f"{self.url}: the result hasn't the format of Prometheus") from None
+            raise DiscoveryError(f"{self.url}: the result isn't in Prometheus' format") from None
 
     async def _call(self, method: str, path: str, form: bytes | None) -> Any:
         headers = {"Content-Type": "application/x-www-form-urlencoded"} if form is not None else {}

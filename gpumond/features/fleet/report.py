@@ -153,7 +153,7 @@ async def run(arguments: argparse.Namespace) -> int:
 def _period(arguments: argparse.Namespace, now: float) -> Period:
     """Return the period of the options. Raises ConfigError."""
     if arguments.begin is not None and arguments.duration is not None:
-        raise ConfigError("--from and --for exclude each other")
+        raise ConfigError("--from and --for can't be combined")
     end = now if arguments.end is None else min(now, arguments.end)
     length = 7 * SECONDS_OF_A_DAY if arguments.duration is None else arguments.duration
     begin = end - length if arguments.begin is None else arguments.begin

@@ -126,9 +126,7 @@ def _matrix(lines: Lines) -> list[dict[str, Any]]:
         line = getattr(error, "lineno", 1)
         raise ConfigError(f"{lines.name}, line {line}: not JSON, or truncated ({error}); {REMEDY}") from None
     if isinstance(answer, dict) and answer.get("status") == "error":
-        raise ConfigError(
-            f"{lines.name}, line 1: the response of Prometheus is an error: {str(answer.get('error'))[:200]}"
-        )
+        raise ConfigError(f"{lines.name}, line 1: Prometheus returned an error: {str(answer.get('error'))[:200]}")
     data = answer.get("data", answer) if isinstance(answer, dict) else {"result": answer}
     kind = data.get("resultType", "matrix") if isinstance(data, dict) else "?"
     if kind != "matrix":

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _trace(arguments: argparse.Namespace) -> int:
     """Write a trace. The file is complete when the recording ends, by Ctrl-C or after its duration."""
     if arguments.csv or arguments.out is not None:
-        raise ConfigError("record: --perfetto excludes --csv and --out")
+        raise ConfigError("record: --perfetto can't be combined with --csv or --out")
     known: set[int] = set()
     count = 0
     events = _events(arguments.url, 0)

@@ -77,7 +77,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _delete(arguments: argparse.Namespace) -> int:
     for id in arguments.ids:
         if not re.fullmatch("[0-9a-f]{16}", id):
-            raise ConfigError(f"{id!r:.80} isn't the id of a silence; `gpumond silence list` shows the ids")
+            raise ConfigError(f"{id!r:.80} isn't a silence id; `gpumond silence list` shows the ids")
     for id in arguments.ids:
         client.delete(arguments.url, f"{ROUTE}/{id}")
     if arguments.json:

@@ -553,7 +553,7 @@ def _not_resumable(
 ) -> Refusal | None:
     if program is None:
         if snapshot is not None and key in snapshot.suspended:
-            return Refusal("gpumond hasn't suspended it", "resume it with the tool that has suspended it")
+            return Refusal("gpumond hasn't suspended it", "resume it with the tool that suspended it")
         return Refusal("it isn't suspended", "gpumond status lists suspended programs")
     if uid not in (None, program.uid):
         return Refusal(f"it belongs to uid {program.uid}", "ask its user or an administrator")
