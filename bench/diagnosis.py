@@ -233,7 +233,7 @@ def _delays(episodes: Iterable[Episode]) -> dict[str, object]:
 
 
 def _rate(negatives: Sequence[Episode]) -> dict[str, object]:
-    """Return false alarms per device-day, with the 95 % interval of a Poisson count."""
+    """Return false alerts per device-day, with the 95% interval of a Poisson count."""
     count = sum(len(false_leaks(one)) for one in negatives)
     days = sum(one.duration * one.devices for one in negatives) / DAY
     low, high = poisson(count)

@@ -4,7 +4,7 @@ python -m bench.footprint [--save | --check]
 
 The proportional set size (PSS) of a process counts a page that n processes map as 1/n. Anonymous pages belong to the
 daemon's processes alone; pages of files are shared with every other Python process of the machine. ``--check`` measures
-the case ``CHECKED`` and exits with 1 if it needs over 5 % more anonymous memory than
+the case ``CHECKED`` and exits with 1 if it needs over 5% more anonymous memory than
 ``bench/results/footprint.json``. The cases with agents need root, because each program has its own user.
 """
 
@@ -125,7 +125,7 @@ def check(figures: dict[str, object]) -> int:
         return 0
     before, now = (float(each["anonymous_pss_mib"]) for each in (recorded["figures"][CHECKED], figures))  # type: ignore[arg-type]
     change = now / before - 1
-    hint = "  more than 5 %" if change > TOLERANCE else "  renew with --save" if change < -TOLERANCE else ""
+    hint = "  more than 5%" if change > TOLERANCE else "  renew with --save" if change < -TOLERANCE else ""
     print(f"anonymous memory, {CHECKED}: {before:.1f} -> {now:.1f} MiB {change:+.1%}{hint}")
     return int(change > TOLERANCE)
 

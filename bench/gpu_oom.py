@@ -2,7 +2,7 @@
 
     python -m bench.gpu_oom [rescues] [cases] [fit] [--rounds N] [--save]
 
-``rescues``: A caches 70 % of the card, B needs 43 %; ``added_ms`` is what a rescued call takes more than one on an
+``rescues``: A caches 70% of the card, B needs 43%; ``added_ms`` is what a rescued call takes more than one on an
 empty card, and ``equal`` says whether its result is bit for bit the same. ``cases``: programs that run out of memory
 for a known reason; ``right`` counts those whose first remedy is the cause, ``passes`` those that finish with it.
 ``fit``: relative errors of predicted peaks against those that PyTorch measured, without and with the margin.

@@ -92,7 +92,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 kept = torch.ones(1 << 20, device="cuda")
 shared = reduce_tensor(kept)
 """,
-    "does not allow it": """
+    "doesn't allow it": """
 import torch
 gpumond.agent.start(suspendable=False)
 kept = torch.ones(1 << 20, device="cuda")

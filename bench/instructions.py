@@ -1,10 +1,10 @@
-"""Instructions of the paths that run every second: they differ by less than 1 % between runs, unlike times.
+"""Instructions of the paths that run every second: they differ by less than 1% between runs, unlike times.
 
 python -m bench.instructions [--save | --check]
 
 Each path runs under valgrind (cachegrind) a few times in one process and more often in another, both forks of one that
 has prepared it; the difference is the cost of one run without that of the start. ``--check`` compares with
-``bench/results/instructions.json`` and exits with 1 if a path needs over 5 % more; fewer are reported, so that the
+``bench/results/instructions.json`` and exits with 1 if a path needs over 5% more; fewer are reported, so that the
 record can be renewed with ``--save``.
 """
 
@@ -181,7 +181,7 @@ def check(figures: dict[str, int]) -> int:
     for path, before in recorded["figures"]["instructions"].items():
         change = figures[path] / before - 1
         exceeded += change > TOLERANCE
-        hint = "  more than 5 %" if change > TOLERANCE else "  renew with --save" if change < -TOLERANCE else ""
+        hint = "  more than 5%" if change > TOLERANCE else "  renew with --save" if change < -TOLERANCE else ""
         print(f"{path:8} {before:>13,} -> {figures[path]:>13,} {change:+7.1%}{hint}")
     return int(exceeded > 0)
 

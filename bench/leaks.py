@@ -1,4 +1,4 @@
-"""Leaks in recorded curves: false alarms, recall and delay of the serving test, and of variants of its constants.
+"""Leaks in recorded curves: false alerts, recall and delay of the serving test, and of variants of its constants.
 
     python -m bench.leaks TRACE [--seeds N] [--save]
 
@@ -6,7 +6,7 @@ TRACE is a CSV file (or .csv.gz) with time, uuid, used_bytes and size_bytes of G
 of each rate is injected 4 to 10 hours after its start, while the program holds more than 1 GiB, until the device is
 full. Onsets within an hour of each other count once. ``--save`` keeps the figures, and writes the table into
 docs/explanation/leak-detection.md. Cross-validation: in each of five groups of GPUs, the variant is used that has the
-highest recall, with at most 0.05 false alarms a GPU-day, on the other four.
+highest recall, with at most 0.05 false alerts a GPU-day, on the other four.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Leak(NamedTuple):
 
 
 class Injected(NamedTuple):
-    """A leak to be injected into a curve, and the times of false alarms in the curve without it."""
+    """A leak to be injected into a curve, and the times of false alerts in the curve without it."""
 
     uuid: str
     rate: int
@@ -205,7 +205,7 @@ def figures_of(
 
 
 def table_of(leaks: Sequence[Leak], alarms: Mapping[str, Mapping[str, list[float]]], days: Mapping[str, float]) -> str:
-    lines = [f"| constants | false alarms a GPU-day | {' | '.join(map(str, RATES))} |", "|---|" + "---:|" * 6]
+    lines = [f"| constants | false alerts a GPU-day | {' | '.join(map(str, RATES))} |", "|---|" + "---:|" * 6]
     for name in VARIANTS:
         own = figures_of(name, leaks, alarms, days)
         rates = own["rates"]

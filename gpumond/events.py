@@ -274,7 +274,7 @@ def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
     scope = f" in {oom.scope}" if oom.scope else ""
     line = own_line(oom.stack)
     at = f" at {line}" if line else ""
-    what = "has used its parachute" if oom.seen == "parachute" else "ran out of memory"
+    what = "has used its out-of-memory pool" if oom.seen == "oom_pool" else "ran out of memory"
     return f"{_name(report)} {what}{where}{scope}{at}{request}: {amounts(oom)}"
 
 
@@ -344,7 +344,7 @@ def _began(verdict: Verdict, who: str, at: float) -> str:
     """Return the verdict's sentence, with its onset if that was before now."""
     summary = verdict.summary or f"{who}: {verdict.kind}"
     states_onset = at - verdict.since < 1.0 or " since " in summary
-    return summary if states_onset else f"{summary}, since {clock(verdict.since)}"
+    return summary if states_onset else f"{summary} (since {clock(verdict.since)})"
 
 
 def _names(frame: Frame | None) -> Mapping[ProcessKey | None, tuple[str, str]]:

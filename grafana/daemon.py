@@ -101,7 +101,7 @@ WORK = [
         "Processing time of a tick: median and 99th percentile.",
         "s",
         Query(quantile(0.5, "gpumond_tick_duration_seconds", FLEET), "{{instance}} median"),
-        Query(quantile(0.99, "gpumond_tick_duration_seconds", FLEET), "{{instance}} 99 %"),
+        Query(quantile(0.99, "gpumond_tick_duration_seconds", FLEET), "{{instance}} 99%"),
     ),
     series(
         "Ticks",
@@ -187,7 +187,7 @@ DONE = [
     ),
     series(
         "Notifications",
-        "Notifications sent per minute, and those that could not be delivered.",
+        "Notifications sent per minute, and those that couldn't be delivered.",
         "short",
         Query(a_minute("notifications_total", "receiver"), "{{receiver}}"),
         Query(a_minute("notifications_failed_total", "receiver, reason"), "{{receiver}} failed: {{reason}}"),

@@ -88,7 +88,7 @@ GLANCE = [
     ),
     figure(
         "Faults",
-        "Active faults of the device: values that cannot be read.",
+        "Active faults of the device: values that can't be read.",
         "short",
         f"sum({of('fault')}) or max({of('up')}) * 0",
         levels=ANY,
@@ -277,7 +277,7 @@ HEALTH = [
     ),
     listing(
         "Conditions and faults",
-        "Permanent limits of the readings, and values that cannot be read.",
+        "Permanent limits of the readings, and values that can't be read.",
         (Column("condition", "Condition"), Column("kind", "Fault")),
         Query(f"max by (condition) ({of('condition')})", "Condition holds", text=YES),
         Query(f"max by (kind) ({of('fault')})", "Fault lasts", text=YES),

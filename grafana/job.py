@@ -79,7 +79,7 @@ MEMORY = [
     ),
     ranking(
         "Outlier ranks",
-        "Ranks whose memory differs most from the median, relative to the median; above 10 % in orange, above 25 % in "
+        "Ranks whose memory differs most from the median, relative to the median; above 10% in orange, above 25% in "
         "red.",
         "percentunit",
         Query(f"topk(8, {deviation('rank, instance')})", RANK),

@@ -150,7 +150,7 @@ FLUSHES = [
         "Time from the request to the receipt of one pool on these machines: median and 99th percentile.",
         "s",
         Query(quantile(0.5, "gpumond_flush_duration_seconds", FLEET), "{{instance}} median"),
-        Query(quantile(0.99, "gpumond_flush_duration_seconds", FLEET), "{{instance}} 99 %"),
+        Query(quantile(0.99, "gpumond_flush_duration_seconds", FLEET), "{{instance}} 99%"),
     ),
 ]
 

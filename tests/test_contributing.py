@@ -200,13 +200,13 @@ with contextlib.suppress(SystemExit):
 @pytest.mark.parametrize(
     ("section", "program"),
     [
-        ("Add a source of devices", SOURCE),
+        ("Add a device source", SOURCE),
         ("Add an adapter for an allocator", ADAPTER),
-        ("Add an importer of recorded logs", IMPORTER),
-        ("Add a kind of serving engine", ENGINE),
-        ("Add a receiver of alerts", RECEIVER),
+        ("Add a log importer", IMPORTER),
+        ("Add an engine kind", ENGINE),
+        ("Add an alert receiver", RECEIVER),
         ("Add a metric", METRIC),
-        ("Add a value of rules", VALUE),
+        ("Add a rule value", VALUE),
         ("Add a verdict", VERDICT),
         ("Add a feature", FEATURE),
     ],

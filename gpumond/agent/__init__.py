@@ -35,7 +35,7 @@ __all__ = [
     "limit",
     "on_end_request",
     "on_flush",
-    "parachute",
+    "oom_pool",
     "program",
     "report",
     "retry_on_oom",
@@ -366,33 +366,33 @@ def snapshot(path: str | os.PathLike[str]) -> Dump:
     return snapshots.write(snapshots.checked_path(path))
 
 
-def parachute(bytes: int, device: int | None = None) -> str:
-    """Reserve memory that PyTorch uses when an allocation would fail, and report its use before a later crash.
+def oom_pool(bytes: int, device: int | None = None) -> str:
+    """Set memory aside that PyTorch uses when an allocation would fail, and report its use before a later crash.
 
     Call it after your program has used its GPU.
 
     Args:
-        bytes: Size of the reserve.
+        bytes: Size of the pool.
         device: The program's own device number; None for the current device.
 
     Returns:
-        An empty string, or the reason why nothing was reserved.
+        An empty string, or the reason why nothing was set aside.
 
     Raises:
         TypeError: ``device`` has the wrong type.
         ValueError: ``bytes`` isn't a positive integer.
 
     Example:
-        >>> gpumond.agent.parachute(2 << 30)
+        >>> gpumond.agent.oom_pool(2 << 30)
         ''
     """
     if not isinstance(bytes, int) or isinstance(bytes, bool) or bytes <= 0:
-        raise ValueError(f"parachute: bytes: expected a positive int, got {bytes!r:.80}")
+        raise ValueError(f"oom_pool: bytes: expected a positive int, got {bytes!r:.80}")
     if device is not None and (not isinstance(device, int) or isinstance(device, bool)):
-        raise TypeError(f"parachute: device: expected int or None, got {type(device).__name__}")
-    from gpumond.agent.measure.parachute import PARACHUTES
+        raise TypeError(f"oom_pool: device: expected int or None, got {type(device).__name__}")
+    from gpumond.agent.measure.parachute import OOM_POOLS
 
-    return PARACHUTES.open(bytes, device)
+    return OOM_POOLS.open(bytes, device)
 
 
 def program() -> Program:

@@ -50,7 +50,7 @@ def run(call: Callable[[], T], seconds: float) -> T:
         return call()
     pending = _Call(call)
     if not add(pending.carry_out):
-        raise Busy("the main thread cannot make calls")
+        raise Busy("the main thread can't make calls")
     return pending.wait(seconds)
 
 
@@ -76,7 +76,7 @@ class _Call(Generic[T]):
 
     def wait(self, seconds: float) -> T:
         if not self._ended.wait(seconds) and self._started.acquire(blocking=False):
-            raise Busy(f"main thread busy: it did not run the step in {seconds:g} s")
+            raise Busy(f"main thread busy: it didn't run the step in {seconds:g} s")
         self._ended.wait()
         if self._error is not None:
             raise self._error

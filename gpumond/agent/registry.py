@@ -328,5 +328,5 @@ def _limited(adapter: AllocatorAdapter, limit_bytes: int | None, device: str | i
         return (AppliedLimit(name, uuid, limit_bytes, False, clean(refusal)),)
     except Exception as error:  # an error of the library
         return (AppliedLimit(name, uuid, limit_bytes, False, clean(f"{type(error).__name__}: {error}")),)
-    unused = f"{name} does not use {'a device yet' if device is None else 'this device'}"
+    unused = f"{name} doesn't use {'a device yet' if device is None else 'this device'}"
     return applied or (AppliedLimit(name, uuid, limit_bytes, False, unused),)

@@ -40,7 +40,7 @@ PART_BYTES = 256 << 10
 ENCODED_BYTES = 48 << 10
 
 LIMIT_REFUSED = (
-    "this program does not allow limits set by the daemon; allow them with gpumond.agent.start(allow_limit=True) or "
+    "this program doesn't allow limits set by the daemon; allow them with gpumond.agent.start(allow_limit=True) or "
     "GPUMOND_ALLOW_LIMIT=1"
 )
 
@@ -99,7 +99,7 @@ class RequestHandler:
         if self._search is not None:
             return AgentResponse(request.id, "a search is already in progress")
         if policy != "allow":
-            return AgentResponse(request.id, f"this program's flush_policy is {policy}: its objects are not searched")
+            return AgentResponse(request.id, f"this program's flush_policy is {policy}: its objects aren't searched")
         if sys.getallocatedblocks() > MAX_SEARCHED_BLOCKS:
             return AgentResponse(request.id, "the program has too many objects: a search would stop it for too long")
         adapters = [adapter for adapter in REGISTRY.known() if isinstance(adapter, TensorTracking)]
@@ -133,7 +133,7 @@ class RequestHandler:
         if self._recording is not None:
             return AgentResponse(request.id, "a recording is already in progress")
         if policy != "allow":
-            return AgentResponse(request.id, f"this program's flush_policy is {policy}: its history is not recorded")
+            return AgentResponse(request.id, f"this program's flush_policy is {policy}: its history isn't recorded")
         reasons = []
         for adapter in REGISTRY.adapters():
             if isinstance(adapter, HistoryRecording):
@@ -226,13 +226,13 @@ def _unknown(classes: Sequence[LiveClasses]) -> str:
             return ""
         if any(one.parameters_bytes is None for one in classes):
             return "the program is older than its agent and has too many objects to search: its classes are unknown"
-        return "the program has too many objects to search: other tensors and activations are not distinguished"
+        return "the program has too many objects to search: other tensors and activations aren't distinguished"
     adapters = REGISTRY.known()
     if not any(isinstance(adapter, TensorTracking) for adapter in adapters):
         names = ", ".join(adapter.name for adapter in adapters) or "none"
         return clean(f"live memory can be classified for PyTorch only; the allocators of this program: {names}")
     if any(pool.live_bytes for pool in REGISTRY.read() or () if pool.allocator == "torch"):
-        return "this version of PyTorch is not understood: its live memory cannot be classified"
+        return "this version of PyTorch isn't understood: its live memory can't be classified"
     return "no allocator of this program that can be classified has live memory"
 
 

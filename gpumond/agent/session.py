@@ -302,10 +302,10 @@ class Session:
                 if facts is None or facts.adapters is not adapters:
                     facts = self._facts = AllocatorFacts(adapters)
                 sample(pools, last=self._closing)
-                parachutes = sys.modules.get("gpumond.agent.measure.parachute")  # if the program has one
-                if parachutes is not None:
-                    parachutes.PARACHUTES.check()
-                    pools = parachutes.PARACHUTES.counted(pools)
+                oom_pools = sys.modules.get("gpumond.agent.measure.parachute")  # if the program has one
+                if oom_pools is not None:
+                    oom_pools.OOM_POOLS.check()
+                    pools = oom_pools.OOM_POOLS.counted(pools)
                 refusals = self._transport.refusals + REGISTRY.refusals
                 program = program_report(facts.distributed, refusals, self._handler.retainers)
                 self._transport.send(

@@ -73,7 +73,7 @@ def workload_name(text: str) -> str:
         raise TypeError(f"workload: expected str, got {type(text).__name__}")
     name = _clean_workload(text)
     if not name:
-        raise ValueError("workload: expected a name, got an empty text")
+        raise ValueError("workload: expected a name, got an empty string")
     return name
 
 

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     started = {"workload": arguments.workload, "flush_policy": arguments.flush_policy}
     answer = attach(arguments.pid, started, arguments.timeout, getattr(sys, "remote_exec", None))
     if why := answer.get("error"):
-        return _fail(f"the agent did not start in process {arguments.pid}: {clean(why)}", FAILED)
+        return _fail(f"the agent didn't start in process {arguments.pid}: {clean(why)}", FAILED)
     print(f"agent {clean(answer['version'])} started in process {arguments.pid} (Python {clean(answer['python'])})")
     return DONE
 
@@ -149,7 +149,7 @@ def _request_script(
             f"access to process {pid} was denied ({error.strerror}): attach as root or with CAP_SYS_PTRACE"
         ) from None
     except (OSError, RuntimeError) as error:
-        raise CannotAttach(f"cannot attach to process {pid}: {clean(error)}; {OTHERWISE}") from None
+        raise CannotAttach(f"can't attach to process {pid}: {clean(error)}; {OTHERWISE}") from None
 
 
 def _answer(path: Path, user: int, until: float) -> dict[str, str] | None:
@@ -166,7 +166,7 @@ def _answer(path: Path, user: int, until: float) -> dict[str, str] | None:
         names = ("error",) if "error" in answer else ("version", "python")
         return {name: str(answer[name]) for name in names}
     except (OSError, ValueError, TypeError, KeyError):
-        raise CannotAttach("the program's answer is not valid") from None
+        raise CannotAttach("the program's answer isn't valid") from None
 
 
 def _fail(message: str, status: int) -> int:

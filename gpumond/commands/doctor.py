@@ -88,7 +88,7 @@ def driver() -> Iterator[Finding]:
     """Check each source with devices, and the first one always. With other devices, its absence is not a fault."""
     missing = [spec.requires for spec in AUTOMATIC if spec.requires and util.find_spec(spec.requires) is None]
     for module in missing:
-        yield Finding("driver", "bad", f"the module {module} is not installed", "pip install 'gpumond[daemon]'")
+        yield Finding("driver", "bad", f"the module {module} isn't installed", "pip install 'gpumond[daemon]'")
     present = {spec.name for spec in AUTOMATIC if spec.requires not in missing and _has_devices(spec)}
     for spec in AUTOMATIC:
         if spec.requires not in missing and (spec.name in present or spec is AUTOMATIC[0]):
@@ -178,13 +178,13 @@ def _name(entry: Callable[[int], Sequence[Any]], number: int) -> str:
 def pid_namespace(proc: str) -> Finding:
     is_private = in_private_pid_namespace(proc)
     if is_private is None:
-        return Finding("PID namespace", "note", f"unknown: {proc}/self/ns/pid cannot be read")
+        return Finding("PID namespace", "note", f"unknown: {proc}/self/ns/pid can't be read")
     if not is_private:
         return Finding("PID namespace", "good", "the host's: pids from the driver match those of agents")
     return Finding(
         "PID namespace",
         "note",
-        "private: the driver may list host pids that cannot be matched to processes here",
+        "private: the driver may list host pids that can't be matched to processes here",
         remedy("private_pid_namespace"),
     )
 

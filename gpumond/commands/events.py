@@ -43,6 +43,6 @@ def _print(events: Iterable[dict[str, Any]], as_json: bool, last: int = 0) -> in
     """Print the events. Returns the identifier of the last one."""
     for event in events:
         last = event["id"]
-        line = f"{moment(event['at'])}  {event['kind'].replace('-', ' '):16} {safe(event['summary'])}"
+        line = f"{moment(event['at'])}  {event['kind'].replace('-', ' '):18} {safe(event['summary'])}"
         print(json.dumps(event) if as_json else line, flush=True)
     return last

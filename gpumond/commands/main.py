@@ -228,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if client is None or not client.answered:
             raise
         reason = f"{type(error).__name__}: {error}"
-        print_error(f"gpumond: the server is not gpumond, or has an incompatible version ({reason:.200}); check --url")
+        print_error(f"gpumond: the server isn't gpumond, or has an incompatible version ({reason:.200}); check --url")
         return FAILED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of standard output has closed it
@@ -267,5 +267,5 @@ def _module(name: str) -> Module:
 def _missing_extra(error: ImportError) -> int:
     if error.name is None or error.name.startswith("gpumond"):
         raise error
-    print_error(f"gpumond: {error.name} is not installed: pip install 'gpumond[daemon]'")
+    print_error(f"gpumond: {error.name} isn't installed: pip install 'gpumond[daemon]'")
     return WRONG_USE

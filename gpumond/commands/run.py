@@ -92,10 +92,10 @@ def _become(command: list[str], environ: Mapping[str, str]) -> int:
         os.execvpe(command[0], command, environ)
     except (FileNotFoundError, ValueError):  # ValueError: an empty name
         if os.path.exists(command[0]):
-            return _fail(f"{command[0]}: the interpreter in its first line does not exist", NOT_FOUND)
+            return _fail(f"{command[0]}: the interpreter in its first line doesn't exist", NOT_FOUND)
         return _fail(f"{command[0]}: command not found", NOT_FOUND)
     except OSError as error:
-        return _fail(f"{command[0]}: cannot be executed: {error.strerror}", NOT_EXECUTABLE)
+        return _fail(f"{command[0]}: can't be executed: {error.strerror}", NOT_EXECUTABLE)
 
 
 def environment(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE
+from gpumond.facts.frame import SHARES
+from gpumond.facts.shares import MEANINGS
 from gpumond.view.frame import view
 from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table, suspended_programs
 from gpumond.view.text import broken, output_width
@@ -27,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-w", "--wide", action="store_true", help="show complete tables, even if they are wider than the terminal"
     )
     client.add_arguments(parser)
+    meanings = (
+        textwrap.fill(f"{share.upper():13}{MEANINGS[share]}", 79, subsequent_indent=13 * " ") for share in SHARES
+    )
+    parser.add_argument_group("columns", "\n".join(meanings))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -64,9 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         return _wrong_use("--json requires --once")
     if os.environ.get("TERM") == "dumb":
-        return _wrong_use("a dumb terminal cannot be drawn on; run gpumond top --once")
+        return _wrong_use("a dumb terminal can't be drawn on; run gpumond top --once")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return _wrong_use("standard input or output is not a terminal; for scripts, run gpumond top --once")
+        return _wrong_use("standard input or output isn't a terminal; for scripts, run gpumond top --once")
     return _show([Daemon(url) for url in urls], device)
 
 

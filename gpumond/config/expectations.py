@@ -11,7 +11,7 @@ from gpumond.facts import units
 
 MISSING = "missing"
 _TYPES: Mapping[str, str] = {
-    "string": "a text",
+    "string": "text",
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -26,7 +26,7 @@ _TYPES: Mapping[str, str] = {
     "dataclass": "keys and values",
     "path": "a path",
     "url": "a URL",
-    "bytes": "a text",
+    "bytes": "text",
 }
 _BOUNDS: Mapping[str, tuple[str, str]] = {
     "greater_than_equal": ("ge", "must be at least"),

@@ -60,4 +60,4 @@ def network_of(text: str) -> Network:
     try:
         return ipaddress.ip_network(text)
     except ValueError:
-        raise ValueError(f"{text!r:.80} is not an IP address or network such as 10.1.0.0/28") from None
+        raise ValueError(f"{text!r:.80} isn't an IP address or network such as 10.1.0.0/28") from None

@@ -164,6 +164,8 @@ def explain(error: Any, origin: Mapping[str, str], where: str, values: object = 
             return f"{place}: {key}: not a key of type {location[2]}; expected one of {', '.join(known)}"
         hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
         return f"{place}: {key}: unknown key; {hint}"
+    if error["type"].startswith("union_tag"):
+        return f"{place}: {key}.type: expected one of {', '.join(RECEIVER_TYPES)}"
     written = written_at(values, location)
     message = expectation(error, written)
     if not key:

@@ -52,7 +52,7 @@ class SettingsConfig(Strict):
 
     source: Annotated[str, AfterValidator(known_source)] = Field(
         "auto",
-        description="the [source](plugins.md#sources-of-devices) of device readings; `auto` selects the drivers that "
+        description="the [source](plugins.md#device-sources) of device readings; `auto` selects the drivers that "
         "are present at the start, `all` also uses drivers that are loaded later",
     )
     listen: str = Field(
@@ -119,7 +119,7 @@ class SettingsConfig(Strict):
         90 * 86400.0, ge=86400, description="how long the audit log, receipts and resolved alerts are kept"
     )
     disabled_rules: tuple[str, ...] = Field(
-        (), description="names of [built-in rules](rules.md#built-in-rules) that are not evaluated"
+        (), description="names of [built-in rules](rules.md#built-in-rules) that aren't evaluated"
     )
     rule_overrides: dict[str, OverrideConfig] = Field(
         {},
@@ -177,7 +177,7 @@ class SettingsConfig(Strict):
         names = value.replace(",", " ").split() if isinstance(value, str) else value
         for name in names if isinstance(names, (list, tuple)) else ():
             if not isinstance(name, str) or not HOST_NAME.fullmatch(name):
-                raise ValueError(f"{name!r:.80} is not a host name or address; expected one without scheme and port")
+                raise ValueError(f"{name!r:.80} isn't a host name or address; expected one without scheme and port")
         return names
 
     @field_validator("disabled_rules", "rule_overrides")

@@ -93,7 +93,7 @@ def check_subjects(
             )
         if token.subject.startswith(_ACCOUNT) and not token_reviews:
             raise ConfigError(
-                f"tokens_file: {token.name} is a service account, but the daemon does not verify its tokens; set "
+                f"tokens_file: {token.name} is a service account, but the daemon doesn't verify its tokens; set "
                 "token_review_audience"
             )
         if token.subject.startswith(_IDENTITIES) and not identities:
@@ -125,7 +125,7 @@ def _token(words: list[str], place: str) -> Token:
         )
     hash_bytes = bytes.fromhex(hashed)
     if hash_bytes == _EMPTY:
-        raise ConfigError(f"{place}: {name}: the hash is that of an empty token; was the variable with the token set?")
+        raise ConfigError(f"{place}: {name}: this is the hash of an empty token; was the variable with the token set?")
     return Token(name, frozenset(scopes.split(",")), hash_bytes)
 
 

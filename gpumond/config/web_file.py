@@ -110,7 +110,7 @@ class TlsConfig(Part):
         if kind not in CLIENT_AUTH:
             raise ValueError(f"unknown client_auth_type {kind!r:.40}; expected one of {', '.join(CLIENT_AUTH)}")
         if ca and kind == "NoClientCert":
-            raise ValueError("client_ca is set, but client_auth_type does not request certificates")
+            raise ValueError("client_ca is set, but client_auth_type doesn't request certificates")
         if not ca and kind != "NoClientCert":
             raise ValueError(f"client_auth_type {kind} requires client_ca_file (or client_ca)")
         if self.client_allowed_sans and kind != "RequireAndVerifyClientCert":
@@ -130,7 +130,7 @@ class HttpConfig(Part):
         for name, value in headers.items():
             if name not in HEADERS:
                 raise ValueError(
-                    f"header {name!r:.60} cannot be configured; expected one or more of {', '.join(HEADERS)}"
+                    f"header {name!r:.60} can't be configured; expected one or more of {', '.join(HEADERS)}"
                 )
             if value and HEADERS[name] and value.lower() not in HEADERS[name]:
                 raise ValueError(f"{name}: invalid value {value!r:.60}; expected {' or '.join(HEADERS[name])}")
@@ -166,7 +166,7 @@ class WebFile(Part):
             raise ValueError("expected names and bcrypt hashes, as in `prometheus: $2y$10$…`")
         for name, hashed in users.items():
             if not isinstance(name, str) or not name or ":" in name:
-                raise ValueError(f"{name!r:.60} is not a valid user name")
+                raise ValueError(f"{name!r:.60} isn't a valid user name")
             found = BCRYPT.fullmatch(hashed) if isinstance(hashed, str) else None
             if found is None:
                 raise ValueError(f"{name!r:.60}: expected a bcrypt hash (htpasswd -nBC 10 '' | tr -d ':\\n')")

@@ -168,7 +168,7 @@ class _Server(uvicorn.Server):
             await self.lifespan.shutdown()
             raise
         if self.lifespan.should_exit:
-            raise ConfigError("the daemon could not be started; the log states the reason")
+            raise ConfigError("the daemon couldn't be started; the log gives the reason")
         self.started = True
         systemd.notify("READY=1")
 
@@ -263,5 +263,5 @@ def _listen(settings: Settings) -> socket.socket:
         used = "another program uses the port; stop it, or choose another port with --listen"
         remedy = used if taken else "see --listen"
         kind = PortInUse if taken else ConfigError
-        raise kind(f"cannot listen on {settings.listen}: {error.strerror}: {remedy}") from None
+        raise kind(f"can't listen on {settings.listen}: {error.strerror}: {remedy}") from None
     return listener

@@ -489,7 +489,7 @@ class DrmSource:
             working = {number: entry for number, (_, entry) in own.items()}
             devices.append(self._device(card, size, listed, self._sensors(card, working, now, tally)))
             if self._descriptors.hidden:
-                detail = f"{self._descriptors.hidden} processes of other users cannot be inspected"
+                detail = f"{self._descriptors.hidden} processes of other users can't be inspected"
                 tally.add(card.uuid, "processes_hidden", detail)
         for uuid in self._seen.keys() - present.keys():
             tally.add(

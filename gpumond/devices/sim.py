@@ -29,11 +29,11 @@ class SimSource:
     def open(self) -> None:
         directory = self._environ.get("GPUMOND_SIM_DIR")
         if not directory:
-            raise SourceUnavailable("unset", f"GPUMOND_SIM_DIR is not set: {remedy('unset')}")
+            raise SourceUnavailable("unset", f"GPUMOND_SIM_DIR isn't set: {remedy('unset')}")
         self._root = Path(directory)
         if not self._root.is_dir():
             raise SourceUnavailable(
-                "missing", f"GPUMOND_SIM_DIR names {directory}, which is not a directory: {remedy('missing')}"
+                "missing", f"GPUMOND_SIM_DIR names {directory}, which isn't a directory: {remedy('missing')}"
             )
 
     def read(self) -> Reading:

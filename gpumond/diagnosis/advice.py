@@ -216,7 +216,7 @@ def _holders(case: Case, allocator: str) -> str:
 ADVICE = (
     Advice(
         "expandable-segments",
-        "5 % of the device is stranded in PyTorch's pool, or a request failed although more was free in it; PyTorch "
+        "5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; PyTorch "
         "2.1 or later on CUDA, without private pools or a sleep mode",
         lambda case: _fragmented(case) and _has_expandable_segments(case) and not _can_sleep(case),
         lambda case: f"set {_names(case)} to expandable_segments:True",

@@ -22,7 +22,7 @@ POINTS = 24
 """Maximum number of points of a fit; longer curves are reduced to medians of parts."""
 MIN_POINTS = 6
 DOUBT = 2.7
-"""Square of the 90 % quantile of the normal distribution."""
+"""Square of the 90% quantile of the normal distribution."""
 MAX_CORRELATION = 0.8
 FLOOR_BYTES = 4 * MIB
 """Minimum deviation that is assumed: the quantum of allocators and drivers."""

@@ -25,7 +25,7 @@ from gpumond.facts.units import MIB
 from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, MINUTE, QUARTER, TIERS, UTILIZATION, History
 
 PARTS, PARTS_T = 6, 2.0
-"""Parts whose slopes are compared, and the 95 % quantile of Student's distribution with five degrees of freedom."""
+"""Parts whose slopes are compared, and the 95% quantile of Student's distribution with five degrees of freedom."""
 POINTS, MIN_POINTS, MIN_STEPS, LAST_POINTS = 24, 4, 2, 5
 FIRST_RATIO = 1 / 3
 """Share of a growth that is left out of its line: its rate changes."""
@@ -358,12 +358,14 @@ def _refused(
     half = len(values) // 2
     first, last = sen(times[:half], values[:half]), sen(times[-half:], values[-half:])
     if first > 0:
-        yield RefusedKind("warm-up", "slope of the last half as a share of that of the first half", last / first)
+        yield RefusedKind("warm-up", "last half's slope relative to the first half's", last / first)
     if not leak.pause:
         line = deviation([value - slope * at for at, value in zip(times, values, strict=True)])
         step = min(deviation(values[:cut]) + deviation(values[cut:]) for cut in range(2, len(values) - 1))
         if step > 0:
-            yield RefusedKind("step-change", "distance from the line as a multiple of that from a step", line / step)
+            yield RefusedKind(
+                "step-change", "distance from the line, relative to the distance from a step", line / step
+            )
     use = history.device(tracked.uuid).column(leak.tier, UTILIZATION, MEDIAN, len(values))
     if len(use) > 1 and all(ratio == ratio for ratio in use):
         yield RefusedKind(
@@ -377,6 +379,6 @@ def _larger(allocations: AllocationGrowth | None) -> Iterator[RefusedKind]:
     if allocations and allocations.rises and allocations.ratio is not None:
         yield RefusedKind(
             "larger-allocations",
-            "relative growth of the number of live allocations as a share of that of the live bytes",
+            "relative growth of the live allocation count, as a share of the live bytes' growth",
             allocations.ratio,
         )

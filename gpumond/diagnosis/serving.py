@@ -57,7 +57,7 @@ class ServingTest:
     consistent_ratio: float = 0.15
     """Minimum of this quantile of the slopes of all pairs of blocks, as a share of their median. After a jump, a
     quarter of the pairs does not rise. It also makes the trend significant: of 16 blocks with a quarter of falling
-    pairs the Mann-Kendall statistic is 2.7. Smaller shares increase false alarms, larger ones the delay.
+    pairs the Mann-Kendall statistic is 2.7. Smaller shares increase false alerts, larger ones the delay.
     """
     min_creeps: float = 5
     """Minimum number of minutes with the same rise between the jumps of the load. Such a curve needs no record, and may

@@ -65,7 +65,7 @@ class RefusedKind:
 class Fit:
     """Line through the ``points`` (unix time, bytes) of a leak. Its level is ``level_bytes`` at the unix time ``at``.
 
-    Low and high limit the slope with 90 % confidence, if at most successive points are correlated. ``band_bytes``: two
+    Low and high limit the slope with 90% confidence, if at most successive points are correlated. ``band_bytes``: two
     standard deviations of the points from the line. ``full_at``: the unix time at which the device is full at this
     slope; earliest and latest follow from the limits and the band. They are None without a known size, or if the limit
     does not rise. ``device_uuid`` and ``pid`` are those of the points if another program than the verdict's is the

@@ -271,7 +271,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
+    raise ValueError(f"{name} isn't a number")
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)

@@ -119,7 +119,7 @@ def require_encodable(value: object) -> None:
             except UnicodeEncodeError as error:
                 found = ascii(each[error.start])
                 raise ValueError(
-                    f"text contains {found}, half of a surrogate pair, which UTF-8 cannot encode; remove it or "
+                    f"text contains {found}, half of a surrogate pair, which UTF-8 can't encode; remove it or "
                     "write the whole character"
                 ) from None
         elif isinstance(each, (dict, list, tuple)) and id(each) not in seen:

@@ -57,13 +57,13 @@ KINDS = (
     ),
     VerdictKind(
         name="steady",
-        meaning="has stayed within 1 % of the device (or 256 MiB) for 15 minutes",
+        meaning="has stayed within 1% of the device (or 256 MiB) for 15 minutes",
         evidence="level, range",
         is_shape=True,
     ),
     VerdictKind(
         name="churn",
-        meaning="has risen and fallen by more than 2 % of the device, six times each in ten minutes, without growing",
+        meaning="has risen and fallen by more than 2% of the device, six times each in ten minutes, without growing",
         evidence="direction changes, low, high",
         is_shape=True,
     ),
@@ -75,7 +75,7 @@ KINDS = (
     ),
     VerdictKind(
         name="step-change",
-        meaning="has moved to a level that differs from the previous one by at least 5 % of the device; active for "
+        meaning="has moved to a level that differs from the previous one by at least 5% of the device; active for "
         "15 minutes",
         evidence="size of the step",
         is_shape=True,
@@ -108,14 +108,13 @@ KINDS = (
         meaning="the pool holds much more than its peak of live memory, and the difference grows, or allocations "
         "had to be retried",
         evidence="ratio, peak live bytes, peak kept bytes, growth of kept bytes",
-        remedy="for PyTorch without a sleep mode set PYTORCH_ALLOC_CONF=expandable_segments:True "
-        "(PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11), for JAX XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async, for "
-        "TensorFlow TF_GPU_ALLOCATOR=cuda_malloc_async, for CuPy and RMM an asynchronous pool; otherwise "
-        "restart the program",
+        remedy="PyTorch without a sleep mode: set PYTORCH_ALLOC_CONF=expandable_segments:True "
+        "(PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11); JAX: XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async; TensorFlow: "
+        "TF_GPU_ALLOCATOR=cuda_malloc_async; CuPy, RMM: use an asynchronous pool; otherwise restart the program",
     ),
     VerdictKind(
         name="pressure",
-        meaning="more than 95 % of the device is used (until less than 93 % is), or more than 80 % is used and growth "
+        meaning="more than 95% of the device is used (until less than 93% is), or more than 80% is used and growth "
         "will fill it within ten minutes; growth in a program's first five minutes doesn't count",
         evidence="used ratio, free bytes",
         remedy="flush the GPU (gpumond flush --device UUID), reduce a batch size or an engine's share "
@@ -131,14 +130,14 @@ KINDS = (
     ),
     VerdictKind(
         name="idle-holder",
-        meaning="has held at least 5 % of a device for half an hour without GPU activity",
+        meaning="has held at least 5% of a device for half an hour without GPU activity",
         evidence="bytes, seconds",
         remedy="stop the program, or flush it: gpumond flush --pid PID",
     ),
     VerdictKind(
         name="crash",
         meaning="the process ended with an unhandled out-of-memory error, within three minutes after a failed "
-        "allocation or an Xid error that ends programs, or while it was filling a device that was 98.5 % full; active "
+        "allocation or an Xid error that ends programs, or while it was filling a device that was 98.5% full; active "
         "for 15 minutes",
         evidence="bytes",
         remedy="read the program's log; look for Xid errors in dmesg",

@@ -43,7 +43,7 @@ def read_secret(path: Path) -> str:
     try:
         text = read_text(path).removesuffix("\n").removesuffix("\r").strip(" \t")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from None
+        raise ConfigError(f"{path} can't be read: {getattr(error, 'strerror', None) or 'not text'}") from None
     if not text or has_control_characters(text):
         raise ConfigError(f"{path} is empty or has a line end or another control character; expected one line")
     return text

@@ -116,7 +116,7 @@ class Connection(HTTPConnection):
             raise HttpError("timeout", f"no answer: the server has accepted no connection for {longest:g} s") from None
         if uid not in trusted:
             self.close()
-            who = "the kernel does not name the user who listens" if uid is None else f"uid {uid} listens"
+            who = "the kernel doesn't name the user who listens" if uid is None else f"uid {uid} listens"
             where = f"on {self._path}" if self._path else f"at {self.host}:{self.port}"
             raise HttpError(
                 "untrusted",
@@ -133,7 +133,7 @@ def split_address(url: str) -> SplitResult:
     except ValueError:  # brackets or the port
         valid = False
     if not valid:
-        raise HttpError("address", "its address is not http:// or https://")
+        raise HttpError("address", "its address isn't http:// or https://")
     return parts
 
 
@@ -154,7 +154,7 @@ def connection_to(
     if trusted is not None and not is_loopback(host):
         raise HttpError(
             "untrusted",
-            "the token is not sent without TLS; set web_config in the daemon's configuration, and use https",
+            "the token isn't sent without TLS; set web_config in the daemon's configuration, and use https",
         )
     return Connection(host, url.port, seconds=seconds, trusted=trusted)
 
@@ -223,10 +223,10 @@ def explained(seconds: float = CONNECT_SECONDS) -> Iterator[None]:
     except TimeoutError:
         raise HttpError("timeout", f"no answer within {seconds:g} s") from None
     except socket.gaierror as error:
-        raise HttpError("dns", f"the host name cannot be resolved: {error.strerror}") from None
+        raise HttpError("dns", f"the host name can't be resolved: {error.strerror}") from None
     except ssl.SSLCertVerificationError as error:
         mismatch = error.verify_message.partition(",")[0]  # the name of the host follows
-        raise HttpError("certificate", f"its certificate is not valid for this address: {mismatch}") from None
+        raise HttpError("certificate", f"its certificate isn't valid for this address: {mismatch}") from None
     except ssl.SSLError as error:
         raise HttpError("tls", f"no TLS connection: {error.reason or 'failed'}") from None
     except (ConnectionRefusedError, FileNotFoundError):

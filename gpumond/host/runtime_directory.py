@@ -119,7 +119,7 @@ def prepare_directory(directory: Path, choice: str = AGENTS) -> Path:
     except OSError as error:
         raise ConfigError(f"runtime directory {directory}: {error.strerror}; choose another with {choice}") from None
     if not stat.S_ISDIR(status.st_mode):
-        raise ConfigError(f"runtime directory {directory} is not a directory; choose another with {choice}")
+        raise ConfigError(f"runtime directory {directory} isn't a directory; choose another with {choice}")
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
         raise ConfigError(
             f"runtime directory {directory} is writable by other users; use a directory of your own with mode 0755 or "
@@ -127,7 +127,7 @@ def prepare_directory(directory: Path, choice: str = AGENTS) -> Path:
         )
     if not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"runtime directory {directory} is not writable by the daemon's user; change its owner "
+            f"runtime directory {directory} isn't writable by the daemon's user; change its owner "
             f"(as root: install -d -o {os.geteuid()} -m 755 {directory}), or choose another with {choice}"
         )
     return directory
@@ -151,7 +151,7 @@ def _claim(lock: Path, path: Path, choice: str) -> None:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-        raise ConfigError(f"cannot open the lock {lock}: {reason}; remove it or choose another with {choice}") from None
+        raise ConfigError(f"can't open the lock {lock}: {reason}; remove it or choose another with {choice}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -166,7 +166,7 @@ def _remove_stale(path: Path, choice: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-        raise ConfigError(f"{path} exists and is not a socket of this user; choose another with {choice}")
+        raise ConfigError(f"{path} exists and isn't a socket of this user; choose another with {choice}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         refused = probe.connect_ex(str(path)) == errno.ECONNREFUSED

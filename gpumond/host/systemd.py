@@ -33,7 +33,7 @@ def notify(state: str, environ: Mapping[str, str] = os.environ) -> None:
             connection.setblocking(False)
             connection.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
     except OSError as error:
-        log.warning("cannot notify systemd of %s: %s", state.partition("=")[0], error.strerror)
+        log.warning("can't notify systemd of %s: %s", state.partition("=")[0], error.strerror)
 
 
 async def keep_alive(frame: Callable[[], Frame | None], environ: Mapping[str, str] = os.environ) -> None:
@@ -59,7 +59,7 @@ def status(frame: Frame | None) -> str:
         return "the first reading is in progress"
     snapshot = frame.snapshot
     if not snapshot.source.up:
-        return f"cannot read devices: {snapshot.source.reason}"
+        return f"can't read devices: {snapshot.source.reason}"
     firing = sum(alert.phase == "firing" for alert in frame.alerts)
     agents = len(snapshot.reports_by_process)
     return f"{len(snapshot.devices)} devices, {agents} agents, {firing} alerts firing"

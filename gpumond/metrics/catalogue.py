@@ -224,7 +224,7 @@ DEVICE_FAMILIES: tuple[Family, ...] = (
     Family(
         "gpumond_device_fault",
         "gauge",
-        "1 for each value of the device that cannot be read, and for the cause of a lost device.",
+        "1 for each value of the device that can't be read, and for the cause of a lost device.",
         ("uuid", "gpu", "kind"),
         _device_faults,
     ),
@@ -411,7 +411,7 @@ OF_PROCESSES: tuple[Family, ...] = (
     Family(
         "gpumond_process_reserve_shortage_bytes",
         "gauge",
-        "Bytes of the reserve of the process's quotas that it does not use and that are not free on the device. "
+        "Unused bytes of the process's quota reserve that aren't free on the device. "
         "Exported for processes that have gpumond_process_memory_used_bytes; absent without a reserve, and while the "
         "free memory is unknown.",
         PROCESS_LABELS,
@@ -628,7 +628,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_driver_down_reason",
         "gauge",
-        "1 for the reason why the devices cannot be read: starting, released, no_device (the machine has none), or the "
+        "1 for the reason why the devices can't be read: starting, released, no_device (the machine has none), or the "
         "kind of a fault. Absent while they can be read.",
         ("reason",),
         _driver_down_reason,

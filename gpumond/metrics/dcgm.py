@@ -187,7 +187,7 @@ LEFT_OUT: Mapping[str, str] = {
         "requires DCGM's own sampling; use PROF_NVLINK_TX_BYTES and _RX_BYTES"
     ),
     "DCGM_FI_PROF_PIPE_FP64_ACTIVE, _FP32_ACTIVE, _FP16_ACTIVE, _INT_ACTIVE": "only the tensor pipe is read",
-    "DCGM_FI_DEV_VGPU_LICENSE_STATUS": "licenses are not read",
+    "DCGM_FI_DEV_VGPU_LICENSE_STATUS": "licenses aren't read",
     "DCGM_FI_DEV_POWER_VIOLATION and the other violations": "use the active reasons in gpumond_device_throttle",
 }
 """Families of dcgm-exporter's lists that are not exported, and the reasons."""

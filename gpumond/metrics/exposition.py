@@ -1,8 +1,8 @@
 """`/metrics`: the current Frame and the daemon's own counters, in Prometheus text or OpenMetrics.
 
-A page for a thousand programs has 20,000 samples, and prometheus_client takes 8 us per sample. The families of a frame
-are therefore rendered here; all others by the library. docs/decisions/008 has the figures, and the tests compare every
-line with the library's.
+A scrape with a thousand programs has 20,000 samples, and prometheus_client takes 8 us per sample. The families of a
+frame are therefore rendered here; all others by the library. docs/contributing/decisions/008 has the figures, and the
+tests compare every line with the library's.
 
 Formats: prometheus.io/docs/instrumenting/exposition_formats, and OpenMetrics 1.0.
 """

@@ -76,7 +76,7 @@ def usages(frame: Frame) -> Iterator[tuple[tuple[str, ...], OwnerUsage]]:
     yield from found.items()
 
 
-_LOWER = " Programs whose parts are unknown (those without an agent) are not included; absent if all are."
+_LOWER = " Programs whose parts are unknown (those without an agent) aren't included; absent if all are."
 OWNER: tuple[Quantity[OwnerUsage], ...] = (
     Quantity(
         "used_bytes",
@@ -91,7 +91,7 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
     Quantity(
         "stranded_bytes",
         "bytes",
-        "Free part of it that a flush would not release." + _LOWER,
+        "Free part of it that a flush wouldn't release." + _LOWER,
         attrgetter("stranded"),
     ),
     Quantity(

@@ -152,7 +152,7 @@ class Telemetry:
         self.tick_duration = Histogram(
             "gpumond_tick_duration_seconds",
             "Processing time of a tick: reports, attribution, verdicts, rules and the frame. "
-            "The driver reading is not included.",
+            "The driver reading isn't included.",
             buckets=TICK_BUCKETS,
             registry=registry,
         )
@@ -171,17 +171,17 @@ class Telemetry:
         )
         self._notifications_failed = Counter(
             "gpumond_notifications_failed",
-            "Notifications that could not be delivered, by reason.",
+            "Notifications that couldn't be delivered, by reason.",
             ["receiver", "reason"],
             registry=registry,
         )
         self.store_writable = Gauge(f"gpumond_{STORE_WRITABLE.metric}", STORE_WRITABLE.help, registry=registry)
         self._silences = Gauge(
-            "gpumond_silences", "Silences that have not ended, by state.", ["state"], registry=registry
+            "gpumond_silences", "Silences that haven't ended, by state.", ["state"], registry=registry
         )
         self.count_silences(())
         self.series_dropped = Counter(
-            "gpumond_series_dropped", "Series dropped because of the limit of one scrape.", registry=registry
+            "gpumond_series_dropped", "Series dropped because a scrape reached its limit.", registry=registry
         )
         self._hashes = "", ""
         self._reload_successful = Gauge(

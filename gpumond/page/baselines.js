@@ -39,7 +39,7 @@ const DIFFERENCES = [
   { title: "After", text: (each) => valueText(each, each.after), number: true },
   { title: "Difference", text: (each) => signedText(each, each.difference), number: true },
   { title: "Change", text: ({ ratio }) => (ratio === null ? "-" : signed(percent(ratio, 1), ratio)), number: true, wide: true },
-  { title: "95 % interval", text: intervalOf, number: true, wide: true },
+  { title: "95% interval", text: intervalOf, number: true, wide: true },
 ];
 
 function stateOf({ complete, seconds, for_seconds: whole }) {

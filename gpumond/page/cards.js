@@ -81,5 +81,5 @@ export function leftOf({ verdict }) {
 export function restOf(verdicts) {
   const counts = new Map();
   for (const { kind } of verdicts) if (undecided.has(kind)) counts.set(kind, (counts.get(kind) ?? 0) + 1);
-  return counts.size ? `undecided: ${[...counts].map(([word, count]) => `${count} ${word}`).join(", ")}` : "";
+  return counts.size ? `also: ${[...counts].map(([word, count]) => `${count} ${word}`).join(", ")}` : "";
 }

@@ -22,7 +22,7 @@ const COLUMNS = [
 
 function condition(engine) {
   if (engine.problem === NOT_READ) return NOT_READ;
-  if (!engine.up) return `cannot be read: ${engine.problem}`;
+  if (!engine.up) return `can't be read: ${engine.problem}`;
   const problem = engine.processes_problem && `; its processes are unknown: ${engine.processes_problem}`;
   return `${service(engine)}${problem}`;
 }

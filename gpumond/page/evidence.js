@@ -63,7 +63,7 @@ const UNITS = [
   ["_bytes_per_step", (value) => `${human(value)}/step`],
   ["_bytes", human],
   ["_seconds", duration],
-  ["_ratio", (value) => `${(100 * value).toFixed(1)} %`],
+  ["_ratio", (value) => `${(100 * value).toFixed(1)}%`],
 ];
 
 /** Figures of a verdict as pairs of a term and its value. */

@@ -38,7 +38,7 @@ export function* facts(row, now) {
     engine: engine && `${engine.name} (${engine.kind})`,
   };
   for (const [term, value] of Object.entries(known)) if (value) yield [term, value, ["user", "verdict"].includes(term)];
-  if (row.utilization_ratio !== null) yield ["busy", `${Math.round(100 * row.utilization_ratio)} %`];
+  if (row.utilization_ratio !== null) yield ["busy", `${Math.round(100 * row.utilization_ratio)}%`];
   if (row.idle_seconds) yield ["idle for", duration(row.idle_seconds)];
   if (row.agent) yield* factsOfAgent(row.agent, row.device_uuid);
 }

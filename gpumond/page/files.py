@@ -53,7 +53,7 @@ def _function(name: str, text: str) -> str:
     exports = ", ".join(EXPORT.findall(text))
     body = COMMENT.sub("", EXPORT.sub("", IMPORT.sub(_constant, text)))
     if left := LEFT.search(body):
-        raise ValueError(f"{name}.js: cannot be joined: {left[0]}")
+        raise ValueError(f"{name}.js: can't be joined: {left[0]}")
     return f"const ${name} = (() => {{\n{body}return {{ {exports} }};\n}})();\n"
 
 

@@ -56,7 +56,7 @@ export function about(seconds) {
 
 const parts = (large, unit, small, subunit) => (small ? `${large} ${unit} ${small} ${subunit}` : `${large} ${unit}`);
 
-export const percent = (part, whole) => `${Math.round((100 * part) / whole)} %`;
+export const percent = (part, whole) => `${Math.round((100 * part) / whole)}%`;
 
 const two = (number) => String(number).padStart(2, "0");
 

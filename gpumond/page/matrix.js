@@ -51,7 +51,7 @@ export const DEVICE_COLUMNS = [
   { id: "total", title: "used", text: ({ device }) => total(device), number: true },
   share("cached"),
   share("stranded"),
-  sensor("gpu_utilization_ratio", "busy", (ratio) => `${Math.round(100 * ratio)} %`),
+  sensor("gpu_utilization_ratio", "busy", (ratio) => `${Math.round(100 * ratio)}%`),
   sensor("gpu_temperature_celsius", "°C", (degrees) => String(Math.round(degrees))),
   sensor("power_watts", "W", (watts) => String(Math.round(watts))),
   { id: "programs", title: "processes", text: ({ programs }) => String(programs ?? "-"), number: true, wide: true },

@@ -13,7 +13,7 @@ export function* differences({ expected, before, released_bytes: released, raced
     yield `The allocator released ${released < expected.low ? "less" : "more"} than expected at the start${cause}.`;
   }
   const driver = receipt.driver_released_bytes;
-  if (driver === null && before) yield "The driver doesn't report this process's memory, so the release is not confirmed.";
+  if (driver === null && before) yield "The driver doesn't report this process's memory, so the release isn't confirmed.";
   else if (driver !== null && raced && driver !== released)
     yield "The driver's figure differs because the program allocated or freed memory during the flush.";
 }

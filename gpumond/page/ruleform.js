@@ -27,9 +27,9 @@ export function levelBytes({ value, above, below }, size) {
 
 const secondsText = (seconds) => (seconds ? (exactly(seconds, TIMES) ?? `${seconds}s`) : "");
 
-const readable = (value, threshold) => (value.endsWith("_bytes") ? human(threshold) : thresholdText(value, threshold).replace("%", " %"));
+const readable = (value, threshold) => (value.endsWith("_bytes") ? human(threshold) : thresholdText(value, threshold));
 
-/** What a rule compares, such as `device used_ratio > 80 %`. */
+/** What a rule compares, such as `device used_ratio > 80%`. */
 export function expression({ scope, value, above, below, match = {} }) {
   const labels = Object.entries(match).map(([label, pattern]) => `${label}=${pattern}`);
   const subject = labels.length ? `${scope} {${labels.join(", ")}}` : scope;

@@ -94,6 +94,6 @@ export function reclaimableOf(devices) {
 /** What a flush would release, as a sentence. */
 export function estimate({ bytes, refused, known }, subject = "A flush") {
   if (!known) return "";
-  const more = refused ? ` Programs that do not allow a flush hold ${human(refused)} more in their caches.` : "";
+  const more = refused ? ` Programs that don't allow a flush hold ${human(refused)} more in their caches.` : "";
   return `${subject} would release ${bytes ? `about ${human(bytes)}` : "nothing"}.${more}`;
 }

@@ -16,7 +16,7 @@ export function captionsOf({ snapshot, processes, queue, verdicts }, events) {
   const released = flush && Object.fromEntries(flush.details).released_bytes;
   if (released) found.set("flush", `A flush of ${flush.workload} has released ${human(released)}. Receipts compares it with its plan.`);
   if (verdicts.some(({ kind, pid }) => kind === "leak" && pid === leaking.pid))
-    found.set("leak", `${LEAKING} keeps more memory with each step. Its problem states when the GPU will be full; Why lists what it keeps.`);
+    found.set("leak", `${LEAKING} keeps more memory with each step. Its problem says when the GPU will be full; Why lists what it keeps.`);
   for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === TRAINING && bytes >= LARGE))
     found.set("cache", `${TRAINING} uses ${human(row.live_bytes)} and keeps ${human(row.cached_bytes)} in its cache, which a flush returns while the program runs.`);
   for (const { workload, need_bytes: need, device_uuid: uuid } of queue) {

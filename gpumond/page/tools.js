@@ -25,7 +25,7 @@ function copySelected(text) {
   area.select();
   const copied = document.execCommand("copy");
   area.remove();
-  if (!copied) throw new Error("copying is not allowed");
+  if (!copied) throw new Error("copying isn't allowed");
 }
 
 function saveProcesses(kind) {

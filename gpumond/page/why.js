@@ -12,7 +12,7 @@ const CLASSES = {
   optimizer: "optimizer state",
   buffers: "buffers",
   tensors: "other leaf tensors",
-  activations: "activations, the rest",
+  activations: "activations and the rest",
 };
 const REGISTERED = 4; // number of classes that need no search of the heap: the first ones
 let newest = 0; // number of the newest dialog: it does not show answers to an older one
@@ -55,7 +55,7 @@ async function saveSnapshot(pid) {
 }
 
 function entryOfClasses(found, kvCache) {
-  const part = (bytes) => `${human(bytes)} (${Math.round((100 * bytes) / (found.live_bytes || 1))} %)`;
+  const part = (bytes) => `${human(bytes)} (${Math.round((100 * bytes) / (found.live_bytes || 1))}%)`;
   const known = Object.entries(CLASSES).filter(([name]) => found[`${name}_bytes`] !== null);
   const facts = known.map(([name, text]) => [text, part(found[`${name}_bytes`])]);
   const rest = found.live_bytes - known.reduce((sum, [name]) => sum + found[`${name}_bytes`], 0);

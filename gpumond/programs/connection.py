@@ -119,12 +119,12 @@ def check_hello(hello: Hello) -> None:
         raise ProtocolError("value", f"hello.workload: {hello.workload!r:.80} has more than {MAX_WORKLOAD} characters")
     for name, text in (("job", hello.job), ("account", hello.account)):
         if not JOB.fullmatch(text):
-            raise ProtocolError("value", f"hello.{name}: {text!r:.80} is not [A-Za-z0-9._/-]{{0,128}}")
+            raise ProtocolError("value", f"hello.{name}: {text!r:.80} isn't [A-Za-z0-9._/-]{{0,128}}")
     rank, size = hello.rank, hello.world_size
     if rank is None and size is None:
         return
     if rank is None or size is None or not 0 <= rank < size <= MAX_RANKS:
-        raise ProtocolError("value", f"hello: {rank} is no rank of {size}")
+        raise ProtocolError("value", f"hello: rank {rank} is outside a world of size {size}")
 
 
 def check_report(report: Report) -> None:
@@ -132,7 +132,7 @@ def check_report(report: Report) -> None:
     names = [scope.name for scope in report.program.scopes]
     wrong = next((name for name in names if not SCOPE.fullmatch(name)), None)
     if wrong is not None:
-        raise ProtocolError("value", f"report.program.scopes: {clean(wrong)!r:.80} is not [A-Za-z0-9._/-]{{1,128}}")
+        raise ProtocolError("value", f"report.program.scopes: {clean(wrong)!r:.80} isn't [A-Za-z0-9._/-]{{1,128}}")
     if len(names) > SCOPES + 1:
         raise ProtocolError("value", f"report.program.scopes: {len(names)}, more than {SCOPES + 1}")
 

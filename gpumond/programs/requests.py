@@ -94,7 +94,7 @@ class AgentRequests:
                 await asyncio.sleep(PART_SECONDS)
             following = await self._part(report, snapshot_id, sent)
             if following is None:
-                raise PartMissing("the program did not answer in time")
+                raise PartMissing("the program didn't answer in time")
             answer = following
 
     async def _part(self, report: AgentReport, snapshot_id: int, offset: int) -> AgentResponse | None:
@@ -116,7 +116,7 @@ class AgentRequests:
     async def request_end(self, report: AgentReport, requested_by: str) -> str:
         """Ask a program to end, and return the reason if it was not asked. Raises StoreUnavailable."""
         answer = await self._send(report, AgentRequest(uuid.uuid4().hex, "end"), requested_by)
-        return "it did not answer in time" if answer is None else answer.reason
+        return "it didn't answer in time" if answer is None else answer.reason
 
     async def _send(self, report: AgentReport, ask: AgentRequest, requested_by: str) -> AgentResponse | None:
         asked: dict[str, Any] = {"pid": report.pid, "workload": report.workload}

@@ -242,7 +242,7 @@ class AgentServer:
             except BlockingIOError:
                 return
             except OSError as error:
-                log.warning("cannot accept agents at the moment: %s", error)
+                log.warning("can't accept agents at the moment: %s", error)
                 self._accept_no_more()
                 return
             admitted |= self._admit(connection)
@@ -328,7 +328,7 @@ class AgentServer:
     def _handle(self, peer: AgentConnection, message: Message, now: float) -> None:
         if peer.hello is None:
             if not isinstance(message, Hello):
-                raise ProtocolError("hello", "the first message is not a hello")
+                raise ProtocolError("hello", "the first message isn't a hello")
             check_hello(message)
             peer.hello = message
             self._no_longer_pending(peer.user)
@@ -347,7 +347,7 @@ class AgentServer:
                 self._ends.append(ProgramEnd(peer.identity.pid, peer.identity.start_ticks, message.ending))
             self._drop(peer)
         else:
-            raise ProtocolError("type", f"an agent cannot send {type(message).__name__}")
+            raise ProtocolError("type", f"an agent can't send {type(message).__name__}")
 
     def on_borrow(self, borrow: Callable[[Identity, Borrow], Awaitable[Borrowed]]) -> None:
         """Answer requests for room with this function."""

@@ -34,15 +34,15 @@ DAEMON = ScopeSpec(
         Quantity(
             "devices",
             "count",
-            "devices that the driver lists; unknown while it cannot be read",
+            "devices that the driver lists; unknown while it can't be read",
             lambda row: float(len(row.devices)) if row.source.up else None,
         ),
         Quantity("engines", "count", "declared serving engines", lambda row: float(len(row.engines))),
-        Quantity("faults", "count", "values and devices that cannot be read", lambda row: float(len(row.faults))),
+        Quantity("faults", "count", "values and devices that can't be read", lambda row: float(len(row.faults))),
     ),
     labels={},
     labels_of=lambda row: (),
-    placeholders={"reason": "why the driver cannot be read"},
+    placeholders={"reason": "why the driver can't be read"},
     texts=lambda row: {"reason": row.source.detail or row.source.reason},
 )
 

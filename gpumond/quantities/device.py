@@ -332,7 +332,7 @@ DEVICE = ScopeSpec(
         Quantity(
             "wasted_ratio",
             "ratio",
-            "reclaimable bytes over size while the device is at least 80 % full; if a program on it had an "
+            "reclaimable bytes over size while the device is at least 80% full; if a program on it had an "
             f"out-of-memory error or a retry {IN_WINDOW}, reclaimable bytes of the other programs over size; else 0",
             lambda row: ratio(_wasted(row), row.device.size_bytes),
         ),

@@ -87,7 +87,7 @@ ENGINE = ScopeSpec(
         "kv_cache": "part of its KV cache that requests use",
         "idle": "time without a request",
         "models": "its loaded models",
-        "reason": "why it cannot be read, or does not serve yet; otherwise empty",
+        "reason": "why it can't be read, or doesn't serve yet; otherwise empty",
     },
     texts=_texts,
 )

@@ -104,7 +104,7 @@ POOL = ScopeSpec(
             "fragmentation_ratio",
             "ratio",
             f"1 - peak live bytes over the peak of what no flush releases (live and stranded bytes), both "
-            f"{IN_WINDOW}; 0 for pools below 5 % of their device; unknown for the first minute",
+            f"{IN_WINDOW}; 0 for pools below 5% of their device; unknown for the first minute",
             lambda row: None if row.pool.live_bytes is None else _fragmentation(row),
         ),
         *_values("ooms"),

@@ -276,7 +276,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         Quantity(
             "excess_bytes",
             "bytes",
-            "bytes that its agent claims beyond the driver's count, else 0; unknown without an agent",
+            "bytes that its agent reports beyond the driver's count, else 0; unknown without an agent",
             _claim_excess,
         ),
         REPORT_AGE.of(lambda row: row.report),

@@ -324,8 +324,8 @@ POOL: tuple[Quantity[PoolUsage], ...] = (
     _field(
         "live_allocations",
         "count",
-        "Allocations that the program has not freed.",
-        note=" Absent if the allocator does not count them.",
+        "Allocations that the program hasn't freed.",
+        note=" Absent if the allocator doesn't count them.",
     ),
     _field("peak_live_bytes", "bytes", "Peak live memory, as recorded by the allocator; the program may reset it."),
     HELD,
@@ -366,7 +366,7 @@ HOST_POOL: tuple[Quantity[HostPool], ...] = tuple(
     Quantity(
         f"host_{name}",
         "bytes",
-        f"Pinned host memory {meaning}. This is not device memory.",
+        f"Pinned host memory {meaning}. This isn't device memory.",
         attrgetter(name),
         f"host_pool_{name}",
     )
@@ -441,7 +441,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
     Quantity(
         "returning_seconds",
         "seconds",
-        "Time for which gpumond has tried to return the engine to service after a release, and it does not serve.",
+        "Time for which gpumond has tried to return the engine to service after a release, and it doesn't serve.",
         lambda engine: engine.returning_seconds or 0.0,
         note=" Absent otherwise.",
         rule_note=" 0 otherwise.",
@@ -458,7 +458,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         "Models that the engine has loaded, as it lists them.",
         lambda engine: len(engine.models) if engine.up else None,
         "models_loaded",
-        rule_note=" Unknown while it does not answer.",
+        rule_note=" Unknown while it doesn't answer.",
     ),
     _field("held_bytes", "bytes", "Device memory in use as reported by the engine.", "stated_bytes"),
     _field("kv_cache_bytes", "bytes", "Size of the engine's KV cache.", ""),
@@ -514,7 +514,7 @@ def readable(unit: Unit, value: float) -> str:
     if unit == "seconds":
         return duration(value)
     if unit == "ratio":
-        return f"{100 * value:.1f} %"
+        return f"{100 * value:.1f}%"
     if unit == "hertz":
         return f"{value / 1e6:.0f} MHz"
     return f"{value:g}{SYMBOLS.get(unit, '')}"

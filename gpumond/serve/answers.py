@@ -44,7 +44,7 @@ def ready(frame: Frame | None) -> Response:
         return problem(503, "the first reading is in progress", {"Retry-After": "1"})
     source = frame.snapshot.source
     if not source.up:
-        return problem(503, f"cannot read devices: {source.reason}: {source.detail}")
+        return problem(503, f"can't read devices: {source.reason}: {source.detail}")
     return PlainTextResponse("gpumond is ready\n")
 
 

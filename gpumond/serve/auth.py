@@ -265,7 +265,7 @@ async def _caller_of_account(tokens: Tokens, reviews: TokenReviews, token: str, 
         try:
             account = await reviews.account(token)
         except GpumondError as error:
-            raise HTTPException(503, f"the token cannot be verified: {error}", {"Retry-After": "5"}) from None
+            raise HTTPException(503, f"the token can't be verified: {error}", {"Retry-After": "5"}) from None
     if account is None:
         return None
     caller = tokens.caller_of({f"service-account:{account}"})

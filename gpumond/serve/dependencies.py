@@ -52,7 +52,7 @@ def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
             raise HTTPException(401, TOKEN_REQUIRED, {"WWW-Authenticate": "Bearer"})
         if not caller.may(scope):
             challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
-            raise HTTPException(403, f"{caller.name} does not have the scope {scope}", {"WWW-Authenticate": challenge})
+            raise HTTPException(403, f"{caller.name} doesn't have the scope {scope}", {"WWW-Authenticate": challenge})
         return caller
 
     return require

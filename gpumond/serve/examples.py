@@ -169,7 +169,7 @@ VERDICT = Verdict(
         full_at=TAKEN_AT + 3840.0,
         full_at_earliest=TAKEN_AT + 3784.0,
         full_at_latest=TAKEN_AT + 3897.0,
-        refused=(RefusedKind("warm-up", "slope of the last half as a share of that of the first half", 0.99),),
+        refused=(RefusedKind("warm-up", "last half's slope relative to the first half's", 0.99),),
     ),
 )
 RECEIPT = Receipt(

@@ -135,7 +135,7 @@ class Guard:
             if scope["method"] not in SAFE_METHODS or not _is_for_tenants(scope["path"]):
                 raise HTTPException(
                     403,
-                    f"{identity.name} sees its own programs only, and may change nothing; for more, add a line with "
+                    f"{identity.name} can see only its own programs, and change nothing; for more, add a line with "
                     f"one of its subjects to tokens_file, such as user:{identity.name}",
                 )
             state["tenant"] = identities.tenant(identity)
@@ -166,7 +166,7 @@ class Guard:
         self._check_rate(web)
         host = _host(scope)
         if host not in self._hosts and host != _local(scope):
-            raise HTTPException(421, f"{host} is not a name of this daemon; add it to `hosts` in the configuration")
+            raise HTTPException(421, f"{host} isn't a name of this daemon; add it to `hosts` in the configuration")
         if (operation := header(scope["headers"], OPERATION_HEADER)) and not re.match(OPERATION_ID, operation):
             raise HTTPException(400, "Gpumond-Operation: expected 1 to 64 characters from A-Za-z0-9._-")
         if scope["method"] not in SAFE_METHODS:

@@ -87,7 +87,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._request_bytes = 0
         self._head_bytes = 0
         self._head_complete = False
-        self._refusal = (400, "this is not HTTP/1.1")
+        self._refusal = (400, "this isn't HTTP/1.1")
         self._subjects: frozenset[str] = frozenset()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -80,7 +80,7 @@ class IdentityHeaders:
         headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
         user, email, groups = (_only(headers, name) for name in (USER, EMAIL, GROUPS))
         if not user and not email:
-            raise HTTPException(401, "the proxy states no user: X-Forwarded-User and X-Forwarded-Email are missing")
+            raise HTTPException(401, "the proxy sent no user: X-Forwarded-User and X-Forwarded-Email are missing")
         names = tuple(dict.fromkeys(filter(None, (each.strip() for each in groups.split(",")))))
         if len(names) > MAX_GROUPS:
             raise HTTPException(400, f"X-Forwarded-Groups has more than {MAX_GROUPS} groups")

@@ -66,7 +66,7 @@ def limited(receive: Receive) -> Receive:
         if received > MAX_BODY_BYTES:
             raise too_large()
         if b"\0" in message.get("body", b""):  # present in UTF-16 and UTF-32, never in JSON as UTF-8
-            raise HTTPException(400, "the body is not JSON in UTF-8")
+            raise HTTPException(400, "the body isn't JSON in UTF-8")
         return message
 
     return receive_limited

@@ -256,7 +256,7 @@ class HttpListener:
 
     def _exhausted(self, listener: socket.socket, error: OSError) -> None:
         """Free a descriptor, and accept again after a pause."""
-        log.warning("cannot accept connections at the moment: %s", error.strerror)
+        log.warning("can't accept connections at the moment: %s", error.strerror)
         self._rejected("descriptors")
         self._close_one(self._connections, self._connections.users())
         self._loop.remove_reader(listener.fileno())

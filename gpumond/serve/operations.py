@@ -94,7 +94,7 @@ async def release(request: Request, body: ReleaseBody, requested_by: str = Depen
     """
     until, released = await kernel_of(request).get(Operations).release(body.for_seconds, requested_by)
     if not released:
-        return problem(504, "a driver call does not return, and its process still holds the driver")
+        return problem(504, "a driver call doesn't return, and its process still holds the driver")
     return Response(
         TypeAdapter(ReleaseAnswer).dump_json(ReleaseAnswer(released_until=until)), media_type="application/json"
     )

@@ -66,7 +66,7 @@ async def request_code(request: Request, caller: Caller = Depends(caller_with("r
     """
     tokens: Tokens = request.app.state.tokens
     if not caller.sessions:
-        raise HTTPException(403, f"{caller.name} can have no session; use a token of gpumond")
+        raise HTTPException(403, f"{caller.name} can't have a session; use a gpumond token")
     code = tokens.sign_ins.code(caller, bearer_token(request.scope), tokens.clock())
     return Response(CODE.dump_json(SignInCode(code, CODE_SECONDS)), headers=NO_STORE, media_type="application/json")
 
@@ -104,5 +104,5 @@ async def sign_out(request: Request, caller: Caller = Depends(caller_with("read"
     """404: the token is not that of a session."""
     tokens: Tokens = request.app.state.tokens
     if not tokens.sign_ins.end(bearer_token(request.scope) or ""):
-        raise HTTPException(404, "the token is not that of a session; only sessions can be ended")
+        raise HTTPException(404, "the token doesn't belong to a session; only sessions can be ended")
     return Response(status_code=204)

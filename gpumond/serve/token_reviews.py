@@ -69,7 +69,7 @@ class KubernetesTokenReviews:
             connection = Connection(self._host, self._port, tls=authorities)
             answer = await exchange_async(connection, request, REVIEW_SECONDS, MAX_ANSWER_BYTES)
         except (ConfigError, HttpError) as error:
-            raise TokenReviewError(f"no answer of the API server: {error}") from None
+            raise TokenReviewError(f"no answer from the API server: {error}") from None
         return content_of(answer)
 
 
@@ -84,7 +84,7 @@ def content_of(answer: HttpAnswer) -> Any:
     try:
         return json.loads(answer.body)
     except (ValueError, RecursionError):
-        raise TokenReviewError("the answer of the API server is not JSON") from None
+        raise TokenReviewError("the API server's answer isn't JSON") from None
 
 
 def account_of(review: Any, audience: str) -> str | None:
@@ -93,7 +93,7 @@ def account_of(review: Any, audience: str) -> str | None:
     """
     status = review.get("status") if isinstance(review, Mapping) else None
     if not isinstance(status, Mapping) or not isinstance(status.get("user", {}), Mapping):
-        raise TokenReviewError("the answer of the API server is not a TokenReview")
+        raise TokenReviewError("the API server's answer isn't a TokenReview")
     username, audiences = status.get("user", {}).get("username"), status.get("audiences")
     if status.get("authenticated") is not True or not isinstance(audiences, list) or audience not in audiences:
         return None
@@ -111,8 +111,8 @@ def make_token_reviews(settings: Settings, environ: Mapping[str, str] = os.envir
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdigit():
         raise ConfigError(
-            "token_review_audience requires the API server of Kubernetes, but $KUBERNETES_SERVICE_HOST and "
-            "$KUBERNETES_SERVICE_PORT do not name it; run the daemon in a pod, or set them"
+            "token_review_audience requires Kubernetes' API server, but $KUBERNETES_SERVICE_HOST and "
+            "$KUBERNETES_SERVICE_PORT don't name it; run the daemon in a pod, or set them"
         )
     for name in ("token", "ca.crt"):
         try:

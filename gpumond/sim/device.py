@@ -203,7 +203,7 @@ class Context:
         with self._held() as lock:
             if size_bytes > self.used_bytes - self.spec.context_bytes:
                 raise ValueError(
-                    f"cannot free {size_bytes} bytes: {self.used_bytes - self.spec.context_bytes} are allocated"
+                    f"can't free {size_bytes} bytes: {self.used_bytes - self.spec.context_bytes} are allocated"
                 )
             self.used_bytes -= size_bytes
             self._save()

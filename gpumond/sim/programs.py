@@ -4,7 +4,7 @@
 
 A program is a generator: it allocates and frees a little, then yields the seconds until it continues. It restarts when
 the device is full, and may end. Sizes are shares of the device, chosen for 24 GiB; the first four together hold 50 to
-78 % of it, the last two run out of memory together.
+78% of it, the last two run out of memory together.
 """
 
 from __future__ import annotations

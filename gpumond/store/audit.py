@@ -84,7 +84,7 @@ def verify(entries: Iterable[AuditEntry]) -> list[str]:
         elif entry.seq != before.seq + 1:
             problems.append(f"entries {before.seq + 1} to {entry.seq - 1} are missing")
         elif entry.prev_hash != before.hash:
-            problems.append(f"entry {entry.seq} does not follow entry {before.seq}")
+            problems.append(f"entry {entry.seq} doesn't follow entry {before.seq}")
         if entry.action == MISSING:
             problems.append(f"entry {entry.seq} reports that entries were missing when a daemon started")
         removed = entry if entry.action == TRIM else removed
@@ -309,7 +309,7 @@ def _verify_chain(db: sqlite3.Connection, chain: str, end: tuple[int, str] | Non
             try:
                 yield _entry(row)
             except (ValueError, TypeError, RecursionError):
-                damaged.append(f"entry {row[0]} cannot be read")
+                damaged.append(f"entry {row[0]} can't be read")
 
     yield from verify(entries())
     yield from damaged
@@ -330,7 +330,7 @@ def _missing_at_end(db: sqlite3.Connection, chain: str, seq: int, own_hash: str)
     row = db.execute(f"SELECT hash FROM {table} WHERE {own} AND seq = ?", (*values, seq)).fetchone()
     first, last = _ends(db, chain)
     if row and row[0] != own_hash:
-        return f"entry {seq} is not the one that was recorded in {ENDS_NAME}"
+        return f"entry {seq} isn't the one that was recorded in {ENDS_NAME}"
     if row is None and (last == 0 or seq >= first):
         return f"entries {last + 1} to {seq} are missing at the end"
     return None

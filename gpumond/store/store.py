@@ -181,13 +181,13 @@ class Store:
             self._beating.cancel()
         closed = asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
         if not (await asyncio.wait({closed}, timeout=patience))[0]:
-            log.error("the store %s does not respond; data that has not been written is lost", self.path)
+            log.error("the store %s doesn't respond; data that hasn't been written is lost", self.path)
         self._thread.shutdown()
 
     def faults(self) -> tuple[Fault, ...]:
         """Return the store's problems as faults for the snapshot."""
         faults = [
-            Fault("store", "corrupt", None, f"{name} could not be read and was renamed in {self.path.parent}")
+            Fault("store", "corrupt", None, f"{name} couldn't be read and was renamed in {self.path.parent}")
             for name in self._set_aside
         ]
         faults += self.rows.faults()
@@ -343,7 +343,7 @@ class Store:
 
     def _failed(self, error: Exception) -> StoreUnavailable:
         full = "full" in str(error) or _full(self.path.parent)
-        trouble = f"the store {self.path} cannot be written: {error}{' (the disk is full)' if full else ''}"
+        trouble = f"the store {self.path} can't be written: {error}{' (the disk is full)' if full else ''}"
         if trouble != self.trouble:
             log.error("%s; monitoring and alerting continue, changes are refused", trouble)
         self.writable, self.trouble = False, trouble

@@ -45,7 +45,7 @@ class Rows:
                 found.append(decode(*row))
             except (ValueError, TypeError, ProtocolError, RecursionError, OverflowError) as error:
                 left_out += 1
-                log.error("a row of the table %s cannot be read and is skipped: %.200s", table, _line(error))
+                log.error("a row of the table %s can't be read and is skipped: %.200s", table, _line(error))
         self.left_out(table, left_out)
         return found
 
@@ -57,7 +57,7 @@ class Rows:
 
     def faults(self) -> list[Fault]:
         return [
-            Fault("store", "row_unreadable", None, f"{rows} of the table {table} cannot be read and are skipped")
+            Fault("store", "row_unreadable", None, f"{rows} of the table {table} can't be read and are skipped")
             for table, rows in self._left_out.items()
             if rows
         ]
@@ -66,7 +66,7 @@ class Rows:
 def text(value: object) -> str:
     """Return the text. Raises TypeError or ValueError for a value that is no text in UTF-8."""
     if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} is not text")
+        raise TypeError(f"{type(value).__name__} isn't text")
     value.encode()
     return value
 

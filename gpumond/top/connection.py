@@ -53,7 +53,7 @@ class Requests:
             except GpumondError as error:
                 answer = error if isinstance(error, DaemonError) else DaemonError(str(error))
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-                answer = DaemonError(f"the response is not from gpumond ({type(error).__name__}: {error}); check --url")
+                answer = DaemonError(f"the response isn't from gpumond ({type(error).__name__}: {error}); check --url")
             self._answers.put(lambda: then(answer))
             self._wake()
 
@@ -99,9 +99,9 @@ class ConnectionState:
         if self.error or silence > SILENT_SECONDS:
             numbers = ""
             if self.seq is not None:
-                numbers = " Values are not shown." if self.withdrawn(now) else " Values may be out of date."
+                numbers = " Values aren't shown." if self.withdrawn(now) else " Values may be out of date."
             detail = self.error or f"no response for {duration(silence)}"
-            return FrameNotice("bad", "the daemon does not respond", f"{detail}.{numbers} Retrying every second.")
+            return FrameNotice("bad", "the daemon doesn't respond", f"{detail}.{numbers} Retrying every second.")
         if self.starting:
             return FrameNotice("note", "starting", self.starting)
         if self.seq is None:

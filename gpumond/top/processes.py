@@ -503,8 +503,8 @@ def refusal(row: ProcessRow, local: bool) -> str:
     """
     found = find_process(row.pid) if local else None
     if found is None or found[0] != row.key[1]:
-        return "it does not run on this machine, or not in this PID namespace"
-    return "" if found[1] == os.geteuid() else "it is not your program"
+        return "it doesn't run on this machine, or not in this PID namespace"
+    return "" if found[1] == os.geteuid() else "it isn't your program"
 
 
 def send(row: ProcessRow, local: bool, name: str) -> str:

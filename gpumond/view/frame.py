@@ -24,10 +24,10 @@ from gpumond.view.rows import DeviceRow, Key, ProcessRow, cached, devices, plain
 from gpumond.view.text import safe
 
 FRAME = "/api/v1/frame"
-MALFORMED = "the server is not gpumond, or has an incompatible version"
+MALFORMED = "the server isn't gpumond, or has an incompatible version"
 NO_ROUTE = "Not Found"
 """Detail of the answer to a path that a daemon does not serve; other answers with 404 name what does not exist."""
-OLDER = "the daemon does not know this request: it is of an earlier version than this command, or is not gpumond"
+OLDER = "the daemon doesn't know this request: it is of an earlier version than this command, or isn't gpumond"
 MAX_FRAME_BYTES = 8 << 20
 MAX_INTEGER = 2**63
 MAX_NUMBER = 1e100
@@ -51,7 +51,7 @@ def decoded(status: int, body: bytes) -> Any:
     except (ValueError, RecursionError):
         content = None
         if accepted:
-            raise DaemonError("its answer is not JSON with finite numbers") from None
+            raise DaemonError("its answer isn't JSON with finite numbers") from None
     if accepted:
         return content
     problem = content if isinstance(content, dict) else {}
@@ -278,11 +278,11 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         named = [each for each in (request["workload"], pid, request["user"]) if each]
         who = f"{named[0]} ({', '.join(named[1:])})" if named[1:] else named[0]
         behind = f", behind {request['ahead']}" if request["ahead"] else ""
-        missing = f", {human(request['missing_bytes'])} missing" if request["missing_bytes"] else ""
+        missing = f"; {human(request['missing_bytes'])} is missing" if request["missing_bytes"] else ""
         lasted = duration(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
-        sentence = safe(f"{human(request['need_bytes'])} for {who}{missing}{behind}, for {lasted}")
         device = index.get(request["device_uuid"], request["device_uuid"])
-        yield FrameNotice("note", f"waiting on {device}", sentence, "waiting")
+        sentence = safe(f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{behind}{missing}")
+        yield FrameNotice("note", "waiting", sentence, "waiting")
 
 
 def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:

@@ -121,12 +121,12 @@ REMEDIES = {
     "process",
     "uninterruptible": "check the kernel log (dmesg), then reset the GPU or reboot if this lasts: the process waits in "
     "the kernel, often in the driver, and no signal terminates it",
-    "stopped": "kill -CONT {pid} resumes the process, kill {pid} terminates it; while stopped, it keeps its memory",
-    "holder": "check whether its program is dead (ps -fp {pid}), then kill {pid}: the process has the GPU open while "
-    "memory has no owner",
-    "orphaned": "kill {pid} terminates it if it isn't needed: its parent has exited, and no service manager runs it "
-    "(nohup has the same effect)",
-    "idle": "gpumond flush --pid {pid} releases its cache if it runs the agent; kill {pid} terminates it",
+    "stopped": "it keeps its memory while stopped; resume it with kill -CONT {pid}, or terminate it with kill {pid}",
+    "holder": "it has the GPU open while memory has no owner; check whether its program is dead (ps -fp {pid}), then "
+    "kill {pid}",
+    "orphaned": "its parent has exited, and no service manager runs it (nohup has the same effect); if you don't need "
+    "it, kill {pid}",
+    "idle": "if it runs the agent, gpumond flush --pid {pid} releases its cache; if you don't need it, kill {pid}",
 }
 LIKELY_MEANT = ("orphaned", "idle")
 IDLE_BYTES = 1 << 30
@@ -151,7 +151,7 @@ def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
         named.add(key)
         where = next((f" in {word} {process[key]}" for word, key in _PLACES if process[key]), "")
         used = process["used_bytes"]
-        held = "" if used is None else f", {human(used)}"
+        held = "" if used is None else f" and holds {human(used)}"
         program = process["workload"] or process["comm"] or "unknown program"
         more = ", orphaned" if kind == "holder" and process.get("orphaned") else ""
         lately = f" for {duration(process['idle_seconds'])}" if _is_idle(process) else ""

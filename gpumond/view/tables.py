@@ -61,7 +61,7 @@ def flush_estimate(view: View) -> str:
     if view.reclaimable_bytes is None:
         return ""
     more = (
-        f"; programs that do not allow a flush cache another {human(view.refused_bytes)}" if view.refused_bytes else ""
+        f"; programs that don't allow a flush cache another {human(view.refused_bytes)}" if view.refused_bytes else ""
     )
     what = f"about {human(view.reclaimable_bytes)}" if view.reclaimable_bytes else "nothing"
     return f"a flush of all programs would release {what}{more}"

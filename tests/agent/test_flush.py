@@ -109,7 +109,7 @@ def test_expired_flush_is_not_carried_out(daemon: FakeDaemon) -> None:
         (flush_command(("cache", "exec")), "", "no step is called 'exec'"),
         (flush_command(allocator="rmm"), "", "no allocator 'rmm'"),
         (flush_command(), "gpumond.agent.report(); g = torch.cuda.CUDAGraph(); g.capture_begin()", "captured"),
-        (flush_command(), "torch.WORLD.initialized = False", "CUDA is not initialized"),
+        (flush_command(), "torch.WORLD.initialized = False", "CUDA isn't initialized"),
     ],
 )
 def test_unsafe_flushes_are_refused_with_the_reason(

@@ -131,7 +131,7 @@ HARMFUL: dict[str, Callable[[], bytes]] = {
     "a path for an allocator": lambda: encode(flush_command(allocator="../../os")),
     "ten thousand steps": lambda: raw("steps", ["cache"] * 5_000),
     "an endless timeout": lambda: raw("timeout_seconds", 1e308),
-    "a timeout that is not a number": lambda: (
+    "a timeout that isn't a number": lambda: (
         b'{"v":1,"type":"flush","id":"f","allocator":"torch","steps":[],"timeout_seconds":NaN}\n'
     ),
     "a step that is not a string": lambda: raw("steps", [["cache"]]),

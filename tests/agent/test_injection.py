@@ -65,8 +65,8 @@ def test_command_ends_by_sigpipe_as_from_a_shell() -> None:
         (["--workload", " ", "--", "true"], 2, "workload: expected"),
         (["--", "no-such-command"], 127, "no-such-command: command not found"),
         (["--", ""], 127, "command not found"),
-        (["--", "/etc/passwd"], 126, "/etc/passwd: cannot be executed: Permission denied"),
-        (["--", "/"], 126, "/: cannot be executed"),
+        (["--", "/etc/passwd"], 126, "/etc/passwd: can't be executed: Permission denied"),
+        (["--", "/"], 126, "/: can't be executed"),
     ],
 )
 def test_wrong_use_is_one_line_on_stderr(arguments: list[str], status: int, line: str) -> None:
@@ -82,7 +82,7 @@ def test_script_whose_interpreter_is_missing_is_named(tmp_path: Path) -> None:
     script.chmod(0o755)
     done = gpumond_run("--", os.fspath(script))
     assert done.returncode == 127
-    assert done.stderr == f"gpumond: {script}: the interpreter in its first line does not exist\n"
+    assert done.stderr == f"gpumond: {script}: the interpreter in its first line doesn't exist\n"
 
 
 def test_search_path_and_sitecustomize_of_the_user_are_kept(tmp_path: Path) -> None:

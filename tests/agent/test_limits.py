@@ -58,7 +58,7 @@ def test_allocations_above_the_limit_flush_then_fail(allocator: CachingAllocator
 
 def test_limits_of_unused_devices_are_refused_with_the_reason(allocator: CachingAllocator):
     (refused,) = agent.limit(MIB, "GPU-elsewhere")
-    assert (refused.applied, refused.reason) == (False, "sim does not use this device")
+    assert (refused.applied, refused.reason) == (False, "sim doesn't use this device")
     assert allocator.limit_bytes is None
     assert agent.limit(MIB, 0)[0].applied
 
@@ -110,7 +110,7 @@ def test_own_limit_applies_below_and_after_a_quota(allocator: CachingAllocator):
 @pytest.mark.parametrize(
     ("world", "reason"),
     [
-        ("initialized=False", "CUDA is not initialized"),
+        ("initialized=False", "CUDA isn't initialized"),
         ("bad_fork=True", "forked"),
         ("backend='pluggable'", "not one of PyTorch"),
         ("contexts=set()", "no device has a live CUDA context"),

@@ -132,6 +132,6 @@ in_time = REGISTRY.execute(FlushCommand("f2", "mempool", ("trim",)), (), deadlin
 print(in_time.outcome, REGISTRY.read()[0].held_bytes, driver.fake_retained())
 """
     assert run(code, library, "c", FAKE_CUDA_SUSPENDED=str(suspended)) == [
-        "timeout trim: its deadline passed while the driver did not answer; nothing was done () 64",
+        "timeout trim: its deadline passed while the driver didn't answer; nothing was done () 64",
         "freed 40 0",
     ]

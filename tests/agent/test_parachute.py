@@ -11,7 +11,7 @@ import pytest
 from gpumond import agent
 from gpumond.agent import cuda
 from gpumond.agent.measure.oom import OOMS
-from gpumond.agent.measure.parachute import Opened, Parachutes
+from gpumond.agent.measure.parachute import OomPools, Opened
 from tests.helpers.values import make_pool
 
 
@@ -30,22 +30,22 @@ def ooms():
 
 
 def test_each_use_is_counted_and_recorded_once(ooms):
-    parachutes, pool = Parachutes(), Pool()
-    parachutes._opened.append(Opened(pool, "GPU-a"))
+    oom_pools, pool = OomPools(), Pool()
+    oom_pools._opened.append(Opened(pool, "GPU-a"))
     torch_pool, other = make_pool(ooms=1), make_pool(allocator="cupy")
-    parachutes.check()
-    assert parachutes.counted((torch_pool, other)) == (torch_pool, other)
+    oom_pools.check()
+    assert oom_pools.counted((torch_pool, other)) == (torch_pool, other)
     for used in (1 << 20, 2 << 20, 0, 1 << 20):
         pool.used = used
-        parachutes.check()
-    assert [each.ooms for each in parachutes.counted((torch_pool, other))] == [3, None]
+        oom_pools.check()
+    assert [each.ooms for each in oom_pools.counted((torch_pool, other))] == [3, None]
     first, second = ooms.recent()
-    assert (first.seen, first.device_uuid, first.request_bytes) == ("parachute", "GPU-a", 1 << 20)
+    assert (first.seen, first.device_uuid, first.request_bytes) == ("oom_pool", "GPU-a", 1 << 20)
     assert any(call.file.endswith("test_parachute.py") for call in second.stack)
 
 
 def test_nothing_is_reserved_without_pytorch_or_a_device():
-    assert agent.parachute(1 << 20) == "PyTorch has not used a CUDA device yet"
+    assert agent.oom_pool(1 << 20) == "PyTorch hasn't used a CUDA device yet"
 
 
 def test_a_pytorch_without_such_pools_is_a_reason(monkeypatch: pytest.MonkeyPatch):
@@ -55,12 +55,12 @@ def test_a_pytorch_without_such_pools_is_a_reason(monkeypatch: pytest.MonkeyPatc
     fake = SimpleNamespace(cuda=SimpleNamespace(current_device=lambda: 0, MemPool=pool))
     monkeypatch.setitem(sys.modules, "torch", fake)
     monkeypatch.setattr(cuda, "contexts", lambda: [0])
-    assert agent.parachute(1 << 20) == "this PyTorch has no MemPool(use_on_oom=True)"
+    assert agent.oom_pool(1 << 20) == "this PyTorch has no MemPool(use_on_oom=True)"
 
 
 @pytest.mark.parametrize(
     ("size", "device", "error"), [(0, None, ValueError), ("1", None, ValueError), (1, "0", TypeError)]
 )
 def test_wrong_arguments_are_errors(size: Any, device: Any, error: type[Exception]):
-    with pytest.raises(error, match="parachute: "):
-        agent.parachute(size, device)
+    with pytest.raises(error, match="oom_pool: "):
+        agent.oom_pool(size, device)

@@ -70,8 +70,8 @@ def test_snapshot_above_the_limit_leaves_no_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("world", "reason"),
     [
-        ("initialized=False", "CUDA is not initialized"),
-        ("bad_fork=True", "CUDA is not initialized"),
+        ("initialized=False", "CUDA isn't initialized"),
+        ("bad_fork=True", "CUDA isn't initialized"),
         ("backend='cudaMallocAsync'", "only the native allocator"),
     ],
 )
@@ -150,7 +150,7 @@ def test_link_of_another_user_is_not_used(tmp_path: Path):
         environ.pop(name, None)
     code = "print(snapshots.RequestedSnapshots().write('train').reason)"
     done = subprocess.run([sys.executable, "-c", TORCH + code, "-"], env=environ, capture_output=True, text=True)
-    assert "not a directory of this user" in done.stdout
+    assert "isn't a directory of this user" in done.stdout
 
 
 def test_directory_of_another_user_is_not_used(tmp_path: Path):
@@ -162,7 +162,7 @@ def test_directory_of_another_user_is_not_used(tmp_path: Path):
     code = "print(snapshots.RequestedSnapshots().write('train').reason)"
     environ = environment("/nowhere", FAKES, XDG_STATE_HOME=os.fspath(tmp_path))
     done = subprocess.run([sys.executable, "-c", TORCH + code, "-"], env=environ, capture_output=True, text=True)
-    assert "not a directory of this user" in done.stdout
+    assert "isn't a directory of this user" in done.stdout
 
 
 @pytest.mark.parametrize(

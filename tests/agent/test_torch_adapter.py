@@ -63,7 +63,7 @@ def test_reading_has_the_current_values(world: Any, adapter: TorchAdapter) -> No
 def test_torch_is_not_queried_before_cuda_is_initialized(world: Any, adapter: TorchAdapter) -> None:
     world.reset(initialized=False)
     assert adapter.read(exact=True) == ()
-    with pytest.raises(FlushRefused, match="not initialized"):
+    with pytest.raises(FlushRefused, match="isn't initialized"):
         adapter.flush(("cache",))
     assert world.calls == []
 

@@ -87,9 +87,9 @@ def test_alert_is_silenced_if_all_matchers_match(matchers: tuple[str, ...], sile
         (("workload =~ (?=a)",), "look-around"),
         (("workload =~ " + "a" * 129,), "exceeds 128 characters; use several silences"),
         (("rule =~ " + "a" * 100, "gpu =~ " + "b" * 100, "pid =~ " + "c" * 100), "exceed 256 characters"),
-        (("gpu = ",), "all of them match an empty text; expected at least one"),
-        (("gpu =~ .*",), "all of them match an empty text"),
-        (("gpu != 0",), "all of them match an empty text"),
+        (("gpu = ",), "all of them match an empty string; expected at least one"),
+        (("gpu =~ .*",), "all of them match an empty string"),
+        (("gpu != 0",), "all of them match an empty string"),
     ],
 )
 def test_unusable_matchers_are_refused(matchers: tuple[str, ...], complaint: str):

@@ -45,7 +45,7 @@ def test_growth_of_memory_fails_the_build(daemon: RunningDaemon, driver: FakeDri
     assert failed.returncode == 1
     assert failed.stderr.count("used_peak>5%: [") == 1
     assert "used_peak>20%" not in failed.stderr
-    assert "+10.0 %" in failed.stdout
+    assert "+10.0%" in failed.stdout
     report = tmp_path / "report.html"
     again = daemon.run("baseline", "compare", "n", "--fail-above", "5%", "--html", str(report))
     assert "n: before and after" in report.read_text()

@@ -80,7 +80,7 @@ def test_port_in_use_prints_the_error_only_and_starts_no_program(tmp_path: Path)
             agents.accept()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
-        f"gpumond: cannot listen on {listen}: Address already in use: another program uses the port; stop it, or "
+        f"gpumond: can't listen on {listen}: Address already in use: another program uses the port; stop it, or "
         "choose another port with --listen"
     ]
 

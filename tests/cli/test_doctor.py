@@ -32,11 +32,11 @@ def findings(*processes: dict[str, Any], engines: Sequence[dict[str, Any]] = (),
 
 
 def test_source_that_is_down_is_one_finding_with_its_remedy():
-    detail = f"the NVIDIA kernel module is not loaded: {FAULTS['driver_not_loaded']}"
+    detail = f"the NVIDIA kernel module isn't loaded: {FAULTS['driver_not_loaded']}"
     fault = {"source": "nvml", "kind": "driver_not_loaded", "device_uuid": None, "detail": detail, "remedy": "m"}
     found = findings(source=DOWN | {"detail": detail}, faults=[fault])
     assert "fault" not in found
-    assert found["daemon"].detail.endswith("driver_not_loaded: the NVIDIA kernel module is not loaded")
+    assert found["daemon"].detail.endswith("driver_not_loaded: the NVIDIA kernel module isn't loaded")
     assert found["daemon"].remedy == FAULTS["driver_not_loaded"]
 
 

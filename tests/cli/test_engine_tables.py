@@ -91,4 +91,4 @@ def test_status_without_engines_has_no_table():
 def test_flush_states_how_an_engine_serves_again(outcome: str, shown: bool):
     tables = plan_table([RECEIPT | {"outcome": outcome}]), receipt_table([RECEIPT | {"outcome": outcome}])
     for text in tables:
-        assert ("it serves again: gpumond flush --wake (7 s the last time)" in text) == shown
+        assert ("return to service: gpumond flush --wake (7 s the last time)" in text) == shown

@@ -131,9 +131,9 @@ def test_status_names_each_machine_that_does_not_answer_and_the_reason(tmp_path:
             "down": "nothing listens at its address",
             "refusing": "it answered 401: reads require a token",
             "wrong": reasons["wrong"].partition("): ")[2],
-            "other": "the server is not gpumond, or has an incompatible version (frame.version: expected a value)",
+            "other": "the server isn't gpumond, or has an incompatible version (frame.version: expected a value)",
         }
-        assert "certificate is not valid" in reasons["wrong"]
+        assert "certificate isn't valid" in reasons["wrong"]
         assert wrong.requests == []
         assert refused.requests == [(FRAME, "Bearer secret", "")]
         states = json.loads(fleet(*options, "--json", GPUMOND_CA_FILE=str(place / "ca.crt")).stdout)
@@ -149,7 +149,7 @@ def test_status_names_each_machine_that_does_not_answer_and_the_reason(tmp_path:
         (("status", "--targets", "a.json", "--parallel", "0"), "must be positive"),
         (("status", "--targets", "missing.json"), "missing.json: No such file"),
         (("status", "--slurm", "--client-key", "x"), "requires --client-cert"),
-        (("status", "--slurm", "--token-file", "/missing"), "/missing cannot be read: No such file"),
+        (("status", "--slurm", "--token-file", "/missing"), "/missing can't be read: No such file"),
     ],
 )
 def test_wrong_use_exits_with_2(arguments: tuple[str, ...], message: str):

@@ -156,7 +156,7 @@ def test_machines_that_fail_are_reported_and_the_others_are_flushed(tmp_path: Pa
         found = document(fleet(*command, GPUMOND_CA_FILE=str(place / "ca.crt")), 1)
         assert {each["machine"]: each["problem"].partition(":")[0] for each in found["missing"]} == {
             "down": "nothing listens at its address",
-            "wrong": "its certificate is not valid for this address",
+            "wrong": "its certificate isn't valid for this address",
         }
         expected = {("node-1", "train"): "flushed", ("node-1", "serve"): "flushed", ("node-2", "train"): "failed"}
         assert results(found) == expected
@@ -244,5 +244,5 @@ def test_flushes_stop_after_a_program_that_does_not_answer(tmp_path: Path, machi
         (3, "skipped"),
     }
     failed = [each for each in found["results"] if each["wave"] == 1]
-    assert all("did not" in each["receipts"][0]["reason"] for each in failed)
+    assert all("didn't" in each["receipts"][0]["reason"] for each in failed)
     assert sum(len(each.flushed()) for each in machines) == len(failed)

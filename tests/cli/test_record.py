@@ -90,7 +90,7 @@ def test_snapshot_of_another_version_exits_with_1():
     with answering(b'{"seq": "x"}') as url:
         refused = record("--url", url)
     assert (refused.returncode, refused.stdout) == (1, b"")
-    assert b"cannot decode the daemon's snapshot" in refused.stderr
+    assert b"can't decode the daemon's snapshot" in refused.stderr
 
 
 def test_unwritable_file_exits_with_2(tmp_path: Path):

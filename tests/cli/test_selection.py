@@ -79,7 +79,7 @@ QUEUED = QueuedRequest(
 
 def test_queue_is_shown_with_what_is_missing_and_since_when():
     frame = make_frame(make_device(used_bytes=GIB), queue=(QUEUED,))
-    sentence = "20.0 GiB for pretrain (pid 4242, ann), 7.0 GiB missing, behind 1, for 1 min"
+    sentence = "pretrain (pid 4242, ann) has waited 1 min for 20.0 GiB of GPU 0, behind 1; 7.0 GiB is missing"
     assert queue_table(frame).splitlines()[1].split() == [
         "0",
         "20.0",
@@ -96,7 +96,7 @@ def test_queue_is_shown_with_what_is_missing_and_since_when():
         "min",
     ]
     notices = [notice for notice in view(frame).notices if notice.kind == "waiting"]
-    assert [(notice.title, notice.text) for notice in notices] == [("waiting on GPU 0", sentence)]
+    assert [(notice.title, notice.text) for notice in notices] == [("waiting", sentence)]
 
 
 def test_waiting_is_one_line_in_a_log_until_something_changes(capsys: pytest.CaptureFixture[str]):

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.frame import Verdict
+from gpumond.commands.main import main
+from gpumond.facts.frame import SHARES, Verdict
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.view.frame import view
 from gpumond.view.tables import device_table, notes, process_table
@@ -19,6 +20,13 @@ from tests.helpers.frames import busy_frame, fake_daemon, make_frame
 from tests.helpers.running import gpumond_here
 from tests.helpers.screens import terminal
 from tests.helpers.values import make_device, make_pool, make_process, make_report
+
+
+def test_help_explains_the_columns(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["status", "--help"])
+    shown = capsys.readouterr().out
+    assert all(f"\n  {share.upper()} " in shown for share in SHARES)
 
 
 def test_verdict_is_followed_by_its_remedy():

@@ -44,7 +44,7 @@ def test_classes_have_their_size_and_their_part_of_the_live_bytes():
         "8.0 GiB 20% optimizer state",
         "0 B 0% buffers",
         "2.0 GiB 5% other leaf tensors",
-        "22.0 GiB 55% activations, the rest",
+        "22.0 GiB 55% activations and the rest",
     ]
 
 
@@ -92,7 +92,7 @@ def test_recording_is_requested_and_its_stacks_fetched(tmp_path: Path):
 
 
 def test_refusal_of_the_program_is_the_message():
-    refusal = {"detail": "this program's flush_policy is step: its history is not recorded"}
+    refusal = {"detail": "this program's flush_policy is step: its history isn't recorded"}
     with fake_daemon(busy_frame()) as fake:
         fake.answers[f"{PATH}/why"] = (409, refusal)
         done = run(fake)

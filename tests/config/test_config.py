@@ -83,6 +83,7 @@ rule_overrides:
     ("text", "says"),
     [
         ("lisen: 127.0.0.1:1", ["lisen", "unknown key", "did you mean listen?"]),
+        ("receivers: [{name: a, url: b}]", ["receivers[0].type: expected one of log, webhook, alertmanager"]),
         ("listen: nowhere", ["listen", "'nowhere'", "HOST:PORT"]),
         ("listen: 0.0.0.0:9917", ["0.0.0.0:9917", "--insecure"]),
         ("source: magic", ["source", "'magic'", "'magic': expected one of auto, nvml"]),

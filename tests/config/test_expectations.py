@@ -14,7 +14,7 @@ CASES = {
     "interval: 2h": "interval: '2h': must be at most 1m",
     "interval: 10ms": "interval: '10ms': must be at least 100ms",
     "interval: 0": "interval: 0: must be at least 0.1",
-    "listen: {a: 1}": "listen: expected a text",
+    "listen: {a: 1}": "listen: expected text",
     "insecure: maybe": "insecure: 'maybe': expected true or false",
     "log_level: loud": "log_level: 'loud': expected debug, info, warning or error",
     "token_review_audience: a b": "token_review_audience: 'a b': use 1 to 256 ASCII characters without spaces",

@@ -62,7 +62,7 @@ BAD = {
     ),
     "an authority that is asked for nothing": (
         f"tls_server_config: {{{TLS}, client_ca_file: ca.crt}}",
-        "client_ca is set, but client_auth_type does not request certificates",
+        "client_ca is set, but client_auth_type doesn't request certificates",
     ),
     "no authority": (
         f"tls_server_config: {{{TLS}, client_auth_type: RequireAndVerifyClientCert}}",
@@ -99,7 +99,7 @@ BAD = {
     ),
     "a header of one's own": (
         "http_server_config: {headers: {Server: x}}",
-        "http_server_config.headers: header 'Server' cannot be configured; expected one or more of Content-",
+        "http_server_config.headers: header 'Server' can't be configured; expected one or more of Content-",
     ),
     "a wrong frame option": (
         "http_server_config: {headers: {X-Frame-Options: allow}}",
@@ -123,7 +123,7 @@ BAD = {
     ),
     "a user that cannot log in": (
         f"basic_auth_users: {{'a:b': {HASH}}}",
-        "basic_auth_users: 'a:b' is not a valid user name",
+        "basic_auth_users: 'a:b' isn't a valid user name",
     ),
     "users as a list": ("basic_auth_users: [prometheus]", "basic_auth_users: expected names and bcrypt hashes, as in "),
     "a rate without bursts": ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: must be "),

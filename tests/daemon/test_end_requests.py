@@ -60,8 +60,8 @@ def test_program_ends_by_its_own_function_after_a_flush(serve: Serve, tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({}, "was not asked to end: the configuration does not allow it (allow_end_requests)"),
-        ({"allow_end_requests": True}, "was not asked to end: this program has no function for requests to end"),
+        ({}, "wasn't asked to end: the configuration doesn't allow it (allow_end_requests)"),
+        ({"allow_end_requests": True}, "wasn't asked to end: this program has no function for requests to end"),
     ],
 )
 def test_program_is_not_asked_without_permission_or_function(

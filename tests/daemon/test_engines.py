@@ -62,7 +62,7 @@ def test_engines_appear_in_metrics_and_api(tmp_path: Path, cards: Path):
         until(lambda: daemon.value("gpumond_engine_models_loaded", engine="ollama") == 1)
         name = UNUSED_KV_CACHE["name"]
         (alert,) = until(lambda: [each for each in daemon.get("alerts") if each["rule"] == name])
-        assert dict(alert["annotations"])["summary"] == "vllm (vllm) holds 7.0 GiB while 4.0 % is in use"
+        assert dict(alert["annotations"])["summary"] == "vllm (vllm) holds 7.0 GiB while 4.0% is in use"
         assert "4%" in daemon.run("status").stdout
         assert daemon.value("gpumond_engine_up", engine="sglang") == 0
         assert daemon.value("gpumond_engine_requests_running", engine="sglang") is None
@@ -81,7 +81,7 @@ def test_flush_and_wake_after_a_restart_of_the_daemon(tmp_path: Path, cards: Pat
         with start(tmp_path, cards, own) as daemon:
             until(lambda: daemon.value("gpumond_engine_memory_used_bytes", engine="chat") == 7 * GIB)
             plan = daemon.run("flush", "--workload", "chat", "--step", "engine", "--dry-run")
-            assert (plan.returncode, "it serves again: gpumond flush --workload chat" in plan.stdout) == (0, True)
+            assert (plan.returncode, "return to service: gpumond flush --workload chat" in plan.stdout) == (0, True)
             flushed = daemon.run("flush", "--workload", "chat", "--step", "engine")
             assert (flushed.returncode, "4.0 GiB released" in flushed.stdout) == (0, True), flushed.stdout
             assert used_bytes(card) == 3 * GIB

@@ -215,7 +215,7 @@ def test_receiver_test_sends_a_marked_message_and_returns_the_answer(daemon: Run
     assert listener.requests[-1].line == "POST /services/T0/secret HTTP/1.1"
     listener.answer = b"HTTP/1.1 403 X\r\nContent-Length: 0\r\n\r\n"
     done = daemon.run("rules", "test-receiver", "hook")
-    assert (done.returncode, done.stdout) == (1, "hook did not accept the message: auth: 403 Forbidden\n")
+    assert (done.returncode, done.stdout) == (1, "hook didn't accept the message: auth: 403 Forbidden\n")
     listener.answer = lambda connection: None  # closes the connection
     status, result = change(daemon, "POST", "receivers/hook/test", {})
     assert (status, result["accepted"], result["status"], result["reason"]) == (200, False, None, "connection")

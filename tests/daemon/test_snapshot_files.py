@@ -95,7 +95,7 @@ def test_last_part_cannot_exceed_the_announced_size():
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        (AgentResponse("id", "snapshot 1 does not exist"), "does not exist"),
+        (AgentResponse("id", "snapshot 1 doesn't exist"), "doesn't exist"),
         (part(CONTENT, file_bytes=MAX_FILE_BYTES + 1), "larger than"),
     ],
 )

@@ -108,7 +108,7 @@ def test_secret_that_is_not_one_line_is_not_sent(server: Server, tmp_path: Path,
 
 
 def test_missing_secret_is_an_error(server: Server, tmp_path: Path):
-    with pytest.raises(EngineError, match="cannot be read"):
+    with pytest.raises(EngineError, match="can't be read"):
         ask(server, auth={"bearer_token_file": str(tmp_path / "missing")})
 
 
@@ -120,7 +120,7 @@ def test_long_answer_is_an_error(server: Server):
 
 def test_text_that_is_not_json_is_an_error(server: Server):
     server.body = b"<html>"
-    with pytest.raises(EngineError, match="not JSON"):
+    with pytest.raises(EngineError, match="isn't JSON"):
         _ = ask(server).json
 
 
@@ -135,7 +135,7 @@ def test_nothing_at_the_address_is_an_error(server: Server):
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "Infinity", "NaN", "1" * 400, "9" * 5000, "1e300"])
 def test_number_that_is_not_finite_or_too_large_is_an_error(server: Server, number: str):
     server.body = f'{{"requests": {number}}}'.encode()
-    with pytest.raises(EngineError, match="not JSON"):
+    with pytest.raises(EngineError, match="isn't JSON"):
         _ = ask(server).json
 
 
@@ -162,7 +162,7 @@ def test_certificate_is_verified(server: Server, tmp_path: Path, trusted: bool):
     if trusted:
         assert ask(server, scheme="https", **fields).status == 200
     else:
-        with pytest.raises(EngineError, match=r"its certificate is not valid.*declare ca_file, and server_name"):
+        with pytest.raises(EngineError, match=r"its certificate isn't valid.*declare ca_file, and server_name"):
             ask(server, scheme="https", **fields)
         assert server.requests == []
 

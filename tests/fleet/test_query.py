@@ -73,7 +73,7 @@ def test_machines_of_two_clusters_with_one_name_are_apart():
     found, missing = located(Machines([Machine("a", "http://a:9917")]), processes)
     assert found == []
     assert {each.problem for each in missing} == {
-        "machines of several clusters have this name; give those of the list the label cluster"
+        "machines in several clusters have this name; add the label cluster to those in your list"
     }
 
 

@@ -383,4 +383,4 @@ def test_wrong_use_of_report_exits_with_2(arguments: tuple[str, ...], message: s
 def test_report_checks_the_file_before_its_work(tmp_path: Path):
     missing = fleet("report", "--prometheus", "http://127.0.0.1:1", "--html", str(tmp_path / "none" / "report.html"))
     assert missing.returncode == 2
-    assert "is not a directory" in missing.stderr
+    assert "isn't a directory" in missing.stderr

@@ -88,7 +88,7 @@ def test_only_processes_that_a_query_names_are_selected():
     [
         (Named(10, STARTED_AT - 1), "the pid was reused"),
         (Named(10, STARTED_AT + 1, workloads=frozenset(("serve",))), "its workload is train, not serve"),
-        (Named(10, STARTED_AT + 1, uuids=frozenset(("GPU-z",))), "it does not use GPU-z"),
+        (Named(10, STARTED_AT + 1, uuids=frozenset(("GPU-z",))), "it doesn't use GPU-z"),
         (Named(99, STARTED_AT + 1), "the process has ended"),
     ],
 )
@@ -110,9 +110,9 @@ def test_query_and_labels_both_select():
 
 @pytest.mark.parametrize("answer", [None, [], {}, {"snapshot": None}, {"snapshot": {"devices": 1}}, "text"])
 def test_answer_of_another_service_is_refused(answer: Any):
-    with pytest.raises(DaemonError, match="the server is not gpumond"):
+    with pytest.raises(DaemonError, match="the server isn't gpumond"):
         select(MACHINE, answer, Criteria(), None)
-    with pytest.raises(DaemonError, match="the server is not gpumond"):
+    with pytest.raises(DaemonError, match="the server isn't gpumond"):
         of_frame(MACHINE, answer)
 
 
@@ -158,8 +158,8 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
 @pytest.mark.parametrize(
     ("fields", "refusal"),
     [
-        ({"up": False, "problem": "timeout"}, "it does not answer: timeout"),
-        ({"methods": ()}, "its declaration does not allow it; add allow: [engine]"),
+        ({"up": False, "problem": "timeout"}, "it doesn't answer: timeout"),
+        ({"methods": ()}, "its declaration doesn't allow it; add allow: [engine]"),
         ({"asleep": True}, "it is already asleep"),
         ({"running": 2, "waiting": 1}, "it has 3 running or waiting requests"),
         ({"running": 0, "waiting": None}, ""),
@@ -174,6 +174,6 @@ def test_engine_to_wake_needs_no_process_on_a_device():
     (planned,) = engines(engine("chat", asleep=True, methods=()), wake=True)
     assert (planned.pid, planned.high_bytes, planned.refusal) == (0, 0, "")
     (awake,) = engines(engine("chat", 10), wake=True)
-    assert awake.refusal == "it does not sleep"
+    assert awake.refusal == "it doesn't sleep"
     (unloaded,) = engines(engine("chat", processes_problem="its address is a proxy's"))
     assert unloaded.refusal == "its address is a proxy's"

@@ -1,4 +1,4 @@
-"""On a card: a call that a neighbor's cache makes fail succeeds with borrowed memory, and a parachute's use is seen."""
+"""On a card: borrowed memory rescues a call that a neighbor's cache makes fail; using an OOM pool is noticed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from bench import gpu_oom
 
 pytestmark = pytest.mark.gpu
 
-PARACHUTE = """
+OOM_POOL = """
 import time, torch, gpumond.agent as agent
 agent.start()
 torch.zeros(1, device="cuda")
-assert agent.parachute(2 << 30) == ""
+assert agent.oom_pool(2 << 30) == ""
 free, _ = torch.cuda.mem_get_info()
 filled = torch.empty(free - (600 << 20), dtype=torch.uint8, device="cuda")
 saved = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-from gpumond.agent.measure.parachute import PARACHUTES
-PARACHUTES.check()
-(oom,) = [each for each in agent.program().ooms if each.seen == "parachute"]
+from gpumond.agent.measure.parachute import OOM_POOLS
+OOM_POOLS.check()
+(oom,) = [each for each in agent.program().ooms if each.seen == "oom_pool"]
 assert oom.request_bytes == 1 << 30, oom
 """
 
@@ -32,5 +32,5 @@ def test_a_failed_call_is_rescued_with_the_same_result():
 
 
 def test_the_use_of_a_parachute_is_recorded():
-    done = subprocess.run([sys.executable, "-c", PARACHUTE], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", OOM_POOL], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

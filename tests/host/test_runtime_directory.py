@@ -213,7 +213,7 @@ def test_directory_of_another_user_is_refused_with_the_remedy():
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         done = subprocess.run([sys.executable, "-c", program, directory], capture_output=True, text=True)
-    assert f"ConfigError: runtime directory {directory} is not writable by the daemon's user" in done.stderr
+    assert f"ConfigError: runtime directory {directory} isn't writable by the daemon's user" in done.stderr
     assert f"install -d -o 47110 -m 755 {directory}" in done.stderr
 
 

@@ -145,7 +145,7 @@ def _of_page(frame: Any, session: PageSession) -> Iterator[str]:
         {
             "used": (
                 totals,
-                [f"{_used(device)} used · {_percent(device)} %" for device in frame["snapshot"]["devices"]],
+                [f"{_used(device)} used · {_percent(device)}%" for device in frame["snapshot"]["devices"]],
             ),
             "legend": (
                 list(zip(parts, legend, strict=True)),

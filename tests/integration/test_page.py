@@ -49,7 +49,7 @@ def test_numbers_of_the_page_equal_those_of_the_api_in_the_same_frame(session: P
         name: sum(line["used_bytes"] for line in frame["ledger"]["lines"] if line["share"] == name) for name in SHARES
     }
     ratio = round(100 * device["used_bytes"] / device["size_bytes"])
-    assert used == [f"{human(device['used_bytes'])} of {human(device['size_bytes'])} used · {ratio} %"]
+    assert used == [f"{human(device['used_bytes'])} of {human(device['size_bytes'])} used · {ratio}%"]
     assert legend == [
         human(device["reserved_bytes"]),
         human(device["free_bytes"]),

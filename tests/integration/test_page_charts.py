@@ -121,4 +121,4 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
     assert paths["points"].count("M") == len(fit["points"])
     assert {"band", "line", "projection"} <= paths.keys()
     assert text.startswith("32.0 MiB/min (31.6 MiB to 32.4 MiB); the GPU will be full at ")
-    assert refused == ["Ruled out: warm-up (slope of the last half as a share of that of the first half: 0.99)."]
+    assert refused == ["Ruled out: warm-up (last half's slope relative to the first half's: 0.99)."]

@@ -49,20 +49,20 @@ def test_engines_are_listed_with_their_state(browser: Browser, demo: RunningDaem
         "serving",
         "Qwen/Qwen3-8B",
         "30.0 GiB",
-        "4 % of 10.0 GiB",
+        "4% of 10.0 GiB",
         "0",
         "-",
         "15 min",
     ]
     assert night[2:5] == ["asleep; its processes are unknown: it is hidden", "llama3:8b (5.0 GiB)", "-"]
-    assert down[2:] == ["cannot be read: nothing listens at http://127.0.0.1:1", *["-"] * 6]
+    assert down[2:] == ["can't be read: nothing listens at http://127.0.0.1:1", *["-"] * 6]
     assert new[2] == "not read yet"
 
 
 def test_live_memory_of_a_process_states_its_kv_cache(browser: Browser, demo: RunningDaemon):
     with open_page(browser, demo, rewrite=with_engines) as session:
         session.page.get_by_role("button", name=PROGRAMS[1], exact=True).click()
-        session.shows("20.0 GiB, of which KV cache 10.0 GiB, 4 % in use")
+        session.shows("20.0 GiB, of which KV cache 10.0 GiB, 4% in use")
         session.shows("chat (vllm)")
         session.shows("15.0 GiB unmapped")
         assert "unmapped15.0 GiB" in (session.page.locator("#hero").text_content() or "")

@@ -47,7 +47,7 @@ def test_64_devices_are_tiles_and_few_of_3200_rows_are_drawn(session: PageSessio
     assert page.locator("#tiles button").count() == 64
     device = frame["snapshot"]["devices"][37]
     used = round(100 * device["used_bytes"] / device["size_bytes"])
-    assert page.get_by_role("button", name="GPU 37, ").get_attribute("aria-label") == f"GPU 37, {used} % used"
+    assert page.get_by_role("button", name="GPU 37, ").get_attribute("aria-label") == f"GPU 37, {used}% used"
     assert page.evaluate(NODES) <= MAX_NODES
     assert page.locator("tbody.process").count() <= MAX_ROWS
     assert page.locator("#processes").get_attribute("aria-rowcount") == "3201"

@@ -66,8 +66,8 @@ def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
         sign_in(session, demo)
         dialog = page.get_by_role("dialog", name="Memory of train-llm")
         dialog.get_by_text("use a smaller batch").wait_for()
-        assert dialog.get_by_text("22.0 GiB (55 %)").is_visible()
-        assert dialog.get_by_text("activations, the rest").is_visible()
+        assert dialog.get_by_text("22.0 GiB (55%)").is_visible()
+        assert dialog.get_by_text("activations and the rest").is_visible()
         if AXE:
             page.evaluate(AXE.read_text())
             assert page.evaluate(CHECK) == []
@@ -87,7 +87,7 @@ def test_unknown_classes_are_not_shown_as_others(browser: Browser, demo: Running
         dialog = page.get_by_role("dialog", name="Memory of train-llm")
         dialog.get_by_text("too many objects; use a smaller batch; the program paused for at most 105 ms").wait_for()
         assert dialog.get_by_text("as of 0.4 s ago").is_visible()
-        assert dialog.get_by_text("24.0 GiB (60 %)").is_visible()
+        assert dialog.get_by_text("24.0 GiB (60%)").is_visible()
         assert dialog.get_by_text("other tensors and activations").is_visible()
         assert not dialog.get_by_text("other leaf tensors").is_visible()
 

@@ -80,4 +80,4 @@ def test_figures_of_cards_are_those_of_the_rows_beside_them(browser: Browser, de
         live = re.search(r"held, (.+?) live", line)
         assert live is not None
         assert live[1] in row
-        assert f"of {human(4 << 30)} live, 57 % fragmented" in line
+        assert f"of {human(4 << 30)} live, 57% fragmented" in line

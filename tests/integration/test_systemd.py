@@ -61,7 +61,7 @@ def test_service_notifies_ready_status_and_stopping(listener: socket.socket, ser
     daemon = serve("--source", "nvml", environ=variables | {"LD_LIBRARY_PATH": "/nowhere"})
     beginning = received_lines(listener, until="READY=1")
     assert "WATCHDOG=1" in received_lines(listener, until="WATCHDOG=1")
-    received_lines(listener, until="STATUS=cannot read devices: ")
+    received_lines(listener, until="STATUS=can't read devices: ")
     assert daemon.stop() == 0
     end = received_lines(listener, until="STOPPING=1")
     assert "STOPPING=1" not in beginning
@@ -196,7 +196,7 @@ def test_driver_installed_later_is_found(running: Machine, nvml_library: Path):
     driver.write()
     shutil.copy(nvml_library, running.shared / "later.so")
     configure(running, f"Environment=FAKENVML_FILE=/shared/{driver.path.name} LD_LIBRARY_PATH=/var/cache/driver")
-    until(lambda: running.show("gpumond.service", "StatusText")[0].startswith("cannot read devices"))
+    until(lambda: running.show("gpumond.service", "StatusText")[0].startswith("can't read devices"))
     running.shell("mkdir -p /var/cache/driver; cp /shared/later.so /var/cache/driver/libnvidia-ml.so.1")
     until(lambda: running.show("gpumond.service", "StatusText")[0].startswith("2 devices"), 60)
     assert running.show("gpumond.service", "NRestarts") == ["0"]

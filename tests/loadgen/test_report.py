@@ -45,7 +45,7 @@ def test_results_are_appended_and_compared_with_the_last_complete_one(tmp_path: 
     assert incomplete == {}
     assert (first["compared_with"], first["regressions"], first["outcome"]) == (None, [], "done")
     assert failed["outcome"] == "error"
-    assert failed["regressions"] == [f"the load could not run: {failed['detail']}"]
+    assert failed["regressions"] == [f"the load couldn't run: {failed['detail']}"]
     assert json.loads(out)["compared_with"] == last["compared_with"] == first["started_at"]
     assert first["version"] == last["version"]
     status, _, _ = load(device, *LOAD[:-1], "--seed", "5", "--report", str(file))

@@ -90,7 +90,7 @@ def test_times_are_read_in_the_notations_of_logs(text: str, at: float):
     "text", ["", "soon", "-5", "nan", "inf", "2024-13-01T12:00:00", "2024-05-01", "2024-05-01T12:00:99"]
 )
 def test_invalid_time_is_rejected(text: str):
-    with pytest.raises(ValueError, match="is not a time; expected"):
+    with pytest.raises(ValueError, match="isn't a time; expected"):
         moment(text)
 
 
@@ -117,8 +117,8 @@ def test_allocator_without_a_pid_has_a_report_without_a_name():
         ("time,uuid,pid\n0,a,1\n", "line 1: no column used_bytes; expected time,uuid,pid,used_bytes"),
         ("uuid,pid,used_bytes\na,1,5\n", "line 1: no column time; expected time,uuid"),
         ("0,a,1\n1,a,1\n", "line 1: 3 columns without names; expected time,uuid"),
-        ("time,uuid,pid,used_bytes\nx,a,1,5\n", "1 of 1 lines are malformed.*line 2: 'x' is not a time"),
-        ("time,uuid,pid,used_bytes\n0,a,1,-5\n", "line 2: '-5' is not an amount of memory"),
+        ("time,uuid,pid,used_bytes\nx,a,1,5\n", "1 of 1 lines are malformed.*line 2: 'x' isn't a time"),
+        ("time,uuid,pid,used_bytes\n0,a,1,-5\n", "line 2: '-5' isn't an amount of memory"),
         ("time,uuid,pid,used_bytes\n0,a,me,5\n", "line 2: pid 'me': expected a number"),
         ("time,uuid,pid,used_bytes\n0,a,0,5\n", "line 2: pid '0': expected a number"),
         ("time,uuid,pid,used_bytes\n0,a\n", "line 2: too few cells"),

@@ -149,7 +149,7 @@ def test_program_name_with_a_comma_is_complete():
             r"line 2: a table without a date.*--interval N",
         ),
         ("Sat Jan 24 21:52:14 2026\n", "contains no readings"),
-        ("Sat Feb 31 21:52:14 2026\n", "is not a time"),
+        ("Sat Feb 31 21:52:14 2026\n", "isn't a time"),
         ("# gpu    pwr  gtemp\n# Idx      W      C\n", r"line 1: no column of used memory.*record with"),
         ("# gpu  fb\n# Idx  MB\n 0  7\n", r"line 1: no column Time.*--interval N"),
         ("==============NVSMI LOG==============\n", r"line 1: this is the output of nvidia-smi -q.*record with"),

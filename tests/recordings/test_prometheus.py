@@ -151,10 +151,10 @@ def test_answer_is_read_without_its_envelope_and_pretty_printed(indent: int | No
     ("log", "complaint"),
     [
         ('{"status":"success","data":', "line 1: not JSON, or truncated.*query_range"),
-        (json.dumps({"status": "error", "error": "bad query"}), "the response of Prometheus is an error: bad query"),
+        (json.dumps({"status": "error", "error": "bad query"}), "Prometheus returned an error: bad query"),
         (json.dumps({"data": {"resultType": "vector", "result": []}}), "the result is a vector for one time"),
         (json.dumps({"data": {"result": [{"metric": {}}]}}), "not a matrix of series"),
-        (json.dumps({"data": {"result": [{"metric": {}, "values": [[1]]}]}}), r"is not \[time, value\]"),
+        (json.dumps({"data": {"result": [{"metric": {}, "values": [[1]]}]}}), r"isn't \[time, value\]"),
         (answer(), "no series of used memory; query one of gpumond_device_memory_used_bytes"),
         (answer(series("up", 1)), "no series of used memory"),
         ("[1, 2]", "not a matrix"),
@@ -168,7 +168,7 @@ def test_unusable_answer_is_refused(log: str, complaint: str):
 
 def test_ignored_lines_are_reported():
     _, remarks = read_with_notices(answer(series("", 5, uuid="a"), series("up", 1)))
-    assert remarks == ["the series up do not describe device memory; they are ignored"]
+    assert remarks == ["the series up don't describe device memory; they are ignored"]
 
 
 def test_name_of_a_device_is_no_name_of_its_processes():

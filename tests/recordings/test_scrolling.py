@@ -103,7 +103,7 @@ def test_dcgmi_dmon_without_used_memory_has_size_minus_free_and_reserved():
         (DCGMI.replace("FBUSD", "PCITX"), 1.0, "line 1: no column of used memory.*record with"),
         ("# gpu  pid  type  sm  command\n 0  7  C  5  python\n", 1.0, "line 1: no column of used memory"),
         ("#Entity FBUSD\nGPU 0 seven\n", 1.0, "1 of 1 lines are malformed"),
-        ("#Entity FBUSD\nGPU 0 1e30\n", 1.0, "is not an amount of memory"),
+        ("#Entity FBUSD\nGPU 0 1e30\n", 1.0, "isn't an amount of memory"),
         ("# gpu fb\nx\n", 1.0, "contains no readings"),
     ],
 )

@@ -153,5 +153,5 @@ def test_alert_has_its_identity_and_filled_annotations():
     full = of("used_ratio", Row(LABELS, 0.9, {"gpu": "0", "used": "9 GiB"}), unit="ratio")
     alert: Alert = step(rule, full, {}, Hidden(), 5.0, 0)[LABELS].alert
     assert dict(alert.labels) == {"alertname": "full", "gpu": "0", "severity": "warning", "uuid": "GPU-a"}
-    assert dict(alert.annotations) == {"summary": "0: 9 GiB used, 90.0 % is above 50.0 %, {what}"}
+    assert dict(alert.annotations) == {"summary": "0: 9 GiB used, 90.0% is above 50.0%, {what}"}
     assert (alert.active_at, alert.fired_at, alert.value) == (5.0, 5.0, 0.9)

@@ -225,6 +225,6 @@ def test_figures_of_a_verdict_have_units():
         ["slope", "60.0 MiB/min"],
         ["growth", "3.0 GiB"],
         ["window", "1 min 30 s"],
-        ["used", "95.3 %"],
+        ["used", "95.3%"],
         ["significance", "4.57"],
     ]

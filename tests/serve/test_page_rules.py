@@ -48,7 +48,7 @@ def test_fields_are_as_a_user_writes_them():
 
 
 EXPRESSIONS = {
-    "device-nearly-full": "device unreclaimable_ratio > 97 %",
+    "device-nearly-full": "device unreclaimable_ratio > 97%",
     "device-lost": "device up < 1",
     "leak": "process leak > 0",
     "large-program": "workload {workload=train-*, uid=1000} held_bytes > 3.0 GiB",

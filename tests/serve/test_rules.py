@@ -92,7 +92,7 @@ def test_rules_round_trip_unchanged():
         ({"annotations": {"summary": "{gpu} {mood}"}}, "has no placeholder 'mood'; it has"),
         ({"match": {"color": "red"}}, "has no label 'color'; it has gpu, uuid, pid"),
         ({"labels": {"pid": "1"}}, "'pid' is set by gpumond itself"),
-        ({"labels": {"a b": "1"}}, "'a b' is not a valid label name"),
+        ({"labels": {"a b": "1"}}, "'a b' isn't a valid label name"),
         ({"action": {"flush": {"steps": ["reboot"]}}}, "'reboot'"),
         ({"scope": "daemon", "value": "agents", "action": {"flush": {}}}, "nothing to flush"),
         (

@@ -140,7 +140,7 @@ def test_configuration_with_a_lone_surrogate_is_refused(tmp_path: Path, text: st
     done = subprocess.run(
         [sys.executable, "-m", "gpumond", "check-config", str(file)], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, "UTF-8 cannot encode" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "UTF-8 can't encode" in done.stderr) == (2, True), done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -114,7 +114,7 @@ def test_machines_that_fail_concern_no_other(place: Path, machines: dict[str, Si
         assert problems.keys() == {DOWN, SLOW, WRONG}
         assert problems[DOWN] == "nothing listens at its address"
         assert problems[SLOW] == "no answer: the server has accepted no connection for 10 s"
-        assert "certificate is not valid" in problems[WRONG]
+        assert "certificate isn't valid" in problems[WRONG]
         waiting = Confirming(
             *listed,
             *("--workload", "train", "--max-failures", "99", "--no-canary"),

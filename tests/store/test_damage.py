@@ -216,7 +216,7 @@ def test_unreadable_row_is_skipped_alone_with_a_fault(
             assert verify_audit(path)
         else:
             assert found[table] == expected[table] - 1, wrong
-            assert found["wrong"] or faults == [f"1 of the table {table} cannot be read and are skipped"]
+            assert found["wrong"] or faults == [f"1 of the table {table} can't be read and are skipped"]
 
 
 FLIPS = 200

@@ -47,7 +47,7 @@ def test_sigterm_ends_a_daemon_with_a_hanging_disk(serve: Callable[..., RunningD
     until(lambda: daemon.healthy())
     assert daemon.stop() == 0
     assert frozen.exists()
-    assert "does not respond; data that has not been written is lost" in daemon.log.read_text()
+    assert "doesn't respond; data that hasn't been written is lost" in daemon.log.read_text()
 
 
 def test_second_daemon_does_not_share_a_store_with_a_removed_directory(path: Path):

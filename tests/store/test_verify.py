@@ -96,7 +96,7 @@ def test_rewritten_audit_differs_from_the_recorded_one(path: Path):
             )
             before = own
     db.close()
-    assert verify_audit(path) == ["entry 5 is not the one that was recorded in gpumond.db-audit"]
+    assert verify_audit(path) == ["entry 5 isn't the one that was recorded in gpumond.db-audit"]
 
 
 def test_store_without_the_record_of_its_end_is_valid(path: Path):

@@ -65,8 +65,8 @@ def test_idle_program_that_allows_it_is_suspended():
 @pytest.mark.parametrize(
     ("reason", "case"),
     [
-        ("the configuration does not allow", {"allowed": False}),
-        ("the program does not allow it", {"report": replace(REPORT, suspendable=False)}),
+        ("the configuration doesn't allow", {"allowed": False}),
+        ("the program doesn't allow it", {"report": replace(REPORT, suspendable=False)}),
         (f"it belongs to uid {REPORT.uid}", {"uid": REPORT.uid + 1}),
         (f"it belongs to uid {REPORT.uid}, and the daemon", {"found": replace(ROOM, uid=REPORT.uid + 1)}),
         ("its pid is unknown", {"report": replace(REPORT, pid=2**31)}),
@@ -78,8 +78,8 @@ def test_idle_program_that_allows_it_is_suspended():
         ("the driver doesn't report its memory", {"device": replace(DEVICE, missed=1)}),
         ("it is stopped", {"device": usage(state="stopped")}),
         ("only NVIDIA's driver", {"device": replace(DEVICE, vendor="amd")}),
-        ("driver 565.57.01 cannot", {"driver": "565.57.01"}),
-        ("driver of unknown version cannot", {"driver": None}),
+        ("driver 565.57.01 can't", {"driver": "565.57.01"}),
+        ("driver of unknown version can't", {"driver": None}),
         ("it shares GPU memory", {"report": replace(REPORT, components=("ipc",))}),
         ("it uses managed memory", {"report": replace(REPORT, pools=(pool(managed=True),))}),
         ("it has NCCL communicators", {"report": replace(REPORT, components=("nccl",))}),

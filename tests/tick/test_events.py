@@ -185,7 +185,7 @@ def test_verdicts_begin_and_end(kind: str, has_events: bool):
     assert [event.kind for event in (*began, *ended)] == (["verdict-began", "verdict-ended"] if has_events else [])
     if has_events:
         assert (began[0].at, began[0].workload) == (1_000_000.0, "train")
-        assert began[0].summary == "train leaks, since 13:30:00 UTC"
+        assert began[0].summary == "train leaks (since 13:30:00 UTC)"
         assert dict(began[0].details) == {"verdict": kind, "since": 999_000.0, "slope_bytes_per_second": 2.0}
         assert ended[0].summary == f"train (pid 10) on GPU 0: the verdict {kind} has ended"
 

@@ -249,17 +249,17 @@ def test_values_are_withdrawn_while_the_daemon_is_gone(fake: FakeDaemon):
     with top(fake.url) as session:
         session.shows("50.0 GiB of 80.0 GiB")
         fake.answers["/api/v1/frame"] = (500, {"detail": "it broke"})
-        session.shows("THE DAEMON DOES NOT RESPOND", "it broke", "50.0 GiB of 80.0 GiB")
-        assert "train" not in session.shows("THE DAEMON DOES NOT RESPOND", "not shown", without="50.0 GiB")
+        session.shows("THE DAEMON DOESN'T RESPOND", "it broke", "50.0 GiB of 80.0 GiB")
+        assert "train" not in session.shows("THE DAEMON DOESN'T RESPOND", "aren't shown", without="50.0 GiB")
         fake.answers["/api/v1/frame"] = frame
-        session.shows("50.0 GiB of 80.0 GiB", "train", without="DOES NOT RESPOND")
+        session.shows("50.0 GiB of 80.0 GiB", "train", without="DOESN'T RESPOND")
 
 
 def test_hanging_daemon_blocks_neither_keys_nor_exit(fake: FakeDaemon):
     with top(fake.url) as session:
         session.shows("train")
         fake.answers["/api/v1/frame"] = None
-        session.shows("THE DAEMON DOES NOT RESPOND", "no response for")
+        session.shows("THE DAEMON DOESN'T RESPOND", "no response for")
         session.press("a")
         session.shows("Retrying every second.")
         session.press("escape", "q")
@@ -291,8 +291,8 @@ def test_pause_keeps_the_values(fake: FakeDaemon):
     ("status", "answer", "text_shown"),
     [
         (503, {"detail": "the first reading is in progress; retry in a second"}, "STARTING"),
-        (200, {"status": "ok"}, "the server is not gpumond"),
-        (200, [1, 2], "the server is not gpumond"),
+        (200, {"status": "ok"}, "the server isn't gpumond"),
+        (200, [1, 2], "the server isn't gpumond"),
         (200, make_frame(), "no GPU found"),
         (200, busy_frame(reports=()), "no program runs the agent"),
     ],

@@ -50,12 +50,12 @@ def test_line_belongs_to_the_device_above():
 
 def test_notices_of_one_kind_take_one_line_and_are_complete_in_full():
     leaks = [FrameNotice("warn", "leak", f"pid {at} grows", "leak") for at in range(3)]
-    other = FrameNotice("bad", "the daemon does not respond", "no response")
+    other = FrameNotice("bad", "the daemon doesn't respond", "no response")
     lines = [plain_text(line) for line in remark_lines([other, *leaks], 80, 5)]
-    assert lines == ["the daemon does not respond: no response", "leak (3): pid 0 grows, …"]
+    assert lines == ["the daemon doesn't respond: no response", "leak (3): pid 0 grows, …"]
     assert [plain_text(line) for line in remark_lines([other, *leaks], 80, 1)] == ["4 more: press a"]
     full = [plain_text(line) for line in remarks_in_full([other, *leaks], 80)]
     assert [line for line in full if line] == [
-        "the daemon does not respond: no response",
+        "the daemon doesn't respond: no response",
         *(f"leak: pid {at} grows" for at in range(3)),
     ]

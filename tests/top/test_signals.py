@@ -77,7 +77,7 @@ def test_no_signal_is_sent_without_a_confirmation():
 def test_process_with_another_start_receives_no_signal():
     with program() as process:
         other = row_of(process.pid, ticks=7)
-        assert "does not run on this machine" in refusal(other, True)
+        assert "doesn't run on this machine" in refusal(other, True)
         assert send(other, True, "SIGKILL").startswith("not sent: ")
         assert process.poll() is None
 
@@ -86,7 +86,7 @@ def test_program_of_a_daemon_elsewhere_receives_no_signal():
     with program() as process:
         row = row_of(process.pid)
         assert refusal(row, True) == ""
-        assert "does not run on this machine" in refusal(row, False)
+        assert "doesn't run on this machine" in refusal(row, False)
         assert send(row, False, "SIGKILL").startswith("not sent: ")
         assert process.poll() is None
 
@@ -97,12 +97,12 @@ def test_program_of_another_user_receives_no_signal():
         if start_ticks(pid) is None:
             pytest.skip("pid 1 is not visible")
         row = row_of(pid)
-        assert refusal(row, True) == "it is not your program"
-        assert send(row, True, "SIGKILL") == "not sent: it is not your program"
+        assert refusal(row, True) == "it isn't your program"
+        assert send(row, True, "SIGKILL") == "not sent: it isn't your program"
         with fake_daemon(frame_of(pid)) as fake, top(fake.url) as session:
             session.shows("sleep0")
             session.press("k")
-            session.shows("it is not your program", without="y: yes")
+            session.shows("it isn't your program", without="y: yes")
         assert process.poll() is None
 
 

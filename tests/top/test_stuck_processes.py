@@ -13,8 +13,8 @@ from tests.helpers.frames import holding_with
 @pytest.mark.parametrize(
     ("fields", "what", "remedy"),
     [
-        ({"state": "zombie"}, "pid 7 (python) is a zombie, 3.0 GiB", "ps -o ppid= -p 7"),
-        ({"state": "gone", "comm": None}, "pid 7 (unknown program) is gone, 3.0 GiB", "reset the GPU"),
+        ({"state": "zombie"}, "pid 7 (python) is a zombie and holds 3.0 GiB", "ps -o ppid= -p 7"),
+        ({"state": "gone", "comm": None}, "pid 7 (unknown program) is gone and holds 3.0 GiB", "reset the GPU"),
         ({"state": "uninterruptible", "slurm_job": "47"}, "pid 7 (python in Slurm job 47) is uninterr", "dmesg"),
         ({"state": "stopped", "workload": "train"}, "pid 7 (train) is stopped", "kill -CONT 7"),
         (
@@ -22,14 +22,14 @@ from tests.helpers.frames import holding_with
             "pid 7 (python in container web)",
             "kill 7",
         ),
-        ({"orphaned": True}, "pid 7 (python) is orphaned, 3.0 GiB", "nohup"),
+        ({"orphaned": True}, "pid 7 (python) is orphaned and holds 3.0 GiB", "nohup"),
         (
             {"orphaned": True, "idle_seconds": 4000.0},
-            "pid 7 (python) is orphaned, idle for 1 h 7 min, 3.0 GiB",
+            "pid 7 (python) is orphaned, idle for 1 h 7 min and holds 3.0 GiB",
             "kill 7",
         ),
         ({"kinds": ["holder"], "used_bytes": None, "orphaned": True}, "pid 7 (python) is not listed", "kill 7"),
-        ({"state": "zombie", "orphaned": True}, "pid 7 (python) is a zombie, 3.0 GiB", "parent"),
+        ({"state": "zombie", "orphaned": True}, "pid 7 (python) is a zombie and holds 3.0 GiB", "parent"),
         (
             {"idle_seconds": 2040.0, "unit": "web.service"},
             "pid 7 (python in unit web.service) is idle for 34 min",

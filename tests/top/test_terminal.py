@@ -212,7 +212,7 @@ def test_other_server_is_reported_on_one_line(fake: FakeDaemon, command: tuple[s
     command = [sys.executable, "-m", "gpumond", *command, "--url", fake.url]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "not gpumond" in refused.stderr
+    assert "isn't gpumond" in refused.stderr
     assert refused.stderr.count("\n") == 1
 
 

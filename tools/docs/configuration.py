@@ -35,7 +35,7 @@ is relative to the working directory of the daemon. Settings without *reload* re
 
 FOOTER = """
 [Rules](rules.md#write-a-rule) describes the keys of a rule, [Quotas](../how-to/quotas.md) those of a quota,
-[Receivers](plugins.md#receivers-of-alerts) lists the keys of a receiver, [Release the memory of serving
+[Receivers](plugins.md#alert-receivers) lists the keys of a receiver, [Release the memory of serving
 engines](../how-to/engines/index.md) the keys of an engine, and [Configure access](../how-to/access.md) describes the
 files of `web_config` and `tokens_file`.
 

@@ -42,14 +42,14 @@ sum by (label_team) (
 )
 ```
 
-## Metrics of the current frame
+## Metrics from the current frame
 
 | name | type | labels | meaning |
 |---|---|---|---|
 """
 
 OWN = """
-## Metrics of the daemon
+## Metrics about the daemon
 
 `python_info` and `process_*` (processor time, memory, file descriptors, start) are those of the daemon's process, as in
 other Python exporters; `gpumond_collector_process_*` are the same metrics of the process that reads the driver.

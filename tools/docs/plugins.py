@@ -21,7 +21,7 @@ def document() -> str:
 
 
 def sources() -> Iterator[str]:
-    yield "## Sources of devices\n"
+    yield "## Device sources\n"
     yield "The setting `source` is one of these names, or `auto`. `auto` selects the source whose driver is present, or"
     yield "`all` if several are present.\n"
     yield "| source | devices | found by `auto` |\n|---|---|---|"
@@ -30,7 +30,7 @@ def sources() -> Iterator[str]:
 
 
 def adapters() -> Iterator[str]:
-    yield "## Adapters of allocators\n"
+    yield "## Allocator adapters\n"
     yield "[Allocators](allocators.md) describes each. The agent reads the libraries that a program has imported, and"
     yield "flushes them in this order.\n"
     yield "| library | packages |\n|---|---|"
@@ -50,7 +50,7 @@ def engines() -> Iterator[str]:
 
 
 def receivers() -> Iterator[str]:
-    yield "## Receivers of alerts\n\n[Notifications](../how-to/notifications.md) describes how to configure them.\n"
+    yield "## Alert receivers\n\n[Notifications](../how-to/notifications.md) describes how to configure them.\n"
     yield "| type | key | meaning |\n|---|---|---|"
     for name, receiver in RECEIVER_TYPES.items():
         for key, field in receiver.model_fields.items():

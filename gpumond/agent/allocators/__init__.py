@@ -155,7 +155,7 @@ class AllocatorAdapter:
 
         ``device``: a UUID, the program's own device number, or None for all devices.
         """
-        raise FlushRefused(f"{self.name} cannot be limited at run time")
+        raise FlushRefused(f"{self.name} can't be limited at run time")
 
     def own_limits(self) -> Mapping[str, int]:
         """Return the limits that the program has set with the library's own functions, by device UUID.

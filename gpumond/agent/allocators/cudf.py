@@ -62,7 +62,7 @@ class CudfAdapter(CudaAdapter):
             raise FlushRefused("the process has contexts on several devices, and the device of a buffer is unknown")
         started = time.perf_counter()
         if not cuda.synchronize(ordinals[0]):
-            raise FlushRefused("the device did not become idle")
+            raise FlushRefused("the device didn't become idle")
         _, spillable = _bytes(manager)
         spilled = int(manager.spill_device_memory(nbytes=spillable))
         return (StepResult("spill", spilled, time.perf_counter() - started, "moved to host memory"),)

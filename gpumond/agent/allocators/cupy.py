@@ -93,7 +93,7 @@ class CupyAdapter(CudaAdapter):
         pools = [pool for pool in self._pools() if not _is_async(pool)]
         selected = [i for i in cuda.contexts() if device in (None, i, cuda.device_uuid(i))]
         if not pools:
-            raise FlushRefused("CuPy's stream-ordered pool cannot be limited")
+            raise FlushRefused("CuPy's stream-ordered pool can't be limited")
 
         def limit(ordinal: int) -> AppliedLimit:
             own = self._limits.setdefault(ordinal, self._own_limit(ordinal, pools))

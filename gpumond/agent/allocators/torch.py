@@ -209,7 +209,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
 
     def _check_snapshot(self, guarded: bool) -> None:
         if not self._cuda.is_initialized():
-            raise FlushRefused("CUDA is not initialized")
+            raise FlushRefused("CUDA isn't initialized")
         if self._cuda.get_allocator_backend() != "native":
             raise FlushRefused("only the native allocator has a snapshot")
         if guarded and self._c._cuda_isHistoryEnabled():
@@ -259,7 +259,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         if not self._cuda.is_initialized():
             forked = self._cuda._is_in_bad_fork()
             raise FlushRefused(
-                "CUDA was initialized before this process was forked" if forked else "CUDA is not initialized"
+                "CUDA was initialized before this process was forked" if forked else "CUDA isn't initialized"
             )
         backend = self._cuda.get_allocator_backend()
         if backend not in ("native", "cudaMallocAsync"):

@@ -49,7 +49,7 @@ class XpuAdapter(AllocatorAdapter):
         if not self._xpu.is_initialized():
             forked = self._xpu._is_in_bad_fork()
             raise FlushRefused(
-                "XPU was initialized before this process was forked" if forked else "XPU is not initialized"
+                "XPU was initialized before this process was forked" if forked else "XPU isn't initialized"
             )
         if cuda.capturing():
             raise FlushRefused("an XPU graph is being captured")

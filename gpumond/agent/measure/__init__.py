@@ -21,7 +21,7 @@ def refuse_generators(call: str, function: object) -> None:
     if not callable(function):
         raise TypeError(f"{call}: expected a function to decorate, got {type(function).__name__}")
     if _flags(function) & (GENERATOR | ASYNC_GENERATOR):
-        raise TypeError(f"{call}: cannot decorate a generator function, whose body runs later; use it inside the body")
+        raise TypeError(f"{call}: can't decorate a generator function, whose body runs later; use it inside the body")
 
 
 def _flags(function: Any) -> int:

@@ -199,15 +199,15 @@ class Ooms:
         except Exception:
             return
 
-    def record_parachute(self, device: str | None, size: int, thread: int | None) -> None:
-        """Record that a parachute served a request, with the stack of this thread. Never raises."""
+    def record_oom_pool(self, device: str | None, size: int, thread: int | None) -> None:
+        """Record that an out-of-memory pool served a request, with the stack of this thread. Never raises."""
         from gpumond.agent.measure import stacks  # needed after an error only
 
         try:
             stack, omitted = stacks.of_thread(thread)
             details = Details(_largest_free(), stack, omitted, (), live_classes(), _live_sites())
             devices = [device] if device else []
-            record = self._record(REGISTRY.read(READ_SECONDS) or (), devices, "parachute", size, "", details)
+            record = self._record(REGISTRY.read(READ_SECONDS) or (), devices, "oom_pool", size, "", details)
             self._publish(replace(record, allocator="torch"))
         except Exception:
             return
@@ -526,7 +526,7 @@ class _Attempts:
         else:
             raise TypeError(
                 "retry_on_oom: shrink: expected a tuple of positional arguments, a dict of keyword arguments, or None "
-                f"when they cannot be smaller; got {type(smaller).__name__}"
+                f"when they can't be smaller; got {type(smaller).__name__}"
             )
         return True
 

@@ -1,4 +1,4 @@
-"""Parachutes: memory that PyTorch uses as the last resort when an allocation fails (``MemPool(use_on_oom=True)``).
+"""Out-of-memory pools: memory that PyTorch uses only when an allocation fails (``MemPool(use_on_oom=True)``).
 
 Its use is an out-of-memory error that the program does not notice: it is counted and recorded as one, once for each
 time that the pool changes from free to used.
@@ -24,8 +24,8 @@ class Opened(NamedTuple):
     device_uuid: str
 
 
-class Parachutes:
-    """The parachutes of this process."""
+class OomPools:
+    """The out-of-memory pools of this process."""
 
     def __init__(self) -> None:
         self._forget()
@@ -37,10 +37,10 @@ class Parachutes:
         self._uses: Counter[str] = Counter()
 
     def open(self, size_bytes: int, device: int | None) -> str:
-        """Reserve the memory in the calling thread, and return an empty text or why there is none. Never raises."""
+        """Set the memory aside in the calling thread, and return an empty text or why there is none. Never raises."""
         torch = sys.modules.get("torch")
         if torch is None or not cuda.contexts():
-            return "PyTorch has not used a CUDA device yet"
+            return "PyTorch hasn't used a CUDA device yet"
         try:
             ordinal = torch.cuda.current_device() if device is None else device
             pool = torch.cuda.MemPool(use_on_oom=True)
@@ -54,13 +54,13 @@ class Parachutes:
         return ""
 
     def check(self) -> None:
-        """Record each parachute that has come into use. Called before each report."""
+        """Record each pool that has come into use. Called before each report."""
         for number, each in enumerate(self._opened):
             used = _used_bytes(each.pool)
             if used and number not in self._used:
                 self._used.add(number)
                 self._uses[each.device_uuid] += 1
-                OOMS.record_parachute(each.device_uuid or None, used, threading.main_thread().ident)
+                OOMS.record_oom_pool(each.device_uuid or None, used, threading.main_thread().ident)
             elif not used:
                 self._used.discard(number)
 
@@ -83,4 +83,4 @@ def _used_bytes(pool: Any) -> int:
         return 0
 
 
-PARACHUTES = Parachutes()
+OOM_POOLS = OomPools()

@@ -88,7 +88,7 @@ class RequestedSnapshots:
         path = self._files.get(number)
         if path is None:
             kept = ", ".join(map(str, self._files)) or "none"
-            raise FileNotFoundError(f"snapshot {number} does not exist; kept are: {kept}")
+            raise FileNotFoundError(f"snapshot {number} doesn't exist; kept are: {kept}")
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             return os.pread(file, size, offset), os.fstat(file).st_size
@@ -125,7 +125,7 @@ def directory() -> str:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} is not a directory of this user")
+        raise PermissionError(f"{folder} isn't a directory of this user")
     return folder
 
 

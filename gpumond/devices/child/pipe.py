@@ -81,7 +81,7 @@ class ReadingChanges:
         try:
             reading = replace(changed, devices=tuple(self._complete(device, listed) for device, listed in devices))
         except (KeyError, ValueError) as error:
-            raise ProtocolError("reading", f"a reading names a process that was not sent: {error}") from None
+            raise ProtocolError("reading", f"a reading names a process that wasn't sent: {error}") from None
         self._keep(reading)
         return reading
 

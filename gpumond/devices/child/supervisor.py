@@ -289,7 +289,7 @@ class Supervisor:
         try:
             worker = first or start_worker(self._environ)
         except OSError as error:  # such as a limit of processes, memory or descriptors
-            detail = f"the collector process cannot be started: {error}"
+            detail = f"the collector process can't be started: {error}"
             self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
             self._schedule(self._restart_delay(), self._spawn)
             self._failures += 1
@@ -313,7 +313,7 @@ class Supervisor:
             return
         child.overdue = True
         request.finish(None)
-        detail = f"a driver call has not returned for {self._deadline:g} s; values are withheld until it returns"
+        detail = f"a driver call hasn't returned for {self._deadline:g} s; values are withheld until it returns"
         self._set_state(up=False, responsive=False, reason="timeout", detail=detail)
         if self._exclude(child.place(), child):
             self._replace()
@@ -367,7 +367,7 @@ class Supervisor:
             try:
                 self._answered(child, child.decode(line))
             except ProtocolError as error:
-                log.error("invalid response of the collector process: %s", error)
+                log.error("invalid response from the collector process: %s", error)
                 child.process.terminate()
 
     def _answered(self, child: Child, answer: ReadResponse) -> None:

@@ -44,7 +44,7 @@ def not_loadable(reason: str) -> SourceUnavailable:
     if len(text) > LONGEST_REASON:
         text = f"…{text[1 - LONGEST_REASON :]}"
     kind: FaultKind = "library_not_loadable"
-    return SourceUnavailable(kind, f"{NVML} cannot be loaded ({text}): {remedy(kind)}")
+    return SourceUnavailable(kind, f"{NVML} can't be loaded ({text}): {remedy(kind)}")
 
 
 def _places() -> Iterator[str]:

@@ -38,8 +38,8 @@ KINDS: dict[int, ReturnCode] = {
 """Fault kind by return code."""
 
 _CAUSES = {
-    "library_not_found": "libnvidia-ml.so.1 was not found",
-    "driver_not_loaded": "the NVIDIA kernel module is not loaded",
+    "library_not_found": "libnvidia-ml.so.1 wasn't found",
+    "driver_not_loaded": "the NVIDIA kernel module isn't loaded",
     "uninitialized": "the NVIDIA driver was unloaded",
     "no_permission": "no permission to use the NVIDIA driver",
     "device_access_lost": "the kernel refuses access to /dev/nvidiactl, because the container's device rules are gone "
@@ -240,7 +240,7 @@ class Library:
 
     def _unavailable(self, kind: FaultKind | ReturnCode) -> SourceUnavailable:
         if kind != "lib_rm_version_mismatch":
-            cause = _CAUSES.get(kind, f"NVML does not start ({kind.replace('_', ' ')})")
+            cause = _CAUSES.get(kind, f"NVML doesn't start ({kind.replace('_', ' ')})")
             return SourceUnavailable(kind, f"{cause}: {remedy(kind)}")
         try:
             with open(f"{self._proc}/driver/nvidia/version", errors="replace") as version:

@@ -558,7 +558,7 @@ class AlertDispatcher:
     async def _suspend_one(self, order: FlushOrder, program: AgentReport, actor: str) -> Receipt:
         """Suspend one program after its flush. The receipt is in the form of a flush, for the rule's limits."""
         if self._suspend is None:
-            return empty_receipt(program, "refused", "suspensions are not available", actor, time.time())
+            return empty_receipt(program, "refused", "suspensions aren't available", actor, time.time())
         found = await self._suspend(program, actor, order.action.dry_run)
         size = found.expected_bytes
         return replace(
@@ -572,8 +572,8 @@ class AlertDispatcher:
     async def _ask_to_end(self, program: AgentReport, actor: str) -> str:
         """Ask a program to end, and return a sentence about it. Raises StoreUnavailable."""
         named = f"{program.workload or 'the program'} (pid {program.pid})"
-        reason = await self._request_end(program, actor) if self._request_end else "requests to end are not available"
-        return f"{named} was not asked to end: {reason}" if reason else f"{named} was asked to end"
+        reason = await self._request_end(program, actor) if self._request_end else "requests to end aren't available"
+        return f"{named} wasn't asked to end: {reason}" if reason else f"{named} was asked to end"
 
     def _start(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Future[None]]) -> None:
         task = asyncio.ensure_future(work)
@@ -738,5 +738,5 @@ class AlertsPart(Part):
     async def _request_end(self, report: AgentReport, requested_by: str) -> str:
         """Ask a program to end. Return the reason if it was not asked. Raises StoreUnavailable."""
         if not self._kernel.settings.allow_end_requests:
-            return "the configuration does not allow it (allow_end_requests)"
+            return "the configuration doesn't allow it (allow_end_requests)"
         return await self._kernel.requests.request_end(report, requested_by)

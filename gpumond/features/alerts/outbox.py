@@ -191,7 +191,7 @@ class ReceiverQueue:
                 failures = 0
                 continue
             except Rejected as error:
-                self._failed(error.reason, f"{error}; it is not sent again")
+                self._failed(error.reason, f"{error}; it isn't sent again")
                 self._sent_now()
                 await self._done(batch, accepted=False)
                 continue

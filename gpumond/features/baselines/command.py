@@ -24,7 +24,7 @@ from gpumond.view.text import table
 ROUTE = "/api/v1/baselines"
 POLL_SECONDS = 1.0
 SAVING_SECONDS = 30.0
-DIFFERENCES = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95 % FROM", ">TO")
+DIFFERENCES = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95% FROM", ">TO")
 TIME = "%Y-%m-%d %H:%M:%S"
 
 
@@ -101,7 +101,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         comparison = from_json(Comparison, to_json(found))
     except ProtocolError as error:
         raise DaemonError(
-            f"cannot decode the daemon's response ({error}); check that the daemon has the same version as this command"
+            f"can't decode the daemon's response ({error}); check that the daemon has the same version as this command"
         ) from None
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(_report(comparison)))
     if arguments.html is not None:
@@ -133,7 +133,7 @@ def _wait(url: str, route: str, for_seconds: float) -> Any:
     while not (answer := client.get(url, route))["complete"]:
         if time.monotonic() > end:
             raise DaemonError(
-                "the measurement is complete, but the daemon cannot store it: check its store with `gpumond status`"
+                "the measurement is complete, but the daemon can't store it: check its store with `gpumond status`"
             )
         time.sleep(POLL_SECONDS)
     return answer
@@ -148,7 +148,7 @@ def _failures(differences: Sequence[Difference], thresholds: Sequence[Threshold]
         for each in own:
             if each.difference is None:
                 side = "after" if each.after is None else "before"
-                yield f"{limit.text}: {each.workload} was not measured {side}"
+                yield f"{limit.text}: {each.workload} wasn't measured {side}"
             elif limit.exceeded(each):
                 before, after = _shown(each, each.before), _shown(each, each.after)
                 yield f"{limit.text}: {each.workload} changed from {before} to {after} {_share(each)}".rstrip()
@@ -167,7 +167,7 @@ def _length_warning(comparison: Comparison) -> str:
         return ""
     return (
         f"peaks of measurements of {comparison.before_seconds:.0f} s and {comparison.after_seconds:.0f} s "
-        "are not comparable"
+        "aren't comparable"
     )
 
 
@@ -227,12 +227,12 @@ def _shown(each: Difference, number: float | None) -> str:
     if number is None:
         return "-"
     if each.measure == "utilization":
-        return f"{100 * number:.1f} %"
+        return f"{100 * number:.1f}%"
     return f"{number:.1f}/h" if each.measure == "retries" else human(number)
 
 
 def _share(each: Difference) -> str:
-    return "" if each.ratio is None else f"{100 * each.ratio:+.1f} %"
+    return "" if each.ratio is None else f"{100 * each.ratio:+.1f}%"
 
 
 def _measures(kept: Any) -> Iterator[list[str]]:

@@ -26,7 +26,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 MAX_BLOCKS = 120
 CONFIDENCE_Z = 1.96
-"""Quantile of the normal distribution for 95 %, two-sided."""
+"""Quantile of the normal distribution for 95%, two-sided."""
 
 MEASURES = ("live", "held", "reclaimable", "stranded", "overhead", "used", "utilization", "flush_yield")
 """Bytes of a workload over all its processes and devices; utilization: the ratio of its devices; flush_yield: what each
@@ -86,7 +86,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``difference`` is after - before; between ``low`` and ``high`` with 95 % confidence where that is known.
+    """``difference`` is after - before; between ``low`` and ``high`` with 95% confidence where that is known.
 
     ``stat``: the peak, the typical value, or the rate per hour. ``ratio``: the difference as a share of the value
     before. None: not observed on that side.
@@ -175,7 +175,7 @@ class Blocks:
 
 
 def shift(before: Sequence[float], after: Sequence[float]) -> Shift:
-    """Return the Hodges-Lehmann shift from ``before`` to ``after`` and its 95 % interval; None for too few values."""
+    """Return the Hodges-Lehmann shift from ``before`` to ``after`` and its 95% interval; None for too few values."""
     differences = sorted(b - a for a in before for b in after)
     n, m = len(before), len(after)
     rank = floor(n * m / 2 - CONFIDENCE_Z * sqrt(n * m * (n + m + 1) / 12))

@@ -140,9 +140,9 @@ def verdict(
     if before.listeners <= ended:
         return "failed", "the server ended after the call; see its log"
     if not after.counts(before):
-        return "timeout", "the driver does not answer, so the release is not confirmed"
+        return "timeout", "the driver doesn't answer, so the release isn't confirmed"
     if isinstance(error, EngineTimeout):
-        return "timeout", f"{error}; the call may still be in progress, and is not repeated"
+        return "timeout", f"{error}; the call may still be in progress, and isn't repeated"
     if lost and not method.ends_holder:
         pids = ", ".join(str(key.pid) for key in sorted(lost))
         return "failed", f"process {pids} of the engine ended after the call; see its log"
@@ -534,7 +534,7 @@ class EngineFlusher(EngineStep):
         models = released[0].models
         await self.engines.carry_out(engine.name, method.undo(engine, models), seconds)
         if method.stops_service and not method.serves(await self.engines.read(engine.name), models):
-            raise EngineError("it answered, and does not serve yet")
+            raise EngineError("it answered, and doesn't serve yet")
 
     def _begin_return(self, name: str, released: Sequence[Receipt]) -> None:
         """Return a server to service in the background, unless this is in progress."""
@@ -575,7 +575,7 @@ class EngineFlusher(EngineStep):
                 return
             except (EngineError, Refused) as failure:
                 if str(failure) != problem:
-                    log.warning("engine %s does not serve after its release: %s", name, failure)
+                    log.warning("engine %s doesn't serve after its release: %s", name, failure)
                 problem = str(failure)
                 self.engines.returning(name, began, problem)
             await asyncio.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
@@ -601,7 +601,7 @@ class EngineFlusher(EngineStep):
             free={device.uuid: device.free_bytes for device in devices if device.free_bytes is not None},
             uid=owned.uid,
             use_ratio=use_of(listed),
-            problem=owned.problem or ("" if devices else "the driver does not answer"),
+            problem=owned.problem or ("" if devices else "the driver doesn't answer"),
         )
 
     def _ended(self, memory: EngineMemory) -> frozenset[ProcessKey]:
@@ -617,10 +617,10 @@ def _allowed(engine: EngineConfig) -> ReleaseMethod:
     """Return the method that the declaration allows. Raises Refused."""
     spec, method = engine.spec, engine.release_method
     if spec.without_methods:
-        raise Refused(f"kind {engine.kind} cannot be released: {spec.without_methods}")
+        raise Refused(f"kind {engine.kind} can't be released: {spec.without_methods}")
     if method is None:
         warning = f" (note: {spec.warning})" if spec.warning else ""
-        raise Refused(f"its declaration does not allow it; add allow: [engine]{warning}")
+        raise Refused(f"its declaration doesn't allow it; add allow: [engine]{warning}")
     return method
 
 

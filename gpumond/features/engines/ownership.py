@@ -75,7 +75,7 @@ def _of_unix_socket(path: str, keys: list[ProcessKey], proc: str) -> Owned:
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     ticks = start_ticks(pid, proc) if pid > 0 else None
     if ticks is None:
-        return Owned(uid=uid, problem=f"the process that listens at unix:{path} is not visible to the daemon")
+        return Owned(uid=uid, problem=f"the process that listens at unix:{path} isn't visible to the daemon")
     listeners = {ProcessKey(pid, ticks)}
     return Owned(frozenset(listeners), _belonging(listeners, keys, proc), uid)
 
@@ -141,7 +141,7 @@ def _hidden(proc: str) -> str:
     if effective and not int(effective[1], 16) >> CAP_SYS_PTRACE & 1:
         return f"and the daemon lacks CAP_SYS_PTRACE, which is required to see it: {WITH_PTRACE}"
     return (
-        "and is not visible to the daemon: it runs in another PID namespace, or the kernel is older than Linux 5.14 "
+        "and isn't visible to the daemon: it runs in another PID namespace, or the kernel is older than Linux 5.14 "
         "and the daemon lacks CAP_DAC_READ_SEARCH"
     )
 

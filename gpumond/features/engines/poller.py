@@ -324,7 +324,7 @@ class Engines:
             except EngineError:
                 pass  # the reading states it
             except Exception:
-                engine.lose("its state could not be read; see the log of the daemon")
+                engine.lose("its state couldn't be read; see the daemon's log")
                 log.exception("engine %s: the read failed", name)
             await asyncio.sleep(self._poll_seconds)
             candidates = gpu_processes() or {}

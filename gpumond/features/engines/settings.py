@@ -56,7 +56,7 @@ class AuthConfig(Strict):
         if (self.header is None) != (self.header_file is None):
             raise ValueError("header and header_file belong together")
         if self.header is not None and not HEADER.fullmatch(self.header):
-            raise ValueError(f"{self.header!r:.80} is not a header name such as X-Api-Key")
+            raise ValueError(f"{self.header!r:.80} isn't a header name such as X-Api-Key")
         return self
 
 
@@ -73,7 +73,7 @@ class RequestConfig(Strict):
         if path is None or (self.get is not None and self.post is not None):
             raise ValueError("expected exactly one of get and post, with a path such as /unload")
         if not re.fullmatch(r"/[!-~]*", path):
-            raise ValueError(f"{path!r:.80} is not a path; expected one such as /unload")
+            raise ValueError(f"{path!r:.80} isn't a path; expected one such as /unload")
         if self.get is not None and self.body is not None:
             raise ValueError("body belongs to post")
         return self
@@ -229,5 +229,5 @@ def address_of(url: str) -> Address:
         scheme: Literal["http", "https"] = "https" if parts.scheme == "https" else "http"
         return Address(scheme, str(address), port or (443 if scheme == "https" else 80), parts.path.rstrip("/"))
     if is_private:
-        raise ValueError(f"{expected}: {address} is not loopback, so https:// is required")
-    raise ValueError(f"{expected}: {address} is not an address of this machine")
+        raise ValueError(f"{expected}: {address} isn't loopback, so https:// is required")
+    raise ValueError(f"{expected}: {address} isn't an address of this machine")

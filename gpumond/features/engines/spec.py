@@ -146,7 +146,7 @@ class Answer(NamedTuple):
         try:
             return json.loads(self.body, parse_float=_float, parse_int=_int, parse_constant=_float)
         except (ValueError, RecursionError):
-            raise EngineError("its answer is not JSON: is the engine's kind correct?") from None
+            raise EngineError("its answer isn't JSON: is the engine's kind correct?") from None
 
     def accepted(self) -> Answer:
         """Return the answer. Raises EngineRejected unless its status is 2xx."""
@@ -318,4 +318,4 @@ def load(calls: Mapping[str, Call]) -> Dialogue[None]:
         if answer.status != 200 and b"already" not in answer.body:  # a request of another program was faster
             failed.append(model)
     if failed:
-        raise EngineError(f"{', '.join(failed)}: not loaded; see the log of the server")
+        raise EngineError(f"{', '.join(failed)}: not loaded; see the server's log")

@@ -124,7 +124,7 @@ LEAST_RUNS = 3
 KEPT_RUNS = 20
 """Runs of one workload on one kind of device that are kept, the newest."""
 QUANTILES = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
-"""95 % quantiles of Student's t distribution for 1 to 10 degrees of freedom."""
+"""95% quantiles of Student's t distribution for 1 to 10 degrees of freedom."""
 NORMAL_QUANTILE = 1.76
 """Upper bound of the quantiles beyond."""
 
@@ -147,7 +147,7 @@ class RunPeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoNeed:
-    """The size for the next run: 95 % of runs need at most ``need_bytes``. None with fewer than three runs.
+    """The size for the next run: 95% of runs need at most ``need_bytes``. None with fewer than three runs.
 
     ``runs`` is the number of earlier runs from which it was derived, ``largest_bytes`` their highest peak.
     """
@@ -161,7 +161,7 @@ class AutoNeed:
 
 
 def upper_bound(peaks: Sequence[int]) -> int | None:
-    """Return the bytes that the next run exceeds with 5 % probability; None with fewer than three peaks.
+    """Return the bytes that the next run exceeds with 5% probability; None with fewer than three peaks.
 
     It is the prediction bound of a normal distribution, and at least the highest peak.
     """

@@ -38,7 +38,7 @@ Uid = Annotated[int | None, Query(ge=0, lt=2**32, description="Only the runs of 
 async def need(
     request: Request, workload: Workload, device: Device = None, world_size: WorldSize = 1, uid: Uid = None
 ) -> Response:
-    """Returns the upper 95 % bound of the peaks (held bytes and overhead) of its runs on this kind of device.
+    """Returns the upper 95% bound of the peaks (held bytes and overhead) of its runs on this kind of device.
 
     `need_bytes` is null with fewer than three runs. Runs that ended out of memory do not count.
     """

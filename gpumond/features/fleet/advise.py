@@ -81,7 +81,7 @@ async def run(arguments: argparse.Namespace) -> int:
     if not rows:
         print_error(
             f"gpumond: Prometheus has no series gpumond_owner_needed_bytes from {moment(end - arguments.duration)} to "
-            f"{moment(end)}; check --for, --job, the version of the daemons, and the groups of the scrape (collect[])"
+            f"{moment(end)}; check --for, --job, the daemons' version, and the groups of the scrape (collect[])"
         )
         return NOTHING_TO_DO
     shown = rows[: arguments.limit or None]

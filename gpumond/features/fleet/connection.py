@@ -52,7 +52,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable():
-            raise DiscoveryError(f"{self.name!r:.80} is not a name of a machine")
+            raise DiscoveryError(f"{self.name!r:.80} isn't a machine name")
 
     @property
     def scheme(self) -> str:
@@ -116,13 +116,13 @@ def machine(
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or int(match[2] or 1) not in range(1, 65536):
-        raise DiscoveryError(f"{address!r:.80} is not an address; expected HOST or HOST:PORT")
+        raise DiscoveryError(f"{address!r:.80} isn't an address; expected HOST or HOST:PORT")
     scheme = labels.get("__scheme__", scheme)
     if scheme not in ("http", "https"):
         raise DiscoveryError(f"{address}: __scheme__ is {scheme!r:.40}; expected http or https")
     prefix = labels.get("__metrics_path__", METRICS_PATH).removesuffix(METRICS_PATH).rstrip("/")
     if not _PREFIX.fullmatch(prefix) or (prefix and not prefix.startswith("/")):
-        raise DiscoveryError(f"{address}: __metrics_path__ {prefix!r:.80} is not a path")
+        raise DiscoveryError(f"{address}: __metrics_path__ {prefix!r:.80} isn't a path")
     default = port or {"http": 80, "https": 443}[scheme]
     own = {name: text for name, text in labels.items() if name != "instance" and not name.startswith("__")}
     url = f"{scheme}://{match[1]}:{match[2] or default}{prefix}"
@@ -275,7 +275,7 @@ class Client:
             withheld = "the token wasn't sent, because the connection doesn't use TLS"
             if method != "GET":
                 raise DaemonError(
-                    "the token is not sent without TLS; set web_config in the daemon's configuration, and use https"
+                    "the token isn't sent without TLS; set web_config in the daemon's configuration, and use https"
                 )
         request = Request(method, path, fields, body)
         try:

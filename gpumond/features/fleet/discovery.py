@@ -71,7 +71,7 @@ class Prometheus:
         data = await self._call("GET", "/api/v1/targets?state=active", None)
         active = data.get("activeTargets") if isinstance(data, Mapping) else None
         if not isinstance(active, list) or not all(isinstance(target, Mapping) for target in active):
-            raise DiscoveryError(f"{self.url} does not list its targets, as behind Thanos or Mimir; use --targets")
+            raise DiscoveryError(f"{self.url} doesn't list its targets, as behind Thanos or Mimir; use --targets")
         return active
 
     async def query(self, expression: str, at: float | None = None) -> Sequence[Sample]:
@@ -82,16 +82,16 @@ class Prometheus:
         parameters = {"query": expression} | ({} if at is None else {"time": f"{at:.3f}"})
         data = await self._call("POST", "/api/v1/query", urlencode(parameters).encode())
         if not isinstance(data, Mapping) or data.get("resultType") != "vector":
-            raise ConfigError(f"the result of {expression!r:.200} is not an instant vector")
+            raise ConfigError(f"the result of {expression!r:.200} isn't an instant vector")
         try:
             return [_sample(series) for series in data["result"]]
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise DiscoveryError(f"{self.url}: the result has not the format of Prometheus") from None
+            raise DiscoveryError(f"{self.url}: the result isn't in Prometheus' format") from None
 
     async def _call(self, method: str, path: str, form: bytes | None) -> Any:
         headers = {"Content-Type": "application/x-www-form-urlencoded"} if form is not None else {}
         if self.token and not may_receive_token(self.url):
-            raise DiscoveryError(f"{self.url}: the token is not sent without TLS")
+            raise DiscoveryError(f"{self.url}: the token isn't sent without TLS")
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
         try:
@@ -203,7 +203,7 @@ def _seconds(text: str) -> float:
     if text.isdecimal():
         return float(text)
     if not _DURATION.fullmatch(text):
-        raise ConfigError(f"{text!r:.40} in the query is not a duration such as 5m or 1h30m")
+        raise ConfigError(f"{text!r:.40} in the query isn't a duration such as 5m or 1h30m")
     return sum(int(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
 
 

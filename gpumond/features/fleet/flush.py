@@ -106,7 +106,7 @@ def located(
             machine = machines.address_of(instance, cluster)
             if clusters[instance] > 1 and "cluster" not in dict(machine.labels):
                 raise DiscoveryError(
-                    "machines of several clusters have this name; give those of the list the label cluster"
+                    "machines in several clusters have this name; add the label cluster to those in your list"
                 )
             found.setdefault(machine, {}).update(own)
         except DiscoveryError as error:
@@ -427,7 +427,7 @@ def _criteria(arguments: argparse.Namespace) -> Criteria:
         raise ConfigError(f"no processes selected: use --query, --workload, --user{engine}, --machine or --label")
     steps = arguments.step or ()
     if ENGINE_STEP in steps and set(steps) != {ENGINE_STEP}:
-        raise ConfigError(f"--step {ENGINE_STEP} selects serving engines, and cannot be combined with other steps")
+        raise ConfigError(f"--step {ENGINE_STEP} selects serving engines, and can't be combined with other steps")
     return Criteria(
         workload=arguments.workload,
         user=arguments.user,

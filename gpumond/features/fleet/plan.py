@@ -157,7 +157,7 @@ def _other(process: _Process, named: Named) -> str:
     if named.workloads and process.workload not in named.workloads:
         return f"its workload is {process.workload or 'unknown'}, not {', '.join(sorted(named.workloads))}"
     if named.uuids and not named.uuids & process.uuids:
-        return f"it does not use {', '.join(sorted(named.uuids))}"
+        return f"it doesn't use {', '.join(sorted(named.uuids))}"
     return ""
 
 
@@ -200,11 +200,11 @@ def _select_engines(
 def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: int, criteria: Criteria) -> str:
     """Return the reason for which an engine is not flushed or woken, or an empty string. The daemon checks more."""
     if not engine["up"]:
-        return f"it does not answer: {engine['problem']}"
+        return f"it doesn't answer: {engine['problem']}"
     if criteria.wake:
-        return "it does not sleep" if engine["asleep"] is False and not engine.get("paused") else ""
+        return "it doesn't sleep" if engine["asleep"] is False and not engine.get("paused") else ""
     if not engine["methods"]:
-        return "its declaration does not allow it; add allow: [engine]"
+        return "its declaration doesn't allow it; add allow: [engine]"
     if engine["asleep"]:
         return "it is already asleep"
     active = (engine["running"] or 0) + (engine["waiting"] or 0)

@@ -45,7 +45,7 @@ from gpumond.view.text import moment, safe, table
 
 NO_NAME, UNATTRIBUTED = "(none)", "(unattributed)"
 WASTED = "WASTED: memory of idle programs, cached and stranded memory of the others, and unattributed memory"
-COVERED = "COVERED: part of the time for which the values are known; the rest is not counted"
+COVERED = "COVERED: part of the time for which the values are known; the rest isn't counted"
 SCALED = "COVERED: part of the time for which the values are known; the rest is extrapolated from it"
 LISTED_GAPS = 5
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>()#!|&~@:]")
@@ -153,7 +153,7 @@ async def run(arguments: argparse.Namespace) -> int:
 def _period(arguments: argparse.Namespace, now: float) -> Period:
     """Return the period of the options. Raises ConfigError."""
     if arguments.begin is not None and arguments.duration is not None:
-        raise ConfigError("--from and --for exclude each other")
+        raise ConfigError("--from and --for can't be combined")
     end = now if arguments.end is None else min(now, arguments.end)
     length = 7 * SECONDS_OF_A_DAY if arguments.duration is None else arguments.duration
     begin = end - length if arguments.begin is None else arguments.begin
@@ -221,7 +221,7 @@ class Report:
         missing = gaps(self.accounts)
         count = len(self.accounts.coverage)
         machines = "one machine" if count == 1 else f"{count} machines"
-        text = f"Values are known for {_percent(self.total.coverage)} of the time of {machines}."
+        text = f"Values are known for {_percent(self.total.coverage)} of the time on {machines}."
         if missing:
             listed = ", ".join(f"{name or NO_NAME} {_percent(ratio)}" for name, ratio in missing[:LISTED_GAPS])
             more = f", and {len(missing) - LISTED_GAPS} more" if len(missing) > LISTED_GAPS else ""

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json and not arguments.once:
         raise ConfigError("--json requires --once")
     if not arguments.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("standard input or output is not a terminal; for scripts, use --once")
+        raise ConfigError("standard input or output isn't a terminal; for scripts, use --once")
     client, machines = asyncio.run(selected(arguments))
     if len(machines) > MAX_MACHINES:
         raise ConfigError(f"{len(machines)} machines are listed; select at most {MAX_MACHINES} with --machine")

@@ -208,7 +208,7 @@ async def _undone(client: Client, machine: Machine, own: Sequence[Step]) -> list
             reason = await undo(client, machine, step)
             results.append((step, "refused" if reason else "undone", reason))
         except (KeyError, TypeError, ValueError):
-            results.append((step, "failed", "its answer is not that of a gpumond daemon of a compatible version"))
+            results.append((step, "failed", "its answer isn't from a compatible gpumond daemon"))
         except DaemonError as error:
             gone = error.status in (404, 409)
             results.append((step, "refused" if gone else "failed", str(error)))

@@ -29,7 +29,7 @@ from gpumond.view.text import size, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     target = add_target(parser, "flush")
-    target.add_argument("--user", metavar="NAME", help="flush every process of one user that has an agent")
+    target.add_argument("--user", metavar="NAME", help="flush every process with an agent that one user runs")
     target.add_argument("--all", action="store_true", help="flush every process with an agent")
     parser.add_argument(
         "--step",
@@ -139,11 +139,11 @@ def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 
 def _remarks(receipt: Mapping[str, Any]) -> str:
-    """Return the reason and, for an engine whose memory goes, how it serves again."""
+    """Return the reason and, for an engine whose memory goes, how it returns to service."""
     parts = [receipt["reason"]]
     if receipt.get("wake") and receipt["outcome"] in ("planned", "freed", "partial", "gone", "timeout"):
         seconds = receipt.get("wake_seconds")
-        parts.append(f"it serves again: {receipt['wake']}" + (f" ({seconds:.0f} s the last time)" if seconds else ""))
+        parts.append(f"return to service: {receipt['wake']}" + (f" ({seconds:.0f} s the last time)" if seconds else ""))
     return "; ".join(filter(None, parts))
 
 

@@ -159,7 +159,7 @@ def _possible(stated: int, driver_used: int | None, size: int | None) -> tuple[i
 
 
 def _impossible(stated: int, bound: str) -> str:
-    return f"the agent states that {human(stated)} was released, but {bound}; this doesn't count as released"
+    return f"the agent reports that {human(stated)} was released, but {bound}; this doesn't count as released"
 
 
 def with_thrash(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:
@@ -463,7 +463,7 @@ class Flusher:
             if now is not None and now.suspended:
                 return [receipt("deferred", SUSPENDED)]
             return [
-                receipt("timeout", f"the agent did not answer within {request.timeout_seconds:g} s, or disconnected")
+                receipt("timeout", f"the agent didn't answer within {request.timeout_seconds:g} s, or disconnected")
             ]
         reported_pools = (*report.pools, *(report_before.pools if report_before else ()))
         result = of_reported(result, allocator, reported_pools, request.steps)

@@ -196,7 +196,7 @@ def _time(text: str) -> str:
     try:
         TIME.validate_python(text).timestamp()
     except (ValidationError, OverflowError, ValueError):
-        raise ValueError("expected a time in the form of RFC 3339") from None
+        raise ValueError("expected an RFC 3339 time") from None
     return text
 
 

@@ -191,9 +191,9 @@ async def snapshot_file(
     """
     found = await kernel_of(request).requests.fetch(pid, snapshot_id, requested_by)
     if found is None:
-        return problem(504, f"pid {pid} did not answer in time, or disconnected")
+        return problem(504, f"pid {pid} didn't answer in time, or disconnected")
     if isinstance(found, AgentResponse):
-        return problem(409, found.reason or "the program did not carry out the request")
+        return problem(409, found.reason or "the program didn't carry out the request")
     headers = {
         "Content-Length": str(found.size_bytes),
         "Content-Disposition": f'attachment; filename="gpumond-{pid}-{snapshot_id}"',
@@ -241,11 +241,11 @@ async def _ask(
     """Return the program's answer, or a problem document."""
     answer = await kernel_of(request).requests.ask(pid, kind, limit_bytes, device, requested_by, record_seconds)
     if answer is None:
-        return problem(504, f"pid {pid} did not answer in time, or disconnected; the outcome is unknown")
+        return problem(504, f"pid {pid} didn't answer in time, or disconnected; the outcome is unknown")
     if kind == "limit":
         succeeded = any(one.applied for one in answer.limits)
     elif kind == "classes":
         succeeded = bool(answer.classes or answer.sites)
     else:
         succeeded = answer.dump is not None and answer.dump.path is not None
-    return answer if succeeded else problem(409, answer.reason or "the program did not carry out the request")
+    return answer if succeeded else problem(409, answer.reason or "the program didn't carry out the request")

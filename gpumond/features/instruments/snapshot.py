@@ -39,9 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.out is not None:
             fetch(arguments.url, program.pid, dump, arguments.out)
         if not arguments.json:
-            where = arguments.out or f"{dump['path']} on the program's machine (--out FILE downloads it)"
+            where = arguments.out or f"{dump['path']} on the program's machine; --out FILE downloads it"
             subject = "" if arguments.pid is not None else f"{program}: "
-            print(f"{subject}{human(dump['size_bytes'])} of {dump['allocator']} in {where}")
+            print(f"{subject}wrote {human(dump['size_bytes'])} ({dump['allocator']}) to {where}")
     if arguments.json and answers:
         print(client.as_json(arguments, answers))
     return status

@@ -17,7 +17,7 @@ CLASSES = {
     "optimizer": "optimizer state",
     "buffers": "buffers",
     "tensors": "other leaf tensors",
-    "activations": "activations, the rest",
+    "activations": "activations and the rest",
 }
 REGISTERED = 4
 """Number of classes that need no search of the heap: the first ones."""

@@ -101,7 +101,7 @@ def _child(
     if code in ERRORS:
         raise ERRORS[code](message.decode())
     if not message:
-        raise AllocationRefused(f"the program of the plan ended before its time (wait status {status})")
+        raise AllocationRefused(f"the plan's program ended early (wait status {status})")
     return from_json(Executed, message)
 
 
@@ -460,7 +460,7 @@ def regressions(now: Result, before: Result | None) -> list[str]:
     """Return the reasons for which a result is worse than it should be, or than the one before."""
     found = []
     if now.get("outcome") == "error":
-        return [f"the load could not run: {now.get('detail')}"]
+        return [f"the load couldn't run: {now.get('detail')}"]
     if now["wrong_words"]:
         found.append(f"{now['wrong_words']} incorrect words")
     if now["outcome"] == "full":

@@ -88,7 +88,7 @@ class Evidence:
     @cached_property
     def free(self) -> int | None:
         """Free bytes of the device at the error: as stated there, else those before it less the program's growth."""
-        if self.oom.seen == "parachute":
+        if self.oom.seen == "oom_pool":
             return 0  # it is used only when nothing else is left
         if self.oom.free_bytes is not None:
             return self.oom.free_bytes

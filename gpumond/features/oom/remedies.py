@@ -240,7 +240,10 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
     peaks = [pool.peak_live_bytes for pool in e.earlier_pools if pool.peak_live_bytes is not None]
     if scopes:
         usual, times, name = scopes[0]
-        who, change = f"this {name}", f"use a smaller batch in {name}, under torch.no_grad() if it is an evaluation"
+        who, change = (
+            f"this run of {name}",
+            f"use a smaller batch in {name}, under torch.no_grad() if it is an evaluation",
+        )
     elif step is not None and step.steps >= USUAL_STEPS and peaks:
         usual, times, who = sum(peaks), step.steps, "this step"
         change = "limit the longest input of a step (sequence length, image size)"
@@ -250,7 +253,7 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
         return
     extra = e.live + e.request - usual
     if extra > 0:
-        before = "the one before it" if times == 1 else f"any of the {times} before it"
+        before = "the one before" if times == 1 else f"each of the {times} before"
         text = f"{change}: {who} needs {human(extra)} more than {before}"
         yield _remedy(e, "earlier-peak", text, extra, "measured", "the program's own earlier peak")
 
@@ -356,7 +359,7 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
         end = f"one remedy is enough: {best.text}" if best.name != "together" else best.text
     else:
         end = best.text
-    served = "the parachute served a request: " if e.oom.seen == "parachute" else ""
+    served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
     return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}{': ' + holders if holders else ''}; {end}"
 
 

@@ -485,8 +485,8 @@ class Admissions:
         user = counted_name(owner)
         own = sum(counted_name(each.owner) == user for each in self._queue.all)
         if own >= PER_OWNER or len(self._queue.all) >= IN_TOTAL:
-            limit = f"{PER_OWNER} requests of one user" if own >= PER_OWNER else f"{IN_TOTAL} requests"
-            raise TooManyAdmissions(f"the limit of {limit} for memory is reached; wait until a program has started")
+            limit = f"{PER_OWNER} per user" if own >= PER_OWNER else f"{IN_TOTAL} in total"
+            raise TooManyAdmissions(f"too many requests for memory ({limit}); wait until a program has started")
         found = self._find(pid) if pid is not None else None
         process, program_uid = found if found and uid in (None, found[1]) else (None, uid)
         request = KeptAdmission(
@@ -735,7 +735,7 @@ class Admissions:
         request = self._queue.find(name)
         if request is None or request.owner != owner:
             raise NoSuchAdmission(
-                f"no request of {owner} has this id; it was not renewed in {LEASE_SECONDS:g} s, or ended"
+                f"no request of {owner} has this id; it wasn't renewed in {LEASE_SECONDS:g} s, or ended"
             )
         return request
 

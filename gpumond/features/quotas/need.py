@@ -43,7 +43,7 @@ def size(text: str) -> int:
 
 
 def auto_need(url: str, workload: str, device: str | None, world_size: int) -> int:
-    """Return what 95 % of a workload's runs need, from this user's earlier ones. Raises ConfigError, DaemonError."""
+    """Return what 95% of a workload's runs need, from this user's earlier ones. Raises ConfigError, DaemonError."""
     if not workload:
         raise ConfigError("run: --need auto requires --workload, the name of your earlier runs")
     query: dict[str, Any] = {"workload": workload, "world_size": world_size, "uid": os.getuid()}

@@ -53,7 +53,7 @@ class AdmissionBody(Encodable):
 
     need_bytes: int = Field(gt=0, lt=2**62)
     device: str | None = Field(default=None, min_length=1, max_length=128)
-    wait: bool = Field(default=False, description="Queue the request if it does not fit now.")
+    wait: bool = Field(default=False, description="Queue the request if it doesn't fit now.")
     pid: int | None = Field(default=None, gt=0, lt=2**31)
     workload: str = Field(default="", max_length=MAX_WORKLOAD)
 
@@ -143,7 +143,7 @@ def _device(frame: Frame, name: str | None, uid: int | None) -> DeviceReading:
     uuid = device_named(name, frame, uid)
     device = frame.snapshot.device(uuid)
     if device is None:
-        raise HTTPException(404, f"the driver does not list the device {uuid}")
+        raise HTTPException(404, f"the driver doesn't list the device {uuid}")
     return device
 
 

@@ -377,7 +377,7 @@ def _date(match: re.Match[str]) -> float:
     try:
         return datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
     except ValueError as error:
-        raise ConfigError(f"{match[0]!r} is not a time: {error}") from None
+        raise ConfigError(f"{match[0]!r} isn't a time: {error}") from None
 
 
 FORMAT = Format("nvidia-smi", scrolling.starts, from_rows(rows, complete=True))

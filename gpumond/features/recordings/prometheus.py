@@ -96,7 +96,7 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
         labels = entry["metric"]
         metric = str(labels.get("__name__", ""))
         if metric not in METRICS:
-            remarks.note(metric, f"the series {metric[:80]} do not describe device memory; they are ignored")
+            remarks.note(metric, f"the series {metric[:80]} don't describe device memory; they are ignored")
             continue
         kind, factor = METRICS[metric]
         if _label(labels, TASKS) not in ("", "general"):
@@ -126,9 +126,7 @@ def _matrix(lines: Lines) -> list[dict[str, Any]]:
         line = getattr(error, "lineno", 1)
         raise ConfigError(f"{lines.name}, line {line}: not JSON, or truncated ({error}); {REMEDY}") from None
     if isinstance(answer, dict) and answer.get("status") == "error":
-        raise ConfigError(
-            f"{lines.name}, line 1: the response of Prometheus is an error: {str(answer.get('error'))[:200]}"
-        )
+        raise ConfigError(f"{lines.name}, line 1: Prometheus returned an error: {str(answer.get('error'))[:200]}")
     data = answer.get("data", answer) if isinstance(answer, dict) else {"result": answer}
     kind = data.get("resultType", "matrix") if isinstance(data, dict) else "?"
     if kind != "matrix":
@@ -151,7 +149,7 @@ def _add(name: str, series: _Series, kind: str, factor: float, values: list[Any]
         try:
             at, value = float(entry[0]), float(entry[1]) * factor
         except (TypeError, ValueError, IndexError, KeyError, OverflowError):
-            raise ConfigError(f"{name}: {shown}: {str(entry)[:60]} is not [time, value]; {REMEDY}") from None
+            raise ConfigError(f"{name}: {shown}: {str(entry)[:60]} isn't [time, value]; {REMEDY}") from None
         if not (0 <= value < 2**53 and 0 <= at < 2**53):
             continue
         point = series.points.setdefault(at, {})

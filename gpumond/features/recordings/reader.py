@@ -88,7 +88,7 @@ class Lines:
             self.cut_short = True
             return ""
         except (OSError, zlib.error) as error:
-            raise ConfigError(f"{self.name}, line {self.number + 1}: cannot be read: {error}") from None
+            raise ConfigError(f"{self.name}, line {self.number + 1}: can't be read: {error}") from None
 
     def _encoding(self) -> str:
         start = self._buffered.peek(3)[:3]
@@ -233,7 +233,7 @@ def amount(text: str, factor: float = 1) -> int | None:
     except (ValueError, KeyError):
         value = -1.0
     if not 0 <= value < 2**53:
-        raise ValueError(f"{text[:40]!r} is not an amount of memory")
+        raise ValueError(f"{text[:40]!r} isn't an amount of memory")
     return int(value)
 
 
@@ -281,9 +281,7 @@ def moment(text: str) -> float:
             at -= 60 * (offset if match[3] == "+" else -offset)
         return at
     except (ValueError, IndexError):
-        raise ValueError(
-            f"{text[:40]!r} is not a time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds"
-        ) from None
+        raise ValueError(f"{text[:40]!r} isn't a time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds") from None
 
 
 def day_and_time(at: float) -> str:
@@ -307,7 +305,7 @@ def _number(text: str) -> float:
     except ValueError:
         value = float("nan")
     if not isfinite(value) or value < 0:
-        raise ValueError(f"{text[:40]!r} is not a time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds")
+        raise ValueError(f"{text[:40]!r} isn't a time; expected 2024/05/01 12:00:00.123, ISO 8601 or seconds")
     scale = 1.0
     while value / scale > _MILLISECONDS:
         scale *= 1000

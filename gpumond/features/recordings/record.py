@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _trace(arguments: argparse.Namespace) -> int:
     """Write a trace. The file is complete when the recording ends, by Ctrl-C or after its duration."""
     if arguments.csv or arguments.out is not None:
-        raise ConfigError("record: --perfetto excludes --csv and --out")
+        raise ConfigError("record: --perfetto can't be combined with --csv or --out")
     known: set[int] = set()
     count = 0
     events = _events(arguments.url, 0)
@@ -133,7 +133,7 @@ def taken(url: str, for_seconds: float) -> Iterator[Snapshot]:
             snapshot = from_json(Snapshot, to_json(client.get(url, "/api/v1/snapshot")))
         except ProtocolError as error:
             raise DaemonError(
-                f"cannot decode the daemon's snapshot ({error}); check that the daemon and this command have the same "
+                f"can't decode the daemon's snapshot ({error}); check that the daemon and this command have the same "
                 "version"
             ) from None
         except DaemonError as error:

@@ -137,7 +137,7 @@ class _Table:
             return moment(f"{day[:4]}-{day[4:6]}-{day[6:]} {clock}" if day.isdigit() else f"{day} {clock}")
         match = _CLOCK.fullmatch(clock)
         if match is None:
-            raise ValueError(f"{clock[:40]!r} is not a time; expected 12:00:00")
+            raise ValueError(f"{clock[:40]!r} isn't a time; expected 12:00:00")
         at = 3600 * int(match[1]) + 60 * int(match[2]) + float(match[3])
         if at < self._clock - DAY_SECONDS / 2:
             self._days += 1

@@ -83,7 +83,7 @@ def _test_receiver(arguments: argparse.Namespace) -> int:
         status = "" if result["status"] is None else f" with status {result['status']}"
         if result["accepted"]:
             return f"{arguments.name} accepted the message{status} after {result['duration_seconds']:.2f} s"
-        return f"{arguments.name} did not accept the message: {result['reason']}: {result['detail']}"
+        return f"{arguments.name} didn't accept the message: {result['reason']}: {result['detail']}"
 
     print_answer(arguments, result, text)
     return DONE if result["accepted"] else FAILED

@@ -115,7 +115,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
             entry = self.get(name)
             if entry.origin != "built-in":
                 place = "in the configuration file" if entry.origin == "file" else f"with PUT /api/v1/rules/{name}"
-                raise DefinitionConflict(f"{name} is not a built-in rule; change it {place}")
+                raise DefinitionConflict(f"{name} isn't a built-in rule; change it {place}")
             if taken := [field for field in fields if field in self._file_overrides.get(name, {})]:
                 raise DefinitionConflict(
                     f"{name}: the configuration file overrides {', '.join(taken)}; change it there, then POST /-/reload"
@@ -130,7 +130,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
         """Delete the override of a rule over the API. Raises NoSuchDefinition, DefinitionChanged."""
         async with self._lock:
             if name not in self._stored_overrides:
-                raise NoSuchDefinition(f"{name} is not overridden over the API")
+                raise NoSuchDefinition(f"{name} isn't overridden over the API")
             if name in self._registered:
                 _require(self.get(name), if_match)
             await self._overrides.delete(name, actor)

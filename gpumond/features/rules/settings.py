@@ -125,7 +125,7 @@ class RuleConfig(Strict):
     def _names(cls, texts: dict[str, str]) -> dict[str, str]:
         for name in texts:
             if not LABEL_NAME.fullmatch(name):
-                raise ValueError(f"{name!r:.40} is not a valid label name: expected letters, digits and _")
+                raise ValueError(f"{name!r:.40} isn't a valid label name: expected letters, digits and _")
         return texts
 
     @field_validator("match", "labels")
@@ -192,7 +192,7 @@ class OverrideConfig(Strict):
     severity: str | None = Field(
         default=None, pattern=r"^[a-z0-9_-]{1,64}$", description="replaces the label `severity`"
     )
-    enabled: StrictBool | None = Field(default=None, description="false: the rule is not evaluated")
+    enabled: StrictBool | None = Field(default=None, description="false: the rule isn't evaluated")
 
     @model_validator(mode="after")
     def _any(self) -> OverrideConfig:

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "matchers",
         nargs="+",
         metavar="MATCHER",
-        help=f"a label, one of {' '.join(OPERATORS)}, and a text: rule=leak, 'workload=~train.*'",
+        help=f"a label, one of {' '.join(OPERATORS)}, and a value: rule=leak, 'workload=~train.*'",
     )
     add.add_argument("--for", dest="duration", required=True, metavar="DURATION", help="how long, such as 1h or 30m")
     add.add_argument("--reason", required=True, metavar="TEXT", help="why you silence them")
@@ -77,7 +77,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _delete(arguments: argparse.Namespace) -> int:
     for id in arguments.ids:
         if not re.fullmatch("[0-9a-f]{16}", id):
-            raise ConfigError(f"{id!r:.80} is not the id of a silence; `gpumond silence list` shows the ids")
+            raise ConfigError(f"{id!r:.80} isn't a silence id; `gpumond silence list` shows the ids")
     for id in arguments.ids:
         client.delete(arguments.url, f"{ROUTE}/{id}")
     if arguments.json:
@@ -89,7 +89,7 @@ def matcher(text: str) -> dict[str, str]:
     """Parse a matcher such as ``rule=leak``; a value may be in double quotes. Raises ConfigError."""
     found = _MATCHER.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(f"{text!r:.80} is not a matcher; expected LABEL=TEXT, !=, =~ or !~, for example rule=leak")
+        raise ConfigError(f"{text!r:.80} isn't a matcher; expected LABEL=TEXT, !=, =~ or !~, for example rule=leak")
     name, operator, value = found.groups()
     if quoted := _QUOTED.fullmatch(value):
         value = _ESCAPE.sub(r"\1", quoted[1])

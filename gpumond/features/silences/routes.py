@@ -81,7 +81,7 @@ class SilenceBody(Encodable):
         if (self.ends_at is None) == (self.for_seconds is None):
             raise ValueError("expected exactly one of ends_at and for_seconds")
         if not self.reason.strip():
-            raise ValueError("reason: expected a text, such as the number of a ticket")
+            raise ValueError("reason: expected text, such as a ticket number")
         return self
 
 

@@ -230,7 +230,7 @@ def _test(matchers: Sequence[Matcher], compiled_bytes: int) -> Test:
         )
     if all(test({}) for test in tests):
         raise ConfigError(
-            "matchers: all of them match an empty text; expected at least one that does not, for example rule=leak"
+            "matchers: all of them match an empty string; expected at least one that doesn't, for example rule=leak"
         )
     return Test(lambda labels: all(test(labels) for test in tests), compiled_bytes)
 

@@ -91,10 +91,10 @@ def _refusals(
     pending_bytes: int,
 ) -> Iterator[Refusal]:
     if not allowed:
-        yield Refusal("the configuration does not allow suspensions", "set allow_suspend: true")
+        yield Refusal("the configuration doesn't allow suspensions", "set allow_suspend: true")
     if not report.suspendable:
         how = "start it with gpumond run --suspendable, or call gpumond.agent.start(suspendable=True)"
-        yield Refusal("the program does not allow it", how)
+        yield Refusal("the program doesn't allow it", how)
     if request.uid not in (None, report.uid):
         yield Refusal(f"it belongs to uid {report.uid}", "ask its user or an administrator")
     if not report.has_pid:
@@ -109,7 +109,7 @@ def _refusals(
         yield from _of_device(device, process)
     yield from _of_driver(snapshot, report, {device.vendor for device, _ in usage})
     if any(pool.managed for pool in report.pools):
-        yield Refusal("it uses managed memory, which the driver cannot suspend", "don't use managed memory")
+        yield Refusal("it uses managed memory, which the driver can't suspend", "don't use managed memory")
     if "nccl" in report.components:
         yield Refusal("it has NCCL communicators, which may hang after a suspension", "end torch.distributed first")
     if request.idle_seconds:
@@ -125,9 +125,9 @@ def _refusals(
 
 def _of_device(device: DeviceReading, process: ProcessUsage) -> Iterator[Refusal]:
     if device.parent_uuid is not None or device.gpu_instance_id is not None:
-        yield Refusal("it uses a MIG instance, which the driver cannot suspend", "use a whole GPU")
+        yield Refusal("it uses a MIG instance, which the driver can't suspend", "use a whole GPU")
     if device.has_mps_server:
-        yield Refusal("it is a client of MPS, which the driver cannot suspend", "run it without MPS")
+        yield Refusal("it is a client of MPS, which the driver can't suspend", "run it without MPS")
     if process.used_bytes is None or device.missed:
         yield Refusal(f"the driver doesn't report its memory on GPU {device.index}", "see gpumond doctor")
     if process.state == "stopped":
@@ -144,10 +144,10 @@ def _of_driver(snapshot: Snapshot, report: AgentReport, vendors: set[str]) -> It
     number = int(major) if major.isdecimal() else 0
     if number < MIN_DRIVER:
         remedy = f"install driver {MIN_DRIVER} or newer"
-        yield Refusal(f"driver {version or 'of unknown version'} cannot suspend programs", remedy)
+        yield Refusal(f"driver {version or 'of unknown version'} can't suspend programs", remedy)
     if number < IPC_DRIVER and "ipc" in report.components:
         remedy = f"install driver {IPC_DRIVER} or newer, or free the shared tensors"
-        yield Refusal(f"it shares GPU memory with another process, which driver {version} cannot suspend", remedy)
+        yield Refusal(f"it shares GPU memory with another process, which driver {version} can't suspend", remedy)
 
 
 def _of_machine(report: AgentReport, used: int, found: Surroundings, pending_bytes: int) -> Iterator[Refusal]:

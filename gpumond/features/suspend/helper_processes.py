@@ -51,7 +51,7 @@ class Helpers:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return None
-            return Answer(error=f"the lock file cannot be opened: {error.strerror}")
+            return Answer(error=f"the lock file can't be opened: {error.strerror}")
         try:
             reading, writing = os.pipe()
             try:
@@ -65,7 +65,7 @@ class Helpers:
                 )
             except OSError as error:
                 os.close(reading)
-                return Answer(error=f"the helper cannot be started: {error.strerror}")
+                return Answer(error=f"the helper can't be started: {error.strerror}")
             finally:
                 os.close(writing)
         finally:
@@ -77,7 +77,7 @@ class Helpers:
                 break
             await asyncio.sleep(ENDING_SECONDS)
         if text is None:
-            log.warning("no answer of the helper for pid %d in %g s", order.pid, seconds)
+            log.warning("no answer from the helper for pid %d in %g s", order.pid, seconds)
             return None
         try:
             return from_json(Answer, text)

@@ -114,7 +114,7 @@ async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(
     suspender, frame = kernel.get(Suspender), kernel.frame
     keys = list(_targets(frame.snapshot, body, caller.uid)) if frame else []
     if not keys:
-        raise NoSuchTarget("no matching program allows suspension and has been idle for the requested time")
+        raise NoSuchTarget("no matching program is idle and allows suspension; `gpumond run --suspendable` allows it")
     receipts = [
         await suspender.suspend(
             SuspendRequest(process=key, uid=caller.uid, idle_seconds=body.idle_for_seconds), caller.name, body.dry_run

@@ -57,7 +57,7 @@ SIGNAL_SECONDS = 3.0
 LISTED_SECONDS = 15.0
 """Time for which the driver lists a suspended program until it is asked whether someone else has resumed it."""
 
-NOT_STORED = "the store cannot be written, and a restarted daemon would not know it"
+NOT_STORED = "the store can't be written, and a restarted daemon wouldn't know it"
 
 
 def suspension_table(store: Transactions) -> Table[SuspendedProgram]:
@@ -553,7 +553,7 @@ def _not_resumable(
 ) -> Refusal | None:
     if program is None:
         if snapshot is not None and key in snapshot.suspended:
-            return Refusal("gpumond has not suspended it", "resume it with the tool that has suspended it")
+            return Refusal("gpumond hasn't suspended it", "resume it with the tool that suspended it")
         return Refusal("it isn't suspended", "gpumond status lists suspended programs")
     if uid not in (None, program.uid):
         return Refusal(f"it belongs to uid {program.uid}", "ask its user or an administrator")

@@ -91,7 +91,7 @@ def test_process_that_cannot_be_started_is_started_later(driver: FakeDriver):
         supervisor.start()
         try:
             assert (supervisor.state.up, supervisor.state.reason, supervisor.pid) == (False, "crashed", None)
-            assert "cannot be started: [Errno 7] Argument list too long" in supervisor.state.detail
+            assert "can't be started: [Errno 7] Argument list too long" in supervisor.state.detail
             assert os.listdir("/proc/self/fd") == descriptors
             del environ["TOO_LONG"]
             await read_until(supervisor, lambda reading: bool(reading.devices))

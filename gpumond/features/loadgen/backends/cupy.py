@@ -60,7 +60,7 @@ class CupyBackend(LoadBackend):
             cupy.cuda.Device(device).use()
             free, size = runtime.memGetInfo()
         except runtime.CUDARuntimeError as error:
-            raise AllocationRefused(f"CUDA cannot be used: {error}; run `gpumond doctor` for details") from error
+            raise AllocationRefused(f"CUDA can't be used: {error}; run `gpumond doctor` for details") from error
         self._cupy = cupy
         return DeviceCapacity(cuda.device_uuid(device), int(size), int(free))
 
