@@ -9,8 +9,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE
-from gpumond.facts.frame import SHARES
-from gpumond.facts.shares import MEANINGS
+from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.view.frame import view
 from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table, suspended_programs
 from gpumond.view.text import broken, output_width
