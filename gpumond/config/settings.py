@@ -33,7 +33,6 @@ RELOADED = (
     "compat",
     "flush_cooldown",
     "retention",
-    "disabled_rules",
     "rule_overrides",
     "rules",
     "receivers",
@@ -73,7 +72,6 @@ class Settings:
     compat: Compat | None = None
     flush_cooldown: float = 30.0
     retention: float = 90 * 86400.0
-    disabled_rules: tuple[str, ...] = ()
     rule_overrides: Overrides = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     receivers: tuple[ReceiverType, ...] = (Log(name="log"),)
@@ -138,13 +136,10 @@ class Settings:
         own = {rule.name: rule for rule in self.rules}
         built_in = {
             rule.name: overridden(rule, changed)
-            for rule in self.built_in_rules()
+            for rule in BUILT_IN
             if (changed := self.rule_overrides.get(rule.name, {})).get("enabled", True)
         }
         return tuple({**built_in, **own}.values())
-
-    def built_in_rules(self) -> tuple[Rule, ...]:
-        return tuple(rule for rule in BUILT_IN if rule.name not in self.disabled_rules)
 
     def receiver_names(self) -> tuple[str, ...]:
         """Return the names of the receivers."""

@@ -1,6 +1,6 @@
 """The ASGI application of the daemon. It imports FastAPI and the routes when one of them is first requested.
 
-Their import takes a second, in which a daemon reads no device. Metrics without parameters and probes are answered
+Their import takes half a second, in which a daemon reads no device. Metrics without parameters and probes are answered
 before it, by the functions that their routes call.
 """
 
@@ -61,7 +61,7 @@ class Api:
         return None
 
     async def _application(self) -> ASGIApp:
-        """Return the application of FastAPI. Its first import blocks the event loop for about a second."""
+        """Return the application of FastAPI. Its first import blocks the event loop for about half a second."""
         if self._app is None:
             from gpumond.serve.app import create_app, state_of
 

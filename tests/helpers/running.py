@@ -140,8 +140,8 @@ class RunningDaemon:
         return found[0] if found else None
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a gpumond command against this daemon, in a process of its own only if it starts others."""
-        if arguments[0] not in ("run", "serve"):
+        """Run a gpumond command against this daemon, in a process of its own only if it changes its process."""
+        if arguments[0] not in ("doctor", "run", "serve"):
             return gpumond_here(*arguments, **self.environ)
         command = [sys.executable, "-m", "gpumond", *arguments]
         return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=60)

@@ -204,13 +204,13 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
 def test_workload_that_grew_since_an_hour_ago_is_first(session: PageSession, demo: RunningDaemon):
     frame, page = demo.get("frame"), session.page
     for process in frame["processes"]:
-        process["used_bytes"] += 35 * GIB if process["workload"] == "chat-api" else 0
+        process["used_bytes"] += 35 * GIB if process["workload"] == PROGRAMS[1] else 0
     show_frame(session, frame)
     page.get_by_label("Change in").select_option("1 h")
     page.get_by_label("Group by").select_option("workload")
     page.get_by_role("button", name="Change", exact=True).click()
     page.get_by_text(re.compile(r"^\+3\d\.\d GiB$")).first.wait_for()
-    assert session.texts("tbody.group .of-program bdi")[0][0] == "chat-api"
+    assert session.texts("tbody.group .of-program bdi")[0][0] == PROGRAMS[1]
     page.unroute(LIVE)
 
 

@@ -50,7 +50,9 @@ def test_page_names_a_hanging_driver_and_withdraws_its_values(browser: Browser, 
         assert set(session.texts(".legend dd")[0]) <= {human(0)}
 
 
-def test_page_without_an_agent_shows_how_to_start_one(browser: Browser, serve: Serve, driver: FakeDriver):
+def test_page_shows_how_to_start_an_agent_and_no_values_without_the_daemon(
+    browser: Browser, serve: Serve, driver: FakeDriver
+):
     driver.devices = machine(1)
     driver.devices[0].processes = [Process(1, 3 * GIB)]
     driver.devices[0].used_bytes = 4 * GIB
@@ -60,13 +62,6 @@ def test_page_without_an_agent_shows_how_to_start_one(browser: Browser, serve: S
         session.shows("gpumond run --workload train")
         assert session.texts("tbody .of-opaque") == [[human(3 * GIB)]]
         assert session.page.get_by_role("button", name="Flush").count() == 0
-
-
-def test_page_without_the_daemon_shows_no_values(browser: Browser, serve: Serve, driver: FakeDriver):
-    driver.devices = machine(1)
-    driver.write()
-    daemon = serve("--source", "nvml", environ=driver.env)
-    with open_page(browser, daemon) as session:
         session.shows("of 141.0 GiB used")
         daemon.process.send_signal(signal.SIGKILL)
         session.shows("The daemon doesn't respond")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ def request_json(daemon: RunningDaemon, route: str, body: object) -> tuple[int, 
 
 
 def test_rule_created_over_http_fires_is_stored_and_audited(start: Callable[..., RunningDaemon]):
+    """Its alert is in the past alerts after a crash."""
     daemon = start()
     (past,) = request_json(daemon, "/api/v1/rules/preview", NO_AGENTS)[1]["fired"]
     assert (past["rule"], past["phase"], past["resolved_at"]) == ("no-agents", "firing", None)
@@ -56,6 +56,12 @@ def test_rule_created_over_http_fires_is_stored_and_audited(start: Callable[...,
     assert "created rule no-agents" in again.run("audit").stdout
     verified = again.run("audit", "verify", "--state-dir", state)
     assert (verified.returncode, "intact" in verified.stdout) == (0, True)
+    assert changed(again, "DELETE", "rules/no-agents") == 204
+    (before,) = until(lambda: again.get("alerts/history"))
+    assert request_json(again, "/api/v1/rules", NO_AGENTS | {"name": "other", "below": 0})[0] == 201
+    again.process.kill()
+    again.process.wait()
+    assert start().get("alerts/history") == [before]
 
 
 def overrides(daemon: RunningDaemon, name: str) -> dict[str, tuple[str, object]]:
@@ -132,22 +138,6 @@ def test_command_line_overrides_and_restores_a_rule(start: Callable[..., Running
         assert (wrong.returncode, text in wrong.stderr) == (1, True)
 
 
-def test_resolved_alerts_survive_a_crash(
-    start: Callable[..., RunningDaemon],
-):
-    daemon = start()
-    assert request_json(daemon, "/api/v1/rules", NO_AGENTS)[0] == 201
-    until(lambda: "no-agents" in firing(daemon))
-    token = {"Authorization": f"Bearer {(daemon.directory / 'token').read_text().strip()}"}
-    request = urllib.request.Request(f"{daemon.url}/api/v1/rules/no-agents", method="DELETE", headers=token)
-    urllib.request.urlopen(request, timeout=60).close()
-    (before,) = until(lambda: daemon.get("alerts/history"))
-    assert request_json(daemon, "/api/v1/rules", NO_AGENTS | {"name": "other", "below": 0})[0] == 201
-    daemon.process.kill()
-    daemon.process.wait()
-    assert start().get("alerts/history") == [before]
-
-
 def test_reload_applies_receivers_and_names_settings_that_need_a_restart(
     start: Callable[..., RunningDaemon], tmp_path: Path
 ):
@@ -185,9 +175,10 @@ def test_reload_applies_rules_and_an_invalid_file_changes_nothing(
     if how == "POST":
         assert status == 422
         assert "rules[0].value" in json.loads(answer)["detail"]
-    reload("disabled_rules: [device-lost]\n")
+    reload("rule_overrides: {device-lost: {enabled: false}}\n")
     until(lambda: "no-agents" not in firing(daemon))
     past = daemon.get("alerts/history")[-1]
     assert (past["rule"], past["phase"]) == ("no-agents", "resolved")
     assert past["active_at"] <= past["fired_at"] < past["resolved_at"]
-    assert {"device-lost", "no-agents"}.isdisjoint(entry["name"] for entry in daemon.get("rules"))
+    enabled = {entry["name"]: entry["enabled"] for entry in daemon.get("rules")}
+    assert (enabled["device-lost"], "no-agents" in enabled) == (False, False)

@@ -108,7 +108,9 @@ def test_program_of_run_is_resumed_by_a_signal(daemon: RunningDaemon, device: Si
         notebook.kill()
 
 
-def test_commands_print_receipts_and_the_state(daemon: RunningDaemon, device: SimDevice) -> None:
+def test_commands_print_receipts_and_the_state_and_a_flush_is_deferred(
+    daemon: RunningDaemon, device: SimDevice
+) -> None:
     with program(daemon, device) as notebook:
         until(lambda: is_reported(daemon, notebook.pid))
         planned = daemon.run("suspend", "--workload", "notebook", "--dry-run")
@@ -118,16 +120,9 @@ def test_commands_print_receipts_and_the_state(daemon: RunningDaemon, device: Si
         assert (done.returncode, "suspended" in done.stdout) == (0, True)
         until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
         assert "resume needs 624.0 MiB" in daemon.run("status").stdout
+        _, answer, _ = daemon.flush(target={"pid": notebook.pid})
+        assert [each["outcome"] for each in answer["receipts"]] == ["deferred"]
         assert daemon.run("resume", "--all").returncode == 0
-
-
-def test_program_without_permission_is_refused(daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda) -> None:
-    with program(daemon, device, suspendable=False) as other:
-        until(lambda: is_reported(daemon, other.pid))
-        receipt = suspend(daemon, other.pid)
-        assert receipt["outcome"] == "refused"
-        assert "gpumond run --suspendable" in receipt["remedy"]
-        assert cuda.calls() == []
 
 
 def test_suspensions_are_off_by_default(serve: Callable[..., RunningDaemon], device: SimDevice, cuda: FakeCuda) -> None:
@@ -138,9 +133,15 @@ def test_suspensions_are_off_by_default(serve: Callable[..., RunningDaemon], dev
         assert cuda.calls() == []
 
 
-def test_checkpoint_that_fails_leaves_the_program_running(
+def test_refused_and_failed_suspensions_leave_the_program_running_and_its_end_removes_it(
     daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda
 ) -> None:
+    with program(daemon, device, suspendable=False) as other:
+        until(lambda: is_reported(daemon, other.pid))
+        receipt = suspend(daemon, other.pid)
+        assert receipt["outcome"] == "refused"
+        assert "gpumond run --suspendable" in receipt["remedy"]
+        assert cuda.calls() == []
     with program(daemon, device) as notebook:
         until(lambda: is_reported(daemon, notebook.pid))
         for function in ("lock", "checkpoint"):
@@ -150,27 +151,11 @@ def test_checkpoint_that_fails_leaves_the_program_running(
             assert receipt["reason"].endswith("CUDA_ERROR_NOT_SUPPORTED")
             assert cuda.state(notebook.pid) == "running"
         assert suspend(daemon, notebook.pid)["outcome"] == "suspended"
-
-
-def test_flush_of_a_suspended_program_is_deferred(daemon: RunningDaemon, device: SimDevice) -> None:
-    with program(daemon, device) as notebook:
-        until(lambda: is_reported(daemon, notebook.pid))
-        suspend(daemon, notebook.pid)
-        until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
-        _, answer, _ = daemon.flush(target={"pid": notebook.pid})
-        assert [each["outcome"] for each in answer["receipts"]] == ["deferred"]
-
-
-def test_end_of_a_suspended_program_removes_it(daemon: RunningDaemon, device: SimDevice) -> None:
-    with program(daemon, device) as notebook:
-        until(lambda: is_reported(daemon, notebook.pid))
-        suspend(daemon, notebook.pid)
         notebook.kill()
         notebook.wait()
         until(lambda: daemon.get("suspensions") == [])
         until(lambda: not row(daemon, notebook.pid))
-        answer = resume(daemon, notebook.pid)
-        assert answer["status"] == 404
+        assert resume(daemon, notebook.pid)["status"] == 404
 
 
 EVERY_CHANGE = {
