@@ -176,8 +176,8 @@ DONE = [
         Query(a_minute("flushes_total", "outcome"), "{{outcome}}"),
     ),
     series(
-        "Memory released by flushes",
-        "Bytes that flushes released, and those that were expected.",
+        "Released, of what was expected",
+        "Bytes that flushes released, as a part of those that they expected to release.",
         "percentunit",
         Query(
             f"sum by (instance) (increase({of('flush_released_bytes_total')}[$__range])) / "

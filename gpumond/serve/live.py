@@ -280,7 +280,7 @@ class Table(TypedDict):
 
     count: int
     same: dict[str, Any]
-    columns: dict[str, Sequence[Any]]
+    columns: dict[str, list[Any]]
     objects: dict[str, Table]
     lists: dict[str, tuple[list[int], Table]]
 
@@ -298,10 +298,8 @@ def complete(whole: FullFrame) -> bytes:
 def by_column(rows: Sequence[Any]) -> Table:
     """Return dataclasses of one type as a table."""
     table = Table(count=len(rows), same={}, columns={}, objects={}, lists={})
-    if not rows:
-        return table
-    names, values_of = _fields(rows[0])
-    for name, values in zip(names, zip(*map(values_of, rows), strict=True), strict=True):
+    for name in (field.name for field in fields(rows[0])) if rows else ():
+        values = [getattr(row, name) for row in rows]
         first = values[0]
         if values[-1] == first and values.count(first) == len(values):
             table["same"][name] = first
