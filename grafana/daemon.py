@@ -98,7 +98,7 @@ GLANCE = [
 WORK = [
     series(
         "Duration of a tick",
-        "Processing time of a tick: median and 99th percentile.",
+        "Duration of a tick: median and 99th percentile.",
         "s",
         Query(quantile(0.5, "gpumond_tick_duration_seconds", FLEET), "{{instance}} median"),
         Query(quantile(0.99, "gpumond_tick_duration_seconds", FLEET), "{{instance}} 99%"),

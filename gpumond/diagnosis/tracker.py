@@ -280,11 +280,11 @@ class Tracker:
             tracked.rises.add(own, self._used[key[0]], size, now)
             tracked.own = float(own)
         if report is None:
-            used = float(own or 0)
-            tracked.counted = False
-            tracked.steps.add(None, False, now, 0.0)
-            tracked.used = used
-            closed = tracked.series.add((now, used))
+            if tracked.counted:
+                tracked.counted = False
+                tracked.steps.add(None, False, now, 0.0)
+            tracked.used = float(own or 0)
+            closed = tracked.series.add((now, tracked.used))
         else:
             full, live, _, allocations, stranded, _ = report
             if not tracked.counted and tracked.born < now:

@@ -151,8 +151,8 @@ class Telemetry:
         )
         self.tick_duration = Histogram(
             "gpumond_tick_duration_seconds",
-            "Processing time of a tick: reports, attribution, verdicts, rules and the frame. "
-            "The driver reading isn't included.",
+            "Duration of a tick: reports, attribution, verdicts, rules and the frame, and requests that are answered "
+            "meanwhile. The driver reading isn't included.",
             buckets=TICK_BUCKETS,
             registry=registry,
         )

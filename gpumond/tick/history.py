@@ -358,17 +358,19 @@ class Rows:
     New rows are packed when they are read, since that takes less time for a quarter of a minute than for each.
     """
 
-    __slots__ = ("_capacity", "_data", "_new", "_times", "width")
+    __slots__ = ("_capacity", "_data", "_head", "_new", "_times", "width")
 
     def __init__(self, width: int, capacity: int) -> None:
         self.width = width
         self._capacity = capacity
         self._times = array("d")
         self._data = array("f")
+        self._head = 0
         self._new: list[Sequence[float]] = []
 
     def __len__(self) -> int:
-        return len(self.times(self._capacity))
+        self._pack()
+        return len(self._times)
 
     @property
     def bytes(self) -> int:
@@ -383,17 +385,20 @@ class Rows:
     def times(self, count: int) -> array[float]:
         """Return the times of the last ``count`` rows, or all if there are fewer, the oldest first."""
         self._pack()
-        return self._times[max(0, len(self._times) - count) :]
+        return self._newest(self._times, 1, 0, count)
 
     def column(self, place: int, count: int) -> array[float]:
         """Return one number of each of these rows."""
         self._pack()
-        return self._data[max(0, len(self._times) - count) * self.width + place :: self.width]
+        return self._newest(self._data, self.width, place, count)
 
     def newest(self, count: int) -> array[float]:
         """Return the numbers of these rows, concatenated."""
         self._pack()
-        return self._data[max(0, len(self._times) - count) * self.width :]
+        head, length = self._head * self.width, min(count, len(self._times)) * self.width
+        if head >= length:
+            return self._data[head - length : head]
+        return self._data[len(self._data) - (length - head) :] + self._data[:head]
 
     def each(self) -> Iterator[tuple[float, array[float]]]:
         """Yield time and numbers of each row, the oldest first."""
@@ -404,34 +409,39 @@ class Rows:
     def replaced(self) -> array[float]:
         """Return the numbers of the row that the next one replaces; empty if it replaces none."""
         self._pack()
-        return self._data[: self.width if len(self._times) == self._capacity else 0]
+        full = len(self._times) == self._capacity
+        return self._data[self._head * self.width : (self._head + full) * self.width]
 
     def widen(self, more: int) -> None:
         """Add numbers to all rows, which are unknown so far."""
         flat, old, wide = self.newest(self._capacity), self.width, self.width + more
+        self._times, self._head = self.times(self._capacity), 0
         self._data = array("f", (nan,)) * (len(self._times) * wide)
         for place in range(old):
             self._data[place::wide] = flat[place::old]
         self.width = wide
 
     def _pack(self) -> None:
-        if not self._new:
-            return
-        new, self._new = self._new[-self._capacity :], []
-        data = array("f", [*chain.from_iterable([row[1:] for row in new])])
-        self._times = _newest(self._times, array("d", [row[0] for row in new]), self._capacity)
-        self._data = _newest(self._data, data, self._capacity * self.width)
+        new, self._new = self._new, []
+        while new:
+            room = self._capacity - len(self._times)
+            part = new[: room or self._capacity - self._head]
+            del new[: len(part)]
+            begin = len(self._times) if room else self._head
+            end, width = begin + len(part), self.width
+            self._times[begin:end] = array("d", [row[0] for row in part])
+            self._data[begin * width : end * width] = array("f", [*chain.from_iterable([row[1:] for row in part])])
+            if not room:
+                self._head = end % self._capacity
+            elif len(self._times) == self._capacity:  # drop the spare capacity of arrays that grow
+                self._times, self._data = array("d", self._times), array("f", self._data)
 
-
-def _newest(numbers: array[float], new: array[float], most: int) -> array[float]:
-    """Add new numbers, and return the newest ``most``: an array of this length is changed and not copied."""
-    if len(numbers) < most:
-        numbers += new
-        return numbers if len(numbers) < most else numbers[-most:]  # without spare capacity
-    with memoryview(numbers) as view:
-        view[: -len(new)] = view[len(new) :]
-        view[-len(new) :] = memoryview(new)
-    return numbers
+    def _newest(self, data: array[float], width: int, place: int, count: int) -> array[float]:
+        head, count = self._head, min(count, len(self._times))
+        if head >= count:
+            return data[(head - count) * width + place : head * width : width]
+        first = len(self._times) - (count - head)
+        return data[first * width + place :: width] + data[place : head * width : width]
 
 
 class Series:
