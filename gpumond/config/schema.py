@@ -27,7 +27,7 @@ from gpumond.metrics.dcgm import Compat
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 
-ONLY_IN_FILE = ("rule_overrides", "rules", "receivers", "engines", "quotas", "identity_proxy")
+ONLY_IN_FILE = ("disabled_rules", "rule_overrides", "rules", "receivers", "engines", "quotas", "identity_proxy")
 """Settings that have neither a flag nor an environment variable."""
 
 
@@ -118,6 +118,9 @@ class SettingsConfig(Strict):
     retention: Seconds = Field(
         90 * 86400.0, ge=86400, description="how long the audit log, receipts and resolved alerts are kept"
     )
+    disabled_rules: tuple[str, ...] = Field(
+        (), description="names of [built-in rules](rules.md#built-in-rules) that are not evaluated"
+    )
     rule_overrides: dict[str, OverrideConfig] = Field(
         {},
         description="[overrides](../how-to/rules.md#override-a-built-in-rule) of single fields of built-in rules: "
@@ -177,7 +180,7 @@ class SettingsConfig(Strict):
                 raise ValueError(f"{name!r:.80} isn't a host name or address; expected one without scheme and port")
         return names
 
-    @field_validator("rule_overrides")
+    @field_validator("disabled_rules", "rule_overrides")
     @classmethod
     def _known_rules(cls, names: Collection[str]) -> Collection[str]:
         known = [rule.name for rule in BUILT_IN]
@@ -200,8 +203,10 @@ class SettingsConfig(Strict):
             duplicate = next((name for name in own if own.count(name) > 1), None)
             if duplicate is not None:
                 raise ValueError(f"{setting}: the name {duplicate!r} is used twice")
-        if both := next((name for name in self.rule_overrides if name in names), None):
-            raise ValueError(f"rule_overrides: {both} is also in rules; remove it from one of them")
+        for name in self.rule_overrides:
+            if name in names or name in self.disabled_rules:
+                other = "rules" if name in names else "disabled_rules"
+                raise ValueError(f"rule_overrides: {name} is also in {other}; remove it from one of them")
         for rule in self.rules:
             for name in rule.receivers:
                 if name not in receivers:

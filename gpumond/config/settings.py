@@ -33,6 +33,7 @@ RELOADED = (
     "compat",
     "flush_cooldown",
     "retention",
+    "disabled_rules",
     "rule_overrides",
     "rules",
     "receivers",
@@ -72,6 +73,7 @@ class Settings:
     compat: Compat | None = None
     flush_cooldown: float = 30.0
     retention: float = 90 * 86400.0
+    disabled_rules: tuple[str, ...] = ()
     rule_overrides: Overrides = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     receivers: tuple[ReceiverType, ...] = (Log(name="log"),)
@@ -136,10 +138,13 @@ class Settings:
         own = {rule.name: rule for rule in self.rules}
         built_in = {
             rule.name: overridden(rule, changed)
-            for rule in BUILT_IN
+            for rule in self.built_in_rules()
             if (changed := self.rule_overrides.get(rule.name, {})).get("enabled", True)
         }
         return tuple({**built_in, **own}.values())
+
+    def built_in_rules(self) -> tuple[Rule, ...]:
+        return tuple(rule for rule in BUILT_IN if rule.name not in self.disabled_rules)
 
     def receiver_names(self) -> tuple[str, ...]:
         """Return the names of the receivers."""

@@ -47,7 +47,7 @@ def test_own_rule_replaces_the_built_in_one_of_its_name(tmp_path: Path):
     file = written(
         tmp_path,
         """
-rule_overrides: {orphan-memory: {enabled: false}}
+disabled_rules: [orphan-memory]
 rules:
   - {name: device-nearly-full, scope: device, value: used_ratio, above: 95%, clear: 90%, for: 5m}
   - {name: hog, scope: process, value: used_bytes, above: 40GiB, match: {pid: "1*"}}
@@ -89,6 +89,7 @@ rule_overrides:
         ("source: magic", ["source", "'magic'", "'magic': expected one of auto, nvml"]),
         ("interval: soon", ["interval", "'soon'", "duration"]),
         ("interval: 0", ["interval", "must be at least 0.1"]),
+        ("disabled_rules: [nope]", ["disabled_rules", "'nope'", "device-nearly-full"]),
         ("rule_overrides: {nope: {threshold: 1}}", ["rule_overrides", "'nope'", "device-nearly-full"]),
         ("rule_overrides: {leak: {}}", ["rule_overrides.leak", "at least one of threshold, for, severity, enabled"]),
         (
@@ -96,6 +97,10 @@ rule_overrides:
             ["rule_overrides.leak.threshhold", "unknown key", "did you mean threshold?"],
         ),
         ("rule_overrides: {leak: {for: soon}}", ["rule_overrides.leak.for", "'soon'", "duration"]),
+        (
+            "{disabled_rules: [leak], rule_overrides: {leak: {threshold: 1}}}",
+            ["rule_overrides: leak is also in disabled_rules"],
+        ),
         (
             "{rules: [{name: leak, scope: process, value: leak, above: 0}], rule_overrides: {leak: {threshold: 1}}}",
             ["rule_overrides: leak is also in rules"],

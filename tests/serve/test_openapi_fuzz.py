@@ -13,7 +13,7 @@ from gpumond.serve.auth import Tokens
 from tests.helpers import openapi_requests
 from tests.serve.application import View, ask, no_lifespan
 
-EXAMPLES = 2
+EXAMPLES = 4
 
 
 @pytest.mark.skipif(bool(openapi_requests.MISSING), reason=openapi_requests.MISSING)

@@ -46,8 +46,8 @@ source: auto
 listen: 127.0.0.1:9917
 interval: 1s
 retention: 90d
+disabled_rules: [idle-holder]
 rule_overrides:
-  idle-holder: {enabled: false}
   xid-errors: {severity: critical}     # threshold, for, severity, enabled
 receivers:
   - {name: log, type: log}

@@ -30,9 +30,9 @@ device that the driver no longer lists), the alert resolves with the next readin
 ## Write a rule
 
 Put rules into the configuration file below `rules:`, or send them in JSON to `POST /api/v1/rules`. A rule in the file
-with a built-in rule's name replaces it. Over the API both are read-only. `rule_overrides`,
-`PUT /api/v1/rules/NAME/override` and `gpumond rules override` replace
-[single fields of a built-in rule](../how-to/rules.md#override-a-built-in-rule), or disable it.
+with a built-in rule's name replaces it; `disabled_rules: [name]` disables one. Over the API both are read-only.
+`rule_overrides`, `PUT /api/v1/rules/NAME/override` and `gpumond rules override` replace
+[single fields of a built-in rule](../how-to/rules.md#override-a-built-in-rule).
 
 | key | meaning |
 |---|---|

@@ -16,7 +16,6 @@ from typing import Any
 from gpumond.config.settings import Settings
 from gpumond.facts.alerts import Rule, overridden, own_fields, resume
 from gpumond.facts.errors import ConfigError, DefinitionChanged, DefinitionConflict, NoSuchDefinition, StoreUnavailable
-from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited, evaluate, preview
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 from gpumond.kernel import Kernel, Part, Rules, Tick
@@ -81,7 +80,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
         """Set the configuration's rules and overrides. They take precedence over those of the API."""
         self._receivers, self._file_overrides = settings.receiver_names(), settings.rule_overrides
         self._file = {rule.name: _registered(rule, "file") for rule in settings.rules}
-        self._built_in = {rule.name: rule for rule in BUILT_IN if rule.name not in self._file}
+        self._built_in = {rule.name: rule for rule in settings.built_in_rules() if rule.name not in self._file}
         self._rebuild()
 
     async def load(self) -> list[str]:
@@ -144,7 +143,8 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
         if name in self._built_in:
             raise DefinitionConflict(
                 f"{name} is built in; PUT /api/v1/rules/{name}/override replaces its threshold, for or severity, or "
-                "disables it; to replace it, define a rule of that name in the configuration file, then POST /-/reload"
+                "disables it; define a rule of that name in the configuration file to replace it, or add it to "
+                "disabled_rules, then POST /-/reload"
             )
         super()._check_writable(name)
 
