@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gpumond.commands.main import main
-from gpumond.facts.frame import SHARES, Verdict
+from gpumond.facts.frame import Verdict
+from gpumond.facts.shares import SHARES
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.view.frame import view
 from gpumond.view.tables import device_table, notes, process_table

@@ -69,7 +69,7 @@ def test_kept_alert_states_the_present_values_and_that_of_its_last_breach():
         activities = step(rule, of("used_ratio", row, unit="ratio"), activities, Hidden(), at, at)
     (activity,) = activities.values()
     assert activity.cleared_elapsed == 1
-    assert activity.alert.annotations == (("summary", "90.0 %, 1 GiB live now"),)
+    assert activity.alert.annotations == (("summary", "90.0%, 1 GiB live now"),)
 
 
 @pytest.mark.parametrize("start", [100, None])
