@@ -390,7 +390,7 @@ def oom_pool(bytes: int, device: int | None = None) -> str:
         raise ValueError(f"oom_pool: bytes: expected a positive int, got {bytes!r:.80}")
     if device is not None and (not isinstance(device, int) or isinstance(device, bool)):
         raise TypeError(f"oom_pool: device: expected int or None, got {type(device).__name__}")
-    from gpumond.agent.measure.parachute import OOM_POOLS
+    from gpumond.agent.measure.oom_pool import OOM_POOLS
 
     return OOM_POOLS.open(bytes, device)
 

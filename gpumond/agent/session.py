@@ -302,7 +302,7 @@ class Session:
                 if facts is None or facts.adapters is not adapters:
                     facts = self._facts = AllocatorFacts(adapters)
                 sample(pools, last=self._closing)
-                oom_pools = sys.modules.get("gpumond.agent.measure.parachute")  # if the program has one
+                oom_pools = sys.modules.get("gpumond.agent.measure.oom_pool")  # if the program has one
                 if oom_pools is not None:
                     oom_pools.OOM_POOLS.check()
                     pools = oom_pools.OOM_POOLS.counted(pools)

@@ -19,7 +19,7 @@ assert agent.oom_pool(2 << 30) == ""
 free, _ = torch.cuda.mem_get_info()
 filled = torch.empty(free - (600 << 20), dtype=torch.uint8, device="cuda")
 saved = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-from gpumond.agent.measure.parachute import OOM_POOLS
+from gpumond.agent.measure.oom_pool import OOM_POOLS
 OOM_POOLS.check()
 (oom,) = [each for each in agent.program().ooms if each.seen == "oom_pool"]
 assert oom.request_bytes == 1 << 30, oom
@@ -31,6 +31,6 @@ def test_a_failed_call_is_rescued_with_the_same_result():
     assert (found["fails_without"], found["rescued"], found["equal"]) == (True, 2, True)
 
 
-def test_the_use_of_a_parachute_is_recorded():
+def test_the_use_of_an_oom_pool_is_recorded():
     done = subprocess.run([sys.executable, "-c", OOM_POOL], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

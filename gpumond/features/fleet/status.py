@@ -189,7 +189,7 @@ def summary(states: Sequence[MachineStatus]) -> str:
         parts.append(f"{up} of {counted(devices, 'GPU')} up, {size(used)} of {size(whole)} used")
         parts.append(f"{size(reclaimable)} reclaimable")
     if programs:
-        parts.append(f"{agents} of {counted(programs, 'program')} have an agent")
+        parts.append(f"{agents} of {counted(programs, 'program')} {'has' if programs == 1 else 'have'} an agent")
     if alerts := Counter(name for state in known for name in (state.alerts or {})):
         parts.append("machines with alerts: " + ", ".join(f"{name} ({count})" for name, count in alerts.most_common()))
     if len(versions) > 1:

@@ -11,7 +11,7 @@ import pytest
 from gpumond import agent
 from gpumond.agent import cuda
 from gpumond.agent.measure.oom import OOMS
-from gpumond.agent.measure.parachute import OomPools, Opened
+from gpumond.agent.measure.oom_pool import OomPools, Opened
 from tests.helpers.values import make_pool
 
 
@@ -41,7 +41,7 @@ def test_each_use_is_counted_and_recorded_once(ooms):
     assert [each.ooms for each in oom_pools.counted((torch_pool, other))] == [3, None]
     first, second = ooms.recent()
     assert (first.seen, first.device_uuid, first.request_bytes) == ("oom_pool", "GPU-a", 1 << 20)
-    assert any(call.file.endswith("test_parachute.py") for call in second.stack)
+    assert any(call.file.endswith("test_oom_pool.py") for call in second.stack)
 
 
 def test_nothing_is_reserved_without_pytorch_or_a_device():
