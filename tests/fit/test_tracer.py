@@ -223,7 +223,8 @@ host, size = torch.zeros(1 << 20), 1 << 20
 empty = torch.zeros(0, device="cuda")
 kept = [
     host.to(0), host.cuda(0), host.to(torch.cuda.current_device()), host.to("cuda", torch.float32), host.to(empty),
-    host.pin_memory().to("cuda", non_blocking=True), torch.from_numpy(numpy.zeros(size, numpy.float32)).cuda(),
+    host.pin_memory().to("cuda", non_blocking=True), torch.empty(size, pin_memory=True).cuda(),
+    torch.from_numpy(numpy.zeros(size, numpy.float32)).cuda(),
     torch.zeros(size, device=0), torch.zeros(size, device=torch.device(0)), torch.empty_like(host, device="cuda"),
     torch.randn(size, device="cuda", generator=torch.Generator(device="cuda")), empty.new_zeros(size),
     torch.nn.Linear(1024, 1024, bias=False).to(0), torch.zeros(size).to(torch.accelerator.current_accelerator()),
@@ -249,7 +250,7 @@ def test_programs_may_name_the_device_in_any_way(tmp_path: Path, trace: Callable
     weights = tmp_path / "weights.pt"
     torch.save(torch.zeros(1 << 20), weights)
     saved = weights.read_bytes()
-    assert need(trace(IDIOMS.replace("weights.pt", str(weights)))).live_bytes == 18 * 4 * MIB
+    assert need(trace(IDIOMS.replace("weights.pt", str(weights)))).live_bytes == 19 * 4 * MIB
     assert weights.read_bytes() == saved, "a checkpoint was overwritten by fake values"
 
 

@@ -181,7 +181,10 @@ def tracked(torch: Any, trace: Trace) -> Any:
 
     class Tracked(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
+            if func is aten._pin_memory.default:
+                return args[0]
+            kwargs = {**(kwargs or {})}
+            kwargs.pop("pin_memory", None)
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             host = on_host(tensors, kwargs.get("device"))
             if host and tensors:
@@ -309,8 +312,6 @@ def emulated_device(torch: Any, trace: Trace) -> Any:
                 return trace.on_device(args[0])
             if func is torch.Tensor.get_device:
                 return 0 if trace.on_device(args[0]) else -1
-            if func is torch.Tensor.pin_memory:
-                return args[0]
             if func is torch.Tensor.record_stream:
                 return None
             if isinstance(kwargs.get("device"), int):
