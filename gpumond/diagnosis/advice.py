@@ -233,7 +233,7 @@ ADVICE = (
         lambda case: _short_of_memory(case) and _training(case) and _activations(case) >= LARGE,
         lambda case: (
             "use gradient checkpointing (torch.utils.checkpoint): "
-            f"{100 * _activations(case):.0f} % of the live bytes are {_kinds(case)}"
+            f"{100 * _activations(case):.0f}% of the live bytes are {_kinds(case)}"
         ),
     ),
     Advice(

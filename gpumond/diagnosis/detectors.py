@@ -416,7 +416,7 @@ def pressure(case: DeviceCase) -> Found | None:
         return None
     evidence = (("used_ratio", ratio), ("free_bytes", float(case.size - case.used)))
     end = "" if left is None else f" and will be full in {duration(left)}"
-    return Found(evidence, f"{case.label} is {100 * ratio:.1f} % full{end}", left)
+    return Found(evidence, f"{case.label} is {100 * ratio:.1f}% full{end}", left)
 
 
 DEVICE_DETECTORS: Mapping[VerdictName, Callable[[DeviceCase], Found | None]] = {"pressure": pressure}
