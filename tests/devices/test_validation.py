@@ -14,7 +14,7 @@ from tests.fakenvml import GIB, NOT_AVAILABLE, FakeDriver, Process, machine
 PIDS = range(1, 65)
 
 NOT_ASKED = {
-    *("parent_uuid", "gpu_instance_id", "idle_seconds", "file_cache_bytes"),
+    *("parent_uuid", "gpu_instance_id", "idle_seconds", "file_cache_bytes", "partition_bytes"),
     *(metric.field for metric in METRICS),
 }
 

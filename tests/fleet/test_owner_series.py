@@ -41,7 +41,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Ite
 def prometheus(machine: SimulatedMachine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     job = {"params": {"collect[]": GROUPS}, "static_configs": [{"targets": [machine.address]}]}
     with Prometheus(tmp_path_factory.mktemp("prometheus") / "data", {"gpumond": job}, RULES) as running:
-        for name in ("owner:gpumond_wasted_gibibyte_hours:sum1h", "instance:gpumond_agent_coverage:ratio"):
+        wasted = ("owner:gpumond_wasted_gibibyte_hours:sum1h", "instance:gpumond_wasted_gibibyte_hours:sum1h")
+        for name in (*wasted, "instance:gpumond_agent_coverage:ratio"):
             until(lambda name=name: running.instant(name), 60)
         yield running
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -22,7 +22,7 @@ from gpumond.facts.errors import NoSuchDefinition, StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.snapshot import AgentReport, ProgramEnd, Reading, SourceState
+from gpumond.facts.snapshot import AgentReport, CgroupLimitChange, ProgramEnd, Reading, SourceState
 from gpumond.features.alerts.dispatcher import Receivers
 from gpumond.features.alerts.receivers import Retry
 from gpumond.features.rules.registry import RuleRegistry
@@ -66,6 +66,9 @@ class SimulatedCollector:
 
     async def read(self, wait: float) -> Reading | None:
         return self._world.reading()
+
+    def change_limits(self, changes: Iterable[CgroupLimitChange]) -> None:
+        pass
 
     async def release(self, seconds: float) -> bool:
         return True

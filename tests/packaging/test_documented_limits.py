@@ -19,6 +19,7 @@ from gpumond.features.flush.flusher import COOLDOWN_SECONDS, RECEIPTS_KEPT
 from gpumond.features.flush.hook import REMEMBERED
 from gpumond.features.flush.routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
 from gpumond.features.quotas.admissions import IN_TOTAL, PER_OWNER
+from gpumond.features.quotas.cgroups import MAX_OWN
 from gpumond.features.quotas.quotas import MAX_QUOTAS, SENT_PER_HOUR
 from gpumond.features.rules.registry import MAX_RULES
 from gpumond.features.silences import silences
@@ -114,6 +115,7 @@ STATED = {
     f"{silences.MAX_COMPILED_IN_TOTAL // MIB} MiB in total",
     "silence changes per caller; test messages": f"{SILENCES_PER_MINUTE} a minute; {RECEIVER_TESTS_PER_MINUTE}",
     "quotas over the API": f"{MAX_QUOTAS}",
+    "containers whose limits in the driver are known as the daemon's own": f"{MAX_OWN:,}",
     "baselines": f"{MAX_BASELINES}",
     "receipts, events in memory": f"{RECEIPTS_KEPT:,} each",
     "the audit log (administrators; each other user); receipts; past alerts": f"{BOUNDS.max_entries:,}; "
