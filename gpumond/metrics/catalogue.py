@@ -533,8 +533,15 @@ def _driver_info(frame: Frame) -> Iterator[Row]:
         yield (source.name, *(version or "" for version in versions)), 1
 
 
+_owners = _read_once(owners.usages)
+
+
+def _machine(frame: Frame) -> Iterator[tuple[tuple[str, ...], machine.MachineUsage]]:
+    return machine.usage(frame, [usage for _, usage in _owners(frame)])
+
+
 OF_THE_MACHINE: tuple[Family, ...] = (
-    *families("gpumond_machine_", (), machine.usage, machine.MACHINE),
+    *families("gpumond_machine_", (), _machine, machine.MACHINE),
     Family(
         "gpumond_machine_memory_share_bytes",
         "gauge",
@@ -546,7 +553,7 @@ OF_THE_MACHINE: tuple[Family, ...] = (
 
 
 OF_OWNERS: tuple[Family, ...] = (
-    *families("gpumond_owner_", (*owners.OWNER_LABELS, "model"), owners.usages, owners.OWNER),
+    *families("gpumond_owner_", (*owners.OWNER_LABELS, "model"), _owners, owners.OWNER),
     Family(
         "gpumond_owner_verdicts",
         "gauge",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from gpumond.facts.frame import Frame
-from gpumond.metrics import owners
+from gpumond.metrics.owners import OwnerUsage
 from gpumond.quantities.table import Quantity
 
 
@@ -25,12 +25,14 @@ class MachineUsage:
     agent_programs: int
 
 
-def usage(frame: Frame) -> Iterator[tuple[tuple[str, ...], MachineUsage]]:
-    """Yield the sums; none while no device's memory is known. MIG instances are part of their device."""
+def usage(frame: Frame, own: Sequence[OwnerUsage]) -> Iterator[tuple[tuple[str, ...], MachineUsage]]:
+    """Yield the sums; none while no device's memory is known. MIG instances are part of their device.
+
+    ``own``: the use of each owner.
+    """
     devices = [each for each in frame.snapshot.devices if each.parent_uuid is None and each.used_bytes is not None]
     if not devices:
         return
-    own = [each for _, each in owners.usages(frame)]
     unattributed = sum(size for (share,), size in shares(frame) if share == "unattributed")
     yield (
         (),
