@@ -422,6 +422,8 @@ class Rows:
         self.width = wide
 
     def _pack(self) -> None:
+        if not self._new:
+            return
         new, self._new = self._new, []
         while new:
             room = self._capacity - len(self._times)
@@ -492,10 +494,11 @@ class Series:
         closed = 0
         if at >= self._closes[0]:
             closed = self._close(at)
-        if len(row) <= self.signals:
-            row = (*row, *[nan] * (self.signals + 1 - len(row)))
-        elif len(row) > self.signals + 1:
-            self._widen(len(row) - 1 - self.signals)
+        missing = self.signals + 1 - len(row)
+        if missing > 0:
+            row = (*row, *[nan] * missing)
+        elif missing:
+            self._widen(-missing)
         self.rows.append(row)
         self.last = at
         self._count += 1
