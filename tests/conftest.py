@@ -157,10 +157,22 @@ def marked(mark: bytes) -> dict[int, str]:
     found = {}
     for directory in Path("/proc").glob("[0-9]*"):
         try:
-            if mark in (directory / "environ").read_bytes().split(b"\0") and int(directory.name) != os.getpid():
+            if mark in environment(directory).split(b"\0") and int(directory.name) != os.getpid():
                 found[int(directory.name)] = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
         except OSError:  # it has ended, or belongs to another user
             continue
+    return found
+
+
+def environment(directory: Path) -> bytes:
+    """Return a process's environment, which the kernel shows as empty while the process is in execve."""
+    written = 0
+    while not (found := (directory / "environ").read_bytes()) and written < 50:
+        state, *fields = (directory / "stat").read_text().rpartition(") ")[2].split()
+        if state in "ZX" or not os.readlink(directory / "exe"):  # a kernel thread has no program
+            break
+        written += int(fields[-2]) > 0  # its end: execve has come to the environment, or it is empty
+        time.sleep(0.001)
     return found
 
 
