@@ -14,6 +14,7 @@ from bench.result import publish, spread
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.snapshot import Sensors, Snapshot
 from gpumond.facts.units import MIB
+from gpumond.tick.claims import complete_lists
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -53,6 +54,7 @@ def main() -> None:
     times = [*range(0, begin, BLOCK_SECONDS), *range(begin, begin + SECONDS)]
     for tick, now in enumerate(times):
         snapshot = one_snapshot(tick, now)
+        observe(snapshot)
         began = time.thread_time()
         diagnosis = diagnose(diagnosis, snapshot)
         seconds.append(time.thread_time() - began)
@@ -66,6 +68,12 @@ def main() -> None:
         "verdicts": len(diagnosis.verdicts),
     }
     publish("diagnosis_cost", figures | spread(seconds[-TIMED:]))
+
+
+def observe(snapshot: Snapshot) -> None:
+    """Compute the indexes of the devices, as the observation of a tick does before its diagnosis."""
+    complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
+    assert all(device.counts for device in snapshot.devices)
 
 
 def resident_bytes() -> int:
