@@ -248,10 +248,6 @@ def test_changes_are_computed_once_and_only_for_readers():
     with_readers(scene)
 
 
-def shown_seq(received: bytes) -> int:
-    return int(shown_frame(received)["snapshot"]["seq"]) if messages(received) else 0
-
-
 def test_slow_reader_receives_a_frame_in_place_of_changes_that_are_no_longer_kept():
     async def scene(view: LiveView, connect: Callable[..., Reader], _: LiveFrames) -> None:
         slow, quick = connect(), connect()
