@@ -95,13 +95,6 @@ CIPHERS = {
     "TLS_CHACHA20_POLY1305_SHA256": "",
 }
 """OpenSSL names by Go's names. The suites of TLS 1.3 are always enabled, as in Go."""
-CURVES = {
-    "CurveP256": "prime256v1",
-    "CurveP384": "secp384r1",
-    "CurveP521": "secp521r1",
-    "X25519": "X25519",
-    "X25519MLKEM768": "X25519MLKEM768",
-}
 BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----")
 
 
@@ -113,7 +106,6 @@ def server_context(
     versions: tuple[str, str],
     ciphers: Sequence[str],
     prefer_own_ciphers: bool,
-    curves: Sequence[str],
 ) -> ssl.SSLContext:
     """Return the context. Raises ConfigError if OpenSSL or this Python rejects an option."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -132,7 +124,6 @@ def server_context(
         context.set_ciphers(":".join(named))
     if not prefer_own_ciphers:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
-    _set_curves(context, curves)
     return context
 
 
@@ -178,24 +169,6 @@ def _load(context: ssl.SSLContext, cert: str, key: str) -> None:
         raise ConfigError(f"cert and key: {_reason(error)}") from None
     finally:
         os.close(descriptor)
-
-
-def _set_curves(context: ssl.SSLContext, names: Sequence[str]) -> None:
-    for name in names:
-        if name not in CURVES:
-            raise ConfigError(f"unknown curve {name!r:.40}; expected one or more of {', '.join(CURVES)}")
-    curves = [CURVES[name] for name in names]
-    if not curves:
-        return
-    try:
-        if hasattr(context, "set_groups"):
-            context.set_groups(":".join(curves))
-        elif len(curves) == 1:
-            context.set_ecdh_curve(curves[0])
-        else:
-            raise ConfigError("curve_preferences: more than one curve requires Python 3.15; name at most one")
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"curve_preferences: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -18,7 +18,6 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 from gpumond.config.expectations import expectation, yaml_problem
 from gpumond.config.models import Encodable
 from gpumond.config.tls import CIPHERS, VERSIONS, server_context
-from gpumond.facts import units
 from gpumond.facts.errors import ConfigError
 from gpumond.host.files import open_regular
 
@@ -32,8 +31,6 @@ class Web:
     allowed_sans: frozenset[str] = frozenset()
     headers: tuple[tuple[str, str], ...] = ()
     users: dict[str, bytes] = field(default_factory=dict, repr=False)
-    rate_interval: float = 0.0
-    rate_burst: int = 1
     files: tuple[Path, ...] = ()
 
     @property
@@ -78,7 +75,6 @@ class TlsConfig(Part):
     max_version: Version = "TLS13"
     cipher_suites: tuple[str, ...] = ()
     prefer_server_cipher_suites: bool = True
-    curve_preferences: tuple[str, ...] = ()
 
     @field_validator("cipher_suites")
     @classmethod
@@ -139,23 +135,10 @@ class HttpConfig(Part):
         return {name: value for name, value in headers.items() if value}
 
 
-class RateLimit(Part):
-    """Token bucket for all requests: one per ``interval`` seconds (0: no limit), with bursts of at most ``burst``."""
-
-    interval: float = Field(default=0.0, ge=0)
-    burst: int = Field(default=1, ge=1)
-
-    @field_validator("interval", mode="before")
-    @classmethod
-    def _duration(cls, value: object) -> object:
-        return units.seconds(value)
-
-
 class WebFile(Part):
     tls_server_config: TlsConfig | None = None
     http_server_config: HttpConfig = HttpConfig()
     basic_auth_users: dict[str, str] = Field(default={}, repr=False)
-    rate_limit: RateLimit = RateLimit()
 
     @field_validator("basic_auth_users", mode="before")
     @classmethod
@@ -190,8 +173,6 @@ def read_web(path: Path) -> Web:
         allowed_sans=frozenset(config.client_allowed_sans if config else ()),
         headers=tuple(file.http_server_config.headers.items()),
         users={name: hashed.encode() for name, hashed in file.basic_auth_users.items()},
-        rate_interval=file.rate_limit.interval,
-        rate_burst=file.rate_limit.burst,
         files=(path, *_named_files(config, path)),
     )
 
@@ -235,7 +216,6 @@ def _context(config: TlsConfig, path: Path) -> ssl.SSLContext:
             (config.min_version, config.max_version),
             config.cipher_suites,
             config.prefer_server_cipher_suites,
-            config.curve_preferences,
         )
     except ConfigError as error:
         raise ConfigError(f"web_config {path}: tls_server_config: {error}") from None
