@@ -16,9 +16,8 @@ import uvicorn
 
 from gpumond.config.loading import Kept
 from gpumond.config.settings import LOOPBACK, Settings
-from gpumond.config.tls import ReloadingFile, alternative_names
 from gpumond.config.tokens import Token, check_subjects, read_tokens
-from gpumond.config.web_file import Web
+from gpumond.config.web_file import ReloadingFile, Web, alternative_names
 from gpumond.daemon.daemon import Daemon, Load, real_edges
 from gpumond.devices.child.supervisor import Worker
 from gpumond.facts.errors import ConfigError

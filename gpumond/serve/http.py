@@ -14,7 +14,7 @@ from httptools import HttpParserError
 from starlette.types import Message, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gpumond.config.tls import certificate_subjects
+from gpumond.config.web_file import certificate_subjects
 from gpumond.serve.answers import problem
 from gpumond.serve.auth import user
 from gpumond.serve.limits import Shares

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.config.loading import load
-from gpumond.config.tls import ReloadingFile
-from gpumond.config.web_file import Web, read_web
+from gpumond.config.web_file import ReloadingFile, Web, read_web
 from gpumond.facts.errors import ConfigError
 from tests.helpers import certificates
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpumond.config.settings import Settings
-from gpumond.config.tls import certificate_subjects
+from gpumond.config.web_file import certificate_subjects
 from gpumond.facts.errors import ConfigError, DaemonError, TokenReviewError
 from gpumond.features.fleet.connection import Client, access, machine
 from gpumond.features.fleet.flush import FLUSHES
