@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from gpumond.config.expectations import MISSING, expectation, written_at, yaml_problem
-from gpumond.config.schema import ONLY_IN_FILE, RECEIVER_TYPES, SettingsConfig
-from gpumond.config.settings import Settings
+from gpumond.config.settings import ONLY_IN_FILE, RECEIVER_TYPES, Settings, SettingsConfig
 from gpumond.facts.errors import ConfigError
 from gpumond.host.files import read_text
 

@@ -29,8 +29,7 @@ from gpumond.features.rules.registry import RuleRegistry, override_table, rule_t
 from gpumond.features.rules.settings import written
 from gpumond.features.silences.silences import silence_table
 from gpumond.features.suspend.suspender import suspension_table
-from gpumond.store.history import HistoryPersistence
-from gpumond.store.store import Store
+from gpumond.store.store import HistoryPersistence, Store
 from gpumond.tick.history import TIERS, CoarseSeries, History
 from tests.helpers.opened_store import RECEIPT, over, with_store
 
