@@ -74,7 +74,6 @@ def summary(name: str) -> dict[str, object]:
         "milliseconds_of_a_plan_median": round(1e3 * statistics.median(run["plan_seconds"] for run in runs), 2),
         "outcomes": sorted({run["outcome"] for run in runs}),
         "overhead_mib": round(statistics.median(run["overhead"] for run in runs) / 2**20, 1),
-        "runs": runs,
     }
 
 

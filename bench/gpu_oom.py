@@ -273,7 +273,6 @@ def cases(causes: Sequence[str] = CAUSES) -> dict[str, Any]:
         "causes": len(found),
         "right": right,
         "passes": sum(each["passes"] for each in found.values()),
-        "each": found,
     }
 
 
@@ -301,10 +300,13 @@ def fits(configurations: Sequence[tuple[str, ...]] = CONFIGURATIONS) -> dict[str
         "predicted": len(predicted),
         "median_error_percent": round(100 * statistics.median(errors), 2) if errors else None,
         "p95_error_percent": round(100 * errors[int(0.95 * (len(errors) - 1))], 2) if errors else None,
+        "max_error_percent": round(100 * errors[-1], 2) if errors else None,
         "median_held_error_percent": round(100 * statistics.median(held_errors), 2) if held_errors else None,
+        "most_held_above_percent": round(100 * max(held / needed - 1 for *_, held, needed in predicted), 2)
+        if predicted
+        else None,
         "too_low_with_margin": sum(live * MARGIN < allocated for _, allocated, live, _, _ in predicted),
         "held_too_low_with_margin": sum(held * MARGIN < reserved for *_, reserved, held in predicted),
-        "rows": rows,
     }
 
 

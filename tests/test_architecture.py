@@ -44,8 +44,8 @@ LAYERS = (
 )
 """A package imports only from itself and from packages before it."""
 
-SETTINGS_OF_FEATURES = ("config.schema", "config.settings")
-"""They assemble one model of the configuration file from the settings of all features."""
+SETTINGS_OF_FEATURES = ("config.settings",)
+"""It assembles one model of the configuration file from the settings of all features."""
 
 INSIDE_OF_ANOTHER_FEATURE: set[tuple[str, str]] = set()
 """Modules of a feature that import one of another feature."""

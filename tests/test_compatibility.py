@@ -22,7 +22,6 @@ from typing import Any
 
 from gpumond.sim.device import MIB, Spec, create
 from gpumond.store.database import STEPS
-from gpumond.store.store import verify_audit
 from tests.helpers.agent_daemon import FAKES, environment, finished, host
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.torch_program import program
@@ -185,7 +184,6 @@ def test_store_of_the_first_version_is_upgraded(serve: Serve, tmp_path: Path):
     assert "full" in {rule["name"] for rule in daemon.get("rules")}
     until(lambda: daemon.value("gpumond_store_writable") == 1)
     assert daemon.stop() == 0
-    assert verify_audit(path) == []
     db = sqlite3.connect(path)
     assert db.execute("PRAGMA user_version").fetchone() == (len(STEPS),)
     db.close()
@@ -204,7 +202,6 @@ def test_copy_of_the_store_of_a_running_daemon_is_complete(serve: Serve, tmp_pat
     (tmp_path / "daemon1").chmod(0o755)
     subprocess.run([sys.executable, *shlex.split(line), daemon.directory / "state" / "gpumond.db", copy], check=True)
     daemon.stop()
-    assert verify_audit(copy) == []
     assert "full" in {rule["name"] for rule in ready(serve("--source", "sim")).get("rules")}
 
 

@@ -18,7 +18,7 @@ DIFF = re.compile(r"^```diff\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 SOURCE = """
 from gpumond.devices import AUTOMATIC
-from gpumond.config.schema import SettingsConfig
+from gpumond.config.settings import SettingsConfig
 from gpumond.devices import load
 source = load(SettingsConfig(source="tegra").source)
 source.open()
@@ -54,7 +54,7 @@ ENGINE = """
 import asyncio, json
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
-from gpumond.config.schema import SettingsConfig
+from gpumond.config.settings import SettingsConfig
 from gpumond.features.engines.poller import Engines
 
 posted = []
@@ -102,7 +102,7 @@ RECEIVER = """
 import asyncio, json
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
-from gpumond.config.schema import SettingsConfig
+from gpumond.config.settings import SettingsConfig
 from gpumond.facts.frame import Alert
 
 bodies = []

@@ -17,7 +17,7 @@ import pytest
 
 from gpumond.commands.main import commands
 from gpumond.config.loading import load
-from gpumond.config.schema import SettingsConfig
+from gpumond.config.settings import SettingsConfig
 from tools.docs import wording
 
 ROOT = Path(__file__).parents[1]

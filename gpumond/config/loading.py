@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from gpumond.config.expectations import MISSING, expectation, written_at, yaml_problem
-from gpumond.config.schema import ONLY_IN_FILE, RECEIVER_TYPES, SettingsConfig
-from gpumond.config.settings import Settings
+from gpumond.config.settings import ONLY_IN_FILE, RECEIVER_TYPES, Settings, SettingsConfig
 from gpumond.facts.errors import ConfigError
 from gpumond.host.files import read_text
 
@@ -59,17 +58,12 @@ def read(
         raise ConfigError(f"{where}: {error}", where) from None
 
 
-MAX_DEPTH = 64
-"""Lists and keys in brackets that may be nested. The time of the parser grows with the square of their depth."""
-
-
 def read_yaml(file: Path, text: str | None = None) -> dict[str, Any]:
     """Return the content of a file; ``text`` if it has been read. Raises ConfigError."""
     import yaml  # most daemons have no file
 
     try:
         text = read_text(file) if text is None else text
-        _check_depth(text)
         content = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}", f"{file}: {error.strerror}") from None
@@ -84,22 +78,6 @@ def read_yaml(file: Path, text: str | None = None) -> dict[str, Any]:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"{file}: expected keys and values, as in `listen: 127.0.0.1:9917`", str(file))
     return content
-
-
-def _check_depth(text: str) -> None:
-    """Raise RecursionError if more than ``MAX_DEPTH`` lists or keys in brackets are nested. Raises YAMLError."""
-    import yaml
-
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
-        return  # nearly every file
-    depth = 0
-    for token in yaml.scan(text):
-        if isinstance(token, (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken)):
-            depth += 1
-        elif isinstance(token, (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)):
-            depth -= 1
-        if depth > MAX_DEPTH:
-            raise RecursionError
 
 
 def _place(

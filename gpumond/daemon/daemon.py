@@ -31,8 +31,7 @@ from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.connection import Limits
 from gpumond.programs.server import AgentServer
 from gpumond.quantities.window import RuleWindow, remember
-from gpumond.store.history import HistoryPersistence
-from gpumond.store.store import Bounds, Store
+from gpumond.store.store import Bounds, HistoryPersistence, Store
 from gpumond.tick.ledger import attribute
 from gpumond.tick.observe import observe
 

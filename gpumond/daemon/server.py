@@ -16,9 +16,8 @@ import uvicorn
 
 from gpumond.config.loading import Kept
 from gpumond.config.settings import LOOPBACK, Settings
-from gpumond.config.tls import ReloadingFile, alternative_names
 from gpumond.config.tokens import Token, check_subjects, read_tokens
-from gpumond.config.web_file import Web
+from gpumond.config.web_file import ReloadingFile, Web, alternative_names
 from gpumond.daemon.daemon import Daemon, Load, real_edges
 from gpumond.devices.child.supervisor import Worker
 from gpumond.facts.errors import ConfigError
@@ -30,12 +29,11 @@ from gpumond.host.logs import RateLimitFilter
 from gpumond.host.machine import http_connections, http_connections_of_user, raise_limit
 from gpumond.host.runtime_directory import API_SOCKET, bind_api_socket, write_token
 from gpumond.serve.api import Api
-from gpumond.serve.auth import Tokens
+from gpumond.serve.auth import Tokens, make_token_reviews
 from gpumond.serve.guard import Guard, Policy
 from gpumond.serve.http import HttpProtocol
 from gpumond.serve.identity import IdentityHeaders
 from gpumond.serve.listener import HttpListener, HttpPeer
-from gpumond.serve.token_reviews import make_token_reviews
 
 log = logging.getLogger(__name__)
 

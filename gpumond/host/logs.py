@@ -14,12 +14,14 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 PER_SECOND = 10
 KINDS = 256
+UNLIMITED = "gpumond.store.audit"
+"""Logger of the audit entries' digests: a dropped one couldn't be verified. Requests of users are limited."""
 MAX_CHARACTERS = 8192
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class RateLimitFilter(logging.Filter):
-    """Passes ten records of each kind per second.
+    """Passes ten records of each kind per second, and all of the audit.
 
     The kind of a record is its logger and its source position; the arguments do not count. ``dropped`` is called for
     each dropped record, and the next record of that kind states how many were dropped.
@@ -32,6 +34,8 @@ class RateLimitFilter(logging.Filter):
         self._kinds: dict[tuple[str, str, int], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == UNLIMITED:
+            return True
         kind, now = (record.name, record.pathname, record.lineno), self._clock()
         started, count = self._kinds.get(kind, (now, 0))
         left_out = 0

@@ -21,7 +21,7 @@ from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
 from gpumond.facts.verdicts import KINDS, SHAPES
-from gpumond.metrics import machine, owners
+from gpumond.metrics import owners
 from gpumond.quantities.table import (
     DEVICE_IDLE,
     DEVICE_UP,
@@ -536,18 +536,18 @@ def _driver_info(frame: Frame) -> Iterator[Row]:
 _owners = _read_once(owners.usages)
 
 
-def _machine(frame: Frame) -> Iterator[tuple[tuple[str, ...], machine.MachineUsage]]:
-    return machine.usage(frame, [usage for _, usage in _owners(frame)])
+def _machine(frame: Frame) -> Iterator[tuple[tuple[str, ...], owners.MachineUsage]]:
+    return owners.machine_usage(frame, [usage for _, usage in _owners(frame)])
 
 
 OF_THE_MACHINE: tuple[Family, ...] = (
-    *families("gpumond_machine_", (), _machine, machine.MACHINE),
+    *families("gpumond_machine_", (), _machine, owners.MACHINE),
     Family(
         "gpumond_machine_memory_share_bytes",
         "gauge",
         "Used memory of all devices of the machine by share of the ledger.",
         ("share",),
-        machine.shares,
+        owners.machine_shares,
     ),
 )
 

@@ -27,7 +27,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sen
 from gpumond.facts.units import GIB as GIB
 from gpumond.serve.full_frame import holdings
 from gpumond.serve.problems import responses
-from gpumond.store.audit import next_entry
+from gpumond.store.audit import AuditEntry
 
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
 TAKEN_AT = 1_790_000_000.0
@@ -192,7 +192,7 @@ RECEIPT = Receipt(
     duration_seconds=0.34,
     planned=Expected(41 * GIB, 41 * GIB, 41 * GIB, "exact"),
 )
-AUDIT_ENTRY = next_entry(None, TAKEN_AT, "token", "rule.delete", {"name": "device-nearly-full"})
+AUDIT_ENTRY = AuditEntry(1, TAKEN_AT, "token", "rule.delete", {"name": "device-nearly-full"})
 EVENT = Event(
     id=1_790_000_000_017,
     at=TAKEN_AT,

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gpumond.config.web_file import Web
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.serve.answers import LIVENESS, READINESS, problem
-from gpumond.serve.auth import SESSIONS, Passwords, Tokens, admit, authenticate, failed, header, user
+from gpumond.serve.auth import SESSIONS, Passwords, Tokens, authenticate, failed, header, user
 from gpumond.serve.http import SendBuffers, in_pieces, without_body
 from gpumond.serve.identity import PARTS, IdentityHeaders
 from gpumond.serve.limits import (
@@ -78,7 +78,6 @@ class Guard:
         self._app, self._tokens, self._policy = app, tokens, policy
         self._hosts = frozenset(map(_normal, policy.hosts))
         self._passwords = Passwords(tokens)
-        self._rate, self._rate_of = TokenBucket(1, 1.0), (0.0, 1)
         self._slots, self._unsent = RequestSlots(), SendBuffers()
         self._changes = TokenBucket(CHANGES_AT_ONCE, CHANGES_AT_ONCE / CHANGES_PER_SECOND)
 
@@ -163,7 +162,6 @@ class Guard:
         if (scope.get("state") or {}).get("reserved") and scope["path"] not in RESERVED:
             detail = "too many connections; the remaining ones are reserved for /metrics and /-/healthy"
             raise HTTPException(503, detail, {"Retry-After": "1", "Connection": "close"})
-        self._check_rate(web)
         host = _host(scope)
         if host not in self._hosts and host != _local(scope):
             raise HTTPException(421, f"{host} isn't a name of this daemon; add it to `hosts` in the configuration")
@@ -190,16 +188,6 @@ class Guard:
             return
         challenge = 'Basic realm="gpumond", charset="UTF-8"' if web.users else "Bearer"
         raise HTTPException(401, "authentication required", {"WWW-Authenticate": challenge})
-
-    def _check_rate(self, web: Web) -> None:
-        if not web.rate_interval:
-            return
-        if self._rate_of != (web.rate_interval, web.rate_burst):
-            self._rate_of = web.rate_interval, web.rate_burst
-            self._rate = TokenBucket(web.rate_burst, web.rate_interval * web.rate_burst)
-        now = self._tokens.clock()
-        admit(self._rate, "all", now, "too many requests")
-        self._rate.count("all", now)
 
     def _with_headers(self, send: Send) -> Send:
         ours = {**HEADERS, "content-security-policy": STRICT_POLICY}

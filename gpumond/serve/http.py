@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
-import uvicorn
 from httptools import HttpParserError
 from starlette.types import Message, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gpumond.config.tls import certificate_subjects
+from gpumond.config.web_file import certificate_subjects
 from gpumond.serve.answers import problem
 from gpumond.serve.auth import user
 from gpumond.serve.limits import Shares
@@ -32,39 +30,6 @@ MAX_PIPELINED = 8
 UNDERSTOOD = "only HTTP/1.0 and 1.1 are supported, and targets that begin with /"
 
 TOO_LONG = (431, f"the headers are longer than {MAX_HEAD_BYTES} bytes")
-
-
-CONTRACT = {
-    "connection_made": ("transport",),
-    "connection_lost": ("exc",),
-    "data_received": ("data",),
-    "pause_writing": (),
-    "resume_writing": (),
-    "on_message_begin": (),
-    "on_url": ("url",),
-    "on_header": ("name", "value"),
-    "on_headers_complete": (),
-    "on_message_complete": (),
-    "on_response_complete": (),
-    "send_400_response": ("msg",),
-}
-"""The methods that `HttpProtocol` overrides, and their parameters."""
-
-
-def check_contract(protocol: type, version: str) -> None:
-    """Raise ImportError if ``protocol`` lacks a method of ``CONTRACT``, or has it with other parameters."""
-    for name, expected in CONTRACT.items():
-        method = getattr(protocol, name, None)
-        found = tuple(inspect.signature(method).parameters)[1:] if method is not None else None
-        if found != expected:
-            state = "is missing" if found is None else f"takes ({', '.join(found)}), not ({', '.join(expected)})"
-            raise ImportError(
-                f"uvicorn {version}: {protocol.__name__}.{name} {state}; "
-                "install the version of uvicorn that gpumond requires: pip install 'gpumond[daemon]'"
-            )
-
-
-check_contract(HttpToolsProtocol, uvicorn.__version__)
 
 
 class HttpProtocol(HttpToolsProtocol):

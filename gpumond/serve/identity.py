@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 
-from gpumond.config.identity_proxy import IdentityProxy, network_of
+from gpumond.config.tokens import IdentityProxy, network_of
 from gpumond.facts.frame import Alert, Frame, Ledger, Line
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Snapshot

@@ -6,7 +6,7 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain, count
 from operator import attrgetter
@@ -85,8 +85,6 @@ class EventStream(StreamingResponse):
 
 HEARTBEAT_SECONDS = 2.0
 """Longest time between two messages. A reader that receives none for longer knows that the daemon does not answer."""
-EXPECTED_SECONDS = 1.0
-"""Time for which a frame is kept for a reader that is expected."""
 KEPT = 32
 """Messages that a slow reader can still receive. One that needs older ones receives a complete frame."""
 EVENTS_SENT = 200
@@ -110,14 +108,8 @@ class LiveMessage:
 class LiveFrames:
     """The messages of all streams. Nothing is computed or kept while there is no reader."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        heartbeat_seconds: float = HEARTBEAT_SECONDS,
-        expected_seconds: float = EXPECTED_SECONDS,
-    ) -> None:
-        self._kernel, self._heartbeat_seconds, self._expected_seconds = kernel, heartbeat_seconds, expected_seconds
-        self._expecting: asyncio.Future[None] | None = None
+    def __init__(self, kernel: Kernel, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
+        self._kernel, self._heartbeat_seconds = kernel, heartbeat_seconds
         self._readers = 0
         self._wanted, self._published = asyncio.Event(), Signal()
         self._encoding = asyncio.Lock()
@@ -141,19 +133,6 @@ class LiveFrames:
                 self._publish(_packed(self.number + 1, b": alive\n\n"))
             else:
                 await self._advance()
-
-    def expect(self) -> None:
-        """Encode the complete frame soon, for a browser that has just requested the web UI."""
-        expecting = self._expecting is not None and not self._expecting.done()
-        if not (expecting or self._readers) and self._kernel.frame is not None:
-            self._expecting = asyncio.ensure_future(self._prepare())
-
-    async def _prepare(self) -> None:
-        async with aclosing(self.messages(compressed=True)) as messages:
-            await asyncio.sleep(0.01)  # style and script are sent first
-            await anext(messages)
-            await anext(messages)
-            await asyncio.sleep(self._expected_seconds)
 
     async def messages(self, compressed: bool) -> AsyncGenerator[bytes, None]:
         """Yield the parts of one stream."""

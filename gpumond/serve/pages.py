@@ -210,10 +210,7 @@ def file_response(scope: Scope, file: File) -> Response:
 
 
 async def page(request: Request) -> Response:
-    path = request.scope["route"].path
-    if path == "/":
-        request.app.state.live.expect()
-    return file_response(request.scope, FILES[path])
+    return file_response(request.scope, FILES[request.scope["route"].path])
 
 
 for path in FILES:

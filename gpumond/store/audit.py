@@ -1,43 +1,48 @@
-"""The audit in the store's file: append, trim, read, verify. All within the open transaction.
+"""The audit log in the store: append, remove the oldest, read, and verify it against the daemon's log.
 
-The newest entry of each chain of the audit is also in a file next to it, which shows whether entries were removed from
-the end of the audit. This does not protect against an attacker who can change that file as well: for that, keep the
-newest hash on another machine.
+After each commit, the daemon logs the number and the digest of each new entry. A copy of this log on another machine
+shows whether somebody changed or removed entries, even somebody who can write the store.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import logging
 import os
+import re
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing
 from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import sha256
-from heapq import merge
 from itertools import islice
 from pathlib import Path
+from time import time
 from typing import Any
 
 from gpumond.host.peer import counted_name
 
+log = logging.getLogger(__name__)
+
 LOCK_SECONDS = 2.0
 """Seconds to wait for another program that has the file locked."""
-Ends = dict[str, tuple[int, str]]
-"""By chain: number and hash of its newest entry"""
-ENDS_NAME = "gpumond.db-audit"
-ENDS_SUFFIX = "-audit"
-MAX_ENDS_BYTES = 1 << 20
-
-GENESIS = "0" * 64
-TRIM = "trim"
-MISSING = "audit.missing"
 OPERATION: ContextVar[str] = ContextVar("OPERATION", default="")
 """Id of the operation on several machines that the present request belongs to, for its entries; empty without one."""
-"""Action of the entry that a daemon adds if the newest entries of a chain are missing at its start"""
+ADMINISTRATORS = "administrators"
+"""Owner of the entries of tokens, root, the daemon's own user, rules and gpumond itself. A user's have the name of the
+person, as in ``uid:1000``."""
+EVERYONE = "everyone"
+MAX_DETAIL_BYTES = 3584
+"""Limit of a detail: an entry with all its fields has at most 4 KiB."""
+MAX_READ_BYTES = 4 * 1024**2
+MAX_OLD_DETAIL_BYTES = 65536
+"""Entries of older versions were not limited; ``newest`` omits a detail that is longer than this."""
+
+LOGGED = re.compile(r"audit entry (\d+) of (\S+): \S+, sha256 ([0-9a-f]{64})")
+REMOVED = re.compile(r"audit entries of (\S+) up to (\d+) were removed")
+RENEWED = re.compile(r"renamed to \S+, and a new one is created")
+"""The store was corrupt: the entries of the new one are numbered from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,66 +54,11 @@ class AuditEntry:
     actor: str
     action: str
     detail: Any
-    prev_hash: str
-    hash: str
-
-
-def entry_hash(prev_hash: str, seq: int, at: float, actor: str, action: str, detail: Any) -> str:
-    """SHA-256 of the entry as canonical JSON, in hexadecimal."""
-    return hashlib.sha256(canonical([prev_hash, seq, at, actor, action, detail]).encode()).hexdigest()
 
 
 def canonical(value: Any) -> str:
     """Return the canonical JSON text of a value."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-
-
-def next_entry(last: tuple[int, str] | None, at: float, actor: str, action: str, detail: Any) -> AuditEntry:
-    """Return the entry after ``last`` (number and hash)."""
-    seq, prev_hash = (last[0] + 1, last[1]) if last else (1, GENESIS)
-    return AuditEntry(seq, at, actor, action, detail, prev_hash, entry_hash(prev_hash, seq, at, actor, action, detail))
-
-
-def verify(entries: Iterable[AuditEntry]) -> list[str]:
-    """Return the defects of the chain as sentences; empty if it is intact. ``entries`` come oldest first."""
-    problems: list[str] = []
-    first: AuditEntry | None = None
-    before: AuditEntry | None = None
-    removed: AuditEntry | None = None
-    for entry in entries:
-        own = entry_hash(entry.prev_hash, entry.seq, entry.at, entry.actor, entry.action, entry.detail)
-        if own != entry.hash:
-            problems.append(f"entry {entry.seq} was changed")
-        if before is None:
-            first = entry
-        elif entry.seq != before.seq + 1:
-            problems.append(f"entries {before.seq + 1} to {entry.seq - 1} are missing")
-        elif entry.prev_hash != before.hash:
-            problems.append(f"entry {entry.seq} doesn't follow entry {before.seq}")
-        if entry.action == MISSING:
-            problems.append(f"entry {entry.seq} reports that entries were missing when a daemon started")
-        removed = entry if entry.action == TRIM else removed
-        before = entry
-    if first is not None:
-        stated = removed.detail if removed else {"through": 0, "hash": GENESIS}
-        start = {"through": first.seq - 1, "hash": first.prev_hash}
-        if stated != start:
-            problems.append(f"entries before {first.seq} are missing, and no entry records their removal")
-    return problems
-
-
-ADMINISTRATORS = ""
-"""Name of the administrators' chain. A user's chain has the name of the person, as in ``uid:1000``."""
-OTHER_USERS = "uid:*"
-MAX_CHAINS = 256
-"""Number of users with a chain of their own; the others share one."""
-MAX_DETAIL_BYTES = 3584
-"""Limit of a detail, so that an entry with all its fields has at most 4 KiB."""
-MAX_READ_BYTES = 4 * 1024**2
-MAX_OLD_DETAIL_BYTES = 65536
-"""Entries of older versions were not limited; ``newest`` omits a detail that is longer than this."""
-
-_COLUMNS = "seq, at, actor, action, detail, prev_hash, hash"
 
 
 def is_user(actor: str) -> bool:
@@ -117,10 +67,13 @@ def is_user(actor: str) -> bool:
 
 
 def append(db: sqlite3.Connection, actor: str, action: str, detail: Any) -> str:
-    """Add an entry, and return the name of its chain."""
-    chain = _chain_of(db, actor)
-    _append(db, chain, actor, action, detail)
-    return chain
+    """Add an entry in the open transaction, and return its owner."""
+    owner = counted_name(actor) if is_user(actor) else ADMINISTRATORS
+    db.execute(
+        "INSERT INTO audit (at, owner, actor, action, detail) VALUES (?, ?, ?, ?, ?)",
+        (time(), owner, actor, action, canonical(bounded(detail))),
+    )
+    return owner
 
 
 def bounded(detail: Any) -> Any:
@@ -137,23 +90,21 @@ def bounded(detail: Any) -> Any:
 
 
 def newest(db: sqlite3.Connection, limit: int, users: bool = True, operation: str | None = None) -> list[AuditEntry]:
-    """The newest entries, oldest first, up to 4 MiB of detail; all if ``limit`` is negative. Unreadable rows are left
-    out, and text that UTF-8 cannot encode is replaced by ``?``. ``operation``: only entries of this operation."""
+    """Return the newest entries, oldest first, up to 4 MiB of detail; all if ``limit`` is negative.
+
+    Unreadable rows are left out, and text that UTF-8 cannot encode is replaced by ``?``. Without ``users``: only the
+    administrators' entries. ``operation``: only entries of this operation.
+    """
     size = f"iif(length(detail) > {MAX_OLD_DETAIL_BYTES}, json_object('omitted_bytes', length(detail)), detail)"
-    tables = (("audit", "seq"), ("user_audit", "number"))[: 2 if users else 1]
-    columns, where = _COLUMNS.replace("detail", size), ""
-    values: tuple[str, ...] = ()
+    conditions, values = ["1"], list[str]()
+    if not users:
+        conditions, values = [*conditions, "owner = ?"], [*values, ADMINISTRATORS]
     if operation is not None:
-        where, values = "WHERE instr(detail, ?)", (canonical({"operation": operation})[1:-1],)
-    streams = [
-        _readable(db.execute(f"SELECT {columns} FROM {table} {where} ORDER BY {key} DESC", values))
-        for table, key in tables
-    ]
+        conditions, values = [*conditions, "instr(detail, ?)"], [*values, canonical({"operation": operation})[1:-1]]
+    query = f"SELECT seq, at, actor, action, {size} FROM audit WHERE {' AND '.join(conditions)} ORDER BY seq DESC"
     found: list[AuditEntry] = []
     size_bytes = 0
-    for entry, length in islice(
-        merge(*streams, key=lambda each: each[0].at, reverse=True), limit if limit >= 0 else None
-    ):
+    for entry, length in islice(_readable(db.execute(query, values)), limit if limit >= 0 else None):
         size_bytes += length
         if size_bytes > MAX_READ_BYTES:
             break
@@ -161,210 +112,101 @@ def newest(db: sqlite3.Connection, limit: int, users: bool = True, operation: st
     return found[::-1]
 
 
-def verify_audit(path: Path) -> list[str]:
-    """Return a sentence for each thing that is wrong with the audit in a store's file. Works while a daemon runs."""
-    problems: list[str] = []
-    recorded = read_ends(path)  # before the entries: a daemon may add some meanwhile
+def count(db: sqlite3.Connection, owner: str) -> int:
+    """Return the number of entries of an owner."""
+    return int(db.execute("SELECT count(*) FROM audit WHERE owner = ?", (owner,)).fetchone()[0])
+
+
+def remove_old(db: sqlite3.Connection, cut: float) -> None:
+    """Remove the entries before the first one that is not older than ``cut`` (unix seconds)."""
+    query = "SELECT coalesce((SELECT min(seq) - 1 FROM audit WHERE at >= ?), (SELECT max(seq) FROM audit))"
+    through = db.execute(query, (cut,)).fetchone()[0]
+    if db.execute("DELETE FROM audit WHERE seq <= ?", (through,)).rowcount:
+        _log_removal(EVERYONE, through)
+
+
+def remove_oldest(db: sqlite3.Connection, owner: str) -> None:
+    """Remove the oldest tenth of an owner's entries."""
+    query = "SELECT seq FROM audit WHERE owner = ? ORDER BY seq LIMIT 1 OFFSET ?"
+    through = db.execute(query, (owner, count(db, owner) // 10)).fetchone()[0]
+    db.execute("DELETE FROM audit WHERE owner = ? AND seq <= ?", (owner, through))
+    _log_removal(owner, through)
+
+
+def largest_user(db: sqlite3.Connection) -> str:
+    """Return the user whose entries have the most bytes; there is one."""
+    query = "SELECT owner FROM audit WHERE owner <> ? GROUP BY owner ORDER BY sum(length(detail) + 300) DESC LIMIT 1"
+    return str(db.execute(query, (ADMINISTRATORS,)).fetchone()[0])
+
+
+def last_number(db: sqlite3.Connection) -> int:
+    """Return the number of the newest entry; 0 without entries."""
+    return int(db.execute("SELECT coalesce(max(seq), 0) FROM audit").fetchone()[0])
+
+
+def log_entries(db: sqlite3.Connection, after: int) -> int:
+    """Log the number and the digest of each entry after this number; return the last one's number."""
+    for row in db.execute(
+        "SELECT seq, at, owner, actor, action, detail FROM audit WHERE seq > ? ORDER BY seq", (after,)
+    ):
+        after = row[0]
+        log.info("audit entry %d of %s: %s, sha256 %s", after, row[2], row[4], digest(row))
+    return after
+
+
+def digest(row: tuple[Any, ...]) -> str:
+    """Return the SHA-256 of an entry's columns (seq, at, owner, actor, action, detail), in hexadecimal."""
+    return sha256(json.dumps(row, default=repr).encode()).hexdigest()
+
+
+def verify(path: Path, lines: Iterable[str]) -> tuple[int, list[str]]:
+    """Compare the audit log in a store's file with lines of the daemon's log. Works while a daemon runs.
+
+    Returns the number of entries that the lines name, and a sentence for each one that was changed or removed since.
+    """
+    logged: dict[tuple[int, str], str] = {}
+    removed: dict[str, int] = {}
+    for line in lines:
+        if match := LOGGED.search(line):
+            logged[int(match[1]), match[3]] = match[2]
+        elif match := REMOVED.search(line):
+            removed[match[1]] = max(int(match[2]), removed.get(match[1], 0))
+        elif RENEWED.search(line):
+            logged, removed = {}, {}
+    problems = []
     try:
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)
-        try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as db:
             db.text_factory = lossless
-            db.execute("BEGIN")
-            for chain in (ADMINISTRATORS, *_chains(db)):
-                about = f"chain {chain}: " if chain else ""
-                problems += [f"{about}{problem}" for problem in _verify_chain(db, chain, recorded.pop(chain, None))]
-            problems += [f"chain {chain}: entries 1 to {seq} are missing" for chain, (seq, _) in recorded.items()]
-        finally:
-            db.close()
+            for (seq, expected), owner in logged.items():
+                columns = "seq, at, owner, actor, action, detail"
+                row = db.execute(f"SELECT {columns} FROM audit WHERE seq = ?", (seq,)).fetchone()
+                if row is None and seq > max(removed.get(owner, 0), removed.get(EVERYONE, 0)):
+                    problems.append(f"entry {seq} is missing")
+                elif row is not None and digest(row) != expected:
+                    problems.append(f"entry {seq} was changed")
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
         problems.append(f"the audit log can't be read: {error}")
-    return problems
-
-
-def count(db: sqlite3.Connection, chain: str = ADMINISTRATORS) -> int:
-    first, last = _ends(db, chain)
-    return last - first + 1
-
-
-def trim_old(db: sqlite3.Connection, late: float, cut: float) -> None:
-    """Drop entries from before ``cut`` (unix seconds) from each chain whose first entry is from before ``late``."""
-    for chain in (ADMINISTRATORS, *_chains(db)):
-        table, own, values = _place(chain)
-        row = db.execute(f"SELECT at FROM {table} WHERE {own} ORDER BY seq LIMIT 1", values).fetchone()
-        if row and isinstance(row[0], float) and row[0] < late:
-            query = f"SELECT min(seq) FROM {table} WHERE {own} AND at >= ?"
-            young = db.execute(query, (*values, cut)).fetchone()[0]
-            _trim(db, chain, (_ends(db, chain)[1] if young is None else young) - 1)
-
-
-def trim_oldest(db: sqlite3.Connection, chain: str = ADMINISTRATORS) -> None:
-    """Drop the oldest tenth of a chain."""
-    first, last = _ends(db, chain)
-    _trim(db, chain, first + max(1, (last - first) // 10))
-
-
-def largest_user_chain(db: sqlite3.Connection) -> str | None:
-    """The user's chain with the most bytes, of those that can be trimmed."""
-    query = "SELECT chain FROM user_audit GROUP BY chain HAVING count(*) > 2 ORDER BY sum(length(detail) + 300) DESC"
-    row = db.execute(f"{query} LIMIT 1").fetchone()
-    return str(row[0]) if row else None
-
-
-def newest_ends(db: sqlite3.Connection) -> Iterator[tuple[str, int, str]]:
-    """Chain, number and hash of the newest entry of each table."""
-    for query in (
-        f"SELECT '{ADMINISTRATORS}', seq, hash FROM audit ORDER BY seq DESC LIMIT 1",
-        "SELECT chain, seq, hash FROM user_audit ORDER BY number DESC LIMIT 1",
-    ):
-        for chain, seq, own_hash in db.execute(query):
-            yield str(chain), int(seq), str(own_hash)
-
-
-def note_missing(db: sqlite3.Connection, recorded: Ends) -> list[str]:
-    """Compare the chains with what was recorded of their ends when they were written; add an entry for each that is
-    shorter or another now."""
-    cut = []
-    for chain, (seq, own_hash) in recorded.items():
-        if problem := _missing_at_end(db, chain, seq, own_hash):
-            _append(db, ADMINISTRATORS, "gpumond", MISSING, {"chain": chain, "through": seq, "hash": own_hash})
-            cut.append(problem)
-    return cut
-
-
-def _append(db: sqlite3.Connection, chain: str, actor: str, action: str, detail: Any) -> None:
-    table, own, values = _place(chain)
-    row = db.execute(f"SELECT seq, hash FROM {table} WHERE {own} ORDER BY seq DESC LIMIT 1", values).fetchone()
-    entry = next_entry((row[0], str(row[1])) if row else None, time.time(), actor, action, bounded(detail))
-    fields = (entry.seq, entry.at, entry.actor, entry.action, canonical(entry.detail), entry.prev_hash, entry.hash)
-    if chain:
-        db.execute(f"INSERT INTO user_audit (chain, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (chain, *fields))
-    else:
-        db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?)", fields)
-
-
-def _chain_of(db: sqlite3.Connection, actor: str) -> str:
-    if not is_user(actor):
-        return ADMINISTRATORS
-    chain = counted_name(actor)
-    known = db.execute("SELECT 1 FROM user_audit WHERE chain = ? LIMIT 1", (chain,)).fetchone()
-    return chain if known or len(_chains(db)) < MAX_CHAINS else OTHER_USERS
-
-
-def _chains(db: sqlite3.Connection) -> list[str]:
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'user_audit'").fetchone():
-        return []  # an older version wrote the file
-    return [str(chain) for (chain,) in db.execute("SELECT DISTINCT chain FROM user_audit ORDER BY chain")]
-
-
-def _place(chain: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return table, condition and values of a chain."""
-    return ("user_audit", "chain = ?", (chain,)) if chain else ("audit", "1", ())
-
-
-def _trim(db: sqlite3.Connection, chain: str, through: int) -> None:
-    """Delete the entries up to ``through`` and record it. The newest entry is kept, since others follow it."""
-    table, own, values = _place(chain)
-    row = db.execute(f"SELECT hash FROM {table} WHERE {own} AND seq = ?", (*values, through)).fetchone()
-    if row is None or through >= _ends(db, chain)[1]:
-        return
-    db.execute(f"DELETE FROM {table} WHERE {own} AND seq <= ?", (*values, through))
-    _append(db, chain, "gpumond", TRIM, {"through": through, "hash": str(row[0])})
-
-
-def _ends(db: sqlite3.Connection, chain: str) -> tuple[int, int]:
-    # SQLite looks up each end in the index; for both in one SELECT it reads every row.
-    table, own, values = _place(chain)
-    query = f"SELECT (SELECT min(seq) FROM {table} WHERE {own}), (SELECT max(seq) FROM {table} WHERE {own})"
-    first, last = db.execute(query, values * 2).fetchone()
-    return first or 1, last or 0
-
-
-def _readable(rows: sqlite3.Cursor) -> Iterator[tuple[AuditEntry, int]]:
-    """Yield the entries that can be written as JSON, each with the length of its detail."""
-    for row in rows:
-        try:
-            entry = _entry(row)
-            text = json.dumps([entry.actor, entry.action, entry.detail], ensure_ascii=False)
-            actor, action, detail = json.loads(text.encode("utf-8", "replace"))
-        except (ValueError, TypeError, RecursionError):
-            continue
-        yield AuditEntry(entry.seq, entry.at, actor, action, detail, entry.prev_hash, entry.hash), len(text)
-
-
-def _entry(row: tuple[Any, ...]) -> AuditEntry:
-    """Decode a row. Raises ValueError, TypeError or RecursionError if it is damaged."""
-    seq, at, actor, action, detail, prev_hash, own_hash = row
-    for text in (actor, action, prev_hash, own_hash):
-        if not isinstance(text, str):
-            raise TypeError("not text")
-    return AuditEntry(int(seq), float(at), actor, action, json.loads(detail), prev_hash, own_hash)
-
-
-def _verify_chain(db: sqlite3.Connection, chain: str, end: tuple[int, str] | None) -> Iterator[str]:
-    table, own, values = _place(chain)
-    damaged: list[str] = []
-
-    def entries() -> Iterator[AuditEntry]:
-        for row in db.execute(f"SELECT {_COLUMNS} FROM {table} WHERE {own} ORDER BY seq", values):
-            try:
-                yield _entry(row)
-            except (ValueError, TypeError, RecursionError):
-                damaged.append(f"entry {row[0]} can't be read")
-
-    yield from verify(entries())
-    yield from damaged
-    if end and (problem := _missing_at_end(db, chain, *end)):
-        yield problem
-    elif not chain:
-        last, counted = (
-            _ends(db, chain)[1],
-            db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'audit'").fetchone(),
-        )
-        if counted and counted[0] > last:
-            yield f"entries {last + 1} to {counted[0]} are missing at the end"
-
-
-def _missing_at_end(db: sqlite3.Connection, chain: str, seq: int, own_hash: str) -> str | None:
-    """Return a sentence if the chain neither contains nor trimmed the entry that was once its newest."""
-    table, own, values = _place(chain)
-    row = db.execute(f"SELECT hash FROM {table} WHERE {own} AND seq = ?", (*values, seq)).fetchone()
-    first, last = _ends(db, chain)
-    if row and row[0] != own_hash:
-        return f"entry {seq} isn't the one that was recorded in {ENDS_NAME}"
-    if row is None and (last == 0 or seq >= first):
-        return f"entries {last + 1} to {seq} are missing at the end"
-    return None
-
-
-def read_ends(store: Path) -> Ends:
-    """Read the file; empty if it does not exist or was not written completely."""
-    try:
-        descriptor = os.open(f"{store}{ENDS_SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            content, _, checksum = file.read(MAX_ENDS_BYTES).strip().partition(b"\n")
-        if sha256(content).hexdigest().encode() != checksum:
-            return {}
-        return {str(chain): (int(seq), str(own_hash)) for chain, (seq, own_hash) in json.loads(content).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def write_ends(store: Path, ends: Ends) -> None:
-    """Write the file without sync: after a power loss it may be older than the store, or incomplete, and never
-    newer.
-    """
-    content = json.dumps(ends, separators=(",", ":")).encode()
-    text = content + b"\n" + sha256(content).hexdigest().encode() + b"\n"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with suppress(OSError):
-        descriptor = os.open(f"{store}{ENDS_SUFFIX}", flags, 0o600)
-        try:
-            os.pwrite(descriptor, text, 0)
-            os.ftruncate(descriptor, len(text))
-        finally:
-            os.close(descriptor)
+    return len(logged), problems
 
 
 def lossless(content: bytes) -> str:
     """Text of the file; bytes that are not UTF-8 become lone surrogates, which no reader of rows accepts."""
     return content.decode("utf-8", "surrogateescape")
+
+
+def _log_removal(owner: str, through: int) -> None:
+    log.info("audit entries of %s up to %d were removed: they exceed the store's limits", owner, through)
+
+
+def _readable(rows: sqlite3.Cursor) -> Iterator[tuple[AuditEntry, int]]:
+    """Yield the entries that can be written as JSON, each with the length of its detail."""
+    for seq, at, actor, action, detail in rows:
+        try:
+            if not (isinstance(actor, str) and isinstance(action, str)):
+                continue
+            text = json.dumps([actor, action, json.loads(detail)], ensure_ascii=False)
+            actor, action, detail = json.loads(text.encode("utf-8", "replace"))
+            entry = AuditEntry(int(seq), float(at), actor, action, detail)
+        except (ValueError, TypeError, RecursionError):
+            continue
+        yield entry, len(text)

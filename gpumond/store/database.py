@@ -76,13 +76,24 @@ CREATE TABLE suspensions(id TEXT PRIMARY KEY, body TEXT NOT NULL);
     """
 CREATE TABLE cgroup_limits(id TEXT PRIMARY KEY, body TEXT NOT NULL);
 """,
+    """
+ALTER TABLE audit RENAME TO chained_audit;
+CREATE TABLE audit(seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, owner TEXT NOT NULL, actor TEXT NOT NULL,
+                   action TEXT NOT NULL, detail TEXT NOT NULL);
+INSERT INTO audit (at, owner, actor, action, detail)
+    SELECT at, 'administrators', actor, action, detail FROM chained_audit
+    UNION ALL SELECT at, chain, actor, action, detail FROM user_audit ORDER BY 1;
+DROP TABLE chained_audit;
+DROP TABLE user_audit;
+CREATE INDEX audit_by_owner ON audit(owner);
+""",
 )
 """Steps from an empty file to the newest schema; ``user_version`` counts those that were applied."""
 SIGNS = ("malformed", "not a database", "no such table", "no such column", "unsupported file format")
 """Parts of SQLite's messages about a damaged file."""
 MAX_VERSION = 1000
 """Highest ``user_version`` of a newer gpumond; a greater one is damage."""
-FILES = ("-wal", "-shm", audit.ENDS_SUFFIX, "")
+FILES = ("-wal", "-shm", "")
 
 
 class Database:
@@ -91,7 +102,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.before: Heartbeat | None = None
-        self._ends: audit.Ends = {}
+        self._logged = 0
         self._damage: sqlite3.DatabaseError | None = None
         self._db: sqlite3.Connection | None = None
         self._inode: int | None = None
@@ -119,7 +130,7 @@ class Database:
             raise
         changed = db.total_changes > before
         if changed:
-            self._record_ends(db)
+            self._logged = audit.log_entries(db, self._logged)
         return done, changed
 
     def set_aside(self) -> tuple[str, ...]:
@@ -152,20 +163,11 @@ class Database:
                 self._damage = None
                 self._db = self._connect()
             self._inode = _inode(self.path)
-            self._ends = audit.read_ends(self.path)
             with _decoded():
-                for problem in audit.note_missing(self._db, self._ends):
-                    log.error("the audit log in the store %s is incomplete: %s", self.path, problem)
                 if aside:
                     audit.append(self._db, "gpumond", "store.set-aside", {"file": aside, "reason": str(reason)})
-                self._record_ends(self._db)
+                self._logged = audit.log_entries(self._db, audit.last_number(self._db) - 1)
         return self._db
-
-    def _record_ends(self, db: sqlite3.Connection) -> None:
-        newest = {chain: (seq, own_hash) for chain, seq, own_hash in audit.newest_ends(db)}
-        if self._ends != (longer := self._ends | newest):
-            self._ends = longer
-            audit.write_ends(self.path, longer)
 
     def _connect(self) -> sqlite3.Connection:
         prepare(self.path.parent)

@@ -3,7 +3,8 @@ notifications, requests for memory, history, baselines.
 
 SQLite in WAL mode with synchronous=FULL: an acknowledged change is on the disk. One thread writes, so that the event
 loop waits for no disk. A store that cannot commit reports it (``writable``, ``trouble``), rejects changes, and tries
-again every few seconds; the daemon continues without it.
+again every few seconds; the daemon continues without it. Of the history, a few series are written at each tick, so that
+no tick waits for all.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumond.diagnosis.past import Past
+from gpumond.diagnosis.past import Past, Pasts
 from gpumond.facts.alerts import Heartbeat, Notice, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
@@ -29,10 +31,10 @@ from gpumond.facts.snapshot import Fault
 from gpumond.facts.units import DAY_SECONDS
 from gpumond.host.peer import counted_name
 from gpumond.store import audit as audit_table
-from gpumond.store.audit import AuditEntry, canonical, verify_audit as verify_audit
+from gpumond.store.audit import ADMINISTRATORS, AuditEntry, canonical
 from gpumond.store.database import Database, Worker
 from gpumond.store.table import Rows, coarse_text, from_text, notice, text, to_text
-from gpumond.tick.history import CoarseSeries
+from gpumond.tick.history import CoarseSeries, History
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -40,10 +42,6 @@ T = TypeVar("T")
 BEAT_SECONDS = 5.0
 OPEN_SECONDS = 2.0
 TRIM_SECONDS = 600.0
-
-LATE_RATIO = 1.05
-"""The audit is trimmed when its first entry is so much older than the retention, and then to the retention: not at
-every entry that grows too old, since each trim is an entry itself."""
 
 CLOCK_SECONDS = 60.0
 ROW_BYTES = 300
@@ -72,14 +70,14 @@ def remove_old(db: sqlite3.Connection, bounds: Bounds, now: float) -> None:
     cut = now - bounds.seconds
     for table in ("receipts", "past_alerts"):
         db.execute(f"DELETE FROM {table} WHERE at < ?", (cut,))
-    audit_table.trim_old(db, now - LATE_RATIO * bounds.seconds, cut)
+    audit_table.remove_old(db, cut)
 
 
-def remove_excess(db: sqlite3.Connection, bounds: Bounds, chain: str = audit_table.ADMINISTRATORS) -> None:
-    """Remove rows beyond the bounds, in the open transaction. ``chain`` has the newest entry."""
-    most_entries = bounds.max_entries_of_a_user if chain else bounds.max_entries
-    if audit_table.count(db, chain) > most_entries:
-        audit_table.trim_oldest(db, chain)
+def remove_excess(db: sqlite3.Connection, bounds: Bounds, owner: str = ADMINISTRATORS) -> None:
+    """Remove rows beyond the bounds, in the open transaction. ``owner`` has the newest audit entry."""
+    most_entries = bounds.max_entries if owner == ADMINISTRATORS else bounds.max_entries_of_a_user
+    if audit_table.count(db, owner) > most_entries:
+        audit_table.remove_oldest(db, owner)
     for table, most in (("receipts", bounds.max_receipts), ("past_alerts", bounds.max_past_alerts)):
         while (excess := _count(db, table) - most) > 0:
             _remove_oldest(db, table, _largest(db, table, "count(*)"), excess)
@@ -90,10 +88,10 @@ def remove_excess(db: sqlite3.Connection, bounds: Bounds, chain: str = audit_tab
 def _remove_bytes(db: sqlite3.Connection, most: int) -> None:
     """Bring each table down to its share of the file: half for the administrators' audit, an eighth for the users',
     for receipts and for alerts that are over. If none has more, what fills the file is bounded elsewhere."""
-    while _bytes(db, "audit", "detail") > most // 2 and audit_table.count(db) > 2:
-        audit_table.trim_oldest(db)
-    while _bytes(db, "user_audit", "detail") > most // 8 and (chain := audit_table.largest_user_chain(db)):
-        audit_table.trim_oldest(db, chain)
+    while _bytes(db, "audit WHERE owner = 'administrators'", "detail") > most // 2:
+        audit_table.remove_oldest(db, ADMINISTRATORS)
+    while _bytes(db, "audit WHERE owner <> 'administrators'", "detail") > most // 8:
+        audit_table.remove_oldest(db, audit_table.largest_user(db))
     for table in ("receipts", "past_alerts"):
         while _bytes(db, table, "body") > most // 8:
             owner = _largest(db, table, "sum(length(body))")
@@ -389,8 +387,8 @@ class Store:
     def record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
         if (operation := audit_table.OPERATION.get()) and isinstance(detail, dict):
             detail = {"operation": operation, **detail}
-        chain = audit_table.append(db, actor, action, detail)
-        remove_excess(db, self.bounds, chain)
+        owner = audit_table.append(db, actor, action, detail)
+        remove_excess(db, self.bounds, owner)
 
 
 def _owner(alert: Alert) -> str:
@@ -404,3 +402,50 @@ def _full(directory: Path) -> bool:
         return os.statvfs(directory).f_bavail == 0
     except OSError:
         return False
+
+
+EVERY_SECONDS = 300.0
+SERIES_A_TICK = 4
+"""Number of series gathered at a tick, at about 0.3 ms each."""
+
+
+class HistoryPersistence:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._under_way: Iterator[CoarseSeries] | None = None
+        self._gathered: list[CoarseSeries] = []
+        self._due = EVERY_SECONDS
+        self._writing: asyncio.Future[None] | None = None
+
+    async def restore(self, history: History, pasts: Pasts) -> None:
+        """Restore the previous daemon's series for devices and processes that still exist, and its records."""
+        try:
+            history.restore(await self._store.history())
+            pasts.restore(await self._store.pasts())
+        except StoreUnavailable:
+            pass  # the store has logged it
+
+    def advance(self, history: History, pasts: Pasts, elapsed: float) -> None:
+        """Gather and write the part of one tick. Waits for nothing."""
+        if self._under_way is None:
+            if elapsed < self._due:
+                return
+            self._under_way = history.coarse()
+        batch = list(islice(self._under_way, SERIES_A_TICK))
+        self._gathered += batch
+        if not batch:
+            series, self._gathered = tuple(self._gathered), []
+            self._under_way, self._due = None, elapsed + EVERY_SECONDS
+            self._writing = asyncio.ensure_future(self._write(series, pasts))
+
+    async def close(self, history: History, pasts: Pasts) -> None:
+        if self._writing is not None:
+            await self._writing
+        await self._write(tuple(history.coarse()), pasts)
+
+    async def _write(self, series: tuple[CoarseSeries, ...], pasts: Pasts) -> None:
+        try:
+            await self._store.keep_history(series)
+            await self._store.keep_pasts(pasts.records())
+        except StoreUnavailable:
+            pass  # the store has logged it; the next write includes it

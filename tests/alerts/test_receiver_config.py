@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.config.loading import load
-from gpumond.config.schema import RECEIVER_TYPES
-from gpumond.config.settings import Settings
+from gpumond.config.settings import RECEIVER_TYPES, Settings
 from gpumond.facts.errors import ConfigError
 from gpumond.features.alerts.receivers.log import Log
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.config.loading import load
-from gpumond.config.schema import SettingsConfig
-from gpumond.config.settings import Settings
+from gpumond.config.settings import Settings, SettingsConfig
 from gpumond.facts.errors import ConfigError
 from gpumond.features.rules.built_in import BUILT_IN
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.config.loading import load
-from gpumond.config.tls import ReloadingFile
-from gpumond.config.web_file import Web, read_web
+from gpumond.config.web_file import ReloadingFile, Web, read_web
 from gpumond.facts.errors import ConfigError
 from tests.helpers import certificates
 
@@ -27,16 +26,14 @@ GOOD = {
     "sans": f"tls_server_config: {{{TLS}, {MUTUAL}, client_allowed_sans: [prometheus.example.com]}}",
     "ciphers": f"tls_server_config: {{{TLS}, cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, "
     "TLS_AES_128_GCM_SHA256], prefer_server_cipher_suites: false}",
-    "one curve": f"tls_server_config: {{{TLS}, curve_preferences: [CurveP384]}}",
     "headers": "http_server_config: {http2: false, headers: {X-Frame-Options: deny, X-Content-Type-Options: nosniff, "
     "Strict-Transport-Security: max-age=31536000, X-XSS-Protection: '', Content-Security-Policy: \"default-src *\"}}",
     "users": f"basic_auth_users: {{prometheus: {HASH}, grafana: {HASH}}}",
     "no users": "basic_auth_users:",
-    "rate": "rate_limit: {interval: 1s, burst: 20}",
-    "no rate": "rate_limit: {interval: 0, burst: 20}",
 }
 
 BAD = {
+    "a rate limit": ("rate_limit: {interval: 1s}", "web_config web.yml: rate_limit: unknown key"),
     "not yaml": ("tls_server_config: {", "web_config web.yml, line 1: invalid YAML: "),
     "a list": ("[]", "web_config web.yml: expected keys and values"),
     "an unknown key": ("tls_config: {}", "web_config web.yml: tls_config: unknown key"),
@@ -93,10 +90,6 @@ BAD = {
         f"tls_server_config: {{{TLS}, cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]}}",
         "tls_server_config.cipher_suites: unknown or unsafe cipher suite 'TLS_RSA_WITH_RC4_128_SHA'; expected one",
     ),
-    "an invented curve": (
-        f"tls_server_config: {{{TLS}, curve_preferences: [CurveP257]}}",
-        "tls_server_config: unknown curve 'CurveP257'; expected one or more of CurveP256, ",
-    ),
     "a header of one's own": (
         "http_server_config: {headers: {Server: x}}",
         "http_server_config.headers: header 'Server' can't be configured; expected one or more of Content-",
@@ -126,8 +119,6 @@ BAD = {
         "basic_auth_users: 'a:b' isn't a valid user name",
     ),
     "users as a list": ("basic_auth_users: [prometheus]", "basic_auth_users: expected names and bcrypt hashes, as in "),
-    "a rate without bursts": ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: must be "),
-    "a rate of nothing": ("rate_limit: {interval: soon}", "rate_limit.interval: expected a duration such as 30s"),
 }
 
 
@@ -164,12 +155,11 @@ def test_invalid_configuration_names_place_and_expectation(place: Path, case: st
 
 @pytest.mark.needs("openssl")
 def test_configuration_takes_effect(place: Path):
-    web = read(place, "\n".join(GOOD[case] for case in ("mutual", "users", "rate")))
+    web = read(place, "\n".join(GOOD[case] for case in ("mutual", "users")))
     assert web.tls is not None
     assert (web.tls.verify_mode, web.mutual) == (ssl.CERT_REQUIRED, True)
     assert (web.tls.minimum_version, web.tls.maximum_version) == (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
     assert web.users == {"prometheus": HASH.encode(), "grafana": HASH.encode()}
-    assert (web.rate_interval, web.rate_burst) == (1.0, 20)
     assert [path.name for path in web.files] == ["web.yml", "server.crt", "server.key", "ca.crt"]
     assert HASH not in repr(web)
     ciphers = read(place, GOOD["ciphers"]).tls

@@ -69,3 +69,9 @@ def test_number_of_kinds_is_limited():
     bounded = RateLimitFilter(clock=lambda: 0.0)
     assert all(bounded.filter(make_record("x", line)) for line in range(10_000))
     assert len(bounded._kinds) <= 256
+
+
+def test_no_digest_of_an_audit_entry_is_dropped():
+    record = logging.LogRecord("gpumond.store.audit", logging.INFO, "x.py", 1, "audit entry", (), None)
+    limit = RateLimitFilter(lambda: 0.0)
+    assert all(limit.filter(record) for _ in range(100))

@@ -14,7 +14,7 @@ import yaml
 from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.commands.main import commands
 from gpumond.config.loading import load
-from gpumond.config.schema import SettingsConfig
+from gpumond.config.settings import SettingsConfig
 from gpumond.facts.alerts import Rule
 from gpumond.facts.units import seconds
 from gpumond.features.loadgen import command as load_command

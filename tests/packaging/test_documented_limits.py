@@ -32,6 +32,7 @@ from gpumond.metrics.exposition import MAX_SERIES
 from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS
 from gpumond.metrics.telemetry import MAX_WORKLOADS
 from gpumond.programs.connection import Limits
+from gpumond.serve.auth import KNOWN_SECONDS, PENDING, REVIEW_SECONDS
 from gpumond.serve.http import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.serve.limits import (
     CHANGES_AT_ONCE,
@@ -47,7 +48,6 @@ from gpumond.serve.limits import (
 )
 from gpumond.serve.listener import HEAD_SECONDS
 from gpumond.serve.live import MAX_STREAMS
-from gpumond.serve.token_reviews import KNOWN_SECONDS, PENDING, REVIEW_SECONDS
 from gpumond.store.store import Bounds
 from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
 from gpumond.tick.history import MAX_PROCESSES

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.config.identity_proxy import IdentityProxy
-from gpumond.config.tokens import parse_tokens
+from gpumond.config.tokens import IdentityProxy, parse_tokens
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.snapshot import Fault
 from gpumond.serve.guard import Policy

@@ -17,7 +17,7 @@ from gpumond.facts.frame import Frame, FullFrame, Ledger
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import Sensors
 from gpumond.serve.full_frame import full_frame
-from gpumond.serve.live import EXPECTED_SECONDS, HEARTBEAT_SECONDS, KEPT, LiveFrames, complete, live_frame
+from gpumond.serve.live import HEARTBEAT_SECONDS, KEPT, LiveFrames, complete, live_frame
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_device, make_pool, make_report, make_snapshot
 from tests.serve.application import View, ask, serving
@@ -175,13 +175,11 @@ async def until(found: Callable[[], object]) -> None:
 Scene = Callable[[LiveView, Callable[..., Reader], LiveFrames], Coroutine[Any, Any, None]]
 
 
-def with_readers(
-    scene: Scene, heartbeat_seconds: float = HEARTBEAT_SECONDS, expected_seconds: float = EXPECTED_SECONDS
-) -> None:
+def with_readers(scene: Scene, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
     async def run() -> None:
         view = LiveView()
         app = serving(view)
-        app.state.live = LiveFrames(view, heartbeat_seconds, expected_seconds)
+        app.state.live = LiveFrames(view, heartbeat_seconds)
         task = asyncio.create_task(app.state.live.run())
         readers: list[Reader] = []
 
@@ -248,38 +246,6 @@ def test_changes_are_computed_once_and_only_for_readers():
         assert frames.number == number + 3
 
     with_readers(scene)
-
-
-def test_frame_is_prepared_for_a_browser_that_evaluates_the_script():
-    async def scene(view: LiveView, connect: Callable[..., Reader], frames: LiveFrames) -> None:
-        frames.expect()
-        await asyncio.sleep(0.05)
-        view.take(random_frame(random.Random(2), 2))
-        reader = connect()
-        await until(lambda: len(messages(reader.received)) == 2 or shown_seq(reader.received) == 2)
-        assert view.frame is not None
-        assert shown_frame(reader.received) == as_json(live_frame(full_frame(view.frame)))
-
-    with_readers(scene)
-
-
-def test_expected_reader_that_does_not_come_costs_nothing():
-    async def scene(view: LiveView, connect: Callable[..., Reader], frames: LiveFrames) -> None:
-        frames.expect()
-        await asyncio.sleep(0.1)
-        number = frames.number
-        view.take(random_frame(random.Random(2), 2))
-        await asyncio.sleep(0.05)
-        assert frames.number == number
-        reader = connect()
-        await until(lambda: messages(reader.received))
-        assert shown_seq(reader.received) == 2
-
-    with_readers(scene, expected_seconds=0.01)
-
-
-def shown_seq(received: bytes) -> int:
-    return int(shown_frame(received)["snapshot"]["seq"]) if messages(received) else 0
 
 
 def test_slow_reader_receives_a_frame_in_place_of_changes_that_are_no_longer_kept():

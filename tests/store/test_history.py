@@ -13,8 +13,7 @@ import pytest
 from gpumond.diagnosis.past import Past, Pasts
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.program import ProcessKey
-from gpumond.store.history import EVERY_SECONDS, SERIES_A_TICK, HistoryPersistence
-from gpumond.store.store import Store
+from gpumond.store.store import EVERY_SECONDS, SERIES_A_TICK, HistoryPersistence, Store
 from gpumond.tick.history import CoarseSeries, History
 from tests.helpers.values import make_snapshot
 

@@ -9,8 +9,7 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 
 from gpumond.commands.serve import SETTINGS as FLAGS
-from gpumond.config.schema import ONLY_IN_FILE, SettingsConfig
-from gpumond.config.settings import RELOADED
+from gpumond.config.settings import ONLY_IN_FILE, RELOADED, SettingsConfig
 
 HEADER = """\
 # Configuration

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpumond.agent.allocators import ADAPTERS
-from gpumond.config.schema import RECEIVER_TYPES
+from gpumond.config.settings import RECEIVER_TYPES
 from gpumond.devices import SOURCES
 from gpumond.features.engines.kinds import all_kinds
 

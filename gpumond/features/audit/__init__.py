@@ -11,11 +11,11 @@ FEATURE = Feature(
         Command(
             name="audit",
             module="gpumond.features.audit.command",
-            help="show the audit log of changes and flushes, and verify its integrity",
+            help="show the audit log of changes and flushes, and compare it with the daemon's log",
             group="Daemon",
             examples=(
                 "gpumond audit",
-                "gpumond audit verify",
+                "journalctl -u gpumond | gpumond audit verify",
             ),
         ),
     ),

@@ -1,16 +1,18 @@
-"""``gpumond audit [verify]``: show the audit log of changes and flushes, and verify its integrity."""
+"""``gpumond audit [verify]``: show the audit log of changes and flushes, and compare it with the daemon's log."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, count, print_answer
-from gpumond.facts.errors import DaemonError
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, count, print_answer
+from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.view.audit import sentence
 from gpumond.view.text import moment, table
 
@@ -21,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=("show", "verify"),
         default="show",
-        help="show the entries (default), or verify the hash chain of the audit log on this machine",
+        help="show the entries (default), or compare them with the daemon's log, on its machine",
     )
     parser.add_argument(
         "--limit",
@@ -32,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--operation", metavar="ID", help="only entries of one gpumond fleet operation, which printed this id"
+    )
+    parser.add_argument(
+        "--log",
+        type=Path,
+        metavar="FILE",
+        help="with verify: the daemon's log, best from another machine (default: standard input)",
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="with verify: a stopped daemon's configuration file"
@@ -64,14 +72,23 @@ def _rows(entries: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
 
 def _verify(arguments: argparse.Namespace) -> int:
     from gpumond.config.loading import load
-    from gpumond.store.audit import verify_audit
+    from gpumond.store.audit import verify
 
+    if arguments.log is None and sys.stdin.isatty():
+        raise ConfigError(
+            "--log: expected a file with the daemon's log, or: journalctl -u gpumond | gpumond audit verify"
+        )
     named = None if arguments.config or arguments.state_dir else _store_of(arguments.url)
     file = named or load(arguments.config, {"state_dir": arguments.state_dir}).store_file()
-    wrong = verify_audit(file)
-    text = "\n".join(f"{file}: {problem}" for problem in wrong) or f"{file}: the audit log is intact"
-    print_answer(arguments, {"file": str(file), "problems": wrong}, lambda: text)
-    return FAILED if wrong else DONE
+    try:
+        with open(arguments.log, errors="replace") if arguments.log else nullcontext(sys.stdin) as lines:
+            entries, problems = verify(file, lines)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--log: can't read {arguments.log or 'standard input'}: {error}") from None
+    unchanged = f"{file}: {entries} logged entries are unchanged" if entries else "the log contains no audit entries"
+    text = "\n".join(f"{file}: {problem}" for problem in problems) or unchanged
+    print_answer(arguments, {"file": str(file), "logged_entries": entries, "problems": problems}, lambda: text)
+    return FAILED if problems else DONE if entries else NOTHING_TO_DO
 
 
 def _store_of(url: str) -> Path | None:
