@@ -169,12 +169,6 @@ class AllocatorAdapter:
         """
         raise FlushRefused(f"{self.name} has no snapshot")
 
-    def observe_ooms(self, observed: Callable[[str | None, int], None]) -> bool:
-        """Register ``observed(device UUID, requested bytes)`` permanently, which the library calls before it raises an
-        out-of-memory error. Return False if that is impossible now.
-        """
-        return False
-
     def largest_free_bytes(self) -> Mapping[str, int]:
         """Return the size of the largest free block by device UUID; empty if the search would take too long."""
         return {}
