@@ -64,7 +64,7 @@ LIBRARIES = {
     "bcrypt": ("config", "serve"),
     "yaml": ("config", "features.rules", "features.fleet"),
     "cupy": ("features.loadgen.backends",),
-    "torch": ("features.loadgen.backends", "features.fit.tracer"),
+    "torch": ("features.fit.tracer",),
     "sitecustomize": ("agent.inject",),  # the module of the user's own name, which runs after this one
     "_xxsubinterpreters": ("agent.thread",),  # part of the standard library until 3.12
     "pydantic_core": ("serve", "features"),

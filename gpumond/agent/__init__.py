@@ -61,7 +61,6 @@ def start(
     socket: str | None = None,
     main_thread: bool | None = None,
     allow_limit: bool | None = None,
-    observe_ooms: bool | None = None,
     suspendable: bool | None = None,
 ) -> None:
     """Start the agent in this program, or change its settings.
@@ -79,8 +78,6 @@ def start(
         allow_limit: Permit an administrator to call `limit` from outside (``GPUMOND_ALLOW_LIMIT=1``).
         suspendable: Permit the daemon to suspend the program while it is idle: its GPU memory moves to the host, and
             its CUDA calls wait until it is resumed (``GPUMOND_SUSPENDABLE=1``).
-        observe_ooms: Register with PyTorch for out-of-memory errors, which records the memory before each error is
-            raised (``GPUMOND_OBSERVE_OOMS=1``). PyTorch has no way to unregister.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -94,7 +91,7 @@ def start(
 
     global _thread
     settings = _thread.settings if _thread is not None else Settings(_hooks, _end_functions)
-    settings.change(workload, flush_policy, socket, main_thread, allow_limit, observe_ooms, suspendable)
+    settings.change(workload, flush_policy, socket, main_thread, allow_limit, suspendable)
     if not hasattr(os, "register_at_fork"):
         return  # a system without Unix sockets and fork
     if _thread is None:

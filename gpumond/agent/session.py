@@ -288,8 +288,6 @@ class Session:
             return
         self._report_at = now + REPORT_SECONDS
         adapters = REGISTRY.known()
-        if self._settings.observe_ooms:
-            OOMS.observe()
         if self._settings.flush_policy == "allow":
             for adapter in adapters:
                 if isinstance(adapter, TensorTracking):

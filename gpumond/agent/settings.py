@@ -27,7 +27,6 @@ class Settings:
         self.socket: str | None = None
         self.main_thread = os.environ.get("GPUMOND_MAIN_THREAD") == "1"
         self.allow_limit = os.environ.get("GPUMOND_ALLOW_LIMIT") == "1"
-        self.observe_ooms = os.environ.get("GPUMOND_OBSERVE_OOMS") == "1"
         self.suspendable = os.environ.get("GPUMOND_SUSPENDABLE") == "1"
 
     def change(
@@ -37,7 +36,6 @@ class Settings:
         socket: str | None,
         main_thread: bool | None,
         allow_limit: bool | None,
-        observe_ooms: bool | None,
         suspendable: bool | None,
     ) -> None:
         """Change the settings that are not None, or none of them. Raises TypeError and ValueError."""
@@ -53,7 +51,6 @@ class Settings:
         flags = {
             "main_thread": main_thread,
             "allow_limit": allow_limit,
-            "observe_ooms": observe_ooms,
             "suspendable": suspendable,
         }
         for name, flag in flags.items():

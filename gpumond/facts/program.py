@@ -45,7 +45,7 @@ def process_key(pid: int | None, start_ticks: int | None) -> ProcessKey | None:
 ByteChange = NewType("ByteChange", int)
 """Number of bytes by which a value grew; negative if it shrank."""
 
-Seen = Literal["counter", "scope", "retry", "observer", "unhandled", "oom_pool"]
+Seen = Literal["counter", "scope", "retry", "unhandled", "oom_pool"]
 
 Ending = Literal["exit", "error", "out-of-memory"]
 """End of a program: without an unhandled exception (or by Ctrl-C), with one, or with an out-of-memory one."""
@@ -205,10 +205,10 @@ class LiveClasses:
 class Oom:
     """Memory at an out-of-memory error, the OOM record; ``number`` counts from 1 in this process.
 
-    ``seen`` is ``scope``, ``retry`` or ``observer`` (PyTorch's own observer, if the program enables it) if the
-    snapshot was taken at the error, ``unhandled`` if at the end of the program that it caused, and ``counter`` if at
-    the report after it, up to a second later. ``oom_pool``: memory that was set aside for this has served the
-    request, and the program has no error; its stack is that of the main thread, up to a second later.
+    ``seen`` is ``scope`` or ``retry`` if the snapshot was taken at the error, ``unhandled`` if at the end of the
+    program that it caused, and ``counter`` if at the report after it, up to a second later. ``oom_pool``: memory that
+    was set aside for this has served the request, and the program has no error; its stack is that of the main thread,
+    up to a second later.
     ``device_uuid``, ``request_bytes`` and the device's ``free_bytes`` are None if neither counters nor the error's text
     state them; torch writes the sizes with two decimals. ``allocator``: the one that failed, empty if unknown.
     ``scopes`` are those that keep most, ``open_scopes`` those that had begun and not ended. ``stack`` is that of the

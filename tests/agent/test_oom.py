@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -13,7 +11,6 @@ from gpumond.agent.measure.oom import OOMS, allocator_of, free_bytes, is_oom, re
 from gpumond.facts.program import OOMS as KEPT
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
-from tests.helpers.agent_daemon import FAKES, environment
 from tests.helpers.simulated import UUID
 from tests.helpers.values import make_pool
 
@@ -173,46 +170,3 @@ def test_newest_oom_snapshots_are_kept(allocator: CachingAllocator):
         with pytest.raises(OutOfMemory), agent.scope("x"):
             allocator.malloc(2000 * MIB)
     assert [oom.number for oom in agent.program().ooms] == list(range(4, KEPT + 4))
-
-
-OBSERVE = """
-import torch, gpumond.agent as agent
-from gpumond.agent.measure.oom import OOMS
-from torch.world import ACTIVE, Segment
-observers = []
-torch._C._cuda_attach_out_of_memory_observer = observers.append
-torch.WORLD.reset(initialized=False)
-OOMS.observe()
-print(len(observers))
-torch.WORLD.reset(segments=[Segment([(1 << 20, ACTIVE)])])
-agent.report()
-OOMS.observe()
-OOMS.observe()
-print(len(observers))
-error = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})("Tried to allocate 5.00 MiB")
-try:
-    with agent.scope("train"):
-        print(observers[0](0, 5000, 10, 1))
-        raise error
-except RuntimeError:
-    pass
-(oom,) = agent.program().ooms
-print(oom.seen, oom.scope, oom.request_bytes, oom.device_uuid, oom.pools[0].live_bytes)
-print(observers[0]("no", "such", "call", None))
-"""
-
-
-def test_pytorch_reports_errors_before_raising_if_enabled():
-    """The setting is read once, after CUDA is initialized. The error is counted once, and never replaced by another
-    one.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", OBSERVE],
-        env=environment("/nowhere", FAKES),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stderr == ""
-    device = "GPU-00000000-0000-0000-0000-000000000000"
-    assert done.stdout.splitlines() == ["0", "1", "None", f"observer train 5000 {device} {MIB}", "None"]

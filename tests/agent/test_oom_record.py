@@ -52,14 +52,6 @@ def test_record_has_the_stack_of_the_failing_call(allocator: CachingAllocator):
     assert not [call for call in record.stack if call.file.startswith(stacks.OWN)]
 
 
-def test_record_of_an_observed_error_has_the_stack_of_its_caller(allocator: CachingAllocator):
-    OOMS.observed(UUID, 5)
-    assert (
-        agent.program().ooms[0].stack[0].function
-        == test_record_of_an_observed_error_has_the_stack_of_its_caller.__name__
-    )
-
-
 def test_middle_of_a_deep_stack_is_omitted(allocator: CachingAllocator):
     def deeper(levels: int) -> None:
         if levels:
@@ -186,9 +178,14 @@ def snapshot():
         block["frames"] = [call] * 20
     return segments
 WORLD.snapshot = snapshot
-OOMS.observed(None, 5)
+def fail():
+    try:
+        raise RuntimeError("CUDA out of memory")
+    except RuntimeError as error:
+        OOMS.record_error(error, "scope")
+fail()
 WORLD.records_history = True
-OOMS.observed(None, 5)
+fail()
 for oom in agent.program().ooms:
     print(len(oom.sites), sum(site.size_bytes for site in oom.sites) >> 20, len(to_json(oom)) <= 16 << 10)
 print(len(agent.program().ooms[-1].stack) > 0, len(oom.sites[0].calls))

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gpumond.facts.units import GIB
+from gpumond.features.instruments.command import lines
 from gpumond.features.instruments.routes import WHY, WHY_EXAMPLE, Why
-from gpumond.features.instruments.why import lines
 from gpumond.serve.examples import LIVE_CLASSES
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
 from tests.helpers.running import gpumond_here

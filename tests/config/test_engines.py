@@ -12,7 +12,7 @@ from gpumond.commands.main import main
 from gpumond.config.loading import load
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import ConfigError
-from gpumond.features.engines.kinds import all_kinds
+from gpumond.features.engines.kinds import KINDS
 from gpumond.features.engines.spec import Address
 
 GENERIC = {"name": "e", "kind": "generic", "url": "http://127.0.0.1:8080"}
@@ -92,7 +92,7 @@ def test_names_are_unique(tmp_path: Path):
         settings(tmp_path, engine, engine)
 
 
-@pytest.mark.parametrize("kind", all_kinds())
+@pytest.mark.parametrize("kind", KINDS)
 def test_only_methods_without_a_warning_are_allowed_by_the_declaration_alone(tmp_path: Path, kind: str):
     engine: dict[str, Any] = {"name": "e", "kind": kind, "url": "http://127.0.0.1:1"}
     if kind == "generic":

@@ -16,7 +16,7 @@ from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.pools import Expected
 from gpumond.features.engines.flush_step import EngineFlusher, Timing
-from gpumond.features.engines.kinds import all_kinds
+from gpumond.features.engines.kinds import KINDS
 from tests.engines.flushing import ALLOWED, FAST, Short, World, allowed, flush
 from tests.helpers.agents import GIB
 from tests.helpers.engines import device, fake_engine, used_bytes
@@ -31,7 +31,7 @@ CUTS = ("llama-router", "a1111", "lmdeploy", "generic")
 
 
 def test_every_kind_with_a_method_is_tested():
-    assert ALLOWED.keys() == {kind for kind, spec in all_kinds().items() if not spec.without_methods}
+    assert ALLOWED.keys() == {kind for kind, spec in KINDS.items() if not spec.without_methods}
 
 
 @pytest.mark.parametrize("kind", ALLOWED)

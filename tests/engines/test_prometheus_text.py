@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import EngineError
-from gpumond.features.engines.kinds import vllm
+from gpumond.features.engines.kinds import read_vllm
 from gpumond.features.engines.poller import MAX_ANSWER_BYTES, carry_out
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import MAX_LINES, Dialogue, Metrics, get
@@ -68,7 +68,7 @@ def test_page_of_any_content_takes_bounded_memory(content: str):
     with answering(PAGES[content]) as url:
         tracemalloc.start()
         with suppress(EngineError):
-            carried_out(url, vllm.read(engine))
+            carried_out(url, read_vllm(engine))
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert peak < 64 << 20

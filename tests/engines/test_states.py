@@ -11,7 +11,7 @@ import pytest
 
 from gpumond.facts.engines import EngineModel, EngineReading, EngineState
 from gpumond.facts.errors import EngineError, EngineTimeout
-from gpumond.features.engines.kinds import all_kinds
+from gpumond.features.engines.kinds import KINDS
 from gpumond.features.engines.poller import MAX_MODELS, Engines, idle_seconds, quiet_seconds
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import get
@@ -66,7 +66,7 @@ async def read(declaration: EngineConfig) -> EngineState:
 
 
 def test_every_kind_has_a_stand_in():
-    assert FAKES.keys() == all_kinds().keys() == STATES.keys()
+    assert FAKES.keys() == KINDS.keys() == STATES.keys()
 
 
 @pytest.mark.parametrize("kind", STATES)
@@ -274,10 +274,8 @@ def test_hanging_read_ends_at_its_deadline(tmp_path: Path):
         engines = Engines()
         declaration = engine.declaration()
         engines.configure([declaration])
-        from gpumond.features.engines.kinds import ollama
-
         with pytest.raises(EngineTimeout, match="GET /api/ps"):
-            asyncio.run(engines.carry_out("e", ollama.read(declaration), 0.1))
+            asyncio.run(engines.carry_out("e", KINDS["ollama"].read(declaration), 0.1))
 
 
 @pytest.mark.parametrize(

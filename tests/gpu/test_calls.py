@@ -93,27 +93,6 @@ assert snapshots.write(path, max_bytes=1000).path is None
 print(f"20000 blocks, {dump.size_bytes} bytes in {seconds:.3f} s")
 """
 
-OBSERVED = """
-import torch, time, gpumond.agent as agent
-from gpumond.agent.measure.oom import OOMS
-OOMS.observe()
-assert not torch.cuda.is_initialized()
-x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-agent.report()
-OOMS.observe()
-OOMS.observe()
-for _ in range(2):
-    try:
-        with agent.scope("s"):
-            torch.empty(1 << 38, dtype=torch.uint8, device="cuda")
-    except torch.cuda.OutOfMemoryError as error:
-        assert "Tried to allocate 256.00 GiB" in str(error)
-OOMS.record_counters(agent.report())
-ooms = agent.program().ooms
-assert [(o.seen, o.request_bytes, o.scope) for o in ooms] == [("observer", 1 << 38, "s")] * 2, ooms
-assert all(o.device_uuid and o.pools[0].live_bytes == 1 << 30 for o in ooms), ooms
-"""
-
 CUPY = """
 import cupy, gpumond.agent as agent
 GIB = 1 << 30
@@ -153,7 +132,7 @@ else:
     raise AssertionError("a terabyte")
 """
 
-PROGRAMS = {"torch": (SCOPE, RETRY, LIMIT, SNAPSHOT, OBSERVED), "cupy": (CUPY,), "jax": (JAX,)}
+PROGRAMS = {"torch": (SCOPE, RETRY, LIMIT, SNAPSHOT), "cupy": (CUPY,), "jax": (JAX,)}
 
 
 @pytest.mark.parametrize(

@@ -19,18 +19,13 @@ MIB = 1 << 20
 CONTEXT = 2048 * MIB
 """Upper bound of a CUDA context, its libraries and their workspaces."""
 
-both = pytest.mark.parametrize("backend", ["cupy", "torch"])
-
 
 @pytest.fixture(autouse=True)
-def _needs_a_device() -> None:
+def _needs_a_device_and_cupy() -> None:
     if shutil.which("nvidia-smi") is None:
         pytest.skip("needs an NVIDIA device and nvidia-smi")
-
-
-def needs(backend: str) -> None:
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"needs {backend}")
+    if importlib.util.find_spec("cupy") is None:
+        pytest.skip("needs CuPy")
 
 
 def used() -> int:
@@ -55,12 +50,10 @@ def run_load(*arguments: str) -> tuple[dict[str, Any], int]:
     return json.loads(out), peak
 
 
-@both
 @pytest.mark.parametrize("scenario", ["leak-linear", "leak-at-eval", "fragmentation", "periodic-eval", "flush-storm"])
-def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(backend: str, scenario: str) -> None:
-    needs(backend)
+def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(scenario: str) -> None:
     before = used()
-    options = ("--backend", backend, "--max", "8GiB", "--duration", "5s", "--speed", "2000")
+    options = ("--backend", "cupy", "--max", "8GiB", "--duration", "5s", "--speed", "2000")
     account, peak = run_load(scenario, *options)
     assert account["takes"] > 0
     assert account["peak_held_bytes"] <= 8192 * MIB
@@ -69,11 +62,9 @@ def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(backend: str, sce
     assert abs(used() - before) <= 64 * MIB
 
 
-@both
-def test_signal_during_the_run_frees_everything(backend: str) -> None:
-    needs(backend)
+def test_signal_during_the_run_frees_everything() -> None:
     before = used()
-    with start("steady", "--backend", backend, "--max", "8GiB", "--speed", "50") as process:
+    with start("steady", "--backend", "cupy", "--max", "8GiB", "--speed", "50") as process:
         time.sleep(6)
         assert used() - before > 1024 * MIB
         process.send_signal(signal.SIGTERM)
@@ -83,20 +74,16 @@ def test_signal_during_the_run_frees_everything(backend: str) -> None:
     assert abs(used() - before) <= 64 * MIB
 
 
-@both
-def test_stress_verifies_what_it_wrote(backend: str) -> None:
-    needs(backend)
-    account, _ = run_load("stress", "--backend", backend, "--fill", "80%", "--duration", "10s", "--speed", "20")
+def test_stress_verifies_what_it_wrote() -> None:
+    account, _ = run_load("stress", "--backend", "cupy", "--fill", "80%", "--duration", "10s", "--speed", "20")
     assert account["wrong_words"] == 0
     assert account["checked_bytes"] > 0
 
 
-@both
-def test_crash_leaves_no_memory_in_use(backend: str) -> None:
-    needs(backend)
+def test_crash_leaves_no_memory_in_use() -> None:
     before = used()
     options = ("--times", "3", "--max", "8GiB", "--duration", "16s", "--speed", "300")
-    account, _ = run_load("crash", "--backend", backend, *options)
+    account, _ = run_load("crash", "--backend", "cupy", *options)
     assert account["lives"] == 3
     time.sleep(2)
     assert abs(used() - before) <= 64 * MIB

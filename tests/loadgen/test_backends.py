@@ -1,4 +1,4 @@
-"""`gpumond loadgen` on fakes of CuPy and PyTorch, which count the allocations on their device."""
+"""`gpumond loadgen` on a fake of CuPy, which counts the allocations on its device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.helpers.running import until
 FAKES = Path(__file__).parent / "fakes"
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
-both = pytest.mark.parametrize("backend", ["cupy", "torch"])
 
 
 class FakeGpu:
@@ -49,11 +48,10 @@ class FakeGpu:
         return facts
 
 
-@both
 @pytest.mark.parametrize("scenario", ["leak-linear", "leak-compile-cache", "fragmentation", "flush-storm", "autotune"])
-def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(tmp_path: Path, backend: str, scenario: str):
+def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(tmp_path: Path, scenario: str):
     device = FakeGpu(tmp_path)
-    summary = device.summary_of(scenario, "--backend", backend, "--max", "1GiB", "--duration", "1s", "--speed", "2000")
+    summary = device.summary_of(scenario, "--backend", "cupy", "--max", "1GiB", "--duration", "1s", "--speed", "2000")
     facts = device.facts()
     assert summary["outcome"] == "done"
     assert 200 * MIB < facts["peak"] <= 1024 * MIB
@@ -62,30 +60,15 @@ def test_memory_use_is_within_the_limit_and_all_of_it_is_freed(tmp_path: Path, b
     assert summary["scale"] == pytest.approx(1 / 80, rel=0.05)
 
 
-def test_raw_scenario_allocates_outside_the_pool(tmp_path: Path):
+def test_busy_scenario_runs_kernels(tmp_path: Path):
     device = FakeGpu(tmp_path)
-    options = ("--backend", "cupy", "--raw", "--streams", "3", "--fill", "25%", "--duration", "1s", "--speed", "2000")
-    summary = device.summary_of("leak-linear", *options)
-    assert summary["peak_held_bytes"] == summary["peak_live_bytes"]
-    facts = device.facts()
-    assert facts["allocations"] == summary["takes"]
-    assert facts["peak"] <= 2048 * MIB
-    assert facts["used"] == 0
-    assert facts["worked"] % 3 == 0
-    assert facts["worked"] > 0
-
-
-@both
-def test_busy_scenario_runs_kernels(tmp_path: Path, backend: str):
-    device = FakeGpu(tmp_path)
-    device.summary_of("steady", "--backend", backend, "--duration", "1s", "--speed", "200", "--max", "500MiB")
+    device.summary_of("steady", "--backend", "cupy", "--duration", "1s", "--speed", "200", "--max", "500MiB")
     assert device.facts()["worked"] > 0
 
 
-@both
-def test_full_device_ends_the_load_in_order(tmp_path: Path, backend: str):
+def test_full_device_ends_the_load_in_order(tmp_path: Path):
     device = FakeGpu(tmp_path)
-    options = ("--backend", backend, "--rate", "4GiB", "--speed", "4000", "--max", "1GiB")
+    options = ("--backend", "cupy", "--rate", "4GiB", "--speed", "4000", "--max", "1GiB")
     summary = device.summary_of("leak-linear", *options)
     assert summary["outcome"] == "full"
     assert summary["detail"]
@@ -94,36 +77,32 @@ def test_full_device_ends_the_load_in_order(tmp_path: Path, backend: str):
     assert device.facts()["used"] == 0
 
 
-@both
-def test_device_with_too_little_free_memory_is_refused_before_allocation(tmp_path: Path, backend: str):
+def test_device_with_too_little_free_memory_is_refused_before_allocation(tmp_path: Path):
     device = FakeGpu(tmp_path, FAKE_OTHERS_MIB="7000")
-    status, out, err = device.load("preallocated", "--backend", backend)
+    status, out, err = device.load("preallocated", "--backend", "cupy")
     assert (status, out) == (1, "")
     assert "1.2 GiB of 8.0 GiB free" in err
     assert "--fill" in err
     assert device.facts()["peak"] <= 40 * MIB
 
 
-@both
-def test_machine_without_a_device_is_refused(tmp_path: Path, backend: str):
-    status, _, err = FakeGpu(tmp_path, FAKE_SIZE_MIB="0").load("steady", "--backend", backend)
+def test_machine_without_a_device_is_refused(tmp_path: Path):
+    status, _, err = FakeGpu(tmp_path, FAKE_SIZE_MIB="0").load("steady", "--backend", "cupy")
     assert status == 1
     assert "gpumond doctor" in err
     assert "Traceback" not in err
 
 
-@both
-def test_unknown_device_is_refused(tmp_path: Path, backend: str):
-    status, _, err = FakeGpu(tmp_path).load("steady", "--backend", backend, "--device", "3")
+def test_unknown_device_is_refused(tmp_path: Path):
+    status, _, err = FakeGpu(tmp_path).load("steady", "--backend", "cupy", "--device", "3")
     assert status == 1
     assert "there is no device 3: use --device 0 to 0" in err
 
 
-@both
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
-def test_signal_during_the_run_frees_everything(tmp_path: Path, backend: str, by: signal.Signals):
+def test_signal_during_the_run_frees_everything(tmp_path: Path, by: signal.Signals):
     device = FakeGpu(tmp_path)
-    with device.start("steady", "--backend", backend, "--max", "1GiB", "--speed", "50", "--json") as process:
+    with device.start("steady", "--backend", "cupy", "--max", "1GiB", "--speed", "50", "--json") as process:
         until(device.log.exists)
         process.send_signal(by)
         out, err = process.communicate(timeout=60)
@@ -136,9 +115,8 @@ def test_signal_during_the_run_frees_everything(tmp_path: Path, backend: str, by
     assert facts["used"] == 0
 
 
-@both
-def test_stress_verifies_what_it_wrote(tmp_path: Path, backend: str):
-    options = ("stress", "--backend", backend, "--fill", "90%", "--duration", "1s", "--speed", "60")
+def test_stress_verifies_what_it_wrote(tmp_path: Path):
+    options = ("stress", "--backend", "cupy", "--fill", "90%", "--duration", "1s", "--speed", "60")
     good = FakeGpu(tmp_path)
     summary = good.summary_of(*options)
     assert summary["wrong_words"] == 0
@@ -150,29 +128,26 @@ def test_stress_verifies_what_it_wrote(tmp_path: Path, backend: str):
     assert "incorrect words" in out
 
 
-@both
-def test_orphan_is_refused_on_a_real_driver(tmp_path: Path, backend: str):
+def test_orphan_is_refused_on_a_real_driver(tmp_path: Path):
     device = FakeGpu(tmp_path)
-    status, _, err = device.load("orphan", "--backend", backend)
+    status, _, err = device.load("orphan", "--backend", "cupy")
     assert status == 1
     assert "a driver frees the memory of a killed program" in err
     assert err.count("gpumond: ") == 1
 
 
-@both
-def test_crash_scenario_kills_a_child_and_starts_another(tmp_path: Path, backend: str):
+def test_crash_scenario_kills_a_child_and_starts_another(tmp_path: Path):
     options = ("--times", "3", "--duration", "4s", "--speed", "1200", "--max", "1GiB")
-    summary = FakeGpu(tmp_path).summary_of("crash", "--backend", backend, *options)
+    summary = FakeGpu(tmp_path).summary_of("crash", "--backend", "cupy", *options)
     assert (summary["lives"], summary["outcome"]) == (3, "crash")
     assert summary["truth"]["kind"] == "crash-loop"
     assert summary["peak_live_bytes"] > 900 * MIB
 
 
-@both
-def test_missing_library_is_named_with_the_remedy(tmp_path: Path, backend: str):
-    (tmp_path / f"{backend}.py").write_text(f"raise ModuleNotFoundError('No module named {backend}', name={backend!r})")
+def test_missing_library_is_named_with_the_remedy(tmp_path: Path):
+    (tmp_path / "cupy.py").write_text("raise ModuleNotFoundError('No module named cupy', name='cupy')")
     device = FakeGpu(tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    status, _, err = device.load("steady", "--backend", backend)
+    status, _, err = device.load("steady", "--backend", "cupy")
     assert status == 2
     assert "pip install" in err
     assert "Traceback" not in err

@@ -9,10 +9,9 @@ import pytest
 from gpumond.facts.frame import Frame
 from gpumond.facts.program import Oom, OomPool
 from gpumond.facts.units import GIB
-from gpumond.features.oom.case import CaseFile
+from gpumond.features.oom.case import CaseFile, document, plain
 from gpumond.features.oom.evidence import Evidence
 from gpumond.features.oom.part import KEPT, PER_PROCESS, Cases, opaque_case, timeline
-from gpumond.features.oom.report import document, plain
 from gpumond.tick.history import History
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
@@ -112,8 +111,6 @@ def test_what_a_program_gained_after_its_last_report_is_counted_once():
     report = make_report(10, (make_pool(live=50 * GIB, cached=0),), workload="train")
     snapshot = make_snapshot(device, reports=(report,))
     pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=78 * GIB, cached_bytes=0, stranded_bytes=0)
-    oom = Oom(
-        number=1, at=snapshot.taken_at, seen="observer", device_uuid=device.uuid, request_bytes=GIB, pools=(pool,)
-    )
+    oom = Oom(number=1, at=snapshot.taken_at, seen="scope", device_uuid=device.uuid, request_bytes=GIB, pools=(pool,))
     evidence = Evidence(replace(oom, free_bytes=GIB // 2), report, Frame(snapshot, attribute(snapshot)))
     assert evidence.held + evidence.overhead == int(79.5 * GIB)

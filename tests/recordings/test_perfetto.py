@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpumond.commands.main import main
 from gpumond.facts.units import GIB
-from gpumond.features.recordings.perfetto import counters, instants, names
+from gpumond.features.recordings.record import counters, instants, program_names as names
 from tests.helpers.frames import busy_frame, fake_daemon
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 

@@ -47,7 +47,7 @@ SEEDS = (
     encode(
         Report(program=Program(scopes=tuple(ScopeUsage(name=f"epoch/{number}", entries=1) for number in range(SCOPES))))
     ),
-    encode(Report(program=Program(ooms=(Oom(number=1, at=1000.0, seen="observer", device_uuid="GPU-a"),)))),
+    encode(Report(program=Program(ooms=(Oom(number=1, at=1000.0, seen="scope", device_uuid="GPU-a"),)))),
     encode(FlushResult("one", "freed")),
     encode(AgentResponse("one", dump=Dump("torch", "/tmp/x", 5))),
     encode(Goodbye()),

@@ -6,9 +6,8 @@ import json
 import re
 from pathlib import Path
 
-from gpumond.features.rules.built_in import BUILT_IN
+from gpumond.features.rules.built_in import BUILT_IN, prometheus_summary
 from gpumond.features.rules.settings import UNITS
-from gpumond.features.rules.summaries import prometheus_summary
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FILES = (DEPLOY / "prometheus/gpumond.rules.yaml", DEPLOY / "kubernetes/monitoring/prometheusrule.yaml")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpumond.agent.allocators import ADAPTERS
 from gpumond.config.settings import RECEIVER_TYPES
 from gpumond.devices import SOURCES
-from gpumond.features.engines.kinds import all_kinds
+from gpumond.features.engines.kinds import KINDS
 
 HEADER = """\
 # Sources, adapters, engines and receivers
@@ -44,7 +44,7 @@ def engines() -> Iterator[str]:
     yield "default. When you declare an engine, methods without a warning are allowed. The others also need"
     yield "`allow: [engine]`.\n"
     yield "| kind | engine | methods | warning |\n|---|---|---|---|"
-    for spec in all_kinds().values():
+    for spec in KINDS.values():
         methods = ", ".join(f"`{each.name}`" for each in spec.methods) or ("`release`" if spec.method_of else "none")
         yield f"| `{spec.kind}` | {spec.summary} | {methods} | {spec.warning or spec.without_methods} |"
 

@@ -78,10 +78,8 @@ ADAPTERS = (
     ),
     AdapterSpec("paddle", "paddle", ("paddlepaddle-gpu",), oom_texts=(("MemoryError", r"Out of memory error on GPU"),)),
     AdapterSpec("warp", "warp", ("warp-lang",)),
-    AdapterSpec("cuda.core", "cuda_core", ("cuda-core",), oom_texts=(("CUDAError", "CUDA_ERROR_OUT_OF_MEMORY"),)),
     AdapterSpec("tensorflow", "tensorflow", ("tensorflow",), ("tensorflow", "ResourceExhaustedError")),
     AdapterSpec("jax", "jax", ("jax",), oom_texts=(("XlaRuntimeError", _XLA), ("JaxRuntimeError", _XLA))),
-    AdapterSpec("comfy_aimdo.model_vbar", "aimdo", ("comfy-aimdo",)),
     AdapterSpec("gpumond.agent.cuda", "mempools"),
     AdapterSpec("gpumond.agent.cuda", "managed"),
     AdapterSpec("gpumond.sim.allocator", "sim", oom_error=("gpumond", "OutOfMemory")),
@@ -170,12 +168,6 @@ class AllocatorAdapter:
         ``guarded``: refuse a snapshot that would stall the program.
         """
         raise FlushRefused(f"{self.name} has no snapshot")
-
-    def observe_ooms(self, observed: Callable[[str | None, int], None]) -> bool:
-        """Register ``observed(device UUID, requested bytes)`` permanently, which the library calls before it raises an
-        out-of-memory error. Return False if that is impossible now.
-        """
-        return False
 
     def largest_free_bytes(self) -> Mapping[str, int]:
         """Return the size of the largest free block by device UUID; empty if the search would take too long."""

@@ -298,14 +298,6 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         query = getattr(self._c, "_accelerator_getAllocatorSettings", None)  # since 2.12; includes changes at run time
         return f"{self._configuration},{query() if query else ''}".lower()
 
-    def observe_ooms(self, observed: Callable[[str | None, int], None]) -> bool:
-        """Attach the observer. Returns False where that would initialize CUDA, or is not possible."""
-        attach = getattr(self._c, "_cuda_attach_out_of_memory_observer", None)
-        if not self._cuda.is_initialized() or attach is None or self._cuda.get_allocator_backend() != "native":
-            return False
-        attach(lambda ordinal, size, allowed, free: observed(self._uuids.get(ordinal), size))
-        return True
-
     def largest_free_bytes(self) -> Mapping[str, int]:
         """Return the largest free block in the cache of each device; empty if there are too many blocks."""
         native = self._cuda.is_initialized() and self._cuda.get_allocator_backend() == "native"

@@ -127,7 +127,6 @@ class Ooms:
 
     def _forget(self) -> None:
         self._lock = threading.RLock()
-        self._observed: set[str] = set()
         self._count = 0
         self._recent: deque[Oom] = deque(maxlen=KEPT)
         self._counted: dict[tuple[str, str], int] = {}
@@ -155,8 +154,6 @@ class Ooms:
             return
         try:
             error._gpumond_saw = True  # type: ignore[attr-defined]
-            if type(error).__module__.partition(".")[0] in self._observed:
-                return
             pools = REGISTRY.read(READ_SECONDS) or ()
             devices = self._increased(pools, first_counts=True)
             request = request_bytes(error)
@@ -182,22 +179,6 @@ class Ooms:
             return False
         self.record_error(oom, seen)
         return True
-
-    def observe(self) -> None:
-        """Register for errors with the libraries that can report them before they raise; once each, permanently."""
-        for adapter in REGISTRY.known():
-            if adapter.name not in self._observed and adapter.observe_ooms(self.observed):
-                self._observed.add(adapter.name)
-
-    def observed(self, device: str | None, size: int) -> None:
-        """Record an error in the thread that requested the memory. An exception here would replace the error."""
-        try:
-            pools = REGISTRY.read(READ_SECONDS) or ()
-            self._increased(pools, first_counts=True)
-            devices = [device] if device else []
-            self._publish(self._record(pools, devices, "observer", size, self.scope(), _details(None)))
-        except Exception:
-            return
 
     def record_oom_pool(self, device: str | None, size: int, thread: int | None) -> None:
         """Record that an out-of-memory pool served a request, with the stack of this thread. Never raises."""
@@ -304,11 +285,11 @@ class Ooms:
 OOMS = Ooms()
 
 
-def _details(error: BaseException | None, search_seconds: float = SEARCH_SECONDS) -> Details:
-    """Return the details for an error that this thread handles, or, without it, is about to raise."""
+def _details(error: BaseException, search_seconds: float = SEARCH_SECONDS) -> Details:
+    """Return the details for an error that this thread handles."""
     from gpumond.agent.measure import stacks  # needed after an error only
 
-    stack, omitted = stacks.of_caller() if error is None else stacks.of_error(error)
+    stack, omitted = stacks.of_error(error)
     classes = live_classes(search_seconds)
     return Details(_largest_free(), stack, omitted, stacks.of_allocating_threads(), classes, _live_sites())
 

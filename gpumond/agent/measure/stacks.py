@@ -39,11 +39,6 @@ def of_error(error: BaseException) -> tuple[tuple[Call, ...], int]:
     return _shortened([*reversed(inner), *_walk(outer)])
 
 
-def of_caller() -> tuple[tuple[Call, ...], int]:
-    """Return the calls of this thread, innermost first, without the agent's own, and the number of omitted ones."""
-    return _shortened(list(_walk(sys._getframe(1))))
-
-
 def of_thread(ident: int | None) -> tuple[tuple[Call, ...], int]:
     """Return the present calls of another thread, innermost first, and the number of omitted ones."""
     return _shortened(list(_walk(None if ident is None else sys._current_frames().get(ident))))

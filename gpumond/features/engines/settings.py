@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gpumond.config.models import Strict
 from gpumond.facts.pools import ENGINE_STEP
-from gpumond.features.engines.kinds import all_kinds
+from gpumond.features.engines.kinds import KINDS
 from gpumond.features.engines.spec import Address, Call, EngineSpec, ReleaseMethod
 
 POINTER = re.compile(r"(/([^~/]|~[01])*)+")
@@ -137,7 +137,7 @@ class EngineConfig(Strict):
 
     @cached_property
     def spec(self) -> EngineSpec:
-        return all_kinds()[self.kind]
+        return KINDS[self.kind]
 
     @property
     def may_release(self) -> bool:
@@ -163,8 +163,8 @@ class EngineConfig(Strict):
     @field_validator("kind")
     @classmethod
     def _known_kind(cls, kind: str) -> str:
-        if kind not in all_kinds():
-            raise ValueError(f"expected one of {', '.join(all_kinds())}; describe any other engine with kind: generic")
+        if kind not in KINDS:
+            raise ValueError(f"expected one of {', '.join(KINDS)}; describe any other engine with kind: generic")
         return kind
 
     @field_validator("url", "metrics_url")

@@ -11,7 +11,7 @@ FEATURE = Feature(
     commands=(
         Command(
             name="limit",
-            module="gpumond.features.instruments.limit",
+            module="gpumond.features.instruments.command:Limit",
             help="limit how much memory your program's allocators may hold",
             group="Memory",
             examples=(
@@ -21,7 +21,7 @@ FEATURE = Feature(
         ),
         Command(
             name="why",
-            module="gpumond.features.instruments.why",
+            module="gpumond.features.instruments.command",
             help="show what your program's live memory consists of",
             group="Programs",
             examples=(
@@ -31,7 +31,7 @@ FEATURE = Feature(
         ),
         Command(
             name="snapshot",
-            module="gpumond.features.instruments.snapshot",
+            module="gpumond.features.instruments.command:Snapshot",
             help="make your program write its framework's memory snapshot, and download it",
             group="Programs",
             examples=("gpumond snapshot --pid 4242 --out memory.pickle",),

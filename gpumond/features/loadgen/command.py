@@ -21,7 +21,7 @@ from gpumond.agent.settings import workload_name
 from gpumond.cli.arguments import DONE, FAILED, above_zero, duration, value
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.units import byte_size, threshold
-from gpumond.features.loadgen.backends import BACKENDS, BackendSettings, backend
+from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
 from gpumond.features.loadgen.plan import COMMON, TABLE, Plan, find, plan
 from gpumond.features.loadgen.runner import Executed, Report, RunLimits, account, failure, run as carry_out, summary
 from gpumond.features.loadgen.script import CONTEXT_BYTES, Option, Scenario
@@ -40,7 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="scenario: a name or alias from --list")
     parser.add_argument("--list", action="store_true", help="list all scenarios with their patterns and options")
     parser.add_argument(
-        "--backend", choices=BACKENDS, default="sim", help="what allocates the memory (default: sim, a simulated GPU)"
+        "--backend",
+        choices=tuple(BACKENDS),
+        default="sim",
+        help="what allocates the memory (default: sim, a simulated GPU)",
     )
     parser.add_argument("--device", type=int, default=0, metavar="N", help="GPU index (default: 0)")
     parser.add_argument(
@@ -57,14 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max", type=above_zero(byte_size), metavar="SIZE", help="use at most this much memory, such as 8GiB"
-    )
-    parser.add_argument("--raw", action="store_true", help="backend cupy: use cudaMalloc instead of the pool")
-    parser.add_argument(
-        "--streams",
-        type=int,
-        default=1,
-        metavar="N",
-        help="backend cupy: number of CUDA streams that compute (default: 1)",
     )
     parser.add_argument("--workload", metavar="NAME", help="workload name to report (default: the scenario's name)")
     parser.add_argument("--no-agent", action="store_true", help="run without the agent")
@@ -98,20 +93,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("no scenario given; `gpumond loadgen --list` shows all scenarios")
     chosen = find(arguments.scenario)
     made, limits = _plan(chosen, arguments), _limits(chosen, arguments)
-    if not 1 <= arguments.streams <= 64:
-        raise ConfigError(f"--streams {arguments.streams}: expected 1 to 64")
     with ExitStack() as stack:
         report = None if arguments.report is None else stack.enter_context(closing(Report(arguments.report)))
         device_directory = (
             stack.enter_context(_simulated_device(arguments, made)) if arguments.backend == "sim" else None
         )
-        settings = BackendSettings(arguments.device, device_directory, arguments.raw, arguments.streams)
+        settings = BackendSettings(arguments.device, device_directory)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before threads start, because they inherit it
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, blocked)
         started_at = time.time()
         agent = partial(_agent, None if arguments.no_agent else _workload(arguments, chosen))
         try:
-            done = carry_out(made, partial(backend, arguments.backend, settings), limits, agent)
+            done = carry_out(made, partial(BACKENDS[arguments.backend], settings), limits, agent)
         except GpumondError as error:
             if report is not None:
                 report.add(failure(made, arguments.backend, started_at, str(error)))

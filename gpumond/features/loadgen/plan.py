@@ -11,7 +11,7 @@ from operator import itemgetter
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, HOUR_SECONDS, MINUTE_SECONDS
-from gpumond.features.loadgen import scenarios, serving
+from gpumond.features.loadgen import scenarios
 from gpumond.features.loadgen.script import (
     CONTEXT_BYTES,
     VIEWS,
@@ -50,7 +50,7 @@ TABLE = (
     scenarios.orphan,
     scenarios.crash,
     scenarios.at_evaluation,
-    serving.leak,
+    scenarios.leak_serving,
     scenarios.warm_up,
     scenarios.autotune,
     scenarios.preallocated,
@@ -58,10 +58,10 @@ TABLE = (
     scenarios.periodic_evaluation,
     scenarios.curriculum,
     scenarios.fleet,
-    serving.bimodal,
-    serving.nightly,
-    serving.model_loads,
-    serving.slow_fragmentation,
+    scenarios.serving_bimodal,
+    scenarios.serving_nightly,
+    scenarios.model_loads,
+    scenarios.slow_fragmentation,
     scenarios.steady,
     scenarios.stress,
     scenarios.flush_storm,

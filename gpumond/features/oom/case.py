@@ -1,12 +1,17 @@
-"""The case file of one out-of-memory error. No I/O."""
+"""The case file of one out-of-memory error, also as text and as an HTML document. No I/O."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gpumond.events import MAX_CALL, call_text
 from gpumond.facts.frame import Line
-from gpumond.facts.program import Oom, ProcessKey
+from gpumond.facts.program import Call, LiveClasses, Oom, ProcessKey
+from gpumond.facts.units import human
+from gpumond.view import html_report as html, text
+from gpumond.view.text import moment, size
 
 Basis = Literal["measured", "reported", "estimate"]
 """Source of a remedy's bytes: the driver or the program's own counters, an agent's statement about a possible flush, or
@@ -145,3 +150,93 @@ def rank_order(case: CaseFile, cases: tuple[CaseFile, ...]) -> tuple[RankError, 
     return tuple(
         RankError(rank=each.rank, pid=each.pid, id=each.id, seconds_later=each.at - same[0].at) for each in same
     )
+
+
+REMEDY_HEADER = ("REMEDY", ">BYTES", "ENOUGH", "KNOWN FROM")
+CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activations")
+MEMORY_VIZ = "https://pytorch.org/memory_viz"
+
+
+def plain(case: CaseFile, ranks: Sequence[RankError]) -> str:
+    """Return the case file for a terminal."""
+    parts = [f"case {case.id}, {moment(case.at)}", text.safe(case.summary)]
+    if case.remedies:
+        parts.append(text.table(REMEDY_HEADER, remedy_rows(case)))
+    for title, header, rows in sections(case, ranks):
+        parts.append(f"{title}\n{text.table(header, rows)}")
+    if case.oom is not None:
+        parts.append(snapshot_hint(case))
+    return "\n\n".join(parts)
+
+
+def document(case: CaseFile, ranks: Sequence[RankError]) -> str:
+    """Return the case file as HTML."""
+    parts = [html.paragraph(case.summary)]
+    if case.remedies:
+        header = [name.capitalize() if not name.startswith(">") else ">Bytes" for name in REMEDY_HEADER]
+        parts += [html.heading("What would have been enough"), html.table(header, remedy_rows(case))]
+    if case.timeline.at:
+        curves = [(_label(each.pid, each.workload), each.used_bytes) for each in case.timeline.curves]
+        parts += [html.heading("The device in the ten minutes before"), html.areas(case.timeline.at, curves)]
+    for title, names, rows in sections(case, ranks):
+        cells = [name if not name.startswith(">") else f">{name[1:].capitalize()}" for name in names]
+        parts += [html.heading(title), html.table([each.capitalize() for each in cells], rows)]
+    if case.oom is not None:
+        parts += [html.heading("The framework's snapshot"), html.paragraph(snapshot_hint(case))]
+    return html.page(f"Out of memory: case {case.id}", parts)
+
+
+def remedy_rows(case: CaseFile) -> Iterator[list[str]]:
+    for each in case.remedies:
+        about = "about " if each.basis == "estimate" and each.size_bytes is not None else ""
+        enough = {True: "yes", False: "no", None: "unknown"}[each.enough]
+        source = f"{each.source} ({each.basis})" if each.basis == "estimate" else each.source
+        yield [each.text, f"{about}{size(each.size_bytes)}", enough, source]
+
+
+def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+    """Yield title, header and rows of each table of facts."""
+    if case.lines:
+        lines = sorted(case.lines, key=lambda line: -line.used_bytes)
+        rows = [
+            [_label(line.pid, line.workload), line.share, human(line.used_bytes)] for line in lines if line.used_bytes
+        ]
+        yield "Ledger of the device before the error", ("PROGRAM", "SHARE", ">BYTES"), rows
+    if len(ranks) > 1:
+        rows = [[str(each.rank), str(each.pid), f"{each.seconds_later:.1f} s", each.id] for each in ranks]
+        yield "Order of the ranks", (">RANK", ">PID", ">LATER", "CASE"), rows
+    if case.oom is None:
+        return
+    for classes in case.oom.classes:
+        yield f"Live bytes of {classes.allocator} by class", ("CLASS", ">BYTES"), list(_classes(classes))
+    if case.oom.sites:
+        rows = [[human(site.size_bytes), str(site.blocks), _calls(site.calls)] for site in case.oom.sites]
+        yield "Largest allocation sites", (">BYTES", ">BLOCKS", "CALLS, INNERMOST FIRST"), rows
+    if case.oom.scopes:
+        yield "Scopes that keep most", ("SCOPE", ">BYTES"), [[s.name, human(s.retained_bytes)] for s in case.oom.scopes]
+    if case.oom.stack:
+        yield "Failing call, innermost first", ("CALL",), [[call_text(call)] for call in case.oom.stack]
+
+
+def snapshot_hint(case: CaseFile) -> str:
+    return (
+        f"While the program runs: gpumond snapshot --pid {case.pid} --out memory.pickle writes the framework's own "
+        f"snapshot. Open the file in {MEMORY_VIZ}"
+    )
+
+
+def _classes(classes: LiveClasses) -> Iterator[list[str]]:
+    for name in CLASSES:
+        value = getattr(classes, f"{name}_bytes")
+        if value is not None:
+            yield [name, human(value)]
+    if classes.unknown_bytes:
+        yield ["unknown", human(classes.unknown_bytes)]
+
+
+def _calls(calls: Sequence[Call]) -> str:
+    return " < ".join(map(call_text, calls[:3]))[: 3 * MAX_CALL]
+
+
+def _label(pid: int | None, workload: str) -> str:
+    return workload or "unattributed" if pid is None else f"{workload or 'pid'} {pid}"

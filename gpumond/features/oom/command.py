@@ -10,8 +10,7 @@ from urllib.parse import quote
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE
 from gpumond.facts.errors import DaemonError
-from gpumond.features.oom.case import CaseSummary, RankedCase
-from gpumond.features.oom.report import document, plain
+from gpumond.features.oom.case import CaseSummary, RankedCase, document, plain
 from gpumond.view import html_report
 from gpumond.view.frame import checked_as
 from gpumond.view.text import moment, size, table

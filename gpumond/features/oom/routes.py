@@ -9,9 +9,8 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond.facts.program import Call, Oom, OomPool
-from gpumond.features.oom.case import CaseFile, CaseSummary, Curve, RankedCase, Remedy, Timeline, summary_of
+from gpumond.features.oom.case import CaseFile, CaseSummary, Curve, RankedCase, Remedy, Timeline, document, summary_of
 from gpumond.features.oom.part import Cases
-from gpumond.features.oom.report import document
 from gpumond.serve import examples
 from gpumond.serve.dependencies import kernel_of
 from gpumond.serve.problems import responses

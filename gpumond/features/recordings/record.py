@@ -1,5 +1,5 @@
-"""``gpumond record``: write each snapshot of a daemon as one JSON line, or as CSV, for ``gpumond diagnose``; and the
-importer of these lines.
+"""``gpumond record``: write each snapshot of a daemon as one JSON line, or as CSV, for ``gpumond diagnose``, with the
+importer of these lines; or as a Chrome trace, which Perfetto shows next to those of torch.profiler.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +20,11 @@ from gpumond.cli.arguments import DONE, duration, print_error
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
-from gpumond.features.recordings import perfetto
 from gpumond.features.recordings.csv_log import HEADER, csv_lines
 from gpumond.features.recordings.reader import Lines, Remarks
 from gpumond.features.recordings.snapshots import Format
+from gpumond.tick.ledger import attribute
+from gpumond.view.text import safe
 
 POLLS_A_TICK = 4
 SHORTEST_SECONDS, FIRST_SECONDS, LONGEST_SECONDS = 0.02, 0.1, 0.5
@@ -74,6 +75,53 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+KINDS = frozenset(("flush", "oom", "verdict-began", "verdict-ended", "alert-fired", "process-ended"))
+"""Events that are instants of a trace."""
+MICROSECONDS = 1e6
+Entry = dict[str, Any]
+
+
+def counters(snapshot: Snapshot) -> Iterator[Entry]:
+    """Yield the values of all tracks at one snapshot: bytes by share, of each program and of the rest of a device."""
+    at = snapshot.taken_at * MICROSECONDS
+    gpus = snapshot.gpu_labels
+    tracks: dict[tuple[int, str], dict[str, int]] = {}
+    for line in attribute(snapshot).lines:
+        name = f"GPU {gpus.get(line.device_uuid, '?')} memory"
+        own = tracks.setdefault((line.pid or 0, name), {})
+        own[line.share] = own.get(line.share, 0) + line.used_bytes
+    for (pid, name), shares in tracks.items():
+        yield {"ph": "C", "pid": pid, "name": name, "ts": at, "args": shares}
+
+
+def program_names(snapshot: Snapshot, known: set[int]) -> Iterator[Entry]:
+    """Yield the names of the programs that are not ``known`` yet, and add these."""
+    found = {0: "devices"} | {
+        line.pid: f"{line.workload or 'process'} (gpumond)"
+        for line in attribute(snapshot).lines
+        if line.pid is not None
+    }
+    for pid, name in found.items():
+        if pid not in known:
+            known.add(pid)
+            yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": safe(name)}}
+
+
+def instants(events: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+    """Yield the events of a daemon that a trace shows."""
+    for event in events:
+        if event["kind"] in KINDS:
+            yield {
+                "ph": "i",
+                "s": "g",
+                "pid": event["pid"] or 0,
+                "tid": 0,
+                "name": event["kind"],
+                "ts": event["at"] * MICROSECONDS,
+                "args": {"summary": safe(event["summary"])},
+            }
+
+
 def _trace(arguments: argparse.Namespace) -> int:
     """Write a trace. The file is complete when the recording ends, by Ctrl-C or after its duration."""
     if arguments.csv or arguments.out is not None:
@@ -87,7 +135,7 @@ def _trace(arguments: argparse.Namespace) -> int:
             out.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
             separator = ""
 
-            def add(entries: Iterable[perfetto.Entry]) -> None:
+            def add(entries: Iterable[Entry]) -> None:
                 nonlocal separator
                 for entry in entries:
                     out.write(separator + json.dumps(entry))
@@ -95,13 +143,13 @@ def _trace(arguments: argparse.Namespace) -> int:
 
             try:
                 for snapshot in taken(arguments.url, arguments.duration):
-                    add(perfetto.names(snapshot, known))
-                    add(perfetto.counters(snapshot))
+                    add(program_names(snapshot, known))
+                    add(counters(snapshot))
                     count += 1
             except KeyboardInterrupt:
                 pass
             finally:
-                add(perfetto.instants(_events(arguments.url, last)))
+                add(instants(_events(arguments.url, last)))
                 out.write("\n]}\n")
     except OSError as error:
         raise ConfigError(f"--perfetto {arguments.perfetto}: {error.strerror or error}") from None

@@ -1,14 +1,124 @@
-"""Built-in rules, active unless the configuration replaces or disables them. ``summaries`` has their texts.
+"""Built-in rules, active unless the configuration replaces or disables them, and the summaries of their alerts.
 
 deploy/prometheus/gpumond.rules.yaml has the same rules for fleets, and docs/how-to/runbooks.md a section on each.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from gpumond.facts.alerts import Rule, Scope
-from gpumond.features.rules.summaries import daemon_summary
+from gpumond.facts.verdicts import REMEDIES
+from gpumond.quantities.table import Unit
+
+GPU = "GPU {gpu}[ ({name})| of {instance}]"
+ON = "on GPU {gpu}[| of {instance}]"
+PROGRAM = f"{{workload}} (pid {{pid}}) {ON}"
+PROCESS = f"[{{comm}} (pid {{pid}}, workload {{workload}})|pid {{pid}}] {ON}"
+
+TEMPLATES: Mapping[str, str] = {
+    "device-nearly-full": f"{GPU} is nearly full[: {{used}} of {{size}}, most of it used by {{top_process}}, and a "
+    "flush releases only {reclaimable}; gpumond status lists the programs|: {value} of its memory is used, and no "
+    "flush releases it; gpumond status on that machine lists the programs]",
+    "reclaimable-waste": f"{GPU} is short of memory, and [{{reclaimable}} of it|{{value}} of it] is unused cache"
+    "[, most of it held by {top_cache}]; gpumond flush --device {uuid} releases it",
+    "fragmentation": f"{PROGRAM}: {{value}} of the memory held by {{allocator}} is fragmented, even at peak use"
+    "[ ({stranded} now)]; set [{torch_setting}=]expandable_segments:True for PyTorch, or restart the program",
+    "leak": f"[{{verdicts}}; {REMEDIES['leak']}|"
+    f"pid {{pid}} {ON} is leaking memory{{time_to_oom}}; gpumond why --pid {{pid}} on that machine shows what retains "
+    "it]",
+    "out-of-memory": f"{PROGRAM} ran out of memory[ (errors in 10 minutes: {{value}}; {{live}} live and "
+    "{stranded} stranded now)]; gpumond status shows which programs hold memory there[{advice}]",
+    "allocation-retries": f"{PROGRAM} is slow and almost out of memory: its allocator emptied the cache and retried "
+    "{value} times in 10 minutes; reduce the batch size, or free memory on the GPU[{advice}]",
+    "orphan-memory": f"{GPU} has [{{unattributed}}|{{value}} of its memory] in use that the driver counts for no "
+    "process: managed memory (cudaMallocManaged) of a program without the agent, or memory of an exited process; "
+    "gpumond status lists the programs and the processes that have the GPU open",
+    "idle-holder": f"[{{verdicts}}|pid {{pid}} {ON} has held memory for half an hour without GPU activity]; "
+    + REMEDIES["idle-holder"],
+    "quota-exceeded": f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the quota {{quota}} "
+    "({soft_limit})|its quota]; gpumond flush --pid {pid} releases its cache",
+    "reserve-unavailable": f"{{value}} of the [{{reserve}}|memory] reserved for [{{comm}} (pid {{pid}}, quota "
+    f"{{reserve_quota}})|pid {{pid}}] {ON} is taken by other programs; gpumond status lists them",
+    "device-lost": "GPU {gpu} [({name}, {uuid})|of {instance} ({uuid})] doesn't respond to its driver; look for Xid "
+    "errors in dmesg",
+    "xid-errors": f"{GPU} reported Xid [{{xids}}|{{xid}}]; look it up in NVIDIA's Xid catalog, and find the process in "
+    "dmesg",
+    "thermal-throttling": f"{GPU} is thermally throttled[ at {{temperature}} ({{throttle_reasons}})]; check fans, "
+    "airflow and coolant, or lower its power limit: nvidia-smi -i {uuid} -pl WATTS",
+    "power-throttling": f"{GPU} is power-capped[: {{power}} of {{power_limit}}]; this is normal at full load; if the "
+    "limit was lowered, raise it: nvidia-smi -i {uuid} -pl WATTS",
+    "power-brake": f"{GPU} is slowed down because the machine's power supply is overloaded; check the power supplies "
+    "and the power cables of the GPU",
+    "ecc-uncorrected": f"{GPU} had {{value}} uncorrected ECC errors since its driver was loaded: results may be wrong; "
+    "stop its programs, run nvidia-smi -i {uuid} --gpu-reset, and replace it if errors recur",
+    "row-remap-pending": f"{GPU} has a faulty memory row, which it replaces at the next reset; stop its programs, then "
+    "run nvidia-smi -i {uuid} --gpu-reset",
+    "row-remap-failed": f"{GPU} has a faulty memory row and no spare row left; move its programs to another GPU, and "
+    "replace it",
+    "retired-pages-pending": f"{GPU} has faulty memory pages, which it retires at the next reset; stop its programs, "
+    "then run nvidia-smi -i {uuid} --gpu-reset",
+    "nvlink-errors": f"{GPU} had {{value}} NVLink errors in 10 minutes; nvidia-smi nvlink -i {{uuid}} -e lists them by "
+    "link; reseat the GPU or its bridge, and look for Xid 74 in dmesg",
+    "pcie-link-degraded": f"{GPU} has a degraded PCIe link: [{{pcie_link}} under load, at most {{pcie_link_max}}|"
+    "{value} of its bandwidth is missing under load]; reseat the GPU and its riser, and check the slot's firmware "
+    "settings",
+    "persistence-mode-off": f"{GPU} is unloaded by its driver while no program uses it, which slows down starts and "
+    "resets its counters; run nvidia-smi -i {uuid} -pm 1, or enable nvidia-persistenced",
+    "driver-unresponsive": "gpumond[| on {instance}] waits for a driver call that doesn't return[ ({reason})]; the "
+    "affected GPUs have no values until it does; look for Xid errors in dmesg",
+    "driver-down": "gpumond[| on {instance}] can't read any GPU[: {reason}|{down_reason}]",
+    "agent-gone": f"[{{workload}} (pid {{pid}}, {{state}})|pid {{pid}}] {ON} still holds [{{used}}|{{bytes}}], but its "
+    "agent has stopped reporting; check whether the program hangs or was stopped",
+    "engine-out-of-service": "{engine} ({kind})[| on {instance}] hasn't served requests for {value}: gpumond tried to "
+    "release its memory without effect, and the server hasn't resumed[ ({reason})]; gpumond retries; if that doesn't "
+    "help, restart the server",
+    "store-not-writable": "gpumond[| on {instance}] can't write to its store: alerts continue, but changes of rules "
+    "can't be saved; check that the state directory is writable and its disk has free space",
+}
+"""Summaries of the alerts, one template for the daemon and Prometheus: the subject first, then the fact, then the next
+step.
+
+``[a|b]`` is *a* in the daemon's summary and *b* in the one of Prometheus, whose series lack some labels; ``[a]`` is in
+the daemon's only. ``python -m tools.docs.alerts`` writes the summaries of deploy/prometheus and
+deploy/kubernetes/monitoring.
+"""
+
+_CHOICE = re.compile(r"\[([^][|]*)(?:\|([^][]*))?\]")
+"""The innermost choice: choices may be nested."""
+_VALUES: Mapping[Unit, str] = {
+    "bytes": "{{ $value | humanize1024 }}B",
+    "ratio": "{{ $value | humanizePercentage }}",
+    "seconds": "{{ $value | humanizeDuration }}",
+}
+_EXPRESSIONS: Mapping[str, str] = {
+    "bytes": "{{ $value | humanize1024 }}B",
+    "time_to_oom": "{{ range printf `gpumond_time_to_oom_seconds{cluster=%q, job=%q, instance=%q, uuid=%q, pid=%q}` "
+    "$labels.cluster $labels.job $labels.instance $labels.uuid $labels.pid | query }}; the GPU will be full in "
+    "{{ .Value | humanizeDuration }}{{ end }}",
+    "down_reason": "{{ range printf `gpumond_driver_down_reason{cluster=%q, job=%q, instance=%q}` $labels.cluster "
+    "$labels.job $labels.instance | query }}: {{ .Labels.reason }}{{ end }}",
+}
+
+
+def _chosen(template: str, side: int) -> str:
+    while _CHOICE.search(template):
+        template = _CHOICE.sub(lambda choice: choice[side] or "", template)
+    return template.replace(" PID", " {pid}")
+
+
+def daemon_summary(rule: str) -> str:
+    """Return the summary of a built-in rule, with the rule's placeholders."""
+    return _chosen(TEMPLATES[rule], 1)
+
+
+def prometheus_summary(rule: Rule, unit: Unit) -> str:
+    """Return the summary of the rule's alert in Prometheus, a template of Go. ``unit``: that of the rule's value."""
+    words = {**_EXPRESSIONS, "value": _VALUES.get(unit, "{{ $value | humanize }}")}
+    text = _chosen(TEMPLATES[rule.name], 2)
+    return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], f"{{{{ $labels.{found[1]} }}}}"), text)
 
 
 def _rule(name: str, scope: Scope, value: str, severity: str, **fields: Any) -> Rule:

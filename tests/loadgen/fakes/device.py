@@ -1,4 +1,4 @@
-"""Device for the fakes of CuPy and PyTorch: it counts allocations and writes the counts at the end."""
+"""Device for the fake of CuPy: it counts allocations and writes the counts at the end."""
 
 from __future__ import annotations
 

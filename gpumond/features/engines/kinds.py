@@ -1,0 +1,729 @@
+"""Kinds of serving engines, without I/O: each has a function that reads its state, and an `EngineSpec`."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from gpumond.facts.engines import EngineModel, EngineState
+from gpumond.facts.errors import EngineError, EngineTimeout
+from gpumond.facts.pools import Expected
+from gpumond.features.engines.spec import (
+    NAME_LENGTH,
+    Call,
+    Dialogue,
+    EngineSpec,
+    Metrics,
+    ReleaseMethod,
+    any_selected,
+    at,
+    entries,
+    flag,
+    get,
+    load,
+    name_of,
+    post,
+    selected,
+    sends,
+    unloads,
+)
+
+if TYPE_CHECKING:
+    from gpumond.features.engines.settings import EngineConfig
+
+OLLAMA_PINNED_FROM_YEAR = 2200
+"""``keep_alive: -1`` sets an expiry that is centuries away."""
+
+
+def read_ollama(engine: EngineConfig) -> Dialogue[EngineState]:
+    """Read ``/api/ps``, which lists what is loaded and neither loads a model nor extends its time.
+
+    It does not list requests. The end of a request extends the time of its model, and only a model with a request
+    remains after its time.
+    """
+    answer = (yield get("/api/ps")).accepted().json
+    models, expiries, overdue = [], [], []
+    for entry in entries(answer, "models"):
+        if name := at(entry, "name", kind=str) or at(entry, "model", kind=str):
+            expiry = at(entry, "expires_at", kind=str) or ""
+            pinned = expiry[:4].isdigit() and int(expiry[:4]) >= OLLAMA_PINNED_FROM_YEAR
+            size, context = at(entry, "size_vram", kind=int), at(entry, "context_length", kind=int)
+            models.append(EngineModel(name_of(name), size, pinned, context))
+            expiries.append(f"{name} {expiry}"[:NAME_LENGTH])
+            if not pinned and _has_passed(expiry):
+                overdue.append(name_of(name))
+    return EngineState(
+        models=tuple(models),
+        held_bytes=sum(model.size_bytes or 0 for model in models),
+        work=tuple(sorted(expiries)),
+        obstacle=f"{', '.join(overdue)}: a request runs, or it is being unloaded" if overdue else "",
+    )
+
+
+def _has_passed(expiry: str) -> bool:
+    try:
+        return datetime.fromisoformat(re.sub(r"\.\d+", "", expiry).replace("Z", "+00:00")).timestamp() < time.time()
+    except ValueError:
+        return False
+
+
+def unload_ollama(model: EngineModel) -> Call:
+    """Without a prompt and with a keep_alive of 0, the request loads nothing."""
+    return post("/api/generate", {"model": model.name, "keep_alive": 0, "stream": False})
+
+
+def options_ollama(model: EngineModel) -> str:
+    """Return the name of a model with the options that load it again as it was."""
+    context = f" num_ctx={model.context_length}" if model.context_length else ""
+    return f"{model.name}{context}{' keep_alive=-1' if model.pinned else ''}"
+
+
+def undo_ollama(engine: EngineConfig, released: tuple[str, ...]) -> Dialogue[None]:
+    """Load each model with its context and pin. A model that generates no text is loaded by an empty input."""
+    failed = []
+    for text in released:
+        name, *rest = text.split(" ")
+        values = dict(option.split("=") for option in rest)
+        body: dict[str, Any] = {"model": name, "stream": False}
+        if "num_ctx" in values:
+            body["options"] = {"num_ctx": int(values["num_ctx"])}
+        if "keep_alive" in values:
+            body["keep_alive"] = int(values["keep_alive"])
+        try:
+            answer = yield post("/api/generate", body)
+            if answer.status == 400:
+                answer = yield post("/api/embed", body | {"input": ""})
+            answer.accepted()
+        except EngineTimeout:
+            raise
+        except EngineError as error:
+            failed.append(f"{name}: {error}")
+    if failed:
+        raise EngineError("; ".join(failed))
+
+
+OLLAMA = EngineSpec(
+    kind="ollama",
+    summary="Ollama",
+    read=read_ollama,
+    methods=(
+        ReleaseMethod(
+            name="unload",
+            release=unloads(unload_ollama, options_ollama),
+            serves_again="the next request loads the model again",
+            undo=undo_ollama,
+            check=any_selected,
+            ends_holder=True,
+            waits=True,
+            settle_seconds=15.0,
+        ),
+    ),
+)
+"""Each model has a runner process, which ends when the model is unloaded."""
+
+
+def read_comfyui(engine: EngineConfig) -> Dialogue[EngineState]:
+    """Read the number of prompts, which one worker executes one after the other. ``/queue`` states it, too, with the
+    graphs of all of them.
+    """
+    queue = (yield get("/prompt")).accepted().json
+    stats = (yield get("/system_stats")).accepted().json
+    held = [at(device, "torch_vram_total", kind=int) for device in entries(stats, "devices")]
+    stated = [size for size in held if size is not None]
+    try:
+        answer = yield get("/history", max_items="1")
+        history = answer.json if answer.status == 200 else None
+    except EngineError:  # the last prompt and its outputs have no limit of size
+        history = None
+    count = at(queue, "exec_info", "queue_remaining", kind=int)
+    if count is None:
+        raise EngineError("its answer has no exec_info.queue_remaining: is the engine's kind correct?")
+    return EngineState(
+        running=min(count, 1),
+        waiting=max(count - 1, 0),
+        held_bytes=sum(stated) if stated else None,
+        work=tuple(map(name_of, history)) if isinstance(history, dict) else None,  # the id of the last prompt
+    )
+
+
+def estimate_comfyui(engine: EngineConfig, state: EngineState, used: int) -> Expected:
+    """Estimate what PyTorch holds. Models that custom nodes keep stay, and memory outside PyTorch may go too."""
+    likely = used if state.held_bytes is None else min(used, state.held_bytes)
+    return Expected(0, likely, used, "interval")
+
+
+COMFYUI = EngineSpec(
+    kind="comfyui",
+    summary="ComfyUI",
+    read=read_comfyui,
+    methods=(
+        ReleaseMethod(
+            name="free",  # without a true value the request does nothing, with the same answer
+            release=sends(post("/free", {"unload_models": True, "free_memory": True})),
+            serves_again="the next prompt loads its models again and executes all its nodes",
+            estimate=estimate_comfyui,
+            waits=True,
+            moves_to_host=True,
+        ),
+    ),
+)
+"""Its worker frees models and cache between two prompts."""
+
+
+LLAMA_ROUTER_REQUESTS = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+LLAMA_ROUTER_WORK = ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total")
+
+
+def read_llama_router(engine: EngineConfig) -> Dialogue[EngineState]:
+    listed = [each for each in entries((yield get("/models")).accepted().json, "data") if at(each, "id", kind=str)]
+    status = {name_of(entry["id"]): at(entry, "status", "value", kind=str) for entry in listed}
+    aliases = {name_of(entry["id"]): tuple(map(name_of, entries(entry, "aliases"))) for entry in listed}
+    counts: list[tuple[int | None, int | None]] = []
+    work: list[float | str] | None = []
+    without_counts = ""
+    for name in (name for name, value in status.items() if value == "loaded"):
+        answer = yield get("/metrics", model=name, autoload="false")
+        if answer.status in (401, 403):
+            answer.accepted()
+        if answer.status == 501:
+            without_counts = "start the router with --metrics"
+        page = Metrics(answer.body if answer.status == 200 else b"")
+        counts.append((page.count(LLAMA_ROUTER_REQUESTS[0]), page.count(LLAMA_ROUTER_REQUESTS[1])))
+        counters = page.counters(*LLAMA_ROUTER_WORK)
+        work = None if work is None or counters is None else [*work, name, *counters]
+    loaded = tuple(
+        EngineModel(name, aliases=aliases[name]) for name, value in status.items() if value in ("loaded", "sleeping")
+    )
+    loading = [name for name, value in status.items() if value == "loading"]
+    return EngineState(
+        models=loaded,
+        running=_sum(running for running, _ in counts),
+        waiting=_sum(waiting for _, waiting in counts),
+        asleep=all(status[model.name] == "sleeping" for model in loaded) if loaded else None,
+        held_bytes=None if loaded or loading else 0,
+        work=None if work is None else tuple(work),
+        obstacle=f"{', '.join(loading)}: the model is being loaded" if loading else "",
+        without_counts=without_counts,
+    )
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Return the sum; None if one of the counts is unknown."""
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def undo_llama_router(engine: EngineConfig, models: tuple[str, ...]) -> Dialogue[None]:
+    """Load the models that no request has loaded yet."""
+    listed = entries((yield get("/models")).accepted().json, "data")
+    present = {at(each, "id") for each in listed if at(each, "status", "value") in ("loaded", "loading", "sleeping")}
+    yield from load({model: post("/models/load", {"model": model}) for model in models if model not in present})
+
+
+LLAMA_ROUTER = EngineSpec(
+    kind="llama-router",
+    summary="llama.cpp's server, started as a router (without a model)",
+    read=read_llama_router,
+    methods=(
+        ReleaseMethod(
+            name="unload",
+            release=unloads(lambda model: post("/models/unload", {"model": model.name})),
+            serves_again="the next request loads the model again, unless the router runs with --no-models-autoload",
+            undo=undo_llama_router,
+            check=any_selected,
+            ends_holder=True,
+            settle_seconds=20.0,
+        ),
+    ),
+)
+"""Each model has a child process, which ends when the model is unloaded.
+
+The reads pass ``autoload=false``, without which they would load a model. ``/slots`` is not used: it wakes a model that
+sleeps. A read of the metrics begins a new period of the server's own throughput averages.
+"""
+
+
+TRITON_PENDING = "nv_inference_pending_request_count"
+TRITON_DONE = ("nv_inference_request_success", "nv_inference_request_failure")
+
+
+def read_triton(engine: EngineConfig) -> Dialogue[EngineState]:
+    """Read the index and the metrics. The pending requests exclude the running ones, of which only the end is seen."""
+    index = (yield post("/v2/repository/index", {})).accepted().json
+    listed = [entry for entry in entries([index], 0) if at(entry, "name", kind=str)]
+    ready = [name_of(entry["name"]) for entry in listed if at(entry, "state") == "READY"]
+    busy = [name_of(entry["name"]) for entry in listed if at(entry, "state") in ("LOADING", "UNLOADING")]
+    waiting, work = None, None
+    if engine.metrics_address is not None:
+        page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
+        waiting = page.count(TRITON_PENDING)
+        work = page.counters(*TRITON_DONE)
+    return EngineState(
+        models=tuple(EngineModel(name) for name in dict.fromkeys(ready)),
+        waiting=waiting,
+        work=work,
+        obstacle=f"{', '.join(busy)}: being loaded or unloaded" if busy else "",
+    )
+
+
+def check_triton(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
+    """Refuse without the pending requests, and for a model that an ensemble uses which stays."""
+    if engine.metrics_address is None:
+        return "its pending requests are unknown: declare metrics_url, such as http://127.0.0.1:8002"
+    models = [model.name for model in selected(engine, state)]
+    if not models:
+        return "none of the declared models is ready: list the models to unload under models:"
+    for model in state.models:
+        if model.name not in models:
+            answer = yield get(f"/v2/models/{quote(model.name, safe='')}/config")
+            steps = entries(answer.json, "ensemble_scheduling", "step") if answer.status == 200 else []
+            used = [name for step in steps if (name := at(step, "model_name")) in models]
+            if used:
+                return f"the ensemble {model.name} uses {used[0]}: declare both, or neither"
+    return ""
+
+
+def undo_triton(engine: EngineConfig, models: tuple[str, ...]) -> Dialogue[None]:
+    yield from load({model: post(_triton_path(model, "load"), {}) for model in reversed(models)})
+
+
+def _triton_path(model: str, action: str) -> str:
+    return f"/v2/repository/models/{quote(model, safe='')}/{action}"
+
+
+def mistake_triton(engine: EngineConfig) -> str:
+    if engine.models and engine.metrics_address:
+        return ""
+    return "allow requires models, those to unload, and metrics_url, for the pending requests"
+
+
+TRITON = EngineSpec(
+    kind="triton",
+    summary="Triton inference server (--model-control-mode=explicit)",
+    read=read_triton,
+    warning="requests for an unloaded model fail until it is loaded again, and frameworks keep a part of its memory",
+    methods=(
+        ReleaseMethod(
+            name="unload",
+            release=unloads(lambda model: post(_triton_path(model.name, "unload"), {})),
+            serves_again="gpumond flush --workload NAME --step engine --wake; until then requests for the models fail",
+            undo=undo_triton,
+            check=check_triton,
+            stops_service=True,
+            serves=lambda state, models: {*models} <= {model.name for model in state.models},
+            settle_seconds=60.0,
+        ),
+    ),
+    mistake=mistake_triton,
+)
+"""Unloads models that no request uses.
+
+An unload is answered before the memory is free, and frameworks keep a part of it.
+"""
+
+
+def read_a1111(engine: EngineConfig) -> Dialogue[EngineState]:
+    state = at((yield get("/sdapi/v1/progress", skip_current_image="true")).accepted().json, "state")
+    jobs, job = at(state, "job_count", kind=int), at(state, "job", kind=str)
+    begun = at(state, "job_timestamp", kind=str)
+    running = None if jobs is None else max(jobs, 1 if job else 0, 0)
+    return EngineState(running=running, work=(begun,) if begun else None)
+
+
+A1111 = EngineSpec(
+    kind="a1111",
+    summary="Stable Diffusion web UI (AUTOMATIC1111), started with --api",
+    read=read_a1111,
+    warning="its unload doesn't wait for a job that begins at the same moment",
+    methods=(
+        ReleaseMethod(
+            name="unload",
+            release=sends(post("/sdapi/v1/unload-checkpoint")),
+            serves_again="the next job loads the checkpoint again",
+            undo=sends(post("/sdapi/v1/reload-checkpoint")),
+            moves_to_host=True,
+        ),
+    ),
+)
+"""Moves the checkpoint to the memory of the machine.
+
+The call does not wait for a running job.
+"""
+
+
+VLLM_RUNNING, VLLM_WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+VLLM_KV_CACHE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+VLLM_WORK = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total")
+
+
+def read_vllm(engine: EngineConfig) -> Dialogue[EngineState]:
+    """Read the metrics; where the release is allowed also ``/is_sleeping`` and ``/is_paused``, which exist in the
+    development mode only.
+    """
+    page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
+    running = page.count(VLLM_RUNNING)
+    if running is None:
+        raise EngineError(f"its metrics lack {VLLM_RUNNING}: start it without --disable-log-stats, or correct the kind")
+    states = page.samples("vllm:engine_sleep_state")
+    awake = [sample.value for sample in states if sample.labels.get("sleep_state") == "awake"]
+    asleep: bool | None = None if not awake else min(awake) <= 0  # all states are 0 without the KV cache alone
+    paused: bool | None = None
+    if engine.may_release:
+        sleeping, paused = (yield from flag("is_sleeping")), (yield from flag("is_paused"))
+        if sleeping is not None and not paused:  # it is true for a mere pause, too
+            asleep = asleep or sleeping
+    models = {
+        name_of(sample.labels["model_name"]) for sample in page.samples(VLLM_RUNNING) if "model_name" in sample.labels
+    }
+    busy = page.total("vllm:sleep_mode_operations_in_flight")
+    return EngineState(
+        models=tuple(map(EngineModel, sorted(models))),
+        running=running,
+        waiting=page.count(VLLM_WAITING),
+        kv_cache_used_ratio=page.mean(*VLLM_KV_CACHE),
+        asleep=asleep,
+        paused=paused,
+        work=page.counters(*VLLM_WORK),
+        obstacle="it is going to sleep or waking up" if busy else "",
+    )
+
+
+def check_vllm(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
+    """Read the configuration. The server examines its environment first, which takes several seconds."""
+    answer = yield get("/server_info", config_format="json")
+    if answer.status == 404:
+        return "its development routes are off: start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
+    enabled = at(answer.accepted().json, "vllm_config", "model_config", "enable_sleep_mode")
+    if enabled is not True:
+        return "sleep mode is off: start it with --enable-sleep-mode; otherwise it would pause and release nothing"
+    return ""
+
+
+VLLM_DRAIN = post("/pause", seconds=30.0, mode="wait")
+VLLM_COMEBACK = (
+    "gpumond flush --workload NAME --step engine --wake; until then requests are answered with 503 (before 0.33: wait)"
+)
+
+VLLM_RELEASE_KV_CACHE = ReleaseMethod(
+    name="kv_cache",
+    release=sends(VLLM_DRAIN, post("/release_kv_cache_memory")),
+    serves_again=VLLM_COMEBACK,
+    undo=sends(post("/wake_up"), post("/resume")),
+    check=check_vllm,
+    stops_service=True,
+    waits=True,
+    call_seconds=60.0,
+)
+"""Its undo maps all that is not resident, then ends the pause. Neither has an effect on a server that serves.
+
+``/resume`` alone would serve requests without the memory of a release that failed halfway.
+"""
+
+VLLM_SLEEP = replace(
+    VLLM_RELEASE_KV_CACHE,
+    name="sleep",
+    release=sends(VLLM_DRAIN, post("/sleep", level="1", mode="wait")),
+    moves_to_host=True,
+    call_seconds=120.0,
+)
+
+VLLM = EngineSpec(
+    kind="vllm",
+    summary="vLLM",
+    read=read_vllm,
+    warning="it doesn't serve until it wakes up, and its development routes are open to all who can reach its port",
+    methods=(VLLM_RELEASE_KV_CACHE, VLLM_SLEEP),
+)
+"""Releases its KV cache, or its KV cache and weights, while the server is paused.
+
+Requests of the methods exist only if the server runs with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode. The server is
+paused first, with the mode that completes running requests. Until it wakes up, it answers 503; versions before 0.33
+keep requests waiting. Level 2 of its sleep, which discards the weights, is never used.
+"""
+
+
+SGLANG_WAITING = ("sglang:num_queue_reqs", "sglang:num_grammar_queue_reqs", "sglang:num_paused_reqs")
+SGLANG_GB = 1 << 30
+"""SGLang divides by it, and calls the result GB."""
+
+
+def read_sglang(engine: EngineConfig) -> Dialogue[EngineState]:
+    """Read the metrics and the loads. Only the loads state sizes and how many ranks have them, and with an api key they
+    require it; without --enable-metrics, they state the requests, too.
+    """
+    answer = yield get("/metrics", of_metrics=True)
+    loads = yield get("/v1/loads", include="core,memory")
+    if answer.status == 404:
+        return _sglang_loads(loads.accepted().json)
+    page = _SglangOneRank(answer.accepted().body)
+    return replace(
+        _sglang_loads(loads.json) if loads.status == 200 else EngineState(),
+        running=page.count("sglang:num_running_reqs"),
+        waiting=page.sum_of(*SGLANG_WAITING),
+        kv_cache_used_ratio=_sglang_used_ratio(page),
+        work=page.counters("sglang:prompt_tokens_total", "sglang:generation_tokens_total"),
+    )
+
+
+class _SglangOneRank(Metrics):
+    """Samples of the first tensor-parallel rank of each replica, since each rank counts the same requests."""
+
+    def __init__(self, page: bytes) -> None:
+        lines = page.split(b"\n")
+        super().__init__(b"\n".join(line for line in lines if b'tp_rank="' not in line or b'tp_rank="0"' in line))
+
+
+def _bytes(gigabytes: float | None, ranks: int | None) -> int | None:
+    return int(gigabytes * SGLANG_GB) * ranks if gigabytes and ranks else None
+
+
+def _sglang_used_ratio(page: Metrics) -> float | None:
+    """Return the part of the KV cache that requests use; cached prefixes, which can be evicted, do not count."""
+    parts = [page.total(f"sglang:kv_{part}_tokens") for part in ("used", "evictable", "available")]
+    known = [part for part in parts if part is not None]
+    if len(known) == len(parts) and sum(known) > 0:
+        return known[0] / sum(known)
+    return page.mean("sglang:token_usage")
+
+
+def _sglang_loads(answer: object) -> EngineState:
+    ranks = answer if isinstance(answer, list) else entries(answer, "loads")
+    accelerators = at(answer, "num_accelerators", kind=int)
+
+    def total(*path: str) -> float | None:
+        values = [at(rank, *path, kind=(int, float)) for rank in ranks]
+        return sum(values) if values and None not in values else None
+
+    running, waiting, in_use = total("num_running_reqs"), total("num_waiting_reqs"), total("token_usage")
+    sizes = [total("memory", f"{part}_gb") for part in ("kv_cache", "weight", "graph")]
+    known = [size for size in sizes if size is not None]
+    return EngineState(
+        running=None if running is None else int(running),
+        waiting=None if waiting is None else int(waiting),
+        kv_cache_bytes=_bytes(sizes[0], accelerators),
+        kv_cache_used_ratio=None if in_use is None else in_use / len(ranks),
+        held_bytes=_bytes(sum(known), accelerators) if len(known) == len(sizes) else None,
+    )
+
+
+SGLANG = EngineSpec(
+    kind="sglang",
+    summary="SGLang (state only)",
+    read=read_sglang,
+    without_methods="its release ends the server if a request runs, and health probes run requests",
+)
+"""It has a state only.
+
+``/health`` is never read: it generates a token by default.
+"""
+
+
+TENSORRT_LLM_STATES = ("running", "parking", "parked", "waking", "failed")
+TENSORRT_LLM_OBSTACLES = {
+    "parking": "a release is in progress",
+    "waking": "it is waking up",
+    "failed": "its memory is in the state `failed`: restart it",
+}
+
+
+def read_tensorrt_llm(engine: EngineConfig) -> Dialogue[EngineState]:
+    answer = (yield get("/memory_status")).accepted().json
+    state = at(answer, "state", kind=str)
+    if state not in TENSORRT_LLM_STATES:
+        raise EngineError("its /memory_status has no known state: is the engine's kind correct?")
+    return EngineState(asleep=state == "parked", obstacle=TENSORRT_LLM_OBSTACLES.get(state, ""))
+
+
+def release_tensorrt_llm(engine: EngineConfig, state: EngineState) -> Dialogue[tuple[str, ...]]:
+    """Release what the method names, and return the tags that are parked afterwards. Without a tag, all is released."""
+    body = {} if engine.method == "sleep" else {"tags": ["kv_cache"]}
+    (yield post("/release_memory", body)).accepted()
+    return tuple(map(name_of, entries((yield get("/memory_status")).accepted().json, "parked_tags")))
+
+
+def undo_tensorrt_llm(engine: EngineConfig, tags: tuple[str, ...]) -> Dialogue[None]:
+    (yield post("/resume_memory", {"tags": list(tags)} if tags else {})).accepted()
+
+
+TENSORRT_LLM_KV_CACHE = ReleaseMethod(
+    name="kv_cache",
+    release=release_tensorrt_llm,
+    serves_again="gpumond flush --workload NAME --step engine --wake; until then the server rejects requests",
+    undo=undo_tensorrt_llm,
+    stops_service=True,
+    waits=True,
+    call_seconds=60.0,
+)
+
+TENSORRT_LLM = EngineSpec(
+    kind="tensorrt-llm",
+    summary="TensorRT-LLM (trtllm-serve --enable_sleep_mode)",
+    read=read_tensorrt_llm,
+    warning="the server rejects requests until it wakes up, and an error during the release may require a restart",
+    methods=(
+        TENSORRT_LLM_KV_CACHE,
+        replace(TENSORRT_LLM_KV_CACHE, name="sleep", moves_to_host=True, call_seconds=120.0),
+    ),
+)
+"""Closes admission, completes running requests, then releases.
+
+``/metrics`` is not read: the server removes the statistics that it returns.
+"""
+
+
+LMDEPLOY_WAITING = ("lmdeploy:num_requests_waiting", "lmdeploy:num_api_requests_waiting")
+LMDEPLOY_WORK = ("lmdeploy:prompt_tokens_total", "lmdeploy:generation_tokens_total", "lmdeploy:num_requests_finished")
+
+
+def read_lmdeploy(engine: EngineConfig) -> Dialogue[EngineState]:
+    page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
+    return EngineState(
+        running=page.count("lmdeploy:num_requests_running"),
+        waiting=page.sum_of(*LMDEPLOY_WAITING),
+        kv_cache_used_ratio=page.mean("lmdeploy:gpu_cache_usage_perc"),
+        asleep=(yield from flag("is_sleeping")) if engine.may_release else None,
+        work=page.counters(*LMDEPLOY_WORK),
+    )
+
+
+LMDEPLOY = EngineSpec(
+    kind="lmdeploy",
+    summary="LMDeploy",
+    read=read_lmdeploy,
+    warning="its sleep ends all sessions, even one that begins at the same moment, and needs no key",
+    methods=(
+        ReleaseMethod(
+            name="sleep",
+            release=sends(post("/sleep", {}, level="1")),
+            serves_again="gpumond flush --workload NAME --step engine --wake; until then the server answers 503",
+            undo=sends(post("/wakeup", {})),
+            stops_service=True,
+            moves_to_host=True,
+            call_seconds=60.0,
+        ),
+    ),
+)
+"""Level 1 of its sleep moves the weights to the memory of the machine and drops the KV cache.
+
+The call ends all sessions. Level 2 would lose the weights.
+"""
+
+
+def resolve(document: Any, pointer: str) -> Any:
+    """Return the value at a JSON pointer (RFC 6901); None if there is none."""
+    for part in pointer.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(document, list):
+            document = document[int(key)] if key.isdigit() and int(key) < len(document) else None
+        else:
+            document = document.get(key) if isinstance(document, dict) else None
+    return document
+
+
+def read_generic(engine: EngineConfig) -> Dialogue[EngineState]:
+    """Read the state. A declared pointer that leads nowhere is an error: an idle engine must not be assumed."""
+    pointers = engine.state
+    assert pointers is not None, "the configuration requires it"
+    answer = (yield pointers.call).accepted().json
+
+    def value(pointer: str) -> Any:
+        found = resolve(answer, pointer) if pointer else None
+        if pointer and found is None:
+            raise EngineError(f"its answer has no value at {pointer}")
+        return found
+
+    def number(pointer: str) -> float | None:
+        stated = value(pointer)
+        return float(stated) if isinstance(stated, (int, float)) and not isinstance(stated, bool) else None
+
+    def count(pointer: str) -> int | None:
+        """Return a number, the length of a list or object, or 1 for True."""
+        stated = value(pointer)
+        if isinstance(stated, (list, dict)):
+            return len(stated)
+        if stated is not None and (not isinstance(stated, (int, float)) or stated < 0):
+            raise EngineError(f"its answer at {pointer} is neither a number, a list nor true or false")
+        return None if stated is None else -int(-stated // 1)  # half a request is a request
+
+    models, asleep, work = value(pointers.models), value(pointers.asleep), value(pointers.work)
+    kv_cache, held = number(pointers.kv_cache_bytes), number(pointers.held_bytes)
+    names = models if isinstance(models, (list, dict)) else [models]
+    return EngineState(
+        models=tuple(EngineModel(name_of(name)) for name in names if isinstance(name, str)),
+        running=count(pointers.running),
+        waiting=count(pointers.waiting),
+        kv_cache_bytes=None if kv_cache is None else int(kv_cache),
+        kv_cache_used_ratio=number(pointers.kv_cache_used_ratio),
+        held_bytes=None if held is None else int(held),
+        asleep=asleep if isinstance(asleep, bool) else None,
+        work=None if work is None else (str(work),),
+    )
+
+
+def method_generic(engine: EngineConfig) -> ReleaseMethod | None:
+    """Return the method that the declaration describes."""
+    release, wake = engine.release, None if isinstance(engine.wake, bool) else engine.wake
+    if release is None:
+        return None
+    wakes = "gpumond flush --workload NAME --step engine --wake, or as the engine does by itself"
+    return ReleaseMethod(
+        name="release",
+        release=sends(release.call),
+        serves_again=wakes if wake else "as the engine does by itself",
+        estimate=None if release.ends_process else lambda engine, state, used: Expected(0, 0, used, "interval"),
+        undo=sends(wake.call) if wake else None,
+        stops_service=wake is not None,
+        ends_holder=release.ends_process,
+        waits=release.waits,
+        moves_to_host=release.moves_to_host,
+    )
+
+
+def mistake_generic(engine: EngineConfig) -> str:
+    state, release = engine.state, engine.release
+    if release is None:
+        return "allow requires release, the request that releases memory"
+    if state and not (state.running or state.waiting or release.waits):
+        return (
+            "allow requires state.running or state.waiting, because a busy engine must not be interrupted; or "
+            "release.waits: true, if the engine completes running requests first"
+        )
+    return ""
+
+
+GENERIC = EngineSpec(
+    kind="generic",
+    summary="any engine with an HTTP request that releases memory, described by JSON pointers",
+    read=read_generic,
+    method_of=method_generic,
+    warning="gpumond knows the engine only from its description",
+    mistake=mistake_generic,
+)
+"""The configuration states its requests, and where its answers state what (JSON pointers)."""
+
+
+KINDS: Mapping[str, EngineSpec] = {
+    spec.kind: spec
+    for spec in (
+        OLLAMA,
+        COMFYUI,
+        LLAMA_ROUTER,
+        TRITON,
+        A1111,
+        VLLM,
+        SGLANG,
+        TENSORRT_LLM,
+        LMDEPLOY,
+        GENERIC,
+    )
+}
+"""Each kind by its name in the configuration."""

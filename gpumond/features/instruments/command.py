@@ -1,0 +1,215 @@
+"""``gpumond why``: what the live memory of programs consists of; ``gpumond snapshot`` and ``gpumond limit``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from gpumond.cli import client
+from gpumond.cli.arguments import add_target
+from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
+from gpumond.facts.units import human, seconds, typed_size
+from gpumond.view.text import size, table
+
+CLASSES = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "buffers": "buffers",
+    "tensors": "other leaf tensors",
+    "activations": "activations and the rest",
+}
+REGISTERED = 4
+"""Number of classes that need no search of the heap: the first ones."""
+SHOWN_PAUSE, SHOWN_AGE = 0.001, 0.1
+CALLS = 4
+"""Number of calls of a site that are shown."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser, "show the memory of")
+    add_recording(parser)
+    parser.add_argument(
+        "--folded", metavar="FILE", help="with --record: download the stacks of one program to this file"
+    )
+    client.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    body = recording(arguments.record)
+    one_for = None if arguments.folded is None else "--folded"
+    answers, status = client.ask_programs(arguments, "why", body, duration(body) + ANSWER_SECONDS, one_for)
+    gpus = client.gpu_names(arguments.url) if answers and not arguments.json else {}
+    for program, found in answers:
+        if arguments.folded is not None and found["folded"] is not None:
+            fetch(arguments.url, program.pid, found["folded"], arguments.folded)
+        if not arguments.json:
+            subject = [] if arguments.pid is not None else [f"{program}:"]
+            print("\n".join([*subject, *lines(found, gpus)]))
+    if arguments.json and answers:
+        print(client.as_json(arguments, answers))
+    return status
+
+
+def lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of the text for people. ``gpus``: names of devices by UUID."""
+    for one in found["classes"]:
+        device = gpus.get(one["device_uuid"], one["device_uuid"])
+        yield f"{one['allocator']} on {device}: {human(one['live_bytes'])} live{_age(found)}"
+        known = {text: size for name, text in CLASSES.items() if (size := one[f"{name}_bytes"]) is not None}
+        rest = one["live_bytes"] - sum(known.values())
+        if len(known) < len(CLASSES):
+            known["unknown" if len(known) < REGISTERED else "other tensors and activations"] = max(0, rest)
+        for text, size in known.items():
+            yield f"  {human(size):>10}  {size / (one['live_bytes'] or 1):4.0%}  {text}"
+            if text == CLASSES["tensors"] and found["kv_cache_bytes"] is not None:
+                yield f"  {human(found['kv_cache_bytes']):>10}        of these are KV cache"
+        if one["excess_bytes"]:
+            yield f"  {human(one['excess_bytes']):>10}        of these belong to another allocator"
+    if found["reason"]:
+        yield found["reason"]
+    if found["paused_seconds"] >= SHOWN_PAUSE:
+        yield f"the program paused for at most {1000 * found['paused_seconds']:.0f} ms"
+    if found["sites"]:
+        yield "live memory by the site that allocated it:"
+        for site in found["sites"]:
+            yield f"  {human(site['size_bytes']):>10}  {_stack(site['calls'])}"
+        yield f"  {human(found['unrecorded_bytes']):>10}  allocated before the recording"
+    for name in ("snapshot", "folded"):
+        if found[name] is not None and found[name]["path"] is not None:
+            yield f"{name}: {found[name]['path']}"
+    for clause in found["advice"]:
+        yield f"advice: {clause}"
+
+
+def _age(found: Mapping[str, Any]) -> str:
+    age = found["age_seconds"]
+    return f", {age:.1f} s ago" if age >= SHOWN_AGE else ""
+
+
+def _stack(calls: Sequence[Mapping[str, Any]]) -> str:
+    shown = [f"{call['file'].rpartition('/')[2]}:{call['line']} {call['function']}" for call in calls[:CALLS]]
+    return " < ".join(shown) or "no Python stack"
+
+
+ANSWER_SECONDS = 60.0
+"""Longest wait for the answer of a program, besides the recording."""
+
+
+def add_recording(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--record",
+        metavar="DURATION",
+        help="first record allocation stacks for this long, such as 60s; also writes them for flame graphs",
+    )
+
+
+def recording(text: str | None) -> dict[str, float]:
+    """Return the body of a request. Raises ConfigError for a wrong duration."""
+    if text is None:
+        return {}
+    try:
+        return {"record_seconds": seconds(text)}
+    except ValueError as error:
+        raise ConfigError(f"--record {text!r}: {error}") from None
+
+
+def duration(body: dict[str, float]) -> float:
+    return body.get("record_seconds", 0.0)
+
+
+def fetch(url: str, pid: int, dump: dict[str, Any], out: str) -> None:
+    """Write a snapshot's file to ``out``, which is complete or absent. Raises GpumondError."""
+    if dump.get("id") is None:
+        raise DaemonError("the program's agent is too old to send the file")
+    partial = f"{out}.{os.getpid()}.partial"
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            client.download(url, f"/api/v1/agents/{pid}/snapshots/{dump['id']}", file)
+        os.replace(partial, out)
+    except OSError as error:
+        raise GpumondError(f"{out}: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            os.unlink(partial)
+
+
+class Snapshot:
+    """``gpumond snapshot``: programs write their framework's memory snapshot, and the file of one is fetched."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        add_target(parser, "write the snapshot of")
+        add_recording(parser)
+        parser.add_argument("--out", metavar="FILE", help="download the snapshot of one program to this file")
+        client.add_arguments(parser)
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        body = recording(arguments.record)
+        one_for = None if arguments.out is None else "--out"
+        answers, status = client.ask_programs(arguments, "snapshot", body, duration(body) + ANSWER_SECONDS, one_for)
+        for program, dump in answers:
+            if arguments.out is not None:
+                fetch(arguments.url, program.pid, dump, arguments.out)
+            if not arguments.json:
+                where = arguments.out or f"{dump['path']} on the program's machine; --out FILE downloads it"
+                subject = "" if arguments.pid is not None else f"{program}: "
+                print(f"{subject}wrote {human(dump['size_bytes'])} ({dump['allocator']}) to {where}")
+        if arguments.json and answers:
+            print(client.as_json(arguments, answers))
+        return status
+
+
+LIMIT_SECONDS = 40.0
+
+
+class Limit:
+    """``gpumond limit``: limit the memory that the allocators of programs may hold."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        add_target(parser, "limit", device=False)
+        parser.add_argument(
+            "--device",
+            metavar="NAME",
+            help="limit on one GPU (index, UUID or its prefix, or PCI address); alone: every process with an agent "
+            "there",
+        )
+        parser.add_argument(
+            "limit", metavar="SIZE|none", help="most memory its pools may hold, such as 40GiB; none removes the limit"
+        )
+        client.add_arguments(parser)
+
+    @staticmethod
+    def run(arguments: argparse.Namespace) -> int:
+        if arguments.pid is None and arguments.workload is None and arguments.device is None:
+            raise ConfigError("one of --pid, --workload and --device is required")
+        try:
+            limit_bytes = None if arguments.limit == "none" else typed_size(arguments.limit)
+        except ValueError as error:
+            raise ConfigError(f"limit {arguments.limit!r:.80}: {error}") from None
+        body = {"limit_bytes": limit_bytes, "device": arguments.device}
+        answers, status = client.ask_programs(arguments, "limit", body, LIMIT_SECONDS)
+        if not answers:
+            return status
+        gpus = client.gpu_names(arguments.url)
+        header = (">PID", "PROGRAM", "ALLOCATOR", "GPU", ">LIMIT", "APPLIED", "REASON")
+        rows = [
+            [
+                str(program.pid),
+                program.workload or "-",
+                each["allocator"],
+                gpus.get(each["device_uuid"], each["device_uuid"] or "-").removeprefix("GPU "),
+                "none" if each["limit_bytes"] is None else size(each["limit_bytes"]),
+                "yes" if each["applied"] else "no",
+                each["reason"],
+            ]
+            for program, applied in answers
+            for each in applied
+        ]
+        print(client.as_json(arguments, answers, "limits") if arguments.json else table(header, rows))
+        return status
