@@ -24,10 +24,12 @@ def start() -> None:
         import gpumond.agent
 
         gpumond.agent.start()
-        if os.environ.get("GPUMOND_COUNT_RMM") != "0":
-            from gpumond.agent.imports import when_imported
+        from gpumond.agent.imports import when_imported
 
+        if os.environ.get("GPUMOND_COUNT_RMM") != "0":
             when_imported("rmm", _count_rmm)
+        for name in ("comfy_aimdo.model_vbar", "comfy_aimdo.vram_buffer"):
+            when_imported(name, _track_aimdo)
     except KeyboardInterrupt:
         raise
     except BaseException:  # an error of the agent, or SystemExit of a module that it imports, is not the program's
@@ -38,6 +40,12 @@ def _count_rmm(rmm: object) -> None:
     from gpumond.agent.allocators.rmm import count
 
     count(rmm)
+
+
+def _track_aimdo(module: object) -> None:
+    from gpumond.agent.allocators.aimdo import track
+
+    track(module)
 
 
 def _has_own_gpumond(words: list[str]) -> bool:

@@ -80,6 +80,7 @@ ADAPTERS = (
     AdapterSpec("warp", "warp", ("warp-lang",)),
     AdapterSpec("tensorflow", "tensorflow", ("tensorflow",), ("tensorflow", "ResourceExhaustedError")),
     AdapterSpec("jax", "jax", ("jax",), oom_texts=(("XlaRuntimeError", _XLA), ("JaxRuntimeError", _XLA))),
+    AdapterSpec("comfy_aimdo.model_vbar", "aimdo", ("comfy-aimdo",)),
     AdapterSpec("gpumond.agent.cuda", "mempools"),
     AdapterSpec("gpumond.agent.cuda", "managed"),
     AdapterSpec("gpumond.sim.allocator", "sim", oom_error=("gpumond", "OutOfMemory")),
