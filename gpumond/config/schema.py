@@ -156,7 +156,7 @@ class SettingsConfig(Strict):
         description="how long a program must have been idle before it is suspended by a rule, or because another "
         "program needs memory",
     )
-    hook_dry_run: bool = Field(
+    alertmanager_dry_run: bool = Field(
         False,
         description="[alerts from Alertmanager](../how-to/flush-from-alertmanager.md) only plan flushes",
     )

@@ -43,7 +43,7 @@ RELOADED = (
     "allow_end_requests",
     "allow_suspend",
     "suspend_idle",
-    "hook_dry_run",
+    "alertmanager_dry_run",
 )
 """Settings that a reload changes; the others require a restart."""
 
@@ -83,7 +83,7 @@ class Settings:
     allow_end_requests: bool = False
     allow_suspend: bool = False
     suspend_idle: float = 600.0
-    hook_dry_run: bool = False
+    alertmanager_dry_run: bool = False
 
     def web(self) -> Web:
         """Return the web configuration. Raises ConfigError if it is invalid, or insufficient for the address."""

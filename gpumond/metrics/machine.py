@@ -61,7 +61,12 @@ def shares(frame: Frame) -> Iterator[tuple[tuple[str, ...], int]]:
 
 MACHINE: tuple[Quantity[MachineUsage], ...] = (
     Quantity("memory_size_bytes", "bytes", "Memory of all devices of the machine.", attrgetter("size")),
-    Quantity("memory_used_bytes", "bytes", "Used part of it, as the driver counts it.", attrgetter("used")),
+    Quantity(
+        "memory_used_bytes",
+        "bytes",
+        "Memory in use on all devices of the machine, as reported by the driver.",
+        attrgetter("used"),
+    ),
     Quantity("idle_held_bytes", "bytes", "Memory of programs with the verdict idle-holder.", attrgetter("idle_held")),
     Quantity(
         "idle_and_reclaimable_bytes",
@@ -72,9 +77,14 @@ MACHINE: tuple[Quantity[MachineUsage], ...] = (
     Quantity(
         "wasted_bytes",
         "bytes",
-        "In addition, stranded memory of the others, and unattributed memory.",
+        "Memory of idle programs, cached and stranded memory of the others, and unattributed memory.",
         attrgetter("wasted"),
     ),
     Quantity("programs", "count", "Number of processes with memory on a device.", attrgetter("programs")),
-    Quantity("agent_programs", "count", "Number of those processes that have an agent.", attrgetter("agent_programs")),
+    Quantity(
+        "agent_programs",
+        "count",
+        "Number of processes with memory on a device that have an agent.",
+        attrgetter("agent_programs"),
+    ),
 )

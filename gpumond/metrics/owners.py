@@ -26,7 +26,7 @@ class OwnerUsage:
 
     used: int = 0
     needed: int = 0
-    allotments: int = 0
+    program_devices: int = 0
     idle_held: int = 0
     live: int | None = None
     cached: int | None = None
@@ -41,7 +41,7 @@ class OwnerUsage:
         used, cached, stranded = sum(shares.values()), shares.get("cached", 0), shares.get("stranded", 0)
         self.used += used
         self.needed = max(self.needed, used - cached)
-        self.allotments += 1
+        self.program_devices += 1
         self.programs.add(process)
         if has_agent:
             self.agents.add(process)
@@ -76,7 +76,7 @@ def usages(frame: Frame) -> Iterator[tuple[tuple[str, ...], OwnerUsage]]:
     yield from found.items()
 
 
-_LOWER = " Programs whose parts are unknown (those without an agent) aren't included; absent if all are."
+_LOWER = " Programs without an agent aren't included; absent if none has one."
 OWNER: tuple[Quantity[OwnerUsage], ...] = (
     Quantity(
         "used_bytes",
@@ -86,18 +86,23 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
         note=" The sum over owners and unattributed memory is used memory + overcount. MIG instances are included in "
         "their device. Owners beyond the limit of a machine are summed with an empty workload.",
     ),
-    Quantity("live_bytes", "bytes", "Live part of it." + _LOWER, attrgetter("live")),
-    Quantity("cached_bytes", "bytes", "Part of it that a flush would release." + _LOWER, attrgetter("cached")),
+    Quantity("live_bytes", "bytes", "Live memory of the owner's programs." + _LOWER, attrgetter("live")),
+    Quantity(
+        "cached_bytes",
+        "bytes",
+        "Memory of the owner's programs that a flush would release." + _LOWER,
+        attrgetter("cached"),
+    ),
     Quantity(
         "stranded_bytes",
         "bytes",
-        "Free part of it that a flush wouldn't release." + _LOWER,
+        "Free memory of the owner's programs that a flush wouldn't release." + _LOWER,
         attrgetter("stranded"),
     ),
     Quantity(
         "idle_held_bytes",
         "bytes",
-        "Part of it that programs with the verdict idle-holder hold, with or without an agent.",
+        "Memory of the owner's programs that have the verdict idle-holder, with or without an agent.",
         attrgetter("idle_held"),
     ),
     Quantity(
@@ -122,10 +127,10 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
         note=" Of a program without an agent, all of its memory.",
     ),
     Quantity(
-        "allotments",
+        "program_devices",
         "count",
         "Number of the owner's programs on each device of a model, added up: a program on two devices counts twice.",
-        attrgetter("allotments"),
+        attrgetter("program_devices"),
     ),
     Quantity(
         "programs",
@@ -134,7 +139,10 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
         lambda usage: len(usage.programs),
     ),
     Quantity(
-        "agent_programs", "count", "Number of those processes that have an agent.", lambda usage: len(usage.agents)
+        "agent_programs",
+        "count",
+        "Number of the owner's processes on devices of a model that have an agent.",
+        lambda usage: len(usage.agents),
     ),
 )
 

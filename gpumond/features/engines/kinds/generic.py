@@ -47,7 +47,7 @@ def read(engine: EngineConfig) -> Dialogue[EngineState]:
             raise EngineError(f"its answer at {pointer} is neither a number, a list nor true or false")
         return None if stated is None else -int(-stated // 1)  # half a request is a request
 
-    models, asleep, work = value(pointers.models), value(pointers.asleep), value(pointers.work)
+    models, sleeping, work = value(pointers.models), value(pointers.sleeping), value(pointers.work)
     kv_cache, held = number(pointers.kv_cache_bytes), number(pointers.held_bytes)
     names = models if isinstance(models, (list, dict)) else [models]
     return EngineState(
@@ -57,7 +57,7 @@ def read(engine: EngineConfig) -> Dialogue[EngineState]:
         kv_cache_bytes=None if kv_cache is None else int(kv_cache),
         kv_cache_used_ratio=number(pointers.kv_cache_used_ratio),
         held_bytes=None if held is None else int(held),
-        asleep=asleep if isinstance(asleep, bool) else None,
+        sleeping=sleeping if isinstance(sleeping, bool) else None,
         work=None if work is None else (str(work),),
     )
 

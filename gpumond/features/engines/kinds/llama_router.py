@@ -54,7 +54,7 @@ def read(engine: EngineConfig) -> Dialogue[EngineState]:
         models=loaded,
         running=_sum(running for running, _ in counts),
         waiting=_sum(waiting for _, waiting in counts),
-        asleep=all(status[model.name] == "sleeping" for model in loaded) if loaded else None,
+        sleeping=all(status[model.name] == "sleeping" for model in loaded) if loaded else None,
         held_bytes=None if loaded or loading else 0,
         work=None if work is None else tuple(work),
         obstacle=f"{', '.join(loading)}: the model is being loaded" if loading else "",

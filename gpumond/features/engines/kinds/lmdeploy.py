@@ -19,7 +19,7 @@ def read(engine: EngineConfig) -> Dialogue[EngineState]:
         running=page.count("lmdeploy:num_requests_running"),
         waiting=page.sum_of(*WAITING),
         kv_cache_used_ratio=page.mean("lmdeploy:gpu_cache_usage_perc"),
-        asleep=(yield from flag("is_sleeping")) if engine.may_release else None,
+        sleeping=(yield from flag("is_sleeping")) if engine.may_release else None,
         work=page.counters(*WORK),
     )
 

@@ -25,7 +25,7 @@ def read(engine: EngineConfig) -> Dialogue[EngineState]:
     state = at(answer, "state", kind=str)
     if state not in STATES:
         raise EngineError("its /memory_status has no known state: is the engine's kind correct?")
-    return EngineState(asleep=state == "parked", obstacle=OBSTACLES.get(state, ""))
+    return EngineState(sleeping=state == "parked", obstacle=OBSTACLES.get(state, ""))
 
 
 def release(engine: EngineConfig, state: EngineState) -> Dialogue[tuple[str, ...]]:

@@ -40,12 +40,12 @@ def read(engine: EngineConfig) -> Dialogue[EngineState]:
         raise EngineError(f"its metrics lack {RUNNING}: start it without --disable-log-stats, or correct the kind")
     states = page.samples("vllm:engine_sleep_state")
     awake = [sample.value for sample in states if sample.labels.get("sleep_state") == "awake"]
-    asleep: bool | None = None if not awake else min(awake) <= 0  # all states are 0 without the KV cache alone
+    sleeping: bool | None = None if not awake else min(awake) <= 0  # all states are 0 without the KV cache alone
     paused: bool | None = None
     if engine.may_release:
-        sleeping, paused = (yield from flag("is_sleeping")), (yield from flag("is_paused"))
-        if sleeping is not None and not paused:  # it is true for a mere pause, too
-            asleep = asleep or sleeping
+        reported, paused = (yield from flag("is_sleeping")), (yield from flag("is_paused"))
+        if reported is not None and not paused:  # it is true for a mere pause, too
+            sleeping = sleeping or reported
     models = {name_of(sample.labels["model_name"]) for sample in page.samples(RUNNING) if "model_name" in sample.labels}
     busy = page.total("vllm:sleep_mode_operations_in_flight")
     return EngineState(
@@ -53,7 +53,7 @@ def read(engine: EngineConfig) -> Dialogue[EngineState]:
         running=running,
         waiting=page.count(WAITING),
         kv_cache_used_ratio=page.mean(*KV_CACHE),
-        asleep=asleep,
+        sleeping=sleeping,
         paused=paused,
         work=page.counters(*WORK),
         obstacle="it is going to sleep or waking up" if busy else "",
