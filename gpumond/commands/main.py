@@ -9,10 +9,10 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby, takewhile
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from gpumond import __version__, revision
-from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, print_error
+from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, print_error, whole_number
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
 from gpumond.feature import Command, resolve
 from gpumond.features import features
@@ -203,11 +203,23 @@ def commands() -> Mapping[str, Command]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that accepts no abbreviated options. Its subcommands inherit this."""
+    """A parser that accepts no abbreviated options, and whose errors are short. Its subcommands inherit this."""
 
     def __init__(self, **options: Any) -> None:
         defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(**defaults | options)
+        self.register("type", int, whole_number)
+
+    def error(self, message: str) -> NoReturn:
+        print_error(f"{self.prog}: {message}\n`{self.prog} --help` shows how to use it")
+        sys.exit(WRONG_USE)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        if isinstance(action, argparse._SubParsersAction):
+            self.error(unknown_word("command", value, action.choices))
+        raise argparse.ArgumentError(action, f"{value!r:.80}: expected one of {', '.join(map(str, action.choices))}")
 
 
 class Module(Protocol):

@@ -51,12 +51,17 @@ def test_examples_are_valid(name: str, example: str):
         (("flush", "--devcie", "0"), "unknown option '--devcie', did you mean --device?"),
         (("baseline", "record", "x", "--workloads=a"), "unknown option '--workloads=a', did you mean --workload?"),
         (("status", "--zzz"), "unknown option '--zzz'"),
+        (("fleet", "wakeup"), "unknown command 'wakeup', did you mean wake?"),
+        (("flush", "--pid", "x"), "argument --pid: 'x': expected a whole number"),
+        (("completion", "tcsh"), "argument shell: 'tcsh': expected one of bash, zsh, fish"),
     ],
 )
-def test_misspelt_word_is_named_with_the_most_similar_one(arguments: tuple[str, ...], message: str):
+def test_wrong_word_is_named_with_what_was_expected(arguments: tuple[str, ...], message: str):
     refused = gpumond_here(*arguments)
     assert refused.returncode == 2
-    assert refused.stderr.splitlines()[-1 if arguments[0] != "stats" else 0].endswith(message)
+    first, hint = refused.stderr.splitlines()
+    assert first.endswith(message)
+    assert "--help`" in hint
 
 
 @pytest.mark.parametrize(
