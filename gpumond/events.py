@@ -204,7 +204,7 @@ def _ends(before: Frame | None, frame: Frame) -> Iterator[Event]:
     snapshot = frame.snapshot
     for device in before.snapshot.devices if before else ():
         now = snapshot.device(device.uuid)
-        if now is None or now.missed or now.processes is None:
+        if now is None or now.missed_readings or now.processes is None:
             continue
         gone = device.processes_by_key.keys() - now.processes_by_key.keys()
         names = _names(before) if gone else {}

@@ -106,9 +106,9 @@ class StrandedEstimate:
         )
 
 
-THRASH_SECONDS = 10.0
-THRASH_RATIO = 0.5
-"""Part of the released bytes that, taken from the driver again within `THRASH_SECONDS`, counts as thrash."""
+REFILL_SECONDS = 10.0
+REFILL_RATIO = 0.5
+"""Part of the released bytes that, taken from the driver again within `REFILL_SECONDS`, counts as refilled."""
 
 PoolKey = tuple[str, str]
 """Allocator and device UUID."""
@@ -123,12 +123,13 @@ class Release(NamedTuple):
 
     def taken_again(self, pool: PoolUsage) -> bool:
         allocated = pool.device_allocations is None or pool.device_allocations != self.after.device_allocations
-        return allocated and pool.held_bytes - self.after.held_bytes >= THRASH_RATIO * self.released_bytes
+        return allocated and pool.held_bytes - self.after.held_bytes >= REFILL_RATIO * self.released_bytes
 
 
-class Thrash:
-    """Counts flushes without benefit: the program allocates the released memory again at once. The counts grow from the
-    start of the process, as do all counters of a report.
+class RefilledFlushes:
+    """Counts flushes without benefit, whose released memory the program allocates again at once.
+
+    The counts grow from the start of the process, as do all counters of a report.
     """
 
     def __init__(self) -> None:
@@ -139,10 +140,10 @@ class Thrash:
         for change in changes:
             released = change.before.held_bytes - change.after.held_bytes
             if released > 0:
-                self._releases[_pool_key(change.after)] = Release(change.after, released, now + THRASH_SECONDS)
+                self._releases[_pool_key(change.after)] = Release(change.after, released, now + REFILL_SECONDS)
 
     def counted(self, pools: Sequence[PoolUsage], now: float) -> Iterable[PoolUsage]:
-        """Return the pools, each with its number of thrashes."""
+        """Return the pools, each with its number of refilled flushes."""
         return self._counted(pools, now) if self._releases or self._counts else pools
 
     def _counted(self, pools: Iterable[PoolUsage], now: float) -> Iterator[PoolUsage]:
@@ -153,7 +154,7 @@ class Thrash:
                 del self._releases[name]
                 if now <= release.until:
                     self._counts[name] = self._counts.get(name, 0) + 1
-            yield replace(pool, thrashes=self._counts[name]) if name in self._counts else pool
+            yield replace(pool, refilled_flushes=self._counts[name]) if name in self._counts else pool
 
 
 def _pool_key(pool: PoolUsage) -> PoolKey:

@@ -18,8 +18,8 @@ from typing import TypeVar
 from gpumond.agent.allocators import ADAPTERS, AllocatorAdapter, FlushRefused, capture_guards, loaded
 from gpumond.agent.flushing import (
     Permissions,
+    RefilledFlushes,
     StrandedEstimate,
-    Thrash,
     carry_out,
     carry_out_hooks,
     estimated,
@@ -60,7 +60,7 @@ class AllocatorRegistry:
     def _forget(self) -> None:
         self._lock = threading.RLock()  # a hook may call flush()
         self._modules, self._search_at = 0, 0.0
-        self._thrash, self._stranded = Thrash(), StrandedEstimate()
+        self._refilled_flushes, self._stranded = RefilledFlushes(), StrandedEstimate()
         self._flushes, self._plans = RateLimit(*FLUSHES), RateLimit(*PLANS)
         self.refusals = 0
         """Number of commands that exceeded the rate or contained an unknown step."""
@@ -98,7 +98,7 @@ class AllocatorRegistry:
             adapters = self.known()
             with _capture_safe():
                 pools = _read(*adapters)
-            return tuple(self._thrash.counted(self._stranded.adjusted(pools), time.monotonic()))
+            return tuple(self._refilled_flushes.counted(self._stranded.adjusted(pools), time.monotonic()))
         finally:
             self._lock.release()
 
@@ -149,7 +149,7 @@ class AllocatorRegistry:
             except Exception as error:  # any error of the library
                 return FlushResult(command.id, "failed", clean(f"{type(error).__name__}: {error}"))
             if not command.dry_run:
-                self._thrash.flushed(result.pools, time.monotonic())
+                self._refilled_flushes.flushed(result.pools, time.monotonic())
             return result
 
     def limits(self) -> tuple[PoolLimit, ...]:

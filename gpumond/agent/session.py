@@ -57,7 +57,7 @@ class AllocatorFacts:
         self.distributed = is_rank()
 
 
-class Continues:
+class ResumeSignals:
     """Counts the signals SIGCONT of a program that `gpumond run --suspendable` has started; they resume it.
 
     They are blocked in all threads of such a program, since its main thread may wait for the driver.
@@ -96,7 +96,7 @@ class Session:
         self._step_results: deque[FlushResult | AgentResponse] = deque()
         self._requests: deque[AgentRequest] = deque(maxlen=MAX_REQUESTS)
         self._handler = RequestHandler(settings)
-        self._continues = Continues(settings.suspendable)
+        self._resume_signals = ResumeSignals(settings.suspendable)
         self._facts: AllocatorFacts | None = None
         self._closing = False
         self.flushing = False
@@ -315,7 +315,7 @@ class Session:
                         facts.host_pools,
                         REGISTRY.limits(),
                         components(),
-                        self._continues.count(),
+                        self._resume_signals.count(),
                         self._settings.suspendable,
                     )
                 )

@@ -58,6 +58,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("expected a whole number") from None
+
+
+whole_number = value(_whole_number)
 count = value(_count)
 """A number of lines or entries, at least 1."""
 duration = value(units.seconds)

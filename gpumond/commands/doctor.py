@@ -263,8 +263,8 @@ def _engine(engine: Mapping[str, Any]) -> Finding:
         advice = WITH_PTRACE if problem.endswith(WITH_PTRACE) else ""
         detail = f"it responds, but its memory is unknown and can't be released: {problem.removesuffix(advice)}"
         return Finding(subject, "note", detail.rstrip(": "), advice)
-    if engine.get("returning_seconds") is not None:
-        return Finding(subject, "bad", f"it hasn't resumed after a release: {engine['returning_problem']}")
+    if engine.get("out_of_service_seconds") is not None:
+        return Finding(subject, "bad", f"it hasn't resumed after a release: {engine['out_of_service_reason']}")
     if (uid := engine.get("pinned_uid")) is not None:
         detail = f"{engine['kind']} responds; its secret is sent to uid {uid}, the first that listened at its address"
         return Finding(subject, "note", detail, "set user: to the server's user")

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby, takewhile
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from gpumond import __version__, revision
-from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, print_error
+from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, print_error, whole_number
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
 from gpumond.feature import Command, resolve
 from gpumond.features import features
@@ -61,16 +61,42 @@ def describe_subcommands(parser: argparse.ArgumentParser, lines: Sequence[str]) 
                 command.epilog = "\n".join(["examples:", *(f"  {line}" for line in own)]) if own else None
 
 
+def arguments_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the arguments of a parser and of its subcommands."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for subcommand in action.choices.values():
+                yield from arguments_of(subcommand)
+
+
 def options(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the options and subcommands of a parser, and those of its subcommands."""
-    for action in parser._actions:
-        yield from action.option_strings
-        if isinstance(action, argparse._SubParsersAction):
-            for name, own in action.choices.items():
-                yield name
-                yield from options(own)
-        elif not action.option_strings and action.choices:
-            yield from map(str, action.choices)
+    for action in arguments_of(parser):
+        yield from action.option_strings or map(str, action.choices or ())
+
+
+def options_last(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """Return the words of a command with its options, and their values, after the others.
+
+    argparse accepts no option before a subcommand, nor one between two optional positional arguments.
+    """
+    with_value = {name for each in arguments_of(parser) if each.nargs != 0 for name in each.option_strings}
+    first: list[str] = []
+    last: list[str] = []
+    option = ""
+    for number, word in enumerate(words):
+        if word == "--":
+            return [*first, *last, *words[number:]]
+        if word.startswith("-") and word != "-":
+            option = word
+            last.append(word)
+        elif option in with_value:
+            option = ""
+            last.append(word)
+        else:
+            first.append(word)
+    return first + last
 
 
 def _command(name: str, group: str, help: str, *examples: str, module: str = "") -> Command:
@@ -177,11 +203,23 @@ def commands() -> Mapping[str, Command]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that accepts no abbreviated options. Its subcommands inherit this."""
+    """A parser that accepts no abbreviated options, and whose errors are short. Its subcommands inherit this."""
 
     def __init__(self, **options: Any) -> None:
         defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(**defaults | options)
+        self.register("type", int, whole_number)
+
+    def error(self, message: str) -> NoReturn:
+        print_error(f"{self.prog}: {message}\n`{self.prog} --help` shows how to use it")
+        sys.exit(WRONG_USE)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        if isinstance(action, argparse._SubParsersAction):
+            self.error(unknown_word("command", value, action.choices))
+        raise argparse.ArgumentError(action, f"{value!r:.80}: expected one of {', '.join(map(str, action.choices))}")
 
 
 class Module(Protocol):
@@ -212,6 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         word = misspelt(parser_of_command, argv)
         if word is not None:
             parser_of_command.error(unknown_word("option", word, options(parser_of_command)))
+        argv = [argv[0], *options_last(parser_of_command, argv[1:])]
     arguments = parser.parse_args(argv)
     try:
         return _module(arguments.command_name).run(arguments)

@@ -50,7 +50,7 @@ RELOADED = (
     "allow_end_requests",
     "allow_suspend",
     "suspend_idle",
-    "hook_dry_run",
+    "alertmanager_dry_run",
 )
 """Settings that a reload changes; the others require a restart."""
 
@@ -90,7 +90,7 @@ class Settings:
     allow_end_requests: bool = False
     allow_suspend: bool = False
     suspend_idle: float = 600.0
-    hook_dry_run: bool = False
+    alertmanager_dry_run: bool = False
 
     def web(self) -> Web:
         """Return the web configuration. Raises ConfigError if it is invalid, or insufficient for the address."""
@@ -320,7 +320,7 @@ class SettingsConfig(Strict):
         description="how long a program must have been idle before it is suspended by a rule, or because another "
         "program needs memory",
     )
-    hook_dry_run: bool = Field(
+    alertmanager_dry_run: bool = Field(
         False,
         description="[alerts from Alertmanager](../how-to/flush-from-alertmanager.md) only plan flushes",
     )

@@ -20,7 +20,7 @@ from gpumond.diagnosis.growth import BLOCK, Growth, growing, quick, rises, updat
 from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, curve, load_rose
 from gpumond.diagnosis.tracker import TrackedSeries
 from gpumond.diagnosis.trend import deviation, least_squares, median, sen, spread
-from gpumond.facts.frame import Fit, RefusedKind, Verdict
+from gpumond.facts.frame import Fit, RuledOut, Verdict
 from gpumond.facts.units import MIB
 from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, MINUTE, QUARTER, TIERS, UTILIZATION, History
 
@@ -314,7 +314,7 @@ def fit(
         full_at=None if full is None else now + full / pace,
         full_at_earliest=None if earliest is None else now + earliest / pace,
         full_at_latest=None if latest is None else now + latest / pace,
-        refused=(*_refused(times, values, slope.middle, leak, tracked, history), *_larger(allocations)),
+        ruled_out=(*_ruled_out(times, values, slope.middle, leak, tracked, history), *_larger(allocations)),
     )
 
 
@@ -352,32 +352,30 @@ def _left(room: float, slope: float) -> float | None:
     return room / slope if slope > 0 else None
 
 
-def _refused(
+def _ruled_out(
     times: Sequence[float], values: Sequence[float], slope: float, leak: Leak, tracked: TrackedSeries, history: History
-) -> Iterator[RefusedKind]:
+) -> Iterator[RuledOut]:
     half = len(values) // 2
     first, last = sen(times[:half], values[:half]), sen(times[-half:], values[-half:])
     if first > 0:
-        yield RefusedKind("warm-up", "last half's slope relative to the first half's", last / first)
+        yield RuledOut("warm-up", "last half's slope relative to the first half's", last / first)
     if not leak.pause:
         line = deviation([value - slope * at for at, value in zip(times, values, strict=True)])
         step = min(deviation(values[:cut]) + deviation(values[cut:]) for cut in range(2, len(values) - 1))
         if step > 0:
-            yield RefusedKind(
-                "step-change", "distance from the line, relative to the distance from a step", line / step
-            )
+            yield RuledOut("step-change", "distance from the line, relative to the distance from a step", line / step)
     use = history.device(tracked.uuid).column(leak.tier, UTILIZATION, MEDIAN, len(values))
     if len(use) > 1 and all(ratio == ratio for ratio in use):
-        yield RefusedKind(
+        yield RuledOut(
             "load",
             "rise of the device's utilization in the meantime",
             sen(range(len(use)), use) * len(use),
         )
 
 
-def _larger(allocations: AllocationGrowth | None) -> Iterator[RefusedKind]:
+def _larger(allocations: AllocationGrowth | None) -> Iterator[RuledOut]:
     if allocations and allocations.rises and allocations.ratio is not None:
-        yield RefusedKind(
+        yield RuledOut(
             "larger-allocations",
             "relative growth of the live allocation count, as a share of the live bytes' growth",
             allocations.ratio,

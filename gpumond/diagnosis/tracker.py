@@ -207,7 +207,7 @@ class Tracker:
         for device in snapshot.devices:
             present.add(device.uuid)
             # A device that did not answer says nothing about its memory and its processes.
-            if not device.missed and device.used_bytes is not None:
+            if not device.missed_readings and device.used_bytes is not None:
                 confirmed = _confirmed(device, pools.get(device.uuid, {}), device.uuid in complete)
                 self._device(device, confirmed, _load(device, snapshot.engines))
                 answered.add(device.uuid)

@@ -41,7 +41,7 @@ class EngineState:
     waiting: int | None = None
     kv_cache_bytes: int | None = None
     kv_cache_used_ratio: float | None = None
-    asleep: bool | None = None
+    sleeping: bool | None = None
     paused: bool | None = None
     held_bytes: int | None = None
     work: tuple[float | str, ...] | None = None
@@ -56,7 +56,7 @@ class EngineState:
     @property
     def serves(self) -> bool:
         """True unless it is known that it cannot process a request now."""
-        return not (self.asleep or self.paused or self.obstacle)
+        return not (self.sleeping or self.paused or self.obstacle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class EngineReading:
     ``processes_problem``: the reason if its processes are unknown. ``methods``: the ways in which gpumond may release
     its memory, none if the configuration allows none. ``idle_seconds``: time without a request and without work of its
     processes on a device, as far as observed; None if neither the engine nor the driver states it.
-    ``returning_seconds``: the time for which gpumond has tried to return it to service and it has not served, and
-    ``returning_problem`` the reason; None and empty otherwise. ``pinned_uid``: the user that its secrets are sent to,
-    since the declaration names none.
+    ``out_of_service_seconds``: the time for which gpumond has tried to return it to service and it has not served, and
+    ``out_of_service_reason`` the reason; None and empty otherwise. ``pinned_uid``: the user that its secrets are sent
+    to, since the declaration names none.
     """
 
     name: str
@@ -93,7 +93,7 @@ class EngineReading:
     waiting: int | None = None
     kv_cache_bytes: int | None = None
     kv_cache_used_ratio: float | None = None
-    asleep: bool | None = None
+    sleeping: bool | None = None
     paused: bool | None = None
     held_bytes: int | None = None
     idle_seconds: float | None = None
@@ -102,5 +102,5 @@ class EngineReading:
     uid: int | None = None
     pinned_uid: int | None = None
     methods: tuple[str, ...] = ()
-    returning_seconds: float | None = None
-    returning_problem: str = ""
+    out_of_service_seconds: float | None = None
+    out_of_service_reason: str = ""

@@ -46,7 +46,7 @@ FaultKind = Literal[
     "crashed",
     "starting",
     "released",
-    "left_out",
+    "skipped",
     "gpu_is_lost",
     "gpu_not_found",
     "reset_required",
@@ -54,7 +54,7 @@ FaultKind = Literal[
     "lost",
     "processes_hidden",
     "impossible_value",
-    "claim_over_driver",
+    "report_exceeds_driver",
     "insufficient_size",
     "unreadable",
     "unknown",
@@ -95,7 +95,7 @@ FAULTS: Mapping[str, str] = {
     "automatically",
     "starting": "wait: gpumond is opening the driver for the first time",
     "released": "no action needed: gpumond detached from the driver on request, and attaches again automatically",
-    "left_out": "look for Xid errors in dmesg; gpumond reads the GPU again when the hung driver call returns, or after "
+    "skipped": "look for Xid errors in dmesg; gpumond reads the GPU again when the hung driver call returns, or after "
     "a while",
     "gpu_is_lost": _HARDWARE,
     "gpu_not_found": _HARDWARE,
@@ -107,7 +107,7 @@ FAULTS: Mapping[str, str] = {
     "processes_hidden": "run gpumond as root or with CAP_SYS_PTRACE; until then, the memory of these processes is "
     "unattributed",
     "impossible_value": "check that the driver matches its library and nvidia-ml-py; gpumond drops impossible values",
-    "claim_over_driver": "check the program with that pid: its agent is wrong, or its allocator counts memory that "
+    "report_exceeds_driver": "check the program with that pid: its agent is wrong, or its allocator counts memory that "
     "isn't on the GPU (managed memory); gpumond uses the driver-reported value",
     "insufficient_size": "check that the driver matches its library and nvidia-ml-py; only that field is missing",
     "unreadable": "check that the driver matches its library; only that field is missing",
@@ -320,14 +320,14 @@ CONDITIONS: Mapping[str, str] = {
     "and only agents report it by client; an error in one client terminates all of them",
     "no_process_list": "start programs with gpumond run -- COMMAND: the driver lists no processes (old vGPU, or a "
     "container without the host's PID namespace), so agents are the only source",
-    "unmapped_inferred": "no action needed if the program is in sleep mode: it needs these bytes again when it wakes "
+    "unmapped_estimated": "no action needed if the program is in sleep mode: it needs these bytes again when it wakes "
     "up; otherwise its allocator counts memory that isn't on the GPU (managed memory)",
     "managed_memory": "no action needed: the driver counts managed memory for no process; gpumond attributes used "
     "bytes without another owner to the programs that hold managed memory, up to the sizes of their pools",
     "suspended": "no action needed: cuda-checkpoint, or a program that uses its interface, has suspended the process; "
     "it needs this memory again when it is resumed, and isn't flushed until then",
-    "claim_over_size": "check the program with that pid: its agent is wrong, or its allocator counts memory that isn't "
-    "on the GPU (managed memory, released pages)",
+    "pool_exceeds_device": "check the program with that pid: its agent is wrong, or its allocator counts memory that "
+    "isn't on the GPU (managed memory, released pages)",
     "live_unknown": "start the program with gpumond run -- COMMAND, or wrap its RMM resource in "
     "rmm.mr.StatisticsResourceAdaptor: the resource doesn't count live bytes",
     "memory_partition": "no action needed: the daemon runs in a cgroup whose memory on this GPU is limited; its values "

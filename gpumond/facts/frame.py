@@ -51,7 +51,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedKind:
+class RuledOut:
     """Another explanation of a leak's points: a kind of verdict, ``load`` or ``larger-allocations``; and the value that
     refuses it.
     """
@@ -84,7 +84,7 @@ class Fit:
     full_at_latest: float | None
     device_uuid: str | None = None
     pid: int | None = None
-    refused: tuple[RefusedKind, ...] = ()
+    ruled_out: tuple[RuledOut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

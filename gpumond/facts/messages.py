@@ -57,7 +57,7 @@ class Report:
     """The agent's allocators, once a second.
 
     ``components``: what was seen in the program that takes device memory outside of its pools (``nccl``, ``graphs``,
-    ``triton``), or shares it with other processes (``ipc``). ``continues``: signals SIGCONT
+    ``triton``), or shares it with other processes (``ipc``). ``resume_signals``: signals SIGCONT
     that the agent has received for the program. ``suspendable``: the program allows the daemon to suspend it now.
     """
 
@@ -68,7 +68,7 @@ class Report:
     host_pools: tuple[HostPool, ...] = ()
     limits: tuple[PoolLimit, ...] = ()
     components: tuple[str, ...] = ()
-    continues: int = 0
+    resume_signals: int = 0
     suspendable: bool = False
 
 

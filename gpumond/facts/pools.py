@@ -74,7 +74,7 @@ class PoolUsage:
     """Allocations that the allocator requested from the driver."""
     device_frees: int | None = None
     """Allocations that the allocator returned to the driver."""
-    thrashes: int = 0
+    refilled_flushes: int = 0
     """Flushes after which the program allocated half or more of the released bytes again within ten seconds."""
     held_known: bool = True
     """False if the library doesn't report its held bytes: ``held_bytes`` is then ``live_bytes``, a lower bound, or 0 if

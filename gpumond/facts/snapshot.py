@@ -202,8 +202,8 @@ class DeviceReading:
     (``reserved_bytes``); ``processes`` is None where the driver lists none at all. ``unified`` memory is the
     host's: ``size_bytes`` is that of the machine, ``free_bytes`` the memory that the kernel could still allocate,
     ``used_bytes`` the sum of the processes, so that the three do not add up. ``gpu_instance_id`` is set on MIG
-    instances. ``missed`` counts the consecutive ticks without new values: the values are then those of the last
-    good reading, and all None from ``MISSED_LIMIT`` on. ``up`` is False as soon as a read of the device fails; a
+    instances. ``missed_readings`` counts the consecutive ticks without new values: the values are then those of the
+    last good reading, and all None from ``MISSED_LIMIT`` on. ``up`` is False as soon as a read of the device fails; a
     reading that is only late does not change it. ``idle_seconds``: time without work on the device, as far as it
     was observed. ``source`` names its source, if there may be several. ``cgroup_limits``: those of the cgroups of
     its processes, from drivers that have such limits. ``partition_bytes``: what the driver lets the daemon's own cgroup
@@ -223,7 +223,7 @@ class DeviceReading:
     unified: bool = False
     processes: tuple[ProcessUsage, ...] | None = None
     sensors: Sensors = NO_SENSORS
-    missed: int = 0
+    missed_readings: int = 0
     up: bool = True
     gpu_instance_id: int | None = None
     idle_seconds: float | None = None
@@ -247,7 +247,7 @@ class DeviceReading:
     @property
     def current_free_bytes(self) -> int | None:
         """The free bytes of a current reading; None after a failed or missed one."""
-        if self.missed or not self.up:
+        if self.missed_readings or not self.up:
             return None
         if self.free_bytes is not None:
             return self.free_bytes
@@ -327,8 +327,8 @@ class AgentReport(OfProcess):
     memory with which it was started, or empty.
     ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them. ``job`` is
     its identity on all machines, such as ``slurm/4711``, or empty. ``account``: its Slurm account, or empty.
-    ``suspended``: see Suspension. ``suspendable``: the program allows the daemon to suspend it. ``continues``: signals
-    SIGCONT that the agent has received for it.
+    ``suspended``: see Suspension. ``suspendable``: the program allows the daemon to suspend it.
+    ``resume_signals``: signals SIGCONT that the agent has received for it.
     ``may_suspend``: it is idle, and may be suspended when another program needs memory.
     ``components``: what the agent has seen in the program that takes memory outside of its pools.
     """
@@ -354,7 +354,7 @@ class AgentReport(OfProcess):
     suspended: bool = False
     components: tuple[str, ...] = ()
     suspendable: bool = False
-    continues: int = 0
+    resume_signals: int = 0
     may_suspend: bool = False
 
     @property

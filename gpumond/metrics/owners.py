@@ -27,7 +27,7 @@ class OwnerUsage:
 
     used: int = 0
     needed: int = 0
-    allotments: int = 0
+    program_devices: int = 0
     idle_held: int = 0
     live: int | None = None
     cached: int | None = None
@@ -42,7 +42,7 @@ class OwnerUsage:
         used, cached, stranded = sum(shares.values()), shares.get("cached", 0), shares.get("stranded", 0)
         self.used += used
         self.needed = max(self.needed, used - cached)
-        self.allotments += 1
+        self.program_devices += 1
         self.programs.add(process)
         if has_agent:
             self.agents.add(process)
@@ -77,7 +77,7 @@ def usages(frame: Frame) -> Iterator[tuple[tuple[str, ...], OwnerUsage]]:
     yield from found.items()
 
 
-_LOWER = " Programs whose parts are unknown (those without an agent) aren't included; absent if all are."
+_LOWER = " Programs without an agent aren't included; absent if none has one."
 OWNER: tuple[Quantity[OwnerUsage], ...] = (
     Quantity(
         "used_bytes",
@@ -87,18 +87,23 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
         note=" The sum over owners and unattributed memory is used memory + overcount. MIG instances are included in "
         "their device. Owners beyond the limit of a machine are summed with an empty workload.",
     ),
-    Quantity("live_bytes", "bytes", "Live part of it." + _LOWER, attrgetter("live")),
-    Quantity("cached_bytes", "bytes", "Part of it that a flush would release." + _LOWER, attrgetter("cached")),
+    Quantity("live_bytes", "bytes", "Live memory of the owner's programs." + _LOWER, attrgetter("live")),
+    Quantity(
+        "cached_bytes",
+        "bytes",
+        "Memory of the owner's programs that a flush would release." + _LOWER,
+        attrgetter("cached"),
+    ),
     Quantity(
         "stranded_bytes",
         "bytes",
-        "Free part of it that a flush wouldn't release." + _LOWER,
+        "Free memory of the owner's programs that a flush wouldn't release." + _LOWER,
         attrgetter("stranded"),
     ),
     Quantity(
         "idle_held_bytes",
         "bytes",
-        "Part of it that programs with the verdict idle-holder hold, with or without an agent.",
+        "Memory of the owner's programs that have the verdict idle-holder, with or without an agent.",
         attrgetter("idle_held"),
     ),
     Quantity(
@@ -123,10 +128,10 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
         note=" Of a program without an agent, all of its memory.",
     ),
     Quantity(
-        "allotments",
+        "program_devices",
         "count",
         "Number of the owner's programs on each device of a model, added up: a program on two devices counts twice.",
-        attrgetter("allotments"),
+        attrgetter("program_devices"),
     ),
     Quantity(
         "programs",
@@ -135,7 +140,10 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
         lambda usage: len(usage.programs),
     ),
     Quantity(
-        "agent_programs", "count", "Number of those processes that have an agent.", lambda usage: len(usage.agents)
+        "agent_programs",
+        "count",
+        "Number of the owner's processes on devices of a model that have an agent.",
+        lambda usage: len(usage.agents),
     ),
 )
 
@@ -253,7 +261,12 @@ def machine_shares(frame: Frame) -> Iterator[tuple[tuple[str, ...], int]]:
 
 MACHINE: tuple[Quantity[MachineUsage], ...] = (
     Quantity("memory_size_bytes", "bytes", "Memory of all devices of the machine.", attrgetter("size")),
-    Quantity("memory_used_bytes", "bytes", "Used part of it, as the driver counts it.", attrgetter("used")),
+    Quantity(
+        "memory_used_bytes",
+        "bytes",
+        "Memory in use on all devices of the machine, as reported by the driver.",
+        attrgetter("used"),
+    ),
     Quantity("idle_held_bytes", "bytes", "Memory of programs with the verdict idle-holder.", attrgetter("idle_held")),
     Quantity(
         "idle_and_reclaimable_bytes",
@@ -264,9 +277,14 @@ MACHINE: tuple[Quantity[MachineUsage], ...] = (
     Quantity(
         "wasted_bytes",
         "bytes",
-        "In addition, stranded memory of the others, and unattributed memory.",
+        "Memory of idle programs, cached and stranded memory of the others, and unattributed memory.",
         attrgetter("wasted"),
     ),
     Quantity("programs", "count", "Number of processes with memory on a device.", attrgetter("programs")),
-    Quantity("agent_programs", "count", "Number of those processes that have an agent.", attrgetter("agent_programs")),
+    Quantity(
+        "agent_programs",
+        "count",
+        "Number of processes with memory on a device that have an agent.",
+        attrgetter("agent_programs"),
+    ),
 )

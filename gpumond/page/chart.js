@@ -173,7 +173,7 @@ function follow(node) {
 
 function newestPoint({ uuid, pid, start_ticks: start }, at) {
   const devices = uuid ? [state.devices.get(uuid)] : roots();
-  if (devices.some((device) => !device || device.used_bytes === null || device.missed)) return null;
+  if (devices.some((device) => !device || device.used_bytes === null || device.missed_readings)) return null;
   if (pid === null) {
     const used = sum(devices.map((device) => device.used_bytes));
     return { at, low: used, high: used, used, ...sharesOfAll(devices) };

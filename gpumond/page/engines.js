@@ -28,10 +28,10 @@ function condition(engine) {
 }
 
 function service(engine) {
-  if (engine.returning_seconds !== null) {
-    return `out of service for ${duration(engine.returning_seconds)}: ${engine.returning_problem}`;
+  if (engine.out_of_service_seconds !== null) {
+    return `out of service for ${duration(engine.out_of_service_seconds)}: ${engine.out_of_service_reason}`;
   }
-  return engine.asleep ? "asleep" : engine.paused ? "paused" : "serving";
+  return engine.sleeping ? "sleeping" : engine.paused ? "paused" : "serving";
 }
 
 function models(engine) {
@@ -52,7 +52,7 @@ function used(engine) {
 /** The size of the KV cache; null if it is unknown, or cannot be a part of these bytes. */
 function kvCacheBytes(engine, ofBytes) {
   const stated = engine.kv_cache_bytes;
-  return stated && !engine.asleep && stated <= (ofBytes ?? 0) ? stated : null;
+  return stated && !engine.sleeping && stated <= (ofBytes ?? 0) ? stated : null;
 }
 
 function kvCache(engine) {
@@ -73,7 +73,7 @@ export const holder = (process) => (process.live_bytes === null ? "opaque" : "li
 /** The part of a process's memory that is KV cache, and its use. The size is that of the whole engine, so it is shown
 only if one process on one device holds it. */
 export function kvCacheOf(process, engine) {
-  if (!engine || engine.asleep || engine.kv_cache_used_ratio === null) return "";
+  if (!engine || engine.sleeping || engine.kv_cache_used_ratio === null) return "";
   const alone = processesOf(engine).length === 1;
   const bytes = alone ? kvCacheBytes(engine, process[`${holder(process)}_bytes`]) : null;
   const size = bytes === null ? "" : `${human(bytes)}, `;
@@ -96,7 +96,7 @@ const classes = ({ id, number, wide }) => [`of-${id}`, number && "number", wide 
 function updateEngine(body, engine) {
   const cells = body.firstChild.children;
   COLUMNS.forEach((column, place) => name(cells[place].firstChild, column.text(engine), 600));
-  body.querySelector(".of-condition").classList.toggle("notable", !engine.up || engine.returning_seconds !== null);
+  body.querySelector(".of-condition").classList.toggle("notable", !engine.up || engine.out_of_service_seconds !== null);
 }
 
 export function showEngines() {

@@ -7,7 +7,7 @@ import { label, state } from "./store.js";
 
 export function createFit() {
   const plot = make("div.plot", make("span.top"), make("span.from"), make("span.to"));
-  const node = make("details.fit", make("summary", "Evidence"), plot, make("p"), make("ul.refused"), make("dl.facts"));
+  const node = make("details.fit", make("summary", "Evidence"), plot, make("p"), make("ul.ruled-out"), make("dl.facts"));
   node.addEventListener("toggle", () => draw(node));
   return node;
 }
@@ -44,8 +44,8 @@ function draw(node) {
   put(plot.querySelector(".top"), full === null ? human(high) : `${human(full)}: the GPU is full`);
   put(plot.querySelector(".from"), clock(from, to));
   put(plot.querySelector(".to"), clock(to));
-  const refused = fit.refused.map(({ kind, reason, value }) => `Ruled out: ${kind} (${reason}: ${value.toFixed(2)}).`);
-  node.querySelector(".refused").replaceChildren(...refused.map((sentence) => make("li", named(sentence, 400))));
+  const sentences = fit.ruled_out.map(({ kind, reason, value }) => `Ruled out: ${kind} (${reason}: ${value.toFixed(2)}).`);
+  node.querySelector(".ruled-out").replaceChildren(...sentences.map((sentence) => make("li", named(sentence, 400))));
 }
 
 /** The program whose points are drawn, if it is another one of the group than the verdict's. */

@@ -31,9 +31,9 @@ const byUrgency = (one, other) => urgency(one) - urgency(other) || one.since - o
 
 /** The reason why the values of a device are old or unknown; empty if they are current. */
 export function stateOf(device) {
-  const readings = `${device.missed} ${device.missed === 1 ? "reading" : "readings"}`;
-  if (device.missed >= MISSED_LIMIT) return `${readings} missed: values are hidden`;
-  if (device.missed) return `values are ${readings} old`;
+  const readings = `${device.missed_readings} ${device.missed_readings === 1 ? "reading" : "readings"}`;
+  if (device.missed_readings >= MISSED_LIMIT) return `${readings} missed: values are hidden`;
+  if (device.missed_readings) return `values are ${readings} old`;
   return device.up ? "" : "at fault";
 }
 

@@ -38,7 +38,7 @@ export function showProcesses() {
   showDevices(devices);
   openByAddress();
   arrange();
-  const known = devices.some((device) => device.processes !== null && device.missed < MISSED_LIMIT);
+  const known = devices.some((device) => device.processes !== null && device.missed_readings < MISSED_LIMIT);
   $("processes").hidden = !rows.length;
   if (!rows.length) put($("shown"), known ? "No process uses a GPU." : "The processes are unknown.");
   $("no-agents").hidden = reports.length > 0 || !known || !rows.length || !find(rows, filter, gpu).length;

@@ -158,7 +158,7 @@ def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -
         account=hello.account,
         components=report.components[:MAX_COMPONENTS],
         suspendable=report.suspendable,
-        continues=report.continues,
+        resume_signals=report.resume_signals,
     )
 
 

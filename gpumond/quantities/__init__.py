@@ -69,7 +69,9 @@ def hidden(snapshot: Snapshot, recent: RuleWindow) -> Hidden:
     """
     silent, failed = recent.silent, unlisted(snapshot)
     return Hidden(
-        frozenset(each.uuid for each in snapshot.devices if each.missed >= MISSED_LIMIT or each.uuid in failed),
+        frozenset(
+            each.uuid for each in snapshot.devices if each.missed_readings >= MISSED_LIMIT or each.uuid in failed
+        ),
         silent | snapshot.suspended,
         frozenset((str(uid), name) for uid, name in (recent.agents[process] for process in silent)),
         snapshot.reports_by_process.keys(),

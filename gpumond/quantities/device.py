@@ -371,7 +371,7 @@ DEVICE = ScopeSpec(
             "missed_readings",
             "count",
             "consecutive readings without new values of the device",
-            lambda row: float(row.device.missed),
+            lambda row: float(row.device.missed_readings),
         ),
         *OF_SENSORS,
         *DERIVED,

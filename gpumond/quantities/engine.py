@@ -28,7 +28,7 @@ def _used(snapshot: Snapshot, engine: EngineReading) -> int | None:
 
     It is 0 if none is listed and the engine states that it holds nothing; otherwise they may be those of a proxy.
     """
-    if any(device.missed >= MISSED_LIMIT for device in snapshot.devices):
+    if any(device.missed_readings >= MISSED_LIMIT for device in snapshot.devices):
         return None
     counts = [used for _, used in snapshot.used_by_engine(engine)]
     if not counts:
@@ -51,7 +51,7 @@ def _texts(row: _Engine) -> dict[str, str]:
         "kv_cache": "an unknown part" if ratio is None else readable("ratio", ratio),
         "idle": "an unknown time" if idle is None else duration(idle),
         "models": ", ".join(model.name for model in engine.models) or "no known model",
-        "reason": engine.problem or engine.returning_problem,
+        "reason": engine.problem or engine.out_of_service_reason,
     }
 
 
@@ -75,7 +75,13 @@ ENGINE = ScopeSpec(
             _used_with_idle_kv_cache,
         ),
         *_values(
-            "kv_cache_bytes", "held_bytes", "models", "state_age_seconds", "asleep", "paused", "returning_seconds"
+            "kv_cache_bytes",
+            "held_bytes",
+            "models",
+            "state_age_seconds",
+            "sleeping",
+            "paused",
+            "out_of_service_seconds",
         ),
     ),
     labels={"engine": "the engine's name", "kind": "the engine's kind, such as vllm"},

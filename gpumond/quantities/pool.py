@@ -123,7 +123,7 @@ POOL = ScopeSpec(
             lambda row: row.recent.increase(row.track.retries, row.track.since),
         ),
         *_values("peak_live_bytes", "peak_held_bytes", "spillable_bytes", "private_bytes", "live_allocations"),
-        *_values("device_allocations", "device_frees", "thrashes"),
+        *_values("device_allocations", "device_frees", "refilled_flushes"),
     ),
     labels={
         **DEVICE_LABELS,

@@ -274,7 +274,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             lambda row: number(row.process.orphaned),
         ),
         Quantity(
-            "excess_bytes",
+            "report_excess_bytes",
             "bytes",
             "bytes that its agent reports beyond the driver's count, else 0; unknown without an agent",
             _claim_excess,

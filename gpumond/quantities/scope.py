@@ -69,7 +69,7 @@ def slope(verdict: Verdict) -> float:
 
 
 def values_without_verdict(device: DeviceReading) -> Mapping[str, float | None]:
-    return UNKNOWN_VERDICTS if device.missed >= MISSED_LIMIT else NO_VERDICT
+    return UNKNOWN_VERDICTS if device.missed_readings >= MISSED_LIMIT else NO_VERDICT
 
 
 class RuleRow(Protocol):

@@ -352,10 +352,10 @@ POOL: tuple[Quantity[PoolUsage], ...] = (
         counted=True,
     ),
     _field(
-        "thrashes",
+        "refilled_flushes",
         "count",
         "Flushes whose released memory the program immediately reallocated from the driver.",
-        "thrashes_total",
+        "refilled_flushes_total",
         counted=True,
     ),
     _field("peak_held_bytes", "bytes", "Peak held memory, as recorded by the allocator.", family=""),
@@ -430,27 +430,27 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
     _field(
         "kv_cache_used_ratio",
         "ratio",
-        "Part of the engine's KV cache that requests use. The memory of the whole cache is in use on the device.",
+        "Fraction of the engine's KV cache that requests use. The whole cache occupies device memory, used or not.",
     ),
     _field("running_requests", "count", "Requests that the engine is processing.", "requests_running", field="running"),
     _field(
         "waiting_requests", "count", "Requests that wait in the engine's queue.", "requests_waiting", field="waiting"
     ),
-    _field("asleep", "boolean", "1 if the engine sleeps, else 0."),
+    _field("sleeping", "boolean", "1 if the engine is in sleep mode, else 0."),
     _field("paused", "boolean", "1 if the engine is paused, else 0."),
     Quantity(
-        "returning_seconds",
+        "out_of_service_seconds",
         "seconds",
-        "Time for which gpumond has tried to return the engine to service after a release, and it doesn't serve.",
-        lambda engine: engine.returning_seconds or 0.0,
+        "Time since a release after which the engine hasn't resumed serving, although gpumond keeps trying.",
+        lambda engine: engine.out_of_service_seconds or 0.0,
         note=" Absent otherwise.",
         rule_note=" 0 otherwise.",
-        export=attrgetter("returning_seconds"),
+        export=attrgetter("out_of_service_seconds"),
     ),
     _field(
         "idle_seconds",
         "seconds",
-        "Time without a request and without work on a device, as far as engine and driver state it.",
+        "Time without a request and without work on a device, as far as the engine and the driver report it.",
     ),
     Quantity(
         "models",
@@ -460,7 +460,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         "models_loaded",
         rule_note=" Unknown while it doesn't answer.",
     ),
-    _field("held_bytes", "bytes", "Device memory in use as reported by the engine.", "stated_bytes"),
+    _field("held_bytes", "bytes", "Device memory in use as reported by the engine."),
     _field("kv_cache_bytes", "bytes", "Size of the engine's KV cache.", ""),
     _field("state_age_seconds", "seconds", "Age of the engine's latest state.", "", field="age_seconds"),
 )

@@ -212,7 +212,7 @@ def _present(before: RuleWindow, reporting: Mapping[ProcessKey, Workload], snaps
     """Return the processes that are on a device; all previous ones while a device is not read completely."""
     if before.agents.keys() <= reporting.keys():
         return frozenset()  # not needed: every agent reports
-    if unlisted(snapshot) or any(device.missed >= MISSED_LIMIT for device in snapshot.devices):
+    if unlisted(snapshot) or any(device.missed_readings >= MISSED_LIMIT for device in snapshot.devices):
         return frozenset(before.agents)
     return frozenset(
         process

@@ -9,7 +9,7 @@ from pydantic_core import to_jsonable_python
 
 from gpumond.events import Event
 from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
-from gpumond.facts.frame import Alert, Fit, Frame, Ledger, Line, Overcount, RefusedKind, Verdict
+from gpumond.facts.frame import Alert, Fit, Frame, Ledger, Line, Overcount, RuledOut, Verdict
 from gpumond.facts.pools import Expected, Held, PoolUsage, Receipt, Reclaimable, StepResult
 from gpumond.facts.program import (
     AppliedLimit,
@@ -103,7 +103,7 @@ ENGINE = EngineReading(
     running=0,
     waiting=0,
     kv_cache_used_ratio=0.04,
-    asleep=False,
+    sleeping=False,
     paused=False,
     idle_seconds=920.0,
     processes=(EngineProcess(4242, START_TICKS),),
@@ -169,7 +169,7 @@ VERDICT = Verdict(
         full_at=TAKEN_AT + 3840.0,
         full_at_earliest=TAKEN_AT + 3784.0,
         full_at_latest=TAKEN_AT + 3897.0,
-        refused=(RefusedKind("warm-up", "last half's slope relative to the first half's", 0.99),),
+        ruled_out=(RuledOut("warm-up", "last half's slope relative to the first half's", 0.99),),
     ),
 )
 RECEIPT = Receipt(

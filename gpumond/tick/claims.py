@@ -153,7 +153,7 @@ def bounded(
 
 SUMMED = (
     *("live_bytes", "held_bytes", "stranded_bytes", "ooms", "retries", "device_allocations", "device_frees"),
-    *("thrashes", "spillable_bytes", "unmapped_bytes", "private_bytes", "live_allocations"),
+    *("refilled_flushes", "spillable_bytes", "unmapped_bytes", "private_bytes", "live_allocations"),
 )
 
 
@@ -291,7 +291,7 @@ def _excess(report: AgentReport, uuid: str, claimed: int, driver: _Driver, ticks
 
 
 def _is_fresh(report: AgentReport, device: DeviceReading) -> bool:
-    return report.age_seconds < FRESH_SECONDS and not device.missed
+    return report.age_seconds < FRESH_SECONDS and not device.missed_readings
 
 
 def _fault(excess: Excess, device: DeviceReading) -> Fault:
@@ -299,7 +299,7 @@ def _fault(excess: Excess, device: DeviceReading) -> Fault:
         f"the agent of pid {excess.pid} claims {excess.claimed_bytes} B on GPU {device.index}, the driver counts "
         f"{excess.limit_bytes} B"
     )
-    return Fault("agent", "claim_over_driver", None, detail)
+    return Fault("agent", "report_exceeds_driver", None, detail)
 
 
 def _unmapped(excess: Excess, pools: tuple[PoolUsage, ...], driver: _Driver) -> int:

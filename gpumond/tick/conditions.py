@@ -95,16 +95,16 @@ def _of_excess(excess: Excess) -> Condition:
     claimed, limit = human(excess.claimed_bytes), human(excess.limit_bytes)
     if excess.allocator:
         detail = f"{process}: {excess.allocator} claims {claimed}, the GPU has {limit}: counted as {limit}"
-        return Condition(excess.device_uuid, "claim_over_size", detail)
+        return Condition(excess.device_uuid, "pool_exceeds_device", detail)
     detail = (
         f"{process}: its allocators claim {claimed}, the driver counts {limit}: {human(excess.unmapped_bytes)} is "
-        "inferred to be unmapped"
+        "estimated to be unmapped"
     )
-    return Condition(excess.device_uuid, "unmapped_inferred", detail)
+    return Condition(excess.device_uuid, "unmapped_estimated", detail)
 
 
 def of_device(device: DeviceReading) -> Iterator[str]:
-    if device.missed >= MISSED_LIMIT:
+    if device.missed_readings >= MISSED_LIMIT:
         return  # all values are unknown
     if device.unified:
         yield "unified_memory"

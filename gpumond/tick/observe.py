@@ -63,7 +63,7 @@ def suspending(
         own = []
         for device in absent.get(report.key, ()):
             last, known = previous.device(device.uuid), before.get((device.uuid, report.key))
-            if device.missed or device.uuid not in complete:
+            if device.missed_readings or device.uuid not in complete:
                 own += [known] if known is not None else []
                 continue
             if is_confirmed(device.counts, report.key, complete=True):
@@ -127,7 +127,7 @@ def _has_returned(known: Suspension, devices: Sequence[DeviceReading]) -> bool:
     if not known.confirmed:
         return False
     device = next(each for each in devices if each.uuid == known.device_uuid)
-    unattributed = None if device.missed else _unattributed(device)
+    unattributed = None if device.missed_readings else _unattributed(device)
     return unattributed is not None and unattributed - known.unattributed_bytes >= (known.usage.used_bytes or 0) / 2
 
 
@@ -216,8 +216,8 @@ def _devices(known: Sequence[DeviceReading], reading: Reading | None, seconds: f
         if device.uuid in fresh:
             yield with_idle_times(fresh.pop(device.uuid), device, seconds)
         elif reading is None or _at_fault(device, reading.faults):
-            missed, up = device.missed + 1, device.up and reading is None
-            yield replace(device, missed=missed, up=up) if missed < MISSED_LIMIT else _unknown(device, missed)
+            missed, up = device.missed_readings + 1, device.up and reading is None
+            yield replace(device, missed_readings=missed, up=up) if missed < MISSED_LIMIT else _unknown(device, missed)
     yield from (with_idle_times(device, None, seconds) for device in fresh.values())
 
 
@@ -240,7 +240,7 @@ def _unknown(device: DeviceReading, missed: int) -> DeviceReading:
         pci_bus_id=device.pci_bus_id,
         parent_uuid=device.parent_uuid,
         unified=device.unified,
-        missed=missed,
+        missed_readings=missed,
         up=False,
         source=device.source,
     )

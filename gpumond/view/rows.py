@@ -27,7 +27,7 @@ def engines_by_process(frame: Mapping[str, Any]) -> dict[ProcessKey, Engine]:
 def kv_cache_bytes(engine: Engine, of_bytes: int | None) -> int | None:
     """Return the size of the engine's KV cache; None if it is unknown, or cannot be a part of ``of_bytes``."""
     stated = engine.get("kv_cache_bytes")
-    return stated if stated and not engine["asleep"] and stated <= (of_bytes or 0) else None
+    return stated if stated and not engine["sleeping"] and stated <= (of_bytes or 0) else None
 
 
 def holder(process: Mapping[str, Any]) -> str:
@@ -46,7 +46,7 @@ def kv_cache_sentences(frame: Mapping[str, Any]) -> dict[tuple[str, ProcessKey],
     found: dict[tuple[str, ProcessKey], str] = {}
     for process, key in places:
         engine = engines.get(key)
-        if engine is None or engine["asleep"] or engine["kv_cache_used_ratio"] is None:
+        if engine is None or engine["sleeping"] or engine["kv_cache_used_ratio"] is None:
             continue
         alone, share = parts[engine["name"]] == 1, process[f"{holder(process)}_bytes"]
         stated = kv_cache_bytes(engine, share) if alone else None
@@ -215,7 +215,7 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
 
 
 def _device_state(device: Mapping[str, Any]) -> str:
-    missed = device["missed"]
+    missed = device["missed_readings"]
     readings = "1 reading" if missed == 1 else f"{missed} readings"
     if missed >= MISSED_LIMIT:
         return f"no response for {readings}: values not shown"

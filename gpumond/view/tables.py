@@ -313,9 +313,11 @@ def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], i
 
 
 def _service(engine: Mapping[str, Any]) -> str:
-    if engine.get("returning_seconds") is not None:
-        return f"out of service for {duration(engine['returning_seconds'])}: {safe(engine['returning_problem'])}"
-    return "asleep" if engine["asleep"] else "paused" if engine.get("paused") else "up"
+    if engine.get("out_of_service_seconds") is not None:
+        return (
+            f"out of service for {duration(engine['out_of_service_seconds'])}: {safe(engine['out_of_service_reason'])}"
+        )
+    return "sleeping" if engine["sleeping"] else "paused" if engine.get("paused") else "up"
 
 
 def notes(content: View) -> Iterator[str]:

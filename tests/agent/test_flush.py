@@ -204,14 +204,14 @@ gpumond.agent.on_flush(lambda: torch.WORLD.calls.append("hook"))
         assert "hook" not in finished(process)
 
 
-def test_thrash_is_counted_if_released_memory_is_taken_again_at_once(daemon: FakeDaemon) -> None:
+def test_refilled_flush_is_counted_if_released_memory_is_taken_again_at_once(daemon: FakeDaemon) -> None:
     with host(program(), environment(daemon.path, FAKES)) as process:
         send_flush(daemon, flush_command())
-        assert daemon.wait_message(Report).pools[0].thrashes == 0
+        assert daemon.wait_message(Report).pools[0].refilled_flushes == 0
         run_in_program(
             process, "torch.WORLD.allocations = 9; torch.WORLD.segments.append(Segment([(20 << 20, ACTIVE)]))"
         )
-        daemon.wait(lambda d: True if d.received(Report)[-1].pools[0].thrashes == 1 else None)
+        daemon.wait(lambda d: True if d.received(Report)[-1].pools[0].refilled_flushes == 1 else None)
         finished(process)
 
 

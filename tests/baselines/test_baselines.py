@@ -185,7 +185,7 @@ def test_recording_of_a_workload_has_each_share():
 def test_device_without_answer_adds_no_sample():
     measuring = BaselineRecorder("n", 10)
     measuring.add(training(0, GIB))
-    measuring.add(training(1, 50 * GIB, missed=1))
+    measuring.add(training(1, 50 * GIB, missed_readings=1))
     assert measured(measuring)["live"].levels == (GIB,)
 
 

@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 from gpumond.cli.arguments import address
-from gpumond.commands.main import commands, main, make_parser
+from gpumond.commands.main import commands, main, make_parser, options_last
 from tests.helpers.running import free_port, gpumond, gpumond_here
 
 
@@ -50,12 +51,43 @@ def test_examples_are_valid(name: str, example: str):
         (("flush", "--devcie", "0"), "unknown option '--devcie', did you mean --device?"),
         (("baseline", "record", "x", "--workloads=a"), "unknown option '--workloads=a', did you mean --workload?"),
         (("status", "--zzz"), "unknown option '--zzz'"),
+        (("fleet", "wakeup"), "unknown command 'wakeup', did you mean wake?"),
+        (("flush", "--pid", "x"), "argument --pid: 'x': expected a whole number"),
+        (("completion", "tcsh"), "argument shell: 'tcsh': expected one of bash, zsh, fish"),
     ],
 )
-def test_misspelt_word_is_named_with_the_most_similar_one(arguments: tuple[str, ...], message: str):
+def test_wrong_word_is_named_with_what_was_expected(arguments: tuple[str, ...], message: str):
     refused = gpumond_here(*arguments)
     assert refused.returncode == 2
-    assert refused.stderr.splitlines()[-1 if arguments[0] != "stats" else 0].endswith(message)
+    first, hint = refused.stderr.splitlines()
+    assert first.endswith(message)
+    assert "--help`" in hint
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "oom show last --url http://node1:9917 --json",
+        "audit verify --limit 5 --json",
+        "rules override gpu-full --threshold 90% --for 1m",
+        "silence add workload=train uid=1000 --for 2h --reason=test",
+        "baseline compare nightly --fail-above 5% --json",
+        "fleet status --kubernetes gpumond --parallel 4 --json",
+        "fleet undo op-1 --targets targets.json --yes",
+        "limit train 40GiB --device 0 --json",
+        "loadgen leak --device 0 --raw",
+        "completion bash --url http://node1:9917",
+    ],
+)
+def test_options_are_accepted_on_either_side_of_each_argument(words: str):
+    command, *given = words.split()
+    parser, parsers = make_parser([command])
+    expected = parser.parse_args([command, *given])
+    arguments = list(takewhile(lambda word: not word.startswith("--"), given))
+    options = given[len(arguments) :]
+    for position in range(len(arguments) + 1):
+        mixed = [*arguments[:position], *options, *arguments[position:]]
+        assert parser.parse_args([command, *options_last(parsers[command], mixed)]) == expected
 
 
 def test_options_of_another_command_are_not_checked():

@@ -41,10 +41,10 @@ def test_source_that_is_down_is_one_finding_with_its_remedy():
 
 
 def test_faults_and_conditions_of_the_daemon_are_findings_with_their_remedies():
-    fault = {"source": "nvml", "kind": "left_out", "device_uuid": "GPU-a", "detail": "device 0", "remedy": "do this"}
+    fault = {"source": "nvml", "kind": "skipped", "device_uuid": "GPU-a", "detail": "device 0", "remedy": "do this"}
     condition = {"device_uuid": "GPU-a", "kind": "mps", "remedy": "do that"}
     found = findings(faults=[fault], conditions=[condition])
-    assert found["fault"] == Finding("fault", "bad", "GPU-a: left_out: device 0", "do this")
+    assert found["fault"] == Finding("fault", "bad", "GPU-a: skipped: device 0", "do this")
     assert found["condition"] == Finding("condition", "note", "GPU-a: mps", "do that")
 
 
@@ -62,7 +62,7 @@ def test_capability_that_hides_a_server_is_named_with_the_lines_to_add():
     assert "AmbientCapabilities=CAP_SYS_PTRACE" in found.remedy
     pinned = findings(engines=[own | {"pinned_uid": 7}])["engine chat"]
     assert (pinned.state, pinned.remedy) == ("note", "set user: to the server's user")
-    out = own | {"returning_seconds": 12.0, "returning_problem": "it answered 500"}
+    out = own | {"out_of_service_seconds": 12.0, "out_of_service_reason": "it answered 500"}
     assert findings(engines=[out])["engine chat"] == Finding(
         "engine chat", "bad", "it hasn't resumed after a release: it answered 500"
     )

@@ -14,7 +14,7 @@ ENGINE: dict[str, Any] = {
     "name": "chat",
     "kind": "vllm",
     "problem": "",
-    "asleep": False,
+    "sleeping": False,
     "kv_cache_used_ratio": 0.04,
     "running": 0,
     "waiting": None,
@@ -59,9 +59,9 @@ def test_status_states_why_an_engine_is_unknown():
     ("fields", "shown"),
     [
         ({"paused": True}, "paused"),
-        ({"paused": True, "asleep": True}, "asleep"),
+        ({"paused": True, "sleeping": True}, "sleeping"),
         (
-            {"paused": True, "returning_seconds": 75.0, "returning_problem": "it answered 500"},
+            {"paused": True, "out_of_service_seconds": 75.0, "out_of_service_reason": "it answered 500"},
             "out of service for 1 min 15 s: it answered 500",
         ),
     ],

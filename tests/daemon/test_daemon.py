@@ -134,7 +134,7 @@ def test_device_that_crashes_the_driver_repeatedly_is_excluded(serve: Serve, dri
     daemon = start(serve, driver, "--interval", "0.2")
     driver.crash("nvmlDeviceGetMemoryInfo_v2", 1)
     driver.write()
-    until(lambda: daemon.value("gpumond_device_fault", gpu="1", kind="left_out"))
+    until(lambda: daemon.value("gpumond_device_fault", gpu="1", kind="skipped"))
     assert daemon.value("gpumond_device_memory_used_bytes", gpu="2") == driver.devices[2].used_bytes
     assert daemon.value("gpumond_device_up", gpu="1") == 0
 

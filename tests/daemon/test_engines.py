@@ -58,7 +58,7 @@ def test_engines_appear_in_metrics_and_api(tmp_path: Path, cards: Path):
         labels = {"engine": "vllm", "kind": "vllm"}
         until(lambda: daemon.value("gpumond_engine_kv_cache_used_ratio", **labels) == 0.04)
         until(lambda: daemon.value("gpumond_engine_memory_used_bytes", **labels) == 7 * GIB)
-        assert daemon.value("gpumond_engine_asleep", **labels) == 0
+        assert daemon.value("gpumond_engine_sleeping", **labels) == 0
         until(lambda: daemon.value("gpumond_engine_models_loaded", engine="ollama") == 1)
         name = UNUSED_KV_CACHE["name"]
         (alert,) = until(lambda: [each for each in daemon.get("alerts") if each["rule"] == name])
@@ -87,8 +87,8 @@ def test_flush_and_wake_after_a_restart_of_the_daemon(tmp_path: Path, cards: Pat
             assert used_bytes(card) == 3 * GIB
             until(lambda: daemon.value("gpumond_flushes_total", outcome="freed") == 1)
         with start(tmp_path, cards, own) as daemon:
-            until(lambda: daemon.value("gpumond_engine_asleep", engine="chat") == 1)
-            assert "asleep" in daemon.run("status").stdout
+            until(lambda: daemon.value("gpumond_engine_sleeping", engine="chat") == 1)
+            assert "sleeping" in daemon.run("status").stdout
             woken = daemon.run("flush", "--workload", "chat", "--step", "engine", "--wake")
             assert (woken.returncode, "woken" in woken.stdout) == (0, True), woken.stdout
             assert used_bytes(card) == 7 * GIB

@@ -514,7 +514,7 @@ def test_number_does_not_rise_with_an_arena_that_becomes_larger(kind: str, minut
 def test_larger_allocations_are_refused_if_the_number_rises(number: Number, refused: bool):
     leak = verdict_of("leak", seen(number, LEAKING))
     assert leak.fit is not None
-    values = {each.kind: each.value for each in leak.fit.refused}
+    values = {each.kind: each.value for each in leak.fit.ruled_out}
     assert ("larger-allocations" in values) == refused
 
 

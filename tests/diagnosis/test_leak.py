@@ -333,8 +333,8 @@ def test_fit_contains_the_points_and_their_line():
         for at, value in fit.points
     ]
     assert sum(inside) >= 0.6 * len(inside)
-    assert {refused.kind for refused in fit.refused} >= {"warm-up", "step-change"}
-    warm_up = next(refused for refused in fit.refused if refused.kind == "warm-up")
+    assert {refused.kind for refused in fit.ruled_out} >= {"warm-up", "step-change"}
+    warm_up = next(refused for refused in fit.ruled_out if refused.kind == "warm-up")
     assert warm_up.value == pytest.approx(1.0, abs=0.3)
 
 

@@ -108,7 +108,7 @@ def test_device_without_answer_ends_no_life():
             at = snapshot.elapsed_seconds
             if 2400 <= at < 2430:
                 missed = int(at - 2399)
-                device = replace(snapshot.devices[0], missed=missed)
+                device = replace(snapshot.devices[0], missed_readings=missed)
                 if missed >= 3:
                     device = replace(device, used_bytes=None, processes=None)
                 yield replace(snapshot, devices=(device,), faults=(make_fault("GPU-a"),))

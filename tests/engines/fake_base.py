@@ -134,14 +134,14 @@ class InProcess(Engine):
     def start(self) -> None:
         self.memory = SimDevice(self.card).attach()
         self.memory.allocate(self.held)
-        self.asleep = False
+        self.sleeping = False
 
     def free(self) -> None:
-        if not self.asleep:
-            self.asleep = True
+        if not self.sleeping:
+            self.sleeping = True
             self.memory.free(self.held - self.rest)
 
     def reload(self) -> None:
-        if self.asleep:
+        if self.sleeping:
             self.memory.allocate(self.held - self.rest)
-            self.asleep = False
+            self.sleeping = False

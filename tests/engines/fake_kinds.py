@@ -20,7 +20,7 @@ class ComfyUi(InProcess):
         if path == "/queue":  # all prompts with their graphs
             return 200, {"queue_running": [["prompt", "x" * (9 << 20)]], "queue_pending": []}
         if path == "/system_stats":
-            total = self.rest if self.asleep else self.held
+            total = self.rest if self.sleeping else self.held
             return 200, {"devices": [{"torch_vram_total": total, "torch_vram_free": 0, "vram_free": GIB}]}
         if path == "/history":
             return 200, {f"prompt-{self.completed}": {}} if query == {"max_items": "1"} else {}
@@ -137,7 +137,7 @@ class Triton(InProcess):
 
     def call(self, method: str, path: str, query: dict[str, str], body: Any) -> Response:
         if path == "/v2/repository/index":
-            state = "UNAVAILABLE" if self.asleep else "READY"
+            state = "UNAVAILABLE" if self.sleeping else "READY"
             models = [{"name": "resnet", "version": "1", "state": state}, {"name": "pipeline", "state": "READY"}]
             return 200, [model for model in models if model["state"] == "READY" or not body.get("ready")]
         if path == "/metrics":

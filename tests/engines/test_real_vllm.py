@@ -169,7 +169,7 @@ def test_real_vllm_is_released_and_woken(running: tuple[FakeEngine, SimDevice, P
         world = World(card, declaration(engine, method))
         released = await world.flush()
         state = await world.engines.read("e")
-        assert (state.asleep, state.paused, state.serves) == (True, True, False)
+        assert (state.sleeping, state.paused, state.serves) == (True, True, False)
         return released, await world.flush(wake=True)
 
     released, woken = asyncio.run(scenario())

@@ -109,7 +109,7 @@ def test_reading_states_that_a_server_does_not_serve_yet(tmp_path: Path):
         async def scenario() -> Any:
             world = World(card, allowed(engine))
             await world.flush()
-            assert await reached(lambda: "500" in world.engines.readings()[0].returning_problem)
+            assert await reached(lambda: "500" in world.engines.readings()[0].out_of_service_reason)
             (reading,) = world.engines.readings()
             refused = await world.flush()
             await world.flusher.close()
@@ -117,9 +117,9 @@ def test_reading_states_that_a_server_does_not_serve_yet(tmp_path: Path):
 
         reading, refused, after = asyncio.run(scenario())
         assert (reading.paused, reading.up) == (True, True)
-        assert reading.returning_seconds > 0
+        assert reading.out_of_service_seconds > 0
         assert refused.reason.startswith("gpumond is still returning it to service")
-        assert after.returning_seconds is None
+        assert after.out_of_service_seconds is None
 
 
 def test_return_waits_for_free_memory(tmp_path: Path):
@@ -133,7 +133,7 @@ def test_return_waits_for_free_memory(tmp_path: Path):
             card.attach().allocate(9 * GIB)
             world.flusher.receipts[-1] = replace(receipt, outcome="timeout")
             world.flusher.resume()
-            assert await reached(lambda: "it needs 5.0 GiB" in world.engines.readings()[0].returning_problem)
+            assert await reached(lambda: "it needs 5.0 GiB" in world.engines.readings()[0].out_of_service_reason)
             assert "POST /wake_up" not in engine.record()["calls"]
             card.attach().free(9 * GIB)
             assert await reached(lambda: bool(world.kept))
@@ -151,7 +151,7 @@ def test_return_ends_with_the_server(tmp_path: Path):
         async def scenario() -> None:
             world = World(card, allowed(engine))
             await world.flush()
-            assert await reached(lambda: world.engines.readings()[0].returning_seconds is None)
+            assert await reached(lambda: world.engines.readings()[0].out_of_service_seconds is None)
             assert world.kept == []
 
         asyncio.run(scenario())
@@ -184,7 +184,7 @@ def test_useful_release_stays(tmp_path: Path):
             world = World(card, allowed(engine))
             receipt = await world.flush()
             assert not useless([receipt])
-            assert world.engines.readings()[0].returning_seconds is None
+            assert world.engines.readings()[0].out_of_service_seconds is None
 
         asyncio.run(scenario())
         assert engine.record()["paused"]

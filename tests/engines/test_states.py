@@ -31,7 +31,7 @@ STATES: dict[str, EngineState] = {
         models=(EngineModel("qwen", aliases=("qwen-alias",)),),
         running=0,
         waiting=0,
-        asleep=False,
+        sleeping=False,
         work=("qwen", 0.0, 0.0),
     ),
     "comfyui": EngineState(running=0, waiting=0, held_bytes=4 * GIB, work=("prompt-0",)),
@@ -41,7 +41,7 @@ STATES: dict[str, EngineState] = {
         running=0,
         waiting=0,
         kv_cache_used_ratio=0.04,
-        asleep=False,
+        sleeping=False,
         paused=False,
         work=(0.0, 0.0, 0.0),
     ),
@@ -52,8 +52,8 @@ STATES: dict[str, EngineState] = {
         kv_cache_used_ratio=0.1,
         held_bytes=4 * GIB,
     ),
-    "tensorrt-llm": EngineState(asleep=False),
-    "lmdeploy": EngineState(running=0, waiting=0, kv_cache_used_ratio=0.25, asleep=False),
+    "tensorrt-llm": EngineState(sleeping=False),
+    "lmdeploy": EngineState(running=0, waiting=0, kv_cache_used_ratio=0.25, sleeping=False),
     "triton": EngineState(models=(EngineModel("resnet"), EngineModel("pipeline")), waiting=0, work=(0.0, 0.0)),
     "generic": EngineState(models=(EngineModel("m"),), running=0, work=("0",)),
 }
@@ -129,13 +129,13 @@ def test_vllm_that_has_released_its_kv_cache_sleeps_also_without_allow(tmp_path:
     with fake_engine("vllm", device(tmp_path)) as engine:
         engine.send("/pause?mode=wait", {})
         engine.send("/release_kv_cache_memory", {})
-        assert asyncio.run(read(engine.declaration())).asleep
+        assert asyncio.run(read(engine.declaration())).sleeping
 
 
 def test_vllm_that_is_paused_does_not_sleep(tmp_path: Path):
     with fake_engine("vllm", device(tmp_path), "paused") as engine:
         state = asyncio.run(read(declared(engine)))
-        assert (state.asleep, state.paused, state.serves) == (False, True, False)
+        assert (state.sleeping, state.paused, state.serves) == (False, True, False)
 
 
 def test_ollama_whose_model_is_past_its_time_is_busy(tmp_path: Path):

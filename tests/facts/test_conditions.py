@@ -30,7 +30,7 @@ from tests.helpers.values import make_device, make_pool, make_process, make_repo
         ({"reserved_bytes": None}, ["reserved_in_used"]),
         ({"reserved_bytes": None, "vendor": "amd"}, []),
         ({"reserved_bytes": None, "unified": True}, ["unified_memory"]),
-        ({"unified": True, "processes": None, "missed": MISSED_LIMIT}, []),
+        ({"unified": True, "processes": None, "missed_readings": MISSED_LIMIT}, []),
     ],
 )
 def test_conditions_of_a_device(fields: dict[str, Any], kinds: list[str]):

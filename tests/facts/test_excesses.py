@@ -36,7 +36,7 @@ def test_pool_larger_than_its_device_is_limited_to_the_size_and_a_condition():
     )
     assert snapshot.faults == ()
     detail = "pid 10 (train): cupy claims 99.0 GiB, the GPU has 80.0 GiB: counted as 80.0 GiB"
-    assert list(conditions(snapshot)) == [("GPU-a", "claim_over_size", detail)]
+    assert list(conditions(snapshot)) == [("GPU-a", "pool_exceeds_device", detail)]
     others = make_process(20, GIB)
     unlisted = snapshot_after(None, reading_of(make_device(processes=(others,))), (make_report(pools=(fits, large)),))
     assert list(conditions(unlisted)) == []
@@ -60,9 +60,9 @@ def test_lasting_excess_over_the_drivers_count_is_unmapped():
     expected = make_pool(live=GIB, cached=GIB, stranded=GIB, unmapped_bytes=9 * GIB)
     assert third.reports[0].pools == (expected,)
     detail = (
-        "pid 10 (train): its allocators claim 12.0 GiB, the driver counts 3.0 GiB: 9.0 GiB is inferred to be unmapped"
+        "pid 10 (train): its allocators claim 12.0 GiB, the driver counts 3.0 GiB: 9.0 GiB is estimated to be unmapped"
     )
-    assert list(conditions(third)) == [("GPU-a", "unmapped_inferred", detail)]
+    assert list(conditions(third)) == [("GPU-a", "unmapped_estimated", detail)]
     assert second.faults == third.faults == ()
     lines = {line.share: line.used_bytes for line in attribute(third).lines if line.pid}
     assert lines == {"live": GIB, "cached": GIB, "stranded": GIB, "overhead": 0}
@@ -108,7 +108,7 @@ def test_excess_that_private_pools_do_not_explain_is_a_fault(pools: tuple[PoolUs
     assert asleep(1, *pools).faults == ()
     for ticks in (2, 5):
         snapshot = asleep(ticks, *pools)
-        assert [fault.kind for fault in snapshot.faults] == ["claim_over_driver"]
+        assert [fault.kind for fault in snapshot.faults] == ["report_exceeds_driver"]
         assert snapshot.reports[0].pools == pools
         assert sum(line.used_bytes for line in attribute(snapshot).lines if line.pid) == 3 * GIB
 
@@ -134,7 +134,7 @@ def test_claim_over_the_drivers_count_for_two_ticks_is_a_fault():
         first = snapshot_after(None, reading, (honest, false))
         assert first.faults == ()  # the driver may have been read before
         second = snapshot_after(first, reading, (honest, false))
-        assert [fault.kind for fault in second.faults] == ["claim_over_driver"]
+        assert [fault.kind for fault in second.faults] == ["report_exceeds_driver"]
         assert f"pid {false.pid} " in second.faults[0].detail
     grown = make_report(10, (make_pool(live=70 * GIB),))
     assert snapshot_after(snapshot_after(None, reading, (honest,)), reading, (grown,)).faults == ()

@@ -121,7 +121,7 @@ def test_incomplete_list_suspends_nothing():
 
 def test_false_claim_of_a_process_without_memory_remains_a_fault():
     snapshot = after([(UNLISTED, said())] * 3)
-    assert [fault.kind for fault in snapshot.faults] == ["claim_over_driver"]
+    assert [fault.kind for fault in snapshot.faults] == ["report_exceeds_driver"]
 
 
 def test_claim_is_no_fault_while_the_count_of_the_driver_changes():
@@ -129,4 +129,4 @@ def test_claim_is_no_fault_while_the_count_of_the_driver_changes():
     pool = make_pool(live=9 * GIB, private_bytes=0)
     assert after([(device, said(pool=pool)) for device in counts]).faults == ()
     at_rest = after([(device, said(pool=pool)) for device in (*counts, counts[-1], counts[-1])])
-    assert [fault.kind for fault in at_rest.faults] == ["claim_over_driver"]
+    assert [fault.kind for fault in at_rest.faults] == ["report_exceeds_driver"]

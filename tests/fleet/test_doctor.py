@@ -21,7 +21,7 @@ from tests.helpers.stubs import fleet, stub, write_targets
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 LOST = StatedFault("nvml", "gpu_is_lost", "GPU-a", "", remedy("gpu_is_lost"))
-HIDDEN = StatedCondition("GPU-a", "unmapped_inferred", "none", "train (pid 10)")
+HIDDEN = StatedCondition("GPU-a", "unmapped_estimated", "none", "train (pid 10)")
 
 
 def frame(agent: bool = True, version: str = "1.0.0", **fields: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def test_each_problem_has_a_state_and_a_remedy():
     )
     assert [(each.machine, each.state, each.subject) for each in found] == [
         ("node-1", "bad", "gpu_is_lost"),
-        ("node-1", "note", "unmapped_inferred"),
+        ("node-1", "note", "unmapped_estimated"),
         ("node-2", "bad", "nothing listens at its address"),
         ("node-3", "note", "programs without an agent"),
         ("node-5", "bad", f"{MALFORMED} (frame.host: expected a value)"),

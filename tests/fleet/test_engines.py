@@ -55,7 +55,7 @@ def test_sleep_keeps_one_replica_and_its_undo_wakes_the_others(tmp_path: Path):
         *_, undo = shown.stdout.splitlines()
         command = shlex.split(undo.removeprefix("undo with: "))
         assert command[:3] == ["gpumond", "fleet", "wake"]
-        until(lambda: all(daemons[name].value("gpumond_engine_asleep", **used) == 1 for name in NAMES[:2]), 60)
+        until(lambda: all(daemons[name].value("gpumond_engine_sleeping", **used) == 1 for name in NAMES[:2]), 60)
         woken = fleet(*command[2:], "--yes", "--json")
         assert woken.returncode == 0, woken.stdout + woken.stderr
         assert [used_bytes(card) for card in cards] == [7 * GIB] * 3
@@ -68,7 +68,7 @@ def test_sleep_keeps_one_replica_and_its_undo_wakes_the_others(tmp_path: Path):
             ("node-2", True),
         }
 
-        until(lambda: all(daemons[name].value("gpumond_engine_asleep", **used) == 0 for name in NAMES[:2]), 60)
+        until(lambda: all(daemons[name].value("gpumond_engine_sleeping", **used) == 0 for name in NAMES[:2]), 60)
         again = json.loads(fleet("sleep", *given, "--engine", "chat", "--force", "--yes", "--json").stdout)["operation"]
         assert [used_bytes(card) for card in cards] == [3 * GIB, 3 * GIB, 7 * GIB]
         undone = fleet("undo", *given, again, "--yes")

@@ -109,23 +109,25 @@ def test_refused_canary_is_replaced_by_the_next_program():
     ]
 
 
-def serving(asleep: bool) -> dict[str, Any]:
+def serving(sleeping: bool) -> dict[str, Any]:
     """Return the frame of a machine with the engine chat."""
     processes = (EngineProcess(10, 100),)
-    engine = EngineReading(name="chat", kind="vllm", up=True, methods=("sleep",), asleep=asleep, processes=processes)
+    engine = EngineReading(
+        name="chat", kind="vllm", up=True, methods=("sleep",), sleeping=sleeping, processes=processes
+    )
     return make_frame(make_device(used_bytes=2 * GIB, processes=(make_process(10, 2 * GIB),)), engines=(engine,))
 
 
 @pytest.mark.parametrize(
-    ("command", "asleep", "outcome", "total"),
+    ("command", "sleeping", "outcome", "total"),
     [("sleep", False, "freed", "2.0 GiB released"), ("wake", True, "woken", "0 B released")],
 )
-def test_engines_sleep_and_wake(tmp_path: Path, command: str, asleep: bool, outcome: str, total: str):
+def test_engines_sleep_and_wake(tmp_path: Path, command: str, sleeping: bool, outcome: str, total: str):
 
     def answer(path: str, body: str) -> Answer:
         if not body:
-            return 200, serving(asleep)
-        return 200, {"receipts": [receipt(outcome, released_bytes=0 if asleep else GIB)]}
+            return 200, serving(sleeping)
+        return 200, {"receipts": [receipt(outcome, released_bytes=0 if sleeping else GIB)]}
 
     with stub(answer) as first, stub(answer) as second:
         file = write_targets(tmp_path / "targets.json", {"node-1": first.address, "node-2": second.address})

@@ -125,7 +125,7 @@ def test_state_counts_the_programs_with_an_agent():
 
 def engine(name: str, *pids: int, **fields: Any) -> EngineReading:
     processes = tuple(EngineProcess(pid, 100) for pid in pids)
-    defaults: dict[str, Any] = {"kind": "vllm", "up": True, "methods": ("sleep",), "asleep": False}
+    defaults: dict[str, Any] = {"kind": "vllm", "up": True, "methods": ("sleep",), "sleeping": False}
     return EngineReading(name=name, processes=processes, **defaults | fields)
 
 
@@ -160,7 +160,7 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
     [
         ({"up": False, "problem": "timeout"}, "it doesn't answer: timeout"),
         ({"methods": ()}, "its declaration doesn't allow it; add allow: [engine]"),
-        ({"asleep": True}, "it is already asleep"),
+        ({"sleeping": True}, "it is already asleep"),
         ({"running": 2, "waiting": 1}, "it has 3 running or waiting requests"),
         ({"running": 0, "waiting": None}, ""),
     ],
@@ -171,7 +171,7 @@ def test_engine_that_cannot_be_released_is_refused(fields: dict[str, Any], refus
 
 
 def test_engine_to_wake_needs_no_process_on_a_device():
-    (planned,) = engines(engine("chat", asleep=True, methods=()), wake=True)
+    (planned,) = engines(engine("chat", sleeping=True, methods=()), wake=True)
     assert (planned.pid, planned.high_bytes, planned.refusal) == (0, 0, "")
     (awake,) = engines(engine("chat", 10), wake=True)
     assert awake.refusal == "it doesn't sleep"

@@ -151,15 +151,15 @@ def test_unanswered_flush_of_a_rank_blocks_the_other_ranks_until_it_is_answered(
     assert asyncio.run(run()) == ["timeout", "refused", "refused", "freed"]
 
 
-def test_receipt_names_thrash():
-    def thrash(scripted: ScriptedPrograms, identity: Identity, command: FlushCommand) -> FlushResult:
+def test_receipt_names_a_refilled_flush():
+    def refill(scripted: ScriptedPrograms, identity: Identity, command: FlushCommand) -> FlushResult:
         result = release_all(scripted, identity, command)
-        scripted.programs = [train(cached=3 * GIB, thrashes=1)]
+        scripted.programs = [train(cached=3 * GIB, refilled_flushes=1)]
         return result
 
-    (receipt,) = ScriptedPrograms(train(), respond=thrash).run().receipts
+    (receipt,) = ScriptedPrograms(train(), respond=refill).run().receipts
     assert (receipt.outcome, receipt.released_bytes) == ("freed", 3 * GIB)
-    assert "thrash" in receipt.reason
+    assert "refilled" in receipt.reason
 
 
 def test_process_has_one_flush_at_a_time_and_then_a_cooldown():

@@ -131,7 +131,7 @@ def test_sleep_mode_of_an_unknown_library_is_inferred(daemon: RunningDaemon) -> 
         asleep, allocated = after("pause")
         assert ASLEEP - CONTEXT < asleep["unmapped_bytes"] <= ASLEEP
         assert asleep["live_bytes"] == allocated - asleep["unmapped_bytes"]
-        assert "unmapped_inferred" in [each["kind"] for each in daemon.get("status")["conditions"]]
+        assert "unmapped_estimated" in [each["kind"] for each in daemon.get("status")["conditions"]]
         awake, allocated = after("resume")
         assert not awake["unmapped_bytes"]
         assert awake["live_bytes"] == allocated

@@ -108,6 +108,8 @@ def release_all(scripted: ScriptedPrograms, identity: Identity, request: FlushCo
 
 
 def train(
-    pid: int = 10, cached: int = 3 * GIB, device: str = "GPU-a", thrashes: int = 0, **fields: object
+    pid: int = 10, cached: int = 3 * GIB, device: str = "GPU-a", refilled_flushes: int = 0, **fields: object
 ) -> AgentReport:
-    return make_report(pid, pools=(make_pool(device, live=GIB, cached=cached, thrashes=thrashes),), **fields)
+    return make_report(
+        pid, pools=(make_pool(device, live=GIB, cached=cached, refilled_flushes=refilled_flushes),), **fields
+    )

@@ -17,9 +17,12 @@ def frame(seconds: float, *devices: DeviceReading, **fields: object) -> Frame:
 BUSY = Sensors(gpu_utilization_ratio=0.5)
 
 
-def training(seconds: float, live: int, retries: int = 0, missed: int = 0) -> Frame:
+def training(seconds: float, live: int, retries: int = 0, missed_readings: int = 0) -> Frame:
     device = make_device(
-        used_bytes=20 * GIB, processes=(make_process(used_bytes=8 * GIB),), sensors=BUSY, missed=missed
+        used_bytes=20 * GIB,
+        processes=(make_process(used_bytes=8 * GIB),),
+        sensors=BUSY,
+        missed_readings=missed_readings,
     )
     report = make_report(pools=(make_pool(live=live, cached=GIB, stranded=GIB, retries=retries),))
     return frame(seconds, device, reports=(report,))

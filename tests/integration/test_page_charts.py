@@ -117,7 +117,7 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
             page.evaluate("""() => [...document.querySelectorAll('.fit path')].map(
             path => [path.className.baseVal, path.getAttribute('d')])""")
         )
-        (text,), refused = session.texts(".fit[open] p", ".fit[open] .refused li")
+        (text,), refused = session.texts(".fit[open] p", ".fit[open] .ruled-out li")
     assert paths["points"].count("M") == len(fit["points"])
     assert {"band", "line", "projection"} <= paths.keys()
     assert text.startswith("32.0 MiB/min (31.6 MiB to 32.4 MiB); the GPU will be full at ")

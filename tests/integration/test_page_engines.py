@@ -27,10 +27,11 @@ def with_engines(frame: Any) -> None:
     serving.update(live_bytes=20 * GIB, used_bytes=30 * GIB, unmapped_bytes=15 * GIB)
     own = [{"pid": serving["pid"], "start_ticks": serving["start_ticks"]}]
     sized = [{"name": "llama3:8b", "size_bytes": 5 * GIB, "pinned": False}]
-    down = CHAT | UNKNOWN | {"up": False, "processes": [], "models": [], "asleep": None}
+    down = CHAT | UNKNOWN | {"up": False, "processes": [], "models": [], "sleeping": None}
     frame["snapshot"]["engines"] = [
         CHAT | {"processes": own, "kv_cache_bytes": 10 * GIB, "waiting": None},
-        CHAT | {"name": "night", "asleep": True, "processes": [], "models": sized, "processes_problem": "it is hidden"},
+        CHAT
+        | {"name": "night", "sleeping": True, "processes": [], "models": sized, "processes_problem": "it is hidden"},
         down | {"name": "down", "problem": "nothing listens at http://127.0.0.1:1"},
         down | {"name": "n" * 64, "problem": "not read yet"},
     ]
@@ -54,7 +55,7 @@ def test_engines_are_listed_with_their_state(browser: Browser, demo: RunningDaem
         "-",
         "15 min",
     ]
-    assert night[2:5] == ["asleep; its processes are unknown: it is hidden", "llama3:8b (5.0 GiB)", "-"]
+    assert night[2:5] == ["sleeping; its processes are unknown: it is hidden", "llama3:8b (5.0 GiB)", "-"]
     assert down[2:] == ["can't be read: nothing listens at http://127.0.0.1:1", *["-"] * 6]
     assert new[2] == "not read yet"
 

@@ -54,15 +54,15 @@ def pool_with(exactness: Exactness, held_known: bool) -> PoolUsage:
 )
 def test_unknown_values_have_no_series(exactness: Exactness, held_known: bool, shown: set[str]) -> None:
     known = series(pool_with(exactness, held_known))
-    assert known.keys() - {"pool_live_bytes", "pool_thrashes_total"} == shown
+    assert known.keys() - {"pool_live_bytes", "pool_refilled_flushes_total"} == shown
     assert known["pool_live_bytes"] == "50"
 
 
 def test_unknown_live_bytes_have_no_series_and_nothing_that_follows_from_them() -> None:
     unknown = series(replace(pool_with("interval", True), live_bytes=None))
-    assert unknown.keys() - {"pool_thrashes_total"} == {"pool_held_bytes"}
+    assert unknown.keys() - {"pool_refilled_flushes_total"} == {"pool_held_bytes"}
     arena = series(replace(pool_with("not_releasable", True), live_bytes=None))
-    assert arena.keys() - {"pool_thrashes_total"} == {"pool_held_bytes", "pool_reclaimable_bytes"}
+    assert arena.keys() - {"pool_refilled_flushes_total"} == {"pool_held_bytes", "pool_reclaimable_bytes"}
 
 
 def test_pinned_host_memory_is_in_no_series_of_a_device() -> None:
@@ -73,9 +73,9 @@ def test_pinned_host_memory_is_in_no_series_of_a_device() -> None:
 
 
 def test_unmapped_bytes_have_a_series_where_they_are_known() -> None:
-    asleep = replace(pool_with("exact", True), unmapped_bytes=7)
-    assert series(asleep)["pool_unmapped_bytes"] == "7"
-    assert series(replace(asleep, unmapped_bytes=0))["pool_unmapped_bytes"] == "0"
+    sleeping = replace(pool_with("exact", True), unmapped_bytes=7)
+    assert series(sleeping)["pool_unmapped_bytes"] == "7"
+    assert series(replace(sleeping, unmapped_bytes=0))["pool_unmapped_bytes"] == "0"
 
 
 def test_live_allocations_have_a_series_where_they_are_counted() -> None:

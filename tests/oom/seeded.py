@@ -347,7 +347,7 @@ def _engine(each: Neighbor) -> EngineReading:
         name=each.workload,
         kind="vllm",
         up=True,
-        asleep=False,
+        sleeping=False,
         idle_seconds=900.0,
         processes=(EngineProcess(each.pid, 100),),
         uid=each.uid,

@@ -27,9 +27,13 @@ OWN, OTHER = 1000, 1001
 BORROWER = Identity(10, 100, OWN)
 
 
-def neighbor(pid: int, uid: int, size: int = 10 * GIB, thrashes: int = 0) -> Competitor:
+def neighbor(pid: int, uid: int, size: int = 10 * GIB, refilled_flushes: int = 0) -> Competitor:
     return Competitor(
-        process=ProcessKey(pid, 100), uid=uid, workload="notebook", reclaimable_bytes=size, thrashes=thrashes
+        process=ProcessKey(pid, 100),
+        uid=uid,
+        workload="notebook",
+        reclaimable_bytes=size,
+        refilled_flushes=refilled_flushes,
     )
 
 
@@ -61,10 +65,10 @@ def test_a_borrower_is_not_flushed_for_itself():
 
 def test_a_program_that_allocated_flushed_memory_again_rests_for_ten_minutes():
     flushed = {ProcessKey(20, 100): Flushed(100.0, 3)}
-    assert rests(neighbor(20, OWN, thrashes=3), flushed, 105.0)
-    assert not rests(neighbor(20, OWN, thrashes=3), flushed, 107.0)
-    assert rests(neighbor(20, OWN, thrashes=4), flushed, 699.0)
-    assert not rests(neighbor(20, OWN, thrashes=4), flushed, 701.0)
+    assert rests(neighbor(20, OWN, refilled_flushes=3), flushed, 105.0)
+    assert not rests(neighbor(20, OWN, refilled_flushes=3), flushed, 107.0)
+    assert rests(neighbor(20, OWN, refilled_flushes=4), flushed, 699.0)
+    assert not rests(neighbor(20, OWN, refilled_flushes=4), flushed, 701.0)
 
 
 @pytest.mark.parametrize(

@@ -40,4 +40,4 @@ def test_recording_has_devices_processes_and_pools_and_is_read_back():
 
 
 def test_device_without_new_values_has_no_line():
-    assert csv_lines(make_snapshot(make_device(missed=1))) == ""
+    assert csv_lines(make_snapshot(make_device(missed_readings=1))) == ""

@@ -24,7 +24,7 @@ FULL = replace(
                 compute_mode="Default",
                 ecc_corrected_volatile=3,
             ),
-            missed=1,
+            missed_readings=1,
             up=False,
             gpu_instance_id=2,
             parent_uuid="GPU-p",

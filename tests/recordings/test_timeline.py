@@ -69,7 +69,7 @@ def test_readings_a_moment_apart_are_one_snapshot_unless_of_the_same_device():
 def test_device_missing_from_readings_is_missed_and_then_removed():
     rows = "".join(f"{t},a,,{t}\n" + (f"{t},b,,{t}\n" if t < 5 else "") for t in range(12))
     snapshots = read("time,uuid,pid,used_bytes\n" + rows)
-    missed = [{d.uuid: d.missed for d in s.devices}.get("b") for s in snapshots]
+    missed = [{d.uuid: d.missed_readings for d in s.devices}.get("b") for s in snapshots]
     assert missed == [0, 0, 0, 0, 0, 1, 2, None, None, None, None, None]
 
 

@@ -157,7 +157,7 @@ def test_flushes_without_release_back_off_exponentially_with_a_note():
     assert "next attempt in 6 min 40 s" in flushed[1][1].note
 
 
-def test_flushes_with_thrash_back_off_exponentially_with_a_note():
+def test_refilled_flushes_back_off_exponentially_with_a_note():
     rule = make_rule(max_per_hour=1000)
     assert times(rule, released=4 * GIB, regrows=True) == [0, 200, 600, 1400, 3000, 6200, 12600]
     flush_requests, tracks = decide([rule], [ALERT], [wasting()], {}, 0.0)
@@ -166,17 +166,17 @@ def test_flushes_with_thrash_back_off_exponentially_with_a_note():
     assert "reallocated" in tracks[flush_requests[0].key].note
 
 
-def test_thrash_reported_by_an_agent_counts_after_the_memory_is_free_again():
-    def reports_with_thrashes(thrashes: int) -> AgentReport:
-        return make_report(10, (make_pool(live=GIB, cached=GIB, thrashes=thrashes),))
+def test_refilled_flush_reported_by_an_agent_counts_after_the_memory_is_free_again():
+    def reports_with_refills(refilled_flushes: int) -> AgentReport:
+        return make_report(10, (make_pool(live=GIB, cached=GIB, refilled_flushes=refilled_flushes),))
 
-    (flush_request,), tracks = decide([make_rule()], [ALERT], [reports_with_thrashes(3)], {}, 0.0)
+    (flush_request,), tracks = decide([make_rule()], [ALERT], [reports_with_refills(3)], {}, 0.0)
     tracks = conclude(tracks, flush_request, [make_receipt(3 * GIB)])
-    _, without = decide([make_rule()], [ALERT], [reports_with_thrashes(3)], tracks, 100.0)
-    _, thrashed = decide([make_rule()], [ALERT], [reports_with_thrashes(4)], tracks, 100.0)
+    _, without = decide([make_rule()], [ALERT], [reports_with_refills(3)], tracks, 100.0)
+    _, refilled = decide([make_rule()], [ALERT], [reports_with_refills(4)], tracks, 100.0)
     assert without[flush_request.key].failures == 0
-    assert thrashed[flush_request.key].failures == 1
-    assert "reallocated" in thrashed[flush_request.key].note
+    assert refilled[flush_request.key].failures == 1
+    assert "reallocated" in refilled[flush_request.key].note
 
 
 def test_flush_that_cannot_start_backs_off():

@@ -64,7 +64,7 @@ def test_engine_is_flushed_when_it_was_idle_for_long_enough():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"idle_seconds": None}, {"methods": ()}, {"processes": ()}, {"asleep": True}, {"uid": None}],
+    [{"idle_seconds": None}, {"methods": ()}, {"processes": ()}, {"sleeping": True}, {"uid": None}],
     ids=lambda fields: next(iter(fields)),
 )
 def test_engine_is_left_alone(fields: dict[str, Any]):

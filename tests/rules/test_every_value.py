@@ -27,7 +27,7 @@ NO_NUMBERS = {"compute_mode", "virtualization_mode", "addressing_mode", "numa_no
 
 IDENTITY = {"index", "gpu_instance_id", "pid", "pinned_uid", "rank", "start_ticks", "uid", "world_size"}
 OTHER_NAMES = {
-    DeviceReading: {"missed": "missed_readings"},
+    DeviceReading: {},
     StepUsage: {
         "retained_bytes": "step_retained_bytes",
         "live_bytes": "step_live_bytes",
@@ -41,7 +41,7 @@ OTHER_NAMES = {
     PoolUsage: {},
     EngineReading: {"running": "running_requests", "waiting": "waiting_requests", "age_seconds": "state_age_seconds"},
 }
-SUSPENSION = {"suspended", "suspendable", "may_suspend", "continues"}
+SUSPENSION = {"suspended", "suspendable", "may_suspend", "resume_signals"}
 """A suspended process is no subject, and its alerts do not change; the others are requests of the program."""
 SETTINGS = {
     "unified",
@@ -220,7 +220,7 @@ def test_values_of_a_process():
             "idle_seconds": 60,
             "age_seconds": 3601 - 100 / TICKS_PER_SECOND,
             "orphaned": 1,
-            "excess_bytes": 4,
+            "report_excess_bytes": 4,
             "report_age_seconds": 0.5,
             "live_bytes": 2 * GIB + 5,
             "held_bytes": 3 * GIB + 3 + 5,

@@ -28,13 +28,13 @@ def snapshot(used: int | None = 12 * GIB, soft: int | None = 10 * GIB, *limits: 
 
 
 def reserving(
-    free: int | None, *used: int | None, reserve: int = 20, missed: int = 0, together: bool = False
+    free: int | None, *used: int | None, reserve: int = 20, missed_readings: int = 0, together: bool = False
 ) -> Snapshot:
     """Processes from pid 42 on, each with a quota of this reserve, or with one ``together``, and the memory that each
     uses; sizes in GiB."""
     processes = tuple(make_process(42 + n, None if size is None else size * GIB) for n, size in enumerate(used))
     free_bytes = None if free is None else free * GIB
-    device = make_device(used_bytes=None, free_bytes=free_bytes, processes=processes, missed=missed)
+    device = make_device(used_bytes=None, free_bytes=free_bytes, processes=processes, missed_readings=missed_readings)
     quotas = tuple(
         ProcessQuota(
             pid=each.pid,
@@ -102,7 +102,7 @@ def test_process_without_a_limit_has_no_value():
         (reserving(10, 5, 2, together=True), [3 * GIB]),  # a quota has one reserve
         (reserving(0, 15, 10, together=True), [0]),
         (reserving(None, 5), []),
-        (reserving(10, 5, missed=1), []),
+        (reserving(10, 5, missed_readings=1), []),
         (reserving(10, None), []),
         (replace(reserving(10, 5), quotas=()), [0]),
     ],

@@ -32,7 +32,7 @@ ENGINE = EngineReading(
     kv_cache_bytes=50 * GIB,
     held_bytes=70 * GIB,
     age_seconds=0.5,
-    asleep=False,
+    sleeping=False,
     paused=False,
     idle_seconds=1800.0,
     processes=(EngineProcess(42, 100),),
@@ -197,17 +197,17 @@ def test_values_of_an_engine():
         "held_bytes": 70 * GIB,
         "models": 1.0,
         "state_age_seconds": 0.5,
-        "asleep": 0.0,
+        "sleeping": 0.0,
         "paused": 0.0,
-        "returning_seconds": 0.0,
+        "out_of_service_seconds": 0.0,
     }
-    assert values_of(replace(ENGINE, returning_seconds=12.0))["returning_seconds"] == 12.0
+    assert values_of(replace(ENGINE, out_of_service_seconds=12.0))["out_of_service_seconds"] == 12.0
     assert values_of(replace(ENGINE, kv_cache_used_ratio=0.5))["kv_cache_idle_used_bytes"] == 0.0
 
 
 def test_values_of_an_engine_that_is_not_read_are_unknown():
     silent = EngineReading(name="chat", kind="vllm", up=False, problem="nothing listens")
-    assert {name for name, value in values_of(silent).items() if value is not None} == {"up", "returning_seconds"}
+    assert {name for name, value in values_of(silent).items() if value is not None} == {"up", "out_of_service_seconds"}
     assert values_of(silent)["up"] == 0.0
     assert values_of(replace(silent, problem=NOT_READ))["up"] is None
 
@@ -216,7 +216,7 @@ def test_memory_of_an_engine_without_a_process_is_unknown_unless_it_states_none(
     assert values_of(replace(ENGINE, processes=()))["used_bytes"] is None
     assert values_of(replace(ENGINE, processes=(), held_bytes=0))["used_bytes"] == 0
     assert values_of(replace(ENGINE, processes=(), held_bytes=0, processes_problem="hidden"))["used_bytes"] is None
-    assert values_of(ENGINE, missed=MISSED_LIMIT)["used_bytes"] is None
+    assert values_of(ENGINE, missed_readings=MISSED_LIMIT)["used_bytes"] is None
 
 
 def test_alert_on_the_unused_kv_cache_of_an_engine():

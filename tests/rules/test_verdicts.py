@@ -87,7 +87,7 @@ def test_verdict_is_a_value_of_its_process_and_its_device(scope: str, value: str
 
 
 def test_unread_device_has_no_verdict_value():
-    lost = make_device(missed=3, size_bytes=None, used_bytes=None, processes=None)
+    lost = make_device(missed_readings=3, size_bytes=None, used_bytes=None, processes=None)
     assert values_of_alerts(rule=always_firing("device", "leak"), device=lost) == {}
     assert values_of_alerts(rule=always_firing("process", "leak"), device=lost) == {}
 
@@ -207,7 +207,7 @@ def test_resolved_alert_of_an_existing_process_has_no_note_of_its_end():
 @pytest.mark.parametrize(
     "hidden",
     [
-        make_snapshot(make_device(processes=(), missed=3)),
+        make_snapshot(make_device(processes=(), missed_readings=3)),
         make_snapshot(make_device(processes=None), faults=(make_fault("GPU-a", "timeout"),)),
     ],
     ids=["device missed", "list not read"],

@@ -113,7 +113,7 @@ def test_restarted_counter_has_increased_from_zero():
 
 
 def test_xid_counts_from_its_first_report_on_a_lost_device_too():
-    lost = make_device(missed=3, up=False, size_bytes=None, used_bytes=None, processes=None)
+    lost = make_device(missed_readings=3, up=False, size_bytes=None, used_bytes=None, processes=None)
     xid = (XidErrors("GPU-a", 79, 1, 5.0),)
     snapshots = [
         snapshot_at(0),

@@ -75,7 +75,7 @@ def test_idle_program_that_allows_it_is_suspended():
         ("it uses a MIG instance", {"device": replace(DEVICE, parent_uuid="GPU-b")}),
         ("it is a client of MPS", {"device": usage(kinds=("mps",))}),
         ("the driver doesn't report its memory", {"device": usage(used_bytes=None)}),
-        ("the driver doesn't report its memory", {"device": replace(DEVICE, missed=1)}),
+        ("the driver doesn't report its memory", {"device": replace(DEVICE, missed_readings=1)}),
         ("it is stopped", {"device": usage(state="stopped")}),
         ("only NVIDIA's driver", {"device": replace(DEVICE, vendor="amd")}),
         ("driver 565.57.01 can't", {"driver": "565.57.01"}),

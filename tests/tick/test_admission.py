@@ -38,14 +38,14 @@ def room(free: int | None, *neighbors: Competitor, reserved: int = 0) -> DeviceC
     return DeviceCapacity(uuid="GPU-a", size_bytes=SIZE, free_bytes=free, reserved_bytes=reserved, neighbors=neighbors)
 
 
-def neighbor(pid: int, reclaimable: int, idle: float = 0.0, uid: int = 1, thrashes: int = 0) -> Competitor:
+def neighbor(pid: int, reclaimable: int, idle: float = 0.0, uid: int = 1, refilled_flushes: int = 0) -> Competitor:
     return Competitor(
         process=ProcessKey(pid, 1),
         uid=uid,
         workload=f"program-{pid}",
         reclaimable_bytes=reclaimable,
         idle_seconds=idle,
-        thrashes=thrashes,
+        refilled_flushes=refilled_flushes,
     )
 
 
@@ -181,7 +181,7 @@ def test_unknown_free_memory_grants_nothing():
     ],
 )
 def test_cheapest_caches_are_flushed_until_the_request_fits(short: int, pids: list[int], missing: int):
-    neighbors = [neighbor(1, 12), neighbor(2, 6, idle=60.0), neighbor(3, 8), neighbor(4, 15, thrashes=1)]
+    neighbors = [neighbor(1, 12), neighbor(2, 6, idle=60.0), neighbor(3, 8), neighbor(4, 15, refilled_flushes=1)]
     plan = reclaim_plan(neighbors, short, 0)
     assert ([each.process.pid for each in plan.flushes], plan.missing_bytes) == (pids, missing)
 

@@ -58,7 +58,7 @@ def test_held_bytes_count_if_the_driver_does_not_list_the_process():
 
 def test_device_without_a_current_reading_has_unknown_room():
     for device in (
-        replace(DEVICE, missed=1),
+        replace(DEVICE, missed_readings=1),
         replace(DEVICE, up=False),
         replace(DEVICE, free_bytes=None, used_bytes=None),
     ):

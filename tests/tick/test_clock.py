@@ -41,7 +41,7 @@ def at(second: int, elapsed: float, taken_at: float) -> Snapshot:
     pool = make_pool(live=18 * GIB, ooms=(second >= 60) + (second >= 1600), retries=0)
     fields = {"elapsed_seconds": elapsed, "taken_at": taken_at, "reports": (make_report(pools=(pool,)),)}
     if lost:
-        gone = make_device(up=False, missed=3, size_bytes=None, used_bytes=None, processes=None)
+        gone = make_device(up=False, missed_readings=3, size_bytes=None, used_bytes=None, processes=None)
         return make_snapshot(gone, faults=(make_fault("GPU-a"),), **fields)
     return make_snapshot(device, **fields)
 

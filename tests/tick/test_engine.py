@@ -42,7 +42,7 @@ def test_device_without_answer_keeps_its_values_for_two_readings():
         snapshot = snapshot_after(snapshot, one)
         silent, other = snapshot.devices
         assert other.used_bytes == 2 * GIB
-        history.append((silent.missed, silent.used_bytes))
+        history.append((silent.missed_readings, silent.used_bytes))
         assert (silent.up, other.up) == (False, True)
     assert history == [(1, GIB), (2, GIB), (3, None), (4, None)]
     assert snapshot_after(snapshot, both).devices == both.devices
@@ -55,7 +55,11 @@ def test_devices_without_any_reading_become_unknown():
         snapshot = snapshot_after(snapshot, None)
         ups.append(snapshot.devices[0].up)
     assert ups == [True, True, False]
-    assert (snapshot.devices[0].missed, snapshot.devices[0].used_bytes, snapshot.devices[0].uuid) == (3, None, "GPU-a")
+    assert (snapshot.devices[0].missed_readings, snapshot.devices[0].used_bytes, snapshot.devices[0].uuid) == (
+        3,
+        None,
+        "GPU-a",
+    )
 
 
 def test_device_that_the_source_no_longer_lists_is_removed_at_once():
@@ -68,7 +72,7 @@ def test_instance_of_a_lost_device_is_lost():
     snapshot = snapshot_after(
         snapshot_after(None, reading_of(parent, instance)), reading_of(faults=(make_fault("GPU-a"),))
     )
-    assert [device.missed for device in snapshot.devices] == [1, 1]
+    assert [device.missed_readings for device in snapshot.devices] == [1, 1]
 
 
 def test_pools_beyond_the_maximum_are_summed_by_device():
@@ -130,7 +134,7 @@ def test_raised_and_resolved_contain_only_changes():
 def test_alert_on_an_unread_device_is_not_resolved(missed: int):
     device = make_device(used_bytes=70 * GIB)
     first = advance(TickState(), FULL, make_snapshot(device))
-    unseen = replace(device, missed=missed, used_bytes=None if missed > 2 else device.used_bytes)
+    unseen = replace(device, missed_readings=missed, used_bytes=None if missed > 2 else device.used_bytes)
     second = advance(first.memory, FULL, make_snapshot(unseen))
     assert second.resolved == ()
     assert second.frame.alerts == first.frame.alerts
@@ -140,7 +144,7 @@ def test_alert_on_a_process_of_an_unread_device_is_not_resolved():
     rule = (Rule(name="hog", scope="pool", value="held_bytes", above=GIB),)
     report = make_report(pools=(make_pool(live=2 * GIB),))
     first = advance(TickState(), rule, make_snapshot(make_device(), reports=(report,)))
-    lost = make_device(missed=3, size_bytes=None, used_bytes=None, processes=None)
+    lost = make_device(missed_readings=3, size_bytes=None, used_bytes=None, processes=None)
     assert advance(first.memory, rule, make_snapshot(lost)).resolved == ()
     assert len(advance(first.memory, rule, make_snapshot(make_device())).resolved) == 1
 

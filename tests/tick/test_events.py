@@ -66,7 +66,7 @@ def test_end_of_a_process_is_an_event():
     assert event.details == (("held_bytes", 2 * GIB),)
     for other in (
         make_frame(make_device(processes=None)),
-        make_frame(make_device(processes=(), missed=1)),
+        make_frame(make_device(processes=(), missed_readings=1)),
         make_frame(make_device("GPU-b", processes=())),
         make_frame(make_device(processes=()), reports=(make_report(),)),
         make_frame(make_device(processes=()), verdicts=(crash,)),

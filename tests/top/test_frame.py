@@ -12,7 +12,7 @@ import pytest
 
 from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.frame import Alert, Fit, RefusedKind, StatedCondition, StatedFault, Verdict
+from gpumond.facts.frame import Alert, Fit, RuledOut, StatedCondition, StatedFault, Verdict
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.doctor import _of_frame as findings_of
 from gpumond.features.fleet.plan import Criteria, select
@@ -35,7 +35,7 @@ FIT = Fit(
     full_at=None,
     full_at_earliest=None,
     full_at_latest=None,
-    refused=(RefusedKind("load", "follows requests", 0.9),),
+    ruled_out=(RuledOut("load", "follows requests", 0.9),),
 )
 ENGINE = EngineReading(
     name="chat",
@@ -45,7 +45,7 @@ ENGINE = EngineReading(
     running=1,
     kv_cache_bytes=GIB,
     kv_cache_used_ratio=0.5,
-    asleep=False,
+    sleeping=False,
     idle_seconds=3.0,
     processes=(EngineProcess(10, 1000),),
 )

@@ -101,7 +101,7 @@ def test_limit_and_quota_are_shown_where_there_are_any():
         ((10,), {}, "live 20.0 GiB, of which KV cache 4% in use"),
         ((10,), {"kv_cache_bytes": 30 * GIB}, "live 20.0 GiB, of which KV cache 4% in use"),
         ((10, 11), {"kv_cache_bytes": 5 * GIB}, "live 20.0 GiB, of which KV cache 4% in use"),
-        ((10,), {"asleep": True}, "live 20.0 GiB\n"),
+        ((10,), {"sleeping": True}, "live 20.0 GiB\n"),
         ((10,), {"kv_cache_used_ratio": None}, "live 20.0 GiB\n"),
         ((11,), {}, "live 20.0 GiB\n"),
     ],
@@ -145,10 +145,10 @@ def test_process_without_an_agent_has_no_reclaimable_bytes():
     ("fields", "state"),
     [
         ({}, ""),
-        ({"missed": 1}, "values from 1 reading ago"),
+        ({"missed_readings": 1}, "values from 1 reading ago"),
         ({"up": False}, "faulty"),
         (
-            {"missed": 4, "up": False, "used_bytes": None, "processes": None},
+            {"missed_readings": 4, "up": False, "used_bytes": None, "processes": None},
             "no response for 4 readings: values not shown",
         ),
     ],

@@ -23,7 +23,7 @@ from gpumond.devices.validation import FaultCounter
 from gpumond.facts.errors import FaultKind, ReturnCode, SourceUnavailable, remedy
 from gpumond.facts.messages import clean
 
-LEFT_OUT: FaultKind = "left_out"
+LEFT_OUT: FaultKind = "skipped"
 """Kind of the fault for an excluded device, on which the driver hangs or crashes."""
 
 RESCAN_SECONDS = 10.0

@@ -55,7 +55,7 @@ from gpumond.store.audit import AuditEntry
 from gpumond.store.store import Store
 
 MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
-THRASHED_RATIO = 0.5
+REFILL_RATIO = 0.5
 """A flush is ineffective if the programs allocated this share of the released bytes again."""
 
 ANNOTATION = "action"
@@ -76,8 +76,8 @@ class FlushOrder:
     action: Action
     uid: int
     programs: tuple[AgentReport, ...]
-    thrashes: tuple[tuple[Pool, int], ...] = ()
-    """Thrashes that the programs' pools had counted before the flush."""
+    refilled_flushes: tuple[tuple[Pool, int], ...] = ()
+    """Refilled flushes that the programs' pools had counted before the flush."""
     engines: tuple[str, ...] = ()
     """Names of the serving engines."""
 
@@ -99,7 +99,7 @@ class ReleasedBytes:
     allocator: str
     held_bytes: int
     released_bytes: int
-    thrashes: int = 0
+    refilled_flushes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ def decide(
                         action=action,
                         uid=uid,
                         programs=tuple(programs[uid]),
-                        thrashes=_thrashes(reports),
+                        refilled_flushes=_refilled_flushes(reports),
                         engines=tuple(idle[uid]),
                     )
                 )
@@ -199,7 +199,7 @@ def conclude(
         track,
         under_way=False,
         failures=track.failures + 1 if failed else track.failures,
-        released=tuple(_released(receipts, dict(order.thrashes))),
+        released=tuple(_released(receipts, dict(order.refilled_flushes))),
     )
     note = "; ".join((_note(order, receipts, problem), *asked))
     if failed:
@@ -258,7 +258,7 @@ def _with_effect(track: ActionTrack, action: Action, reports: Sequence[AgentRepo
         return track
     pools = {(report.key, pool.device_uuid, pool.allocator): pool for report in reports for pool in report.pools}
     released = sum(each.released_bytes for each in track.released)
-    if sum(_taken(each, pools) for each in track.released) < THRASHED_RATIO * released:
+    if sum(_taken(each, pools) for each in track.released) < REFILL_RATIO * released:
         return replace(track, failures=0, released=())
     track = replace(track, failures=track.failures + 1, released=())
     note = f"the programs reallocated the memory that the last flush released ({human(released)})"
@@ -272,14 +272,16 @@ def _taken(each: ReleasedBytes, pools: Mapping[Pool, PoolUsage]) -> int:
     pool = pools.get((each.process, each.device_uuid, each.allocator))
     if pool is None:
         return 0
-    if pool.thrashes > each.thrashes:
+    if pool.refilled_flushes > each.refilled_flushes:
         return each.released_bytes
     return max(0, min(each.released_bytes, pool.held_bytes - each.held_bytes))
 
 
-def _thrashes(reports: Iterable[AgentReport]) -> tuple[tuple[Pool, int], ...]:
+def _refilled_flushes(reports: Iterable[AgentReport]) -> tuple[tuple[Pool, int], ...]:
     pools = ((report.key, pool) for report in reports for pool in report.pools)
-    return tuple(((key, pool.device_uuid, pool.allocator), pool.thrashes) for key, pool in pools if pool.thrashes)
+    return tuple(
+        ((key, pool.device_uuid, pool.allocator), pool.refilled_flushes) for key, pool in pools if pool.refilled_flushes
+    )
 
 
 def _of_scope(
@@ -316,7 +318,7 @@ def _engines(
     labels = dict(alert.labels)
     for engine, devices in engines if ENGINE_STEP in action.steps else ():
         idle = engine.idle_seconds is not None and engine.idle_seconds >= action.only_idle_for_seconds
-        if not engine.methods or not engine.processes or engine.asleep or engine.uid is None or not idle:
+        if not engine.methods or not engine.processes or engine.sleeping or engine.uid is None or not idle:
             continue
         keys = [process.key for process in engine.processes]
         if "pid" in labels and labels["pid"] not in {str(key.pid) for key in keys}:
@@ -342,7 +344,7 @@ def _attempts(tracks: Tracks, rule: str, uid: int, elapsed: float) -> int:
     return sum(len(_recent(track, elapsed)) for track in own)
 
 
-def _released(receipts: Iterable[Receipt], thrashes: Mapping[Pool, int]) -> Iterator[ReleasedBytes]:
+def _released(receipts: Iterable[Receipt], refilled_flushes: Mapping[Pool, int]) -> Iterator[ReleasedBytes]:
     for receipt in receipts:
         if receipt.released_bytes > 0 and receipt.after and receipt.device_uuid and receipt.allocator:
             process = ProcessKey(receipt.pid, receipt.start_ticks)
@@ -352,7 +354,7 @@ def _released(receipts: Iterable[Receipt], thrashes: Mapping[Pool, int]) -> Iter
                 allocator=receipt.allocator,
                 held_bytes=receipt.after.held_bytes,
                 released_bytes=receipt.released_bytes,
-                thrashes=thrashes.get((process, receipt.device_uuid, receipt.allocator), 0),
+                refilled_flushes=refilled_flushes.get((process, receipt.device_uuid, receipt.allocator), 0),
             )
 
 

@@ -188,7 +188,7 @@ class BaselineRecorder:
         passed = elapsed - self._now if self._began else 0.0
         self._began = self._began or (frame.snapshot.taken_at, elapsed)
         self._now = elapsed
-        unknown = {device.uuid for device in frame.snapshot.devices if device.missed}
+        unknown = {device.uuid for device in frame.snapshot.devices if device.missed_readings}
         for name, lines in self._lines(frame).items():
             if name not in self._workloads and len(self._workloads) >= MAX_WORKLOADS:
                 continue

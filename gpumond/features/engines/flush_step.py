@@ -392,7 +392,7 @@ class EngineFlusher(EngineStep):
                 "its server has no process on a GPU: it has loaded nothing, or a proxy listens at the address"
             )
         state = await self.engines.read(name)
-        if state.asleep and not method.ends_holder:  # a process that sleeps keeps its context
+        if state.sleeping and not method.ends_holder:  # a process that sleeps keeps its context
             raise Refused("it is already asleep", "nothing")
         if state.paused:
             raise Refused("it is paused, but not by gpumond: resume it first")
@@ -544,14 +544,14 @@ class EngineFlusher(EngineStep):
 
     def _returned_to_service(self, name: str, task: asyncio.Task[None]) -> None:
         del self._returns[name]
-        self.engines.returning(name, None)
+        self.engines.out_of_service(name, None)
         if not task.cancelled() and (error := task.exception()):
             log.error("engine %s: its return to service failed", name, exc_info=error)
 
     async def _return(self, name: str, released: Sequence[Receipt]) -> None:
         """Undo a release until the server serves, or has ended. No undo is sent to one that serves."""
         began, pauses, problem = time.monotonic(), list(self._timing.return_seconds), ""
-        self.engines.returning(name, began)
+        self.engines.out_of_service(name, began)
         while (engine := self.engines.declaration(name)) and (method := _method_of(engine, released)):
             if method.undo is None or not engine.wake or not self._is_alive(_listener_of(released)):
                 return
@@ -577,7 +577,7 @@ class EngineFlusher(EngineStep):
                 if str(failure) != problem:
                     log.warning("engine %s doesn't serve after its release: %s", name, failure)
                 problem = str(failure)
-                self.engines.returning(name, began, problem)
+                self.engines.out_of_service(name, began, problem)
             await asyncio.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
 
     async def _memory(self, name: str, known: EngineMemory = EngineMemory()) -> EngineMemory:

@@ -204,7 +204,7 @@ def read_llama_router(engine: EngineConfig) -> Dialogue[EngineState]:
         models=loaded,
         running=_sum(running for running, _ in counts),
         waiting=_sum(waiting for _, waiting in counts),
-        asleep=all(status[model.name] == "sleeping" for model in loaded) if loaded else None,
+        sleeping=all(status[model.name] == "sleeping" for model in loaded) if loaded else None,
         held_bytes=None if loaded or loading else 0,
         work=None if work is None else tuple(work),
         obstacle=f"{', '.join(loading)}: the model is being loaded" if loading else "",
@@ -375,12 +375,12 @@ def read_vllm(engine: EngineConfig) -> Dialogue[EngineState]:
         raise EngineError(f"its metrics lack {VLLM_RUNNING}: start it without --disable-log-stats, or correct the kind")
     states = page.samples("vllm:engine_sleep_state")
     awake = [sample.value for sample in states if sample.labels.get("sleep_state") == "awake"]
-    asleep: bool | None = None if not awake else min(awake) <= 0  # all states are 0 without the KV cache alone
+    sleeping: bool | None = None if not awake else min(awake) <= 0  # all states are 0 without the KV cache alone
     paused: bool | None = None
     if engine.may_release:
-        sleeping, paused = (yield from flag("is_sleeping")), (yield from flag("is_paused"))
-        if sleeping is not None and not paused:  # it is true for a mere pause, too
-            asleep = asleep or sleeping
+        reported, paused = (yield from flag("is_sleeping")), (yield from flag("is_paused"))
+        if reported is not None and not paused:  # it is true for a mere pause, too
+            sleeping = sleeping or reported
     models = {
         name_of(sample.labels["model_name"]) for sample in page.samples(VLLM_RUNNING) if "model_name" in sample.labels
     }
@@ -390,7 +390,7 @@ def read_vllm(engine: EngineConfig) -> Dialogue[EngineState]:
         running=running,
         waiting=page.count(VLLM_WAITING),
         kv_cache_used_ratio=page.mean(*VLLM_KV_CACHE),
-        asleep=asleep,
+        sleeping=sleeping,
         paused=paused,
         work=page.counters(*VLLM_WORK),
         obstacle="it is going to sleep or waking up" if busy else "",
@@ -540,7 +540,7 @@ def read_tensorrt_llm(engine: EngineConfig) -> Dialogue[EngineState]:
     state = at(answer, "state", kind=str)
     if state not in TENSORRT_LLM_STATES:
         raise EngineError("its /memory_status has no known state: is the engine's kind correct?")
-    return EngineState(asleep=state == "parked", obstacle=TENSORRT_LLM_OBSTACLES.get(state, ""))
+    return EngineState(sleeping=state == "parked", obstacle=TENSORRT_LLM_OBSTACLES.get(state, ""))
 
 
 def release_tensorrt_llm(engine: EngineConfig, state: EngineState) -> Dialogue[tuple[str, ...]]:
@@ -590,7 +590,7 @@ def read_lmdeploy(engine: EngineConfig) -> Dialogue[EngineState]:
         running=page.count("lmdeploy:num_requests_running"),
         waiting=page.sum_of(*LMDEPLOY_WAITING),
         kv_cache_used_ratio=page.mean("lmdeploy:gpu_cache_usage_perc"),
-        asleep=(yield from flag("is_sleeping")) if engine.may_release else None,
+        sleeping=(yield from flag("is_sleeping")) if engine.may_release else None,
         work=page.counters(*LMDEPLOY_WORK),
     )
 
@@ -654,7 +654,7 @@ def read_generic(engine: EngineConfig) -> Dialogue[EngineState]:
             raise EngineError(f"its answer at {pointer} is neither a number, a list nor true or false")
         return None if stated is None else -int(-stated // 1)  # half a request is a request
 
-    models, asleep, work = value(pointers.models), value(pointers.asleep), value(pointers.work)
+    models, sleeping, work = value(pointers.models), value(pointers.sleeping), value(pointers.work)
     kv_cache, held = number(pointers.kv_cache_bytes), number(pointers.held_bytes)
     names = models if isinstance(models, (list, dict)) else [models]
     return EngineState(
@@ -664,7 +664,7 @@ def read_generic(engine: EngineConfig) -> Dialogue[EngineState]:
         kv_cache_bytes=None if kv_cache is None else int(kv_cache),
         kv_cache_used_ratio=number(pointers.kv_cache_used_ratio),
         held_bytes=None if held is None else int(held),
-        asleep=asleep if isinstance(asleep, bool) else None,
+        sleeping=sleeping if isinstance(sleeping, bool) else None,
         work=None if work is None else (str(work),),
     )
 

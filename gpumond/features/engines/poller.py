@@ -127,7 +127,7 @@ FIRST_FRAME_SECONDS = 0.5
 READ_SECONDS = 8.0
 """Limit of one read. Ollama may delay its answer by 5 s while a model is unloaded."""
 MAX_MODELS = 1000
-READ = ("models", "running", "waiting", "kv_cache_bytes", "kv_cache_used_ratio", "asleep", "paused", "held_bytes")
+READ = ("models", "running", "waiting", "kv_cache_bytes", "kv_cache_used_ratio", "sleeping", "paused", "held_bytes")
 """Values of a reading that the engine states."""
 
 GpuProcesses = Callable[[], Mapping[ProcessKey, float | None] | None]
@@ -165,7 +165,7 @@ class _Engine:
         self.owned = Owned()
         self.quiet = 0.0
         self.pinned_uid: int | None = None
-        self.returning: tuple[float, str] | None = None
+        self.out_of_service: tuple[float, str] | None = None
         self.task: asyncio.Task[None] | None = None
 
     def stranger(self, found: Owned) -> str:
@@ -211,8 +211,8 @@ class _Engine:
             uid=owned.uid,
             pinned_uid=self.pinned_uid,
             methods=(method.name,) if method else (),
-            returning_seconds=now - self.returning[0] if self.returning else None,
-            returning_problem=self.returning[1] if self.returning else "",
+            out_of_service_seconds=now - self.out_of_service[0] if self.out_of_service else None,
+            out_of_service_reason=self.out_of_service[1] if self.out_of_service else "",
         )
         if state is None:
             return reading
@@ -264,10 +264,10 @@ class Engines:
         now, by_driver = time.monotonic(), (self._gpu_processes() if self._gpu_processes else None) or {}
         return tuple(engine.reading(now, by_driver) for engine in self._engines.values())
 
-    def returning(self, name: str, since: float | None, problem: str = "") -> None:
+    def out_of_service(self, name: str, since: float | None, problem: str = "") -> None:
         """Note that an engine is being returned to service since a time of the monotonic clock; None: no longer."""
         if name in self._engines:
-            self._engines[name].returning = None if since is None else (since, problem)
+            self._engines[name].out_of_service = None if since is None else (since, problem)
 
     async def read(self, name: str) -> EngineState:
         """Read one engine now. Raises EngineError."""

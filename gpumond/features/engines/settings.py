@@ -91,7 +91,7 @@ class StateConfig(RequestConfig):
     waiting: Pointer = ""
     work: Pointer = ""
     models: Pointer = ""
-    asleep: Pointer = ""
+    sleeping: Pointer = ""
     held_bytes: Pointer = ""
     kv_cache_bytes: Pointer = ""
     kv_cache_used_ratio: Pointer = ""

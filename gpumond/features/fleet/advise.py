@@ -5,7 +5,6 @@ needed in a period, and the queries from which each number comes.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, print_error, va
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration as readable
 from gpumond.features.fleet.accounting import LABELS, group_of
-from gpumond.features.fleet.discovery import add_prometheus, make_prometheus
+from gpumond.features.fleet.discovery import add_prometheus, all_answers, make_prometheus
 from gpumond.features.fleet.sizing import HEADROOM, Size, by_model, expressions, sizes
 from gpumond.view.text import moment, safe, size, table
 
@@ -75,7 +74,7 @@ async def run(arguments: argparse.Namespace) -> int:
     end = float(int(time.time()))
     labels = [LABELS[name] for name in arguments.by]
     queries = expressions(arguments.job, labels, int(arguments.duration))
-    answers = await asyncio.gather(*(prometheus.query(query, end) for query in queries.values()))
+    answers = await all_answers(prometheus.query(query, end) for query in queries.values())
     values = dict(zip(queries, answers, strict=True))
     rows = sizes(values, labels, arguments.headroom)
     if not rows:

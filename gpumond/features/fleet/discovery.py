@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlencode, urlsplit
 
 import yaml
@@ -101,6 +101,15 @@ class Prometheus:
             kind = ConfigError if error.status in (400, 422) else DiscoveryError  # the expression is not valid
             raise kind(f"{self.url}: {error}") from None
         return answer.get("data") if isinstance(answer, Mapping) else None
+
+
+async def all_answers(queries: Iterable[Awaitable[R]]) -> list[R]:
+    """Return the answers of queries that run at the same time. Waits for all, then raises the first error."""
+    answers = await asyncio.gather(*queries, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return cast("list[R]", answers)
 
 
 def _sample(series: Mapping[str, Any]) -> Sample:

@@ -202,10 +202,10 @@ def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: 
     if not engine["up"]:
         return f"it doesn't answer: {engine['problem']}"
     if criteria.wake:
-        return "it doesn't sleep" if engine["asleep"] is False and not engine.get("paused") else ""
+        return "it doesn't sleep" if engine["sleeping"] is False and not engine.get("paused") else ""
     if not engine["methods"]:
         return "its declaration doesn't allow it; add allow: [engine]"
-    if engine["asleep"]:
+    if engine["sleeping"]:
         return "it is already asleep"
     active = (engine["running"] or 0) + (engine["waiting"] or 0)
     if active:
@@ -225,7 +225,7 @@ class Replicas(NamedTuple):
 def awake(answer: object) -> list[tuple[str, bool]]:
     """Return each serving engine of a machine by its name, and whether it can serve a request. Raises DaemonError."""
     engines = frame_of(answer)["snapshot"]["engines"]
-    return [(str(each["name"]), bool(each["up"] and not each["asleep"] and not each["paused"])) for each in engines]
+    return [(str(each["name"]), bool(each["up"] and not each["sleeping"] and not each["paused"])) for each in engines]
 
 
 def by_service(engines: Iterable[tuple[str, bool]]) -> Mapping[str, Replicas]:

@@ -68,13 +68,13 @@ def limited(
 def _with_replicas(
     planned: Iterable[PlannedFlush], limits: Limits, services: Mapping[str, Replicas]
 ) -> list[PlannedFlush]:
-    asleep: Counter[str] = Counter()
+    sleeping: Counter[str] = Counter()
     found = []
     for each in planned:
         if not each.refusal:
             total, awake = services.get(each.engine, Replicas(1, 1))
-            refusal = _of_replicas(total, awake - asleep[each.engine], limits)
-            asleep[each.engine] += not refusal
+            refusal = _of_replicas(total, awake - sleeping[each.engine], limits)
+            sleeping[each.engine] += not refusal
             each = replace(each, refusal=refusal)
         found.append(each)
     return found

@@ -162,17 +162,17 @@ def _impossible(stated: int, bound: str) -> str:
     return f"the agent reports that {human(stated)} was released, but {bound}; this doesn't count as released"
 
 
-def with_thrash(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:
+def with_refill(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:
     """Return the receipt, with a note if the agent observed that the program allocated its memory again."""
-    if before is None or after is None or _thrashes(receipt, after) <= _thrashes(receipt, before):
+    if before is None or after is None or _refilled_flushes(receipt, after) <= _refilled_flushes(receipt, before):
         return receipt
-    reasons = (receipt.reason, "thrash: the program immediately reallocated half of it or more")
+    reasons = (receipt.reason, "refilled: the program immediately reallocated half of it or more")
     return replace(receipt, reason="; ".join(filter(None, reasons)))
 
 
-def _thrashes(receipt: Receipt, report: AgentReport) -> int:
+def _refilled_flushes(receipt: Receipt, report: AgentReport) -> int:
     own = (receipt.allocator, receipt.device_uuid)
-    return sum(pool.thrashes for pool in report.pools if (pool.allocator, pool.device_uuid) == own)
+    return sum(pool.refilled_flushes for pool in report.pools if (pool.allocator, pool.device_uuid) == own)
 
 
 def _allocation_state(pool: PoolUsage) -> tuple[int | None, ...]:
@@ -483,7 +483,7 @@ class Flusher:
             verify(bare, result, change, has_changed_around(change, reported_by_agent), before, after)
             for change in result.pools
         ]
-        return [with_thrash(one, report_before, report_after) for one in receipts]
+        return [with_refill(one, report_before, report_after) for one in receipts]
 
     async def _wait_for_release(
         self, identity: Identity, before: DriverCounts, changes: Iterable[PoolChange], unknown: bool
@@ -546,7 +546,7 @@ class FlushPart(Part, Flushes):
             keep=self._keep,
         )
         self.hook = AlertmanagerHook(
-            self.flush, kernel.store, kernel.machine_names, lambda: kernel.settings.hook_dry_run
+            self.flush, kernel.store, kernel.machine_names, lambda: kernel.settings.alertmanager_dry_run
         )
         self.loaded = False
         kernel.provide(Flushes, self)

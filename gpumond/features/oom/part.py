@@ -139,7 +139,14 @@ class OomPart(Part):
         before = self._frames[-1] if self._frames else None
         for device in before.snapshot.devices if before else ():
             now = frame.snapshot.device(device.uuid)
-            if before is None or now is None or now.missed or not now.up or now.processes is None or device.missed:
+            if (
+                before is None
+                or now is None
+                or now.missed_readings
+                or not now.up
+                or now.processes is None
+                or device.missed_readings
+            ):
                 continue
             for key, process in device.processes_by_key.items():
                 if key in now.processes_by_key:

@@ -166,7 +166,7 @@ def _engines(e: Evidence) -> Iterator[Remedy]:
     for engine, used in e.engines():
         own = e.report.key in [process.key for process in engine.processes]
         idle = engine.idle_seconds is not None and engine.idle_seconds >= IDLE_SECONDS
-        if not own and engine.methods and not engine.asleep and idle:
+        if not own and engine.methods and not engine.sleeping and idle:
             text = (
                 f"release the idle serving engine {engine.name}: gpumond flush --workload {engine.name} --step engine"
             )

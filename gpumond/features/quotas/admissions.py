@@ -26,8 +26,9 @@ from gpumond.store.table import Table, Transactions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Competitor:
-    """A program on the device that may be flushed or suspended. ``thrashes``: how often it allocated flushed memory
-    again. ``suspendable_bytes``: what its suspension returns, its cache included; 0 if it may not be suspended now.
+    """A program on the device that may be flushed or suspended. ``refilled_flushes``: how often it allocated flushed
+    memory again. ``suspendable_bytes``: what its suspension returns, its cache included; 0 if it may not be suspended
+    now.
     """
 
     process: ProcessKey
@@ -35,7 +36,7 @@ class Competitor:
     workload: str
     reclaimable_bytes: int
     idle_seconds: float | None = None
-    thrashes: int = 0
+    refilled_flushes: int = 0
     suspendable_bytes: int = 0
 
 
@@ -242,7 +243,7 @@ def _gain(neighbor: Competitor) -> int:
 
 
 def _cost(neighbor: Competitor) -> tuple[int, bool, int, int]:
-    return (neighbor.thrashes, not neighbor.idle_seconds, -neighbor.reclaimable_bytes, neighbor.process.pid)
+    return (neighbor.refilled_flushes, not neighbor.idle_seconds, -neighbor.reclaimable_bytes, neighbor.process.pid)
 
 
 def _needed(chosen: Sequence[Competitor], spare_bytes: int) -> tuple[Competitor, ...]:
@@ -336,11 +337,11 @@ def _neighbors(
         reserve = snapshot.quotas_by_process.get(report.key, NO_QUOTA).reserve_bytes
         suspendable = 0 if reserve or not report.may_suspend else snapshot.used_by(report.key, device) or 0
         if reclaimable > 0 or suspendable > 0:
-            yield _neighbor(device, report, reclaimable, sum(pool.thrashes for pool in pools), suspendable)
+            yield _neighbor(device, report, reclaimable, sum(pool.refilled_flushes for pool in pools), suspendable)
 
 
 def _neighbor(
-    device: DeviceReading, report: AgentReport, reclaimable: int, thrashes: int, suspendable: int
+    device: DeviceReading, report: AgentReport, reclaimable: int, refilled_flushes: int, suspendable: int
 ) -> Competitor:
     process = device.processes_by_key.get(report.key)
     return Competitor(
@@ -349,7 +350,7 @@ def _neighbor(
         workload=report.workload,
         reclaimable_bytes=reclaimable,
         idle_seconds=process.idle_seconds if process else None,
-        thrashes=thrashes,
+        refilled_flushes=refilled_flushes,
         suspendable_bytes=suspendable,
     )
 

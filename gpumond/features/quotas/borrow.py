@@ -30,7 +30,7 @@ SLACK_BYTES = 20 * MIB
 """An allocator takes memory in segments of up to this size, and PyTorch states its request with two decimals."""
 PER_HOUR = 120
 """Requests of one user that may flush programs."""
-REST_SECONDS, THRASH_SECONDS = 6.0, 600.0
+REST_SECONDS, REFILL_SECONDS = 6.0, 600.0
 """Time in which a program is not flushed again; the second if it allocated the released memory again."""
 IDLE_SECONDS = 60.0
 """Time without a request from which a serving engine may release its memory."""
@@ -38,10 +38,10 @@ IDLE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """A flush for a borrower: when, and the program's thrashes before it."""
+    """A flush for a borrower: when, and the program's refilled flushes before it."""
 
     at: float
-    thrashes: int
+    refilled_flushes: int
 
 
 def rests(each: Competitor, flushed: Mapping[ProcessKey, Flushed], now: float) -> bool:
@@ -49,7 +49,7 @@ def rests(each: Competitor, flushed: Mapping[ProcessKey, Flushed], now: float) -
     before = flushed.get(each.process)
     if before is None:
         return False
-    return now - before.at < (THRASH_SECONDS if each.thrashes > before.thrashes else REST_SECONDS)
+    return now - before.at < (REFILL_SECONDS if each.refilled_flushes > before.refilled_flushes else REST_SECONDS)
 
 
 def borrow_plan(
@@ -86,7 +86,7 @@ def idle_engines(
         idle = engine.idle_seconds is not None and engine.idle_seconds >= IDLE_SECONDS
         allowed = reclaim == "all" or (reclaim == "user" and engine.uid == borrower.uid)
         own = borrower.process in [process.key for process in engine.processes]
-        if allowed and idle and not own and engine.methods and engine.up and not engine.asleep:
+        if allowed and idle and not own and engine.methods and engine.up and not engine.sleeping:
             found += [
                 (size, engine.name) for device, size in snapshot.used_by_engine(engine) if device.uuid == device_uuid
             ]
@@ -159,9 +159,9 @@ class Borrows:
 
     def _start(self, found: Plan, engines: list[str], actor: str, now: float) -> list[asyncio.Task[FlushOutcome]]:
         """Start the flushes. They continue if the answer does not wait for them."""
-        self._flushed = {key: each for key, each in self._flushed.items() if now - each.at < THRASH_SECONDS}
+        self._flushed = {key: each for key, each in self._flushed.items() if now - each.at < REFILL_SECONDS}
         for each in found.flushes:
-            self._flushed[each.process] = Flushed(now, each.thrashes)
+            self._flushed[each.process] = Flushed(now, each.refilled_flushes)
         targets = [
             (Target(pid=each.process.pid, start_ticks=each.process.start_ticks), DEFAULT_STEPS)
             for each in found.flushes

@@ -52,7 +52,7 @@ def due_changes(snapshot: Snapshot, own: Own) -> tuple[list[DueChange], dict[str
     due: list[DueChange] = []
     after = dict(own)
     for device in snapshot.devices:
-        for present in device.cgroup_limits if not device.missed else ():
+        for present in device.cgroup_limits if not device.missed_readings else ():
             name = f"{device.uuid} {present.cgroup}"
             mine = own.get(name)
             limit, quota = _required(snapshot, device, present)

@@ -156,7 +156,7 @@ def csv_lines(snapshot: Snapshot) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for device in snapshot.devices:
-        if not device.missed:
+        if not device.missed_readings:
             for cells in _rows(device, _amounts(snapshot, device.uuid)):
                 writer.writerow((f"{snapshot.taken_at:.3f}", device.uuid, *cells))
     return text.getvalue()

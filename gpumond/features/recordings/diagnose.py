@@ -203,13 +203,13 @@ class Findings:
                     held for (uuid, key), held in held_bytes.items() if (uuid, key.pid) == (device.uuid, NAMELESS)
                 )
                 used = next(nameless, None)
-            if used is not None and not device.missed:
+            if used is not None and not device.missed_readings:
                 self._point(
                     (device.uuid, None), f"gpu {device.index} {device.name}".rstrip(), elapsed, used, device.size_bytes
                 )
             for process_key, process in device.processes_by_key.items():
                 held = held_bytes.get((device.uuid, process_key), process.used_bytes)
-                if held is not None and not device.missed:
+                if held is not None and not device.missed_readings:
                     self._point((device.uuid, process_key), process.comm or "", elapsed, held, None)
 
     def add(self, change: Change, elapsed: float) -> None:

@@ -148,7 +148,7 @@ class SnapshotBuilder:
                     device.reading = None
                     continue
                 if device.reading is not None:
-                    device.reading = replace(device.reading, missed=min(device.missed, MAX_MISSED))
+                    device.reading = replace(device.reading, missed_readings=min(device.missed, MAX_MISSED))
                     self._reports(uuid, device, reports)
             if device.reading is not None:
                 readings.append(device.reading)

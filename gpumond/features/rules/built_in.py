@@ -158,7 +158,7 @@ BUILT_IN: tuple[Rule, ...] = (
     _rule("driver-unresponsive", "daemon", "driver_responsive", "critical", below=1),
     _rule("driver-down", "daemon", "driver_up", "critical", below=1, for_seconds=60),
     _rule("agent-gone", "process", "agent_gone", "info", above=0, for_seconds=60),
-    _rule("engine-out-of-service", "engine", "returning_seconds", "critical", above=10),
+    _rule("engine-out-of-service", "engine", "out_of_service_seconds", "critical", above=10),
     _rule("store-not-writable", "daemon", "store_writable", "critical", below=1),
 )
 """A rule of the same name in the configuration replaces a built-in one."""

@@ -128,7 +128,7 @@ def _of_device(device: DeviceReading, process: ProcessUsage) -> Iterator[Refusal
         yield Refusal("it uses a MIG instance, which the driver can't suspend", "use a whole GPU")
     if device.has_mps_server:
         yield Refusal("it is a client of MPS, which the driver can't suspend", "run it without MPS")
-    if process.used_bytes is None or device.missed:
+    if process.used_bytes is None or device.missed_readings:
         yield Refusal(f"the driver doesn't report its memory on GPU {device.index}", "see gpumond doctor")
     if process.state == "stopped":
         yield Refusal("it is stopped, so it can't respond to the driver", f"kill -CONT {process.pid}")

@@ -105,7 +105,7 @@ class Suspender:
         """When the driver's state of a program is asked for again."""
         self._pauses: dict[ProcessKey, float] = {}
         self._listed_since: dict[ProcessKey, float] = {}
-        self._continues: dict[ProcessKey, int] = {}
+        self._resume_signals: dict[ProcessKey, int] = {}
         """The signals SIGCONT that have resumed a program, or came before its suspension."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._at_work: set[ProcessKey] = set()
@@ -156,7 +156,9 @@ class Suspender:
     def execute(self, snapshot: Snapshot) -> None:
         """Note the programs that have ended, and ask for states that are unknown. Waits for nothing."""
         now = self._clock.monotonic()
-        self._continues = {key: count for key, count in self._continues.items() if key in snapshot.reports_by_process}
+        self._resume_signals = {
+            key: count for key, count in self._resume_signals.items() if key in snapshot.reports_by_process
+        }
         ended = {each.key for each in snapshot.ends}
         for key, program in list(self.programs.items()):
             if key in self._at_work:
@@ -186,17 +188,17 @@ class Suspender:
         pending = self._is_continued(program.key)
         if report is None:
             return pending
-        before = self._continues.get(program.key)
+        before = self._resume_signals.get(program.key)
         # A pending signal resumes the program at once. Its agent reports it later, perhaps after the next suspension.
-        self._continues[program.key] = max(report.continues + pending, before or 0)
-        return pending or (before is not None and report.continues > before)
+        self._resume_signals[program.key] = max(report.resume_signals + pending, before or 0)
+        return pending or (before is not None and report.resume_signals > before)
 
     async def _count_earlier_signals(self, report: AgentReport) -> None:
         """Wait until the agent has taken a signal SIGCONT that came before the suspension, and must not end it."""
         pending, end = self._is_continued(report.key), self._clock.monotonic() + SIGNAL_SECONDS
         while self._is_continued(report.key) and self._clock.monotonic() < end:
             await asyncio.sleep(0.05)
-        self._continues[report.key] = max(report.continues + pending, self._continues.get(report.key, 0))
+        self._resume_signals[report.key] = max(report.resume_signals + pending, self._resume_signals.get(report.key, 0))
 
     async def suspend_idle(self, process: ProcessKey, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
         request = Request(process=process, idle_seconds=self._idle_seconds())
