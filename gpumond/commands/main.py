@@ -9,13 +9,14 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby, takewhile
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from gpumond import __version__, revision
 from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, print_error
-from gpumond.facts.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
+from gpumond.facts.errors import AmbiguousDevice, ConfigError, DaemonError, GpumondError, NoSuchDevice
 from gpumond.feature import Command, resolve
 from gpumond.features import features
+from gpumond.view.text import adapt_output
 
 GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "Shell")
 """Groups of commands in the overview, in this order."""
@@ -165,6 +166,8 @@ COMMANDS = (
 )
 """Commands that belong to no feature. To add one, write a module with the functions of `Module`, and add it here."""
 
+MISNAMED = (404, 422)
+"""Statuses of the answers to a name or a value that the daemon does not know."""
 WITH_OTHER_COMMANDS = ("run",)
 """Commands whose arguments contain another command, with its own options."""
 
@@ -177,11 +180,15 @@ def commands() -> Mapping[str, Command]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that accepts no abbreviated options. Its subcommands inherit this."""
+    """A parser that accepts no abbreviated options, with one line per error. Its subcommands inherit this."""
 
     def __init__(self, **options: Any) -> None:
         defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(**defaults | options)
+
+    def error(self, message: str) -> NoReturn:
+        print_error(f"{self.prog}: {message}; see `{self.prog} --help`")
+        raise SystemExit(WRONG_USE)
 
 
 class Module(Protocol):
@@ -195,12 +202,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["help"]:
         argv = [*argv[1:2], "--help"]
+    adapt_output()
+    try:
+        return _run(argv)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of standard output has closed it
+        return 141  # as of a program that SIGPIPE ends
+
+
+def _run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print(overview(commands().values()))
+        print(overview(commands().values()), flush=True)
         return DONE if argv else WRONG_USE
     if not argv[0].startswith("-") and argv[0] not in commands():
         unknown = unknown_word("command", argv[0], commands())
-        print(f"gpumond: {unknown}\n`gpumond --help` lists the commands", file=sys.stderr)
+        print_error(f"gpumond: {unknown}; `gpumond --help` lists the commands")
         return WRONG_USE
     chosen = argv[0] if argv[0] in commands() else None
     try:
@@ -222,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return WRONG_USE
     except GpumondError as error:
         print_error(f"gpumond: {error}")
-        return FAILED
+        return WRONG_USE if isinstance(error, DaemonError) and error.status in MISNAMED else FAILED
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         client = sys.modules.get("gpumond.cli.client")
         if client is None or not client.answered:
@@ -230,9 +246,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         reason = f"{type(error).__name__}: {error}"
         print_error(f"gpumond: the server isn't gpumond, or has an incompatible version ({reason:.200}); check --url")
         return FAILED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of standard output has closed it
-        return 141  # as of a program that SIGPIPE ends
     except KeyboardInterrupt:
         return 130
 
