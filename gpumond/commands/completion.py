@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
@@ -13,26 +13,20 @@ from gpumond.facts.errors import ConfigError, GpumondError
 
 BASH = """\
 _gpumond() {{
-  local words="" kind="" word="${{COMP_WORDS[COMP_CWORD]}}"
+  local words="" kind="" word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}} "
+  [ "$COMP_CWORD" -gt 2 ] && command="$command${{COMP_WORDS[2]}} "
   case "${{COMP_WORDS[COMP_CWORD-1]}}" in
 {values}
   esac
   if [ "$COMP_CWORD" -eq 1 ]; then
     words="{commands}"
-  elif [ -n "$kind" ]; then
-    words="$(gpumond completion --values "$kind" 2>/dev/null)"
-  else
-    case "${{COMP_WORDS[1]}} ${{COMP_WORDS[2]}}" in
-{nested}
-    esac
-    [ -n "$words" ] || case "${{COMP_WORDS[1]}}" in
+  elif [ -z "$kind" ]; then
+    case "$command" in
 {cases}
     esac
-    case "${{COMP_WORDS[1]}} $word" in
-      *\\ -*) ;;
-{named}
-    esac
+    case "$word" in -*) kind="" ;; esac
   fi
+  [ -n "$kind" ] && words="$words $(gpumond completion --values "$kind" 2>/dev/null)"
   COMPREPLY=($(compgen -W "$words" -- "$word"))
   if [ "${{#COMPREPLY[@]}}" -eq 0 ]; then COMPREPLY=($(compgen -f -- "$word")); fi
 }}
@@ -41,15 +35,20 @@ complete -F _gpumond gpumond
 ZSH = """\
 _gpumond() {{
   local -a own
-  local kind=""
+  local kind="" command="$words[2] "
+  (( CURRENT > 3 )) && command="$command$words[3] "
   case "$words[CURRENT-1]" in
 {values}
   esac
-  case "$words[2]" in
+  if (( CURRENT == 2 )); then
+    own=({commands})
+  elif [[ -z "$kind" ]]; then
+    case "$command" in
 {cases}
-  esac
-  (( CURRENT == 2 )) && own=({commands})
-  [ -n "$kind" ] && own=(${{(f)"$(gpumond completion --values $kind 2>/dev/null)"}})
+    esac
+    [[ "$words[CURRENT]" == -* ]] && kind=""
+  fi
+  [[ -n "$kind" ]] && own+=(${{(f)"$(gpumond completion --values $kind 2>/dev/null)"}})
   compadd -- $own || _files
 }}
 compdef _gpumond gpumond
@@ -60,8 +59,15 @@ VALUES = {
     "--device": "devices",
 }
 """Kinds of the values of options that the daemon knows."""
-NAMED = ("flush", "why", "limit", "snapshot")
-"""Commands whose first argument is a program."""
+NAMED = {
+    **dict.fromkeys(("flush", "why", "limit", "snapshot", "suspend", "resume"), "workloads"),
+    **dict.fromkeys(("rules override", "rules restore"), "rules"),
+    **dict.fromkeys(("baseline compare", "baseline delete"), "baselines"),
+    "silence delete": "silences",
+    "oom show": "cases",
+    "loadgen": "scenarios",
+}
+"""Kinds of the first argument of commands."""
 SECONDS = 0.5
 """Longest wait for the daemon."""
 
@@ -69,7 +75,10 @@ SECONDS = 0.5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), help="the shell")
     parser.add_argument(
-        "--values", choices=tuple(READERS), metavar="KIND", help="print the existing values for an option"
+        "--values",
+        choices=sorted({*VALUES.values(), *NAMED.values()}),
+        metavar="KIND",
+        help="print the existing values for an option",
     )
     parser.add_argument("--url", type=address, default=None, help=argparse.SUPPRESS)
 
@@ -80,14 +89,29 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     if arguments.shell is None:
         raise ConfigError(f"completion: expected a shell: {', '.join(SCRIPTS)}")
-    _, parsers = make_parser(commands())
-    words = {command: sorted(set(options(parser))) for command, parser in parsers.items()}
-    print(SCRIPTS[arguments.shell](words))
+    print(SCRIPTS[arguments.shell](dict(words())))
     return DONE
+
+
+def words() -> Iterator[tuple[str, list[str]]]:
+    """Yield each command with its subcommands and options, after its subcommands, of which each has its own."""
+    _, parsers = make_parser(commands())
+    for command, parser in parsers.items():
+        nested = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+        inner = {name: own for action in nested for name, own in action.choices.items()}
+        for name, own in inner.items():
+            yield f"{command} {name}", sorted(set(options(own)))
+        of_nested = {option for own in inner.values() for option in options(own)}
+        own_options = {option for action in parser._actions for option in action.option_strings}
+        yield command, sorted((set(options(parser)) - of_nested) | own_options)
 
 
 def values(kind: str, url: str) -> list[str]:
     """Return the values that the daemon knows; none if it does not answer at once."""
+    if kind == "scenarios":
+        from gpumond.features.loadgen.plan import TABLE
+
+        return sorted(scenario.name for scenario in TABLE)
     path, read = READERS[kind]
     try:
         return sorted({str(value) for value in read(client.get(url, path, seconds=SECONDS)) if value})
@@ -112,57 +136,69 @@ def _names(entries: Any) -> Iterator[str]:
     yield from (entry["name"] for entry in entries)
 
 
+def _silences(entries: Any) -> Iterator[str]:
+    yield from (entry["silence"]["id"] for entry in entries if entry["state"] != "ended")
+
+
+def _cases(cases: Any) -> Iterator[str]:
+    yield from (case["id"] for case in cases)
+
+
 READERS: Mapping[str, tuple[str, Callable[[Any], Iterator[Any]]]] = {
     "workloads": ("/api/v1/agents", _workloads),
     "pids": ("/api/v1/processes", _pids),
     "devices": ("/api/v1/devices", _devices),
     "rules": ("/api/v1/rules", _names),
     "baselines": ("/api/v1/baselines", _names),
+    "silences": ("/api/v1/silences", _silences),
+    "cases": ("/api/v1/oom", _cases),
 }
 
 
-def bash(words: dict[str, list[str]]) -> str:
-    cases = "\n".join(f'      {command}) words="{" ".join(own)}" ;;' for command, own in words.items())
-    kinds = "\n".join(f"    {option}) kind={kind} ;;" for option, kind in VALUES.items())
-    named = "\n".join(
-        f'      {command}\\ *) words="$words $(gpumond completion --values workloads 2>/dev/null)" ;;'
-        for command in NAMED
+def bash(words: Mapping[str, Sequence[str]]) -> str:
+    cases = (
+        f"      \"{command} \"*) words='{' '.join(own)}' kind={_kind(command)} ;;" for command, own in words.items()
     )
-    nested = "\n".join(f'      "{name}") words="{" ".join(own)}" ;;' for name, own in subcommands())
-    return BASH.format(cases=cases, commands=" ".join(words), values=kinds, named=named, nested=nested)
+    return _filled(BASH, cases, words)
 
 
-def subcommands() -> Iterator[tuple[str, list[str]]]:
-    """Yield each subcommand after its command, and its options."""
-    _, parsers = make_parser(commands())
-    for command, parser in parsers.items():
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for name, own in action.choices.items():
-                    yield f"{command} {name}", sorted(set(options(own)))
+def zsh(words: Mapping[str, Sequence[str]]) -> str:
+    cases = (f'      "{command} "*) own=({" ".join(own)}) kind={_kind(command)} ;;' for command, own in words.items())
+    return _filled(ZSH, cases, words)
 
 
-def zsh(words: dict[str, list[str]]) -> str:
-    cases = "\n".join(f"    {command}) own=({' '.join(own)}) ;;" for command, own in words.items())
+def _kind(command: str) -> str:
+    return NAMED.get(command, "''")
+
+
+def _filled(script: str, cases: Iterable[str], words: Iterable[str]) -> str:
     kinds = "\n".join(f"    {option}) kind={kind} ;;" for option, kind in VALUES.items())
-    return ZSH.format(cases=cases, commands=" ".join(words), values=kinds)
+    names = " ".join(command for command in words if " " not in command)
+    return script.format(values=kinds, commands=names, cases="\n".join(cases))
 
 
-def fish(words: dict[str, list[str]]) -> str:
+def fish(words: Mapping[str, Sequence[str]]) -> str:
     lines = [
         f"complete -c gpumond -n __fish_use_subcommand -f -a {command.name} -d '{command.help.replace(chr(39), '')}'"
         for command in commands().values()
     ]
-    for command, own in words.items():
-        condition = f"complete -c gpumond -n '__fish_seen_subcommand_from {command}'"
-        for word in own:
-            name = word.lstrip("-")
-            if word in VALUES:
-                lines.append(f"{condition} -l {name} -x -a '(gpumond completion --values {VALUES[word]})'")
-                continue
-            kind = f"-f -a {word}" if name == word else f"-l {name}" if word.startswith("--") else f"-s {name}"
-            lines.append(f"{condition} {kind}")
+    for path, own in words.items():
+        command, _, nested = path.partition(" ")
+        inner = [each.partition(" ")[2] for each in words if each.startswith(f"{command} ")]
+        own_part = f"; and __fish_seen_subcommand_from {nested}" if nested else ""
+        rest = f"; and not __fish_seen_subcommand_from {' '.join(inner)}" if inner and not nested else ""
+        condition = f"complete -c gpumond -n '__fish_seen_subcommand_from {command}{own_part}{rest}'"
+        lines += [f"{condition} {_fish_word(word)}" for word in own]
+        if path in NAMED:
+            lines.append(f"{condition} -f -a '(gpumond completion --values {NAMED[path]} 2>/dev/null)'")
     return "\n".join(lines)
+
+
+def _fish_word(word: str) -> str:
+    name = word.lstrip("-")
+    if word in VALUES:
+        return f"-l {name} -x -a '(gpumond completion --values {VALUES[word]} 2>/dev/null)'"
+    return f"-f -a {word}" if name == word else f"-l {name}" if word.startswith("--") else f"-s {name}"
 
 
 SCRIPTS = {"bash": bash, "zsh": zsh, "fish": fish}

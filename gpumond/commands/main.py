@@ -13,9 +13,10 @@ from typing import Any, NoReturn, Protocol, cast
 
 from gpumond import __version__, revision
 from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, print_error, whole_number
-from gpumond.facts.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
+from gpumond.facts.errors import AmbiguousDevice, ConfigError, DaemonError, GpumondError, NoSuchDevice
 from gpumond.feature import Command, resolve
 from gpumond.features import features
+from gpumond.view.text import adapt_output
 
 GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "Shell")
 """Groups of commands in the overview, in this order."""
@@ -191,6 +192,8 @@ COMMANDS = (
 )
 """Commands that belong to no feature. To add one, write a module with the functions of `Module`, and add it here."""
 
+MISNAMED = (404, 422)
+"""Statuses of the answers to a name or a value that the daemon does not know."""
 WITH_OTHER_COMMANDS = ("run",)
 """Commands whose arguments contain another command, with its own options."""
 
@@ -203,16 +206,12 @@ def commands() -> Mapping[str, Command]:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that accepts no abbreviated options, and whose errors are short. Its subcommands inherit this."""
+    """A parser that accepts no abbreviated options, with one line per error. Its subcommands inherit this."""
 
     def __init__(self, **options: Any) -> None:
         defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(**defaults | options)
         self.register("type", int, whole_number)
-
-    def error(self, message: str) -> NoReturn:
-        print_error(f"{self.prog}: {message}\n`{self.prog} --help` shows how to use it")
-        sys.exit(WRONG_USE)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
@@ -220,6 +219,10 @@ class Parser(argparse.ArgumentParser):
         if isinstance(action, argparse._SubParsersAction):
             self.error(unknown_word("command", value, action.choices))
         raise argparse.ArgumentError(action, f"{value!r:.80}: expected one of {', '.join(map(str, action.choices))}")
+
+    def error(self, message: str) -> NoReturn:
+        print_error(f"{self.prog}: {message}; see `{self.prog} --help`")
+        raise SystemExit(WRONG_USE)
 
 
 class Module(Protocol):
@@ -233,12 +236,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["help"]:
         argv = [*argv[1:2], "--help"]
+    adapt_output()
+    try:
+        return _run(argv)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of standard output has closed it
+        return 141  # as of a program that SIGPIPE ends
+
+
+def _run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print(overview(commands().values()))
+        print(overview(commands().values()), flush=True)
         return DONE if argv else WRONG_USE
     if not argv[0].startswith("-") and argv[0] not in commands():
         unknown = unknown_word("command", argv[0], commands())
-        print(f"gpumond: {unknown}\n`gpumond --help` lists the commands", file=sys.stderr)
+        print_error(f"gpumond: {unknown}; `gpumond --help` lists the commands")
         return WRONG_USE
     chosen = argv[0] if argv[0] in commands() else None
     try:
@@ -261,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return WRONG_USE
     except GpumondError as error:
         print_error(f"gpumond: {error}")
-        return FAILED
+        return WRONG_USE if isinstance(error, DaemonError) and error.status in MISNAMED else FAILED
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         client = sys.modules.get("gpumond.cli.client")
         if client is None or not client.answered:
@@ -269,9 +281,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         reason = f"{type(error).__name__}: {error}"
         print_error(f"gpumond: the server isn't gpumond, or has an incompatible version ({reason:.200}); check --url")
         return FAILED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of standard output has closed it
-        return 141  # as of a program that SIGPIPE ends
     except KeyboardInterrupt:
         return 130
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from io import TextIOWrapper
 from typing import Any
 
 from gpumond.cli import client
@@ -52,8 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
     device = None if arguments.device is None else client.device(urls[0], arguments.device)
     if arguments.once:
         frames = [client.frame(url) for url in urls]
-        if isinstance(sys.stdout, TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")
         if arguments.json:
             print(json.dumps(frames[0] if len(frames) == 1 else frames, indent=2))
         else:

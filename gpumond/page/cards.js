@@ -2,11 +2,11 @@
 
 import { about, clock, duration, human, percent } from "./format.js";
 import { processKey } from "./store.js";
-import { UNDECIDED, ORDINARY } from "./words.js";
+import { NOTES, ORDINARY } from "./words.js";
 
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
 const healthy = new Set(ORDINARY);
-const undecided = new Set(UNDECIDED);
+const notes = new Set(NOTES);
 
 const subjectKey = (uuid, process) => `${uuid ?? ""} ${process?.pid ? processKey(process) : ""}`;
 
@@ -20,7 +20,7 @@ export function cardsOf(frame) {
     cards.set(key, { key, kind: alert.rule, uuid: labels.uuid, process: alert.pid ? alert : null, alert: own, verdict: null });
   }
   for (const verdict of frame.verdicts) {
-    if (healthy.has(verdict.kind) || undecided.has(verdict.kind)) continue;
+    if (healthy.has(verdict.kind) || notes.has(verdict.kind)) continue;
     const subject = subjectKey(verdict.device_uuid, verdict);
     const same = [...cards.values()].find((card) => card.kind === verdict.kind && subjectKey(card.uuid, card.process) === subject);
     if (same) same.verdict = verdict;
@@ -77,9 +77,9 @@ export function leftOf({ verdict }) {
   return left === null || left === undefined ? "" : `${about(left)} left`;
 }
 
-/** How many verdicts of each kind are undecided, in words. */
+/** How many verdicts there are of each kind that is no problem, in words. */
 export function restOf(verdicts) {
   const counts = new Map();
-  for (const { kind } of verdicts) if (undecided.has(kind)) counts.set(kind, (counts.get(kind) ?? 0) + 1);
+  for (const { kind } of verdicts) if (notes.has(kind)) counts.set(kind, (counts.get(kind) ?? 0) + 1);
   return counts.size ? `also: ${[...counts].map(([word, count]) => `${count} ${word}`).join(", ")}` : "";
 }

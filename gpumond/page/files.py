@@ -123,7 +123,7 @@ def words() -> str:
         "SHARES": list(SHARES),
         "OF_PROCESSES": [share for share in SHARES if share != "unattributed"],
         "ORDINARY": sorted(SHAPES),
-        "UNDECIDED": sorted(kind.name for kind in KINDS if not kind.is_shape and not kind.remedy),
+        "NOTES": sorted(kind.name for kind in KINDS if not kind.is_shape and not kind.remedy),
         "VERDICTS": {kind.name: kind.meaning.replace("`", "") for kind in KINDS},
         "MISSED_LIMIT": MISSED_LIMIT,
         "NOT_READ": NOT_READ,

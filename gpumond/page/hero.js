@@ -6,7 +6,7 @@ import { edge, showEdge } from "./bars.js";
 import { createChart, setTarget } from "./chart.js";
 import { $, button, make, name, put, sync } from "./elements.js";
 import { flush } from "./flush.js";
-import { clock, human, percent, sum, words } from "./format.js";
+import { duration, human, percent, sum, words } from "./format.js";
 import { stateOf } from "./matrix.js";
 import { MEANINGS } from "./meanings.js";
 import { estimate, label, reclaimableOf, roots, sharesOfAll, state } from "./store.js";
@@ -129,10 +129,17 @@ function showChoice(devices) {
   select.parentNode.hidden = all.length < 2;
 }
 
-/** Who waits, such as `pretrain (pid 4242, ann)`. */
-function requester({ workload, pid, user }) {
+/** Why a request waits, in the words of `gpumond status`: the program, and the rest of the sentence. */
+function waiting({ workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, ahead, since }, of, now) {
   const [first, ...more] = [workload, pid === null ? "" : `pid ${pid}`, user].filter(Boolean);
-  return more.length ? `${first} (${more.join(", ")})` : first;
+  const after = available !== null && need - Math.max(0, available) > missing ? " even after flushes" : "";
+  const rest = [
+    more.length ? `(${more.join(", ")}) ` : "",
+    `has waited ${duration(Math.max(0, now - since))} for ${human(need)} of ${of}`,
+    ahead ? `, behind ${ahead}` : "",
+    missing ? `; ${human(missing)} is missing${after}` : "",
+  ];
+  return [first, rest.join("")];
 }
 
 /** Requests for memory of these devices that wait. */
@@ -143,16 +150,11 @@ function showQueue(devices) {
     $("hero-queue"),
     state.frame.queue.filter((each) => of.has(each.device_uuid)),
     (each) => each.id,
-    () => make("li", make("b"), " ", make("bdi")),
-    (entry, { device_uuid: uuid, need_bytes: need, missing_bytes: missing, ahead, since, ...request }) => {
-      put(entry.firstChild, `Waiting for ${human(need)} of ${of.get(uuid)}:`);
-      const parts = [
-        requester(request),
-        missing ? `${human(missing)} missing` : "",
-        ahead ? `behind ${ahead}` : "",
-        `since ${clock(since, now)}`,
-      ];
-      name(entry.lastChild, parts.filter(Boolean).join(", "), 200);
+    () => make("li", make("b", make("bdi")), " ", make("bdi")),
+    (entry, request) => {
+      const [program, rest] = waiting(request, of.get(request.device_uuid), now);
+      name(entry.firstChild.firstChild, program, 80);
+      name(entry.lastChild, rest, 200);
     },
   );
 }

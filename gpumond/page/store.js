@@ -2,7 +2,7 @@
 
 import { human, sum } from "./format.js";
 import { sharesByDevice } from "./shares.js";
-import { ORDINARY, UNDECIDED } from "./words.js";
+import { ORDINARY, NOTES } from "./words.js";
 
 const EVENTS_SHOWN = 200;
 const MANY = 1000; // processes
@@ -59,7 +59,7 @@ export const processKey = ({ pid, start_ticks }) => `${pid},${start_ticks}`;
 const shapes = new Set(ORDINARY);
 /** True if the verdict is of an ordinary shape of a memory curve. */
 export const ordinary = (verdict) => shapes.has(verdict.kind);
-const notes = new Set(UNDECIDED);
+const notes = new Set(NOTES);
 /** True if the verdict needs a remedy; of a row without a verdict, its kind is empty. */
 export const isProblem = (verdict) => verdict.kind !== "" && !ordinary(verdict) && !notes.has(verdict.kind);
 export const label = (device) => `GPU ${device.index}`;

@@ -119,7 +119,7 @@ class Terminal:
         self._shown = [*lines]
 
     def _write(self, text: str) -> None:
-        rest = text.encode(self._encoding, "replace")
+        rest = text.encode(self._encoding, "similar")
         while rest:
             rest = rest[os.write(self._screen, rest) :]
 

@@ -260,7 +260,7 @@ def view(answer: object) -> View:
         processes=tuple(processes(frame)),
         notices=(*about_itself, *_queue(frame)),
         alerts=tuple(once(alerts(frame), about_itself)),
-        verdicts=tuple(verdicts(frame["verdicts"])),
+        verdicts=tuple(verdicts(frame)),
         stuck=tuple(
             FrameNotice("warn", plain(e.what), plain(e.remedy, 400), e.kind) for e in stuck(frame["processes"])
         ),
@@ -278,11 +278,16 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         named = [each for each in (request["workload"], pid, request["user"]) if each]
         who = f"{named[0]} ({', '.join(named[1:])})" if named[1:] else named[0]
         behind = f", behind {request['ahead']}" if request["ahead"] else ""
-        missing = f"; {human(request['missing_bytes'])} is missing" if request["missing_bytes"] else ""
+        missing = f"; {human(request['missing_bytes'])} is missing{_after(request)}" if request["missing_bytes"] else ""
         lasted = duration(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
         device = index.get(request["device_uuid"], request["device_uuid"])
         sentence = safe(f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{behind}{missing}")
         yield FrameNotice("note", "waiting", sentence, "waiting")
+
+
+def _after(request: Mapping[str, Any]) -> str:
+    by_flushes = request["need_bytes"] - max(0, request["available_bytes"] or 0) - request["missing_bytes"]
+    return " even after flushes" if request["available_bytes"] is not None and by_flushes > 0 else ""
 
 
 def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:

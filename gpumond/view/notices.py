@@ -92,14 +92,19 @@ def _severity(alert: Mapping[str, Any]) -> int:
     return SEVERITIES.get(dict(alert["labels"]).get("severity", ""), _WARNING)
 
 
-def verdicts(verdicts: Iterable[Mapping[str, Any]]) -> Iterator[FrameNotice]:
-    """Yield the verdicts that require attention, the most urgent first."""
+def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
+    """Yield the verdicts that require attention and of which no alert informs, the most urgent first."""
+    known = {(alert["rule"], dict(alert["labels"]).get("uuid"), alert["pid"]) for alert in frame["alerts"]}
+
+    def is_new(verdict: Mapping[str, Any]) -> bool:
+        return (verdict["kind"], verdict["device_uuid"], verdict["pid"]) not in known
 
     def urgency(verdict: Mapping[str, Any]) -> tuple[float, float]:
         left = verdict["time_to_oom_seconds"]
         return float("inf") if left is None else left, verdict["since"]
 
-    for verdict in sorted((each for each in verdicts if each["kind"] not in SHAPES), key=urgency):
+    found = (each for each in frame["verdicts"] if each["kind"] not in SHAPES and is_new(each))
+    for verdict in sorted(found, key=urgency):
         level: Level = "note" if verdict["kind"] in ("growing", "memory-freed") else "warn"
         kind = plain(verdict["kind"], 40)
         yield FrameNotice(level, kind, plain(verdict["summary"], 400), kind)

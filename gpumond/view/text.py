@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import locale
 import shutil
 import sys
 import textwrap
@@ -9,6 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from io import TextIOWrapper
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeVar
 
@@ -501,6 +504,27 @@ def draw(curve: ChartCurve, top: float | None, marks: Iterable[float] = (), bloc
     if places:
         lines.append(" " * LABEL + "".join("^" if at in places else " " for at in range(max(places) + 1)))
     return lines
+
+
+SIMILAR = {"…": ".", "°": " ", "↑": "^", "↓": "v", "←": "<", "→": ">"}
+"""Characters for an encoding that lacks others."""
+
+
+def _similar(error: UnicodeError) -> tuple[str, int]:
+    """Return the characters that are written instead of those that the encoding lacks, and where it continues."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(SIMILAR.get(each, "?") for each in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("similar", _similar)
+
+
+def adapt_output() -> None:
+    """Let standard output accept every character. A terminal in the C locale gets ASCII, as Python ignores it."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        plain = sys.stdout.isatty() and locale.setlocale(locale.LC_CTYPE) in ("C", "POSIX")
+        sys.stdout.reconfigure(encoding="ascii" if plain else None, errors="similar")
 
 
 def can_show(text: str) -> bool:

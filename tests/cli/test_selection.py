@@ -67,7 +67,7 @@ QUEUED = QueuedRequest(
     id="a",
     device_uuid="GPU-a",
     need_bytes=20 * GIB,
-    available_bytes=13 * GIB,
+    available_bytes=8 * GIB,
     missing_bytes=7 * GIB,
     ahead=1,
     user="ann",
@@ -79,21 +79,20 @@ QUEUED = QueuedRequest(
 
 def test_queue_is_shown_with_what_is_missing_and_since_when():
     frame = make_frame(make_device(used_bytes=GIB), queue=(QUEUED,))
-    sentence = "pretrain (pid 4242, ann) has waited 1 min for 20.0 GiB of GPU 0, behind 1; 7.0 GiB is missing"
-    assert queue_table(frame).splitlines()[1].split() == [
+    missing = "7.0 GiB is missing even after flushes"
+    sentence = f"pretrain (pid 4242, ann) has waited 1 min for 20.0 GiB of GPU 0, behind 1; {missing}"
+    row = queue_table(frame).splitlines()[1].split("  ")
+    assert [cell.strip() for cell in row if cell] == [
         "0",
-        "20.0",
-        "GiB",
-        "13.0",
-        "GiB",
-        "7.0",
-        "GiB",
+        "20.0 GiB",
+        "8.0 GiB",
+        "5.0 GiB",
+        "7.0 GiB",
         "1",
         "4242",
         "pretrain",
         "ann",
-        "1",
-        "min",
+        "1 min",
     ]
     notices = [notice for notice in view(frame).notices if notice.kind == "waiting"]
     assert [(notice.title, notice.text) for notice in notices] == [("waiting", sentence)]

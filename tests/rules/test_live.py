@@ -132,10 +132,10 @@ def test_command_line_overrides_and_restores_a_rule(start: Callable[..., Running
     restored = json.loads(daemon.run("rules", "restore", "leak", "--json").stdout)
     assert (restored["enabled"], restored["overrides"]) == (True, {})
     again = daemon.run("rules", "restore", "leak")
-    assert (again.returncode, "leak isn't overridden over the API" in again.stderr) == (1, True)
-    for options, text in (((), "expected at least one of"), (("--for", "soon"), "expected a duration")):
+    assert (again.returncode, "leak isn't overridden over the API" in again.stderr) == (2, True)
+    for options, text in (((), "expected at least one of"), (("--for", "soon"), "--for: expected a duration")):
         wrong = daemon.run("rules", "override", "leak", *options)
-        assert (wrong.returncode, text in wrong.stderr) == (1, True)
+        assert (wrong.returncode, text in wrong.stderr) == (2, True)
 
 
 def test_reload_applies_receivers_and_names_settings_that_need_a_restart(

@@ -98,20 +98,35 @@ class Queue:
 def queue_table(frame: Mapping[str, Any]) -> str:
     """Return a table of the requests; empty without one."""
     indexes = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
-    header = ("GPU", ">NEED", ">AVAILABLE", ">MISSING", ">AHEAD", ">PID", "PROGRAM", "CALLER", ">WAITING")
+    header = (
+        "GPU",
+        ">NEED",
+        ">AVAILABLE",
+        ">BY FLUSHES",
+        ">MISSING",
+        ">AHEAD",
+        ">PID",
+        "PROGRAM",
+        "CALLER",
+        ">WAITING",
+    )
     now = frame["snapshot"]["taken_at"]
-    rows = [
-        [
-            indexes.get(request["device_uuid"], "?"),
-            human(request["need_bytes"]),
-            size(None if request["available_bytes"] is None else max(0, request["available_bytes"])),
-            human(request["missing_bytes"]),
-            str(request["ahead"]),
-            "-" if request["pid"] is None else str(request["pid"]),
-            request["workload"] or "-",
-            request["user"],
-            duration(max(0.0, now - request["since"])),
-        ]
-        for request in frame["queue"]
-    ]
+    rows = []
+    for request in frame["queue"]:
+        need, missing = request["need_bytes"], request["missing_bytes"]
+        available = None if request["available_bytes"] is None else max(0, request["available_bytes"])
+        rows.append(
+            [
+                indexes.get(request["device_uuid"], "?"),
+                human(need),
+                size(available),
+                size(None if available is None else max(0, need - available - missing)),
+                human(missing),
+                str(request["ahead"]),
+                "-" if request["pid"] is None else str(request["pid"]),
+                request["workload"] or "-",
+                request["user"],
+                duration(max(0.0, now - request["since"])),
+            ]
+        )
     return table(header, rows) if rows else ""

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -74,8 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
     if findings is not None and arguments.html is not None:
         html_report.write(arguments.html, findings.html(lines.name, list(remarks)))
     if findings is not None and not arguments.json:
-        if isinstance(sys.stdout, TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")
         print("\n".join(findings.report()))
     return DONE
 

@@ -27,7 +27,7 @@ from gpumond.config.loading import key_at, load, read_yaml
 from gpumond.config.models import Seconds, Strict
 from gpumond.config.settings import Settings
 from gpumond.facts.alerts import Activities, Labels, Rule, Scope
-from gpumond.facts.errors import ConfigError
+from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import human
 from gpumond.features.rules.evaluation import step
@@ -45,6 +45,7 @@ COMMANDS = {
     "test-receiver": "send a test message to one of your receivers",
 }
 ROUTE = "/api/v1/rules"
+INVALID = 422
 HEADER = ("RULE", "ORIGIN", "FIRES WHEN", ">FOR", "SEVERITY", "OVERRIDDEN")
 
 
@@ -101,7 +102,14 @@ def _change(arguments: argparse.Namespace) -> int:
     if arguments.what == "override":
         given = {name: getattr(arguments, name) for name in ("threshold", "for", "severity", "enabled")}
         fields = {name: value for name, value in given.items() if value is not None}
-        entry = client.put(arguments.url, f"{route}/override", fields)
+        if not fields:
+            raise ConfigError("expected at least one of --threshold, --for, --severity, --enable and --disable")
+        try:
+            entry = client.put(arguments.url, f"{route}/override", fields)
+        except DaemonError as error:
+            if error.status != INVALID:
+                raise
+            raise ConfigError(str(error).replace("body.", "--")) from None
     else:
         client.delete(arguments.url, f"{route}/override")
         entry = client.get(arguments.url, route)

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.pid is None and arguments.workload is None and arguments.idle_for is None:
-        raise ConfigError("one of --pid, --workload and --idle-for is required")
+        raise ConfigError("one of NAME, --pid, --workload and --idle-for is required; see `gpumond suspend --help`")
     body = {
         "target": target(arguments),
         "idle_for_seconds": arguments.idle_for or 0.0,
@@ -100,6 +100,6 @@ class Resume:
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
         if arguments.pid is None and arguments.workload is None and not arguments.all:
-            raise ConfigError("one of --pid, --workload and --all is required")
+            raise ConfigError("one of NAME, --pid, --workload and --all is required; see `gpumond resume --help`")
         body = {"target": target(arguments), "wait_seconds": min(arguments.wait, 3600.0)}
         return request(arguments, "/api/v1/resumptions", body)
