@@ -9,6 +9,7 @@ A secret is sent over TLS, or to a listener of this machine whose user the kerne
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
@@ -29,6 +31,8 @@ CONNECT_SECONDS = 30.0
 ACCEPTED_SECONDS = 10.0
 """Longest wait until a server has accepted a connection over which a secret is sent."""
 MAX_ANSWER_BYTES = 32 << 20
+IDLE_SECONDS = 1.0
+"""A thread without work ends after this time."""
 
 
 class Request(NamedTuple):
@@ -264,7 +268,8 @@ def exchange(connection: Connection, request: Request, seconds: float, max_bytes
     except FutureTimeoutError:
         raise HttpError("timeout", f"no answer within {seconds:g} s") from None
     finally:
-        connection.end()
+        if not answered.done():
+            connection.end()
 
 
 async def exchange_async(
@@ -279,11 +284,44 @@ async def exchange_async(
     except (asyncio.TimeoutError, TimeoutError):
         raise HttpError("timeout", f"no answer within {seconds:g} s") from None
     finally:
-        connection.end()
+        if not answered.done():
+            connection.end()
+
+
+class _Threads:
+    """Threads that perform one exchange after the other, and do not delay the exit of the process."""
+
+    def __init__(self) -> None:
+        self._idle: list[SimpleQueue[Callable[[], None]]] = []
+        os.register_at_fork(after_in_child=self._idle.clear)
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Perform the work in an idle thread, or in a new one."""
+        try:
+            works = self._idle.pop()
+        except IndexError:
+            works = SimpleQueue()
+            Thread(target=self._perform, args=(works,), name="gpumond-http", daemon=True).start()
+        works.put(work)
+
+    def _perform(self, works: SimpleQueue[Callable[[], None]]) -> None:
+        while True:
+            try:
+                work = works.get(timeout=IDLE_SECONDS)
+            except Empty:
+                with suppress(ValueError):  # it has been taken
+                    self._idle.remove(works)
+                    return
+                continue
+            work()
+            self._idle.append(works)
+
+
+_threads = _Threads()
 
 
 def _started(connection: Connection, request: Request, seconds: float, max_bytes: int) -> Future[HttpAnswer]:
-    """Return the answer of an exchange in a new thread, which does not delay the exit of the process."""
+    """Return the answer of an exchange in another thread."""
     answered: Future[HttpAnswer] = Future()
     answered.set_running_or_notify_cancel()
 
@@ -299,5 +337,5 @@ def _started(connection: Connection, request: Request, seconds: float, max_bytes
         else:
             answered.set_result(answer)
 
-    Thread(target=work, name="gpumond-http", daemon=True).start()
+    _threads.start(work)
     return answered

@@ -14,6 +14,7 @@ from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.features.fleet.connection import Access, Client, Machine, access, machine, run_each
 from gpumond.features.fleet.discovery import Prometheus
 from gpumond.host.http import may_receive_token
+from gpumond.view.frame import frame_of
 from tests.helpers import certificates
 from tests.helpers.running import free_port
 from tests.helpers.stubs import fleet, stub
@@ -114,7 +115,7 @@ def test_frame_of_more_than_its_limit_is_refused():
         stub(lambda path, body: (200, [[]] * (1 << 22))) as served,
         pytest.raises(DaemonError, match="more than 8 MiB"),
     ):
-        asyncio.run(client().frame(machine(served.address, {})))
+        asyncio.run(client().frame(machine(served.address, {}), frame_of))
 
 
 @pytest.mark.needs("openssl")

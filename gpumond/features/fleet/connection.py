@@ -30,7 +30,7 @@ from gpumond.host.http import (
     target_of,
     trust,
 )
-from gpumond.view.frame import FRAME, MAX_FRAME_BYTES, CheckedFrame, decoded, frame_of
+from gpumond.view.frame import FRAME, MAX_FRAME_BYTES, decoded
 
 DEFAULT_PORT = 9917
 METRICS_PATH = "/metrics"
@@ -225,9 +225,9 @@ class Client:
     timeout_seconds: float = 5.0
     operation: str = ""
 
-    async def frame(self, machine: Machine) -> CheckedFrame:
-        """Return the frame of a daemon. Raises DaemonError."""
-        return await self._call(machine, "GET", FRAME, None, self.timeout_seconds, frame_of, MAX_FRAME_BYTES)
+    async def frame(self, machine: Machine, convert: Callable[[Any], T]) -> T:
+        """Return what ``convert`` makes of the frame of a daemon, which it checks. Raises DaemonError."""
+        return await self._call(machine, "GET", FRAME, None, self.timeout_seconds, convert, MAX_FRAME_BYTES)
 
     async def get(self, machine: Machine, path: str) -> Any:
         """Return the decoded answer of a daemon to GET. Raises DaemonError."""

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlencode, urlsplit
@@ -39,7 +40,6 @@ from gpumond.features.fleet.connection import (
 )
 from gpumond.host.files import read_text
 from gpumond.host.http import Request, is_proven, may_receive_token, trust
-from gpumond.view.frame import CheckedFrame
 
 Point = tuple[float, float]
 """Unix time and value."""
@@ -567,13 +567,13 @@ async def read_each(
 async def read_frames(
     client: Client,
     machines: Sequence[Machine],
-    convert: Callable[[Machine, CheckedFrame], R],
+    convert: Callable[[Machine, Any], R],
     parallel: int,
     done: Callable[[], None] = lambda: None,
 ) -> list[R | DaemonError]:
-    """Return what ``convert`` makes of the frame of each machine, as `read_each` does."""
+    """Return what ``convert`` makes of the frame of each machine, which it checks, as `read_each` does."""
 
     async def read(machine: Machine) -> R:
-        return convert(machine, await client.frame(machine))
+        return await client.frame(machine, partial(convert, machine))
 
     return await read_each(machines, read, parallel, done)

@@ -17,7 +17,7 @@ from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import progress, read_frames, selected
 from gpumond.features.fleet.drift import Build, differences, read_builds, usual
 from gpumond.features.fleet.status import MachineStatus, of_frame
-from gpumond.view.frame import CheckedFrame
+from gpumond.view.frame import frame_of
 from gpumond.view.text import safe
 
 NO_ANSWER = "check that gpumond runs there (systemctl status gpumond), and its address, certificate and token"
@@ -46,8 +46,9 @@ async def examine(
 ) -> list[FleetFinding]:
     """Return the findings on all machines, in their order."""
 
-    def convert(machine: Machine, frame: CheckedFrame) -> list[FleetFinding]:
-        return [*_of_status(of_frame(machine, frame)), *_of_frame(machine, frame)]
+    def convert(machine: Machine, answer: object) -> list[FleetFinding]:
+        frame = frame_of(answer)
+        return [*_of_status(of_frame(machine, answer)), *_of_frame(machine, frame)]
 
     findings: list[FleetFinding] = []
     answering: list[Machine] = []

@@ -45,7 +45,7 @@ from gpumond.features.fleet.discovery import (
 from gpumond.features.fleet.plan import Criteria, PlannedFlush, awake, by_service, select
 from gpumond.features.fleet.waves import Limits, limited, unavailable, waves, with_canary
 from gpumond.host.machine import MACHINE_NAME
-from gpumond.view.frame import CheckedFrame, receipts_of
+from gpumond.view.frame import frame_of, receipts_of
 from gpumond.view.text import safe, size, table
 
 FLUSHES = "/api/v1/flushes"
@@ -129,7 +129,8 @@ async def plan(
 
     named_on = dict(machines)
 
-    def convert(machine: Machine, frame: CheckedFrame) -> tuple[list[PlannedFlush], list[tuple[str, bool]]]:
+    def convert(machine: Machine, answer: object) -> tuple[list[PlannedFlush], list[tuple[str, bool]]]:
+        frame = frame_of(answer)
         return select(machine, frame, criteria, named_on[machine]), awake(frame)
 
     answers = await read_frames(client, list(named_on), convert, parallel, done)

@@ -14,7 +14,7 @@ from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import read_frames, selected
-from gpumond.view.frame import CheckedFrame, View, merged, view
+from gpumond.view.frame import CheckedFrame, View, frame_of, merged, view
 from gpumond.view.rows import plain
 from gpumond.view.tables import page
 from gpumond.view.text import colors_of, safe
@@ -32,7 +32,7 @@ class MachineDaemon:
         self._client, self._machine = client, machine
 
     def frame(self) -> CheckedFrame:
-        return asyncio.run(self._client.frame(self._machine))
+        return asyncio.run(self._client.frame(self._machine, frame_of))
 
     def get(self, path: str) -> Any:
         return asyncio.run(self._client.get(self._machine, path))
@@ -74,7 +74,11 @@ def _show(client: Client, machines: Sequence[Machine]) -> None:
 
 
 async def _print_once(arguments: argparse.Namespace, client: Client, machines: Sequence[Machine]) -> int:
-    answers = await read_frames(client, machines, lambda _, frame: (frame, view(frame)), arguments.parallel)
+    def convert(_: Machine, answer: object) -> tuple[CheckedFrame, View]:
+        frame = frame_of(answer)
+        return frame, view(frame)
+
+    answers = await read_frames(client, machines, convert, arguments.parallel)
     read_each = [*zip(machines, answers, strict=True)]
     missing = [(machine, answer) for machine, answer in read_each if isinstance(answer, DaemonError)]
     if arguments.json:

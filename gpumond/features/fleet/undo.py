@@ -24,7 +24,7 @@ from gpumond.features.fleet.connection import Client, Machine, run_each
 from gpumond.features.fleet.discovery import progress, read_each
 from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES, new_id, own_name
 from gpumond.view.audit import sentence
-from gpumond.view.frame import CheckedFrame, receipts_of
+from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
 from gpumond.view.text import moment, safe, table
 
 AGENTS, SILENCES, RESUMPTIONS = "/api/v1/agents", "/api/v1/silences", "/api/v1/resumptions"
@@ -129,7 +129,7 @@ def outdated(step: Step, frame: CheckedFrame) -> str:
 async def undo(client: Client, machine: Machine, step: Step) -> str:
     """Undo one step, and return why it was not done, or an empty string. Raises DaemonError."""
     if step.kind == "limit":
-        if reason := outdated(step, await client.frame(machine)):
+        if reason := outdated(step, await client.frame(machine, frame_of)):
             return reason
         path = f"{AGENTS}/{step.subject}/limit"
         await client.post(machine, path, {"limit_bytes": None, "device": step.device}, client.timeout_seconds)
