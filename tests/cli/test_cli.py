@@ -76,7 +76,7 @@ def test_wrong_word_is_named_with_what_was_expected(arguments: tuple[str, ...], 
         "fleet status --kubernetes gpumond --parallel 4 --json",
         "fleet undo op-1 --targets targets.json --yes",
         "limit train 40GiB --device 0 --json",
-        "loadgen leak --device 0 --raw",
+        "loadgen leak --device 0 --backend sim",
         "completion bash --url http://node1:9917",
     ],
 )
