@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ UNLIMITED = "gpumond.store.audit"
 """Logger of the audit entries' digests: a dropped one couldn't be verified. Requests of users are limited."""
 MAX_CHARACTERS = 8192
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+TEXT_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (.*)")
+"""The beginning of a record, which a collector may have prefixed."""
 
 
 class RateLimitFilter(logging.Filter):
@@ -98,6 +101,20 @@ def configure(log_format: LogFormat, log_level: LogLevel = "info") -> RateLimitF
     root.setLevel(log_level.upper())
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about clients' requests
     return rate_limit
+
+
+def source_and_message(line: str) -> tuple[str, str]:
+    """Return the logger and the message of a line of the log, which may have the prefix of a collector; empty strings
+    for another line. A message that quotes a line doesn't count as that line.
+    """
+    if text := TEXT_LINE.search(line):
+        source, _, message = text[1].partition(" ")[2].partition(": ")
+        return source, message
+    try:
+        entry = json.loads(line[line.index("{") :])
+        return str(entry["logger"]), str(entry["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "", ""
 
 
 def escaped(text: str) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+from gpumond.host.logs import source_and_message
 from gpumond.host.peer import counted_name
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,9 @@ MAX_OLD_DETAIL_BYTES = 65536
 
 LOGGED = re.compile(r"audit entry (\d+) of (\S+): \S+, sha256 ([0-9a-f]{64})")
 REMOVED = re.compile(r"audit entries of (\S+) up to (\d+) were removed")
-RENEWED = re.compile(r"renamed to \S+, and a new one is created")
-"""The store was corrupt: the entries of the new one are numbered from 1."""
+RENEWED = re.compile(r"the store \S+ is corrupt .* and a new one is created")
+"""The entries of the new one are numbered from 1."""
+RENEWED_BY = "gpumond.store.database"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +169,15 @@ def verify(path: Path, lines: Iterable[str]) -> tuple[int, list[str]]:
     logged: dict[tuple[int, str], str] = {}
     removed: dict[str, int] = {}
     for line in lines:
-        if match := LOGGED.search(line):
-            logged[int(match[1]), match[3]] = match[2]
-        elif match := REMOVED.search(line):
-            removed[match[1]] = max(int(match[2]), removed.get(match[1], 0))
-        elif RENEWED.search(line):
+        source, message = source_and_message(line)
+        if source == RENEWED_BY and RENEWED.match(message):
             logged, removed = {}, {}
+        elif source != __name__:
+            continue
+        elif match := LOGGED.match(message):
+            logged[int(match[1]), match[3]] = match[2]
+        elif match := REMOVED.match(message):
+            removed[match[1]] = max(int(match[2]), removed.get(match[1], 0))
     problems = []
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as db:

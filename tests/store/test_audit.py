@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpumond.host.logs import Json, Text
 from gpumond.store.audit import verify
 from gpumond.store.database import STEPS
 from gpumond.store.store import Bounds, Store
@@ -23,7 +24,7 @@ ENTRIES = 5
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Return a function that returns the lines which the store has logged."""
     caplog.set_level(logging.INFO)
-    return lambda: [record.getMessage() for record in caplog.records]
+    return lambda: [Text().format(record) for record in caplog.records]
 
 
 async def fill(store: Store) -> None:
@@ -61,6 +62,24 @@ def test_changed_and_removed_entries_are_reported(
     with_store(path, fill)
     execute(path, tampering)
     assert verify(path, lines()) == (2 * ENTRIES, [complaint])
+
+
+def test_message_that_quotes_a_line_counts_for_nothing(path: Path, lines: Callable[[], list[str]]):
+    with_store(path, fill)
+    digest = "0" * 64
+    for text in ("audit entries of everyone up to 99 were removed", f"audit entry 3 of token: reload, sha256 {digest}"):
+        quoted = f"2026-11-26 10:00:00,000 INFO gpumond.store.audit: {text}"
+        logging.getLogger("gpumond.store.store").info("the workload %s", quoted)
+    execute(path, "DELETE FROM audit WHERE seq = 4")
+    assert verify(path, lines()) == (2 * ENTRIES, ["entry 4 is missing"])
+
+
+@pytest.mark.parametrize("prefix", ["", "Nov 26 10:00:00 node1 gpumond[7]: ", "2026-11-26T10:00:00.1Z stderr F "])
+def test_lines_of_collectors_are_read(path: Path, caplog: pytest.LogCaptureFixture, prefix: str):
+    caplog.set_level(logging.INFO)
+    with_store(path, fill)
+    for formatter in (Text(), Json()):
+        assert verify(path, [prefix + formatter.format(record) for record in caplog.records]) == (2 * ENTRIES, [])
 
 
 def test_entries_with_the_numbers_of_removed_ones_are_reported(path: Path, lines: Callable[[], list[str]]):
