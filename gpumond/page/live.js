@@ -20,30 +20,6 @@ export async function readMessages(body, receive) {
   }
 }
 
-/** A complete frame with the rows of its tables, which the daemon sends by column; `/docs` describes the format. */
-export function complete({ tables = {}, ...frame }) {
-  for (const [path, table] of Object.entries(tables)) {
-    const [owner, name] = place(frame, path);
-    owner[name] = unpacked(table);
-  }
-  return frame;
-}
-
-function unpacked({ count, same, columns, objects, lists }) {
-  const varying = Object.entries(columns);
-  for (const [name, table] of Object.entries(objects)) varying.push([name, unpacked(table)]);
-  for (const [name, [lengths, table]] of Object.entries(lists)) {
-    const items = unpacked(table);
-    let end = 0;
-    varying.push([name, lengths.map((length) => items.slice(end, (end += length)))]);
-  }
-  return Array.from({ length: count }, (_, at) => {
-    const row = { ...same };
-    for (const [name, values] of varying) row[name] = values[at];
-    return row;
-  });
-}
-
 /** Changes a frame into the next one; `/docs` describes the format. */
 export function applyChanges(frame, { values, tables }) {
   for (const [path, value] of Object.entries(values)) {

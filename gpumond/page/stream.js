@@ -2,7 +2,7 @@
 // its messages to the others, because a browser opens at most six connections to an address. Windows that share nothing
 // request frames instead.
 
-import { applyChanges, complete, readMessages } from "./live.js";
+import { applyChanges, readMessages } from "./live.js";
 import { currentToken, setToken } from "./session.js";
 import { addEvents, drawSoon, setFrame, state } from "./store.js";
 
@@ -78,7 +78,7 @@ async function readStream(signal) {
       alive();
       if (!kind) return send();
       number += 1;
-      const message = kind === "frame" ? { frame: complete(content) } : { changes: content };
+      const message = kind === "frame" ? { frame: content } : { changes: content };
       show(message);
       Object.assign(state, { failures: 0, cause: null, problem: null });
       send(message);

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.exceptions import HTTPException
 
@@ -109,16 +109,6 @@ JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 """Form of the tokens of service accounts; no other token has it."""
 
 
-class TokenReviews(Protocol):
-    """Verification of the tokens of service accounts."""
-
-    def known(self, token: str) -> str | None:
-        """Return the account of a token that was verified a moment ago, as ``NAMESPACE/NAME``."""
-
-    async def account(self, token: str) -> str | None:
-        """Return the account of a token, None if the token is not valid. Raises GpumondError."""
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Authenticated client. ``name`` is for receipts and the audit log; ``uid`` limits flushes to that user.
@@ -200,7 +190,7 @@ class Tokens:
         *own: str,
         others: Callable[[], Sequence[Token]] = tuple,
         clock: Callable[[], float] = time.monotonic,
-        reviews: TokenReviews | None = None,
+        reviews: KubernetesTokenReviews | None = None,
     ) -> None:
         self._own = [Token("token", frozenset({"admin"}), digest(token)) for token in own]
         self._others, self.clock, self.reviews = others, clock, reviews
@@ -263,7 +253,7 @@ async def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | Non
     return caller
 
 
-async def _caller_of_account(tokens: Tokens, reviews: TokenReviews, token: str, who: str) -> Caller | None:
+async def _caller_of_account(tokens: Tokens, reviews: KubernetesTokenReviews, token: str, who: str) -> Caller | None:
     """Return the caller with the token of a service account, None if it is not valid.
 
     An account that the file does not contain is a 403, and a failure of the verification a 503.
@@ -321,13 +311,13 @@ def admit(rate: TokenBucket, key: str, now: float, refusal: str) -> None:
         raise HTTPException(429, f"{refusal}; retry in {seconds} s", {"Retry-After": str(seconds)})
 
 
-ROUTE = "/apis/authentication.k8s.io/v1/tokenreviews"
-USER = "system:serviceaccount:"
+REVIEW_ROUTE = "/apis/authentication.k8s.io/v1/tokenreviews"
+ACCOUNT_PREFIX = "system:serviceaccount:"
 REVIEW_SECONDS = 5.0
 KNOWN_SECONDS = 60.0
 """Time for which a verified token is accepted without another review."""
-KNOWN = 1024
-PENDING = 16
+MAX_KNOWN_ACCOUNTS = 1024
+MAX_PENDING_REVIEWS = 16
 MAX_ANSWER_BYTES = 1 << 20
 
 
@@ -348,7 +338,7 @@ class KubernetesTokenReviews:
 
     async def account(self, token: str) -> str | None:
         """Return ``NAMESPACE/NAME`` of the token's account, None if the token is not valid. Raises TokenReviewError."""
-        if self._pending >= PENDING:
+        if self._pending >= MAX_PENDING_REVIEWS:
             raise TokenReviewError("too many reviews are pending")
         self._pending += 1
         try:
@@ -356,7 +346,7 @@ class KubernetesTokenReviews:
         finally:
             self._pending -= 1
         if account is not None:
-            if len(self._accounts) >= KNOWN:
+            if len(self._accounts) >= MAX_KNOWN_ACCOUNTS:
                 del self._accounts[next(iter(self._accounts))]
             self._accounts[digest(token)] = account, self._clock() + KNOWN_SECONDS
         return account
@@ -367,7 +357,7 @@ class KubernetesTokenReviews:
         try:
             token_of_pod, authorities = read_secret(self._directory / "token"), trust(self._directory / "ca.crt")
             fields = {"Authorization": f"Bearer {token_of_pod}", "Content-Type": "application/json"}
-            request = Request("POST", ROUTE, fields, json.dumps(review).encode())
+            request = Request("POST", REVIEW_ROUTE, fields, json.dumps(review).encode())
             connection = Connection(self._host, self._port, tls=authorities)
             answer = await exchange_async(connection, request, REVIEW_SECONDS, MAX_ANSWER_BYTES)
         except (ConfigError, HttpError) as error:
@@ -399,9 +389,9 @@ def account_of(review: Any, audience: str) -> str | None:
     username, audiences = status.get("user", {}).get("username"), status.get("audiences")
     if status.get("authenticated") is not True or not isinstance(audiences, list) or audience not in audiences:
         return None
-    if not isinstance(username, str) or not username.startswith(USER):
+    if not isinstance(username, str) or not username.startswith(ACCOUNT_PREFIX):
         return None
-    namespace, colon, name = username.removeprefix(USER).partition(":")
+    namespace, colon, name = username.removeprefix(ACCOUNT_PREFIX).partition(":")
     return f"{namespace}/{name}" if colon and namespace and name else None
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import chain, count
+from itertools import count
 from operator import attrgetter
 from typing import Any, TypedDict
 
@@ -163,7 +163,7 @@ class LiveFrames:
             if self._first is None and self._whole is not None:
                 newest = self._kernel.events.newest()[-EVENTS_SENT:]
                 events = EVENTS.dump_json([event for event in newest if event.id <= self._last_event])
-                self._first = encoded(self.number, "frame", complete(self._whole), events)
+                self._first = encoded(self.number, "frame", WHOLE.dump_json(self._whole), events)
             return [replace(self._first, number=self.number)] if self._first else []
 
     async def _advance(self) -> None:
@@ -250,47 +250,6 @@ def live_frame(whole: FullFrame) -> FullFrame:
     return replace(whole, snapshot=snapshot, ledger=ledger)
 
 
-class Table(TypedDict):
-    """Rows by column: ``same`` has the fields that are equal in all rows, ``columns`` the values of the others.
-
-    ``objects`` has the fields whose values are objects, ``lists`` those whose values are lists of objects: the number
-    of each row's items, and all items as one table.
-    """
-
-    count: int
-    same: dict[str, Any]
-    columns: dict[str, list[Any]]
-    objects: dict[str, Table]
-    lists: dict[str, tuple[list[int], Table]]
-
-
-def complete(whole: FullFrame) -> bytes:
-    """Return the JSON of a frame whose tables are empty, and ``tables`` by path: a tenth of the bytes."""
-    tables = {path: by_column(attrgetter(path)(whole)) for path in TABLES}
-    snapshot = replace(whole.snapshot, devices=(), reports=())
-    rest = replace(
-        whole, snapshot=snapshot, ledger=replace(whole.ledger, lines=()), processes=(), verdicts=(), alerts=()
-    )
-    return b"".join((WHOLE.dump_json(rest)[:-1], b',"tables":', to_json(tables, inf_nan_mode="null"), b"}"))
-
-
-def by_column(rows: Sequence[Any]) -> Table:
-    """Return dataclasses of one type as a table."""
-    table = Table(count=len(rows), same={}, columns={}, objects={}, lists={})
-    for name in (field.name for field in fields(rows[0])) if rows else ():
-        values = [getattr(row, name) for row in rows]
-        first = values[0]
-        if values[-1] == first and values.count(first) == len(values):
-            table["same"][name] = first
-        elif is_dataclass(first) and all(type(value) is type(first) for value in values):
-            table["objects"][name] = by_column(values)
-        elif all(type(value) is tuple for value in values) and all(map(is_dataclass, items := [*chain(*values)])):
-            table["lists"][name] = [len(value) for value in values], by_column(items)
-        else:
-            table["columns"][name] = values
-    return table
-
-
 def changes(before: FullFrame, after: FullFrame) -> FrameChanges:
     """Return what makes ``after`` of ``before``."""
     values: dict[str, Any] = {}
@@ -372,7 +331,7 @@ _LIVE_OK: dict[int | str, dict[str, Any]] = {
         "description": "Messages `frame` and `changes`",
         "content": {
             "text/event-stream": {
-                "example": f"event: frame\ndata: {complete(EXAMPLE_FRAME).decode()[:-1]},"
+                "example": f"event: frame\ndata: {WHOLE.dump_json(EXAMPLE_FRAME).decode()[:-1]},"
                 f'"events":{EVENTS.dump_json([examples.EVENT]).decode()}}}\n\n'
             }
         },
@@ -385,9 +344,7 @@ async def live(request: Request) -> Response:
     """Sends the current frame as the message `frame`, then one message `changes` for each later frame.
 
     `frame` is the response of `/frame`, with the newest `events`; `processes` of its devices are empty where they are
-    known, and `lines` of its ledger are those of no process: `processes` has the others. The rows of its tables are in
-    `tables`, by path: their `count`, the fields that are the `same` in all rows, and the `columns` of the others;
-    `objects` are tables of values that are objects, `lists` the lengths of lists, and the table of all their items.
+    known, and `lines` of its ledger are those of no process: `processes` has the others.
 
     `changes` contain: `values`, by path in the frame, which replace the previous ones; `tables`, by path; `events`, the
     new ones. A table's `rows` state for each row its place in the previous table, or -1 for one of `added`; without

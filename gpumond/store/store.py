@@ -404,7 +404,7 @@ def _full(directory: Path) -> bool:
         return False
 
 
-EVERY_SECONDS = 300.0
+HISTORY_SECONDS = 300.0
 SERIES_A_TICK = 4
 """Number of series gathered at a tick, at about 0.3 ms each."""
 
@@ -414,7 +414,7 @@ class HistoryPersistence:
         self._store = store
         self._under_way: Iterator[CoarseSeries] | None = None
         self._gathered: list[CoarseSeries] = []
-        self._due = EVERY_SECONDS
+        self._due = HISTORY_SECONDS
         self._writing: asyncio.Future[None] | None = None
 
     async def restore(self, history: History, pasts: Pasts) -> None:
@@ -435,7 +435,7 @@ class HistoryPersistence:
         self._gathered += batch
         if not batch:
             series, self._gathered = tuple(self._gathered), []
-            self._under_way, self._due = None, elapsed + EVERY_SECONDS
+            self._under_way, self._due = None, elapsed + HISTORY_SECONDS
             self._writing = asyncio.ensure_future(self._write(series, pasts))
 
     async def close(self, history: History, pasts: Pasts) -> None:

@@ -32,7 +32,7 @@ from gpumond.metrics.exposition import MAX_SERIES
 from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS
 from gpumond.metrics.telemetry import MAX_WORKLOADS
 from gpumond.programs.connection import Limits
-from gpumond.serve.auth import KNOWN_SECONDS, PENDING, REVIEW_SECONDS
+from gpumond.serve.auth import KNOWN_SECONDS, MAX_PENDING_REVIEWS, REVIEW_SECONDS
 from gpumond.serve.http import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.serve.limits import (
     CHANGES_AT_ONCE,
@@ -88,8 +88,8 @@ STATED = {
     "alerts in one Alertmanager notification; remembered starts of alerts per caller": f"{MAX_ALERTS}"
     f", with {MAX_LABELS} labels of {MAX_LABEL:,} characters; {REMEMBERED:,}",
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
-    "Kubernetes service-account tokens": f"{PENDING} reviews at once, of {REVIEW_SECONDS:g} s each; a result is "
-    f"kept for {KNOWN_SECONDS:g} s",
+    "Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} reviews at once, of {REVIEW_SECONDS:g} s each; a "
+    f"result is kept for {KNOWN_SECONDS:g} s",
     "HTTP connections": f"{MAX_CONNECTIONS:,}, {http_connections_of_user(MAX_CONNECTIONS)} per user",
     "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",
     "requests on a connection that wait for an earlier response": f"{MAX_PIPELINED}",

@@ -17,7 +17,7 @@ from gpumond.facts.frame import Frame, FullFrame, Ledger
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import Sensors
 from gpumond.serve.full_frame import full_frame
-from gpumond.serve.live import HEARTBEAT_SECONDS, KEPT, LiveFrames, complete, live_frame
+from gpumond.serve.live import HEARTBEAT_SECONDS, KEPT, LiveFrames, live_frame
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_device, make_pool, make_report, make_snapshot
 from tests.serve.application import View, ask, serving
@@ -28,23 +28,6 @@ from tests.serve.live_frames import as_json, changes_as_json, random_frame, rand
 def owner(frame: Any, path: str) -> tuple[Any, str]:
     *part, name = path.split(".")
     return (frame[part[0]] if part else frame), name
-
-
-def rows_of(table: Any) -> list[Any]:
-    """Return the rows of a table as the documentation of the route describes."""
-    columns = table["columns"] | {name: rows_of(inner) for name, inner in table["objects"].items()}
-    for name, (lengths, inner) in table["lists"].items():
-        items = iter(rows_of(inner))
-        columns[name] = [[next(items) for _ in range(length)] for length in lengths]
-    return [table["same"] | {name: column[row] for name, column in columns.items()} for row in range(table["count"])]
-
-
-def filled(frame: Any) -> Any:
-    """Return a complete frame with the rows of its tables."""
-    for path, table in frame.pop("tables").items():
-        part, name = owner(frame, path)
-        part[name] = rows_of(table)
-    return frame
 
 
 def apply(frame: Any, found: Any) -> None:
@@ -64,12 +47,6 @@ def apply(frame: Any, found: Any) -> None:
                 for key in way:
                     target = target[int(key) if key.isdecimal() else key]
                 target[field] = value
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_complete_frame_has_its_tables_by_column(seed: int):
-    for whole in random_wholes(seed, count=3):
-        assert filled(json.loads(complete(whole))) == as_json(whole)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -158,7 +135,7 @@ def shown_frame(received: bytes) -> Any:
     for kind, content in messages(received):
         content.pop("events")
         if kind == "frame":
-            frame = filled(content)
+            frame = content
         else:
             apply(frame, content)
     return frame

@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.pools import Receipt
 from gpumond.serve.examples import RECEIPT
-from gpumond.serve.live import complete
 from gpumond.view.text import size
 from tests.helpers.agents import GIB
 from tests.serve.live_frames import as_json, changes_as_json, random_wholes
@@ -69,8 +68,8 @@ def test_page_applies_changes_to_a_frame(seed: int):
     wholes = random_wholes(seed, count=40)
     found = [changes_as_json(before, after) for before, after in pairwise(wholes)]
     expression = """((frame) => [JSON.stringify(frame), ...given[1].map(
-        (changes) => (m.applyChanges(frame, changes), JSON.stringify(frame)))])(m.complete(given[0]))"""
-    shown = run_module("live", expression, json.loads(complete(wholes[0])), found)
+        (changes) => (m.applyChanges(frame, changes), JSON.stringify(frame)))])(given[0])"""
+    shown = run_module("live", expression, as_json(wholes[0]), found)
     assert [json.loads(each) for each in shown] == [as_json(whole) for whole in wholes]
 
 

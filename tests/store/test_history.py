@@ -13,7 +13,7 @@ import pytest
 from gpumond.diagnosis.past import Past, Pasts
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.program import ProcessKey
-from gpumond.store.store import EVERY_SECONDS, SERIES_A_TICK, HistoryPersistence, Store
+from gpumond.store.store import HISTORY_SECONDS, SERIES_A_TICK, HistoryPersistence, Store
 from gpumond.tick.history import CoarseSeries, History
 from tests.helpers.values import make_snapshot
 
@@ -77,9 +77,9 @@ def test_history_is_stored_periodically_a_few_series_a_tick(tmp_path: Path):
 
     async def work(store: Store) -> tuple[int, int]:
         keeper, ticks = HistoryPersistence(store), 0
-        keeper.advance(stored, Pasts(), EVERY_SECONDS - 1)
+        keeper.advance(stored, Pasts(), HISTORY_SECONDS - 1)
         while not await store.history():
-            keeper.advance(stored, Pasts(), EVERY_SECONDS + ticks)
+            keeper.advance(stored, Pasts(), HISTORY_SECONDS + ticks)
             stored.end(("GPU-a", 10, 100))  # a process that ends meanwhile is left out
             ticks += 1
             await asyncio.sleep(0)

@@ -84,7 +84,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         with open(arguments.log, errors="replace") if arguments.log else nullcontext(sys.stdin) as lines:
             entries, problems = verify(file, lines)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--log: can't read {arguments.log or 'standard input'}: {error}") from None
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(f"--log: can't read {arguments.log or 'standard input'}: {reason}") from None
     unchanged = f"{file}: {entries} logged entries are unchanged" if entries else "the log contains no audit entries"
     text = "\n".join(f"{file}: {problem}" for problem in problems) or unchanged
     print_answer(arguments, {"file": str(file), "logged_entries": entries, "problems": problems}, lambda: text)
