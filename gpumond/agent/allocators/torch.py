@@ -259,7 +259,9 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         if not self._cuda.is_initialized():
             forked = self._cuda._is_in_bad_fork()
             raise FlushRefused(
-                "CUDA was initialized before this process was forked" if forked else "CUDA isn't initialized"
+                "CUDA was initialized before this process was forked"
+                if forked
+                else "CUDA isn't initialized: the program hasn't used a device yet"
             )
         backend = self._cuda.get_allocator_backend()
         if backend not in ("native", "cudaMallocAsync"):
