@@ -171,6 +171,13 @@ class AllocatorAdapter:
         """
         raise FlushRefused(f"{self.name} has no snapshot")
 
+    def annotate(self, text: str) -> Callable[[], object] | None:
+        """Annotate the calling thread's next allocations in the memory history that the library records.
+
+        Return a function that restores the annotation before; None if no history is recorded, or if it has none.
+        """
+        return None
+
     def observe_ooms(self, observed: Callable[[str | None, int], None]) -> bool:
         """Register ``observed(device UUID, requested bytes)`` permanently, which the library calls before it raises an
         out-of-memory error. Return False if that is impossible now.

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from gpumond.agent import cuda
@@ -218,6 +219,14 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
             )
         if guarded and (blocks := self._blocks()) > SNAPSHOT_BLOCKS:
             raise FlushRefused(f"{blocks} blocks would stall the program; call snapshot() in the program")
+
+    def annotate(self, text: str) -> Callable[[], object] | None:
+        set_metadata = getattr(self._c, "_cuda_setMemoryMetadata", None)  # of a thread; not before 2.10
+        if set_metadata is None or not self._cuda.is_initialized() or not self._c._cuda_isHistoryEnabled():
+            return None
+        before = self._c._cuda_getMemoryMetadata()
+        set_metadata(text)
+        return partial(set_metadata, before)
 
     def start_history(self) -> None:
         self._check_snapshot(guarded=True)
