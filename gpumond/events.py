@@ -343,7 +343,7 @@ def _verdicts_by_key(frame: Frame | None) -> Mapping[object, Verdict]:
 def _began(verdict: Verdict, who: str, at: float) -> str:
     """Return the verdict's sentence, with its onset if that was before now."""
     summary = verdict.summary or f"{who}: {verdict.kind}"
-    states_onset = at - verdict.since < 1.0 or " since " in summary
+    states_onset = at - verdict.since < 1.0 or "since " in summary
     return summary if states_onset else f"{summary} (since {clock(verdict.since)})"
 
 

@@ -322,8 +322,9 @@ def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLi
         device: A UUID, the program's own device number, or None for all devices in use.
 
     Returns:
-        One `gpumond.facts.program.AppliedLimit` for each allocator and device; ``reason`` says why a limit isn't
-        applied.
+        One `gpumond.facts.program.AppliedLimit` for each allocator and device. ``reason`` says why a limit isn't
+        applied, for example because the program hasn't used a device yet: then call this again after its first
+        allocation.
 
     Raises:
         TypeError: An argument has the wrong type.

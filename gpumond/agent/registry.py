@@ -290,6 +290,9 @@ def check_limit(limit_bytes: object, device: object) -> None:
         raise TypeError(f"limit: device: expected a UUID, a number, or None for all, got {type(device).__name__}")
 
 
+LATER = "set the limit after its first allocation"
+
+
 def apply_limit(limit_bytes: int | None, device: str | int | None, quota: str = "") -> tuple[AppliedLimit, ...]:
     """Set a limit at each allocator, and return the results. Never raises.
 
@@ -297,7 +300,11 @@ def apply_limit(limit_bytes: int | None, device: str | int | None, quota: str = 
     process only, and frees nothing by itself. ``quota``: the quota that requires the limit, or, without
     ``limit_bytes``, whose limit is removed. The program's own limit remains if it is lower.
     """
-    return tuple(one for adapter in REGISTRY.adapters() for one in _apply_limit(adapter, limit_bytes, device, quota))
+    applied = tuple(one for adapter in REGISTRY.adapters() for one in _apply_limit(adapter, limit_bytes, device, quota))
+    if applied or quota:
+        return applied
+    uuid = device if isinstance(device, str) else None
+    return (AppliedLimit("", uuid, limit_bytes, False, f"the program doesn't use a supported library yet; {LATER}"),)
 
 
 def _apply_limit(
@@ -328,5 +335,5 @@ def _limited(adapter: AllocatorAdapter, limit_bytes: int | None, device: str | i
         return (AppliedLimit(name, uuid, limit_bytes, False, clean(refusal)),)
     except Exception as error:  # an error of the library
         return (AppliedLimit(name, uuid, limit_bytes, False, clean(f"{type(error).__name__}: {error}")),)
-    unused = f"{name} doesn't use {'a device yet' if device is None else 'this device'}"
+    unused = f"{name} doesn't use {'a device' if device is None else 'this device'} yet; {LATER}"
     return applied or (AppliedLimit(name, uuid, limit_bytes, False, unused),)

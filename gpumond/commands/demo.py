@@ -66,7 +66,7 @@ RULES = (
         "for": "5s",
         "match": {"workload": "etl"},
         "labels": {"severity": "info"},
-        "annotations": {"summary": "{workload} has ended a round and holds {reclaimable} of cached memory"},
+        "annotations": {"summary": "{workload} finished a round and holds {reclaimable} of cached memory"},
         "action": {"flush": {"min_reclaimable": "1GiB", "steps": ["cache"]}, "cooldown": "1m", "max_per_hour": 60},
     },
 )

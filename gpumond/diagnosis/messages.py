@@ -29,7 +29,7 @@ def leak(
     details = [f"since {clock(since)}", *FORMS.get(form, ()), *_number(allocations)]
     if outside:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
-    end = f"; at this rate, {device} will be full in {about(left)} (from its recent peak)" if left is not None else ""
+    end = f"; at this rate, {device} will be full in {about(left)}" if left is not None else ""
     return f"{owner} is leaking {human(per_minute)}/min on {device} ({', '.join(details)}){end}"
 
 

@@ -1,4 +1,4 @@
-// The view of receipts: what past flushes were expected to release, and what they released.
+// The view of receipts: what past flushes and suspensions were expected to release, and what they released.
 
 import { clean, clock, extent, human } from "./format.js";
 import { createListing } from "./lists.js";
@@ -25,13 +25,25 @@ const COLUMNS = [
   { title: "Remarks", text: remarks, wide: true },
 ];
 
+/** The receipt of a suspension or resumption with the keys of a flush's. */
+const ofSuspension = ({ expected_bytes: bytes, released_bytes: driver, host_bytes: host, reason, remedy, ...receipt }) => ({
+  ...receipt,
+  expected: bytes === null ? null : { low: bytes, likely: bytes, high: bytes },
+  released_bytes: null,
+  driver_released_bytes: driver,
+  reason: [reason, remedy, host ? `${human(host)} on the host` : ""].filter(Boolean).join("; "),
+});
+
 const keyOf = (receipt) => [receipt.started_at, receipt.pid, receipt.allocator, receipt.device_uuid].join();
-const NONE = "Nothing has been flushed yet. A receipt compares what a flush was expected to release with what it has released.";
+const NONE = "Nothing has been flushed or suspended yet. A receipt compares what was expected to be released with what was.";
 let section;
 
 async function load() {
-  const answer = await read("api/v1/receipts");
-  if (answer.ok) section.show((await answer.json()).filter(({ outcome }) => outcome !== "planned").reverse());
+  const answers = await Promise.all(["api/v1/receipts", "api/v1/suspensions/receipts"].map((route) => read(route)));
+  if (!answers.every(({ ok }) => ok)) return;
+  const [flushes, suspensions] = await Promise.all(answers.map((answer) => answer.json()));
+  const receipts = [...flushes.filter(({ outcome }) => outcome !== "planned"), ...suspensions.map(ofSuspension)];
+  section.show(receipts.sort((one, other) => other.started_at - one.started_at));
 }
 
 addView("receipts", () => (section = createListing("Receipts", COLUMNS, keyOf, record, NONE)), load);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -333,7 +334,8 @@ def notes(content: View) -> Iterator[str]:
 
 
 def _verdict(remark: FrameNotice) -> str:
-    remedy = REMEDIES.get(remark.title, "")
+    pid = re.search(r"\(pid (\d+)\)", remark.text)
+    remedy = REMEDIES.get(remark.title, "").replace("PID", pid[1] if pid else "PID")
     return _lines("verdict ", [remark]) + (f"\n      -> {remedy}" if remedy else "")
 
 

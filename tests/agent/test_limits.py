@@ -58,7 +58,10 @@ def test_allocations_above_the_limit_flush_then_fail(allocator: CachingAllocator
 
 def test_limits_of_unused_devices_are_refused_with_the_reason(allocator: CachingAllocator):
     (refused,) = agent.limit(MIB, "GPU-elsewhere")
-    assert (refused.applied, refused.reason) == (False, "sim doesn't use this device")
+    assert (refused.applied, refused.reason) == (
+        False,
+        "sim doesn't use this device yet; set the limit after its first allocation",
+    )
     assert allocator.limit_bytes is None
     assert agent.limit(MIB, 0)[0].applied
 
@@ -122,6 +125,15 @@ def test_torch_limit_is_refused_where_it_is_unsafe(world: str, reason: str):
     assert "applied=False" in refused
     assert reason in refused
     assert after == "[] {0: 0.9, 1: 1.0, 2: 1.0}"
+
+
+def test_program_without_an_allocator_is_told_to_set_its_limit_later():
+    code = "import gpumond.agent as agent; print(agent.limit(1 << 30))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment("/nowhere"), capture_output=True, text=True, timeout=60
+    )
+    assert "applied=False" in done.stdout
+    assert "doesn't use a supported library yet; set the limit after its first allocation" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,35 @@ def test_requested_snapshot_is_refused_if_it_would_stall_the_program(world: str,
     assert own == os.fspath(tmp_path / "x")
 
 
+def test_recorded_allocations_are_annotated_with_the_scope(tmp_path: Path):
+    code = """
+import asyncio
+def shown():
+    print(repr(torch.WORLD.metadata))
+async def task():
+    with agent.scope("task"):
+        shown()
+with agent.scope("before"):
+    shown()
+    torch.WORLD.reset(records_history=True, metadata="own")
+    with agent.scope("epoch"):
+        with agent.scope("forward"):
+            shown()
+            torch.WORLD.records_history = False
+        shown()
+    shown()
+torch.WORLD.records_history = True
+asyncio.run(task())
+"""
+    assert in_torch(code, tmp_path / "x").split() == [
+        "''",
+        "'before/epoch/forward'",
+        "'before/epoch'",
+        "'own'",
+        "'own'",
+    ]
+
+
 def test_failure_of_the_library_is_a_reason_and_no_error(tmp_path: Path):
     code = """
 def broken(filename):

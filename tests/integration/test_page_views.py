@@ -8,8 +8,11 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from pydantic import TypeAdapter
 
+from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import human
+from gpumond.features.suspend.routes import RECEIPT
 from tests.helpers.browser import (
     PHONE,
     PROGRAMS,
@@ -73,6 +76,19 @@ def test_receipts_are_listed_filtered_and_downloaded(browser: Browser, demo: Run
         other = PageSession(page.context, session.address())
         other.page.get_by_role("table", name="Receipts").wait_for()
         assert other.page.get_by_role("searchbox", name="Filter").input_value() == f"train-llm {receipt['outcome']}"
+
+
+def test_receipts_of_suspensions_are_listed_with_those_of_flushes(browser: Browser, demo: RunningDaemon):
+    receipts = TypeAdapter(list[SuspensionReceipt]).dump_python([RECEIPT], mode="json")
+    with open_page(browser, demo) as session:
+        page = session.page
+        page.route("**/suspensions/receipts", lambda route: route.fulfill(status=200, json=receipts))
+        page.get_by_role("button", name="Receipts").click()
+        page.get_by_role("searchbox", name="Filter").fill("notebook suspended")
+        row = page.get_by_role("table", name="Receipts").locator("tbody tr").first
+        row.get_by_text("notebook (pid 4242)").wait_for()
+        cells = row.locator("th, td").all_inner_texts()
+        assert cells[4:11] == ["suspended", "-", "61.0 GiB", "-", "61.0 GiB", "uid:1000", "60.0 GiB on the host"]
 
 
 def test_baselines_are_recorded_compared_and_deleted(browser: Browser, demo: RunningDaemon):

@@ -123,6 +123,12 @@ def test_commands_print_receipts_and_the_state_and_a_flush_is_deferred(
         _, answer, _ = daemon.flush(target={"pid": notebook.pid})
         assert [each["outcome"] for each in answer["receipts"]] == ["deferred"]
         assert daemon.run("resume", "--all").returncode == 0
+        receipts = json.loads(daemon.run("receipts", "--json").stdout)
+        suspended, resumed = [each for each in receipts if "action" in each]
+        assert (suspended["action"], suspended["released_bytes"]) == ("suspend", 624 * MIB)
+        assert (resumed["action"], resumed["outcome"]) == ("resume", "resumed")
+        shown = daemon.run("receipts").stdout
+        assert all(outcome in shown for outcome in ("suspended", "resumed"))
 
 
 def test_suspensions_are_off_by_default(serve: Callable[..., RunningDaemon], device: SimDevice, cuda: FakeCuda) -> None:

@@ -19,16 +19,16 @@ Start with `gpumond_memory_bytes` (memory by share; the sum is used memory), `gp
 `gpumond_pool_reclaimable_bytes` (the result of a flush), `gpumond_verdict`, `gpumond_alerts` and `gpumond_driver_up`.
 `grafana/` contains five dashboards, `deploy/prometheus/` the alerting rules.
 
-`/metrics?collect[]=GROUP`, repeatable, exports a part: the group `device` (and `gpumond_machine_*`), `owner`
-(`gpumond_owner_*`), `process` (other metrics with the label `pid`, `workload` or `cgroup`) or `daemon` (all others).
-With `params: {"collect[]": [device, owner, daemon]}`, Prometheus stores no series of programs; sums, reports and alerts
-[keep their data](recorded-series.md#new-series-per-day).
+To export only a part, use `/metrics?collect[]=GROUP` once or several times: the group `device` (and
+`gpumond_machine_*`), `owner` (`gpumond_owner_*`), `process` (other metrics with the label `pid`, `workload` or
+`cgroup`) or `daemon` (all others). With `params: {"collect[]": [device, owner, daemon]}`, Prometheus doesn't store your
+programs' series; sums, reports and alerts [keep their data](recorded-series.md#new-series-per-day).
 
-Sums over devices count a MIG device and its instances twice. Read `gpumond_machine_*`, or exclude the instances with
-`unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
+If you sum over devices, you count a MIG device and its instances twice. Read `gpumond_machine_*` instead, or exclude
+the instances with `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
 
-`gpumond_process_info` names the owner of each process. Used memory by a label of the pods, which kube-state-metrics
-exports if its option `--metric-labels-allowlist` permits the label:
+`gpumond_process_info` names each process's owner. To sum used memory by one of your pods' labels, let
+kube-state-metrics export the label (`--metric-labels-allowlist`), and query:
 
 ```promql
 sum by (label_team) (
@@ -51,8 +51,8 @@ sum by (label_team) (
 OWN = """
 ## Metrics about the daemon
 
-`python_info` and `process_*` (processor time, memory, file descriptors, start) are those of the daemon's process, as in
-other Python exporters; `gpumond_collector_process_*` are the same metrics of the process that reads the driver.
+`python_info` and `process_*` (processor time, memory, file descriptors, start) describe the daemon's process, as in
+other Python exporters. `gpumond_collector_process_*` describe the process that reads the driver.
 
 | name | type | labels | meaning |
 |---|---|---|---|
@@ -65,16 +65,15 @@ DCGM = """
 `/metrics?compat=VERSION` exports NVIDIA devices with the names, labels and units of dcgm-exporter; `compat: VERSION` in
 the configuration adds them to `/metrics`.
 
-| names of dcgm-exporter | version | label of the host | label of the driver's version |
+| dcgm-exporter's names | version | host label | driver version label |
 |---|---|---|---|
 | since 4.9.0, in base units | `dcgm`, `dcgm-4.9` | `hostname` | `DCGM_FI_SYSTEM_DRIVER_VERSION` |
 | 4.8.3 and 4.8.4 | `dcgm-4.8` | `hostname` | `DCGM_FI_DRIVER_VERSION` |
 | until 4.8.2 | `dcgm-4.7` | `Hostname` | `DCGM_FI_DRIVER_VERSION` |
 
-`dcgm` is the newest version and changes with it; name a version for dashboards and rules. A device that only one
-container uses also has `pod`, `namespace` and `container`. Ratios of `PROF_*` are hardware counts over ten seconds
-(Hopper and later); PCIe values are a sample of 20 ms. Xid errors are also a counter,
-`gpumond_device_xid_errors_total`.
+`dcgm` follows the newest version, so name a version in your dashboards and rules. A device that only one container
+uses also has the labels `pod`, `namespace` and `container`. The `PROF_*` ratios are hardware counts over ten seconds
+(Hopper and later); PCIe values are 20 ms samples. To count Xid errors, use `gpumond_device_xid_errors_total`.
 
 | name since 4.9 | former name | meaning |
 |---|---|---|

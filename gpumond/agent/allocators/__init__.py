@@ -170,6 +170,13 @@ class AllocatorAdapter:
         """
         raise FlushRefused(f"{self.name} has no snapshot")
 
+    def annotate(self, text: str) -> Callable[[], object] | None:
+        """Annotate the calling thread's next allocations in the memory history that the library records.
+
+        Return a function that restores the annotation before; None if no history is recorded, or if it has none.
+        """
+        return None
+
     def largest_free_bytes(self) -> Mapping[str, int]:
         """Return the size of the largest free block by device UUID; empty if the search would take too long."""
         return {}

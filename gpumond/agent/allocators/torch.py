@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from gpumond.agent import cuda
@@ -219,6 +220,14 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         if guarded and (blocks := self._blocks()) > SNAPSHOT_BLOCKS:
             raise FlushRefused(f"{blocks} blocks would stall the program; call snapshot() in the program")
 
+    def annotate(self, text: str) -> Callable[[], object] | None:
+        set_metadata = getattr(self._c, "_cuda_setMemoryMetadata", None)  # of a thread; not before 2.10
+        if set_metadata is None or not self._cuda.is_initialized() or not self._c._cuda_isHistoryEnabled():
+            return None
+        before = self._c._cuda_getMemoryMetadata()
+        set_metadata(text)
+        return partial(set_metadata, before)
+
     def start_history(self) -> None:
         self._check_snapshot(guarded=True)
         # Python stacks only: those of C++ would take longer to unwind.
@@ -259,7 +268,9 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         if not self._cuda.is_initialized():
             forked = self._cuda._is_in_bad_fork()
             raise FlushRefused(
-                "CUDA was initialized before this process was forked" if forked else "CUDA isn't initialized"
+                "CUDA was initialized before this process was forked"
+                if forked
+                else "CUDA isn't initialized: the program hasn't used a device yet"
             )
         backend = self._cuda.get_allocator_backend()
         if backend not in ("native", "cudaMallocAsync"):

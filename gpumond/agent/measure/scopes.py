@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -21,6 +22,7 @@ from gpumond.agent.measure import is_async, refuse_generators
 from gpumond.agent.measure.borrow import BORROWING
 from gpumond.agent.measure.oom import OOMS, is_oom, request_bytes
 from gpumond.agent.measure.steps import NOTHING, Levels, read_levels
+from gpumond.agent.registry import REGISTRY
 from gpumond.facts.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeRetained, ScopeUsage
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -70,6 +72,8 @@ class Block:
         self.retained: dict[str, int] | None = None
         self.peaks: dict[str, ScopePeak] | None = None
         self.retries: int | None = None
+        self.annotations: list[Callable[[], object]] = []
+        """Functions that end them."""
 
     @property
     def retained_bytes(self) -> int | None:
@@ -239,10 +243,13 @@ class Scopes:
         block.before = read_levels()
         if block.before is not None:
             block.sample(block.before)
+        block.annotations = _annotated(block.name)
         with self._lock:
             self._open.add(block)
 
     def finish(self, block: Block, oom: bool) -> None:
+        for end in block.annotations:
+            end()
         block.end(read_levels())
         with self._lock:
             self._open.discard(block)
@@ -281,6 +288,20 @@ class Scopes:
         if known is None and (len(self._totals) - (OTHER in self._totals) >= SCOPES or len(name) > MAX_NAME):
             name = OTHER
         return self._totals.setdefault(name, ScopeTotal())
+
+
+def _annotated(name: str) -> list[Callable[[], object]]:
+    """Annotate this thread's allocations where a history is recorded, and return functions that end it. Never raises.
+
+    In an event loop, other tasks would allocate under the name: nothing is annotated there.
+    """
+    events = sys.modules.get("asyncio.events")
+    if events is not None and events._get_running_loop() is not None:
+        return []
+    try:
+        return [end for adapter in REGISTRY.adapters() if (end := adapter.annotate(name)) is not None]
+    except Exception:  # an error of the library, which the program did not call
+        return []
 
 
 _current: ContextVar[Block | None] = ContextVar("gpumond_scope", default=None)

@@ -27,7 +27,7 @@ FEATURE = Feature(
         Command(
             name="receipts",
             module="gpumond.features.flush.command:Receipts",
-            help="show the receipts of past flushes",
+            help="show the receipts of past flushes, suspensions and resumptions",
             group="Memory",
             examples=("gpumond receipts --limit 10",),
         ),

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from gpumond.cli import client
@@ -22,6 +23,7 @@ from gpumond.cli.arguments import (
 )
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt
+from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import typed_size
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.text import size, table
@@ -121,7 +123,7 @@ def receipt_table(receipts: Sequence[Mapping[str, Any]]) -> str:
     """Return the receipts as a table: planned, expected and released bytes, and those that the driver measured."""
     counted = (">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TIME")
     header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *counted, "REASON")
-    total = sum(receipt["released_bytes"] for receipt in receipts)
+    total = sum(receipt["released_bytes"] or 0 for receipt in receipts)
     return f"{table(header, _receipt_rows(receipts))}\n\n{size(total)} released"
 
 
@@ -155,8 +157,23 @@ def _part(promise: Mapping[str, Any] | None, name: str) -> str:
     return size(promise[name] if promise else None)
 
 
+def _of_suspension(receipt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the receipt of a suspension or resumption with the keys of a flush's, which it extends."""
+    expected, host = receipt["expected_bytes"], receipt["host_bytes"]
+    reasons = (receipt["reason"], receipt["remedy"], host and f"{size(host)} on the host")
+    return {
+        **receipt,
+        "allocator": None,
+        "expected": None if expected is None else {"likely": expected},
+        "released_bytes": None,
+        "driver_released_bytes": receipt["released_bytes"],
+        "reason": "; ".join(filter(None, reasons)),
+        "raced": False,
+    }
+
+
 class Receipts:
-    """``gpumond receipts``: the receipts of past flushes."""
+    """``gpumond receipts``: the receipts of past flushes, suspensions and resumptions."""
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -168,7 +185,10 @@ class Receipts:
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
         receipts = checked_as(tuple[Receipt, ...], client.get(arguments.url, "/api/v1/receipts"), "receipts")
-        found = receipts[-arguments.limit :]
-        nothing = "no flush since the daemon started"
-        print_answer(arguments, found, lambda: receipt_table(found) if found else nothing)
+        moved = client.get(arguments.url, "/api/v1/suspensions/receipts")
+        suspensions = checked_as(tuple[SuspensionReceipt, ...], moved, "receipts")
+        found = sorted((*receipts, *suspensions), key=itemgetter("started_at"))[-arguments.limit :]
+        shown = [_of_suspension(each) if "action" in each else each for each in found]
+        nothing = "no flush or suspension since the daemon started"
+        print_answer(arguments, found, lambda: receipt_table(shown) if shown else nothing)
         return DONE

@@ -202,7 +202,7 @@ class Limit:
             [
                 str(program.pid),
                 program.workload or "-",
-                each["allocator"],
+                each["allocator"] or "-",
                 gpus.get(each["device_uuid"], each["device_uuid"] or "-").removeprefix("GPU "),
                 "none" if each["limit_bytes"] is None else size(each["limit_bytes"]),
                 "yes" if each["applied"] else "no",

@@ -143,8 +143,8 @@ def _neighbors(e: Evidence) -> Iterator[Remedy]:
     if chosen:
         names = ", ".join(_name(each.report) for each in chosen[:3]) + ("" if len(chosen) <= 3 else " and others")
         text = (
-            f"flush {names} (gpumond flush --pid {chosen[0].report.pid}); gpumond.agent.retry_on_oom(borrow=True) does "
-            "this when the error occurs"
+            f"flush {names} with gpumond flush --pid {chosen[0].report.pid}; gpumond.agent.retry_on_oom(borrow=True) "
+            "does this automatically"
         )
         yield _remedy(e, "neighbor-cache", text, size, "reported", "agents of these programs")
 
@@ -242,19 +242,19 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
         usual, times, name = scopes[0]
         who, change = (
             f"this run of {name}",
-            f"use a smaller batch in {name}, under torch.no_grad() if it is an evaluation",
+            f"use a smaller batch in {name} (or torch.no_grad(), if it is an evaluation)",
         )
     elif step is not None and step.steps >= USUAL_STEPS and peaks:
         usual, times, who = sum(peaks), step.steps, "this step"
         change = "limit the longest input of a step (sequence length, image size)"
         if e.oom.scope:
-            change = f"use a smaller batch in {e.oom.scope}, under torch.no_grad() if it is an evaluation"
+            change = f"use a smaller batch in {e.oom.scope} (or torch.no_grad(), if it is an evaluation)"
     else:
         return
     extra = e.live + e.request - usual
     if extra > 0:
-        before = "the one before" if times == 1 else f"each of the {times} before"
-        text = f"{change}: {who} needs {human(extra)} more than {before}"
+        before = "the one before" if times == 1 else f"any of the {times} before"
+        text = f"{change}: {who} needed {human(extra)} more than {before}"
         yield _remedy(e, "earlier-peak", text, extra, "measured", "the program's own earlier peak")
 
 
@@ -304,7 +304,7 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
         total += each.size_bytes or 0
         names.append(each.name)
         if total >= missing:
-            text = f"these remedies are enough only together: {', '.join(names)}"
+            text = f"only these remedies together are enough: {', '.join(names)}"
             yield Remedy(
                 name="together", text=text, size_bytes=total, enough=True, basis="estimate", source="sum of these"
             )
@@ -315,7 +315,7 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
     if 0 < over == left:
         text = f"no remedy is enough: the program needs {human(over)} more than this GPU has"
     elif found:
-        text = f"no remedy is enough: {human(left)} is missing even after all those below"
+        text = f"no remedy is enough: {human(left)} is missing even with all of those below"
     else:
         text = f"no remedy is known: {human(left)} is missing"
     yield Remedy(name="nothing", text=text, size_bytes=left, enough=False, basis="measured", source="sum of these")
@@ -351,12 +351,14 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     place = f" at {line}" if line else f" in {e.oom.scope}" if e.oom.scope else ""
     gpu = "" if e.device is None else f" on GPU {e.device.index}"
     free = "" if e.free is None else f" with {human(e.free)} free"
-    holders = ", ".join(f"{name} held {human(size)}" for name, size in _holders(e)[:3])
+    owners = enumerate(_holders(e)[:3])
+    sizes = (f"{name} {human(size)}" if number else f"{name} held {human(size)}" for number, (name, size) in owners)
+    holders = ", ".join(sizes)
     best = found[0] if found else None
     if best is None:
         end = "no remedy is known"
     elif best.enough:
-        end = f"one remedy is enough: {best.text}" if best.name != "together" else best.text
+        end = f"one change would have been enough: {best.text}" if best.name != "together" else best.text
     else:
         end = best.text
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""

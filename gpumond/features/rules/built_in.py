@@ -30,7 +30,7 @@ TEMPLATES: Mapping[str, str] = {
     f"pid {{pid}} {ON} is leaking memory{{time_to_oom}}; gpumond why --pid {{pid}} on that machine shows what retains "
     "it]",
     "out-of-memory": f"{PROGRAM} ran out of memory[ (errors in 10 minutes: {{value}}; {{live}} live and "
-    "{stranded} stranded now)]; gpumond status shows which programs hold memory there[{advice}]",
+    "{stranded} stranded now)]; gpumond oom show[| on that machine] says what would have prevented it[{advice}]",
     "allocation-retries": f"{PROGRAM} is slow and almost out of memory: its allocator emptied the cache and retried "
     "{value} times in 10 minutes; reduce the batch size, or free memory on the GPU[{advice}]",
     "orphan-memory": f"{GPU} has [{{unattributed}}|{{value}} of its memory] in use that the driver counts for no "

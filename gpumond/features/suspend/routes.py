@@ -20,6 +20,7 @@ from gpumond.features.suspend.suspender import Suspender
 from gpumond.serve import examples
 from gpumond.serve.auth import Caller
 from gpumond.serve.dependencies import CHANGES, kernel_of, require_flush
+from gpumond.serve.resources import answer_list
 
 router = APIRouter(prefix="/api/v1", tags=["suspend"])
 
@@ -31,7 +32,7 @@ class Receipts:
 
 ANSWER = TypeAdapter(Receipts)
 PROGRAMS = TypeAdapter(list[SuspendedProgram])
-_RECEIPT = SuspensionReceipt(
+RECEIPT = SuspensionReceipt(
     action="suspend",
     pid=4242,
     start_ticks=examples.START_TICKS,
@@ -102,7 +103,7 @@ class ResumeBody(Encodable):
     "/suspensions",
     summary="Suspend programs and return receipts",
     dependencies=CHANGES,
-    **examples.described(Receipts, Receipts((_RECEIPT,)), 401, 403, 404, 422, 503),
+    **examples.described(Receipts, Receipts((RECEIPT,)), 401, 403, 404, 422, 503),
 )
 async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(require_flush)) -> Response:
     """Moves the device memory of programs to the host, one after the other, and responds when it is complete. A program
@@ -128,7 +129,7 @@ async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(
     "/resumptions",
     summary="Resume suspended programs and return receipts",
     dependencies=CHANGES,
-    **examples.described(Receipts, Receipts((_RECEIPT,)), 401, 403, 404, 422, 503),
+    **examples.described(Receipts, Receipts((RECEIPT,)), 401, 403, 404, 422, 503),
 )
 async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(require_flush)) -> Response:
     """Moves the memory of programs back to their devices once it is granted, and responds when it is complete.
@@ -155,6 +156,16 @@ async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(re
 async def suspensions(request: Request) -> Response:
     programs = list(kernel_of(request).get(Suspender).programs.values())
     return Response(PROGRAMS.dump_json(programs), media_type="application/json")
+
+
+@router.get(
+    "/suspensions/receipts",
+    summary="Receipts of suspensions and resumptions, most recent last",
+    **examples.described(list[SuspensionReceipt], [RECEIPT]),
+)
+async def receipts(request: Request) -> Response:
+    """The last 1,000 since the daemon started. The audit log keeps them longer."""
+    return answer_list(request, SuspensionReceipt, list(kernel_of(request).get(Suspender).receipts))
 
 
 def _targets(snapshot: Snapshot, body: SuspendBody, uid: int | None) -> Iterator[ProcessKey]:

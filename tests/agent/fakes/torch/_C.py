@@ -58,6 +58,14 @@ def _cuda_isHistoryEnabled() -> bool:
     return WORLD.records_history
 
 
+def _cuda_setMemoryMetadata(metadata: str) -> None:
+    WORLD.metadata = metadata
+
+
+def _cuda_getMemoryMetadata() -> str:
+    return WORLD.metadata
+
+
 def _xpu_memoryStats(device: int) -> dict[str, Any]:
     names = ("allocated_bytes", "reserved_bytes", "active_bytes")
     return {name: stat for name, stat in WORLD.stats(device).items() if name in names}

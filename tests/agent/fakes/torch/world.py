@@ -56,6 +56,7 @@ class World:
     tells_private_pools: bool = True
     takes_include_traces: bool = True
     records_history: bool = False
+    metadata: str = ""
     host: dict[str, int] | None = None
     plans: dict[int, int] = field(default_factory=dict)
     frees: int = 0
