@@ -160,12 +160,12 @@ def tasks(browser: Browser, place: Path) -> dict[str, dict[str, float]]:
     with RunningDaemon(place, "--interval", "0.5", command="demo") as demo:
         ready(demo, PROGRAMS)
         for by in get_args(Input):
-            put_rule(demo, name=f"noisy-{by}")
+            put_rule(demo, name=f"{by}-rule")
             with signed_in(browser, demo) as session:
                 session.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-                session.page.locator(".card", has_text=f"noisy-{by}").wait_for()
+                session.page.locator(".card", has_text=f"{by}-rule").wait_for()
                 until(lambda: cached(demo, "train-llm") > GIB // 2, 120)
-                for task in (WASTE, flushing("train-llm"), silencing(f"noisy-{by}"), MINUTE, LINK, EXPORT, COMPARE):
+                for task in (WASTE, flushing("train-llm"), silencing(f"{by}-rule"), MINUTE, LINK, EXPORT, COMPARE):
                     found.setdefault(task.name, {})[by] = timed(task, session, by)
                     session.page.reload()
                     session.shows_content()

@@ -12,5 +12,4 @@ export const MEANINGS = {
   overcount: "Bytes by which the shares exceed the driver-reported usage: briefly, because agents and driver are read at different times; permanently, because processes share memory (CUDA IPC, VMM) that the driver counts for each of them.",
   unmapped: "Memory that an allocator counts while its pages are released (sleep mode, suspended process); it isn't part of used memory.",
 };
-export const HELD = "Memory that an allocator has reserved from the driver: live, cached and stranded (PyTorch: memory_reserved).";
 export const FLUSH = "A flush asks running programs to call their allocators' own release functions (PyTorch: torch.cuda.empty_cache()). Cached memory returns to the driver, and the programs keep running.";

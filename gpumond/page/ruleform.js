@@ -12,7 +12,7 @@ const exactly = (number, units) => {
 };
 
 /** A threshold as a rule states it, such as `80%`, `1GiB` or `5`. */
-export function thresholdText(value, threshold) {
+function thresholdText(value, threshold) {
   if (value.endsWith("_ratio")) return `${Number((100 * threshold).toPrecision(12))}%`;
   return (value.endsWith("_bytes") && exactly(threshold, SIZES)) || String(threshold);
 }

@@ -5,7 +5,7 @@ const SLACK = 8; // items drawn before and after those that can be seen
 
 /** The item at a distance from the start of the list. All items have the height `size`; those in `extras`, pairs of
 place and height in the order of places, have that in addition. */
-export function placeAt(distance, size, extras) {
+function placeAt(distance, size, extras) {
   let above = 0;
   for (const [place, extra] of extras) {
     const end = (place + 1) * size + above;

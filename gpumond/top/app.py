@@ -211,16 +211,16 @@ class Top:
         devices, legend = screen.device_lines(shown, width, height + 2, self.monochrome, self.device)
         estimate = screen.estimate_line(shown)
         entry = screen.filter_line(self.table.words, self._filtering)
-        chart = self._chart(width, screen.chart_rows(height + 2))
         about = [*remarks(shown, notices)]
         wanted = {
             "devices": min(len(devices) + len(legend), int((height + 2) * screen.DEVICES_RATIO)),
             "estimate": len(estimate),
             "filter": len(entry),
-            "chart": len(chart),
             "remarks": len(remark_lines(about, width, int((height + 2) * screen.REMARKS_RATIO))),
         }
-        room = screen.heights(height, wanted)
+        free = height - sum(wanted.values()) - len(self.table.rows) - 3  # the heads of table and chart, and a gap
+        chart = self._chart(width, screen.chart_rows(height + 2, free))
+        room = screen.heights(height, {**wanted, "chart": len(chart)})
         own = max(1, room["devices"] - len(legend))
         if len(devices) > own > 1 and shown:
             own -= 1

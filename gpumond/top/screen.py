@@ -266,7 +266,8 @@ LEAST_TABLE = 6
 DEVICES_RATIO, REMARKS_RATIO = 0.45, 0.25
 """Largest parts of the screen that devices and notices take."""
 FILTER_HINT = "part of a name, pid, user, verdict, container or pod"
-LARGE_ROWS, CHART_RATIO = 30, 0.15
+LARGE_ROWS, CHART_RATIO, FREE_CHART_RATIO = 30, 0.15, 0.5
+"""On a large screen, the part that the chart takes from the table, and the largest part that it takes otherwise."""
 
 HINTS: Hints = (
     ("?", "Help"),
@@ -298,9 +299,9 @@ def heights(rows: int, wanted: Mapping[str, int]) -> dict[str, int]:
     return found | {"table": max(1, rows - sum(found.values()))}
 
 
-def chart_rows(rows: int) -> int:
-    """Return the height of the chart on a screen of that many rows."""
-    return 2 if rows < LARGE_ROWS else int(rows * CHART_RATIO)
+def chart_rows(rows: int, free: int) -> int:
+    """Return the height of the chart on a screen of that many rows, of which ``free`` are not needed otherwise."""
+    return 2 if rows < LARGE_ROWS else max(int(rows * CHART_RATIO), min(free, int(rows * FREE_CHART_RATIO)))
 
 
 def head_line(

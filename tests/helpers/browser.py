@@ -83,14 +83,13 @@ class PageSession:
             self.complaints.append(message.text)
 
     def shows_content(self) -> None:
-        """Wait for the tables, or state the reason why there are none."""
-        from playwright.sync_api import TimeoutError as Late
+        """Wait for the tables."""
+        self.page.locator("tbody").first.wait_for()
 
-        try:
-            self.page.locator("tbody").first.wait_for()
-        except Late:
-            text = self.page.locator("body").inner_text()
-            raise AssertionError(f"the page shows {text!r}; {self.failed_requests=}; {self.complaints=}") from None
+    def described(self) -> str:
+        """Return what the page shows, and what went wrong."""
+        text = self.page.locator("body").inner_text()
+        return f"the page shows {text!r}; {self.failed_requests=}; {self.complaints=}"
 
     def texts(self, *selectors: str) -> list[list[str]]:
         """Return the texts of all selectors at one time, because the page changes between two calls."""
@@ -120,8 +119,10 @@ def open_page(
     **options: Any,
 ) -> Iterator[PageSession]:
     """Open the page in a tab. ``rewrite`` changes each frame before the page receives it, on a stream that ends after
-    it; ``guard`` answers API requests.
+    it; ``guard`` answers API requests. A wait in vain fails with what the page shows.
     """
+    from playwright.sync_api import TimeoutError as Late
+
     context = browser.new_context(viewport=viewport or WIDE, reduced_motion="reduce", **options)
     context.set_default_timeout(60_000)
 
@@ -139,10 +140,12 @@ def open_page(
         context.route(LIVE, through)
     if guard:
         context.route("**/api/v1/**", guard)
+    session = PageSession(context, daemon.url)
     try:
-        session = PageSession(context, daemon.url)
         yield session
         context.unroute_all(behavior="wait")
+    except Late as late:
+        raise AssertionError(f"{late}; {session.described()}") from late
     finally:
         context.close()
     assert session.complaints == [], session.complaints

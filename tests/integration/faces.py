@@ -174,11 +174,7 @@ def _bytes(process: Any, column: str) -> int | None:
 
 def _problems(frame: Any) -> list[str]:
     """Return the kinds of the cards: an alert and the verdict of its name on the same subject are one."""
-    alerts = [(alert["rule"], dict(alert["labels"]).get("uuid"), alert["pid"]) for alert in frame["alerts"]]
-    verdicts = [
-        (each["kind"], each["device_uuid"], each["pid"]) for each in frame["verdicts"] if each["kind"] in REMEDIES
-    ]
-    return sorted(kind for kind, *_ in (*alerts, *(each for each in verdicts if each not in alerts)))
+    return sorted([alert["rule"] for alert in frame["alerts"]] + [kind for kind in _notable(frame) if kind in REMEDIES])
 
 
 def of_command(frame: Any, face: str, text: str) -> Iterator[str]:
@@ -230,7 +226,10 @@ def _gpu(frame: Any, process: Any) -> str:
 
 
 def _notable(frame: Any) -> list[str]:
-    return sorted(verdict["kind"] for verdict in frame["verdicts"] if verdict["kind"] not in SHAPES)
+    """Return the kinds of verdicts of which no alert informs."""
+    alerts = [(alert["rule"], dict(alert["labels"]).get("uuid"), alert["pid"]) for alert in frame["alerts"]]
+    verdicts = [(each["kind"], each["device_uuid"], each["pid"]) for each in frame["verdicts"]]
+    return sorted(kind for kind, *subject in verdicts if kind not in SHAPES and (kind, *subject) not in alerts)
 
 
 def _used(device: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.top.screen import LEAST_TABLE, device_at, heights, remark_lines, remarks_in_full, scrolled
+from gpumond.top.screen import LEAST_TABLE, chart_rows, device_at, heights, remark_lines, remarks_in_full, scrolled
 from gpumond.view.notices import FrameNotice
 from gpumond.view.text import Span, plain_text
 
@@ -34,6 +34,11 @@ def test_parts_fill_the_screen_and_the_table_keeps_its_rows(wanted: dict[str, in
 def test_parts_of_a_screen_of_24_rows(wanted: dict[str, int], expected: tuple[int, ...]):
     found = heights(22, wanted)
     assert tuple(found[part] for part in ("devices", "estimate", "chart", "remarks", "table")) == expected
+
+
+@pytest.mark.parametrize(("rows", "free", "expected"), [(24, 12, 2), (60, 0, 9), (60, 20, 20), (60, 50, 30)])
+def test_chart_takes_free_rows_of_a_large_screen(rows: int, free: int, expected: int):
+    assert chart_rows(rows, free) == expected
 
 
 def test_selected_device_is_scrolled_into_view():

@@ -168,6 +168,17 @@ def test_verdict_with_a_trouble_precedes_others():
     assert view(busy_frame(verdicts=(CHURN, LEAK))).verdicts == (FrameNotice("warn", "leak", "train leaks", "leak"),)
 
 
+def test_verdict_of_which_an_alert_informs_is_not_repeated():
+    of_train = replace(make_alert("leak"), labels=(("uuid", "GPU-a"),), pid=10)
+    for alert, kinds in (
+        (of_train, []),
+        (replace(of_train, pid=11), ["leak"]),
+        (replace(of_train, rule="x"), ["leak"]),
+    ):
+        content = view(busy_frame(verdicts=(LEAK,), alerts=(alert,)))
+        assert [notice.title for notice in content.verdicts] == kinds
+
+
 def test_alerts_are_sorted_by_phase_and_severity():
     alerts = (make_alert("idle", "pending"), make_alert("full"), make_alert("leak", severity="critical"))
     assert view(busy_frame(alerts=alerts)).alerts == (

@@ -24,8 +24,8 @@ TEMPLATES: Mapping[str, str] = {
     "flush releases it; gpumond status on that machine lists the programs]",
     "reclaimable-waste": f"{GPU} is short of memory, and [{{reclaimable}} of it|{{value}} of it] is unused cache"
     "[, most of it held by {top_cache}]; gpumond flush --device {gpu} releases it",
-    "fragmentation": f"{PROGRAM}: {{value}} of the memory held by {{allocator}} is fragmented, even at peak use"
-    "[ ({stranded} now)]; set [{torch_setting}=]expandable_segments:True for PyTorch, or restart the program",
+    "fragmentation": f"{PROGRAM}: {{value}} of the memory held by {{allocator}} was fragmented even at peak use"
+    "[ ({stranded} stranded now)]; set [{torch_setting}=]expandable_segments:True for PyTorch, or restart the program",
     "leak": f"[{{verdicts}}; {REMEDIES['leak']}|"
     f"pid {{pid}} {ON} is leaking memory{{time_to_oom}}; gpumond why --pid {{pid}} on that machine shows what retains "
     "it]",
