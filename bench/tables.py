@@ -159,16 +159,3 @@ def _sweep_cells(
             continue
         k = fitted[name]
         yield f"{first[name]:.3g} → {last[name]:.3g} ({'constant' if k is None else f'x^{k:.2f}'})"
-
-
-def panels_table(figures: Mapping[str, Any]) -> str:
-    """Return the queries of the dashboard Fleet as a Markdown table: for each run, seconds and size of the answer."""
-    runs = list(figures.values())
-    heads = [f"{run['programs_of_a_device']} a device: ms | kB" for run in runs]
-    lines = [f"| panel / series | {' | '.join(heads)} |", "|---|" + "---:|---:|" * len(runs)]
-    for panel in runs[0]["panels"]:
-        costs = [run["panels"][panel] for run in runs]
-        cells = [f"{cost['p50_ms']:.0f} | {cost['bytes'] / 1000:.1f}" for cost in costs]
-        name = panel.replace("{{", "").replace("}}", "")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)

@@ -1,4 +1,6 @@
-"""Fleet: which machines waste, leak, fill? Its queries read recorded sums, and series of which a machine has a few."""
+"""Fleet: which machines waste, leak, fill? Its queries read recorded sums, and series of which a machine has a few; the
+table of owners reads theirs.
+"""
 
 from __future__ import annotations
 
@@ -262,15 +264,15 @@ RANKED = [
 OWNER_LABELS = "pod_namespace, user, workload, slurm_account"
 
 
-def _of_owners(name: str) -> str:
+def _of_owners(metric: str) -> str:
     owners = f'{TARGETS}, pod_namespace=~"$namespace"'
-    return f"sum by ({OWNER_LABELS}) (owner:gpumond_{name}{{{owners}}})"
+    return f"sum by ({OWNER_LABELS}) ({metric}{{{owners}}})"
 
 
-def _most(name: str) -> str:
+def _most(metric: str) -> str:
     """Return a value of the fifty owners that wasted most."""
-    wasted = f"topk(50, {_of_owners('wasted_gibibyte_hours:sum1h')})"
-    return f"{_of_owners(name)} and on ({OWNER_LABELS}) {wasted}"
+    wasted = f"topk(50, {_of_owners('owner:gpumond_wasted_gibibyte_hours:sum1h')})"
+    return f"{_of_owners(metric)} and on ({OWNER_LABELS}) {wasted}"
 
 
 WASTE = [
@@ -279,13 +281,13 @@ WASTE = [
         "The fifty owners that wasted most memory in the last hour, on all machines: namespace, user, "
         "workload and Slurm account.",
         OWNER,
-        Query(_most("used_bytes:sum"), "Used", "bytes"),
-        Query(_most("live_bytes:sum"), "Live", "bytes"),
-        Query(_most("cached_bytes:sum"), "Cached", "bytes"),
-        Query(_most("stranded_bytes:sum"), "Stranded", "bytes"),
-        Query(_most("idle_held_bytes:sum"), "Idle-held", "bytes"),
-        Query(_most("idle_and_reclaimable_bytes:sum"), "Idle and reclaimable", "bytes"),
-        Query(_most("wasted_gibibyte_hours:sum1h"), "Wasted, last hour", "suffix: GiB h"),
+        Query(_most("owner:gpumond_used_bytes:sum"), "Used", "bytes"),
+        Query(_most("gpumond_owner_live_bytes"), "Live", "bytes"),
+        Query(_most("gpumond_owner_cached_bytes"), "Cached", "bytes"),
+        Query(_most("gpumond_owner_stranded_bytes"), "Stranded", "bytes"),
+        Query(_most("gpumond_owner_idle_held_bytes"), "Idle-held", "bytes"),
+        Query(_most("gpumond_owner_idle_and_reclaimable_bytes"), "Idle and reclaimable", "bytes"),
+        Query(_most("owner:gpumond_wasted_gibibyte_hours:sum1h"), "Wasted, last hour", "suffix: GiB h"),
         sort="Wasted, last hour",
         runbooks=("reclaimable-waste", "idle-holder"),
     ),

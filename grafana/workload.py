@@ -108,14 +108,7 @@ FLUSHES = [
         Query(f"sum({HELD})", "held"),
         Query(f"sum(gpumond_pool_live_bytes{{{WORKLOAD}}})", "live"),
         Query(f"sum(gpumond_pool_reclaimable_bytes{{{WORKLOAD}}})", "a flush would return"),
-    ),
-    series(
-        "Held before and after flushes",
-        "Memory held by pools of the workload at the start and the end of flushes, according to receipts.",
-        "bytes",
-        Query(gained("flush_before_bytes"), "before"),
-        Query(gained("flush_after_bytes"), "after"),
-        bars=True,
+        width=12,
     ),
     series(
         "Expected and released",
@@ -125,6 +118,7 @@ FLUSHES = [
         Query(gained("flush_released_bytes"), "released"),
         bars=True,
         limits=("expected",),
+        width=12,
     ),
     series(
         "Receipts by outcome",
@@ -133,17 +127,7 @@ FLUSHES = [
         Query(happening("gpumond_workload_flushes_total", "outcome", WORKLOAD), "{{outcome}}"),
         bars=True,
         stacked=True,
-    ),
-    series(
-        "Decrease of pools",
-        "Decrease of the allocators' pools between two points, by program and for any cause.",
-        "bytes",
-        Query(
-            f"sum by (instance, pid) (clamp_min({HELD} offset $__interval - {HELD}, 0))",
-            "{{instance}} {{pid}}",
-        ),
-        bars=True,
-        stacked=True,
+        width=12,
     ),
     series(
         "Duration of flushes",
@@ -151,6 +135,7 @@ FLUSHES = [
         "s",
         Query(quantile(0.5, "gpumond_flush_duration_seconds", FLEET), "{{instance}} median"),
         Query(quantile(0.99, "gpumond_flush_duration_seconds", FLEET), "{{instance}} 99%"),
+        width=12,
     ),
 ]
 

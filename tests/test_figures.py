@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.tables import exponent, exponents, medians, panels_table, peers_table, ratios, scaling_table, super_linear
+from bench.tables import exponent, exponents, medians, peers_table, ratios, scaling_table, super_linear
 from tools.docs.figures import Figure, outdated, wrapped
 
 
@@ -76,13 +76,3 @@ def test_super_linear_sweeps_are_named():
     assert scaling_table(figures).splitlines()[-1] == (
         "| devices: 1 to 64 | 2 → 65 (x^1.00) | 60 → 60 (constant) |  | 0.1 → 410 (x^2.00) |"
     )
-
-
-def test_panels_have_the_columns_of_each_run():
-    used = {"Used / value": {"bytes": 2345, "p50_ms": 12.3}}
-    runs = {str(count): {"programs_of_a_device": count, "panels": used} for count in (1, 4)}
-    assert panels_table(runs).splitlines() == [
-        "| panel / series | 1 a device: ms | kB | 4 a device: ms | kB |",
-        "|---|---:|---:|---:|---:|",
-        "| Used / value | 12 | 2.3 | 12 | 2.3 |",
-    ]

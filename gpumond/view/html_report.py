@@ -22,8 +22,9 @@ STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 900px; margin: 2em auto; padding: 0 1em }
 h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 2em; overflow-wrap: anywhere }
 svg { width: 100%; height: auto; font: 11px system-ui, sans-serif; fill: currentColor }
-table { border-collapse: collapse; margin: .5em 0 } th, td { padding: .15em .7em; text-align: left }
-th { border-bottom: 1px solid } td { border-bottom: 1px solid var(--soft); overflow-wrap: anywhere }
+table { border-collapse: collapse; margin: .5em 0; display: block; overflow-x: auto }
+th, td { padding: .15em .7em; text-align: left }
+th { border-bottom: 1px solid } td { border-bottom: 1px solid var(--soft); overflow-wrap: break-word }
 .number { text-align: right; white-space: nowrap }
 .axis { stroke: currentColor; opacity: .4 } .grid { stroke: currentColor; opacity: .12 }
 .curve { fill: none; stroke: var(--line); stroke-width: 1.5; stroke-linecap: round }

@@ -52,17 +52,6 @@ def test_targets_are_printed_in_the_format_in_which_they_are_read(tmp_path: Path
     assert fleet("targets", "--targets", str(file), "--machine", "x").returncode == 3
 
 
-def test_targets_of_an_http_service():
-    groups = [{"targets": ["10.0.0.1:9917"], "labels": {"instance": "node-1"}}]
-    with stub(lambda path, body: (200, groups) if path == "/sd" else (404, {})) as service:
-        shown = fleet("targets", "--http-sd", f"http://{service.address}/sd", "--json", GPUMOND_TOKEN="secret")
-        assert json.loads(shown.stdout)[0]["labels"] == {"instance": "node-1", "__scheme__": "http"}
-        assert service.requests == [("/sd", None, "")]  # no token is sent to it
-        refused = fleet("targets", "--http-sd", f"http://{service.address}/other")
-        assert (refused.returncode, refused.stdout) == (1, "")
-        assert "it answered 404" in refused.stderr
-
-
 def test_targets_of_kubernetes(tmp_path: Path):
     endpoint = {"addresses": ["10.0.0.1"], "nodeName": "node-1"}
     slices = {"items": [{"addressType": "IPv4", "ports": [{"port": 9917}], "endpoints": [endpoint]}]}

@@ -91,22 +91,21 @@ def test_list_without_tls_decides_of_no_token(tmp_path: Path):
     environ = {"GPUMOND_CA_FILE": str(place / "ca.crt"), "GPUMOND_TOKEN": "secret"}
     refusal = (401, {"detail": "reads require a token"})
     with stub(lambda path, body: refusal, place / "server.crt") as other:
-        target = [{"targets": [other.address], "labels": {"instance": "gpu-1", "__scheme__": "https"}}]
         series = {"status": "success", "data": {"resultType": "vector", "result": [SERIES]}}
         scraped = {"labels": {"job": "gpumond", "instance": "gpu-1"}, "scrapeUrl": f"https://{other.address}/metrics"}
         listed = {"status": "success", "data": {"activeTargets": [scraped]}}
-        answers = {"/sd": target, "/api/v1/query": series, "/api/v1/targets": listed}
+        answers = {"/api/v1/query": series, "/api/v1/targets": listed}
         with stub(lambda path, body: (200, answers[path])) as service:
             remote = service.address.replace("127.0.0.1", "0.0.0.0")  # the same server, at an address like another's
-            for source in (("--http-sd", f"http://{remote}/sd"), ("--prometheus", f"http://{remote}")):
-                for tokens in ((), ("--tokens", str(tmp_path / "tokens.yaml"))):
-                    failed = fleet("status", *source, *tokens, **environ)
-                    assert "the token wasn't sent, because the list of machines came without TLS" in failed.stdout
+            source = ("--prometheus", f"http://{remote}")
+            for tokens in ((), ("--tokens", str(tmp_path / "tokens.yaml"))):
+                failed = fleet("status", *source, *tokens, **environ)
+                assert "the token wasn't sent, because the list of machines came without TLS" in failed.stdout
             assert {token for _, token, _ in other.requests} == {None}
             other.requests.clear()
             (tmp_path / "tokens.yaml").write_text("127.0.0.1: secret-of-the-host\n")
-            fleet("status", "--http-sd", f"http://{remote}/sd", "--tokens", str(tmp_path / "tokens.yaml"), **environ)
-            fleet("status", "--http-sd", f"http://{service.address}/sd", **environ)  # a list of this user
+            fleet("status", *source, "--tokens", str(tmp_path / "tokens.yaml"), **environ)
+            fleet("status", "--prometheus", f"http://{service.address}", **environ)  # a list of this user
             assert [token for _, token, _ in other.requests] == ["Bearer secret-of-the-host", "Bearer secret"]
 
 

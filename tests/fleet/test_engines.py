@@ -54,9 +54,19 @@ def test_sleep_keeps_one_replica_and_its_undo_wakes_the_others(tmp_path: Path):
 
         *_, undo = shown.stdout.splitlines()
         command = shlex.split(undo.removeprefix("undo with: "))
-        assert command[:3] == ["gpumond", "fleet", "wake"]
+        assert command[:3] == ["gpumond", "fleet", "undo"]
         until(lambda: all(daemons[name].value("gpumond_engine_sleeping", **used) == 1 for name in NAMES[:2]), 60)
-        woken = fleet(*command[2:], "--yes", "--json")
+        undone = fleet(*command[2:], "--yes")
+        assert undone.returncode == 0, undone.stdout + undone.stderr
+        assert undone.stdout.count("wake the engine chat  undone") == 2
+        assert [used_bytes(card) for card in cards] == [7 * GIB] * 3
+
+        until(lambda: all(daemons[name].value("gpumond_engine_sleeping", **used) == 0 for name in NAMES[:2]), 60)
+        again = fleet("sleep", *given, "--engine", "chat", "--force", "--yes")
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert [used_bytes(card) for card in cards] == [3 * GIB, 3 * GIB, 7 * GIB]
+        until(lambda: all(daemons[name].value("gpumond_engine_sleeping", **used) == 1 for name in NAMES[:2]), 60)
+        woken = fleet("wake", *given, "--engine", "chat", "--yes", "--json")
         assert woken.returncode == 0, woken.stdout + woken.stderr
         assert [used_bytes(card) for card in cards] == [7 * GIB] * 3
         operation = json.loads(woken.stdout)["operation"]
@@ -67,14 +77,6 @@ def test_sleep_keeps_one_replica_and_its_undo_wakes_the_others(tmp_path: Path):
             ("node-1", True),
             ("node-2", True),
         }
-
-        until(lambda: all(daemons[name].value("gpumond_engine_sleeping", **used) == 0 for name in NAMES[:2]), 60)
-        again = json.loads(fleet("sleep", *given, "--engine", "chat", "--force", "--yes", "--json").stdout)["operation"]
-        assert [used_bytes(card) for card in cards] == [3 * GIB, 3 * GIB, 7 * GIB]
-        undone = fleet("undo", *given, again, "--yes")
-        assert undone.returncode == 0, undone.stdout + undone.stderr
-        assert undone.stdout.count("wake the engine chat  undone") == 2
-        assert [used_bytes(card) for card in cards] == [7 * GIB] * 3
         cannot = fleet("undo", *given, operation, "--dry-run")
         assert cannot.returncode == 3
         assert "an engine that was woken serves requests; use gpumond fleet sleep" in cannot.stdout

@@ -136,8 +136,6 @@ def test_engines_sleep_and_wake(tmp_path: Path, command: str, sleeping: bool, ou
         shown = fleet(command, *given, *keep, "--max-parallel", "1", "--reason", "night", "--yes")
         assert shown.returncode == 0, shown.stdout + shown.stderr
         assert "2 engines on 2 machines in 2 waves" in shown.stdout
-        wake = f"undo with: gpumond fleet wake --targets {file} --engine chat --machine node-1 --machine node-2"
-        assert shown.stdout.splitlines()[-1] == (wake if command == "sleep" else total)
         assert total in shown.stdout.splitlines()
         assert fleet(command, "--targets", str(file), "--engine", "ch*", stdin="n\n").returncode == 2
         assert fleet(command, "--targets", str(file), "--engine", "other", "--yes").returncode == 3
@@ -146,6 +144,8 @@ def test_engines_sleep_and_wake(tmp_path: Path, command: str, sleeping: bool, ou
     assert operations[0] == operations[1]
     assert operations[0]["reason"] == "night"
     assert f"\noperation {operations[0]['id']}\n" in shown.stdout
+    undo = f"undo with: gpumond fleet undo --targets {file} {operations[0]['id']}"
+    assert shown.stdout.splitlines()[-1] == (undo if command == "sleep" else total)
     expected = {"target": {"workload": "chat"}, "steps": ["engine"], "timeout_seconds": 30.0}
     assert bodies == [expected | ({"wake": True} if command == "wake" else {})] * 2
 

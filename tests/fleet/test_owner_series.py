@@ -53,7 +53,7 @@ def test_no_series_has_a_pid(prometheus: Prometheus):
 
 
 def test_owners_have_their_sums(prometheus: Prometheus):
-    found = prometheus.instant("sum by (workload) (owner:gpumond_cached_bytes:sum)")
+    found = prometheus.instant("sum by (workload) (owner:gpumond_wasted_bytes:sum)")
     assert {each["metric"]["workload"]: float(each["value"][1]) for each in found} == {
         "train": 3 * 2**30,
         "serve": 3 * 2**30,

@@ -24,7 +24,6 @@ from gpumond.host.http import (
     check_token,
     connection_to,
     exchange_async,
-    is_proven,
     may_receive_token,
     split_address,
     target_of,
@@ -243,17 +242,6 @@ class Client:
     async def delete(self, machine: Machine, path: str) -> None:
         """Send DELETE to a daemon, like POST. Raises DaemonError."""
         await self._call(machine, "DELETE", path, None, self.timeout_seconds)
-
-    async def get_list(self, url: str) -> tuple[Any, bool]:
-        """Return the decoded answer of another service, to which no token is sent, and whether it is verified.
-
-        Raises DiscoveryError.
-        """
-        try:
-            proven = await asyncio.to_thread(is_proven, url, self.timeout_seconds, trusted_uids())
-            return await call(url, Request("GET", ""), self.access.trust, self.timeout_seconds), proven
-        except DaemonError as error:
-            raise DiscoveryError(f"{url}: {error}") from None
 
     async def _call(
         self,

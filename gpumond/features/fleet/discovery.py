@@ -1,5 +1,5 @@
 """Machines that the options of ``gpumond fleet`` select: lists of daemons in files in Prometheus' file_sd format,
-http_sd, Kubernetes, Slurm, and queries to Prometheus, Thanos or Mimir, which change nothing.
+Kubernetes, Slurm, and queries to Prometheus, Thanos or Mimir, which change nothing.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ DAEMONS = 'up{job=~".*gpumond.*"} or gpumond_build_info or gpumond:up'
 """The daemons in Prometheus, whatever the name of their job, as ``deploy/prometheus/gpumond.rules.yaml`` finds them."""
 
 
-async def listed(arguments: argparse.Namespace, client: Client, prometheus: Prometheus | None) -> Machines:
+async def listed(arguments: argparse.Namespace, prometheus: Prometheus | None) -> Machines:
     """Return all machines that the options list; Prometheus lists them without another source.
 
     Raises DiscoveryError, and ConfigError without a source.
@@ -232,10 +232,6 @@ async def listed(arguments: argparse.Namespace, client: Client, prometheus: Prom
     scheme, kubernetes = arguments.scheme, arguments.kubernetes
     if arguments.targets is not None:
         return Machines(from_file(arguments.targets, scheme))
-    if arguments.http_sd is not None:
-        groups, proven = await client.get_list(arguments.http_sd)
-        found = from_groups(groups, scheme, arguments.http_sd)
-        return Machines(replace(each, proven=proven) for each in found)
     if kubernetes is not None:
         namespace, slash, service = kubernetes.partition("/")
         if not (namespace and slash and service) or "/" in service:
@@ -251,7 +247,7 @@ async def listed(arguments: argparse.Namespace, client: Client, prometheus: Prom
         found = from_prometheus(await prometheus.targets(), [each.labels for each in daemons])
         proven = await prometheus.proven()
         return Machines(replace(each, proven=proven) for each in found)
-    raise ConfigError("pass a list of machines: --targets, --http-sd, --prometheus, --kubernetes or --slurm")
+    raise ConfigError("pass a list of machines: --targets, --prometheus, --kubernetes or --slurm")
 
 
 def from_file(path: Path, scheme: str) -> Iterator[Machine]:
@@ -260,7 +256,7 @@ def from_file(path: Path, scheme: str) -> Iterator[Machine]:
 
 
 def from_groups(groups: Any, scheme: str, where: str) -> Iterator[Machine]:
-    """Yield the machines of a list in the format of file_sd and http_sd."""
+    """Yield the machines of a list in the format of file_sd."""
     for group in _sequence(groups, where):
         if not isinstance(group, Mapping) or not isinstance(group.get("targets"), list):
             raise DiscoveryError(f'{where}: expected a list of {{"targets": [ADDRESS], "labels": {{NAME: TEXT}}}}')
@@ -375,9 +371,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--targets", type=Path, metavar="FILE", help="file that lists your daemons, in Prometheus' file_sd format"
     )
     sources.add_argument(
-        "--http-sd", metavar="URL", help="service that lists your daemons, in Prometheus' http_sd format"
-    )
-    sources.add_argument(
         "--kubernetes",
         nargs="?",
         const=DEFAULT_SERVICE,
@@ -444,7 +437,6 @@ def add_prometheus(parser: argparse.ArgumentParser) -> None:
 
 LISTING = (
     "targets",
-    "http_sd",
     "kubernetes",
     "prometheus",
     "prometheus_token_file",
@@ -488,7 +480,7 @@ def make_prometheus(arguments: argparse.Namespace) -> Prometheus | None:
 async def selected(arguments: argparse.Namespace) -> tuple[Client, list[Machine]]:
     """Return the client and the machines that the options select. Raises DiscoveryError, ConfigError."""
     client = make_client(arguments)
-    return client, chosen(arguments, (await listed(arguments, client, make_prometheus(arguments))).all)
+    return client, chosen(arguments, (await listed(arguments, make_prometheus(arguments))).all)
 
 
 def chosen(arguments: argparse.Namespace, machines: Sequence[Machine]) -> list[Machine]:
@@ -521,6 +513,15 @@ def progress(count: int, action: str) -> Iterator[Callable[[], None]]:
     finally:
         if shown and completed:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def confirmed(question: str) -> bool:
+    """Return whether the user answers yes."""
+    print(f"\n{question} [y/N] ", end="", flush=True)
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n"):
+        print()
+    return answer.strip().lower() in ("y", "yes")
 
 
 R = TypeVar("R")

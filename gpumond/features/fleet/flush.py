@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from glob import escape
 from typing import Any, Literal, NamedTuple
 
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, value
@@ -34,6 +33,7 @@ from gpumond.features.fleet.discovery import (
     Named,
     Prometheus,
     chosen,
+    confirmed,
     data_seconds,
     listed,
     make_client,
@@ -380,7 +380,7 @@ async def run(arguments: argparse.Namespace) -> int:
     if arguments.query and prometheus is None:
         raise ConfigError("--query requires --prometheus")
     processes = await named_processes(prometheus, arguments.query) if prometheus and arguments.query else None
-    machines = await listed(arguments, client, prometheus)
+    machines = await listed(arguments, prometheus)
     missing: list[Missing] = []
     selected: list[tuple[Machine, Mapping[int, Named] | None]]
     if processes is None:
@@ -407,15 +407,16 @@ async def run(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(flushes.plan_text(), flush=True)
     if due and not arguments.dry_run:
-        if not arguments.yes and not _confirmed(criteria):
+        if not arguments.yes and not confirmed(_question(criteria)):
             print("gpumond: nothing was flushed; pass --yes to skip the confirmation", file=sys.stderr)
             return WRONG_USE
         with progress(len(due), "requests answered") as done:
             flushes.results = await carry_out(client, flushes.order, options, done)
         if not arguments.json:
             print(f"\n{receipt_table(flushes.results)}")
-            for command in flushes.undo(discovery.options_of(arguments)):
-                print(f"undo with: {command}")
+            if flushes.slept and options.operation:
+                words = ("gpumond", "fleet", "undo", *discovery.options_of(arguments), options.operation.id)
+                print(f"undo with: {safe(shlex.join(words))}")
     if arguments.json:
         print(json.dumps(flushes.document(), indent=2))
     return flushes.exit_code(arguments.dry_run)
@@ -487,13 +488,9 @@ def own_name() -> str:
     return f"{user}@{MACHINE_NAME}"[:MAX_REASON]
 
 
-def _confirmed(criteria: Criteria) -> bool:
+def _question(criteria: Criteria) -> str:
     action = "Wake these engines" if criteria.wake else "Release the memory of these engines"
-    print(f"\n{action if criteria.engines else 'Flush these programs'}? [y/N] ", end="", flush=True)
-    answer = sys.stdin.readline()
-    if not answer.endswith("\n"):
-        print()
-    return answer.strip().lower() in ("y", "yes")
+    return f"{action if criteria.engines else 'Flush these programs'}?"
 
 
 @dataclass(slots=True)
@@ -540,17 +537,11 @@ class _Flushes:
             "released_bytes": sum(each.released_bytes for each in self.results),
         }
 
-    def undo(self, options: Sequence[str]) -> Iterator[str]:
-        """Yield the commands that wake the engines which were put to sleep. ``options``: those that list machines."""
-        if self.criteria.wake or not self.criteria.engines:
-            return
-        slept: dict[str, list[str]] = {}
-        for each in self.results:
-            if each.result != "refused" and any(receipt["outcome"] in RELEASED for receipt in each.receipts):
-                slept.setdefault(each.planned.engine, []).append(each.planned.machine.name)
-        for engine, machines in slept.items():
-            names = [part for name in machines for part in ("--machine", escape(name))]
-            yield safe(shlex.join(("gpumond", "fleet", "wake", *options, "--engine", escape(engine), *names)))
+    @property
+    def slept(self) -> bool:
+        """Whether an engine may sleep now."""
+        outcomes = (receipt["outcome"] for each in self.results for receipt in each.receipts)
+        return self.criteria.engines and not self.criteria.wake and any(one in RELEASED for one in outcomes)
 
     def exit_code(self, dry_run: bool) -> int:
         """Return FAILED after a failure, NOTHING_TO_DO if nothing was, or would be, released or woken."""

@@ -15,10 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, print_error, value
-from gpumond.config.expectations import yaml_problem
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration as readable
 from gpumond.features.fleet.accounting import (
@@ -48,8 +45,6 @@ WASTED = "WASTED: memory of idle programs, cached and stranded memory of the oth
 COVERED = "COVERED: part of the time for which the values are known; the rest isn't counted"
 SCALED = "COVERED: part of the time for which the values are known; the rest is extrapolated from it"
 LISTED_GAPS = 5
-_MARKUP = re.compile(r"[\\`*_{}\[\]<>()#!|&~@:]")
-"""Characters that Markdown interprets, in links and mentions too."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings of a formula in a spreadsheet."""
 SECONDS_OF_A_DAY = 86_400.0
@@ -114,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="your price for a GPU hour, for models whose name contains MODEL; repeatable",
     )
     parser.add_argument(
-        "--format", choices=("table", "csv", "markdown", "json"), default="table", help="output format (default: table)"
+        "--format", choices=("table", "csv", "json"), default="table", help="output format (default: table)"
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report with charts as one HTML file")
 
@@ -142,7 +137,7 @@ async def run(arguments: argparse.Namespace) -> int:
             "check the period, --job, and the groups of the scrape (collect[])"
         )
         return NOTHING_TO_DO
-    {"table": _table, "csv": _csv, "markdown": _markdown, "json": _json}[arguments.format](report)
+    {"table": _table, "csv": _csv, "json": _json}[arguments.format](report)
     if arguments.html is not None:
         html_report.write(arguments.html, _page(report))
     if arguments.price and (models := unpriced(accounts, arguments.price)):
@@ -164,14 +159,10 @@ def _period(arguments: argparse.Namespace, now: float) -> Period:
 
 def read_teams(path: Path) -> list[TeamRule]:
     """Return the rules of a file with a list of ``COLUMN=PATTERN`` for each team. Raises ConfigError."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--teams {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        line, problem = yaml_problem(error)
-        raise ConfigError(f"--teams {path}{'' if line is None else f', line {line}'}: {problem}") from None
-    if not isinstance(content, dict) or not all(isinstance(each, list) for each in content.values()):
+    from gpumond.config.loading import read_yaml  # it takes half a second
+
+    content = read_yaml(path)
+    if not all(isinstance(each, list) for each in content.values()):
         raise ConfigError(
             f"--teams {path}: expected a list for each team, such as vision: [namespace=vision-*, user=ada]"
         )
@@ -248,7 +239,7 @@ class Report:
         change = self.total.mean_gibibytes / self.before.mean_gibibytes - 1
         wasted = "" if self.before.wasted is None else f", {self.before.wasted / self.before.used:.0%} of used wasted"
         known = f"known for {_percent(self.before.coverage)} of the time"
-        return f"mean {self.before.mean_gibibytes:.1f} GiB{wasted}, {known}; the mean has changed by {change:+.0%}"
+        return f"mean {self.before.mean_gibibytes:,.1f} GiB{wasted}, {known}; the mean has changed by {change:+.0%}"
 
     def lines(self) -> Iterator[list[str]]:
         """Yield the header, a line for each row, and the total."""
@@ -265,9 +256,9 @@ class Report:
     def _cells(self, row: Usage) -> list[str]:
         hours = (row.used, row.mean_gibibytes, row.idle_held, row.idle_and_reclaimable, row.wasted)
         share = "-" if row.wasted is None or not row.used else f"{row.wasted / row.used:.0%}"
-        costs = ["-" if each is None else f"{each:.2f}" for each in (row.cost, row.wasted_cost)]
+        costs = ["-" if each is None else f"{each:,.2f}" for each in (row.cost, row.wasted_cost)]
         return [
-            *("-" if number is None else f"{number:.1f}" for number in hours),
+            *("-" if number is None else f"{number:,.1f}" for number in hours),
             *(share, _percent(row.coverage)),
             *(costs if self.priced else []),
         ]
@@ -291,14 +282,6 @@ def _table(report: Report) -> None:
     header, *cells = report.lines()
     print(table(_header(report, header), cells))
     print("\n" + "\n".join(report.notes))
-
-
-def _markdown(report: Report) -> None:
-    header, *cells = ([_MARKUP.sub(r"\\\g<0>", safe(cell)) for cell in line] for line in report.lines())
-    names = len(report.by)
-    for line in (header, [*["---"] * names, *("---:" for _ in header[names:])], *cells):
-        print("| " + " | ".join(line) + " |")
-    print("\n" + "  \n".join(_MARKUP.sub(r"\\\g<0>", note) for note in report.notes))
 
 
 def _csv(report: Report) -> None:
@@ -361,7 +344,7 @@ def _page(report: Report) -> str:
         (
             " / ".join(map(_name, row.group)),
             (
-                html_report.Bar("before", row.used, f"{row.wasted or 0:.1f} of {row.used:.1f} GiB-hours"),
+                html_report.Bar("before", row.used, f"{row.wasted or 0:,.1f} of {row.used:,.1f}"),
                 html_report.Bar("after", row.wasted or 0.0, ""),
             ),
         )
@@ -410,5 +393,3 @@ def _summary(report: Report) -> Iterator[tuple[str, str]]:
     for name, cost in (("Cost of use", whole.cost), ("Cost of waste", whole.wasted_cost)):
         if cost is not None:
             yield name, f"{cost:,.2f}"
-    if report.before is not None:
-        yield "Period before", report.change

@@ -21,7 +21,7 @@ from gpumond.facts.units import counted, human
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.audit import AUDIT, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
-from gpumond.features.fleet.discovery import progress, read_each
+from gpumond.features.fleet.discovery import confirmed, progress, read_each
 from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES, new_id, own_name
 from gpumond.view.audit import sentence
 from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
@@ -178,7 +178,7 @@ async def run(arguments: argparse.Namespace) -> int:
         print("\n\n".join(filter(None, (_plan(found), _missing(missing), _total(due)))), flush=True)
     results: dict[Machine, list[tuple[Step, str, str]]] = {}
     if due and not arguments.dry_run:
-        if not arguments.yes and not _confirmed():
+        if not arguments.yes and not confirmed("Undo these changes?"):
             print("gpumond: nothing was undone; pass --yes to skip the confirmation", file=sys.stderr)
             return WRONG_USE
         own = replace(client, operation=new_id())
@@ -213,14 +213,6 @@ async def _undone(client: Client, machine: Machine, own: Sequence[Step]) -> list
             gone = error.status in (404, 409)
             results.append((step, "refused" if gone else "failed", str(error)))
     return results
-
-
-def _confirmed() -> bool:
-    print("\nUndo these changes? [y/N] ", end="", flush=True)
-    answer = sys.stdin.readline()
-    if not answer.endswith("\n"):
-        print()
-    return answer.strip().lower() in ("y", "yes")
 
 
 def _plan(found: Mapping[Machine, Sequence[Step]]) -> str:
