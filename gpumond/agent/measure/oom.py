@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from gpumond.agent.allocators import ADAPTERS, HistoryRecording, TensorTracking
 from gpumond.agent.measure import is_async, refuse_generators
 from gpumond.agent.measure.borrow import BORROWING
-from gpumond.agent.measure.steps import READ_SECONDS, RecentUsage
+from gpumond.agent.measure.steps import READ_SECONDS
 from gpumond.agent.registry import REGISTRY, collected
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
@@ -120,7 +120,6 @@ class Ooms:
         self.retaining: Callable[[], tuple[ScopeRetained, ...]] = tuple
         self.scope: Callable[[], str] = str
         self.open_scopes: Callable[[], tuple[str, ...]] = tuple
-        self.usage = RecentUsage()
         self.retries = self.rescues = 0
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
@@ -132,7 +131,6 @@ class Ooms:
         self._counted: dict[tuple[str, str], int] = {}
         self._waiting: Oom | None = None
         """The record of an error that only a counter has shown so far."""
-        self.usage = RecentUsage()
         self.retries = self.rescues = 0
 
     @property
@@ -214,14 +212,14 @@ class Ooms:
         self._waiting = newest
 
     def recent(self) -> tuple[Oom, ...]:
-        """Return the records of the last ten minutes; only a new one, the newest, with its stacks and samples."""
+        """Return the records of the last ten minutes; only a new one, the newest, with its stacks and sites."""
         now = time.time()
         with self._lock:
             recent = [oom for oom in self._recent if now - oom.at < REPORTED_SECONDS]
         return tuple(
             oom
             if oom is recent[-1] and now - oom.at < WHOLE_SECONDS
-            else replace(oom, stack=(), omitted_calls=0, threads=(), recent=None, sites=())
+            else replace(oom, stack=(), omitted_calls=0, threads=(), sites=())
             for oom in recent
         )
 
@@ -267,7 +265,6 @@ class Ooms:
             stack=details.stack,
             omitted_calls=details.omitted_calls,
             threads=details.threads,
-            recent=self.usage.before(time.monotonic(), device),
             classes=details.classes,
             sites=details.sites,
         )
@@ -299,7 +296,6 @@ def _bounded(record: Oom) -> Oom:
     steps: tuple[dict[str, Any], ...] = (
         {},
         {"threads": ()},
-        {"recent": None},
         {"sites": record.sites[:2]},
         {"stack": record.stack[:4]},
         {"sites": ()},
