@@ -423,7 +423,6 @@ def oom_details(oom: Oom) -> Details:
         ("occurred_at", oom.at),
         *((f"retained_bytes {scope.name}", scope.retained_bytes) for scope in oom.scopes),
         ("open_scopes", ", ".join(oom.open_scopes[:SHOWN_SCOPES]) or None),
-        *_growth(oom),
         *_classes(oom.device_uuid, oom.classes[:SHOWN_CLASSES]),
         *_sites(oom.sites),
         ("line", own_line(oom.stack) or None),
@@ -449,13 +448,6 @@ def call_text(call: Call) -> str:
 def calls_text(calls: Sequence[Call]) -> str:
     """Return calls in one line, innermost first."""
     return " < ".join(map(call_text, calls))
-
-
-def _growth(oom: Oom) -> Iterator[tuple[str, int | float]]:
-    """Yield the change of live memory in the last minute, and the age of the sample that it refers to."""
-    if oom.recent is not None and oom.recent.seconds and oom.pools:
-        yield "recent_seconds", oom.recent.seconds[0]
-        yield "recent_growth_bytes", sum(pool.live_bytes for pool in _concerned(oom)) - oom.recent.live_bytes[0]
 
 
 def _classes(device_uuid: str | None, classes: Sequence[LiveClasses]) -> Iterator[tuple[str, int]]:

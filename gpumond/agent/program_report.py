@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ def sample(pools: Sequence[PoolUsage], last: bool = False) -> None:
 
     ``last``: no report follows.
     """
-    OOMS.usage.add(time.monotonic(), pools)
     scopes = _scopes()
     if scopes is not None and scopes.has_open_blocks:
         scopes.sample(levels(pools))

@@ -16,8 +16,7 @@ from contextlib import suppress
 
 from gpumond import __version__
 from gpumond.agent.allocators import AllocatorAdapter, TensorTracking, capture_guards
-from gpumond.agent.measure.borrow import BORROWING
-from gpumond.agent.measure.oom import OOMS, causes, is_oom
+from gpumond.agent.measure.oom import BORROWING, OOMS, causes, is_oom
 from gpumond.agent.program_report import account_of, components, is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.registry import REGISTRY, collected
 from gpumond.agent.requests import STEP_SECONDS, RequestHandler, answers

@@ -158,15 +158,6 @@ class ThreadStack:
     calls: tuple[Call, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RecentMemory:
-    """Live and held bytes in the last minute, oldest first; ``seconds`` is the age of each sample at the error."""
-
-    seconds: tuple[float, ...]
-    live_bytes: tuple[int, ...]
-    held_bytes: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveClasses:
     """Live bytes of one allocator on one device, by class. Each storage is counted once, however many views it has.
@@ -215,7 +206,7 @@ class Oom:
     failing call, innermost first, without ``omitted_calls`` in its middle; it is empty if ``seen`` is ``counter`` and
     the program no longer handled the error. ``threads``: the other threads that were inside a library with an
     allocator. ``sites``: those that keep most memory, while the program records the allocator's history. Of the records
-    in a report only the newest has ``stack``, ``threads``, ``sites`` and ``recent``, for a minute.
+    in a report only the newest has ``stack``, ``threads`` and ``sites``, for a minute.
     """
 
     number: int
@@ -230,7 +221,6 @@ class Oom:
     stack: tuple[Call, ...] = ()
     omitted_calls: int = 0
     threads: tuple[ThreadStack, ...] = ()
-    recent: RecentMemory | None = None
     classes: tuple[LiveClasses, ...] = ()
     sites: tuple[Site, ...] = ()
     free_bytes: int | None = None

@@ -16,15 +16,12 @@ import pytest
 from gpumond import agent
 from gpumond.agent.measure import stacks
 from gpumond.agent.measure.oom import MAX_RECORD_BYTES, OOMS
-from gpumond.agent.measure.steps import RecentUsage
-from gpumond.agent.program_report import program_report, sample
+from gpumond.agent.program_report import program_report
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, Report, decode, encode, to_json
 from gpumond.facts.program import Oom
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
 from tests.helpers.agent_daemon import FAKES, environment
-from tests.helpers.simulated import UUID
-from tests.helpers.values import make_pool
 
 SECRET = "a value of the program"
 
@@ -86,29 +83,6 @@ def test_record_has_the_threads_inside_a_library_with_an_allocator(allocator: Ca
     assert "allocate" in [call.function for call in record.threads[0].calls]
 
 
-def test_record_has_the_last_minute_of_the_device(allocator: CachingAllocator):
-    usage = RecentUsage()
-    for second in range(100):
-        pools = make_pool(UUID, live=second * MIB, cached=MIB), make_pool("GPU-other", live=7)
-        usage.add(1000.0 + second, pools)
-    recent = usage.before(1100.0, UUID)
-    assert recent is not None
-    assert (recent.seconds[0], recent.seconds[-1], len(recent.seconds)) == (60.0, 1.0, 60)
-    assert (recent.live_bytes[-1], recent.held_bytes[-1]) == (99 * MIB, 100 * MIB)
-    of_all = usage.before(1100.0, None)
-    assert of_all is not None
-    assert of_all.live_bytes[-1] == 99 * MIB + 7
-    assert RecentUsage().before(1.0, None) is None
-
-
-def test_reports_fill_the_last_minute(allocator: CachingAllocator):
-    allocator.malloc(8 * MIB)
-    sample(agent.report())
-    record = the_record(allocator)
-    assert record.recent is not None
-    assert record.recent.live_bytes == (8 * MIB,)
-
-
 def test_record_is_bounded_and_only_the_newest_is_whole(allocator: CachingAllocator):
     name = "f" * 300
     module: dict[str, Any] = {"malloc": allocator.malloc}
@@ -122,7 +96,7 @@ def test_record_is_bounded_and_only_the_newest_is_whole(allocator: CachingAlloca
     *older, newest = agent.program().ooms
     assert len(to_json(newest)) <= MAX_RECORD_BYTES
     assert newest.stack
-    assert not any(oom.stack or oom.threads or oom.recent for oom in older)
+    assert not any(oom.stack or oom.threads for oom in older)
     message = encode(Report(program=program_report(False)))
     assert len(message) < MAX_MESSAGE_BYTES
     assert decode(message) == Report(program=program_report(False))

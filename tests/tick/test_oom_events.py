@@ -14,7 +14,6 @@ from gpumond.facts.program import (
     Oom,
     OomPool,
     Program,
-    RecentMemory,
     ScopeRetained,
     Site,
     ThreadStack,
@@ -75,7 +74,6 @@ def test_oom_event_has_the_line_the_threads_and_the_classes():
         stack=(library, own, Call("/home/a/train.py", 50, "main")),
         threads=(ThreadStack("loader", (own,)),),
         open_scopes=("epoch", "epoch/forward"),
-        recent=RecentMemory((60.0, 1.0), (GIB // 4, GIB // 2), (GIB, GIB)),
         classes=tuple(
             LiveClasses(
                 allocator="torch",
@@ -101,7 +99,6 @@ def test_oom_event_has_the_line_the_threads_and_the_classes():
     assert str(details["stack"]).endswith("linear < /home/a/train.py:31 step < /home/a/train.py:50 main")
     assert details["thread loader"] == "/home/a/train.py:31 step"
     assert details["open_scopes"] == "epoch, epoch/forward"
-    assert (details["recent_seconds"], details["recent_growth_bytes"]) == (60.0, GIB - GIB // 4)
     names = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activations")
     assert [details[f"torch {name}_bytes"] for name in names] == [1, 0, 0, 4, 5, GIB - 10]
     assert details["advice"] == "use a smaller batch"

@@ -1,4 +1,5 @@
-"""Out-of-memory errors of this program: recognized without importing the frameworks, with a record of the memory.
+"""Out-of-memory errors of this program: recognized without importing the frameworks, with a record of the memory; and
+calls that are repeated after one, if wanted with room that the daemon gets from other programs.
 
 The record (`Oom`) is bounded in size and takes at most 50 ms; a call that succeeds costs nothing.
 """
@@ -11,6 +12,7 @@ import re
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,10 +20,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from gpumond.agent.allocators import ADAPTERS, HistoryRecording, TensorTracking
 from gpumond.agent.measure import is_async, refuse_generators
-from gpumond.agent.measure.borrow import BORROWING
-from gpumond.agent.measure.steps import READ_SECONDS, RecentUsage
+from gpumond.agent.measure.steps import READ_SECONDS
 from gpumond.agent.registry import REGISTRY, collected
-from gpumond.facts.messages import to_json
+from gpumond.facts.messages import Borrow, Borrowed, to_json
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import (
     OOM_POOLS,
@@ -120,7 +121,6 @@ class Ooms:
         self.retaining: Callable[[], tuple[ScopeRetained, ...]] = tuple
         self.scope: Callable[[], str] = str
         self.open_scopes: Callable[[], tuple[str, ...]] = tuple
-        self.usage = RecentUsage()
         self.retries = self.rescues = 0
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
@@ -132,7 +132,6 @@ class Ooms:
         self._counted: dict[tuple[str, str], int] = {}
         self._waiting: Oom | None = None
         """The record of an error that only a counter has shown so far."""
-        self.usage = RecentUsage()
         self.retries = self.rescues = 0
 
     @property
@@ -214,14 +213,14 @@ class Ooms:
         self._waiting = newest
 
     def recent(self) -> tuple[Oom, ...]:
-        """Return the records of the last ten minutes; only a new one, the newest, with its stacks and samples."""
+        """Return the records of the last ten minutes; only a new one, the newest, with its stacks and sites."""
         now = time.time()
         with self._lock:
             recent = [oom for oom in self._recent if now - oom.at < REPORTED_SECONDS]
         return tuple(
             oom
             if oom is recent[-1] and now - oom.at < WHOLE_SECONDS
-            else replace(oom, stack=(), omitted_calls=0, threads=(), recent=None, sites=())
+            else replace(oom, stack=(), omitted_calls=0, threads=(), sites=())
             for oom in recent
         )
 
@@ -267,7 +266,6 @@ class Ooms:
             stack=details.stack,
             omitted_calls=details.omitted_calls,
             threads=details.threads,
-            recent=self.usage.before(time.monotonic(), device),
             classes=details.classes,
             sites=details.sites,
         )
@@ -299,7 +297,6 @@ def _bounded(record: Oom) -> Oom:
     steps: tuple[dict[str, Any], ...] = (
         {},
         {"threads": ()},
-        {"recent": None},
         {"sites": record.sites[:2]},
         {"stack": record.stack[:4]},
         {"sites": ()},
@@ -372,6 +369,74 @@ def _text(error: BaseException) -> str:
         return str(error)[:MAX_TEXT]
     except Exception:
         return ""
+
+
+BORROW_SECONDS = 2.0
+"""Longest wait of a program for an answer. The daemon answers before."""
+LATER_SECONDS = 10.0
+"""Time without requests after one that the daemon did not answer in time."""
+
+
+class Borrowing:
+    """The requests of this process for room on a device: after a failed allocation, the daemon flushes other programs
+    for this one. The program's thread waits for the answer, and the agent's thread sends the request.
+
+    ``wake`` makes the agent's thread send them; set while a daemon is connected.
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self.wake: Callable[[], None] | None = None
+        self._outgoing: deque[Borrow] = deque()
+        self._waiting: dict[str, tuple[threading.Event, list[Borrowed]]] = {}
+        self._not_before = 0.0
+
+    def request(self, device_uuid: str | None, size_bytes: int | None) -> Borrowed | None:
+        """Ask for room and wait for the answer; None without one. Never raises.
+
+        ``device_uuid``: None if it is unknown; the daemon then takes the only device of the program.
+        """
+        wake = self.wake
+        own = threading.current_thread().name == "gpumond-agent"
+        if wake is None or not size_bytes or own or time.monotonic() < self._not_before:
+            return None
+        request = Borrow(uuid.uuid4().hex, size_bytes, device_uuid or "")
+        answered, answers = self._waiting[request.id] = threading.Event(), list[Borrowed]()
+        self._outgoing.append(request)
+        try:
+            wake()
+            if not answered.wait(BORROW_SECONDS):
+                self._not_before = time.monotonic() + LATER_SECONDS
+        finally:
+            self._waiting.pop(request.id, None)
+        return answers[0] if answers else None
+
+    def outgoing(self) -> list[Borrow]:
+        """Return the requests to send, once."""
+        found: list[Borrow] = []
+        while self._outgoing:
+            found.append(self._outgoing.popleft())
+        return [each for each in found if each.id in self._waiting]
+
+    def resolve(self, answer: Borrowed) -> None:
+        """Pass an answer to the thread that waits for it."""
+        waiting = self._waiting.get(answer.id)
+        if waiting is not None:
+            waiting[1].append(answer)
+            waiting[0].set()
+
+    def disconnected(self) -> None:
+        """End all waits: no answer will arrive."""
+        self.wake = None
+        self._outgoing.clear()
+        for answered, _ in list(self._waiting.values()):
+            answered.set()
+
+
+BORROWING = Borrowing()
 
 
 F = TypeVar("F", bound=Callable[..., Any])

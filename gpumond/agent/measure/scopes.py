@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from gpumond.agent.measure import is_async, refuse_generators
-from gpumond.agent.measure.borrow import BORROWING
-from gpumond.agent.measure.oom import OOMS, is_oom, request_bytes
+from gpumond.agent.measure.oom import BORROWING, OOMS, is_oom, request_bytes
 from gpumond.agent.measure.steps import NOTHING, Levels, read_levels
 from gpumond.agent.registry import REGISTRY
 from gpumond.facts.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeRetained, ScopeUsage

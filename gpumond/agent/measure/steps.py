@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gpumond.agent.registry import REGISTRY
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import RecentMemory, StepUsage
+from gpumond.facts.program import StepUsage
 
 READ_SECONDS = 0.01
 """Longest wait for another reading to end. A flush takes longer, and is not waited for."""
@@ -70,39 +70,6 @@ def _sum(one: DeviceLevel, other: DeviceLevel) -> DeviceLevel:
         one.retries + other.retries,
         alone=False,
     )
-
-
-RECENT_SECONDS = 60.0
-
-
-class RecentUsage:
-    """Live and held bytes in the last minute, by device, of the pools whose live bytes reports have."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, dict[str, tuple[int, int]]]] = deque(maxlen=64)
-
-    def add(self, now: float, pools: Sequence[PoolUsage]) -> None:
-        """Add the pools of a report; ``now`` in seconds of the monotonic clock."""
-        devices: dict[str, tuple[int, int]] = {}
-        for pool in pools:
-            if pool.inside is None and pool.live_bytes is not None:
-                live, held = devices.get(pool.device_uuid, (0, 0))
-                devices[pool.device_uuid] = (live + pool.live_bytes, held + pool.held_bytes)
-        self._samples.append((now, devices))
-
-    def before(self, now: float, device_uuid: str | None) -> RecentMemory | None:
-        """Return the samples of one device, or the sum over all devices; None without samples."""
-        recent = [(now - at, devices) for at, devices in list(self._samples) if now - at <= RECENT_SECONDS]
-        if not recent:
-            return None
-        sums = [
-            (age, [size for uuid, size in devices.items() if device_uuid in (None, uuid)]) for age, devices in recent
-        ]
-        return RecentMemory(
-            tuple(round(age, 1) for age, _ in sums),
-            tuple(sum(live for live, _ in sizes) for _, sizes in sums),
-            tuple(sum(held for _, held in sizes) for _, sizes in sums),
-        )
 
 
 SAMPLE_SECONDS = 1.0
