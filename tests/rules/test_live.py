@@ -54,8 +54,8 @@ def test_rule_created_over_http_fires_is_stored_and_audited(start: Callable[...,
     again = start()
     until(lambda: "no-agents" in firing(again))
     assert "created rule no-agents" in again.run("audit").stdout
-    verified = again.run("audit", "verify", "--state-dir", state)
-    assert (verified.returncode, "intact" in verified.stdout) == (0, True)
+    verified = again.run("audit", "verify", "--state-dir", state, "--log", str(daemon.log))
+    assert (verified.returncode, "unchanged" in verified.stdout) == (0, True)
     assert changed(again, "DELETE", "rules/no-agents") == 204
     (before,) = until(lambda: again.get("alerts/history"))
     assert request_json(again, "/api/v1/rules", NO_AGENTS | {"name": "other", "below": 0})[0] == 201
