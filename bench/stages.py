@@ -41,8 +41,8 @@ PARTS_OF_A_TICK = (
     ("features.quotas.admissions.Admissions", "execute"),
     ("features.instruments.part.LeakInquiry", "consider"),
     ("features.baselines.recordings.BaselineService", "add"),
-    ("event_log.EventLog", "publish"),
-    ("store.history.HistoryPersistence", "advance"),
+    ("events.EventLog", "publish"),
+    ("store.store.HistoryPersistence", "advance"),
     ("metrics.telemetry.Telemetry", "count_events", "faults", "count_silences"),
 )
 """Classes and their methods that a tick calls in addition to its steps."""
