@@ -41,8 +41,8 @@ PARTS_OF_A_TICK = (
     ("features.quotas.admissions.Admissions", "execute"),
     ("features.instruments.part.LeakInquiry", "consider"),
     ("features.baselines.recordings.BaselineService", "add"),
-    ("event_log.EventLog", "publish"),
-    ("store.history.HistoryPersistence", "advance"),
+    ("events.EventLog", "publish"),
+    ("store.store.HistoryPersistence", "advance"),
     ("metrics.telemetry.Telemetry", "count_events", "faults", "count_silences"),
 )
 """Classes and their methods that a tick calls in addition to its steps."""
@@ -82,7 +82,7 @@ class Clocks:
         path.with_suffix(".new").rename(path)
 
 
-def run_driver(place: int) -> int:
+def run_driver(place: int, source: str) -> int:
     """Run the process that reads the driver, with clocks."""
     from gpumond.devices.child import worker
     from gpumond.devices.child.pipe import ReadingChanges
@@ -99,7 +99,7 @@ def run_driver(place: int) -> int:
     clocks.measure("pipe", ReadingChanges, "encode")
     clocks.measure("pipe", worker, "to_json", "from_json")
     signal.signal(signal.SIGURG, lambda *_: clocks.write("worker"))
-    return worker.main(place)
+    return worker.main(place, source)
 
 
 def run_daemon(arguments: list[str]) -> int:
@@ -201,7 +201,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] and sys.argv[1].isdigit():
-        sys.exit(run_driver(int(sys.argv[1])))
+        sys.exit(run_driver(int(sys.argv[1]), sys.argv[2]))
     if sys.argv[1:2] == ["serve"]:
         sys.exit(run_daemon(sys.argv[1:]))
     main()

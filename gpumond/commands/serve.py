@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpumond.cli.arguments import DONE
 from gpumond.devices import SOURCES, detected
-from gpumond.devices.child.supervisor import Worker, start_worker
 
 if TYPE_CHECKING:
     from gpumond.config.loading import Kept
@@ -67,25 +65,11 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would read the metadata of all packages
-    worker: Worker | None = None
-    with suppress(OSError):  # such as a limit of processes; the supervisor tries again
-        worker = start_worker()  # it imports its modules, and opens the driver, while this process imports the daemon
-    named = arguments.source in [spec.name for spec in SOURCES]  # which no file overrides
-    if worker and named:
-        worker.open(arguments.source)
+    from gpumond.config.loading import ConfigurationFile
 
-    try:
-        from gpumond.config.loading import ConfigurationFile
-
-        file = ConfigurationFile(arguments.config, flags(arguments))
-        settings, kept = file.load_or_keep()
-        source = choose_source(settings.source)
-        if worker and not named:
-            worker.open(source)
-        return serve(settings, source, file.load, worker=worker, kept=kept, without_port=True)
-    finally:
-        if worker and worker.process.poll() is None:
-            worker.end()
+    file = ConfigurationFile(arguments.config, flags(arguments))
+    settings, kept = file.load_or_keep()
+    return serve(settings, choose_source(settings.source), file.load, kept=kept, without_port=True)
 
 
 def flags(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -98,16 +82,14 @@ def serve(
     reload: Callable[[], Settings],
     pace: float = 1.0,
     bound: Callable[[str], None] = lambda address: None,
-    worker: Worker | None = None,
     kept: Kept | None = None,
     without_port: bool = False,
 ) -> int:
     """Run the daemon in this process until a signal stops it.
 
     ``pace`` is the factor by which diagnosis time is accelerated. ``bound`` is called with the page's address when the
-    port accepts connections. ``worker``: the process that reads the source, if it has been started. ``kept``: the
-    settings are not those of the present configuration file. ``without_port``: do not end if another program uses the
-    port.
+    port accepts connections. ``kept``: the settings are not those of the present configuration file. ``without_port``:
+    do not end if another program uses the port.
     """
     import asyncio
 
@@ -116,7 +98,7 @@ def serve(
     log_limit = logs.configure(settings.log_format, settings.log_level)
     from gpumond.daemon import server
 
-    asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound, worker, kept, without_port))
+    asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound, kept, without_port))
     return DONE
 
 

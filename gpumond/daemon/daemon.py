@@ -13,7 +13,7 @@ from typing import Any
 
 from gpumond.config.loading import Kept
 from gpumond.config.settings import RELOADED, Settings
-from gpumond.devices.child.supervisor import Supervisor, Worker
+from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import diagnose
 from gpumond.diagnosis.messages import with_retainers
 from gpumond.facts.errors import ConfigError, StoreUnavailable
@@ -39,9 +39,8 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def real_edges(settings: Settings, source: str, worker: Worker | None = None) -> Iterator[Dependencies]:
-    """Bind the agents' socket, and remove it at the end. ``source`` names an entry of ``sources.SOURCES``, which
-    ``worker`` reads if there is one.
+def real_edges(settings: Settings, source: str) -> Iterator[Dependencies]:
+    """Bind the agents' socket, and remove it at the end. ``source`` names an entry of ``devices.SOURCES``.
 
     Raises ConfigError if the socket cannot be bound.
     """
@@ -58,7 +57,7 @@ def real_edges(settings: Settings, source: str, worker: Worker | None = None) ->
             log.warning("%s was removed, and has been created again; agents reconnect to it", path)
         return agent_socket.listener if changed else None
 
-    devices = Supervisor(source, restarted=telemetry.restarted, opened=wake.set, first=worker)
+    devices = Supervisor(source, restarted=telemetry.restarted, opened=wake.set)
     telemetry.add_processes(lambda: devices.pid)
     try:
         yield Dependencies(

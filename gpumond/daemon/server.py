@@ -19,7 +19,6 @@ from gpumond.config.settings import LOOPBACK, Settings
 from gpumond.config.tokens import Token, check_subjects, read_tokens
 from gpumond.config.web_file import ReloadingFile, Web, alternative_names
 from gpumond.daemon.daemon import Daemon, Load, real_edges
-from gpumond.devices.child.supervisor import Worker
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.snapshot import Fault
 from gpumond.features import routers
@@ -56,7 +55,6 @@ async def serve(
     pace: float = 1.0,
     log_limit: RateLimitFilter | None = None,
     bound: Callable[[str], None] = lambda address: None,
-    worker: Worker | None = None,
     kept: Kept | None = None,
     without_port: bool = False,
 ) -> None:
@@ -64,9 +62,8 @@ async def serve(
 
     ``without_port``: while another program uses the port, agents, rules and api.sock are served, with a fault.
     ``log_limit`` counts the log lines that it drops, for a metric. ``bound`` is called with the page's address when the
-    port accepts connections; they are answered a moment later. ``worker``: the process that reads the source, if it has
-    been started. ``kept``: the settings are not those of the present file. However this ends, sockets are removed and
-    tasks have ended.
+    port accepts connections; they are answered a moment later. ``kept``: the settings are not those of the present
+    file. However this ends, sockets are removed and tasks have ended.
     """
     raise_limit()
     web, reviews = _web(settings), make_token_reviews(settings)
@@ -78,7 +75,7 @@ async def serve(
             if not without_port:
                 raise
             listener, problem = None, str(error)
-        dependencies = stack.enter_context(real_edges(settings, source, worker))
+        dependencies = stack.enter_context(real_edges(settings, source))
         daemon = Daemon(settings, dependencies, load, pace, kept)
         if log_limit is not None:
             log_limit.dropped = daemon.kernel.telemetry.log_dropped

@@ -144,7 +144,5 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "receiver.test": "sent a test message to receiver {receiver}",
     "release": lambda detail: f"detached from the driver for {duration(detail['for_seconds'])}",
     "reload": _reload,
-    "trim": "removed entries up to {through}: they were too old or too many",
-    "audit.missing": "detected that entries up to {through} are missing",
     "store.set-aside": "renamed a damaged store to {file}: {reason}",
 }

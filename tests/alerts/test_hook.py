@@ -41,7 +41,7 @@ class MemoryStore:
     async def audit(self, actor: str, action: str, detail: Any) -> None:
         if self.full:
             raise StoreUnavailable("the disk is full", full=True)
-        self.audited.append(AuditEntry(len(self.audited) + 1, 1.0, actor, action, detail, "", ""))
+        self.audited.append(AuditEntry(len(self.audited) + 1, 1.0, actor, action, detail))
 
     async def audit_entries(self, *, users: bool) -> list[AuditEntry]:
         return self.audited
@@ -160,7 +160,7 @@ def test_restarted_daemon_remembers_the_starts_that_had_an_effect():
     store = MemoryStore()
     before = Setup(train(10), store=store, cooldown_seconds=600.0)
     assert [before.outcome(alert("a1")), before.outcome(alert("a2"))] == ["flushed", "refused"]
-    store.audited.append(AuditEntry(9, 1.0, "token:am", "hook.flush", {"fingerprint": 7}, "", ""))
+    store.audited.append(AuditEntry(9, 1.0, "token:am", "hook.flush", {"fingerprint": 7}))
     after = Setup(train(10), store=store)
     asyncio.run(after.hook.resume())
     assert [after.outcome(alert("a1")), after.outcome(alert("a2"))] == ["repeated", "flushed"]

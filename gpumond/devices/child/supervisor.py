@@ -19,9 +19,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal
 
 from gpumond.devices import NOWHERE
 from gpumond.devices.child.pipe import DevicePosition, ExcludedDevice, ReadingChanges, ReadRequest, ReadResponse
@@ -63,10 +62,30 @@ class Request:
 
 
 class Child:
-    """Child process. Opening the driver is its first request, because that can hang like any call."""
+    """Child process that reads ``source``. Raises OSError if it cannot be started.
 
-    def __init__(self, worker: Worker) -> None:
-        self.process, self.stdin, self.stdout, self._place = worker
+    Opening the driver is its first request, because that can hang like any call.
+    """
+
+    def __init__(self, source: str, environ: Mapping[str, str] | None = None) -> None:
+        self._place = os.memfd_create("place", 0)
+        try:
+            DevicePosition(self._place).at(NOWHERE)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gpumond.devices.child.worker", str(self._place), source],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environ,
+                bufsize=0,
+                pass_fds=(self._place,),
+                start_new_session=True,  # Ctrl-C is handled by the parent, which stops the child in order
+            )
+        except OSError:
+            os.close(self._place)
+            raise
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
         os.set_blocking(self.stdout.fileno(), False)
         self.buffer = bytearray()
         self._changes = ReadingChanges()
@@ -129,54 +148,8 @@ async def _wait_for_exit(children: Iterable[Child], wait: float) -> None:
         await asyncio.sleep(0.01)
 
 
-class Worker(NamedTuple):
-    """A started process, its pipes, and the descriptor of its DevicePosition."""
-
-    process: subprocess.Popen[bytes]
-    stdin: BinaryIO
-    stdout: BinaryIO
-    place: int
-
-    def open(self, source: str) -> None:
-        """Name the source, which the process opens at once."""
-        with suppress(BrokenPipeError):  # it has exited; the end of its stdout reports that
-            self.stdin.write(source.encode() + b"\n")
-
-    def end(self) -> None:
-        """End the process of a daemon that cannot start: hang up, wait, send SIGTERM; never SIGKILL (decision 001)."""
-        self.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(GRACE_SECONDS)
-        self.process.terminate()
-
-
-def start_worker(environ: Mapping[str, str] | None = None) -> Worker:
-    """Start a process that waits for the name of its source. It exits when its stdin is closed. Raises OSError."""
-    place = os.memfd_create("place", 0)
-    try:
-        DevicePosition(place).at(NOWHERE)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gpumond.devices.child.worker", str(place)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environ,
-            bufsize=0,
-            pass_fds=(place,),
-            start_new_session=True,  # Ctrl-C is handled by the parent, which stops the child in order
-        )
-    except OSError:
-        os.close(place)
-        raise
-    assert process.stdin is not None
-    assert process.stdout is not None
-    return Worker(process, process.stdin, process.stdout, place)  # type: ignore[arg-type]
-
-
 class Supervisor:
-    """Readings of one source, with at most one request at a time. All times are in seconds.
-
-    ``first`` is a worker that has already been started, and that knows its source.
-    """
+    """Readings of one source, with at most one request at a time. All times are in seconds."""
 
     def __init__(
         self,
@@ -187,12 +160,10 @@ class Supervisor:
         environ: Mapping[str, str] | None = None,
         restarted: Callable[[], None] = lambda: None,
         opened: Callable[[], None] = lambda: None,
-        first: Worker | None = None,
     ) -> None:
         self.state = SourceState(name=source, up=False, responsive=True, reason=STARTING)
         self._deadline, self._replace_after = deadline, replace_after
         self._environ, self._restarted, self._opened = environ, restarted, opened
-        self._first = first
         self._child: Child | None = None
         self._abandoned: list[Child] = []
         self._closing: list[Child] = []
@@ -285,21 +256,19 @@ class Supervisor:
         if self._stopped:
             return
         self._xids = add_up(self._xids, self._child.xids if self._child else ())
-        self._child, first, self._first = None, self._first, None
+        self._child = None
         try:
-            worker = first or start_worker(self._environ)
+            child = Child(self.state.name, self._environ)
         except OSError as error:  # such as a limit of processes, memory or descriptors
             detail = f"the collector process can't be started: {error}"
             self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
             self._schedule(self._restart_delay(), self._spawn)
             self._failures += 1
             return
-        if first is None:
-            worker.open(self.state.name)
         if self._started:
             self._restarted()
         self._started += 1
-        child = self._child = Child(worker)
+        self._child = child
         asyncio.get_running_loop().add_reader(child.stdout.fileno(), self._readable, child)
         assert child.request is not None
         self._watch_deadline(child, child.request)

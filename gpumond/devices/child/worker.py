@@ -1,8 +1,8 @@
 """The child process that owns the driver: it answers each request line with one response line.
 
-``python -m gpumond.devices.child.worker PLACE``, where PLACE is the descriptor of a DevicePosition. The first line of
-stdin names the source. It exits when stdin closes, after closing the driver in order: killing a process during a driver
-call may make the driver unusable.
+``python -m gpumond.devices.child.worker PLACE SOURCE``, where PLACE is the descriptor of a DevicePosition. It exits
+when stdin closes, after closing the driver in order: killing a process during a driver call may make the driver
+unusable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpumond.host.machine import raise_limit
 PR_SET_PDEATHSIG = 1
 
 
-def main(place: int) -> int:
+def main(place: int, name: str) -> int:
     os.set_inheritable(place, False)
     raise_limit()  # each process with device memory needs a descriptor
     _continue_without_parent()
@@ -36,9 +36,6 @@ def main(place: int) -> int:
         answers.write(to_json(value) + b"\n")
         answers.flush()
 
-    name = sys.stdin.buffer.readline().decode().rstrip("\n")
-    if not name:
-        return 0
     try:
         source = load(name, progress)
         source.open()
@@ -71,4 +68,4 @@ def _continue_without_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))

@@ -118,8 +118,8 @@ def test_real_stopped_process_is_stopped():
 def test_collectors_child_completes_its_readings(tmp_path: Path):
     with holder(small_device(tmp_path, "SIM-a"), 100 * MIB) as process, (tmp_path / "place").open("w+b") as place:
         done = subprocess.run(
-            [sys.executable, "-m", "gpumond.devices.child.worker", str(place.fileno())],
-            input="sim\n{}\n",
+            [sys.executable, "-m", "gpumond.devices.child.worker", str(place.fileno()), "sim"],
+            input="{}\n",
             pass_fds=(place.fileno(),),
             env={**os.environ, "GPUMOND_SIM_DIR": str(tmp_path)},
             capture_output=True,
