@@ -73,7 +73,7 @@ def found(one: Episode, kind: str) -> float | None:
 
 def false_leaks(one: Episode) -> list[float]:
     """Return the onsets of false leaks, at least an hour apart on each process."""
-    begin = one.truth.injected_at if one.truth.kind == "leak" and not one.twin else math.inf
+    begin = one.truth.injected_at if one.truth.kind == "leak" and not one.without_fault else math.inf
     last: dict[int | None, float] = {}
     counted = []
     for onset in one.of("leak"):
@@ -86,7 +86,7 @@ def false_leaks(one: Episode) -> list[float]:
 def to_be_found(one: Episode) -> bool:
     """Return whether a leak is fast enough for its noise, by the protocol's classes."""
     slope = one.truth.slope_bytes_per_second
-    if one.twin or one.truth.kind != "leak" or slope is None:
+    if one.without_fault or one.truth.kind != "leak" or slope is None:
         return False
     return slope >= (LEAST_QUIET if quiet(one) else LEAST_NOISY) * 0.999
 
@@ -98,15 +98,15 @@ def quiet(one: Episode) -> bool:
 
 def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
     leaks = [one for one in episodes if to_be_found(one)]
-    twins_alarmed = {(one.scenario, one.seed) for one in episodes if one.twin and one.of("leak")}
+    twins_alarmed = {(one.scenario, one.seed) for one in episodes if one.without_fault and one.of("leak")}
     hits = [one for one in leaks if found(one, "leak") is not None and (one.scenario, one.seed) not in twins_alarmed]
     false = [one for one in episodes if false_leaks(one)]
     recall, precision = _ratio(len(hits), len(leaks)), _ratio(len(hits), len(hits) + len(false))
     others = defaultdict[str, list[Episode]](list)
     for one in episodes:
-        if not one.twin and one.truth.kind and one.truth.kind != "leak":
+        if not one.without_fault and one.truth.kind and one.truth.kind != "leak":
             others[one.truth.kind].append(one)
-    negatives = [one for one in episodes if one.twin or one.truth.kind != "leak"]
+    negatives = [one for one in episodes if one.without_fault or one.truth.kind != "leak"]
     return {
         "seeds": seeds,
         "episodes": len(episodes),
@@ -118,12 +118,12 @@ def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
             "found": len(hits),
             "episodes_with_a_false_alarm": len(false),
             "missed": [f"{one.scenario} {one.seed} ({one.view})" for one in leaks if one not in hits],
-            "false": [f"{one.scenario} {one.seed}{' twin' if one.twin else ''} ({one.view})" for one in false],
+            "false": [f"{one.scenario} {one.seed}{' twin' if one.without_fault else ''} ({one.view})" for one in false],
             "slower_ones_found": _share(
                 [
                     found(one, "leak") is not None
                     for one in episodes
-                    if one.truth.kind == "leak" and not one.twin and not to_be_found(one)
+                    if one.truth.kind == "leak" and not one.without_fault and not to_be_found(one)
                 ]
             ),
             "by_view": {
@@ -147,7 +147,7 @@ def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
         },
         **_time_to_oom([one for one in leaks if one.truth.form == "linear" and one.scenario not in SERVING]),
         "leak_serving_by_rate": _by_rate(
-            [one for one in episodes if one.scenario == "leak-serving" and one.truth.kind and not one.twin]
+            [one for one in episodes if one.scenario == "leak-serving" and one.truth.kind and not one.without_fault]
         ),
         "found_of_other_kinds": {
             kind: _share([found(one, kind) is not None for one in ones]) for kind, ones in sorted(others.items())
@@ -167,8 +167,8 @@ def matrix(episodes: Sequence[Episode]) -> str:
     """
     rows: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for one in episodes:
-        right = "" if one.twin else one.truth.kind
-        if one.twin:
+        right = "" if one.without_fault else one.truth.kind
+        if one.without_fault:
             name = f"{one.scenario}, without the fault"
         elif right == "leak" and not to_be_found(one):
             name = f"{one.scenario}: leak, slower"

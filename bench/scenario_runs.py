@@ -8,7 +8,7 @@ from math import inf
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.features.loadgen.plan import plan
-from gpumond.features.loadgen.script import Truth
+from gpumond.features.loadgen.script import ExpectedVerdict
 from tests.helpers.simulated_snapshots import snapshots
 
 QUIET_BYTES = 0.1 * (1 << 30)
@@ -32,10 +32,10 @@ class Episode:
 
     scenario: str
     seed: int
-    twin: bool
+    without_fault: bool
     view: str
     noise: float
-    truth: Truth
+    truth: ExpectedVerdict
     duration: float
     devices: int
     onsets: tuple[Onset, ...]
@@ -51,12 +51,12 @@ class Episode:
 SHAPES = frozenset(("warm-up", "steady", "churn", "periodic", "step-change"))
 
 
-def episode(scenario: str, seed: int, twin: bool = False, every: float = 1.0) -> Episode | None:
-    """Return the run, or None if there is no twin."""
+def episode(scenario: str, seed: int, without_fault: bool = False, every: float = 1.0) -> Episode | None:
+    """Return the run, or None if there is no without_fault."""
     planned = plan(scenario, seed)
     original = planned
-    if twin:
-        other = planned.twin()
+    if without_fault:
+        other = planned.without_fault()
         if other is None:
             return None
         planned = other
@@ -88,7 +88,7 @@ def episode(scenario: str, seed: int, twin: bool = False, every: float = 1.0) ->
     return Episode(
         scenario,
         seed,
-        twin,
+        without_fault,
         planned.observation.view,
         noise,
         truth,

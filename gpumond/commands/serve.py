@@ -14,7 +14,7 @@ from gpumond.devices import SOURCES, detected
 from gpumond.devices.child.supervisor import Worker, start_worker
 
 if TYPE_CHECKING:
-    from gpumond.config.loading import Kept
+    from gpumond.config.loading import LastValidFile
     from gpumond.config.settings import Settings
 
 ACCESS = ("insecure", "web_config", "tokens_file")
@@ -99,7 +99,7 @@ def serve(
     pace: float = 1.0,
     bound: Callable[[str], None] = lambda address: None,
     worker: Worker | None = None,
-    kept: Kept | None = None,
+    kept: LastValidFile | None = None,
     without_port: bool = False,
 ) -> int:
     """Run the daemon in this process until a signal stops it.

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from gpumond.config.loading import Kept
+from gpumond.config.loading import LastValidFile
 from gpumond.config.settings import RELOADED, Settings
 from gpumond.devices.child.supervisor import Supervisor, Worker
 from gpumond.diagnosis.diagnosis import diagnose
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def real_edges(settings: Settings, source: str, worker: Worker | None = None) -> Iterator[Dependencies]:
+def system_dependencies(settings: Settings, source: str, worker: Worker | None = None) -> Iterator[Dependencies]:
     """Bind the agents' socket, and remove it at the end. ``source`` names an entry of ``sources.SOURCES``, which
     ``worker`` reads if there is one.
 
@@ -104,7 +104,7 @@ class Daemon(Operations):
         dependencies: Dependencies,
         load: Load | None = None,
         pace: float = 1.0,
-        kept: Kept | None = None,
+        kept: LastValidFile | None = None,
     ) -> None:
         kernel = self.kernel = Kernel(settings, dependencies, pace)
         self._load = load
@@ -135,8 +135,10 @@ class Daemon(Operations):
         async with AsyncExitStack() as stack:
             stack.push_async_callback(lambda: kernel.store.close(self._store_seconds))
             await kernel.store.open()
-            await self._history.restore(kernel.history, kernel.diagnosis.pasts)
-            stack.push_async_callback(self._finish, lambda: self._history.close(kernel.history, kernel.diagnosis.pasts))
+            await self._history.restore(kernel.history, kernel.diagnosis.earlier_uses)
+            stack.push_async_callback(
+                self._finish, lambda: self._history.close(kernel.history, kernel.diagnosis.earlier_uses)
+            )
             stack.push_async_callback(kernel.devices.stop)
             kernel.devices.start()
             stack.callback(kernel.programs.close)
@@ -174,7 +176,7 @@ class Daemon(Operations):
             for part in kernel.parts:
                 part.act(tick)
             self._count(tick)
-        self._history.advance(kernel.history, kernel.diagnosis.pasts, snapshot.elapsed_seconds)
+        self._history.advance(kernel.history, kernel.diagnosis.earlier_uses, snapshot.elapsed_seconds)
         kernel.telemetry.faults(snapshot.faults, complete=reading is not None)
         return tick
 

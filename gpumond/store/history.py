@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterator
 from itertools import islice
 
-from gpumond.diagnosis.past import Pasts
+from gpumond.diagnosis.past import EarlierUses
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.store.store import Store
 from gpumond.tick.history import CoarseSeries, History
@@ -26,15 +26,15 @@ class HistoryPersistence:
         self._due = EVERY_SECONDS
         self._writing: asyncio.Future[None] | None = None
 
-    async def restore(self, history: History, pasts: Pasts) -> None:
+    async def restore(self, history: History, earlier_uses: EarlierUses) -> None:
         """Restore the previous daemon's series for devices and processes that still exist, and its records."""
         try:
             history.restore(await self._store.history())
-            pasts.restore(await self._store.pasts())
+            earlier_uses.restore(await self._store.earlier_uses())
         except StoreUnavailable:
             pass  # the store has logged it
 
-    def advance(self, history: History, pasts: Pasts, elapsed: float) -> None:
+    def advance(self, history: History, earlier_uses: EarlierUses, elapsed: float) -> None:
         """Gather and write the part of one tick. Waits for nothing."""
         if self._under_way is None:
             if elapsed < self._due:
@@ -45,16 +45,16 @@ class HistoryPersistence:
         if not batch:
             series, self._gathered = tuple(self._gathered), []
             self._under_way, self._due = None, elapsed + EVERY_SECONDS
-            self._writing = asyncio.ensure_future(self._write(series, pasts))
+            self._writing = asyncio.ensure_future(self._write(series, earlier_uses))
 
-    async def close(self, history: History, pasts: Pasts) -> None:
+    async def close(self, history: History, earlier_uses: EarlierUses) -> None:
         if self._writing is not None:
             await self._writing
-        await self._write(tuple(history.coarse()), pasts)
+        await self._write(tuple(history.coarse()), earlier_uses)
 
-    async def _write(self, series: tuple[CoarseSeries, ...], pasts: Pasts) -> None:
+    async def _write(self, series: tuple[CoarseSeries, ...], earlier_uses: EarlierUses) -> None:
         try:
             await self._store.keep_history(series)
-            await self._store.keep_pasts(pasts.records())
+            await self._store.keep_earlier_uses(earlier_uses.records())
         except StoreUnavailable:
             pass  # the store has logged it; the next write includes it

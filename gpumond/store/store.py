@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumond.diagnosis.past import Past
+from gpumond.diagnosis.past import EarlierUse
 from gpumond.facts.alerts import Heartbeat, Notice, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
@@ -166,7 +166,7 @@ class Store:
         opened later.
         """
         tried = asyncio.Event()
-        self._beating = asyncio.create_task(self._beat_forever(tried))
+        self._beating = asyncio.create_task(self._write_heartbeats(tried))
         try:
             await asyncio.wait_for(tried.wait(), OPEN_SECONDS)
         except (asyncio.TimeoutError, TimeoutError):
@@ -274,9 +274,9 @@ class Store:
         rows = await self.run(lambda db: db.execute("SELECT body FROM history").fetchall())
         return self.rows.read("history", rows, partial(from_text, CoarseSeries))
 
-    async def keep_pasts(self, pasts: Iterable[Past]) -> None:
+    async def keep_earlier_uses(self, earlier_uses: Iterable[EarlierUse]) -> None:
         """Store what programs did before, replacing the previous records."""
-        rows = [(to_text(past),) for past in pasts]
+        rows = [(to_text(past),) for past in earlier_uses]
 
         def keep(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM pasts")
@@ -284,9 +284,9 @@ class Store:
 
         await self.run(keep)
 
-    async def pasts(self) -> list[Past]:
+    async def earlier_uses(self) -> list[EarlierUse]:
         rows = await self.run(lambda db: db.execute("SELECT body FROM pasts").fetchall())
-        return self.rows.read("pasts", rows, partial(from_text, Past))
+        return self.rows.read("pasts", rows, partial(from_text, EarlierUse))
 
     async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
         """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""
@@ -349,7 +349,7 @@ class Store:
         self.writable, self.trouble = False, trouble
         return StoreUnavailable(trouble, full)
 
-    async def _beat(self) -> None:
+    async def _write_heartbeat(self) -> None:
         def beat(db: sqlite3.Connection) -> tuple[str, ...]:
             self._live(db)
             return self._database.set_aside()
@@ -363,9 +363,9 @@ class Store:
         now = self._clock()
         db.execute("INSERT OR REPLACE INTO heartbeat VALUES (1, ?, ?)", (now.at, now.monotonic))
 
-    async def _beat_forever(self, tried: asyncio.Event) -> None:
+    async def _write_heartbeats(self, tried: asyncio.Event) -> None:
         while True:
-            await self._beat()
+            await self._write_heartbeat()
             tried.set()
             await asyncio.sleep(self._beat_seconds)
             if self._clock().monotonic - self._trimmed.monotonic >= TRIM_SECONDS:
