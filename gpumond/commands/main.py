@@ -12,7 +12,7 @@ from itertools import groupby, takewhile
 from typing import Any, NoReturn, Protocol, cast
 
 from gpumond import __version__, revision
-from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, print_error, whole_number
+from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, number, print_error, whole_number
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, GpumondError, NoSuchDevice
 from gpumond.feature import Command, resolve
 from gpumond.features import features
@@ -85,9 +85,9 @@ def options_last(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[
     first: list[str] = []
     last: list[str] = []
     option = ""
-    for number, word in enumerate(words):
+    for place, word in enumerate(words):
         if word == "--":
-            return [*first, *last, *words[number:]]
+            return [*first, *last, *words[place:]]
         if word.startswith("-") and word != "-":
             option = word
             last.append(word)
@@ -209,6 +209,7 @@ class Parser(argparse.ArgumentParser):
         defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(**defaults | options)
         self.register("type", int, whole_number)
+        self.register("type", float, number)
 
     def error(self, message: str) -> NoReturn:
         print_error(f"{self.prog}: {message}\n`{self.prog} --help` shows how to use it")
