@@ -2,7 +2,7 @@
 
 python -m bench.diagnosis [--seeds N] [--first SEED] [--scenario NAME ...] [--save]
 
-Each scenario runs in virtual time with N seeds (20), as does its twin, the same load without the injected incident.
+Each scenario runs in virtual time with N seeds (20), and the same load without the injected fault.
 ``--save`` stores the figures and writes the confusion matrix into docs/explanation/diagnosis.md. The method was tuned
 on the seeds from 0 on; ``--first 20`` uses other seeds and stores their figures separately.
 """
@@ -23,7 +23,7 @@ from bench.result import publish
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.features.loadgen.plan import SCENARIOS, plan
-from gpumond.features.loadgen.script import Truth
+from gpumond.features.loadgen.script import ExpectedVerdict
 from tests.helpers.simulated_snapshots import snapshots
 
 QUIET_BYTES = 0.1 * (1 << 30)
@@ -47,10 +47,10 @@ class Episode:
 
     scenario: str
     seed: int
-    twin: bool
+    without_fault: bool
     view: str
     noise: float
-    truth: Truth
+    truth: ExpectedVerdict
     duration: float
     devices: int
     onsets: tuple[Onset, ...]
@@ -66,12 +66,12 @@ class Episode:
 SHAPES = frozenset(("warm-up", "steady", "churn", "periodic", "step-change"))
 
 
-def episode(scenario: str, seed: int, twin: bool = False, every: float = 1.0) -> Episode | None:
-    """Return the run, or None if there is no twin."""
+def episode(scenario: str, seed: int, without_fault: bool = False, every: float = 1.0) -> Episode | None:
+    """Return the run, or None if no such load exists."""
     planned = plan(scenario, seed)
     original = planned
-    if twin:
-        other = planned.twin()
+    if without_fault:
+        other = planned.without_fault()
         if other is None:
             return None
         planned = other
@@ -103,7 +103,7 @@ def episode(scenario: str, seed: int, twin: bool = False, every: float = 1.0) ->
     return Episode(
         scenario,
         seed,
-        twin,
+        without_fault,
         planned.observation.view,
         noise,
         truth,
@@ -162,14 +162,14 @@ def main() -> None:
 
 
 def carry_out(scenarios: Iterable[str], seeds: Iterable[int]) -> list[Episode]:
-    jobs = [(name, seed, twin) for seed in seeds for name in scenarios for twin in (False, True)]
+    jobs = [(name, seed, without_fault) for seed in seeds for name in scenarios for without_fault in (False, True)]
     with ProcessPoolExecutor() as pool:
         return [done for done in pool.map(_one, jobs) if done is not None]
 
 
 def _one(job: tuple[str, int, bool]) -> Episode | None:
-    name, seed, twin = job
-    return episode(name, seed, twin, SAMPLED.get(name, 1.0))
+    name, seed, without_fault = job
+    return episode(name, seed, without_fault, SAMPLED.get(name, 1.0))
 
 
 def found(one: Episode, kind: str) -> float | None:
@@ -184,7 +184,7 @@ def found(one: Episode, kind: str) -> float | None:
 
 def false_leaks(one: Episode) -> list[float]:
     """Return the onsets of false leaks, at least an hour apart on each process."""
-    begin = one.truth.injected_at if one.truth.kind == "leak" and not one.twin else math.inf
+    begin = one.truth.injected_at if one.truth.kind == "leak" and not one.without_fault else math.inf
     last: dict[int | None, float] = {}
     counted = []
     for onset in one.of("leak"):
@@ -197,7 +197,7 @@ def false_leaks(one: Episode) -> list[float]:
 def to_be_found(one: Episode) -> bool:
     """Return whether a leak is fast enough for its noise, by the protocol's classes."""
     slope = one.truth.slope_bytes_per_second
-    if one.twin or one.truth.kind != "leak" or slope is None:
+    if one.without_fault or one.truth.kind != "leak" or slope is None:
         return False
     return slope >= (LEAST_QUIET if quiet(one) else LEAST_NOISY) * 0.999
 
@@ -209,15 +209,15 @@ def quiet(one: Episode) -> bool:
 
 def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
     leaks = [one for one in episodes if to_be_found(one)]
-    twins_alarmed = {(one.scenario, one.seed) for one in episodes if one.twin and one.of("leak")}
-    hits = [one for one in leaks if found(one, "leak") is not None and (one.scenario, one.seed) not in twins_alarmed]
+    false_alarms = {(one.scenario, one.seed) for one in episodes if one.without_fault and one.of("leak")}
+    hits = [one for one in leaks if found(one, "leak") is not None and (one.scenario, one.seed) not in false_alarms]
     false = [one for one in episodes if false_leaks(one)]
     recall, precision = _ratio(len(hits), len(leaks)), _ratio(len(hits), len(hits) + len(false))
     others = defaultdict[str, list[Episode]](list)
     for one in episodes:
-        if not one.twin and one.truth.kind and one.truth.kind != "leak":
+        if not one.without_fault and one.truth.kind and one.truth.kind != "leak":
             others[one.truth.kind].append(one)
-    negatives = [one for one in episodes if one.twin or one.truth.kind != "leak"]
+    negatives = [one for one in episodes if one.without_fault or one.truth.kind != "leak"]
     return {
         "seeds": seeds,
         "episodes": len(episodes),
@@ -229,12 +229,15 @@ def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
             "found": len(hits),
             "episodes_with_a_false_alarm": len(false),
             "missed": [f"{one.scenario} {one.seed} ({one.view})" for one in leaks if one not in hits],
-            "false": [f"{one.scenario} {one.seed}{' twin' if one.twin else ''} ({one.view})" for one in false],
+            "false": [
+                f"{one.scenario} {one.seed}{' without the fault' if one.without_fault else ''} ({one.view})"
+                for one in false
+            ],
             "slower_ones_found": _share(
                 [
                     found(one, "leak") is not None
                     for one in episodes
-                    if one.truth.kind == "leak" and not one.twin and not to_be_found(one)
+                    if one.truth.kind == "leak" and not one.without_fault and not to_be_found(one)
                 ]
             ),
             "by_view": {
@@ -258,7 +261,7 @@ def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
         },
         **_time_to_oom([one for one in leaks if one.truth.form == "linear" and one.scenario not in SERVING]),
         "leak_serving_by_rate": _by_rate(
-            [one for one in episodes if one.scenario == "leak-serving" and one.truth.kind and not one.twin]
+            [one for one in episodes if one.scenario == "leak-serving" and one.truth.kind and not one.without_fault]
         ),
         "found_of_other_kinds": {
             kind: _share([found(one, kind) is not None for one in ones]) for kind, ones in sorted(others.items())
@@ -278,8 +281,8 @@ def matrix(episodes: Sequence[Episode]) -> str:
     """
     rows: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for one in episodes:
-        right = "" if one.twin else one.truth.kind
-        if one.twin:
+        right = "" if one.without_fault else one.truth.kind
+        if one.without_fault:
             name = f"{one.scenario}, without the fault"
         elif right == "leak" and not to_be_found(one):
             name = f"{one.scenario}: leak, slower"

@@ -48,7 +48,7 @@ def resolve(name: str) -> Any:
     return getattr(imported, attribute) if attribute else imported
 
 
-def installed() -> Iterator[Feature]:
+def installed_features() -> Iterator[Feature]:
     """Yield the features of other installed packages."""
     for point in entry_points(group=GROUP):
         yield point.load()

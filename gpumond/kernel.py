@@ -30,7 +30,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, Reading, S
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.host.event_loop import Signal
 from gpumond.metrics.dcgm import Compat
-from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Page
+from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Scrape
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.requests import AgentRequests
 from gpumond.programs.server import AgentServer
@@ -291,7 +291,7 @@ class Kernel:
         """Wait for the next frame. Returns False if none is taken in time."""
         return await self._swapped.wait(seconds)
 
-    async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Page:
+    async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Scrape:
         """Return the page of the current frame. The first scrapes after the start wait for the first frame."""
         if self.frame is None:
             await self.await_frame(self.first_frame_seconds)

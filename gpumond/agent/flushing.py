@@ -17,7 +17,7 @@ from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, capture_gua
 from gpumond.agent.pending_calls import Busy, run
 from gpumond.agent.settings import Hook
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, clean
-from gpumond.facts.pools import STEPS, SUSPENDED, Expected, Held, Outcome, PoolUsage, Reclaimable, StepResult
+from gpumond.facts.pools import STEPS, SUSPENDED, Expected, Outcome, PoolBytes, PoolUsage, Reclaimable, StepResult
 
 MAIN_THREAD_SECONDS = 2.0
 """Longest wait of a step for the main thread."""
@@ -114,14 +114,14 @@ PoolKey = tuple[str, str]
 """Allocator and device UUID."""
 
 
-class Release(NamedTuple):
+class FlushedPool(NamedTuple):
     """A pool just after a flush."""
 
     after: PoolUsage
     released_bytes: int
     until: float
 
-    def taken_again(self, pool: PoolUsage) -> bool:
+    def is_refilled(self, pool: PoolUsage) -> bool:
         allocated = pool.device_allocations is None or pool.device_allocations != self.after.device_allocations
         return allocated and pool.held_bytes - self.after.held_bytes >= REFILL_RATIO * self.released_bytes
 
@@ -133,14 +133,14 @@ class RefilledFlushes:
     """
 
     def __init__(self) -> None:
-        self._releases: dict[PoolKey, Release] = {}
+        self._releases: dict[PoolKey, FlushedPool] = {}
         self._counts: dict[PoolKey, int] = {}
 
     def flushed(self, changes: Iterable[PoolChange], now: float) -> None:
         for change in changes:
             released = change.before.held_bytes - change.after.held_bytes
             if released > 0:
-                self._releases[_pool_key(change.after)] = Release(change.after, released, now + REFILL_SECONDS)
+                self._releases[_pool_key(change.after)] = FlushedPool(change.after, released, now + REFILL_SECONDS)
 
     def counted(self, pools: Sequence[PoolUsage], now: float) -> Iterable[PoolUsage]:
         """Return the pools, each with its number of refilled flushes."""
@@ -150,7 +150,7 @@ class RefilledFlushes:
         for pool in pools:
             name = _pool_key(pool)
             release = self._releases.get(name)
-            if release is not None and (now > release.until or release.taken_again(pool)):
+            if release is not None and (now > release.until or release.is_refilled(pool)):
                 del self._releases[name]
                 if now <= release.until:
                     self._counts[name] = self._counts.get(name, 0) + 1
@@ -389,8 +389,8 @@ def expected(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None = 0) 
     return Expected(low, likely, high, "exact" if low == high else "interval")
 
 
-def held(pool: PoolUsage) -> Held:
-    return Held(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, None)
+def held(pool: PoolUsage) -> PoolBytes:
+    return PoolBytes(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, None)
 
 
 def conclude(

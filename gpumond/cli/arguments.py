@@ -58,14 +58,18 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError("expected a whole number") from None
+def _converted(convert: Callable[[str], T], expected: str) -> Callable[[str], T]:
+    def read(text: str) -> T:
+        try:
+            return convert(text)
+        except ValueError:
+            raise ValueError(f"expected {expected}") from None
+
+    return value(read)
 
 
-whole_number = value(_whole_number)
+whole_number = _converted(int, "a whole number")
+number = _converted(float, "a number")
 count = value(_count)
 """A number of lines or entries, at least 1."""
 duration = value(units.seconds)

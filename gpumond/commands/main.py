@@ -12,7 +12,7 @@ from itertools import groupby, takewhile
 from typing import Any, NoReturn, Protocol, cast
 
 from gpumond import __version__, revision
-from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, print_error, whole_number
+from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, number, print_error, whole_number
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, DaemonError, GpumondError, NoSuchDevice
 from gpumond.feature import Command, resolve
 from gpumond.features import features
@@ -86,9 +86,9 @@ def options_last(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[
     first: list[str] = []
     last: list[str] = []
     option = ""
-    for number, word in enumerate(words):
+    for place, word in enumerate(words):
         if word == "--":
-            return [*first, *last, *words[number:]]
+            return [*first, *last, *words[place:]]
         if word.startswith("-") and word != "-":
             option = word
             last.append(word)
@@ -212,6 +212,7 @@ class Parser(argparse.ArgumentParser):
         defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(**defaults | options)
         self.register("type", int, whole_number)
+        self.register("type", float, number)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:

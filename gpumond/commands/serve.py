@@ -12,7 +12,7 @@ from gpumond.cli.arguments import DONE
 from gpumond.devices import SOURCES, detected
 
 if TYPE_CHECKING:
-    from gpumond.config.loading import Kept
+    from gpumond.config.loading import LastValidFile
     from gpumond.config.settings import Settings
 
 ACCESS = ("insecure", "web_config", "tokens_file")
@@ -82,7 +82,7 @@ def serve(
     reload: Callable[[], Settings],
     pace: float = 1.0,
     bound: Callable[[str], None] = lambda address: None,
-    kept: Kept | None = None,
+    kept: LastValidFile | None = None,
     without_port: bool = False,
 ) -> int:
     """Run the daemon in this process until a signal stops it.

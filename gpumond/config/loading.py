@@ -163,7 +163,7 @@ COPY = "last-configuration.yaml"
 FIRST_LINE = "# the last content of {} that could be loaded; gpumond replaces this file\n"
 
 
-class Kept(NamedTuple):
+class LastValidFile(NamedTuple):
     """Settings of the copy are in effect, because the file could not be loaded.
 
     ``error``: the reason. ``place``: that in the file, without values. ``loaded_at``: unix seconds at which the copy
@@ -196,7 +196,7 @@ class ConfigurationFile:
             self._keep(settings.store_file().parent, text)
         return settings
 
-    def load_or_keep(self) -> tuple[Settings, Kept | None]:
+    def load_or_keep(self) -> tuple[Settings, LastValidFile | None]:
         """Load the file, or else its copy. Raises the ConfigError of the file if the copy cannot be used, either."""
         try:
             return self.load(), None
@@ -205,7 +205,7 @@ class ConfigurationFile:
             if kept is None:
                 raise
             settings, written_at = kept
-            return settings, Kept(str(error), error.place, written_at)
+            return settings, LastValidFile(str(error), error.place, written_at)
 
     def _keep(self, directory: Path, text: str) -> None:
         content = FIRST_LINE.format(self.path).encode() + text.encode()

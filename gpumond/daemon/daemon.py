@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from gpumond.config.loading import Kept
+from gpumond.config.loading import LastValidFile
 from gpumond.config.settings import RELOADED, Settings
 from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import diagnose
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def real_edges(settings: Settings, source: str) -> Iterator[Dependencies]:
+def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencies]:
     """Bind the agents' socket, and remove it at the end. ``source`` names an entry of ``devices.SOURCES``.
 
     Raises ConfigError if the socket cannot be bound.
@@ -102,7 +102,7 @@ class Daemon(Operations):
         dependencies: Dependencies,
         load: Load | None = None,
         pace: float = 1.0,
-        kept: Kept | None = None,
+        kept: LastValidFile | None = None,
     ) -> None:
         kernel = self.kernel = Kernel(settings, dependencies, pace)
         self._load = load
@@ -133,8 +133,10 @@ class Daemon(Operations):
         async with AsyncExitStack() as stack:
             stack.push_async_callback(lambda: kernel.store.close(self._store_seconds))
             await kernel.store.open()
-            await self._history.restore(kernel.history, kernel.diagnosis.pasts)
-            stack.push_async_callback(self._finish, lambda: self._history.close(kernel.history, kernel.diagnosis.pasts))
+            await self._history.restore(kernel.history, kernel.diagnosis.earlier_uses)
+            stack.push_async_callback(
+                self._finish, lambda: self._history.close(kernel.history, kernel.diagnosis.earlier_uses)
+            )
             stack.push_async_callback(kernel.devices.stop)
             kernel.devices.start()
             stack.callback(kernel.programs.close)
@@ -172,7 +174,7 @@ class Daemon(Operations):
             for part in kernel.parts:
                 part.act(tick)
             self._count(tick)
-        self._history.advance(kernel.history, kernel.diagnosis.pasts, snapshot.elapsed_seconds)
+        self._history.advance(kernel.history, kernel.diagnosis.earlier_uses, snapshot.elapsed_seconds)
         kernel.telemetry.faults(snapshot.faults, complete=reading is not None)
         return tick
 

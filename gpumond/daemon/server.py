@@ -14,11 +14,11 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 
 import uvicorn
 
-from gpumond.config.loading import Kept
+from gpumond.config.loading import LastValidFile
 from gpumond.config.settings import LOOPBACK, Settings
 from gpumond.config.tokens import Token, check_subjects, read_tokens
 from gpumond.config.web_file import ReloadingFile, Web, alternative_names
-from gpumond.daemon.daemon import Daemon, Load, real_edges
+from gpumond.daemon.daemon import Daemon, Load, system_dependencies
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.snapshot import Fault
 from gpumond.features import routers
@@ -55,7 +55,7 @@ async def serve(
     pace: float = 1.0,
     log_limit: RateLimitFilter | None = None,
     bound: Callable[[str], None] = lambda address: None,
-    kept: Kept | None = None,
+    kept: LastValidFile | None = None,
     without_port: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigError if the port or a socket cannot be bound.
@@ -75,7 +75,7 @@ async def serve(
             if not without_port:
                 raise
             listener, problem = None, str(error)
-        dependencies = stack.enter_context(real_edges(settings, source))
+        dependencies = stack.enter_context(system_dependencies(settings, source))
         daemon = Daemon(settings, dependencies, load, pace, kept)
         if log_limit is not None:
             log_limit.dropped = daemon.kernel.telemetry.log_dropped

@@ -71,7 +71,7 @@ class Course(NamedTuple):
         return self.age * float((1 + room / self.height) ** (1 / exponent) - 1)
 
 
-class Whole(NamedTuple):
+class WholeGrowth(NamedTuple):
     """A growth from its begin to now, and whether the curve was flat before."""
 
     begin: float
@@ -89,7 +89,7 @@ class Whole(NamedTuple):
         return median(self.values[-3:]) - self.base
 
 
-def whole(times: Sequence[float], values: Sequence[float]) -> Whole | None:
+def whole(times: Sequence[float], values: Sequence[float]) -> WholeGrowth | None:
     """Return the growth that a curve ends with; None if it does not grow."""
     if len(values) < MIN_POINTS:
         return None
@@ -111,7 +111,7 @@ def whole(times: Sequence[float], values: Sequence[float]) -> Whole | None:
     needed = min(LONG_FLAT_SECONDS, max(FLAT_SECONDS, FLAT_RATIO * age))
     first = bisect_left(times, times[start] - max(needed, age))
     flat = past >= needed and _is_flat(times[first : start + 1], smooth[first : start + 1], growth, growth / age)
-    return Whole(times[start], low, times[start:], values[start:], flat)
+    return WholeGrowth(times[start], low, times[start:], values[start:], flat)
 
 
 def _last_flat(times: Sequence[float], values: Sequence[float], start: int, middle: int) -> int:
@@ -131,7 +131,7 @@ def _is_flat(times: Sequence[float], values: Sequence[float], growth: float, slo
     return max(level) - min(level) <= FLAT_RANGE_RATIO * growth and abs(sen(at, level)) <= FLAT_SLOPE_RATIO * slope
 
 
-def between_rests(growth: Whole) -> Whole | None:
+def between_rests(growth: WholeGrowth) -> WholeGrowth | None:
     """Return a growth as its points before each step, if it rests in between; None if it grows without rests.
 
     With too many falls, or without growth that is left, it has no steps.
@@ -153,7 +153,7 @@ def between_rests(growth: Whole) -> Whole | None:
     return growth._replace(times=[times[i] for i in points], values=[values[i] for i in points])
 
 
-def course(growth: Whole) -> Course | None:
+def course(growth: WholeGrowth) -> Course | None:
     """Return the course of a growth; None if it has too few points."""
     begin, times, values = growth.begin, growth.times, growth.values
     if not growth.flat:
@@ -175,7 +175,7 @@ def course(growth: Whole) -> Course | None:
     return Course(growth.age, growth.growth, EXPONENTS[best], min(within), max(within))
 
 
-def forecasts(growth: Whole) -> list[Course]:
+def forecasts(growth: WholeGrowth) -> list[Course]:
     """Return the courses of a growth that accelerates, the best first, and those that are hardly worse.
 
     Such a growth is visible only some time after it began, so that earlier begins are tried as well.

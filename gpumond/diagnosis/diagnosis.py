@@ -27,7 +27,7 @@ from gpumond.diagnosis.leak_search import (
     search,
     watch_growth,
 )
-from gpumond.diagnosis.past import HELD_MINUTES, Pasts
+from gpumond.diagnosis.past import HELD_MINUTES, EarlierUses
 from gpumond.diagnosis.shapes import REST_MINUTES, Shape, shape
 from gpumond.diagnosis.tracker import Evidence, Fall, TrackedSeries, Tracker
 from gpumond.facts.frame import Verdict
@@ -93,7 +93,7 @@ class Diagnosis:
         """Crash loops, with the time until which each is active."""
         self._flat: dict[SeriesKey, detectors.Flat] = {}
         self._ranks = RankGroup()
-        self.pasts = Pasts()
+        self.earlier_uses = EarlierUses()
         """What programs did before; the store keeps it."""
 
     @property
@@ -130,7 +130,7 @@ class Diagnosis:
         for fall in self._tracker.falls:
             if fall.ended:
                 life = fall.tracked.life
-                self.pasts.note(fall.tracked.owner, snapshot.taken_at, life.held, life.returned)
+                self.earlier_uses.note(fall.tracked.owner, snapshot.taken_at, life.held, life.returned)
             self._explain(fall, snapshot)
         for device in snapshot.devices:
             device_series = self._tracker.tracked_series.get((device.uuid, None))
@@ -204,7 +204,7 @@ class Diagnosis:
         """Judge growth of minutes, every 15 s."""
         alone = tracked.pid is not None or self._is_classified_alone(tracked, device)
         room = self._room(tracked.uuid, device) if tracked.growth else None
-        if watch_growth(tracked, self.history, _label(device), room, alone, self.pasts.limit(tracked.owner)):
+        if watch_growth(tracked, self.history, _label(device), room, alone, self.earlier_uses.limit(tracked.owner)):
             self._set_leak(tracked, device)
             self._set_shape(tracked, None)
 
@@ -230,7 +230,7 @@ class Diagnosis:
     def _leak(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Leak | None:
         if tracked.leak is not None:
             return follow(tracked, tracked.leak, self.history.now, closed)
-        known = self.pasts.limit(tracked.owner) if tracked.pid is not None else 0.0
+        known = self.earlier_uses.limit(tracked.owner) if tracked.pid is not None else 0.0
         return search(tracked, self.history, device.size_bytes, self._room(tracked.uuid, device), closed, known)
 
     def _room(self, uuid: str, device: DeviceReading) -> float | None:

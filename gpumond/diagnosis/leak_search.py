@@ -14,7 +14,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from gpumond.diagnosis import leak, messages, serving
-from gpumond.diagnosis.course import Course, Whole, between_rests, course, forecasts, reduced, whole
+from gpumond.diagnosis.course import Course, WholeGrowth, between_rests, course, forecasts, reduced, whole
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.diagnosis.growth import BLOCK, Growth, growing, quick, rises, update
 from gpumond.diagnosis.leak import OUTSIDE, Leak, LeakCase, curve, load_rose
@@ -92,12 +92,12 @@ LATE_PARTS, LATE_RATIO = 6, 0.05
 class Filling(NamedTuple):
     """Growth that slows down; ``rate`` is its present slope."""
 
-    growth: Whole
+    growth: WholeGrowth
     course: Course
     rate: float
 
 
-def whole_growth(tracked: TrackedSeries, case: LeakCase, found: Leak) -> Whole | None:
+def whole_growth(tracked: TrackedSeries, case: LeakCase, found: Leak) -> WholeGrowth | None:
     """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the life, and
     are not shorter than those in which it was found.
     """
@@ -148,7 +148,7 @@ def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> 
     return whole_leak
 
 
-def _goes_on_by_steps(case: LeakCase, found: Leak, growth: Whole) -> bool:
+def _goes_on_by_steps(case: LeakCase, found: Leak, growth: WholeGrowth) -> bool:
     """Return False for growth by few steps, or ever rarer ones, between which the curve rests; True if it is older than
     the known minutes.
     """

@@ -41,7 +41,7 @@ Owner = tuple[str, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class EarlierUse:
     """``held_bytes``: highest level that a life held; ``returned_bytes``: highest level from which it returned growth.
     ``seen_at``: unix time of the last change.
     """
@@ -58,11 +58,11 @@ class Past:
         return _limit(max(self.held_bytes, self.returned_bytes))
 
 
-class Pasts:
+class EarlierUses:
     """The past of each program, the newest last."""
 
     def __init__(self) -> None:
-        self._known: dict[Owner, Past] = {}
+        self._known: dict[Owner, EarlierUse] = {}
 
     def limit(self, owner: Owner) -> float:
         known = self._known.get(owner)
@@ -72,7 +72,7 @@ class Pasts:
         """Record a level that was held or returned."""
         if not owner[0]:
             return
-        before = self._known.pop(owner, None) or Past(name=owner[0], uid=owner[1], seen_at=at)
+        before = self._known.pop(owner, None) or EarlierUse(name=owner[0], uid=owner[1], seen_at=at)
         self._known[owner] = replace(
             before,
             seen_at=at,
@@ -82,16 +82,16 @@ class Pasts:
         if len(self._known) > MAX_PROGRAMS:
             del self._known[next(iter(self._known))]
 
-    def records(self) -> tuple[Past, ...]:
+    def records(self) -> tuple[EarlierUse, ...]:
         return tuple(self._known.values())
 
-    def restore(self, pasts: Iterable[Past]) -> None:
+    def restore(self, earlier_uses: Iterable[EarlierUse]) -> None:
         """Add the records of earlier daemons, which those of this one follow."""
-        known = {(past.name, past.uid): past for past in sorted(pasts, key=lambda past: past.seen_at)}
+        known = {(past.name, past.uid): past for past in sorted(earlier_uses, key=lambda past: past.seen_at)}
         self._known = {**known, **self._known}
 
 
-class Life:
+class Lifetime:
     """The present tooth of a curve, the level that it has held in this life, and the highest from which a tooth, and
     a long one, was returned; 0 while there is none.
     """

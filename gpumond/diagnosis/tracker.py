@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, Peaks, Rises
 from gpumond.diagnosis.growth import Growth, StepRecord
 from gpumond.diagnosis.leak import Leak
-from gpumond.diagnosis.past import Floors, Life, Owner
+from gpumond.diagnosis.past import Floors, Lifetime, Owner
 from gpumond.diagnosis.serving import UpperQuartiles
 from gpumond.diagnosis.shapes import Plateaus, Shape
 from gpumond.facts.engines import EngineReading
@@ -86,7 +86,7 @@ class TrackedSeries:
         """Ending of the program that its agent reported."""
         self.peaks = Peaks(-inf)
         self.levels = Plateaus()
-        self.life = Life()
+        self.life = Lifetime()
         self.floors = Floors()
         self.uid: int | None = None
         self.quartiles = UpperQuartiles()
@@ -132,7 +132,7 @@ class TrackedSeries:
         self.steps = StepRecord()
         self.allocations = LiveAllocations()
         self.levels = Plateaus()
-        self.life = Life()
+        self.life = Lifetime()
         self.floors = Floors()
         self.quartiles = UpperQuartiles()
 
@@ -294,7 +294,7 @@ class Tracker:
             one_device = step is not None and len({pool.device_uuid for pool in full.pools}) == 1
             at_end = tracked.steps.add(step, one_device, now, MEASURED_SECONDS)
             if tracked.steps.are_measured != measured:
-                tracked.levels, tracked.life, tracked.floors = Plateaus(), Life(), Floors()
+                tracked.levels, tracked.life, tracked.floors = Plateaus(), Lifetime(), Floors()
             tracked.name = full.workload or tracked.name
             tracked.used = nan if live is None else float(live)
             tracked.retained = bool(full.program.retainers)

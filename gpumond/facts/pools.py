@@ -124,7 +124,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PoolBytes:
     """One pool, and the driver's count for its process, before or after a flush."""
 
     held_bytes: int
@@ -156,8 +156,8 @@ class Receipt:
     expected: Expected | None
     released_bytes: int
     driver_released_bytes: int | None
-    before: Held | None
-    after: Held | None
+    before: PoolBytes | None
+    after: PoolBytes | None
     steps: tuple[StepResult, ...]
     raced: bool
     requested_by: str

@@ -144,7 +144,7 @@ MISSED_LIMIT = 3
 """Number of consecutive readings without a device after which its values are withheld."""
 
 
-class OfProcess:
+class HasProcessKey:
     """A fact about one process."""
 
     __slots__ = ()
@@ -161,7 +161,7 @@ class OfProcess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessUsage(OfProcess):
+class ProcessUsage(HasProcessKey):
     """One process on one device, as the driver lists it; all other facts about the process come from /proc.
 
     ``start_ticks`` is None when /proc does not know the pid (it has ended, or is in another PID namespace).
@@ -317,7 +317,7 @@ class SourceState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentReport(OfProcess):
+class AgentReport(HasProcessKey):
     """The newest report of one process; pid, start_ticks and uid come from the kernel.
 
     For a process in a PID namespace that the daemon cannot see, ``pid`` is the number of its connection, which is above
@@ -364,7 +364,7 @@ class AgentReport(OfProcess):
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramEnd(OfProcess):
+class ProgramEnd(HasProcessKey):
     """A program whose agent announced its end, and the kind of the end."""
 
     pid: int
@@ -373,7 +373,7 @@ class ProgramEnd(OfProcess):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Excess(OfProcess):
+class Excess(HasProcessKey):
     """Claim of one process on one device that exceeds the driver's count or, of one pool, the device's size.
 
     ``ticks``: number of consecutive ticks. ``unmapped_bytes``: the part that is counted as unmapped because of it.
@@ -411,7 +411,7 @@ class Suspension:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overhead(OfProcess):
+class Overhead(HasProcessKey):
     """The overhead of one process on one device over time: what is known about its parts.
 
     ``began``: the first snapshot that lists the process. ``parts``: names and bytes, in the order in which they were
@@ -433,7 +433,7 @@ class Overhead(OfProcess):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessQuota(OfProcess):
+class ProcessQuota(HasProcessKey):
     """The quotas of one process, which apply on each device that it uses."""
 
     pid: int

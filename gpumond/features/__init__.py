@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from gpumond.feature import Feature, installed, resolve
+from gpumond.feature import Feature, installed_features, resolve
 from gpumond.features import (
     alerts,
     audit,
@@ -53,7 +53,7 @@ service of another one follows it.
 @cache
 def features() -> tuple[Feature, ...]:
     """Return the features of this package and of other installed packages."""
-    return (*FEATURES, *installed())
+    return (*FEATURES, *installed_features())
 
 
 def routers() -> tuple[Any, ...]:

@@ -79,7 +79,7 @@ def find_process(pid: int, proc: str = "/proc") -> tuple[ProcessKey, int] | None
     return None if start is None or start.state in ENDED_STATES else (ProcessKey(pid, start.start_ticks), uid)
 
 
-def descends(pid: int, ancestors: Collection[int], proc: str = "/proc") -> bool:
+def is_descendant(pid: int, ancestors: Collection[int], proc: str = "/proc") -> bool:
     """Return whether a process, one of its parents or one of theirs is among ``ancestors``."""
     for _ in range(MAX_ANCESTORS):
         if pid in ancestors:

@@ -56,7 +56,7 @@ class Encoding(NamedTuple):
         return cls(accepts(accept, "application/openmetrics-text"), compat, ALL_GROUPS if compat else groups)
 
 
-class Page(NamedTuple):
+class Scrape(NamedTuple):
     content_type: str
     plain: bytes
     compressed: bytes
@@ -72,9 +72,9 @@ class Exposition:
         self._telemetry, self._max_series = telemetry, max_series
         self.also = also
         self._frame: Frame | None = None
-        self._pages: dict[Encoding, Page] = {}
+        self._pages: dict[Encoding, Scrape] = {}
 
-    def page(self, frame: Frame | None, form: Encoding) -> Page:
+    def page(self, frame: Frame | None, form: Encoding) -> Scrape:
         """Return the page of a frame. Before the first frame, it contains only the daemon's counters."""
         if frame is not self._frame:
             self._frame, self._pages = frame, {}
@@ -83,12 +83,12 @@ class Exposition:
             pages[form] = self._rendered(frame, form)
         return pages[form]
 
-    def _rendered(self, frame: Frame | None, form: Encoding) -> Page:
+    def _rendered(self, frame: Frame | None, form: Encoding) -> Scrape:
         module = openmetrics if form.openmetrics else prometheus_text
         of_frame = b"" if frame is None else self._of_frame(frame, form).encode()  # it counts dropped series
         plain = of_frame + module.generate_latest(FrameCollector(partial(self._others, frame, form)))
         packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_FORMAT)
-        return Page(module.CONTENT_TYPE_LATEST, plain, packer.compress(plain) + packer.flush())
+        return Scrape(module.CONTENT_TYPE_LATEST, plain, packer.compress(plain) + packer.flush())
 
     def _of_frame(self, frame: Frame, form: Encoding) -> str:
         """Write the families of the frame, at most ``max_series`` of its series."""
@@ -136,7 +136,7 @@ Owner = Callable[[tuple[str, ...]], int | None]
 """Function from label values to the person that owns the series; None if there is no single owner."""
 
 
-class Shares:
+class SeriesShares:
     """Number of series that each user may have on one page; ``dropped`` counts the series above it."""
 
     def __init__(self, owners: Mapping[str, Owner], remaining: Mapping[int | None, int], dropped: int) -> None:
@@ -154,7 +154,7 @@ class Shares:
         return kept
 
 
-def share_series(families: Iterable[Family], frame: Frame, most: int) -> Shares:
+def share_series(families: Iterable[Family], frame: Frame, most: int) -> SeriesShares:
     """Count the series of each user and divide ``most`` among the users."""
     pids: dict[str, int | None] = {}
     workloads: dict[str, int | None] = {}
@@ -168,7 +168,7 @@ def share_series(families: Iterable[Family], frame: Frame, most: int) -> Shares:
         owner = owners[family.name] = _owner(family, pids, workloads)
         counts.update(owner(labels) for labels, value in family.rows(frame) if value is not None)
     remaining = divided(counts, most)
-    return Shares(owners, remaining, counts.total() - sum(remaining.values()))
+    return SeriesShares(owners, remaining, counts.total() - sum(remaining.values()))
 
 
 def divided(counts: Mapping[int | None, int], most: int) -> dict[int | None, int]:

@@ -61,7 +61,7 @@ function showActs(cell, entry) {
   erase.setAttribute("aria-label", `Delete ${entry.name}`);
 }
 
-const ABOUT = "Record the memory use of programs, and compare it with their use after a change.";
+const ABOUT = "Record your programs' memory use, and compare it after a change.";
 const routeOf = ({ name }) => `baselines/${encodeURIComponent(name)}`;
 const refusal = control("p", { role: "alert", className: "refused" });
 const table = createTable("Baselines", COLUMNS);

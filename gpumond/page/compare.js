@@ -101,7 +101,7 @@ function show() {
   const at = from + ((to - from) * moment.value) / 100;
   const top = points.reduce((most, { used }) => Math.max(most, used), 1);
   controls.hidden = !histories.length;
-  put(says, histories.length ? `All charts have the scale from 0 to ${human(top)}. Now is compared with ${clock(at)}.` : "Mark up to four processes in the overview, with ✓ in their rows or the key x, to see their memory side by side.");
+  put(says, histories.length ? `All charts use the scale 0 to ${human(top)}, and compare now with ${clock(at)}.` : "Mark up to four processes in the overview, with ✓ in their rows or the key x, to see their memory side by side.");
   sync(
     charts,
     histories,

@@ -35,7 +35,7 @@ const ofSuspension = ({ expected_bytes: bytes, released_bytes: driver, host_byte
 });
 
 const keyOf = (receipt) => [receipt.started_at, receipt.pid, receipt.allocator, receipt.device_uuid].join();
-const NONE = "Nothing has been flushed or suspended yet. A receipt compares what was expected to be released with what was.";
+const NONE = "Nothing has been flushed or suspended yet. A receipt compares the expected release with the actual one.";
 let section;
 
 async function load() {

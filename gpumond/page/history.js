@@ -68,7 +68,7 @@ const record = ({ notes, ...alert }) => ({
 });
 
 const keyOf = (alert) => JSON.stringify([alert.rule, alert.active_at, alert.pid, alert.labels]);
-const NONE = "No alert has fired yet. Rules shows when one does.";
+const NONE = "No alert has fired yet. Open Rules to see when one does.";
 let section;
 
 async function load() {

@@ -30,7 +30,7 @@ const COLUMNS = [
 ];
 
 const record = ({ name, origin, quota }) => ({ name, origin, ...quota, match: JSON.stringify(quota.match ?? {}) });
-const NONE = "No quota is set. A quota limits the memory of the processes that match it, or reserves some for them.";
+const NONE = "No quota is set. A quota limits the memory of matching processes, or reserves memory for them.";
 let section;
 
 async function load() {

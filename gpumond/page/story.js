@@ -14,7 +14,7 @@ export function captionsOf({ snapshot, processes, queue, verdicts }, events) {
   if (snapshot.source.name !== "sim" || !leaking) return found;
   const flush = events.findLast(({ kind, at }) => kind === "flush" && snapshot.taken_at - at < FRESH);
   const released = flush && Object.fromEntries(flush.details).released_bytes;
-  if (released) found.set("flush", `A flush of ${flush.workload} has released ${human(released)}. Receipts compares it with its plan.`);
+  if (released) found.set("flush", `A flush of ${flush.workload} released ${human(released)}. Open Receipts to compare it with the plan.`);
   if (verdicts.some(({ kind, pid }) => kind === "leak" && pid === leaking.pid))
     found.set("leak", `${LEAKING} keeps more memory with each step. Its problem says when the GPU will be full; Why lists what it keeps.`);
   for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === TRAINING && bytes >= LARGE))

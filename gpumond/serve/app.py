@@ -17,7 +17,7 @@ from gpumond.kernel import Kernel
 from gpumond.serve import live, operations, pages, problems, resources, sessions
 from gpumond.serve.auth import Tokens
 from gpumond.serve.examples import KIND
-from gpumond.serve.limits import MAX_PREVIEWS, Shares
+from gpumond.serve.limits import MAX_PREVIEWS, UserShares
 from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, LiveFrames
 from gpumond.serve.problems import responses
 
@@ -99,8 +99,8 @@ def state_of(kernel: Kernel, tokens: Tokens) -> State:
             "kernel": kernel,
             "tokens": tokens,
             "live": LiveFrames(kernel),
-            "event_streams": Shares(MAX_STREAMS),
-            "previews": Shares(MAX_PREVIEWS, 1),
+            "event_streams": UserShares(MAX_STREAMS),
+            "previews": UserShares(MAX_PREVIEWS, 1),
             "slow_seconds": SLOW_SECONDS,
         }
     )

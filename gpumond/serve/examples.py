@@ -10,7 +10,7 @@ from pydantic_core import to_jsonable_python
 from gpumond.events import Event
 from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
 from gpumond.facts.frame import Alert, Fit, Frame, Ledger, Line, Overcount, RuledOut, Verdict
-from gpumond.facts.pools import Expected, Held, PoolUsage, Receipt, Reclaimable, StepResult
+from gpumond.facts.pools import Expected, PoolBytes, PoolUsage, Receipt, Reclaimable, StepResult
 from gpumond.facts.program import (
     AppliedLimit,
     ByteChange,
@@ -183,8 +183,8 @@ RECEIPT = Receipt(
     expected=Expected(40 * GIB, 40 * GIB, 40 * GIB, "exact"),
     released_bytes=40 * GIB,
     driver_released_bytes=40 * GIB,
-    before=Held(76 * GIB, 31 * GIB, 40 * GIB, 78 * GIB),
-    after=Held(36 * GIB, 31 * GIB, 0, 38 * GIB),
+    before=PoolBytes(76 * GIB, 31 * GIB, 40 * GIB, 78 * GIB),
+    after=PoolBytes(36 * GIB, 31 * GIB, 0, 38 * GIB),
     steps=(StepResult("ipc", 0, 0.0001), StepResult("cache", 40 * GIB, 0.21)),
     raced=False,
     requested_by="token",

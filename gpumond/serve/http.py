@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gpumond.config.web_file import certificate_subjects
 from gpumond.serve.answers import problem
 from gpumond.serve.auth import user
-from gpumond.serve.limits import Shares
+from gpumond.serve.limits import UserShares
 from gpumond.serve.listener import HttpPeer
 
 RECEIVE_SECONDS = 10.0
@@ -231,7 +231,7 @@ class SendBuffers:
 
     def __init__(self, total: int = MAX_UNSENT_BYTES, each: int = MAX_UNSENT_BYTES_OF_USER) -> None:
         self._total = total
-        self._shares: Shares[int] = Shares(total, each)
+        self._shares: UserShares[int] = UserShares(total, each)
         self._readers: dict[tuple[str, int], dict[Sending, None]] = {}
         self._bodies: dict[int, int] = {}
         self.bytes = self.answers = 0

@@ -22,7 +22,7 @@ from typing import Literal
 from gpumond.host.machine import RESERVED_CONNECTIONS
 from gpumond.host.peer import loopback_uid, peer_uid
 from gpumond.host.runtime_directory import BACKLOG
-from gpumond.serve.limits import LOOPBACK, Shares, user_of
+from gpumond.serve.limits import LOOPBACK, UserShares, user_of
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ class HttpListener:
     ) -> None:
         self._listeners, self._protocol, self._tls = listeners, protocol, tls
         self._rejected, self._owner = rejected, owner
-        self._connections: Shares[HttpPeer] = Shares(connections, per_user)
-        self._reserved: Shares[HttpPeer] = Shares(reserved)
+        self._connections: UserShares[HttpPeer] = UserShares(connections, per_user)
+        self._reserved: UserShares[HttpPeer] = UserShares(reserved)
         self._starting: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -136,7 +136,7 @@ class HttpListener:
     def gone(self, peer: HttpPeer) -> None:
         self._shares(peer).remove(peer.user, peer)
 
-    def _shares(self, peer: HttpPeer) -> Shares[HttpPeer]:
+    def _shares(self, peer: HttpPeer) -> UserShares[HttpPeer]:
         return self._reserved if peer.reserved else self._connections
 
     def _accept(self, listener: socket.socket) -> None:
@@ -172,7 +172,7 @@ class HttpListener:
         peer.reserved = True
         return reserved.admits(peer.user) or self._close_one(reserved, reserved.users())
 
-    def _close_one(self, shares: Shares[HttpPeer], users: Sequence[str]) -> bool:
+    def _close_one(self, shares: UserShares[HttpPeer], users: Sequence[str]) -> bool:
         """Close a connection of the first of these users that has one which may be closed; False if none has."""
         longest = next((found for user in users if (found := first_to_close(shares.holders(user)))), None)
         if longest is None:

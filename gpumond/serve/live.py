@@ -29,7 +29,7 @@ from gpumond.serve.auth import user
 from gpumond.serve.dependencies import kernel_of, present
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.identity import Tenant, own_part
-from gpumond.serve.limits import Shares
+from gpumond.serve.limits import UserShares
 from gpumond.serve.problems import responses
 from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
 
@@ -54,7 +54,7 @@ class EventStream(StreamingResponse):
         self, scope: Scope, state: State, content: AsyncIterator[bytes], headers: Mapping[str, str] = {}
     ) -> None:
         super().__init__(content, headers={"Cache-Control": "no-store"} | dict(headers))
-        self._streams: Shares[EventStream] = state.event_streams
+        self._streams: UserShares[EventStream] = state.event_streams
         self._user, self._slow_seconds = user(scope), state.slow_seconds
         self._ended = False
 

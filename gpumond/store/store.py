@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumond.diagnosis.past import Past, Pasts
+from gpumond.diagnosis.past import EarlierUse, EarlierUses
 from gpumond.facts.alerts import Heartbeat, Notice, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
@@ -164,7 +164,7 @@ class Store:
         opened later.
         """
         tried = asyncio.Event()
-        self._beating = asyncio.create_task(self._beat_forever(tried))
+        self._beating = asyncio.create_task(self._write_heartbeats(tried))
         try:
             await asyncio.wait_for(tried.wait(), OPEN_SECONDS)
         except (asyncio.TimeoutError, TimeoutError):
@@ -272,19 +272,19 @@ class Store:
         rows = await self.run(lambda db: db.execute("SELECT body FROM history").fetchall())
         return self.rows.read("history", rows, partial(from_text, CoarseSeries))
 
-    async def keep_pasts(self, pasts: Iterable[Past]) -> None:
+    async def keep_earlier_uses(self, earlier_uses: Iterable[EarlierUse]) -> None:
         """Store what programs did before, replacing the previous records."""
-        rows = [(to_text(past),) for past in pasts]
+        rows = [(to_text(past),) for past in earlier_uses]
 
         def keep(db: sqlite3.Connection) -> None:
-            db.execute("DELETE FROM pasts")
-            db.executemany("INSERT INTO pasts VALUES (?)", rows)
+            db.execute("DELETE FROM earlier_uses")
+            db.executemany("INSERT INTO earlier_uses VALUES (?)", rows)
 
         await self.run(keep)
 
-    async def pasts(self) -> list[Past]:
-        rows = await self.run(lambda db: db.execute("SELECT body FROM pasts").fetchall())
-        return self.rows.read("pasts", rows, partial(from_text, Past))
+    async def earlier_uses(self) -> list[EarlierUse]:
+        rows = await self.run(lambda db: db.execute("SELECT body FROM earlier_uses").fetchall())
+        return self.rows.read("earlier_uses", rows, partial(from_text, EarlierUse))
 
     async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
         """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""
@@ -347,7 +347,7 @@ class Store:
         self.writable, self.trouble = False, trouble
         return StoreUnavailable(trouble, full)
 
-    async def _beat(self) -> None:
+    async def _write_heartbeat(self) -> None:
         def beat(db: sqlite3.Connection) -> tuple[str, ...]:
             self._live(db)
             return self._database.set_aside()
@@ -361,9 +361,9 @@ class Store:
         now = self._clock()
         db.execute("INSERT OR REPLACE INTO heartbeat VALUES (1, ?, ?)", (now.at, now.monotonic))
 
-    async def _beat_forever(self, tried: asyncio.Event) -> None:
+    async def _write_heartbeats(self, tried: asyncio.Event) -> None:
         while True:
-            await self._beat()
+            await self._write_heartbeat()
             tried.set()
             await asyncio.sleep(self._beat_seconds)
             if self._clock().monotonic - self._trimmed.monotonic >= TRIM_SECONDS:
@@ -417,15 +417,15 @@ class HistoryPersistence:
         self._due = HISTORY_SECONDS
         self._writing: asyncio.Future[None] | None = None
 
-    async def restore(self, history: History, pasts: Pasts) -> None:
+    async def restore(self, history: History, earlier_uses: EarlierUses) -> None:
         """Restore the previous daemon's series for devices and processes that still exist, and its records."""
         try:
             history.restore(await self._store.history())
-            pasts.restore(await self._store.pasts())
+            earlier_uses.restore(await self._store.earlier_uses())
         except StoreUnavailable:
             pass  # the store has logged it
 
-    def advance(self, history: History, pasts: Pasts, elapsed: float) -> None:
+    def advance(self, history: History, earlier_uses: EarlierUses, elapsed: float) -> None:
         """Gather and write the part of one tick. Waits for nothing."""
         if self._under_way is None:
             if elapsed < self._due:
@@ -436,16 +436,16 @@ class HistoryPersistence:
         if not batch:
             series, self._gathered = tuple(self._gathered), []
             self._under_way, self._due = None, elapsed + HISTORY_SECONDS
-            self._writing = asyncio.ensure_future(self._write(series, pasts))
+            self._writing = asyncio.ensure_future(self._write(series, earlier_uses))
 
-    async def close(self, history: History, pasts: Pasts) -> None:
+    async def close(self, history: History, earlier_uses: EarlierUses) -> None:
         if self._writing is not None:
             await self._writing
-        await self._write(tuple(history.coarse()), pasts)
+        await self._write(tuple(history.coarse()), earlier_uses)
 
-    async def _write(self, series: tuple[CoarseSeries, ...], pasts: Pasts) -> None:
+    async def _write(self, series: tuple[CoarseSeries, ...], earlier_uses: EarlierUses) -> None:
         try:
             await self._store.keep_history(series)
-            await self._store.keep_pasts(pasts.records())
+            await self._store.keep_earlier_uses(earlier_uses.records())
         except StoreUnavailable:
             pass  # the store has logged it; the next write includes it

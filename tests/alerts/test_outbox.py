@@ -189,7 +189,7 @@ def test_backoff_is_below_a_minute_while_an_alert_fires():
         return await pauses(outbox)
 
     async def only_resolved(outbox: Outbox) -> float:
-        queues(outbox)[0].add_known(make_alert())
+        queues(outbox)[0].add_active(make_alert())
         outbox.put([])
         return await pauses(outbox)
 

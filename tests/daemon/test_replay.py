@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.config.settings import Settings
-from gpumond.daemon.daemon import Daemon, real_edges
+from gpumond.daemon.daemon import Daemon, system_dependencies
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.messages import from_json, to_json
@@ -61,7 +61,7 @@ async def recorded(directory: Path) -> list[Frame]:
     """Return every frame of a daemon, until two kinds of verdicts have occurred."""
     frames: list[Frame] = []
     settings = settings_of(directory)
-    with real_edges(settings, "sim") as dependencies:
+    with system_dependencies(settings, "sim") as dependencies:
         daemon = Daemon(settings, dependencies, pace=PACE)
         end = time.monotonic() + 60
         async with daemon.running():
@@ -97,7 +97,7 @@ def test_history_of_devices_and_programs_survives_a_restart(program: Path):
         """Closed blocks of 15 minutes, each of which takes a second of the test."""
         end = time.monotonic() + 60
         settings = settings_of(program, socket)
-        with real_edges(settings, "sim") as dependencies:
+        with system_dependencies(settings, "sim") as dependencies:
             daemon = Daemon(settings, dependencies, pace=900.0)
             async with daemon.running():
                 while True:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
-from gpumond.diagnosis.past import MAX_PROGRAMS, Floors, Past, Pasts
+from gpumond.diagnosis.past import MAX_PROGRAMS, EarlierUse, EarlierUses, Floors
 from gpumond.facts.snapshot import Snapshot
 from tests.helpers.agents import GIB
 from tests.helpers.curves import HOUR, MIB, MINUTE, Curve, at_moment, by_process, kinds, of_device, onsets, steps_of
@@ -65,13 +65,13 @@ def test_floors_that_rise_from_day_to_day_are_a_rise():
 
 
 def test_records_are_limited_to_the_newest_programs():
-    pasts = Pasts()
+    earlier_uses = EarlierUses()
     for number in range(MAX_PROGRAMS + 5):
-        pasts.note((f"job-{number}", 1), float(number), held=GIB)
-    assert len(pasts.records()) == MAX_PROGRAMS
-    assert pasts.limit(("job-0", 1)) == 0
-    pasts.restore([Past(name="job-0", uid=1, seen_at=0.0, held_bytes=GIB)])
-    assert pasts.limit(("job-0", 1)) > GIB
+        earlier_uses.note((f"job-{number}", 1), float(number), held=GIB)
+    assert len(earlier_uses.records()) == MAX_PROGRAMS
+    assert earlier_uses.limit(("job-0", 1)) == 0
+    earlier_uses.restore([EarlierUse(name="job-0", uid=1, seen_at=0.0, held_bytes=GIB)])
+    assert earlier_uses.limit(("job-0", 1)) > GIB
 
 
 def test_program_of_another_user_has_its_own_past():
@@ -79,5 +79,5 @@ def test_program_of_another_user_has_its_own_past():
     for snapshot in lives(FILLS, 210, 0, FILLS):
         diagnosis = diagnose(diagnosis, snapshot)
     diagnose(diagnosis, at_moment(212 * MINUTE, of_device(0, ())))
-    assert diagnosis.pasts.limit(("serve", 1000)) > 20 * GIB
-    assert diagnosis.pasts.limit(("serve", 1001)) == 0
+    assert diagnosis.earlier_uses.limit(("serve", 1000)) > 20 * GIB
+    assert diagnosis.earlier_uses.limit(("serve", 1001)) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpumond.facts.frame import Alert
-from gpumond.facts.pools import Expected, Held, Receipt, StepResult
+from gpumond.facts.pools import Expected, PoolBytes, Receipt, StepResult
 from gpumond.store.store import Bounds, Store
 
 T = TypeVar("T")
@@ -24,8 +24,8 @@ RECEIPT = Receipt(
     expected=Expected(1, 2, 3),
     released_bytes=-5,
     driver_released_bytes=None,
-    before=Held(9, 4, 5, None),
-    after=Held(14, 4, 0, 20),
+    before=PoolBytes(9, 4, 5, None),
+    after=PoolBytes(14, 4, 0, 20),
     steps=(StepResult("cache", -5, 0.1, "x"),),
     raced=True,
     requested_by="token",

@@ -15,7 +15,7 @@ import pytest
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
 from gpumond.features.loadgen.plan import SCENARIOS, Plan, plan
-from gpumond.features.loadgen.script import CONTEXT_BYTES, ScriptStep, Truth
+from gpumond.features.loadgen.script import CONTEXT_BYTES, ExpectedVerdict, ScriptStep
 
 LEAKS = [name for name, scenario in SCENARIOS.items() if scenario.verdict == "leak"]
 INJECTED = [name for name, scenario in SCENARIOS.items() if scenario.verdict and name != "stress"]
@@ -102,8 +102,8 @@ def test_peak_is_that_of_the_steps_and_fits_the_device(name: str, seed: int):
 @pytest.mark.parametrize("seed", range(6))
 def test_device_never_fills_in_healthy_scenarios(name: str, seed: int):
     planned = plan(name, seed)
-    assert planned.truth == Truth()
-    assert planned.twin() is None
+    assert planned.truth == ExpectedVerdict()
+    assert planned.without_fault() is None
     assert planned.peak_bytes + CONTEXT_BYTES < 0.95 * planned.size_bytes
 
 
@@ -112,7 +112,7 @@ def test_device_never_fills_in_healthy_scenarios(name: str, seed: int):
 def test_leak_has_the_slope_of_its_truth(name: str, seed: int):
     """Compared with the twin, which has the same noise and no leak."""
     planned = plan(name, seed)
-    truth, twin = planned.truth, planned.twin()
+    truth, twin = planned.truth, planned.without_fault()
     assert twin is not None
     assert truth.kind == "leak"
     assert truth.injected_at is not None
@@ -143,9 +143,9 @@ def test_linear_leak_fills_the_device_at_the_time_of_its_truth(seed: int):
 @pytest.mark.parametrize("name", INJECTED)
 def test_twin_differs_only_by_the_injection(name: str):
     planned = plan(name, 3)
-    twin = planned.twin()
+    twin = planned.without_fault()
     assert twin is not None
-    assert twin.truth == Truth()
+    assert twin.truth == ExpectedVerdict()
     assert planned.truth.injected_at is not None
     before = (
         planned.truth.injected_at - 5 * MINUTE_SECONDS
@@ -178,7 +178,7 @@ def test_fragmentation_has_constant_live_bytes():
 @pytest.mark.parametrize("name", SERVING)
 def test_serving_program_leaks_at_the_given_rate(name: str):
     healthy, planned = plan(name, 1), plan(name, 1, rate="64MiB")
-    twin = planned.twin()
+    twin = planned.without_fault()
     assert twin is not None
     assert twin.steps == healthy.steps
     assert (planned.truth.kind, planned.truth.form) == ("leak", "linear")
@@ -239,7 +239,7 @@ def test_three_crashes_are_a_crash_loop(times: int, kind: str):
 @pytest.mark.parametrize("name", INJECTED)
 def test_injection_after_the_end_is_not_in_the_truth(name: str):
     planned = plan(name, 0, duration="4m", times=1) if name == "crash" else plan(name, 0, duration="4m")
-    assert planned.truth == Truth()
+    assert planned.truth == ExpectedVerdict()
 
 
 @pytest.mark.parametrize(("fill", "kind"), [("90%", ""), ("98%", "pressure")])

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gpumond.facts.pools import Expected, Held, Receipt
+from gpumond.facts.pools import Expected, PoolBytes, Receipt
 from gpumond.metrics.telemetry import OUTCOMES, Telemetry, Workloads
 from gpumond.serve.examples import RECEIPT
 from tests.helpers.agents import GIB
 
-BEFORE, AFTER = Held(9 * GIB, 3 * GIB, 6 * GIB, None), Held(4 * GIB, 3 * GIB, GIB, None)
+BEFORE, AFTER = PoolBytes(9 * GIB, 3 * GIB, 6 * GIB, None), PoolBytes(4 * GIB, 3 * GIB, GIB, None)
 
 
 def make_receipt(**fields: object) -> Receipt:

@@ -16,8 +16,8 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import EffectiveQuota, ReclaimPolicy
 from gpumond.facts.snapshot import ProcessQuota, Reading, Snapshot
 from gpumond.facts.units import GIB
-from gpumond.features.quotas.admissions import Admissions, Competitor, DeviceCapacity
-from gpumond.features.quotas.borrow import ANSWER_SECONDS, Borrows, Flushed, borrow_plan, idle_engines, rests
+from gpumond.features.quotas.admissions import Admissions, DeviceCapacity, Neighbor
+from gpumond.features.quotas.borrow import ANSWER_SECONDS, Borrows, EarlierFlush, borrow_plan, idle_engines, is_resting
 from gpumond.host.peer import Identity
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
@@ -27,8 +27,8 @@ OWN, OTHER = 1000, 1001
 BORROWER = Identity(10, 100, OWN)
 
 
-def neighbor(pid: int, uid: int, size: int = 10 * GIB, refilled_flushes: int = 0) -> Competitor:
-    return Competitor(
+def neighbor(pid: int, uid: int, size: int = 10 * GIB, refilled_flushes: int = 0) -> Neighbor:
+    return Neighbor(
         process=ProcessKey(pid, 100),
         uid=uid,
         workload="notebook",
@@ -37,7 +37,7 @@ def neighbor(pid: int, uid: int, size: int = 10 * GIB, refilled_flushes: int = 0
     )
 
 
-def flushed_pids(reclaim: ReclaimPolicy, size: int, *neighbors: Competitor) -> list[int]:
+def flushed_pids(reclaim: ReclaimPolicy, size: int, *neighbors: Neighbor) -> list[int]:
     room = DeviceCapacity(uuid="GPU-a", size_bytes=80 * GIB, free_bytes=GIB, neighbors=neighbors)
     found = borrow_plan(room, GIB, BORROWER, size, reclaim)
     return [] if found.missing_bytes else [each.process.pid for each in found.flushes]
@@ -64,11 +64,11 @@ def test_a_borrower_is_not_flushed_for_itself():
 
 
 def test_a_program_that_allocated_flushed_memory_again_rests_for_ten_minutes():
-    flushed = {ProcessKey(20, 100): Flushed(100.0, 3)}
-    assert rests(neighbor(20, OWN, refilled_flushes=3), flushed, 105.0)
-    assert not rests(neighbor(20, OWN, refilled_flushes=3), flushed, 107.0)
-    assert rests(neighbor(20, OWN, refilled_flushes=4), flushed, 699.0)
-    assert not rests(neighbor(20, OWN, refilled_flushes=4), flushed, 701.0)
+    flushed = {ProcessKey(20, 100): EarlierFlush(100.0, 3)}
+    assert is_resting(neighbor(20, OWN, refilled_flushes=3), flushed, 105.0)
+    assert not is_resting(neighbor(20, OWN, refilled_flushes=3), flushed, 107.0)
+    assert is_resting(neighbor(20, OWN, refilled_flushes=4), flushed, 699.0)
+    assert not is_resting(neighbor(20, OWN, refilled_flushes=4), flushed, 701.0)
 
 
 @pytest.mark.parametrize(

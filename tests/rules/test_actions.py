@@ -8,7 +8,7 @@ from typing import Any
 
 from gpumond.facts.alerts import Action, Rule
 from gpumond.facts.frame import Alert
-from gpumond.facts.pools import Expected, Held, Receipt
+from gpumond.facts.pools import Expected, PoolBytes, Receipt
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.dispatcher import (
     ANNOTATION,
@@ -51,7 +51,7 @@ def wasting(pid: int = 10, cached: int = 4 * GIB, **fields: Any) -> AgentReport:
 
 
 def make_receipt(released: int, **fields: Any) -> Receipt:
-    after = Held(5 * GIB - released, GIB, 4 * GIB - released, None)
+    after = PoolBytes(5 * GIB - released, GIB, 4 * GIB - released, None)
     receipt = Receipt(
         pid=10,
         start_ticks=100,
@@ -236,7 +236,7 @@ def test_failures_of_one_user_do_not_delay_flushes_of_another():
         for flush_request in flush_requests:
             flushed.append((flush_request.uid, now))
             released = 0 if flush_request.uid == 7 else GIB
-            after = Held(5 * GIB, GIB, 4 * GIB, None)
+            after = PoolBytes(5 * GIB, GIB, 4 * GIB, None)
             tracks = conclude(tracks, flush_request, [make_receipt(released, pid=flush_request.pids[0], after=after)])
     assert [now for uid, now in flushed if uid == 1000] == [0, 100, 200]
     assert [now for uid, now in flushed if uid == 7] == [0, 200]

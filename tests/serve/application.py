@@ -32,7 +32,7 @@ from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences
 from gpumond.kernel import Fingerprints
 from gpumond.metrics.dcgm import Compat
-from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Page
+from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Scrape
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.app import create_app, state_of
 from gpumond.serve.auth import Tokens
@@ -88,7 +88,7 @@ class View:
     def fingerprints(self) -> Fingerprints:
         return Fingerprints("5d41402abc4b", "7d793037a076")
 
-    async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Page:
+    async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Scrape:
         return self._exposition.page(self.frame, Encoding.of(accept, compat, groups))
 
     def get(self, kind: type) -> Any:

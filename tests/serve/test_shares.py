@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumond.serve.http import SendBuffers
-from gpumond.serve.limits import LOOPBACK, Shares, user_of
+from gpumond.serve.limits import LOOPBACK, UserShares, user_of
 
 KIB = 1024
 
@@ -30,7 +30,7 @@ def test_user_is_a_uid_or_an_address_and_all_loopback_addresses_are_one(uid: int
 
 
 def test_user_has_at_most_its_share_of_the_whole():
-    shares: Shares[str] = Shares(5, 3)
+    shares: UserShares[str] = UserShares(5, 3)
     for holder in "abc":
         assert shares.admits("greedy")
         shares.add("greedy", holder)

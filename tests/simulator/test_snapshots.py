@@ -44,7 +44,7 @@ def test_snapshots_of_a_plan_are_deterministic(name: str):
 
 def test_two_plans_can_run_at_the_same_time():
     made = plan("leak-linear", 0, duration="1h", **QUIET)
-    twin = made.twin()
+    twin = made.without_fault()
     assert twin is not None
     assert made.truth.injected_at is not None
     for ours, theirs in zip(snapshots(made, 30.0), snapshots(twin, 30.0), strict=True):
@@ -75,7 +75,7 @@ def test_fragmentation_strands_more_bytes_at_constant_live_bytes():
     assert late.stranded_bytes > 15 * GIB > early.stranded_bytes
     peaks = (late.peak_live_bytes or 0) / (late.peak_held_bytes or 1)
     assert 0.5 < peaks < 0.7
-    twin = made.twin()
+    twin = made.without_fault()
     assert twin is not None
     last = list(pools(twin))[-1][1]
     assert (last.peak_live_bytes or 0) / (last.peak_held_bytes or 1) > 0.95
@@ -118,7 +118,7 @@ def test_orphan_is_used_memory_without_a_running_process(kind: str, listed: list
     assert device.sensors.gpu_utilization_ratio == 0
     found = [(p.state, p.start_ticks and 1, p.kinds) for p in device.processes or ()]
     assert found == listed
-    twin = made.twin()
+    twin = made.without_fault()
     assert twin is not None
     assert last(twin).devices[0].used_bytes == 0
 

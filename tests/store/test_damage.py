@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpumond.config.settings import Settings
-from gpumond.diagnosis.past import Pasts
+from gpumond.diagnosis.past import EarlierUses
 from gpumond.facts.alerts import KeptAdmission, Notice, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert, Matcher, Silence
@@ -138,7 +138,7 @@ async def start(store: Store) -> dict[str, int]:
     consequences = AlertDispatcher(store, SilentOutbox(), flush, 0.0)
     await read("activities", consequences.resume)
     history = History()
-    await HistoryPersistence(store).restore(history, Pasts())
+    await HistoryPersistence(store).restore(history, EarlierUses())
     await read("history", store.history)
     await read("receipts", store.receipts)
     await read("past_alerts", store.past_alerts)

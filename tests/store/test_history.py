@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from gpumond.diagnosis.past import Past, Pasts
+from gpumond.diagnosis.past import EarlierUse, EarlierUses
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.program import ProcessKey
 from gpumond.store.store import HISTORY_SECONDS, SERIES_A_TICK, HistoryPersistence, Store
@@ -55,10 +55,10 @@ def test_history_of_existing_processes_is_restored_after_a_restart(tmp_path: Pat
     before, after = history(), History()
 
     async def keep(store: Store) -> None:
-        await HistoryPersistence(store).close(before, Pasts())
+        await HistoryPersistence(store).close(before, EarlierUses())
 
     async def restore(store: Store) -> None:
-        await HistoryPersistence(store).restore(after, Pasts())
+        await HistoryPersistence(store).restore(after, EarlierUses())
 
     with_store(tmp_path, keep)
     with_store(tmp_path, restore)
@@ -77,9 +77,9 @@ def test_history_is_stored_periodically_a_few_series_a_tick(tmp_path: Path):
 
     async def work(store: Store) -> tuple[int, int]:
         keeper, ticks = HistoryPersistence(store), 0
-        keeper.advance(stored, Pasts(), HISTORY_SECONDS - 1)
+        keeper.advance(stored, EarlierUses(), HISTORY_SECONDS - 1)
         while not await store.history():
-            keeper.advance(stored, Pasts(), HISTORY_SECONDS + ticks)
+            keeper.advance(stored, EarlierUses(), HISTORY_SECONDS + ticks)
             stored.end(("GPU-a", 10, 100))  # a process that ends meanwhile is left out
             ticks += 1
             await asyncio.sleep(0)
@@ -105,7 +105,7 @@ def test_unreadable_history_is_reported_and_skipped(tmp_path: Path, caplog: pyte
     with db:
         db.execute("UPDATE history SET body = '{\"blocks\": 7}'")
     db.close()
-    with_store(tmp_path, lambda store: HistoryPersistence(store).restore(History(), Pasts()))
+    with_store(tmp_path, lambda store: HistoryPersistence(store).restore(History(), EarlierUses()))
     assert "can't be read" in caplog.text
 
 
@@ -116,35 +116,35 @@ class Broken:
     async def history(self) -> list[CoarseSeries]:
         raise StoreUnavailable("the disk is full")
 
-    async def keep_pasts(self, pasts: object) -> None:
+    async def keep_earlier_uses(self, earlier_uses: object) -> None:
         raise StoreUnavailable("the disk is full")
 
-    async def pasts(self) -> list[Past]:
+    async def earlier_uses(self) -> list[EarlierUse]:
         raise StoreUnavailable("the disk is full")
 
 
 def test_history_works_without_a_store():
     async def work() -> None:
         keeper = HistoryPersistence(Broken())
-        await keeper.restore(History(), Pasts())
-        await keeper.close(history(), Pasts())
+        await keeper.restore(History(), EarlierUses())
+        await keeper.close(history(), EarlierUses())
 
     asyncio.run(work())
 
 
 def test_absent_processes_are_kept_for_the_next_restart(tmp_path: Path):
     async def work(store: Store) -> list[CoarseSeries]:
-        await HistoryPersistence(store).close(history(), Pasts())
+        await HistoryPersistence(store).close(history(), EarlierUses())
         early = History()
-        await HistoryPersistence(store).restore(early, Pasts())
-        await HistoryPersistence(store).close(early, Pasts())
+        await HistoryPersistence(store).restore(early, EarlierUses())
+        await HistoryPersistence(store).close(early, EarlierUses())
         return await store.history()
 
     assert {(one.device_uuid, one.pid) for one in with_store(tmp_path, work)} == {("GPU-a", None), ("GPU-a", 10)}
 
 
 def test_levels_of_earlier_lives_are_kept_over_a_restart(tmp_path: Path):
-    before, after = Pasts(), Pasts()
+    before, after = EarlierUses(), EarlierUses()
     before.note(("train", 1000), 1e9, held=40e9)
     after.note(("serve", None), 2e9, returned=7e9)
 

@@ -13,7 +13,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState, Suspension
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB
-from gpumond.features.quotas.admissions import Competitor, reclaim_plan
+from gpumond.features.quotas.admissions import Neighbor, reclaim_plan
 from gpumond.features.suspend.decision import Request, Surroundings, holders, refusal, settle
 from gpumond.features.suspend.helper import CHECKPOINTED, FAILED, LOCKED, RUNNING, Answer, Order, carry_out
 from gpumond.host.machine import start_ticks
@@ -141,8 +141,8 @@ def test_holders_are_named_largest_first():
     assert [each.workload for each in holders(snapshot, "GPU-a", KEY)] == ["c4", "c3", "c2"]
 
 
-def competitor(pid: int, cached: int, suspendable: int) -> Competitor:
-    return Competitor(
+def competitor(pid: int, cached: int, suspendable: int) -> Neighbor:
+    return Neighbor(
         process=ProcessKey(pid, pid),
         uid=1000,
         workload="",

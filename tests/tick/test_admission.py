@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.program import ProcessKey
-from gpumond.features.quotas.admissions import Competitor, Decision, DeviceCapacity, Queue, decide, reclaim_plan
+from gpumond.features.quotas.admissions import Decision, DeviceCapacity, Neighbor, Queue, decide, reclaim_plan
 
 SCHEDULES = 10_000
 PROGRAMS = 8
@@ -34,12 +34,12 @@ def request(name: str, need: int, uid: int | None = None) -> KeptAdmission:
     )
 
 
-def room(free: int | None, *neighbors: Competitor, reserved: int = 0) -> DeviceCapacity:
+def room(free: int | None, *neighbors: Neighbor, reserved: int = 0) -> DeviceCapacity:
     return DeviceCapacity(uuid="GPU-a", size_bytes=SIZE, free_bytes=free, reserved_bytes=reserved, neighbors=neighbors)
 
 
-def neighbor(pid: int, reclaimable: int, idle: float = 0.0, uid: int = 1, refilled_flushes: int = 0) -> Competitor:
-    return Competitor(
+def neighbor(pid: int, reclaimable: int, idle: float = 0.0, uid: int = 1, refilled_flushes: int = 0) -> Neighbor:
+    return Neighbor(
         process=ProcessKey(pid, 1),
         uid=uid,
         workload=f"program-{pid}",

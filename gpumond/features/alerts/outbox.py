@@ -83,7 +83,7 @@ class Outbox:
         new = {name: ReceiverQueue(given[name], self) for name in given if name not in self._queues}
         for receiver, alert in known:
             if receiver in new:
-                new[receiver].add_known(alert)
+                new[receiver].add_active(alert)
         for notice in notices:
             if notice.receiver in new:
                 new[notice.receiver].queue_up(notice)
@@ -138,7 +138,7 @@ class ReceiverQueue:
         self._news.set()
         self._changed.set()
 
-    def add_known(self, alert: Alert) -> None:
+    def add_active(self, alert: Alert) -> None:
         """Add a firing alert that the receiver knows from an earlier run."""
         self._known[alert.labels] = self._will_know[alert.labels] = alert
 

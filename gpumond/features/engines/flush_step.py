@@ -22,7 +22,7 @@ from gpumond.config.settings import Settings
 from gpumond.facts.engines import EngineReading, EngineState
 from gpumond.facts.errors import EngineError, EngineRejected, EngineTimeout
 from gpumond.facts.flush import FlushRequest, receipt_without_bytes
-from gpumond.facts.pools import ENGINE_STEP, Expected, Held, Outcome, Receipt, StepResult
+from gpumond.facts.pools import ENGINE_STEP, Expected, Outcome, PoolBytes, Receipt, StepResult
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import ProcessUsage, Reading, Snapshot
 from gpumond.facts.units import counted, human
@@ -179,7 +179,7 @@ def outstanding(receipts: Iterable[Receipt], name: str) -> tuple[Receipt, ...]:
     return tuple(last)
 
 
-def useless(receipts: Sequence[Receipt]) -> bool:
+def had_no_effect(receipts: Sequence[Receipt]) -> bool:
     """Return True if a release has returned too little to keep a server out of service for it."""
     if all(receipt.outcome in ("freed", "partial", "gone") for receipt in receipts):
         held = sum((receipt.before.driver_used_bytes or 0) if receipt.before else 0 for receipt in receipts)
@@ -289,8 +289,8 @@ class _Flush:
                 expected=expected,
                 released_bytes=released,
                 driver_released_bytes=counted,
-                before=Held(used, used - likely, likely, used),
-                after=None if left is None else Held(left, left, 0, left),
+                before=PoolBytes(used, used - likely, likely, used),
+                after=None if left is None else PoolBytes(left, left, 0, left),
                 steps=(StepResult(ENGINE_STEP, released, seconds, bare.method or ""),) if after else (),
             )
             made.append(receipt)
@@ -332,7 +332,7 @@ class EngineFlusher(EngineStep):
         """Continue to return servers to service, as the previous daemon did."""
         for reading in self.engines.readings():
             released = outstanding(self._receipts(), reading.name)
-            if useless(released):
+            if had_no_effect(released):
                 self._begin_return(reading.name, released)
 
     async def close(self) -> None:
@@ -438,7 +438,7 @@ class EngineFlusher(EngineStep):
         if outcome == "timeout" or isinstance(error, EngineTimeout):
             self._unanswered[name] = flush.before.listeners
         receipts = flush.receipts(after, outcome, reason, time.monotonic() - began)
-        if method.stops_service and method.undo and engine.wake and useless(receipts):
+        if method.stops_service and method.undo and engine.wake and had_no_effect(receipts):
             self._begin_return(name, receipts)
             receipts = [replace(each, reason=joined(each.reason, "gpumond returns it to service")) for each in receipts]
         return receipts

@@ -1,6 +1,6 @@
 """Processes of an engine: those of the driver's list that belong to the process that listens at its address.
 
-A process belongs to a listener if it descends from it, or if both are in the same container or system service. The
+A process belongs to a listener if it is_descendant from it, or if both are in the same container or system service. The
 kernel states the listener: for a Unix socket by its peer credentials, else by /proc/PID/fd, which requires the same
 user or root, or by /proc/PID/fdinfo, for which CAP_SYS_PTRACE is enough since Linux 5.14.
 """
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from gpumond.devices.process.metadata import place
 from gpumond.facts.program import ProcessKey
 from gpumond.features.engines.spec import Address
-from gpumond.host.machine import descends, start_ticks, text_of
+from gpumond.host.machine import is_descendant, start_ticks, text_of
 
 LISTEN = "0A"
 _CREDENTIALS = struct.Struct("3i")
@@ -187,7 +187,7 @@ def _link(path: str) -> str:
 def _belonging(listeners: set[ProcessKey], keys: list[ProcessKey], proc: str) -> frozenset[ProcessKey]:
     pids = {key.pid for key in listeners}
     groups = {group for pid in pids if (group := _group(pid, proc))}
-    return frozenset(key for key in keys if descends(key.pid, pids, proc) or _group(key.pid, proc) in groups)
+    return frozenset(key for key in keys if is_descendant(key.pid, pids, proc) or _group(key.pid, proc) in groups)
 
 
 def _group(pid: int, proc: str) -> str | None:

@@ -168,7 +168,7 @@ class _Engine:
         self.out_of_service: tuple[float, str] | None = None
         self.task: asyncio.Task[None] | None = None
 
-    def stranger(self, found: Owned) -> str:
+    def foreign_listener(self, found: Owned) -> str:
         """Return the reason why nothing is sent to this listener; empty if it is the one that is meant."""
         user, uid = self.declaration.user, found.uid
         if user is None and not self.declaration.trusts_the_first_listener:
@@ -288,7 +288,7 @@ class Engines:
         """Return the processes of one engine among the candidates."""
         engine = self._declared(name)
         found = await asyncio.to_thread(owned, engine.declaration.address, list(candidates), self._proc)
-        if problem := engine.stranger(found):
+        if problem := engine.foreign_listener(found):
             found = Owned(uid=found.uid, problem=problem)
         engine.owned = found
         return found
@@ -317,7 +317,7 @@ class Engines:
         while self._engines.get(name) is engine:
             try:
                 found = await self.owned(name, candidates)
-                if problem := engine.stranger(found):
+                if problem := engine.foreign_listener(found):
                     engine.lose(problem)
                 else:
                     await self.read(name)

@@ -470,7 +470,7 @@ def _options(arguments: argparse.Namespace) -> FlushOptions:
         wake=arguments.what == "wake",
         parallel=arguments.parallel,
         canary=arguments.canary,
-        operation=Operation(new_id(), arguments.reason, own_name()),
+        operation=Operation(new_id(), arguments.reason, caller_name()),
     )
 
 
@@ -479,7 +479,7 @@ def new_id() -> str:
     return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def own_name() -> str:
+def caller_name() -> str:
     """Return the name of the user and the machine that this command runs on; the daemons cannot verify it."""
     try:
         user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name

@@ -22,7 +22,7 @@ from gpumond.features.fleet import discovery
 from gpumond.features.fleet.audit import AUDIT, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
 from gpumond.features.fleet.discovery import confirmed, progress, read_each
-from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES, new_id, own_name
+from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES, caller_name, new_id
 from gpumond.view.audit import sentence
 from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
 from gpumond.view.text import moment, safe, table
@@ -183,7 +183,7 @@ async def run(arguments: argparse.Namespace) -> int:
             return WRONG_USE
         own = replace(client, operation=new_id())
         if not arguments.json:
-            print(f"\noperation {own.operation} by {own_name()}", flush=True)
+            print(f"\noperation {own.operation} by {caller_name()}", flush=True)
         with progress(len(found), "machines answered") as done:
             carried = await run_each(found, lambda each: _undone(own, each, found[each]), arguments.parallel, done)
         results = dict(zip(found, carried, strict=True))

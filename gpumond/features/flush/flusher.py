@@ -26,8 +26,8 @@ from gpumond.facts.pools import (
     ENGINE_STEP,
     SUSPENDED,
     Expected,
-    Held,
     Outcome,
+    PoolBytes,
     PoolUsage,
     Receipt,
     ordered_steps as ordered_steps,
@@ -179,8 +179,8 @@ def _allocation_state(pool: PoolUsage) -> tuple[int | None, ...]:
     return pool.held_bytes, pool.device_allocations, pool.device_frees
 
 
-def _held(pool: PoolUsage, driver_used: int | None) -> Held:
-    return Held(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, driver_used)
+def _held(pool: PoolUsage, driver_used: int | None) -> PoolBytes:
+    return PoolBytes(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, driver_used)
 
 
 PLANS_OF_ONE = 8

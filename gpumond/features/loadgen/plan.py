@@ -15,13 +15,13 @@ from gpumond.features.loadgen import scenarios
 from gpumond.features.loadgen.script import (
     CONTEXT_BYTES,
     VIEWS,
+    ExpectedVerdict,
     Observation,
     Option,
     ProgramScript,
     Scenario,
     Script,
     ScriptStep,
-    Truth,
     View,
 )
 
@@ -85,7 +85,7 @@ class Plan:
     programs: tuple[ProgramScript, ...]
     steps: tuple[ScriptStep, ...]
     observation: Observation
-    truth: Truth
+    truth: ExpectedVerdict
     peak_bytes: int
     given: tuple[tuple[str, float | str], ...]
 
@@ -95,7 +95,7 @@ class Plan:
     def option(self, name: str) -> float | str | None:
         return dict(self.options).get(name)
 
-    def twin(self) -> Plan | None:
+    def without_fault(self) -> Plan | None:
         """The same plan without the injected problem; None if there is none."""
         if not self.truth.kind:
             return None
@@ -160,11 +160,11 @@ def _neighbors(script: Script) -> None:
         at = ends + dice.expovariate(1 / (40 * MINUTE_SECONDS))
 
 
-def _complete(script: Script, walked: Simulated) -> Truth:
+def _complete(script: Script, walked: Simulated) -> ExpectedVerdict:
     """Complete the truth about a leak from the simulation, up to the plan's end."""
     truth = script.truth
     if truth.injected_at is not None and truth.injected_at >= script.duration:
-        return Truth()
+        return ExpectedVerdict()
     if truth.kind != "leak" or truth.injected_at is None:
         return truth
     ends_at = script.duration if walked.oom_at is None else walked.oom_at

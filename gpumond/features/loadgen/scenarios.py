@@ -18,11 +18,11 @@ from gpumond.features.loadgen.script import (
     QUIET_BYTES,
     WANDER_SECONDS,
     Ending,
+    ExpectedVerdict,
     LevelStep,
     Option,
     RandomWalk,
     Script,
-    Truth,
     every,
     host,
     noise,
@@ -229,7 +229,7 @@ def _leak(
             script.free(at + given_back_after, block)
     if script.inject and kept:
         script.kept = kept
-        script.truth = Truth("leak", form, injected_at=onset, slope_bytes_per_second=rate)
+        script.truth = ExpectedVerdict("leak", form, injected_at=onset, slope_bytes_per_second=rate)
 
 
 @scenario(
@@ -281,7 +281,7 @@ def fragmentation(script: Script) -> None:
                 pairs.append(pair(script, at, larger))
                 freed -= 2 * larger
     if script.inject:
-        script.truth = Truth("fragmentation", injected_at=onset, ends_at=end)
+        script.truth = ExpectedVerdict("fragmentation", injected_at=onset, ends_at=end)
 
 
 def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
@@ -309,7 +309,7 @@ def orphan(script: Script) -> None:
         script.end(killed)
         return
     script.end(killed, cast("Ending", f"orphan-{kind}"))
-    script.truth = Truth("orphan", injected_at=killed, ends_at=end)
+    script.truth = ExpectedVerdict("orphan", injected_at=killed, ends_at=end)
 
 
 @scenario(
@@ -342,9 +342,9 @@ def crash(script: Script) -> None:
             script.fill(brim - 30.0, room, 30.0)
             script.end(killed, "crash")
             if number == 0:
-                script.truth = Truth("crash", injected_at=killed, ends_at=killed)
+                script.truth = ExpectedVerdict("crash", injected_at=killed, ends_at=killed)
             if number == 2 and killed < end:
-                script.truth = Truth("crash-loop", injected_at=killed, ends_at=killed)
+                script.truth = ExpectedVerdict("crash-loop", injected_at=killed, ends_at=killed)
         elif not last:
             script.end(killed)
         at = killed + script.dice.uniform(2.0, 8.0) * MINUTE_SECONDS
@@ -370,7 +370,7 @@ def stress(script: Script) -> None:
         at = 1.0 + 0.25 * number
         script.allocate(at, block, program)
         if not script.truth.kind and (number + 1) * block + CONTEXT_BYTES > NEARLY_ALL * script.size_bytes:
-            script.truth = Truth("pressure", injected_at=at, ends_at=end)
+            script.truth = ExpectedVerdict("pressure", injected_at=at, ends_at=end)
     for at in every(1.0, script.duration, 10.0):
         script.busy(at, 1.0, program)
 

@@ -64,7 +64,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class ExpectedVerdict:
     """Expected verdict on a plan. ``kind`` is empty if none is expected.
 
     ``oom_at``: projected time of a full device, possibly after the plan's end. ``ends_at``: end of the injected
@@ -92,7 +92,7 @@ class Script:
         self.duration = 0.0
         self.programs: list[ProgramScript] = []
         self.steps: list[ScriptStep] = []
-        self.truth = Truth()
+        self.truth = ExpectedVerdict()
         self.kept: Sequence[tuple[float, float]] = ()
         """Times and cumulative bytes of a leak."""
         self._next_block = 0

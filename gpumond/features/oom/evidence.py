@@ -17,7 +17,7 @@ SEGMENT_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Others:
+class NeighborUsage:
     """Bytes that another program on the device holds, and the part that a flush of it returns."""
 
     report: AgentReport
@@ -125,7 +125,7 @@ class Evidence:
         return max(0, -(-self.request // SEGMENT_BYTES) * SEGMENT_BYTES - self.free)
 
     @cached_property
-    def others(self) -> list[Others]:
+    def others(self) -> list[NeighborUsage]:
         """The other programs with an agent on the device, the largest part that can be reclaimed first."""
         device = self.device
         found = []
@@ -133,7 +133,7 @@ class Evidence:
             if report.key != self.report.key and device is not None:
                 flushable = report.flush_policy != "never" and not report.suspended
                 reclaimable = self.snapshot.reclaimable_from(report, device) if flushable else 0
-                found.append(Others(report, self.snapshot.used_by(report.key, device) or 0, reclaimable))
+                found.append(NeighborUsage(report, self.snapshot.used_by(report.key, device) or 0, reclaimable))
         return sorted(found, key=lambda each: -each.reclaimable_bytes)
 
     @cached_property

@@ -15,7 +15,7 @@ from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport
 from gpumond.facts.units import human
 from gpumond.features.oom.case import Basis, Remedy
-from gpumond.features.oom.evidence import Evidence, Others
+from gpumond.features.oom.evidence import Evidence, NeighborUsage
 
 IDLE_SECONDS = 60.0
 """Time without a request from which a serving engine may release its memory for another program."""
@@ -134,7 +134,7 @@ def _leak(e: Evidence) -> Iterator[Remedy]:
 
 
 def _neighbors(e: Evidence) -> Iterator[Remedy]:
-    chosen: list[Others] = []
+    chosen: list[NeighborUsage] = []
     size = 0
     for other in e.others:
         if other.reclaimable_bytes and (e.missing is None or size < e.missing or not chosen):

@@ -25,7 +25,7 @@ from gpumond.store.table import Table, Transactions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Competitor:
+class Neighbor:
     """A program on the device that may be flushed or suspended. ``refilled_flushes``: how often it allocated flushed
     memory again. ``suspendable_bytes``: what its suspension returns, its cache included; 0 if it may not be suspended
     now.
@@ -53,7 +53,7 @@ class DeviceCapacity:
     free_bytes: int | None
     reserved_bytes: int = 0
     flushable_users: frozenset[int] | None = None
-    neighbors: tuple[Competitor, ...] = ()
+    neighbors: tuple[Neighbor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class Plan:
     """
 
     available_bytes: int | None
-    flushes: tuple[Competitor, ...] = ()
+    flushes: tuple[Neighbor, ...] = ()
     missing_bytes: int = 0
-    suspensions: tuple[Competitor, ...] = ()
+    suspensions: tuple[Neighbor, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -136,7 +136,7 @@ def decide(
             plans[capacity.uuid] = reclaim_plan(flushable, min(-available, capacity.reserved_bytes), available)
         able: list[str] = []
         stopped: set[str] = set()
-        order = in_turn(queue.waiting, grants, capacity.uuid, user_of)
+        order = in_queue_order(queue.waiting, grants, capacity.uuid, user_of)
         users = {user_of[request.id] for request in order}
         for request in order:
             user = user_of[request.id]
@@ -161,7 +161,7 @@ def decide(
     return Decision(Queue(waiting, tuple(grants)), tuple(granted), plans, tuple(holders))
 
 
-def in_turn(
+def in_queue_order(
     waiting: Iterable[KeptAdmission], grants: Iterable[KeptAdmission], device_uuid: str, user_of: Mapping[str, str]
 ) -> list[KeptAdmission]:
     """Return the requests for a device: the first of each user before the second of any, else by arrival.
@@ -215,20 +215,20 @@ def plan(capacity: DeviceCapacity, request: KeptAdmission, available: int | None
     return reclaim_plan(allowed, request.need_bytes - available, available)
 
 
-def reclaim_plan(neighbors: Iterable[Competitor], short_bytes: int, available: int, first: int | None = None) -> Plan:
+def reclaim_plan(neighbors: Iterable[Neighbor], short_bytes: int, available: int, first: int | None = None) -> Plan:
     """Return the cheapest flushes that return ``short_bytes`` and, if all flushes return less, the fewest suspensions.
 
     A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
     the largest is first, so that few programs are flushed. The programs of the user ``first`` come before all others.
     """
-    neighbors, chosen = tuple(neighbors), list[Competitor]()
+    neighbors, chosen = tuple(neighbors), list[Neighbor]()
     for each in sorted(neighbors, key=lambda each: (first is not None and each.uid != first, *_cost(each))):
         if short_bytes <= 0:
             break
         if each.reclaimable_bytes > 0:
             chosen.append(each)
             short_bytes -= each.reclaimable_bytes
-    suspended: list[Competitor] = []
+    suspended: list[Neighbor] = []
     while short_bytes > 0 and (left := [each for each in neighbors if _gain(each) > 0 and each not in suspended]):
         enough = [each for each in left if _gain(each) >= short_bytes]
         suspended.append(min(enough, key=_gain) if enough else max(left, key=_gain))
@@ -237,18 +237,18 @@ def reclaim_plan(neighbors: Iterable[Competitor], short_bytes: int, available: i
     return Plan(available, _needed(chosen, -short_bytes), max(0, short_bytes), tuple(suspended))
 
 
-def _gain(neighbor: Competitor) -> int:
+def _gain(neighbor: Neighbor) -> int:
     """Return what a suspension returns after a flush."""
     return neighbor.suspendable_bytes - neighbor.reclaimable_bytes
 
 
-def _cost(neighbor: Competitor) -> tuple[int, bool, int, int]:
+def _cost(neighbor: Neighbor) -> tuple[int, bool, int, int]:
     return (neighbor.refilled_flushes, not neighbor.idle_seconds, -neighbor.reclaimable_bytes, neighbor.process.pid)
 
 
-def _needed(chosen: Sequence[Competitor], spare_bytes: int) -> tuple[Competitor, ...]:
+def _needed(chosen: Sequence[Neighbor], spare_bytes: int) -> tuple[Neighbor, ...]:
     """Return the flushes without those that the rest makes superfluous, the most expensive of these first."""
-    kept: list[Competitor] = []
+    kept: list[Neighbor] = []
     for each in reversed(chosen):
         if each.reclaimable_bytes <= spare_bytes:
             spare_bytes -= each.reclaimable_bytes
@@ -328,7 +328,7 @@ def _capacity(
 
 def _neighbors(
     device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int]
-) -> Iterator[Competitor]:
+) -> Iterator[Neighbor]:
     for report in snapshot.reports_by_device.get(device.uuid, ()):
         if (device.uuid, report.key) in granted:
             continue
@@ -342,9 +342,9 @@ def _neighbors(
 
 def _neighbor(
     device: DeviceReading, report: AgentReport, reclaimable: int, refilled_flushes: int, suspendable: int
-) -> Competitor:
+) -> Neighbor:
     process = device.processes_by_key.get(report.key)
-    return Competitor(
+    return Neighbor(
         process=report.key,
         uid=report.uid,
         workload=report.workload,
@@ -636,7 +636,7 @@ class Admissions:
         if request.deadline is not None:
             return answer
         user_of = {each.id: counted_name(each.owner) for each in self._queue.all}
-        order = in_turn(self._queue.waiting, self._queue.grants, request.device_uuid, user_of)
+        order = in_queue_order(self._queue.waiting, self._queue.grants, request.device_uuid, user_of)
         ahead = order[: [each.id for each in order].index(request.id)]
         found = self._decision.plans.get(request.id) or self._plan_behind(snapshot, request, ahead, user_of)
         return replace(

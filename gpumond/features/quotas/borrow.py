@@ -19,7 +19,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import ReclaimPolicy
 from gpumond.facts.snapshot import DeviceReading, Reading, Snapshot
 from gpumond.facts.units import HOUR_SECONDS, MIB, human
-from gpumond.features.quotas.admissions import Competitor, DeviceCapacity, Plan, reclaim_plan
+from gpumond.features.quotas.admissions import DeviceCapacity, Neighbor, Plan, reclaim_plan
 from gpumond.host.peer import Identity, person_of
 from gpumond.serve.limits import TokenBucket
 
@@ -37,14 +37,14 @@ IDLE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Flushed:
+class EarlierFlush:
     """A flush for a borrower: when, and the program's refilled flushes before it."""
 
     at: float
     refilled_flushes: int
 
 
-def rests(each: Competitor, flushed: Mapping[ProcessKey, Flushed], now: float) -> bool:
+def is_resting(each: Neighbor, flushed: Mapping[ProcessKey, EarlierFlush], now: float) -> bool:
     """Return True if a program may not be flushed again yet."""
     before = flushed.get(each.process)
     if before is None:
@@ -58,7 +58,7 @@ def borrow_plan(
     borrower: Identity,
     size_bytes: int,
     reclaim: ReclaimPolicy,
-    flushed: Mapping[ProcessKey, Flushed] = {},
+    flushed: Mapping[ProcessKey, EarlierFlush] = {},
     now: float = 0.0,
 ) -> Plan:
     """Return the plan for a request of ``size_bytes``. If bytes are missing even after its flushes, none is due."""
@@ -70,7 +70,7 @@ def borrow_plan(
         for each in room.neighbors
         if each.process != borrower.process
         and (each.uid == borrower.uid or reclaim == "all")
-        and not rests(each, flushed, now)
+        and not is_resting(each, flushed, now)
     ]
     short = need - available
     own = reclaim_plan((each for each in allowed if each.uid == borrower.uid), short, available)
@@ -117,7 +117,7 @@ class Borrows:
     ) -> None:
         self._flush, self._snapshot, self._room, self._read = flush, snapshot, room, read
         self._reclaim, self._clock = reclaim, clock
-        self._flushed: dict[ProcessKey, Flushed] = {}
+        self._flushed: dict[ProcessKey, EarlierFlush] = {}
         self._rate = TokenBucket(PER_HOUR, HOUR_SECONDS)
         self._tasks: set[asyncio.Future[Any]] = set()
 
@@ -161,7 +161,7 @@ class Borrows:
         """Start the flushes. They continue if the answer does not wait for them."""
         self._flushed = {key: each for key, each in self._flushed.items() if now - each.at < REFILL_SECONDS}
         for each in found.flushes:
-            self._flushed[each.process] = Flushed(now, each.refilled_flushes)
+            self._flushed[each.process] = EarlierFlush(now, each.refilled_flushes)
         targets = [
             (Target(pid=each.process.pid, start_ticks=each.process.start_ticks), DEFAULT_STEPS)
             for each in found.flushes

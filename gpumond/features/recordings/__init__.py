@@ -20,7 +20,7 @@ FEATURE = Feature(
         Command(
             name="record",
             module="gpumond.features.recordings.record",
-            help="record the daemon's samples to a file, for `gpumond diagnose`",
+            help="record the daemon's snapshots to a file, for `gpumond diagnose`",
             group="Analysis",
             examples=("gpumond record --out recording.jsonl --for 1h",),
         ),

@@ -17,7 +17,7 @@ FEATURE = Feature(
             examples=(
                 "gpumond silence add rule=leak 'workload=~train.*' --for 1h --reason 'a known leak'",
                 "gpumond silence list",
-                "gpumond silence delete 3",
+                "gpumond silence delete 6a6b4fcff3eb8457",
             ),
         ),
     ),

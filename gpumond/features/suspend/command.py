@@ -93,7 +93,7 @@ class Resume:
             type=duration,
             default=0.0,
             metavar="DURATION",
-            help="how long to wait for its memory, such as 10m (default: 0)",
+            help="how long to wait for the memory, such as 10m (default: 0)",
         )
         client.add_arguments(parser)
 

@@ -38,7 +38,7 @@ from gpumond.features.suspend.decision import (
     settle,
 )
 from gpumond.features.suspend.helper import Answer, Order
-from gpumond.host.machine import available_bytes, descends, find_process, is_pending
+from gpumond.host.machine import available_bytes, find_process, is_descendant, is_pending
 from gpumond.host.peer import Identity
 from gpumond.kernel import Clock, Grants, Kernel, Part, Suspends, Tick
 from gpumond.store.table import Table, Transactions
@@ -358,7 +358,7 @@ class Suspender:
                 receipt = await self._concluded(program, answer, receipt)
                 if receipt.outcome == "suspended":
                     receipt = replace(receipt, released_bytes=await self._released(program))
-        return await self._proven(replace(receipt, duration_seconds=self._clock.monotonic() - began))
+        return await self._record_receipt(replace(receipt, duration_seconds=self._clock.monotonic() - began))
 
     async def _resumed(
         self, key: ProcessKey, requested_by: str, uid: int | None, wait_seconds: float
@@ -387,7 +387,7 @@ class Suspender:
                     self.programs[key] = replace(program, state="suspended")
                     return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store")
                 receipt = await self._wait_and_restore(program, receipt, began + max(wait_seconds, FRAME_SECONDS))
-        return await self._proven(replace(receipt, duration_seconds=self._clock.monotonic() - began))
+        return await self._record_receipt(replace(receipt, duration_seconds=self._clock.monotonic() - began))
 
     async def _wait_and_restore(
         self, program: SuspendedProgram, receipt: SuspensionReceipt, deadline: float
@@ -530,10 +530,12 @@ class Suspender:
                 return
             with self._working(key):
                 answer = await self._ask(program, "settle")
-                receipt = _bare(program, "suspend" if program.state == "suspending" else "resume", self._clock.wall())
+                receipt = _new_receipt(
+                    program, "suspend" if program.state == "suspending" else "resume", self._clock.wall()
+                )
                 receipt = await self._concluded(program, answer, receipt, asked=True)
         if receipt.outcome not in ("refused", "timeout"):
-            await self._proven(receipt)
+            await self._record_receipt(receipt)
         left = self.programs.get(key)
         if left is not None and left.state == "waiting":
             await self.resume(key, program.requested_by, wait_seconds=RESUME_SECONDS)
@@ -543,9 +545,9 @@ class Suspender:
             if self.programs.get(program.key) is not program:
                 return
             receipt = await self._concluded(
-                program, Answer(state="gone"), _bare(program, "suspend", self._clock.wall())
+                program, Answer(state="gone"), _new_receipt(program, "suspend", self._clock.wall())
             )
-        await self._proven(receipt)
+        await self._record_receipt(receipt)
 
     async def _ask(self, program: SuspendedProgram, action: Literal["suspend", "resume", "settle"]) -> Answer | None:
         order = Order(action=action, pid=program.pid, start_ticks=program.start_ticks, uid=program.uid)
@@ -618,7 +620,7 @@ class Suspender:
             await self._table.delete(program.id, "")
         await self._grants.keep()
 
-    async def _proven(self, receipt: SuspensionReceipt) -> SuspensionReceipt:
+    async def _record_receipt(self, receipt: SuspensionReceipt) -> SuspensionReceipt:
         """Keep a receipt, log it and record it in the audit."""
         self.receipts.append(receipt)
         self._wake()  # the next frame shows the effect
@@ -669,7 +671,7 @@ def _not_resumable(
     return None
 
 
-def _bare(program: SuspendedProgram, action: Literal["suspend", "resume"], now: float) -> SuspensionReceipt:
+def _new_receipt(program: SuspendedProgram, action: Literal["suspend", "resume"], now: float) -> SuspensionReceipt:
     return SuspensionReceipt(
         action=action,
         pid=program.pid,
@@ -762,6 +764,6 @@ def _read(process: ProcessKey, listed: Collection[ProcessKey]) -> Surroundings:
     others = sorted(each.pid for each in listed if each.pid != process.pid)
     return Surroundings(
         host_bytes=available_bytes([process.pid]),
-        children=tuple(pid for pid in others if descends(pid, {process.pid})),
+        children=tuple(pid for pid in others if is_descendant(pid, {process.pid})),
         uid=os.geteuid(),
     )
