@@ -168,7 +168,7 @@ class Receipts:
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
         receipts = checked_as(tuple[Receipt, ...], client.get(arguments.url, "/api/v1/receipts"), "receipts")
-        found = receipts[-arguments.limit :]
+        found = [each for each in receipts if each["outcome"] != "planned"][-arguments.limit :]
         nothing = "no flush since the daemon started"
         print_answer(arguments, found, lambda: receipt_table(found) if found else nothing)
         return DONE
