@@ -179,7 +179,7 @@ def test_wrong_use_is_one_line_with_the_remedy(arguments: tuple[str, ...], messa
     out, err = done.stdout, done.stderr
     assert (done.returncode, out) == (2, "")
     assert message in err
-    assert len([line for line in err.splitlines() if line.startswith(("gpumond: ", "gpumond loadgen: error: "))]) == 1
+    assert len([line for line in err.splitlines() if line.startswith(("gpumond: ", "gpumond loadgen: "))]) == 1
     assert "Traceback" not in err
 
 
