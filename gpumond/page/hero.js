@@ -132,12 +132,13 @@ function showChoice(devices) {
 /** Why a request waits, in the words of `gpumond status`: the program, and the rest of the sentence. */
 function waiting({ workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, ahead, since }, of, now) {
   const [first, ...more] = [workload, pid === null ? "" : `pid ${pid}`, user].filter(Boolean);
-  const after = available !== null && need - Math.max(0, available) > missing ? " even after flushes" : "";
+  const after = available !== null && need - available > missing ? " even after flushes" : "";
+  const claimed = ahead && available !== null && available < 0; // by earlier requests, more than there is
   const rest = [
     more.length ? `(${more.join(", ")}) ` : "",
     `has waited ${duration(Math.max(0, now - since))} for ${human(need)} of ${of}`,
     ahead ? `, behind ${ahead}` : "",
-    missing ? `; ${human(missing)} is missing${after}` : "",
+    missing && !claimed ? `; ${human(missing)} is missing${after}` : "",
   ];
   return [first, rest.join("")];
 }

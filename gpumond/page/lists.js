@@ -28,6 +28,7 @@ function createRow(columns) {
     const cell = make(place ? "td" : "th", ...(column.nodes?.(row) ?? [make("bdi")]));
     if (!place) cell.scope = "row";
     cell.className = classes(column);
+    if (column.number) cell.dataset.title = column.title.toLowerCase();
     row.append(cell);
   });
   return row;

@@ -51,7 +51,7 @@ export function drawPlot(plot, view) {
     drawing,
     ...unknown(columns, from, to).map((part) => hatching(part, view, wide)),
     ...view.spans.filter((span) => span.to >= from && span.from <= to).map((span) => marking(span, view)),
-    ...levels.filter((bytes) => !sized || Math.abs(bytes - size) > NEAR_SIZE * top).map((bytes) => tick("axis.level", human(bytes), { top: `${y(bytes)}%` })),
+    ...levels.filter((bytes) => !sized || Math.abs(bytes - size) > NEAR_SIZE * top).map((bytes) => tick("axis.level", human(bytes).replace(".0", ""), { top: `${y(bytes)}%` })),
     ...inner.map((at) => tick("axis.time", clock(at, to), { left: `${x(at) / 10}%` })),
     ...(sized ? [tick("axis.sized", `size ${human(size)}`, { top: `${y(size)}%` })] : []),
   );

@@ -281,16 +281,21 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         named = [each for each in (request["workload"], pid, request["user"]) if each]
         who = f"{named[0]} ({', '.join(named[1:])})" if named[1:] else named[0]
         behind = f", behind {request['ahead']}" if request["ahead"] else ""
-        missing = f"; {human(request['missing_bytes'])} is missing{_after(request)}" if request["missing_bytes"] else ""
         lasted = duration(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
         device = index.get(request["device_uuid"], request["device_uuid"])
-        sentence = safe(f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{behind}{missing}")
+        sentence = safe(
+            f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{behind}{_missing(request)}"
+        )
         yield FrameNotice("note", "waiting", sentence, "waiting")
 
 
-def _after(request: Mapping[str, Any]) -> str:
-    by_flushes = request["need_bytes"] - max(0, request["available_bytes"] or 0) - request["missing_bytes"]
-    return " even after flushes" if request["available_bytes"] is not None and by_flushes > 0 else ""
+def _missing(request: Mapping[str, Any]) -> str:
+    """Return what is missing for a request; empty if earlier requests claim more than there is."""
+    need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
+    if not missing or (request["ahead"] and available is not None and available < 0):
+        return ""
+    after = " even after flushes" if available is not None and need - available > missing else ""
+    return f"; {human(missing)} is missing{after}"
 
 
 def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-import locale
+import os
 import shutil
 import sys
 import textwrap
@@ -521,9 +521,9 @@ codecs.register_error("similar", _similar)
 
 
 def adapt_output() -> None:
-    """Let standard output accept every character. A terminal in the C locale gets ASCII, as Python ignores it."""
+    """Let standard output accept every character. With LC_ALL=C, which Python ignores, a terminal gets ASCII."""
     if isinstance(sys.stdout, TextIOWrapper):
-        plain = sys.stdout.isatty() and locale.setlocale(locale.LC_CTYPE) in ("C", "POSIX")
+        plain = sys.stdout.isatty() and os.environ.get("LC_ALL") in ("C", "POSIX")
         sys.stdout.reconfigure(encoding="ascii" if plain else None, errors="similar")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import pytest
 
@@ -107,3 +108,11 @@ def test_waiting_is_one_line_in_a_log_until_something_changes(capsys: pytest.Cap
     line.show(answer | {"available_bytes": 5 * GIB}, 29.0)
     line.end()
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_request_whose_turn_is_later_states_no_missing_memory():
+    later = replace(QUEUED, available_bytes=-10 * GIB, missing_bytes=30 * GIB)
+    content = view(make_frame(make_device(used_bytes=GIB), queue=(later,)))
+    assert [notice.text for notice in content.notices if notice.kind == "waiting"] == [
+        "pretrain (pid 4242, ann) has waited 1 min for 20.0 GiB of GPU 0, behind 1"
+    ]

@@ -242,3 +242,9 @@ def test_device_is_accepted_by_each_form_of_its_name(fake: FakeDaemon):
     unknown = run("--once", "--device", "7", url=fake.url)
     assert unknown.returncode == 2
     assert "0 GPU-a1, 1 GPU-b1" in unknown.stderr
+
+
+def test_terminal_of_the_c_locale_gets_ascii(fake: FakeDaemon):
+    with terminal(TOP, GPUMOND_URL=fake.url, LC_ALL="C") as session:
+        session.shows("train", "USEDv", "q Quit")
+        assert session.screen.text().isascii()

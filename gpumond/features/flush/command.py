@@ -187,7 +187,8 @@ class Receipts:
         receipts = checked_as(tuple[Receipt, ...], client.get(arguments.url, "/api/v1/receipts"), "receipts")
         moved = client.get(arguments.url, "/api/v1/suspensions/receipts")
         suspensions = checked_as(tuple[SuspensionReceipt, ...], moved, "receipts")
-        found = sorted((*receipts, *suspensions), key=itemgetter("started_at"))[-arguments.limit :]
+        flushed = (each for each in receipts if each["outcome"] != "planned")
+        found = sorted((*flushed, *suspensions), key=itemgetter("started_at"))[-arguments.limit :]
         shown = [_of_suspension(each) if "action" in each else each for each in found]
         nothing = "no flush or suspension since the daemon started"
         print_answer(arguments, found, lambda: receipt_table(shown) if shown else nothing)

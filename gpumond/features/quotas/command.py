@@ -113,8 +113,7 @@ def queue_table(frame: Mapping[str, Any]) -> str:
     now = frame["snapshot"]["taken_at"]
     rows = []
     for request in frame["queue"]:
-        need, missing = request["need_bytes"], request["missing_bytes"]
-        available = None if request["available_bytes"] is None else max(0, request["available_bytes"])
+        need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
         rows.append(
             [
                 indexes.get(request["device_uuid"], "?"),

@@ -162,6 +162,8 @@ def explained(answer: Mapping[str, Any]) -> str:
     text = f"GPU {answer['device_index']} has {free} available, {need} needed"
     if answer["ahead"]:
         text += f"; {answer['ahead']} earlier {'request is' if answer['ahead'] == 1 else 'requests are'} waiting"
+    if answer["ahead"] and available is not None and available < 0:  # earlier requests claim more than there is
+        return text
     steps = _steps(answer["plan"])
     if answer["missing_bytes"]:
         after = f" even after {steps}" if steps else ""
