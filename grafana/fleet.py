@@ -1,5 +1,5 @@
 """Fleet: which machines waste, leak, fill? Its queries read recorded sums, and series of which a machine has a few; the
-table of owners reads theirs.
+tables of owners and workloads read theirs.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ RANKED = [
         "The ten workloads that use most memory, on all machines; no agent: programs without an agent.",
         "bytes",
         Query(
-            named(f"topk(10, sum by (workload) (owner:gpumond_used_bytes:sum{{{TARGETS}}}))"),
+            named(f"topk(10, sum by (workload) (gpumond_owner_used_bytes{{{TARGETS}}}))"),
             "{{workload}}",
         ),
         link=TO_WORKLOAD,
@@ -281,7 +281,7 @@ WASTE = [
         "The fifty owners that wasted most memory in the last hour, on all machines: namespace, user, "
         "workload and Slurm account.",
         OWNER,
-        Query(_most("owner:gpumond_used_bytes:sum"), "Used", "bytes"),
+        Query(_most("gpumond_owner_used_bytes"), "Used", "bytes"),
         Query(_most("gpumond_owner_live_bytes"), "Live", "bytes"),
         Query(_most("gpumond_owner_cached_bytes"), "Cached", "bytes"),
         Query(_most("gpumond_owner_stranded_bytes"), "Stranded", "bytes"),

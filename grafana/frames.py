@@ -92,7 +92,7 @@ def job_of_daemons() -> Variable:
 
 
 def namespace() -> Variable:
-    query = f"label_values(owner:gpumond_used_bytes:sum{{{TARGETS}}}, pod_namespace)"
+    query = f"label_values(gpumond_owner_used_bytes{{{TARGETS}}}, pod_namespace)"
     return _chosen("namespace", "Namespace", query, True, "Kubernetes namespaces of the owners of memory.")
 
 

@@ -23,9 +23,10 @@ SUFFIXES = re.compile(r"_(bucket|count|sum)$")
 RULES = yaml.safe_load((ROOT / "deploy/prometheus/gpumond.rules.yaml").read_text())
 RECORDED = {rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
 OF_OWNERS = {
-    f"gpumond_owner_{name}_bytes" for name in ("live", "cached", "stranded", "idle_held", "idle_and_reclaimable")
+    f"gpumond_owner_{name}_bytes"
+    for name in ("used", "live", "cached", "stranded", "idle_held", "idle_and_reclaimable")
 }
-"""Metrics that the table of owners sums over all machines."""
+"""Metrics that tables of owners and workloads sum over all machines."""
 OF_ALL_MACHINES = OF_OWNERS | {name for name in RECORDED if name.startswith(("workload", "owner"))}
 """Metrics of sums over all machines, without the label instance."""
 

@@ -89,12 +89,14 @@ def test_a_pair_of_servers_notifies_once(daemon: RunningDaemon, tmp_path: Path):
 
 
 def test_queries_of_autoscalers_are_understood(daemon: RunningDaemon, tmp_path: Path):
-    trigger = BLOCKS["keda.yaml"]["spec"]["triggers"][0]["metadata"]
+    trigger, jobs = (BLOCKS[name]["spec"]["triggers"][0]["metadata"] for name in ("keda.yaml", "keda.yaml: jobs"))
     adapter = BLOCKS["adapter.yaml"]["externalRules"][0]["metricsQuery"].replace("<<.LabelMatchers>>", 'engine="chat"')
     room = re.search(r"```promql\n(.*?)\n```", PAGE, re.DOTALL)
     assert room is not None
     with Prometheus(tmp_path / "prometheus", scraping(daemon)) as prometheus:
         until(lambda: prometheus.instant(room[1]))
+        (reclaimable,) = prometheus.instant(jobs["query"])
+        assert float(reclaimable["value"][1]) > 0
         for query in (trigger["query"], adapter):
             prometheus.instant(query)
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
 from gpumond.facts.errors import ConfigError, DaemonError
+from gpumond.facts.frame import Alert, StatedFault
+from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import counted
 from gpumond.features.fleet import drift
 from gpumond.features.fleet.connection import Machine
@@ -124,13 +126,6 @@ def left_out(states: Sequence[MachineStatus], shown: Sequence[MachineStatus]) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    up: bool
-    reason: str = ""
-    driver_version: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Device:
     uuid: str
     parent_uuid: str | None
@@ -148,7 +143,7 @@ class _Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Snapshot:
-    source: _Source
+    source: SourceState
     devices: tuple[_Device, ...]
     reports: tuple[_Report, ...]
 
@@ -162,17 +157,6 @@ class _Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Alert:
-    rule: str
-    phase: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fault:
-    kind: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
     """What is read of a frame; to check all of it for thousands of machines takes longer than to receive it."""
 
@@ -180,8 +164,8 @@ class _Frame:
     revision: str | None
     snapshot: _Snapshot
     processes: tuple[_Process, ...]
-    alerts: tuple[_Alert, ...]
-    faults: tuple[_Fault, ...]
+    alerts: tuple[Alert, ...]
+    faults: tuple[StatedFault, ...]
 
 
 def of_frame(machine: Machine, answer: object) -> MachineStatus:
