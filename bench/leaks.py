@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.result import publish
-from gpumond.diagnosis.leak import LeakCase
+from gpumond.diagnosis.leak_tests import LeakCase
 from gpumond.diagnosis.serving import SERVING, ServingTest, UpperQuartiles, find
 from gpumond.tick.history import (
     DEVICE_SIGNALS,

@@ -16,8 +16,7 @@ from math import inf, isfinite, nan
 
 from gpumond.diagnosis import detectors, messages
 from gpumond.diagnosis.detectors import idle_seconds
-from gpumond.diagnosis.leak import OUTSIDE, Leak, form as form_of
-from gpumond.diagnosis.leak_search import (
+from gpumond.diagnosis.leak import (
     SKIPPED_SECONDS,
     allocation_growth,
     filling,
@@ -27,6 +26,7 @@ from gpumond.diagnosis.leak_search import (
     search,
     watch_growth,
 )
+from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, form as form_of
 from gpumond.diagnosis.past import HELD_MINUTES, EarlierUses
 from gpumond.diagnosis.shapes import REST_MINUTES, Shape, shape
 from gpumond.diagnosis.tracker import Evidence, Fall, TrackedSeries, Tracker

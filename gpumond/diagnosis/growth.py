@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import inf, nan
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak import Leak, LeakCase, curve, load_rises
+from gpumond.diagnosis.leak_tests import Leak, LeakCase, curve, load_rises
 from gpumond.diagnosis.trend import least_squares, mann_kendall, median, sen, spread
 from gpumond.facts.program import StepUsage
 from gpumond.facts.units import MIB

@@ -1,487 +1,384 @@
-"""Leak test on one curve of one device or process, and the development of a leak that was found. No I/O.
+"""The decision that growth is a leak, from all tests, its course from ``growing`` to its end, and its line. No I/O.
 
-Growth is a leak if it is significant (Mann-Kendall), large enough (Sen's slope), continues to the end of the window,
-and is a *record*: the last blocks exceed all earlier use of this life, unlike a load that rises and falls. It must be
-new, or have lasted without slowing down, unlike a warm-up or a cache that fills, which its whole course shows.
-
-Blocks are never shorter than a minute. *Clean* tests require little growth and an almost undisturbed line, and many
-samples in a block; *rough* tests tolerate the noise of serving, and require more growth and a device that fills soon.
+The line covers the last two thirds of the growth. The interval of its slope is that of the slopes of equal parts, which
+contains pauses and changes of the load.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from math import inf, isfinite
+from math import sqrt
 from typing import NamedTuple
 
-from gpumond.diagnosis.course import reduced
-from gpumond.diagnosis.shapes import WARM_UP_SECONDS, PlateauStep
-from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
-from gpumond.facts.units import HOUR_SECONDS, MIB
-from gpumond.tick.history import (
-    FIVE_MINUTES,
-    HELD,
-    LOAD,
-    MEDIAN,
-    MIN,
-    MINUTE,
-    QUARTER,
-    SAMPLES,
-    TIERS,
-    USED,
-    UTILIZATION,
-    Series,
-)
+from gpumond.diagnosis import leak_tests, messages, serving
+from gpumond.diagnosis.course import Course, WholeGrowth, between_rests, course, forecasts, reduced, whole
+from gpumond.diagnosis.detectors import AllocationGrowth
+from gpumond.diagnosis.growth import BLOCK, Growth, growing, quick, rises, update
+from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, LeakCase, curve, load_rose
+from gpumond.diagnosis.tracker import TrackedSeries
+from gpumond.diagnosis.trend import deviation, least_squares, median, sen, spread
+from gpumond.facts.frame import Fit, RuledOut, Verdict
+from gpumond.facts.units import MIB
+from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, MINUTE, QUARTER, TIERS, UTILIZATION, History
 
-LIKELY_Z = 1.64
-MINUTE_SECONDS = 60.0
-
-OUTSIDE = -1
-"""The curve of a process's memory outside its pools: used less held."""
-
-SIGNIFICANT_Z = 2.33
-BUSIER_RATIO, MUCH_BUSIER_RATIO = 0.03, 0.1
-"""Minimum rise of the utilization over the window, and over the whole growth, as a ratio."""
-BUSIER_LOAD_RATIO = 0.1
-"""Minimum rise of the engines' requests, as a share of their median."""
-LOAD_POINTS = 24
+PARTS, PARTS_T = 6, 2.0
+"""Parts whose slopes are compared, and the 95% quantile of Student's distribution with five degrees of freedom."""
+POINTS, MIN_POINTS, MIN_STEPS, LAST_POINTS = 24, 4, 2, 5
+FIRST_RATIO = 1 / 3
+"""Share of a growth that is left out of its line: its rate changes."""
+MARGIN = 1.12
+"""Minimum factor between the time to full and its limits."""
+BAND_MULTIPLE = 2.0
+"""Half of the width of the residual band, in standard deviations of the scatter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeakTest:
-    """Criteria on the newest ``blocks`` of a tier. The last ``record_blocks`` of them lie above all blocks before."""
+YOUNG_SECONDS = 60.0
+"""Time after the start of a process before growth is suspected, on the wall clock."""
 
-    tier: int
-    blocks: int
-    record_blocks: int
-    min_growth_bytes: float
-    min_growth_ratio: float
-    """Minimum growth over the window in bytes, and as a ratio of the device's size."""
-    full_within_seconds: float
-    """Seconds within which the device would be full."""
-    parts: int
-    part_slope_ratio: float
-    """Minimum slope in each of ``parts`` equal parts of the window, as a share of its slope; of two parts, in the
-    last.
+
+def search(
+    tracked: TrackedSeries, history: History, size: float | None, room: float | None, closed: int, known: float
+) -> Leak | None:
+    """Return the leak that one of the ``closed`` tiers completes, if any. ``size`` and ``room`` are the device's.
+
+    ``known``: bytes up to which the program's earlier lives have grown.
     """
-    max_scatter_ratio: float
-    """Maximum scatter around the line, as a share of the growth."""
-    min_samples: float
-    """Minimum number of samples in a block, on average."""
-    min_scatter_multiple: float
-    """Minimum growth, as a multiple of the scatter before the window."""
-    max_rise_ratio: float = 0.4
-    """Maximum size of a single rise, as a share of the growth: one large allocation is no leak."""
+    main = _case(tracked, history, size, room)
+    for what in (tracked.main, OUTSIDE) if tracked.counted else (tracked.main,):
+        case = main._replace(what=what)
+        found = leak_tests.find(case, closed)
+        if found is None and what != OUTSIDE and closed > FIVE_MINUTES:
+            found = serving.find(case, tracked.quartiles)
+        found = judge(tracked, case, found, known) if found is not None else None
+        if found is not None:
+            return found
+    stairs = tracked.levels.stairs(size) if size else ()
+    # The steps of a leak that has ended are still known.
+    found = (
+        leak_tests.update_stairs(leak_tests.from_stairs(stairs, tracked.main), stairs, history.now) if stairs else None
+    )
+    if found is None and closed > QUARTER and tracked.floors.values:
+        found = leak_tests.from_floors(tracked.floors.rise(), tracked.main)
+        return found if found is None or found.top > max(known, tracked.life.limit) else None
+    return judge(tracked, main, found, known) if found is not None else None
 
 
-CLEAN = (
-    LeakTest(
-        tier=MINUTE,
-        blocks=12,
-        record_blocks=12,
-        min_growth_bytes=256 * MIB,
-        min_growth_ratio=0.0,
-        full_within_seconds=inf,
-        parts=3,
-        part_slope_ratio=0.6,
-        max_scatter_ratio=1 / 12,
-        min_samples=12,
-        min_scatter_multiple=4,
-    ),
-    LeakTest(
-        tier=FIVE_MINUTES,
-        blocks=7,
-        record_blocks=7,
-        min_growth_bytes=256 * MIB,
-        min_growth_ratio=0.0,
-        full_within_seconds=inf,
-        parts=3,
-        part_slope_ratio=0.6,
-        max_scatter_ratio=1 / 12,
-        min_samples=15,
-        min_scatter_multiple=4,
-    ),
-)
-ROUGH = (
-    LeakTest(
-        tier=FIVE_MINUTES,
-        blocks=8,
-        record_blocks=5,
-        min_growth_bytes=512 * MIB,
-        min_growth_ratio=0.005,
-        full_within_seconds=6 * HOUR_SECONDS,
-        parts=2,
-        part_slope_ratio=0.3,
-        max_scatter_ratio=0.5,
-        min_samples=3,
-        min_scatter_multiple=6,
-        max_rise_ratio=1 / 3,
-    ),
-    LeakTest(
-        tier=QUARTER,
-        blocks=8,
-        record_blocks=4,
-        min_growth_bytes=512 * MIB,
-        min_growth_ratio=0.03,
-        full_within_seconds=48 * HOUR_SECONDS,
-        parts=2,
-        part_slope_ratio=0.3,
-        max_scatter_ratio=0.5,
-        min_samples=3,
-        min_scatter_multiple=2,
-    ),
-)
-MIN_RISES = 3
-"""Minimum number of rises within the window; fewer are steps and no trend."""
-RISE_RATIO = 0.05
-"""Minimum size of a rise, as a share of the growth."""
-LAST_RISE_RATIO = 0.5
-"""Minimum rise to the last block of a clean window, as a share of the slope: growth must not have ended."""
-SCATTER_BLOCKS = 24
-"""Number of blocks before the window from which the scatter is measured."""
-MAX_SPAN_RATIO = 2.0
-"""Maximum span of a window, as a multiple of its blocks: a longer one has too many gaps."""
-
-RETURNED_RATIO = 0.3
-"""Share of its growth at which a leak has ended, since the memory was released …"""
-STOPPED_RATIO = 0.15
-"""… or share of its first slope at which it has ended …"""
-STOPPED_SECONDS = 2700.0
-STOPPED_AGE_RATIO = 0.5
-LONGEST_STOPPED_SECONDS = 43200.0
-"""… if it was that slow for this time, in seconds, or for this share of its age: a leak may pause at night."""
-UNKNOWN_BLOCKS = 5
-LATE_PAUSES = 3.0
-"""Stairs have ended when the next step is late by this number of pauses."""
+FLAT_SECONDS, LASTING_SECONDS, UNCOUNTED_SECONDS = 1500.0, 3600.0, 5400.0
+"""Age from which growth is a leak: after a flat curve; since the start of a life, when a data set may be cached; and
+since then without an agent, which would tell what a step keeps from what it uses.
+"""
+URGENT_SECONDS, URGENT_RATIO = 720.0, 0.45
+"""The same once it has used this share of the memory that was free at its beginning, or if the program's agent has
+found the lines that keep it.
+"""
+SKIPPED_SECONDS = 120.0
+"""Start of a life, in which a program loads its model."""
+LINE_EXPONENT, SURE_EXPONENT = 0.85, 0.6
+"""Minimum exponent of a leak's course, and of its lower limit: growth that slows down is a cache that fills."""
+NOISY_EXPONENT = 0.3
+"""Minimum exponent of a leak that load hides, whose upper limit is not that of a cache."""
+WINDOW_RATIO = 0.6
+"""Minimum age of a growth, as a share of the window in which it was found."""
+MIN_RESTS = 10
+"""Minimum number of steps of growth that rests in between."""
+FILLING_EXPONENT = 0.9
+"""Maximum of the exponent's upper limit of growth that slows down, which ..."""
+FILLING_BYTES, FILLING_SECONDS = 512 * MIB, 900.0
+LATE_PARTS, LATE_RATIO = 6, 0.05
+"""... has these bytes and this age, and goes on in its last part at this share of its mean rate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leak:
-    """Growth that does not end by itself. Times and slope are those of the History's clock."""
+class Filling(NamedTuple):
+    """Growth that slows down; ``rate`` is its present slope."""
 
-    what: int
-    kind: int
-    tier: int
-    blocks: int
-    onset: float
-    base: float
-    top: float
-    slope: float
-    first_slope: float
-    significance: float
-    window: float
-    """Length of the evaluated window in seconds."""
-    pause: float = 0.0
-    """Longest time between two steps of a leak that was found by its stairs alone, in seconds; else 0."""
-    by_quartiles: bool = False
-    """True if the serving test found it, which follows the upper quartiles of the blocks."""
-
-    @property
-    def growth(self) -> float:
-        return self.top - self.base
+    growth: WholeGrowth
+    course: Course
+    rate: float
 
 
-class LeakCurve(NamedTuple):
-    times: Sequence[float]
-    values: Sequence[float]
-    counts: Sequence[float]
-    record: float
-    """The highest value before the first one."""
-
-
-def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int = SAMPLES) -> LeakCurve:
-    """Return the blocks of one tier in which the signal is known."""
-    times, counts = series.times(tier, count), series.counts(tier, count)
-    values: Sequence[float]
-    if what == OUTSIDE:
-        used, held = (series.column(tier, signal, kind, count) for signal in (USED, HELD))
-        values, record = [one - other for one, other in zip(used, held, strict=True)], -inf
+def whole_growth(tracked: TrackedSeries, case: LeakCase, found: Leak) -> WholeGrowth | None:
+    """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the life, and
+    are not shorter than those in which it was found.
+    """
+    first = case.born + SKIPPED_SECONDS
+    if found.by_quartiles:
+        times, values = tracked.quartiles.times, tracked.quartiles.values
     else:
-        values, record = series.column(tier, what, kind, count), series.records[tier][what]
-    if sum(values) != sum(values):  # one is NaN; this is faster than a comparison of each
-        known = [i for i, value in enumerate(values) if value == value]
-        times, values, counts = (type(times)("d", [row[i] for i in known]) for row in (times, values, counts))
-    return LeakCurve(times, values, counts, record)
+        times, values = _reaching_back(case, found.tier, found.what, found.kind)
+    begin = bisect_left(times, first)
+    return whole(times[begin:], values[begin:])
 
 
-class LeakCase(NamedTuple):
-    """The curve to be tested: one signal of one device or process that begins at ``born``.
+def _reaching_back(case: LeakCase, shortest: int, what: int, kind: int) -> tuple[Sequence[float], Sequence[float]]:
+    for tier in range(shortest, len(TIERS)):
+        blocks = curve(case.series, tier, what, kind)
+        if blocks.times and blocks.times[0] <= case.born + 2 * TIERS[tier].seconds:
+            break
+    return blocks.times, blocks.values
 
-    ``size`` is the device's, ``room`` the bytes until it is full. ``pace``: seconds of the series in one real
-    second.
+
+def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> Leak | None:
+    """Return the leak that a growth is, from its begin on; None if it slows down, is too young, or repeats what the
+    program did before.
+
+    ``known``: bytes up to which the program's earlier lives have grown.
     """
-
-    series: Series
-    device: Series
-    what: int
-    born: float
-    size: float | None
-    room: float | None
-    pace: float
-
-
-def find(case: LeakCase, closed: int) -> Leak | None:
-    """Return the leak in the tiers of which a block has just closed, if any."""
-    for test in (*CLEAN, *ROUGH):
-        if test.tier < closed:
-            leak = _passes(case, test, MEDIAN)
-            if leak is None and test in CLEAN:
-                leak = _passes(case, test, MIN)
-            if leak is not None and not load_rises(case.device, test.tier, test.blocks):
-                return leak
-    return None
-
-
-def from_stairs(steps: Sequence[PlateauStep], what: int) -> Leak:
-    """Return the leak that consists of these steps."""
-    pause = max(after.at - before.at for before, after in pairwise(steps))
-    span = steps[-1].at - steps[0].at
-    base, top = steps[0].before, steps[-1].after
-    # The first step begins the first pause, so that its height belongs to the time before.
-    slope = (top - steps[0].after) / span
-    return Leak(
-        what=what,
-        kind=MEDIAN,
-        tier=MINUTE,
-        blocks=0,
-        onset=steps[0].at,
-        base=base,
-        top=top,
-        slope=slope,
-        first_slope=slope,
-        significance=0.0,
-        window=span,
-        pause=pause,
-    )
-
-
-def from_floors(floors: Sequence[tuple[float, float]], what: int) -> Leak | None:
-    """Return the leak that these floors are, each a time and a level; None without floors."""
-    if not floors:
+    if found.what != OUTSIDE and found.top <= max(known, tracked.life.limit):
         return None
-    (begin, base), (end, top) = floors[0], floors[-1]
-    slope = (top - base) / (end - begin)
-    return Leak(
-        what=what,
-        kind=MEDIAN,
-        tier=QUARTER,
-        blocks=round((end - begin) / TIERS[QUARTER].seconds),
-        onset=begin,
-        base=base,
-        top=top,
-        slope=slope,
-        first_slope=slope,
-        significance=0.0,
-        window=end - begin,
-    )
-
-
-def update_stairs(leak: Leak, steps: Sequence[PlateauStep], now: float) -> Leak | None:
-    """Return the leak's present state; None when it fell, or has made no step for long."""
-    if len(steps) < 2 or now - steps[-1].at > LATE_PAUSES * leak.pause:
+    if found.pause:
+        return found
+    growth = whole_growth(tracked, case, found)
+    if growth is None:
         return None
-    slope = (steps[-1].after - steps[0].after) / (steps[-1].at - steps[0].at)
-    return replace(leak, top=steps[-1].after, slope=slope)
-
-
-def update(leak: Leak, series: Series, closed: int) -> Leak | None:
-    """Return the leak's present state; None when it has ended, or its signal is unknown."""
-    if leak.tier >= closed:
-        return leak
-    seconds = TIERS[leak.tier].seconds
-    times, values, _, _ = curve(series, leak.tier, leak.what, leak.kind)
-    if len(values) < 2 or series.times(leak.tier, 1)[-1] - times[-1] > UNKNOWN_BLOCKS * seconds:
+    whole_leak = replace(found, onset=growth.begin, base=growth.base)
+    own = course(growth)
+    if growth.age < WINDOW_RATIO * found.window or not _goes_on_by_steps(case, found, growth):
         return None
-    top = max(leak.top, values[-1])
-    if max(values[-2:]) < leak.base + RETURNED_RATIO * (top - leak.base):
+    if found.by_quartiles:
+        slows = own is not None and (own.high < FILLING_EXPONENT or own.exponent < NOISY_EXPONENT)
+        return None if slows else whole_leak
+    if own is None or own.exponent < LINE_EXPONENT or own.low < SURE_EXPONENT:
         return None
-    begin = bisect_left(times, leak.onset)
-    begin = min(begin, max(0, len(times) - leak.blocks))
-    slope = sen(times[begin:][-2 * leak.blocks :], values[begin:][-2 * leak.blocks :])
-    if has_stopped(leak, times, values):
+    urgent = case.room is not None and growth.growth >= URGENT_RATIO * (growth.growth + case.room)
+    lasting = LASTING_SECONDS if tracked.counted else UNCOUNTED_SECONDS
+    needed = URGENT_SECONDS if urgent or tracked.retained else FLAT_SECONDS if growth.flat else lasting
+    if growth.age < needed or load_rose(case.device, growth.age):
         return None
-    return replace(leak, top=top, slope=slope if slope > 0 else leak.slope)
+    return whole_leak
 
 
-def has_stopped(leak: Leak, times: Sequence[float], values: Sequence[float]) -> bool:
-    """Return whether a leak has hardly grown for half of its age. A program that ends is a fall in one half of this
-    time; the leak continues in the other.
+def _goes_on_by_steps(case: LeakCase, found: Leak, growth: WholeGrowth) -> bool:
+    """Return False for growth by few steps, or ever rarer ones, between which the curve rests; True if it is older than
+    the known minutes.
     """
-    age = times[-1] - leak.onset
-    recent = max(STOPPED_SECONDS, min(LONGEST_STOPPED_SECONDS, STOPPED_AGE_RATIO * age))
-    if age <= STOPPED_SECONDS:
-        return False
-    limits = [bisect_left(times, times[-1] - recent * share) for share in (1.0, 0.5, 0.0)]
-    halves = [(values[end] - values[begin]) / max(1.0, times[end] - times[begin]) for begin, end in pairwise(limits)]
-    return max(halves) < STOPPED_RATIO * leak.first_slope
-
-
-def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
-    newest = curve(case.series, test.tier, case.what, kind, round(MAX_SPAN_RATIO * test.blocks)).values
-    if not newest or max(newest) - min(newest) < test.min_growth_bytes / 2:
-        return None  # as most do: the tests below take longer
-    times, values, counts, record = _since(curve(case.series, test.tier, case.what, kind), case.born)
-    count, record_blocks = test.blocks, test.record_blocks
-    seconds = TIERS[test.tier].seconds
-    first = bisect_left(times, case.born + max(WARM_UP_SECONDS, 2 * seconds))
-    if len(values) - first < count:
-        return None
-    low = min(values[-record_blocks:])
-    if low <= record or low <= max(values[:-record_blocks], default=-inf):
-        return None
-    window, at = values[-count:], times[-count:]
-    if at[-1] - at[0] > MAX_SPAN_RATIO * count * seconds or sum(counts[-count:]) < test.min_samples * count / case.pace:
-        return None
-    significance = mann_kendall(window)
-    if significance <= SIGNIFICANT_Z:
-        return None
-    slope = sen(at, window)
-    growth = slope * (at[-1] - at[0])
-    if growth < max(test.min_growth_bytes, test.min_growth_ratio * (case.size or 0.0)):
-        return None
-    if spread(at, window, slope) > test.max_scatter_ratio * growth:
-        return None
-    if not _in_many_steps(window, growth, test.max_rise_ratio):
-        return None
-    if case.room is not None and case.room > slope * test.full_within_seconds:
-        return None
-    if not _goes_on(at, window, slope, test):
-        return None
-    past = slice(max(first, len(values) - count - SCATTER_BLOCKS), len(values) - count)
-    if growth < test.min_scatter_multiple * _scatter(times[past], values[past]):
-        return None
-    before = values[first:-count][-count:]
-    base = median(before) if len(before) else window[0]
-    base = min(base, window[0])
-    onset = max(times[first], at[-1] - (window[-1] - base) / slope)
-    span = at[-1] - at[0] + seconds
-    return Leak(
-        what=case.what,
-        kind=kind,
-        tier=test.tier,
-        blocks=count,
-        onset=onset,
-        base=base,
-        top=window[-1],
-        slope=slope,
-        first_slope=slope,
-        significance=significance,
-        window=span,
-    )
-
-
-def _since(full: LeakCurve, born: float) -> LeakCurve:
-    """Return the curve without the time before ``born``, if that is not the beginning of the series."""
-    begin = bisect_left(full.times, born)
+    minutes = curve(case.series, MINUTE, found.what, MIN)
+    begin = bisect_left(minutes.times, growth.begin)
     if begin == 0:
-        return full
-    return LeakCurve(full.times[begin:], full.values[begin:], full.counts[begin:], -inf)
+        return True
+    steps = between_rests(growth._replace(times=minutes.times[begin:], values=minutes.values[begin:]))
+    if steps is None:
+        return True
+    own = course(steps) if len(steps.values) > MIN_RESTS else None
+    return own is not None and own.exponent >= LINE_EXPONENT and own.low >= SURE_EXPONENT
 
 
-def _in_many_steps(window: Sequence[float], growth: float, max_rise_ratio: float) -> bool:
-    changes = [after - before for before, after in pairwise(window)]
-    rises = sum(1 for change in changes if change > RISE_RATIO * growth)
-    return rises >= MIN_RISES and max(changes) <= max_rise_ratio * (window[-1] - window[0])
-
-
-def load_rises(device: Series, tier: int, blocks: int) -> bool:
-    """Return True if the device's utilization or its engines' requests rise: growth with the load is not yet a leak."""
-    return any(
-        _rises(device.column(tier, what, MEDIAN, blocks), blocks, rise, LIKELY_Z)
-        for what, rise in ((UTILIZATION, BUSIER_RATIO), (LOAD, None))
-    )
-
-
-def load_rose(device: Series, age: float) -> bool:
-    """Return True if one of them has risen since growth of this age began."""
-    tier = next((tier for tier in (MINUTE, FIVE_MINUTES) if age <= TIERS[tier].seconds * TIERS[tier].rows), QUARTER)
-    blocks = round(age / TIERS[tier].seconds)
-    return any(
-        _rises(
-            reduced(range(blocks), device.column(tier, what, MEDIAN, blocks), LOAD_POINTS)[1], 8, rise, SIGNIFICANT_Z
-        )
-        for what, rise in ((UTILIZATION, MUCH_BUSIER_RATIO), (LOAD, None))
-    )
-
-
-def _rises(load: Sequence[float], count: int, least: float | None, significance: float) -> bool:
-    """Return True if the load rises significantly, by ``least`` or a tenth of its level, in so many known blocks."""
-    if len(load) < count or any(value != value for value in load):
-        return False
-    rise = sen(range(len(load)), load) * len(load)
-    return (
-        rise > 0
-        and rise >= (BUSIER_LOAD_RATIO * median(load) if least is None else least)
-        and (mann_kendall(load) > significance)
-    )
-
-
-def _scatter(times: Sequence[float], values: Sequence[float]) -> float:
-    return spread(times, values, sen(times, values)) if len(values) else 0.0
-
-
-def _goes_on(at: Sequence[float], window: Sequence[float], slope: float, test: LeakTest) -> bool:
-    if test in CLEAN and window[-1] - window[-2] < LAST_RISE_RATIO * slope * (at[-1] - at[-2]):
-        return False
-    length = -(-len(window) // test.parts)
-    last = len(window) - length
-    starts = [last] if test.parts == 2 else [round(last * part / (test.parts - 1)) for part in range(test.parts)]
-    return all(
-        sen(at[start : start + length], window[start : start + length]) >= test.part_slope_ratio * slope
-        for start in starts
-    )
-
-
-MIN_MINUTES = 8
-"""Minimum number of minutes of each kind."""
-BUSY_RATIO = 0.05
-IDLE_GROWTH_RATIO = 0.2
-"""Maximum growth in idle minutes, as a share of the growth in busy ones."""
-STAIRS_GROWTH_RATIO = 0.7
-STAIRS_MINUTES_RATIO = 0.34
-"""Share of the growth, and the share of the minutes in which it happens."""
-
-
-def form(leak: Leak, series: Series, device: Series) -> str:
-    """Return the form of a leak; ``linear`` unless another one is evident."""
-    minutes = curve(series, MINUTE, leak.what, leak.kind)
-    begin = max(0, bisect_left(minutes.times, leak.onset) - 1)
-    times, values = minutes.times[begin:], minutes.values[begin:]
-    if len(values) < MIN_MINUTES:
-        return "linear"
-    use = device.times(MINUTE), device.column(MINUTE, UTILIZATION)
-    idle: list[float] = []
-    busy: list[float] = []
-    for (_, before), (at, after) in pairwise(zip(times, values, strict=True)):
-        ratio = _nearest(*use, at)
-        if ratio is not None:
-            (idle if ratio < BUSY_RATIO else busy).append(after - before)
-    if min(len(idle), len(busy)) >= MIN_MINUTES:
-        pace = sum(busy) / len(busy)
-        if pace > 0 and sum(idle) / len(idle) <= IDLE_GROWTH_RATIO * pace:
-            return "load-proportional"
-    return "stairs" if _in_stairs([after - before for before, after in pairwise(values)]) else "linear"
-
-
-def _in_stairs(changes: list[float]) -> bool:
-    """Return True if most of the growth happens in few minutes and little in the others."""
-    rises = sorted(changes, reverse=True)
-    few = rises[: max(1, int(STAIRS_MINUTES_RATIO * len(rises)))]
-    up, down = sum(rise for rise in rises if rise > 0), -sum(rise for rise in rises if rise < 0)
-    return (
-        up > 2 * down
-        and sum(few) >= STAIRS_GROWTH_RATIO * up
-        and rises[len(rises) // 2] < IDLE_GROWTH_RATIO * sum(few) / len(few)
-    )
-
-
-def _nearest(times: Sequence[float], use: Sequence[float], at: float) -> float | None:
-    """Return the utilization at the nearest time, since series close their minutes at different times."""
-    after = bisect_left(times, at)
-    found = min((after - 1, after), key=lambda i: abs(times[i] - at) if 0 <= i < len(times) else inf)
-    if not 0 <= found < len(times) or abs(times[found] - at) > 60 or not isfinite(use[found]):
+def filling(tracked: TrackedSeries, history: History) -> Filling | None:
+    """Return the growth of a life if it slows down and still goes on."""
+    case = _case(tracked, history, None, None)
+    times, values = _reaching_back(case, MINUTE, tracked.main, MEDIAN)
+    begin = bisect_left(times, case.born + SKIPPED_SECONDS)
+    growth = whole(times[begin:], values[begin:])
+    if growth is None or growth.growth < FILLING_BYTES or growth.age < FILLING_SECONDS:
         return None
-    return use[found]
+    own = course(growth)
+    if own is None or own.high > FILLING_EXPONENT:
+        return None
+    late = len(growth.values) // LATE_PARTS
+    rate = least_squares(growth.times[-late:], growth.values[-late:]) if late > 1 else 0.0
+    return Filling(growth, own, rate) if rate > LATE_RATIO * growth.growth / growth.age else None
+
+
+def _case(tracked: TrackedSeries, history: History, size: float | None, room: float | None) -> LeakCase:
+    return LeakCase(
+        series=tracked.series,
+        device=history.device(tracked.uuid),
+        what=tracked.main,
+        born=tracked.born,
+        size=size,
+        room=room,
+        pace=history.pace,
+    )
+
+
+def follow(tracked: TrackedSeries, found: Leak, now: float, closed: int) -> Leak | None:
+    """Return the leak's present state; None when it has ended."""
+    if found.pause:
+        return leak_tests.update_stairs(found, tracked.levels.steps, now)
+    if found.by_quartiles:
+        return serving.update(found, tracked.quartiles, tracked.series) if closed > FIVE_MINUTES else found
+    return leak_tests.update(found, tracked.series, closed)
+
+
+def watch_growth(
+    tracked: TrackedSeries, history: History, label: str, room: float | None, alone: bool, known: float
+) -> bool:
+    """Update the growth of the last minutes, and its verdict, after a block of 15 s. Return True if it is now a leak.
+
+    ``alone``: the series is classified. ``room`` is the device's, ``label`` its name.
+    """
+    tracked.steps.close(tracked.series.times(BLOCK, 1)[-1])
+    case = _case(tracked, history, None, room)
+    began, rising = False, rises(case, tracked.steps)
+    if rising and alone and tracked.counted and tracked.leak is None:
+        found = quick(case, tracked.steps)
+        if found is not None and found.top > max(known, tracked.life.limit):
+            tracked.leak, began = found, True
+    if not alone or tracked.leak is not None:
+        tracked.growth = None
+    elif tracked.growth is None:
+        tracked.growth = growing(case, tracked.steps) if rising else None
+    else:
+        tracked.growth = update(tracked.growth, case, tracked.steps)
+    young = history.now - tracked.born < YOUNG_SECONDS * history.pace
+    if tracked.growth is None or young:
+        tracked.verdicts.pop("growing", None)
+        if tracked.leak is None:
+            tracked.allocations.end()
+        return began
+    for shape in ("warm-up", "steady"):
+        tracked.verdicts.pop(shape, None)
+    active = tracked.verdicts.get("growing")
+    since = history.unix(tracked.growth.onset) if active is None else active.since
+    tracked.verdicts["growing"] = _growing(tracked, tracked.growth, label, since, history.pace)
+    return began
+
+
+def allocation_growth(tracked: TrackedSeries, what: int, pace: float) -> AllocationGrowth | None:
+    """Return the growth of the number of live allocations since the verdict on the signal ``what`` began."""
+    if what != LIVE or not tracked.counted:
+        return None
+    (at,), (live,) = tracked.series.times(BLOCK, 1), tracked.series.column(BLOCK, LIVE, MIN, 1)
+    return tracked.allocations.growth(at, live, pace)
+
+
+def held_growth(tracked: TrackedSeries, what: int, tier: int, onset: float) -> list[tuple[str, float]]:
+    """Return the growth of the held bytes since the onset of a growth of live bytes, as evidence, if it is known.
+
+    It is that of the live bytes if the pools grow with them, and smaller while the memory comes from their cache.
+    """
+    if what != LIVE:
+        return []
+    blocks = zip(tracked.series.times(tier), tracked.series.column(tier, HELD), strict=True)
+    held = [value for at, value in blocks if at >= onset and value == value]
+    return [("held_growth_bytes", held[-1] - held[0])] if len(held) > 1 else []
+
+
+def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, pace: float) -> Verdict:
+    per_second = found.slope * pace
+    evidence: list[tuple[str, float]] = [
+        ("slope_bytes_per_second", per_second),
+        ("growth_bytes", found.bytes),
+    ]
+    if found.bytes_a_step is not None:
+        evidence.append(("kept_bytes_per_step", found.bytes_a_step))
+    evidence += held_growth(tracked, tracked.main, BLOCK, found.onset)
+    allocations = allocation_growth(tracked, tracked.main, pace)
+    evidence += allocations.evidence if allocations else []
+    who = messages.program(tracked.name, tracked.pid, label)
+    summary = messages.growing(who, label, 60 * per_second, since, found.bytes_a_step, allocations)
+    return tracked.verdict("growing", since, tuple(evidence), summary)
+
+
+class _Slopes(NamedTuple):
+    """Slope of the line, and the limits of its interval, per second of the History's clock."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def fit(
+    leak: Leak, tracked: TrackedSeries, history: History, room: float | None, allocations: AllocationGrowth | None
+) -> Fit | None:
+    """Return the line through the points of a leak; None if there are too few. ``room``: free bytes above the device's
+    recent peak. ``allocations``: growth of the number of live allocations, if it is known.
+
+    The slope of growth that accelerates is that at its end, and its device is full when its course reaches the size.
+    """
+    times, values, courses = _points(leak, tracked, history, room)
+    if len(values) < (MIN_STEPS if leak.pause else MIN_POINTS):
+        return None
+    slope = _interval(times, values)
+    now, pace = history.unix(history.now), history.pace
+    full, earliest, latest = (
+        None if room is None else _left(room, one) for one in (slope.middle, slope.high, slope.low)
+    )
+    if courses:
+        own = [one.slope for one in courses]
+        slope = _Slopes(min(own), own[0], max(own))
+        if room is not None:
+            lefts = [one.left(room, one.exponent) for one in courses]
+            full, earliest, latest = lefts[0], min(lefts), max(lefts)
+    rest = [value - slope.middle * at for at, value in zip(times, values, strict=True)]
+    if full is not None and earliest is not None:
+        earliest, latest = min(earliest, full / MARGIN), None if latest is None else max(latest, full * MARGIN)
+    return Fit(
+        points=tuple((history.unix(at), value) for at, value in zip(times, values, strict=True)),
+        at=history.unix(times[-1]),
+        level_bytes=median(rest[-LAST_POINTS:]) + slope.middle * times[-1],
+        slope_bytes_per_second=slope.middle * pace,
+        slope_low_bytes_per_second=slope.low * pace,
+        slope_high_bytes_per_second=slope.high * pace,
+        band_bytes=BAND_MULTIPLE * spread(times, values, slope.middle),
+        full_at=None if full is None else now + full / pace,
+        full_at_earliest=None if earliest is None else now + earliest / pace,
+        full_at_latest=None if latest is None else now + latest / pace,
+        ruled_out=(*_ruled_out(times, values, slope.middle, leak, tracked, history), *_larger(allocations)),
+    )
+
+
+def _points(
+    leak: Leak, tracked: TrackedSeries, history: History, room: float | None
+) -> tuple[Sequence[float], Sequence[float], Sequence[Course]]:
+    """Return the points of the last two thirds of a growth, and its courses if it accelerates."""
+    if leak.pause:
+        steps = tracked.levels.steps
+        return [step.at for step in steps], [step.after for step in steps], ()
+    case = _case(tracked, history, None, room)
+    growth = whole_growth(tracked, case, leak)
+    if growth is None:
+        blocks = curve(tracked.series, leak.tier, leak.what, leak.kind, leak.blocks)
+        return blocks.times, blocks.values, ()
+    first = bisect_left(growth.times, growth.begin + FIRST_RATIO * growth.age)
+    own = course(growth)
+    later = forecasts(growth) if own is not None and own.accelerates else ()
+    return *reduced(growth.times[first:], growth.values[first:], POINTS), later
+
+
+def _interval(times: Sequence[float], values: Sequence[float]) -> _Slopes:
+    """Return the slope with the least squared error, and its interval: that of the slopes of equal parts."""
+    slope = least_squares(times, values)
+    parts = min(PARTS, len(values) // 2)
+    limits = [round(part * (len(values) - 1) / parts) for part in range(parts + 1)]
+    own = [(values[end] - values[begin]) / (times[end] - times[begin]) for begin, end in pairwise(limits)]
+    mean = sum(own) / len(own)
+    error = sqrt(sum((one - mean) ** 2 for one in own) / (len(own) - 1) / len(own)) if len(own) > 1 else abs(slope)
+    half = PARTS_T * error
+    return _Slopes(slope - half, slope, slope + half)
+
+
+def _left(room: float, slope: float) -> float | None:
+    return room / slope if slope > 0 else None
+
+
+def _ruled_out(
+    times: Sequence[float], values: Sequence[float], slope: float, leak: Leak, tracked: TrackedSeries, history: History
+) -> Iterator[RuledOut]:
+    half = len(values) // 2
+    first, last = sen(times[:half], values[:half]), sen(times[-half:], values[-half:])
+    if first > 0:
+        yield RuledOut("warm-up", "last half's slope relative to the first half's", last / first)
+    if not leak.pause:
+        line = deviation([value - slope * at for at, value in zip(times, values, strict=True)])
+        step = min(deviation(values[:cut]) + deviation(values[cut:]) for cut in range(2, len(values) - 1))
+        if step > 0:
+            yield RuledOut("step-change", "distance from the line, relative to the distance from a step", line / step)
+    use = history.device(tracked.uuid).column(leak.tier, UTILIZATION, MEDIAN, len(values))
+    if len(use) > 1 and all(ratio == ratio for ratio in use):
+        yield RuledOut(
+            "load",
+            "rise of the device's utilization in the meantime",
+            sen(range(len(use)), use) * len(use),
+        )
+
+
+def _larger(allocations: AllocationGrowth | None) -> Iterator[RuledOut]:
+    if allocations and allocations.rises and allocations.ratio is not None:
+        yield RuledOut(
+            "larger-allocations",
+            "relative growth of the live allocation count, as a share of the live bytes' growth",
+            allocations.ratio,
+        )

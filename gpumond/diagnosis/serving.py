@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak import (
+from gpumond.diagnosis.leak_tests import (
     RETURNED_RATIO,
     UNKNOWN_BLOCKS,
     Leak,

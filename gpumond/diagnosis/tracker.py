@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, Peaks, Rises
 from gpumond.diagnosis.growth import Growth, StepRecord
-from gpumond.diagnosis.leak import Leak
+from gpumond.diagnosis.leak_tests import Leak
 from gpumond.diagnosis.past import Floors, Lifetime, Owner
 from gpumond.diagnosis.serving import UpperQuartiles
 from gpumond.diagnosis.shapes import Plateaus, Shape

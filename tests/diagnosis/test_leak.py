@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from gpumond.diagnosis.leak_search import _interval
+from gpumond.diagnosis.leak import _interval
 from gpumond.facts.frame import Fit, Verdict
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import about

@@ -28,8 +28,8 @@ from gpumond.facts.program import (
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.units import GIB
 from gpumond.features.oom.case import CaseFile
+from gpumond.features.oom.cases import case_file
 from gpumond.features.oom.evidence import Evidence
-from gpumond.features.oom.part import case_file
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 

@@ -10,8 +10,8 @@ from gpumond.facts.frame import Frame
 from gpumond.facts.program import Oom, OomPool
 from gpumond.facts.units import GIB
 from gpumond.features.oom.case import CaseFile, document, plain
+from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, opaque_case, timeline
 from gpumond.features.oom.evidence import Evidence
-from gpumond.features.oom.part import KEPT, PER_PROCESS, Cases, opaque_case, timeline
 from gpumond.tick.history import History
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot

@@ -15,8 +15,8 @@ from gpumond.facts.messages import MAX_MESSAGE_BYTES
 from gpumond.facts.program import OOMS, SCOPES
 from gpumond.features.alerts.outbox import QUEUE_LIMIT
 from gpumond.features.baselines.recordings import MAX_BASELINES
+from gpumond.features.flush.alertmanager import REMEMBERED
 from gpumond.features.flush.flusher import COOLDOWN_SECONDS, RECEIPTS_KEPT
-from gpumond.features.flush.hook import REMEMBERED
 from gpumond.features.flush.routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
 from gpumond.features.quotas.admissions import IN_TOTAL, PER_OWNER
 from gpumond.features.quotas.cgroups import MAX_OWN

@@ -23,7 +23,7 @@ from gpumond.facts.pools import Receipt
 from gpumond.features import routers
 from gpumond.features.alerts.dispatcher import ReceiverTest
 from gpumond.features.alerts.routes import EXAMPLE
-from gpumond.features.flush.hook import AlertmanagerHook
+from gpumond.features.flush.alertmanager import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.quotas import QuotaRegistry
 from gpumond.features.rules.built_in import BUILT_IN

@@ -2,10 +2,6 @@
 
 ``decide`` computes them without an effect, so that the frame can show its alerts as receivers will see them;
 ``execute`` carries them out once the frame is the current one.
-
-A rule's action waits its cooldown between two flushes and observes its limit per hour. A flush that released nothing,
-or whose memory was allocated again by the time of the next one, doubles the wait, and its alert states this. All limits
-are counted for each user separately: one user's programs do not affect the flushes of another's.
 """
 
 from __future__ import annotations
@@ -13,373 +9,40 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from gpumond.config.settings import Settings
 from gpumond.facts.alerts import (
-    Action,
     Activities,
     Labels,
     Rule,
     ended,
     kept,
     resume,
-    same_process,
 )
-from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import NoSuchReceiver, StoreUnavailable
 from gpumond.facts.flush import (
     FlushOutcome,
     FlushRequest,
     Target,
-    concerns,
     empty_receipt,
     receipt_without_bytes,
-    reclaimable_bytes,
 )
 from gpumond.facts.frame import Alert
-from gpumond.facts.pools import ENGINE_STEP, Expected, Outcome, PoolUsage, Receipt
+from gpumond.facts.pools import ENGINE_STEP, Expected, Outcome, Receipt
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionOutcome, SuspensionReceipt
-from gpumond.facts.units import HOUR_SECONDS, duration, human
+from gpumond.features.alerts.actions import FlushOrder, Key, Tracks, annotate, conclude, decide, forget, remembered
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
 from gpumond.features.alerts.receivers import NotSent, ReceiverType
 from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Suspends, Tick, flush_each
 from gpumond.quantities.device import short_users
 from gpumond.store.audit import AuditEntry
 from gpumond.store.store import Store
-
-MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
-REFILL_RATIO = 0.5
-"""A flush is ineffective if the programs allocated this share of the released bytes again."""
-
-ANNOTATION = "action"
-
-
-Key = tuple[str, Labels, int | None]
-"""Rule and labels of an alert, and the user whose programs are flushed; None in audits of earlier versions"""
-
-Pool = tuple[ProcessKey, str, str]
-"""Process, device and allocator"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlushOrder:
-    """A flush of programs and serving engines of one user, for one alert."""
-
-    alert: Alert
-    action: Action
-    uid: int
-    programs: tuple[AgentReport, ...]
-    refilled_flushes: tuple[tuple[Pool, int], ...] = ()
-    """Refilled flushes that the programs' pools had counted before the flush."""
-    engines: tuple[str, ...] = ()
-    """Names of the serving engines."""
-
-    @property
-    def key(self) -> Key:
-        return self.alert.rule, self.alert.labels, self.uid
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        return tuple(report.pid for report in self.programs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleasedBytes:
-    """Bytes that a flush released from a pool and left in it, to evaluate its effect later."""
-
-    process: ProcessKey
-    device_uuid: str
-    allocator: str
-    held_bytes: int
-    released_bytes: int
-    refilled_flushes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionTrack:
-    """Flushes of an action for one alert and one user. ``attempts``: elapsed seconds of those of the last hour.
-
-    ``process`` is that of the alert, if it has one.
-    """
-
-    attempts: tuple[float, ...] = ()
-    failures: int = 0
-    under_way: bool = False
-    released: tuple[ReleasedBytes, ...] = ()
-    note: str = ""
-    process: ProcessKey | None = None
-
-    def due_at(self, action: Action) -> float:
-        if not self.attempts:
-            return float("-inf")
-        wait = action.cooldown_seconds * 2.0 ** min(self.failures, 30)
-        return self.attempts[-1] + max(action.cooldown_seconds, min(wait, MAX_WAIT_SECONDS))
-
-
-Tracks = Mapping[Key, ActionTrack]
-
-
-def decide(
-    rules: Iterable[Rule],
-    alerts: Iterable[Alert],
-    reports: Sequence[AgentReport],
-    tracks: Tracks,
-    elapsed: float,
-    engines: Sequence[tuple[EngineReading, frozenset[str]]] = (),
-    short_users: Mapping[str, frozenset[int]] = {},
-) -> tuple[list[FlushOrder], Tracks]:
-    """Return the flushes that are due now; their tracks are ``under_way`` until ``conclude``.
-
-    ``engines``: each with the devices that its processes use. ``short_users``: by UUID, the users whose programs alone
-    may be flushed by a rule on `wasted_ratio`, since nobody else ran short of memory.
-    """
-    active = {rule.name: rule for rule in rules if rule.action is not None}
-    if not active:
-        return [], tracks
-    own = dict(tracks)
-    orders: list[FlushOrder] = []
-    for alert in alerts:
-        rule = active.get(alert.rule)
-        if rule is None or rule.action is None or alert.phase != "firing":
-            continue
-        action = rule.action
-        among, concerned = _of_scope(rule, alert, reports, engines)
-        programs: defaultdict[int, list[AgentReport]] = defaultdict(list)
-        for report in _programs(alert, action, among):
-            programs[report.uid].append(report)
-        idle: defaultdict[int, list[str]] = defaultdict(list)
-        for uid, name in _engines(alert, action, concerned):
-            idle[uid].append(name)
-        before = (uid for rule, labels, uid in own if (rule, labels) == (alert.rule, alert.labels) and uid is not None)
-        uuid = dict(alert.labels).get("uuid", "") if rule.value == "wasted_ratio" else ""
-        for uid in {*programs, *idle} - short_users.get(uuid, {*programs, *idle}):
-            programs.pop(uid, None)
-            idle.pop(uid, None)
-        for uid in sorted({*programs, *idle, *before}):
-            key = (alert.rule, alert.labels, uid)
-            track = _with_effect(_of_process(own.get(key, ActionTrack()), alert), action, reports, elapsed)
-            due = not track.under_way and elapsed >= track.due_at(action)
-            if (
-                (uid in programs or uid in idle)
-                and due
-                and _attempts(own, alert.rule, uid, elapsed) < action.max_per_hour
-            ):
-                orders.append(
-                    FlushOrder(
-                        alert=alert,
-                        action=action,
-                        uid=uid,
-                        programs=tuple(programs[uid]),
-                        refilled_flushes=_refilled_flushes(reports),
-                        engines=tuple(idle[uid]),
-                    )
-                )
-                attempts = (*_recent(track, elapsed), elapsed)
-                track = replace(track, under_way=True, attempts=attempts, released=(), process=alert.process)
-            if track != ActionTrack():
-                own[key] = track
-    return orders, own
-
-
-def conclude(
-    tracks: Tracks, order: FlushOrder, receipts: Sequence[Receipt], problem: str = "", asked: Sequence[str] = ()
-) -> Tracks:
-    """Return the tracks after a flush; ``problem`` is the reason if there was none, ``asked`` the results of requests
-    to end."""
-    track = tracks.get(order.key, ActionTrack())
-    failed = not any(receipt.released_bytes > 0 for receipt in receipts) and not (order.action.dry_run and receipts)
-    track = replace(
-        track,
-        under_way=False,
-        failures=track.failures + 1 if failed else track.failures,
-        released=tuple(_released(receipts, dict(order.refilled_flushes))),
-    )
-    note = "; ".join((_note(order, receipts, problem), *asked))
-    if failed:
-        note += f"; next attempt in {_wait(track, order.action)}"
-    return {**tracks, order.key: replace(track, note=note)}
-
-
-def remembered(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
-    """Return the tracks of a daemon that starts, so that a restart keeps the flushes of the last hour.
-
-    ``attempts`` are unix seconds, oldest first.
-    """
-    tracks: dict[Key, ActionTrack] = {}
-    for key, at in attempts:
-        ago = max(0.0, now - at)
-        if ago < HOUR_SECONDS:
-            tracks[key] = ActionTrack(attempts=(*tracks.get(key, ActionTrack()).attempts, -ago))
-    return tracks
-
-
-def annotate(alerts: Iterable[Alert], tracks: Tracks) -> tuple[Alert, ...]:
-    """Return the alerts, each with the results of its action as an annotation."""
-    noted: defaultdict[tuple[str, Labels], list[ActionTrack]] = defaultdict(list)
-    for (rule, labels, _), track in tracks.items():
-        if track.note:
-            noted[rule, labels].append(track)
-
-    def annotated(alert: Alert) -> Alert:
-        own = noted.get((alert.rule, alert.labels), ())
-        notes = [track.note for track in own if same_process(track.process, alert.process)]
-        return replace(alert, annotations=(*alert.annotations, (ANNOTATION, "; ".join(notes)))) if notes else alert
-
-    return tuple(map(annotated, alerts))
-
-
-def forget(tracks: Tracks, alerts: Iterable[Alert], elapsed: float) -> Tracks:
-    """Return the tracks without those of alerts that ended before the longest wait."""
-    active = {(alert.rule, alert.labels) for alert in alerts}
-    return {
-        key: track if key[:2] in active else replace(track, note="")
-        for key, track in tracks.items()
-        if key[:2] in active or track.under_way or (track.attempts and elapsed - track.attempts[-1] < MAX_WAIT_SECONDS)
-    }
-
-
-def _of_process(track: ActionTrack, alert: Alert) -> ActionTrack:
-    """Return the track, or only its attempts if the pid of the alert's process is reused: the limits remain."""
-    if track.under_way or same_process(track.process, alert.process):
-        return track
-    return ActionTrack(attempts=track.attempts)
-
-
-def _with_effect(track: ActionTrack, action: Action, reports: Sequence[AgentReport], elapsed: float) -> ActionTrack:
-    """Return the track with the effect of its last flush, once that is old enough."""
-    if not track.released or track.under_way or elapsed < track.due_at(action):
-        return track
-    pools = {(report.key, pool.device_uuid, pool.allocator): pool for report in reports for pool in report.pools}
-    released = sum(each.released_bytes for each in track.released)
-    if sum(_taken(each, pools) for each in track.released) < REFILL_RATIO * released:
-        return replace(track, failures=0, released=())
-    track = replace(track, failures=track.failures + 1, released=())
-    note = f"the programs reallocated the memory that the last flush released ({human(released)})"
-    return replace(track, note=f"{note}; next attempt {_wait(track, action)} after that flush")
-
-
-def _taken(each: ReleasedBytes, pools: Mapping[Pool, PoolUsage]) -> int:
-    """Return the bytes that the program allocated again; all of them if its agent observed it, even if they are
-    free now.
-    """
-    pool = pools.get((each.process, each.device_uuid, each.allocator))
-    if pool is None:
-        return 0
-    if pool.refilled_flushes > each.refilled_flushes:
-        return each.released_bytes
-    return max(0, min(each.released_bytes, pool.held_bytes - each.held_bytes))
-
-
-def _refilled_flushes(reports: Iterable[AgentReport]) -> tuple[tuple[Pool, int], ...]:
-    pools = ((report.key, pool) for report in reports for pool in report.pools)
-    return tuple(
-        ((key, pool.device_uuid, pool.allocator), pool.refilled_flushes) for key, pool in pools if pool.refilled_flushes
-    )
-
-
-def _of_scope(
-    rule: Rule, alert: Alert, reports: Sequence[AgentReport], engines: Sequence[tuple[EngineReading, frozenset[str]]]
-) -> tuple[Sequence[AgentReport], Sequence[tuple[EngineReading, frozenset[str]]]]:
-    """Return the programs and engines that a rule of this scope may flush: with scope engine, the alert's only."""
-    if rule.scope != "engine":
-        return reports, engines
-    name = dict(alert.labels).get("engine")
-    own = [each for each in engines if each[0].name == name]
-    keys = {process.key for engine, _ in own for process in engine.processes}
-    return [report for report in reports if report.key in keys], own
-
-
-def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[AgentReport]:
-    """Yield the programs that the alert concerns, that may be flushed, and that have enough reclaimable memory."""
-    labels = dict(alert.labels)
-    for report in reports if action.program_steps or action.suspend else ():
-        suspends = action.suspend and report.may_suspend  # once it is idle
-        flushes = bool(action.program_steps) and report.flush_policy != "never"
-        if not (suspends or flushes) or not any(fnmatchcase(report.workload, glob) for glob in action.workloads):
-            continue
-        if not concerns(labels, report) or alert.process not in (None, report.key):
-            continue
-        least = 0 if action.request_end else max(1, action.min_reclaimable_bytes)
-        if suspends or reclaimable_bytes(labels, report) >= least:
-            yield report
-
-
-def _engines(
-    alert: Alert, action: Action, engines: Sequence[tuple[EngineReading, frozenset[str]]]
-) -> Iterator[tuple[int, str]]:
-    """Yield user and name of the engines that the alert concerns, that may be flushed, and that are idle enough."""
-    labels = dict(alert.labels)
-    for engine, devices in engines if ENGINE_STEP in action.steps else ():
-        idle = engine.idle_seconds is not None and engine.idle_seconds >= action.only_idle_for_seconds
-        if not engine.methods or not engine.processes or engine.sleeping or engine.uid is None or not idle:
-            continue
-        keys = [process.key for process in engine.processes]
-        if "pid" in labels and labels["pid"] not in {str(key.pid) for key in keys}:
-            continue
-        if alert.process is not None and alert.process not in keys:
-            continue
-        if "uuid" in labels and labels["uuid"] not in devices:
-            continue
-        if "pid" not in labels and labels.get("workload", "") not in ("", engine.name):
-            continue
-        if labels.get("uid", str(engine.uid)) != str(engine.uid):
-            continue
-        if any(fnmatchcase(engine.name, glob) for glob in action.workloads):
-            yield engine.uid, engine.name
-
-
-def _recent(track: ActionTrack, elapsed: float) -> tuple[float, ...]:
-    return tuple(at for at in track.attempts if elapsed - at < HOUR_SECONDS)
-
-
-def _attempts(tracks: Tracks, rule: str, uid: int, elapsed: float) -> int:
-    own = (track for (name, _, user), track in tracks.items() if (name, user) == (rule, uid))
-    return sum(len(_recent(track, elapsed)) for track in own)
-
-
-def _released(receipts: Iterable[Receipt], refilled_flushes: Mapping[Pool, int]) -> Iterator[ReleasedBytes]:
-    for receipt in receipts:
-        if receipt.released_bytes > 0 and receipt.after and receipt.device_uuid and receipt.allocator:
-            process = ProcessKey(receipt.pid, receipt.start_ticks)
-            yield ReleasedBytes(
-                process=process,
-                device_uuid=receipt.device_uuid,
-                allocator=receipt.allocator,
-                held_bytes=receipt.after.held_bytes,
-                released_bytes=receipt.released_bytes,
-                refilled_flushes=refilled_flushes.get((process, receipt.device_uuid, receipt.allocator), 0),
-            )
-
-
-def _wait(track: ActionTrack, action: Action) -> str:
-    return duration(track.due_at(action) - track.attempts[-1] if track.attempts else action.cooldown_seconds)
-
-
-def _note(order: FlushOrder, receipts: Sequence[Receipt], problem: str) -> str:
-    if not receipts:
-        return f"no flush: {problem or 'no receipt'}"
-    programs = ", ".join(dict.fromkeys(receipt.workload or f"pid {receipt.pid}" for receipt in receipts))
-    expected = human(sum(receipt.expected.likely for receipt in receipts if receipt.expected))
-    if order.action.dry_run:
-        return f"dry run: {_noun(order)} of {programs} would return {expected}"
-    released = sum(max(0, receipt.released_bytes) for receipt in receipts)
-    if released > 0:
-        done = "suspended" if order.action.suspend else "flushed"
-        return f"{done} {programs}: {human(released)} released of {expected} expected"
-    reasons = "; ".join(dict.fromkeys(f"{each.outcome}: {each.reason}".rstrip(": ") for each in receipts))
-    return f"{_noun(order)} of {programs} released nothing ({reasons})"
-
-
-def _noun(order: FlushOrder) -> str:
-    return "a suspension" if order.action.suspend else "a flush"
-
 
 ACTION = "action"
 """The audit's action of a rule that is about to flush."""

@@ -35,7 +35,7 @@ from gpumond.facts.pools import (
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.facts.units import human
-from gpumond.features.flush.hook import AlertmanagerHook
+from gpumond.features.flush.alertmanager import AlertmanagerHook
 from gpumond.host.peer import Identity
 from gpumond.kernel import EngineStep, Flushes, Kernel, Part
 from gpumond.programs.server import AgentServer

@@ -14,8 +14,8 @@ from gpumond.facts.flush import MAX_REASON, OPERATION_ID, FlushOutcome, FlushReq
 from gpumond.facts.frame import device_named
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, Receipt, ordered_steps
+from gpumond.features.flush.alertmanager import AlertmanagerHook, HookAlert, HookAnswer, HookResult
 from gpumond.features.flush.flusher import FlushPart
-from gpumond.features.flush.hook import AlertmanagerHook, HookAlert, HookAnswer, HookResult
 from gpumond.host.peer import counted_name
 from gpumond.kernel import Flushes
 from gpumond.serve import examples

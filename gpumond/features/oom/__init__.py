@@ -6,7 +6,7 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     name="oom",
-    parts=("gpumond.features.oom.part:OomPart",),
+    parts=("gpumond.features.oom.cases:OomPart",),
     routes=("gpumond.features.oom.routes:router",),
     commands=(
         Command(

@@ -1,0 +1,487 @@
+"""Leak test on one curve of one device or process, and the development of a leak that was found. No I/O.
+
+Growth is a leak if it is significant (Mann-Kendall), large enough (Sen's slope), continues to the end of the window,
+and is a *record*: the last blocks exceed all earlier use of this life, unlike a load that rises and falls. It must be
+new, or have lasted without slowing down, unlike a warm-up or a cache that fills, which its whole course shows.
+
+Blocks are never shorter than a minute. *Clean* tests require little growth and an almost undisturbed line, and many
+samples in a block; *rough* tests tolerate the noise of serving, and require more growth and a device that fills soon.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf, isfinite
+from typing import NamedTuple
+
+from gpumond.diagnosis.course import reduced
+from gpumond.diagnosis.shapes import WARM_UP_SECONDS, PlateauStep
+from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
+from gpumond.facts.units import HOUR_SECONDS, MIB
+from gpumond.tick.history import (
+    FIVE_MINUTES,
+    HELD,
+    LOAD,
+    MEDIAN,
+    MIN,
+    MINUTE,
+    QUARTER,
+    SAMPLES,
+    TIERS,
+    USED,
+    UTILIZATION,
+    Series,
+)
+
+LIKELY_Z = 1.64
+MINUTE_SECONDS = 60.0
+
+OUTSIDE = -1
+"""The curve of a process's memory outside its pools: used less held."""
+
+SIGNIFICANT_Z = 2.33
+BUSIER_RATIO, MUCH_BUSIER_RATIO = 0.03, 0.1
+"""Minimum rise of the utilization over the window, and over the whole growth, as a ratio."""
+BUSIER_LOAD_RATIO = 0.1
+"""Minimum rise of the engines' requests, as a share of their median."""
+LOAD_POINTS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeakTest:
+    """Criteria on the newest ``blocks`` of a tier. The last ``record_blocks`` of them lie above all blocks before."""
+
+    tier: int
+    blocks: int
+    record_blocks: int
+    min_growth_bytes: float
+    min_growth_ratio: float
+    """Minimum growth over the window in bytes, and as a ratio of the device's size."""
+    full_within_seconds: float
+    """Seconds within which the device would be full."""
+    parts: int
+    part_slope_ratio: float
+    """Minimum slope in each of ``parts`` equal parts of the window, as a share of its slope; of two parts, in the
+    last.
+    """
+    max_scatter_ratio: float
+    """Maximum scatter around the line, as a share of the growth."""
+    min_samples: float
+    """Minimum number of samples in a block, on average."""
+    min_scatter_multiple: float
+    """Minimum growth, as a multiple of the scatter before the window."""
+    max_rise_ratio: float = 0.4
+    """Maximum size of a single rise, as a share of the growth: one large allocation is no leak."""
+
+
+CLEAN = (
+    LeakTest(
+        tier=MINUTE,
+        blocks=12,
+        record_blocks=12,
+        min_growth_bytes=256 * MIB,
+        min_growth_ratio=0.0,
+        full_within_seconds=inf,
+        parts=3,
+        part_slope_ratio=0.6,
+        max_scatter_ratio=1 / 12,
+        min_samples=12,
+        min_scatter_multiple=4,
+    ),
+    LeakTest(
+        tier=FIVE_MINUTES,
+        blocks=7,
+        record_blocks=7,
+        min_growth_bytes=256 * MIB,
+        min_growth_ratio=0.0,
+        full_within_seconds=inf,
+        parts=3,
+        part_slope_ratio=0.6,
+        max_scatter_ratio=1 / 12,
+        min_samples=15,
+        min_scatter_multiple=4,
+    ),
+)
+ROUGH = (
+    LeakTest(
+        tier=FIVE_MINUTES,
+        blocks=8,
+        record_blocks=5,
+        min_growth_bytes=512 * MIB,
+        min_growth_ratio=0.005,
+        full_within_seconds=6 * HOUR_SECONDS,
+        parts=2,
+        part_slope_ratio=0.3,
+        max_scatter_ratio=0.5,
+        min_samples=3,
+        min_scatter_multiple=6,
+        max_rise_ratio=1 / 3,
+    ),
+    LeakTest(
+        tier=QUARTER,
+        blocks=8,
+        record_blocks=4,
+        min_growth_bytes=512 * MIB,
+        min_growth_ratio=0.03,
+        full_within_seconds=48 * HOUR_SECONDS,
+        parts=2,
+        part_slope_ratio=0.3,
+        max_scatter_ratio=0.5,
+        min_samples=3,
+        min_scatter_multiple=2,
+    ),
+)
+MIN_RISES = 3
+"""Minimum number of rises within the window; fewer are steps and no trend."""
+RISE_RATIO = 0.05
+"""Minimum size of a rise, as a share of the growth."""
+LAST_RISE_RATIO = 0.5
+"""Minimum rise to the last block of a clean window, as a share of the slope: growth must not have ended."""
+SCATTER_BLOCKS = 24
+"""Number of blocks before the window from which the scatter is measured."""
+MAX_SPAN_RATIO = 2.0
+"""Maximum span of a window, as a multiple of its blocks: a longer one has too many gaps."""
+
+RETURNED_RATIO = 0.3
+"""Share of its growth at which a leak has ended, since the memory was released …"""
+STOPPED_RATIO = 0.15
+"""… or share of its first slope at which it has ended …"""
+STOPPED_SECONDS = 2700.0
+STOPPED_AGE_RATIO = 0.5
+LONGEST_STOPPED_SECONDS = 43200.0
+"""… if it was that slow for this time, in seconds, or for this share of its age: a leak may pause at night."""
+UNKNOWN_BLOCKS = 5
+LATE_PAUSES = 3.0
+"""Stairs have ended when the next step is late by this number of pauses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """Growth that does not end by itself. Times and slope are those of the History's clock."""
+
+    what: int
+    kind: int
+    tier: int
+    blocks: int
+    onset: float
+    base: float
+    top: float
+    slope: float
+    first_slope: float
+    significance: float
+    window: float
+    """Length of the evaluated window in seconds."""
+    pause: float = 0.0
+    """Longest time between two steps of a leak that was found by its stairs alone, in seconds; else 0."""
+    by_quartiles: bool = False
+    """True if the serving test found it, which follows the upper quartiles of the blocks."""
+
+    @property
+    def growth(self) -> float:
+        return self.top - self.base
+
+
+class LeakCurve(NamedTuple):
+    times: Sequence[float]
+    values: Sequence[float]
+    counts: Sequence[float]
+    record: float
+    """The highest value before the first one."""
+
+
+def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int = SAMPLES) -> LeakCurve:
+    """Return the blocks of one tier in which the signal is known."""
+    times, counts = series.times(tier, count), series.counts(tier, count)
+    values: Sequence[float]
+    if what == OUTSIDE:
+        used, held = (series.column(tier, signal, kind, count) for signal in (USED, HELD))
+        values, record = [one - other for one, other in zip(used, held, strict=True)], -inf
+    else:
+        values, record = series.column(tier, what, kind, count), series.records[tier][what]
+    if sum(values) != sum(values):  # one is NaN; this is faster than a comparison of each
+        known = [i for i, value in enumerate(values) if value == value]
+        times, values, counts = (type(times)("d", [row[i] for i in known]) for row in (times, values, counts))
+    return LeakCurve(times, values, counts, record)
+
+
+class LeakCase(NamedTuple):
+    """The curve to be tested: one signal of one device or process that begins at ``born``.
+
+    ``size`` is the device's, ``room`` the bytes until it is full. ``pace``: seconds of the series in one real
+    second.
+    """
+
+    series: Series
+    device: Series
+    what: int
+    born: float
+    size: float | None
+    room: float | None
+    pace: float
+
+
+def find(case: LeakCase, closed: int) -> Leak | None:
+    """Return the leak in the tiers of which a block has just closed, if any."""
+    for test in (*CLEAN, *ROUGH):
+        if test.tier < closed:
+            leak = _passes(case, test, MEDIAN)
+            if leak is None and test in CLEAN:
+                leak = _passes(case, test, MIN)
+            if leak is not None and not load_rises(case.device, test.tier, test.blocks):
+                return leak
+    return None
+
+
+def from_stairs(steps: Sequence[PlateauStep], what: int) -> Leak:
+    """Return the leak that consists of these steps."""
+    pause = max(after.at - before.at for before, after in pairwise(steps))
+    span = steps[-1].at - steps[0].at
+    base, top = steps[0].before, steps[-1].after
+    # The first step begins the first pause, so that its height belongs to the time before.
+    slope = (top - steps[0].after) / span
+    return Leak(
+        what=what,
+        kind=MEDIAN,
+        tier=MINUTE,
+        blocks=0,
+        onset=steps[0].at,
+        base=base,
+        top=top,
+        slope=slope,
+        first_slope=slope,
+        significance=0.0,
+        window=span,
+        pause=pause,
+    )
+
+
+def from_floors(floors: Sequence[tuple[float, float]], what: int) -> Leak | None:
+    """Return the leak that these floors are, each a time and a level; None without floors."""
+    if not floors:
+        return None
+    (begin, base), (end, top) = floors[0], floors[-1]
+    slope = (top - base) / (end - begin)
+    return Leak(
+        what=what,
+        kind=MEDIAN,
+        tier=QUARTER,
+        blocks=round((end - begin) / TIERS[QUARTER].seconds),
+        onset=begin,
+        base=base,
+        top=top,
+        slope=slope,
+        first_slope=slope,
+        significance=0.0,
+        window=end - begin,
+    )
+
+
+def update_stairs(leak: Leak, steps: Sequence[PlateauStep], now: float) -> Leak | None:
+    """Return the leak's present state; None when it fell, or has made no step for long."""
+    if len(steps) < 2 or now - steps[-1].at > LATE_PAUSES * leak.pause:
+        return None
+    slope = (steps[-1].after - steps[0].after) / (steps[-1].at - steps[0].at)
+    return replace(leak, top=steps[-1].after, slope=slope)
+
+
+def update(leak: Leak, series: Series, closed: int) -> Leak | None:
+    """Return the leak's present state; None when it has ended, or its signal is unknown."""
+    if leak.tier >= closed:
+        return leak
+    seconds = TIERS[leak.tier].seconds
+    times, values, _, _ = curve(series, leak.tier, leak.what, leak.kind)
+    if len(values) < 2 or series.times(leak.tier, 1)[-1] - times[-1] > UNKNOWN_BLOCKS * seconds:
+        return None
+    top = max(leak.top, values[-1])
+    if max(values[-2:]) < leak.base + RETURNED_RATIO * (top - leak.base):
+        return None
+    begin = bisect_left(times, leak.onset)
+    begin = min(begin, max(0, len(times) - leak.blocks))
+    slope = sen(times[begin:][-2 * leak.blocks :], values[begin:][-2 * leak.blocks :])
+    if has_stopped(leak, times, values):
+        return None
+    return replace(leak, top=top, slope=slope if slope > 0 else leak.slope)
+
+
+def has_stopped(leak: Leak, times: Sequence[float], values: Sequence[float]) -> bool:
+    """Return whether a leak has hardly grown for half of its age. A program that ends is a fall in one half of this
+    time; the leak continues in the other.
+    """
+    age = times[-1] - leak.onset
+    recent = max(STOPPED_SECONDS, min(LONGEST_STOPPED_SECONDS, STOPPED_AGE_RATIO * age))
+    if age <= STOPPED_SECONDS:
+        return False
+    limits = [bisect_left(times, times[-1] - recent * share) for share in (1.0, 0.5, 0.0)]
+    halves = [(values[end] - values[begin]) / max(1.0, times[end] - times[begin]) for begin, end in pairwise(limits)]
+    return max(halves) < STOPPED_RATIO * leak.first_slope
+
+
+def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
+    newest = curve(case.series, test.tier, case.what, kind, round(MAX_SPAN_RATIO * test.blocks)).values
+    if not newest or max(newest) - min(newest) < test.min_growth_bytes / 2:
+        return None  # as most do: the tests below take longer
+    times, values, counts, record = _since(curve(case.series, test.tier, case.what, kind), case.born)
+    count, record_blocks = test.blocks, test.record_blocks
+    seconds = TIERS[test.tier].seconds
+    first = bisect_left(times, case.born + max(WARM_UP_SECONDS, 2 * seconds))
+    if len(values) - first < count:
+        return None
+    low = min(values[-record_blocks:])
+    if low <= record or low <= max(values[:-record_blocks], default=-inf):
+        return None
+    window, at = values[-count:], times[-count:]
+    if at[-1] - at[0] > MAX_SPAN_RATIO * count * seconds or sum(counts[-count:]) < test.min_samples * count / case.pace:
+        return None
+    significance = mann_kendall(window)
+    if significance <= SIGNIFICANT_Z:
+        return None
+    slope = sen(at, window)
+    growth = slope * (at[-1] - at[0])
+    if growth < max(test.min_growth_bytes, test.min_growth_ratio * (case.size or 0.0)):
+        return None
+    if spread(at, window, slope) > test.max_scatter_ratio * growth:
+        return None
+    if not _in_many_steps(window, growth, test.max_rise_ratio):
+        return None
+    if case.room is not None and case.room > slope * test.full_within_seconds:
+        return None
+    if not _goes_on(at, window, slope, test):
+        return None
+    past = slice(max(first, len(values) - count - SCATTER_BLOCKS), len(values) - count)
+    if growth < test.min_scatter_multiple * _scatter(times[past], values[past]):
+        return None
+    before = values[first:-count][-count:]
+    base = median(before) if len(before) else window[0]
+    base = min(base, window[0])
+    onset = max(times[first], at[-1] - (window[-1] - base) / slope)
+    span = at[-1] - at[0] + seconds
+    return Leak(
+        what=case.what,
+        kind=kind,
+        tier=test.tier,
+        blocks=count,
+        onset=onset,
+        base=base,
+        top=window[-1],
+        slope=slope,
+        first_slope=slope,
+        significance=significance,
+        window=span,
+    )
+
+
+def _since(full: LeakCurve, born: float) -> LeakCurve:
+    """Return the curve without the time before ``born``, if that is not the beginning of the series."""
+    begin = bisect_left(full.times, born)
+    if begin == 0:
+        return full
+    return LeakCurve(full.times[begin:], full.values[begin:], full.counts[begin:], -inf)
+
+
+def _in_many_steps(window: Sequence[float], growth: float, max_rise_ratio: float) -> bool:
+    changes = [after - before for before, after in pairwise(window)]
+    rises = sum(1 for change in changes if change > RISE_RATIO * growth)
+    return rises >= MIN_RISES and max(changes) <= max_rise_ratio * (window[-1] - window[0])
+
+
+def load_rises(device: Series, tier: int, blocks: int) -> bool:
+    """Return True if the device's utilization or its engines' requests rise: growth with the load is not yet a leak."""
+    return any(
+        _rises(device.column(tier, what, MEDIAN, blocks), blocks, rise, LIKELY_Z)
+        for what, rise in ((UTILIZATION, BUSIER_RATIO), (LOAD, None))
+    )
+
+
+def load_rose(device: Series, age: float) -> bool:
+    """Return True if one of them has risen since growth of this age began."""
+    tier = next((tier for tier in (MINUTE, FIVE_MINUTES) if age <= TIERS[tier].seconds * TIERS[tier].rows), QUARTER)
+    blocks = round(age / TIERS[tier].seconds)
+    return any(
+        _rises(
+            reduced(range(blocks), device.column(tier, what, MEDIAN, blocks), LOAD_POINTS)[1], 8, rise, SIGNIFICANT_Z
+        )
+        for what, rise in ((UTILIZATION, MUCH_BUSIER_RATIO), (LOAD, None))
+    )
+
+
+def _rises(load: Sequence[float], count: int, least: float | None, significance: float) -> bool:
+    """Return True if the load rises significantly, by ``least`` or a tenth of its level, in so many known blocks."""
+    if len(load) < count or any(value != value for value in load):
+        return False
+    rise = sen(range(len(load)), load) * len(load)
+    return (
+        rise > 0
+        and rise >= (BUSIER_LOAD_RATIO * median(load) if least is None else least)
+        and (mann_kendall(load) > significance)
+    )
+
+
+def _scatter(times: Sequence[float], values: Sequence[float]) -> float:
+    return spread(times, values, sen(times, values)) if len(values) else 0.0
+
+
+def _goes_on(at: Sequence[float], window: Sequence[float], slope: float, test: LeakTest) -> bool:
+    if test in CLEAN and window[-1] - window[-2] < LAST_RISE_RATIO * slope * (at[-1] - at[-2]):
+        return False
+    length = -(-len(window) // test.parts)
+    last = len(window) - length
+    starts = [last] if test.parts == 2 else [round(last * part / (test.parts - 1)) for part in range(test.parts)]
+    return all(
+        sen(at[start : start + length], window[start : start + length]) >= test.part_slope_ratio * slope
+        for start in starts
+    )
+
+
+MIN_MINUTES = 8
+"""Minimum number of minutes of each kind."""
+BUSY_RATIO = 0.05
+IDLE_GROWTH_RATIO = 0.2
+"""Maximum growth in idle minutes, as a share of the growth in busy ones."""
+STAIRS_GROWTH_RATIO = 0.7
+STAIRS_MINUTES_RATIO = 0.34
+"""Share of the growth, and the share of the minutes in which it happens."""
+
+
+def form(leak: Leak, series: Series, device: Series) -> str:
+    """Return the form of a leak; ``linear`` unless another one is evident."""
+    minutes = curve(series, MINUTE, leak.what, leak.kind)
+    begin = max(0, bisect_left(minutes.times, leak.onset) - 1)
+    times, values = minutes.times[begin:], minutes.values[begin:]
+    if len(values) < MIN_MINUTES:
+        return "linear"
+    use = device.times(MINUTE), device.column(MINUTE, UTILIZATION)
+    idle: list[float] = []
+    busy: list[float] = []
+    for (_, before), (at, after) in pairwise(zip(times, values, strict=True)):
+        ratio = _nearest(*use, at)
+        if ratio is not None:
+            (idle if ratio < BUSY_RATIO else busy).append(after - before)
+    if min(len(idle), len(busy)) >= MIN_MINUTES:
+        pace = sum(busy) / len(busy)
+        if pace > 0 and sum(idle) / len(idle) <= IDLE_GROWTH_RATIO * pace:
+            return "load-proportional"
+    return "stairs" if _in_stairs([after - before for before, after in pairwise(values)]) else "linear"
+
+
+def _in_stairs(changes: list[float]) -> bool:
+    """Return True if most of the growth happens in few minutes and little in the others."""
+    rises = sorted(changes, reverse=True)
+    few = rises[: max(1, int(STAIRS_MINUTES_RATIO * len(rises)))]
+    up, down = sum(rise for rise in rises if rise > 0), -sum(rise for rise in rises if rise < 0)
+    return (
+        up > 2 * down
+        and sum(few) >= STAIRS_GROWTH_RATIO * up
+        and rises[len(rises) // 2] < IDLE_GROWTH_RATIO * sum(few) / len(few)
+    )
+
+
+def _nearest(times: Sequence[float], use: Sequence[float], at: float) -> float | None:
+    """Return the utilization at the nearest time, since series close their minutes at different times."""
+    after = bisect_left(times, at)
+    found = min((after - 1, after), key=lambda i: abs(times[i] - at) if 0 <= i < len(times) else inf)
+    if not 0 <= found < len(times) or abs(times[found] - at) > 60 or not isfinite(use[found]):
+        return None
+    return use[found]
