@@ -21,7 +21,7 @@ GPU = "GPU-1"
 
 
 def entry(action: str, at: float = 1.0, operation: str = OPERATION, **detail: Any) -> dict[str, Any]:
-    return {"machine": "m", "seq": 1, "at": at, "actor": "token", "action": action, "hash": "", "detail": detail} | {
+    return {"machine": "m", "seq": 1, "at": at, "actor": "token", "action": action, "detail": detail} | {
         "detail": {"operation": operation, **detail}
     }
 

@@ -15,7 +15,7 @@ FEATURE = Feature(
             group="Daemon",
             examples=(
                 "gpumond audit",
-                "journalctl -u gpumond | gpumond audit verify",
+                "gpumond audit verify --log collected.log",
             ),
         ),
     ),

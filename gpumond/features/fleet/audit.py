@@ -28,7 +28,6 @@ class _Entry:
     at: float
     actor: str
     action: str
-    hash: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
