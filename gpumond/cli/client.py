@@ -56,6 +56,10 @@ SERVICE_RUNTIME_DIRECTORY = "/run/gpumond-api"
 """Runtime directory of the system service; deploy/systemd/gpumond.service sets the same path."""
 
 
+NO_TOKEN = (
+    "the daemon requires a token: set GPUMOND_TOKEN, or GPUMOND_RUNTIME_DIR to the directory with the daemon's token"
+)
+
 answered = False
 """Whether a daemon, or another server, has sent content to this process."""
 
@@ -196,7 +200,7 @@ def get(url: str, path: str, headers: Mapping[str, str] = {}, seconds: float = R
             raise
         if not is_local(url):
             note = "the token wasn't sent, because the connection doesn't use TLS; use an https:// address"
-            raise DaemonError(f"{error}; {note}", error.status, error.problem) from None
+            raise DaemonError(f"the daemon requires a token; {note}", error.status, error.problem) from None
     return _exchange("GET", url, path, seconds, True, headers=headers)
 
 
@@ -288,8 +292,10 @@ def _content(status: int, body: bytes, route: Route) -> Any:
     try:
         return decoded(status, body)
     except DaemonError as error:
-        sent = f" (the token is from {route.token_source})" if status == UNAUTHORIZED and route.token_source else ""
-        raise DaemonError(f"{str(error) or f'the daemon answered {status}'}{sent}", status, error.problem) from None
+        reason = str(error) or f"the daemon answered {status}"
+        if status == UNAUTHORIZED:
+            reason = f"{reason} (the token is from {route.token_source})" if route.token_source else NO_TOKEN
+        raise DaemonError(reason, status, error.problem) from None
 
 
 def _route(url: str, seconds: float, secret: bool) -> Route:

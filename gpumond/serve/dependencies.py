@@ -38,8 +38,8 @@ bearer = HTTPBearer(
 CHANGES = [Depends(bearer)]
 """Dependencies of routes that modify state."""
 TOKEN_REQUIRED = (
-    "this endpoint modifies state and requires `Authorization: Bearer TOKEN`; the daemon writes a token for its user "
-    "to the file `token` in its runtime directory; further tokens are defined in `tokens_file`"
+    "a change needs the header `Authorization: Bearer TOKEN`; the daemon's user finds a token in the file `token` of "
+    "the runtime directory, and `tokens_file` defines others"
 )
 
 

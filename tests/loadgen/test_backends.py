@@ -72,8 +72,8 @@ def test_full_device_ends_the_load_in_order(tmp_path: Path):
     summary = device.summary_of("leak-linear", *options)
     assert summary["outcome"] == "full"
     assert summary["detail"]
-    assert summary["truth"]["kind"] == "leak"
-    assert abs(summary["ended_at"] - summary["truth"]["oom_at"]) < 1.0
+    assert summary["expected_verdict"]["kind"] == "leak"
+    assert abs(summary["ended_at"] - summary["expected_verdict"]["oom_at"]) < 1.0
     assert device.facts()["used"] == 0
 
 
@@ -109,7 +109,7 @@ def test_signal_during_the_run_frees_everything(tmp_path: Path, by: signal.Signa
     assert process.returncode == 0, err
     summary = json.loads(out)
     assert summary["outcome"] == "stopped"
-    assert summary["truth"]["kind"] == ""
+    assert summary["expected_verdict"]["kind"] == ""
     facts = device.facts()
     assert facts["peak"] > 0
     assert facts["used"] == 0
@@ -140,7 +140,7 @@ def test_crash_scenario_kills_a_child_and_starts_another(tmp_path: Path):
     options = ("--times", "3", "--duration", "4s", "--speed", "1200", "--max", "1GiB")
     summary = FakeGpu(tmp_path).summary_of("crash", "--backend", "cupy", *options)
     assert (summary["lives"], summary["outcome"]) == (3, "crash")
-    assert summary["truth"]["kind"] == "crash-loop"
+    assert summary["expected_verdict"]["kind"] == "crash-loop"
     assert summary["peak_live_bytes"] > 900 * MIB
 
 

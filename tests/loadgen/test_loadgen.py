@@ -49,8 +49,8 @@ def test_load_without_a_device_creates_one_of_the_planned_size():
     assert done["scale"] == 1.0
     assert done["outcome"] == "full"
     assert done["peak_live_bytes"] > 70 * 1024 * MIB
-    assert done["truth"]["slope_bytes_per_second"] == pytest.approx(2048 * MIB / 60 * 6000)
-    assert done["ended_at"] > done["truth"]["oom_at"] - 0.5
+    assert done["expected_verdict"]["slope_bytes_per_second"] == pytest.approx(2048 * MIB / 60 * 6000)
+    assert done["ended_at"] > done["expected_verdict"]["oom_at"] - 0.5
 
 
 def test_device_of_a_running_demo_is_found(device: SimDevice, tmp_path: Path):
@@ -74,7 +74,7 @@ def test_signal_during_the_run_frees_everything(device: SimDevice, by: signal.Si
     assert device.read().used_bytes == 0
     done = json.loads(out)
     assert done["outcome"] == "stopped"
-    assert done["truth"] == {
+    assert done["expected_verdict"] == {
         "kind": "",
         "form": "",
         "injected_at": None,
@@ -86,7 +86,7 @@ def test_signal_during_the_run_frees_everything(device: SimDevice, by: signal.Si
 
 def test_injection_before_the_end_is_the_truth(device: SimDevice):
     done = summary_of(device, "leak-linear", "--duration", "2s", "--speed", "3000", "--rate", "100MiB")
-    truth = done["truth"]
+    truth = done["expected_verdict"]
     assert (truth["kind"], truth["form"]) == ("leak", "linear")
     assert done["started_at"] < truth["injected_at"] < truth["ends_at"] <= done["ended_at"] < truth["oom_at"]
 
@@ -110,7 +110,7 @@ def test_crash_loop_has_a_new_process_for_each_crash(device: SimDevice):
     done = json.loads(out)
     assert len(pids - {process.pid}) == 3
     assert done["lives"] == 3
-    assert done["truth"]["kind"] == "crash-loop"
+    assert done["expected_verdict"]["kind"] == "crash-loop"
     assert done["peak_live_bytes"] > 0.75 * SIZE
     assert device.read().used_bytes == 0
 
@@ -124,7 +124,7 @@ def test_orphan_is_used_memory_without_a_process_until_the_load_ends(device: Sim
         until(orphaned)
         until(lambda: process.poll() is not None, 30)
         done = json.loads(process.communicate()[0])
-    assert done["truth"]["kind"] == "orphan"
+    assert done["expected_verdict"]["kind"] == "orphan"
     assert device.read().used_bytes == 0
 
 

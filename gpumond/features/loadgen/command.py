@@ -232,7 +232,7 @@ def _clock(elapsed: float) -> str:
 
 
 def _summary(done: dict[str, Any]) -> str:
-    truth = done["truth"]
+    truth = done["expected_verdict"]
     lines = [
         f"{done['scenario']} on {done['backend']}: {done['outcome']} after "
         f"{done['ended_at'] - done['started_at']:.1f} s",

@@ -413,7 +413,7 @@ def account(made: Plan, done: list[Executed], backend: str, speed: float, starte
         "outcome": last.outcome,
         "detail": last.detail,
         "lives": len(done),
-        "truth": _truth(made, done, speed, started_at, ended_at),
+        "expected_verdict": _truth(made, done, speed, started_at, ended_at),
         **{name: sum(getattr(run, name) for run in done) for name in sums},
         **{name: max(getattr(run, name) for run in done) for name in peaks},
     }

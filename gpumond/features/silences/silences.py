@@ -99,7 +99,7 @@ class Silences(Silencing):
     def get(self, id: str) -> Silence:
         """Return the silence. Raises NoSuchSilence."""
         if id not in self._silences:
-            raise NoSuchSilence(f"no silence has the id {id!r:.80}; GET /api/v1/silences lists them")
+            raise NoSuchSilence(f"no silence has the id {id!r:.80}; `gpumond silence list` shows the ids")
         return self._silences[id]
 
     async def add(
