@@ -7,6 +7,7 @@ import { NOTES, ORDINARY } from "./words.js";
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
 const healthy = new Set(ORDINARY);
 const notes = new Set(NOTES);
+const PAST = "memory-freed"; // no state, but something that has happened: events list it
 
 const subjectKey = (uuid, process) => `${uuid ?? ""} ${process?.pid ? processKey(process) : ""}`;
 
@@ -77,9 +78,9 @@ export function leftOf({ verdict }) {
   return left === null || left === undefined ? "" : `${about(left)} left`;
 }
 
-/** How many verdicts there are of each kind that is no problem, in words. */
+/** How many verdicts there are of each kind that may become a problem, in words. */
 export function restOf(verdicts) {
   const counts = new Map();
-  for (const { kind } of verdicts) if (notes.has(kind)) counts.set(kind, (counts.get(kind) ?? 0) + 1);
+  for (const { kind } of verdicts) if (notes.has(kind) && kind !== PAST) counts.set(kind, (counts.get(kind) ?? 0) + 1);
   return counts.size ? `also: ${[...counts].map(([word, count]) => `${count} ${word}`).join(", ")}` : "";
 }

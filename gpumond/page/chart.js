@@ -4,7 +4,7 @@
 import * as address from "./address.js";
 import { chartTable, csvOf } from "./downloads.js";
 import { button, make, put, saveBlob } from "./elements.js";
-import { clock, duration, human, sum } from "./format.js";
+import { clock, duration, human, sum, words } from "./format.js";
 import { marksAt, marksOf } from "./marks.js";
 import { readPast } from "./past.js";
 import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
@@ -197,7 +197,7 @@ function readout({ columns, size, marks, from, to }) {
   const column = columnAt(columns, cursor);
   const values = column ? SHARES.filter((share) => column[share]).map((share) => `${share} ${human(column[share])}`) : [];
   if (column) values.unshift(`used (driver) ${human(column.used)}${size === null ? "" : ` of ${human(size)}`}`);
-  const near = marksAt(marks, cursor, from, to).map((mark) => mark.summary);
+  const near = new Set(marksAt(marks, cursor, from, to).map((mark) => words(mark.kind)));
   return [`${clock(cursor, to)}: ${values.join(", ") || "no data"}`, ...near].join("; ");
 }
 

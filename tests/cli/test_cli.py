@@ -107,6 +107,14 @@ def test_wrong_use_exits_with_2(arguments: tuple[str, ...]):
         assert line.endswith(own)
 
 
+def test_id_that_is_none_is_refused_with_the_command_that_lists_ids():
+    refused = gpumond_here("oom", "show", "newest")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "gpumond: 'newest' isn't a case id; `gpumond oom list` shows the ids\n",
+    )
+
+
 def test_output_that_nobody_reads_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)

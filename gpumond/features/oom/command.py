@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
-from urllib.parse import quote
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE
-from gpumond.facts.errors import DaemonError
+from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.oom.case import CaseSummary, RankedCase, document, plain
 from gpumond.view import html_report
 from gpumond.view.frame import checked_as
@@ -31,7 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.what == "list" and arguments.html is None:
         return _list(arguments)
     html_report.check(arguments.html)
-    answer = client.get(arguments.url, f"{ROUTE}/{quote(arguments.id, safe='')}")
+    if not re.fullmatch("[0-9-]+|last", arguments.id):
+        raise ConfigError(f"{arguments.id!r:.80} isn't a case id; `gpumond oom list` shows the ids")
+    answer = client.get(arguments.url, f"{ROUTE}/{arguments.id}")
     if arguments.json:
         print(json.dumps(answer, indent=2))
         return DONE
