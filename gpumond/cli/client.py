@@ -312,6 +312,7 @@ def _route(url: str, seconds: float, secret: bool) -> Route:
             try:
                 connection.connect()
             except (OSError, HttpError):
+                connection.close()
                 continue
             return Route(connection, "", token if named else "", source if named else "")
     connection = connection_to(parts, _trust, seconds, _trusted() if token else None)

@@ -166,13 +166,14 @@ def test_last_replica_of_a_service_stays_awake(tmp_path: Path):
         assert due("--max-unavailable", "1") == []
         assert due("--machine", "node-3") == ["node-3"]  # the others stay awake
         assert due("--machine", "node-3", "--keep", "3") == []
+        refused = fleet("sleep", "--targets", file, "--engine", "chat", "--max-unavailable", "120%")
+        assert (refused.returncode, "such as 3 or 25%" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--keep", "2"], "add --step engine"),
-        (["--max-unavailable", "120%"], "such as 3 or 25%"),
+        (["--step", "engine"], "invalid choice: 'engine'"),
         (["--max-machines", "0"], "--max-machines must be positive"),
         (["--reason", "x" * 201], "at most 200 characters"),
         (["--label", "zone"], "expected NAME=PATTERN"),
@@ -198,13 +199,6 @@ def test_long_reason_of_many_machines_is_below_the_table_once(tmp_path: Path):
     assert shown.returncode == 1
     assert shown.stdout.count(reason) == 1
     assert sum(line.endswith("[1]") for line in shown.stdout.splitlines()) == 3
-
-
-def test_step_engine_is_a_step_of_its_own(tmp_path: Path):
-    file = write_targets(tmp_path / "targets.json", {})
-    refused = fleet("flush", "--targets", str(file), "--workload", "x", "--step", "engine", "--step", "cache")
-    assert refused.returncode == 2
-    assert "can't be combined with other steps" in refused.stderr
 
 
 def test_top_shows_several_machines_in_one_table(tmp_path: Path):

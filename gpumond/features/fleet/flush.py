@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, value
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.flush import MAX_REASON, Operation
-from gpumond.facts.pools import ALL_STEPS, ENGINE_STEP
+from gpumond.facts.pools import ENGINE_STEP, STEPS
 from gpumond.facts.units import byte_size, counted, human
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.connection import Client, Machine, Machines
@@ -307,43 +307,38 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     )
     selection.add_argument("--workload", metavar="PATTERN", help="processes of matching workloads, such as 'train-*'")
     selection.add_argument("--user", metavar="PATTERN", help="processes of matching users")
+    parser.set_defaults(engine=None, step=None, min_reclaimable=0, keep=KEEP, max_unavailable=None)
     if what in ENGINES:
         selection.add_argument(
             "--engine", metavar="PATTERN", help="matching serving engines that the configuration declares"
         )
-        parser.set_defaults(step=[ENGINE_STEP])
     else:
-        parser.set_defaults(engine=None)
         parser.add_argument(
             "--step",
             action="append",
-            choices=ALL_STEPS,
+            choices=STEPS,
             metavar="STEP",
-            help=f"flush step to run, repeatable: {', '.join(ALL_STEPS)}; {ENGINE_STEP} can't be combined",
+            help=f"flush step to run, repeatable: {', '.join(STEPS)}",
         )
-    if what == "wake":
-        parser.set_defaults(min_reclaimable=0, keep=None, max_unavailable=None)
-    else:
+    if what != "wake":
         parser.add_argument(
             "--min-reclaimable",
             type=value(byte_size),
             metavar="SIZE",
-            default=0,
             help="skip processes that would release less than SIZE",
         )
-        scope = "" if what in ENGINES else f"with --step {ENGINE_STEP}: "
+    if what == "sleep":
         parser.add_argument(
             "--keep",
             type=int,
             metavar="N",
-            help=f"{scope}how many engines with the same name stay awake, on all listed machines (default: {KEEP})",
+            help=f"how many engines with the same name stay awake, on all listed machines (default: {KEEP})",
         )
         parser.add_argument(
             "--max-unavailable",
             type=value(unavailable),
             metavar="N|P%",
-            help=f"{scope}maximum number or percentage of engines with one name that aren't awake (default: all but "
-            "--keep)",
+            help="maximum number or percentage of engines with one name that aren't awake (default: all but --keep)",
         )
     parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
     parser.add_argument("--dry-run", action="store_true", help="print what would be flushed, and flush nothing")
@@ -427,30 +422,22 @@ def _criteria(arguments: argparse.Namespace) -> Criteria:
     if not any(getattr(arguments, name) for name in names):
         engine = ", --engine" if arguments.what in ENGINES else ""
         raise ConfigError(f"no processes selected: use --query, --workload, --user{engine}, --machine or --label")
-    steps = arguments.step or ()
-    if ENGINE_STEP in steps and set(steps) != {ENGINE_STEP}:
-        raise ConfigError(f"--step {ENGINE_STEP} selects serving engines, and can't be combined with other steps")
     return Criteria(
         workload=arguments.workload,
         user=arguments.user,
         engine=arguments.engine,
-        engines=ENGINE_STEP in steps,
+        engines=arguments.what in ENGINES,
         wake=arguments.what == "wake",
         min_reclaimable_bytes=int(arguments.min_reclaimable),
     )
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:
-    keep, max_unavailable = arguments.keep, arguments.max_unavailable
     if arguments.max_machines is not None and arguments.max_machines < 1:
         raise ConfigError("--max-machines must be positive")
-    if keep is not None and keep < 0:
+    if arguments.keep < 0:
         raise ConfigError("--keep must not be negative")
-    if ENGINE_STEP not in (arguments.step or ()) and (keep is not None or max_unavailable is not None):
-        raise ConfigError("--keep and --max-unavailable are for serving engines; add --step engine")
-    return Limits(
-        max_machines=arguments.max_machines, keep=KEEP if keep is None else keep, max_unavailable=max_unavailable
-    )
+    return Limits(max_machines=arguments.max_machines, keep=arguments.keep, max_unavailable=arguments.max_unavailable)
 
 
 def _options(arguments: argparse.Namespace) -> FlushOptions:
