@@ -64,7 +64,7 @@ SAME_MOMENT_SECONDS = 0.02
 BEFORE_TABLE = 20
 """Number of first lines among which a table may begin: a script writes a line of its own before each."""
 _ESCAPE = "\x1b"
-_NAMES = re.compile(r"[A-Za-z_][\w. ]*(,\s*[A-Za-z_][\w. ]*)+")
+_NUMBER = re.compile(r"(^|,)\s*[-+.]?\d")
 _CELL = re.compile(r"([a-z][\w.]*)(?: \[(.*)\])?")
 _MESSAGE = re.compile(r"(Unable to|Failed to|NVIDIA-SMI|No devices|No running|Unknown Error|GPU is lost|Terminated)")
 _OTHER = re.compile(r"\|[ =]|={10,}NVSMI")
@@ -109,7 +109,7 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
             raise ConfigError(f"{lines.name}, line 1: terminal output, for example from watch; {REMEDY}")
         if "," not in first:
             raise ConfigError(f"{lines.name}, line 1: {first[:60]!r} isn't a line of an nvidia-smi log; {REMEDY}")
-        if _NAMES.fullmatch(first):
+        if not _NUMBER.search(first):
             raise ConfigError(f"{lines.name}, line 1: none of the columns {first[:120]} is known; {REMEDY}")
         raise ConfigError(f"{lines.name}, line 1: no header; {HEADER_REMEDY}")
     return parsed(numbered, _Log(lines, remarks, interval).row, remarks)
