@@ -7,6 +7,18 @@ from typing import Any
 
 from gpumond.facts.snapshot import Snapshot
 
+HEADER = (
+    "        Date        , GPU Clock [MHz] , GPU Temperature [\N{DEGREE SIGN}C] , Memory Used (Dedicated) [MB] , "
+    "Memory Used (Dynamic) [MB] , GPU Load [%] , PerfCap Reason [] , System Memory Used [MB] ,\n"
+)
+
+
+ROWS = (
+    "2024-01-14 18:41:07 ,          1785.0   ,             48.7   ,         3543   ,  88 ,   21   ,  16 ,  16041 ,\n"
+    "2024-01-14 18:41:08 ,          1785.0   ,             48.7   ,         3600   ,  88 ,    -   ,  16 ,  16041 ,\n"
+)
+
+
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
 
 
@@ -15,6 +27,9 @@ timestamp, uuid, memory.used [MiB], memory.total [MiB], utilization.gpu [%]
 2024/05/01 12:00:00.123, {UUID}, 500 MiB, 81559 MiB, 7 %
 2024/05/01 12:00:01.123, {UUID}, 501 MiB, 81559 MiB, 8 %
 """
+
+
+HEADERLESS = WITH_UNITS.split("\n", 1)[1]
 
 
 PROCESSES = """\

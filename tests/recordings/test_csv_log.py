@@ -31,12 +31,13 @@ def test_rows_have_devices_processes_and_their_allocators():
     [
         "time,uuid,pid,used_bytes\n0,GPU-a,,5\n1,GPU-a,,6\n",
         "uuid,used_bytes,time\nGPU-a,5,0\nGPU-a,6,1\n",
+        "0,GPU-a,,5\n1,GPU-a,,6\n",
         "time;uuid;pid;used_bytes\n0;GPU-a;;5.0\n1;GPU-a;;6.0\n",
         '"time","uuid","pid","used_bytes"\n"0","GPU-a","","5"\n"1","GPU-a","","6"\n',
         "time,uuid,pid,used_bytes\r\n0,GPU-a,NaN,5\r\n1,GPU-a,,6\r\n2,GPU-a,,7777",
         "time,uuid,pid,used_bytes\n0,GPU-a,,5\ntime,uuid,pid,used_bytes\n1,GPU-a,,6\n",
     ],
-    ids=["named", "order", "semicolons", "quoted", "half", "header-again"],
+    ids=["named", "order", "unnamed", "semicolons", "quoted", "half", "header-again"],
 )
 def test_equal_readings_in_different_notations_are_equal(log: str):
     snapshots = read(log)
@@ -115,7 +116,7 @@ def test_allocator_without_a_pid_has_a_report_without_a_name():
     [
         ("time,uuid,pid\n0,a,1\n", "line 1: no column used_bytes; expected time,uuid,pid,used_bytes"),
         ("uuid,pid,used_bytes\na,1,5\n", "line 1: no column time; expected time,uuid"),
-        ("0,a,,1\n1,a,,1\n", "line 1: no header; insert the names"),
+        ("0,a,1\n1,a,1\n", "line 1: 3 columns without names; expected time,uuid"),
         ("time,uuid,pid,used_bytes\nx,a,1,5\n", "1 of 1 lines are malformed.*line 2: 'x' isn't a time"),
         ("time,uuid,pid,used_bytes\n0,a,1,-5\n", "line 2: '-5' isn't an amount of memory"),
         ("time,uuid,pid,used_bytes\n0,a,me,5\n", "line 2: pid 'me': expected a number"),

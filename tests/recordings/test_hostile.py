@@ -15,7 +15,10 @@ from tests.helpers.values import make_device, make_snapshot
 from tests.recordings.reading import read
 from tests.recordings.samples import (
     DMON,
+    HEADER as SENSORS,
+    HEADERLESS,
     PROCESSES,
+    ROWS as SENSOR_ROWS,
     WITH_UNITS,
     answer,
     date,
@@ -26,6 +29,7 @@ from tests.recordings.samples import (
 
 LOGS = (
     WITH_UNITS,
+    HEADERLESS,
     PROCESSES,
     table(5, process(7, "4MiB"), at=date(0)) + table(6, at=date(1)),
     "time,gpu_id,memory_used_mib,mem_allocated_gb,utilization_gpu_pct\n0,1,5.5,0.001,7\n1,1,6,,8\n",
@@ -35,6 +39,7 @@ LOGS = (
     DMON,
     "#Time gpu pid fb command\n 23:59:59 0 7 5 a b\n 00:00:00 0 7 6 a b\n 00:00:00 1 - - -\n",
     "#Entity FBUSD GPUTL\nID\nGPU 0 5 7\nGPU-I 1 5 7\nGPU 0 6 N/A\n",
+    SENSORS + SENSOR_ROWS,
 )
 PIECES = st.sampled_from(
     [

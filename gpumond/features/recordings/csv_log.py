@@ -1,6 +1,6 @@
 """Plain CSV: ``time,uuid,pid,used_bytes[,live_bytes,held_bytes,size_bytes,utilization]``.
 
-Columns in any order, named in the first line. ``time`` is in seconds or
+Columns in any order, named in the first line; without names, in the order above. ``time`` is in seconds or
 ISO 8601 (UTC without a zone). An empty pid means the whole device. ``utilization`` is a ratio from 0 to 1, or a
 percentage if its name or a cell says so or one of the first 1000 values is above 1.
 
@@ -88,25 +88,34 @@ def delimiter(line: str) -> str:
 def detect(first: str) -> bool:
     named = names(first)
     if named is None:
-        return False
+        return ", " not in first and _begins_with_a_time(first)
     return bool(named.keys() & {"used_bytes", "live_bytes"}) or not _OTHER.search(first)
+
+
+def _begins_with_a_time(line: str) -> bool:
+    try:
+        moment(line.split(delimiter(line))[0].strip())
+    except ValueError:
+        return False
+    return True
 
 
 def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[Row]:
     """Yield the rows of a log. Raises ConfigError."""
     first = lines.first()
-    columns = names(first) or {}
+    named = names(first)
+    columns = named or _ordered(lines.name, first)
     if "time" not in columns or not columns.keys() & {"used_bytes", "live_bytes"}:
         missing = "time" if "time" not in columns else "used_bytes"
         raise ConfigError(f"{lines.name}, line 1: no column {missing}; {REMEDY}")
-    read = _cells(lines, delimiter(first), columns)
+    read = _cells(lines, delimiter(first), columns if named else None)
     peeked = list(islice(read, PEEKED))
     load = columns.get("utilization")
     percent = load is not None and (
         any(_LOAD.fullmatch(name) for name in _cells_of(first))
         or any(len(cells) > load and _is_percent(cells[load].strip()) for _, cells in peeked)
     )
-    factors = _factors(first)
+    factors = _factors(first) if named else {}
 
     def row(number: int, cells: Sequence[str]) -> Row:
         def cell(column: str) -> str:
@@ -130,9 +139,18 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
     return parsed(chain(peeked, read), row, remarks)
 
 
-def _cells(lines: Lines, separator: str, columns: Mapping[str, int]) -> Iterator[Cells]:
+def _ordered(name: str, first: str) -> dict[str, int]:
+    cells = first.split(delimiter(first))
+    if not _begins_with_a_time(first):
+        raise ConfigError(f"{name}, line 1: no column time, and no time in the first cell; {REMEDY}")
+    if not 4 <= len(cells) <= len(COLUMNS):
+        raise ConfigError(f"{name}, line 1: {len(cells)} columns without names; {REMEDY}")
+    return {column: at for at, column in enumerate(COLUMNS[: len(cells)])}
+
+
+def _cells(lines: Lines, separator: str, columns: Mapping[str, int] | None) -> Iterator[Cells]:
     for number, line in lines.numbered():
-        if not line[:1].isdigit() and names(line) == columns:
+        if columns is not None and not line[:1].isdigit() and names(line) == columns:
             continue
         yield number, line.split(separator) if '"' not in line else next(csv.reader([line], delimiter=separator))
 

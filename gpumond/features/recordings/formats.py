@@ -16,6 +16,7 @@ from gpumond.features.recordings.snapshots import Format
 IMPORTERS = (
     "record",
     "prometheus",
+    "gpu_z",
     "scrolling",
     "csv_log",
     "nvidia_smi",
