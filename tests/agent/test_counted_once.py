@@ -97,6 +97,22 @@ DEFAULT_POOL = "lambda mr: mr.CudaAsyncViewMemoryResource(0)"
             id="torch async and Warp",
         ),
         pytest.param(
+            "fake(0, 90, 50); fake(17, 30, 20); from cuda.core import DeviceMemoryResource\n"
+            "resources = [DeviceMemoryResource(0, pool) for pool in (0, 17)]",
+            "cuda.core/None mempool/None",
+            120,
+            id="cuda.core, on the default pool and in a pool of its own",
+        ),
+        pytest.param(
+            "fake(17, 30, 20); from cuda.core import DeviceMemoryResource\n"
+            "resource = DeviceMemoryResource(0, 17); import cupy, gpumond.agent; gpumond.agent.report()\n"
+            "cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool(17).malloc)\n"
+            "rmm_holds(10, lambda mr: mr.CudaAsyncViewMemoryResource(17))",
+            "rmm/cuda.core cuda.core/None",
+            30,
+            id="CuPy and RMM on a pool of cuda.core",
+        ),
+        pytest.param(
             f"torch_holds(70, 50, 'pluggable'); rmm_holds(70, {PLAIN})", "rmm/None", 70, id="torch on RMM, pluggable"
         ),
         pytest.param(

@@ -130,6 +130,30 @@ print(receipt.outcome, receipt.released_bytes // MIB, (before - used()) // MIB, 
     assert run(code) == ["() [] 128 576 exact refused", "freed 576 576 [0]"]
 
 
+@pytest.mark.skipif(not has("cuda.core"), reason="needs cuda.core")
+def test_own_pool_of_cuda_core_is_found_and_trimmed() -> None:
+    code = """
+from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
+print(report(), cuda.contexts(), end=" ")
+device = Device(0)
+device.set_current()
+stream = device.default_stream
+own, shared = DeviceMemoryResource(device, DeviceMemoryResourceOptions()), DeviceMemoryResource(device)
+keep(ctypes.c_void_p(int(own.handle)))  # otherwise the driver returns free memory at each synchronization
+kept, freed = own.allocate(64 * MIB, stream=stream), own.allocate(256 * MIB, stream=stream)
+other = shared.allocate(32 * MIB, stream=stream)
+freed.close(stream)
+stream.sync()
+before, shared_pool = elsewhere(report)
+(plan, _), (receipt, _) = elsewhere(lambda: (flush(dry_run=True), flush()))
+print(before.allocator, before.live_bytes // MIB, before.held_bytes >= 320 * MIB, shared_pool.allocator)
+print(receipt.outcome, receipt.released_bytes >= 224 * MIB, receipt.released_bytes <= plan.expected.high, receipt.raced)
+own.close()
+print([pool.allocator for pool in elsewhere(report)], cuda.contexts())
+"""
+    assert run(code) == ["() [] cuda.core 64 True mempool", "freed True True False", "['mempool'] [0]"]
+
+
 @pytest.mark.skipif(not has("warp"), reason="needs Warp")
 def test_warp_is_read_in_its_pool_and_its_capture_refuses_a_flush() -> None:
     code = """

@@ -78,6 +78,7 @@ ADAPTERS = (
     ),
     AdapterSpec("paddle", "paddle", ("paddlepaddle-gpu",), oom_texts=(("MemoryError", r"Out of memory error on GPU"),)),
     AdapterSpec("warp", "warp", ("warp-lang",)),
+    AdapterSpec("cuda.core", "cuda_core", ("cuda-core",), oom_texts=(("CUDAError", "CUDA_ERROR_OUT_OF_MEMORY"),)),
     AdapterSpec("tensorflow", "tensorflow", ("tensorflow",), ("tensorflow", "ResourceExhaustedError")),
     AdapterSpec("jax", "jax", ("jax",), oom_texts=(("XlaRuntimeError", _XLA), ("JaxRuntimeError", _XLA))),
     AdapterSpec("comfy_aimdo.model_vbar", "aimdo", ("comfy-aimdo",)),

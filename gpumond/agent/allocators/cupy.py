@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from gpumond.agent import cuda
 from gpumond.agent.allocators import FlushRefused
-from gpumond.agent.allocators.mempools import CudaAdapter, retained_by_trim
+from gpumond.agent.allocators.mempools import CudaAdapter, is_counted, retained_by_trim
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AppliedLimit
 
@@ -124,13 +124,13 @@ class CupyAdapter(CudaAdapter):
     def _inside(self, pool: Any, ordinal: int) -> str | None:
         """Return the allocator that the pool takes its memory from, "" for the driver; None if it must not be counted.
 
-        A stream-ordered pool belongs to the driver: its default pool is counted as such, whichever library uses it.
-        Another pool may use any function, which since CuPy 14 is among the objects that the
+        A stream-ordered pool belongs to the driver: its default pool, and one of cuda.core, is counted as such,
+        whichever library uses it. Another pool may use any function, which since CuPy 14 is among the objects that the
         pool refers to. An unknown function may allocate memory of another library, or memory that is not on the device.
         """
         if _is_async(pool):
             handles = getattr(pool, "_pools", None)
-            return "" if handles and handles[ordinal] != cuda.default_pool(ordinal) else None
+            return "" if handles and not is_counted(ordinal, handles[ordinal]) else None
         if pool is self._cupy.get_default_memory_pool() or _allocates_by(pool, "cupy.cuda.memory", "_malloc"):
             return ""
         return "rmm" if _allocates_by(pool, "rmm.allocators.cupy", "rmm_cupy_allocator") else None

@@ -77,6 +77,21 @@ def counted_by(ordinal: int, live_bytes: int) -> str | None:
     return "torch" if _is_counted_by_torch(ordinal) else "mempool"
 
 
+def is_counted(ordinal: int, pool: int) -> bool:
+    """Return whether one allocator counts this pool for all libraries: a device's default one, or one of cuda.core."""
+    return pool == cuda.default_pool(ordinal) or _is_of_cuda_core(pool)
+
+
+def counter_of(ordinal: int, pool: int) -> str | None:
+    """Return the allocator that counts such a pool."""
+    return "cuda.core" if _is_of_cuda_core(pool) else counted_by(ordinal, 0)
+
+
+def _is_of_cuda_core(pool: int) -> bool:
+    module = sys.modules.get("gpumond.agent.allocators.cuda_core")
+    return module is not None and module.owns(pool)
+
+
 def _pools() -> Iterator[tuple[int, int, int, int]]:
     """Yield ordinal, handle, reserved and used bytes of each pool that no other adapter counts."""
     for ordinal in cuda.contexts():

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators.mempools import CudaAdapter, counted_by, retained_by_trim, trim
+from gpumond.agent.allocators.mempools import CudaAdapter, counter_of, is_counted, retained_by_trim, trim
 from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable
 
 PROBE_BYTES = 256
@@ -72,7 +72,7 @@ class RmmAdapter(CudaAdapter):
     def _usage(self, ordinal: int, stack: Stack, exact: bool) -> PoolUsage | None:
         probe = exact or (bool(stack.live) and is_counting(self._rmm)) or self._has_settled(ordinal, stack)
         uuid, pool = cuda.device_uuid(ordinal), self._pool(ordinal, stack, probe)
-        shared = pool is not None and pool == cuda.default_pool(ordinal)
+        shared = pool is not None and is_counted(ordinal, pool)
         amounts = cuda.pool_bytes(pool) if pool and not shared else None
         live = stack.live
         if live is None and amounts and not stack.caches:
@@ -87,7 +87,7 @@ class RmmAdapter(CudaAdapter):
             held_bytes=held,
             reclaimable=reclaimable,
             stranded_bytes=0 if live is None else held - live - reclaimable.likely,
-            inside=counted_by(ordinal, 0) if shared else None,
+            inside=counter_of(ordinal, pool) if pool and shared else None,
             peak_live_bytes=stack.peak_bytes,
             held_known=known,
             live_allocations=stack.live_allocations,
