@@ -277,7 +277,7 @@ def _exchange(
 def _reachable(url: str, seconds: float) -> Iterator[None]:
     """Raise DaemonError, with what to do, for a daemon that is not reached."""
     try:
-        with http.explained(seconds):
+        with http.http_errors(seconds):
             yield
     except HttpError as error:
         if error.reason in ("address", "untrusted", "too_large"):
@@ -312,6 +312,7 @@ def _route(url: str, seconds: float, secret: bool) -> Route:
             try:
                 connection.connect()
             except (OSError, HttpError):
+                connection.close()
                 continue
             return Route(connection, "", token if named else "", source if named else "")
     connection = connection_to(parts, _trust, seconds, _trusted() if token else None)
