@@ -277,7 +277,7 @@ def _exchange(
 def _reachable(url: str, seconds: float) -> Iterator[None]:
     """Raise DaemonError, with what to do, for a daemon that is not reached."""
     try:
-        with http.explained(seconds):
+        with http.http_errors(seconds):
             yield
     except HttpError as error:
         if error.reason in ("address", "untrusted", "too_large"):

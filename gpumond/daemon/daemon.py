@@ -21,8 +21,8 @@ from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Fault, Reading, Snapshot
 from gpumond.feature import resolve
 from gpumond.features import features
-from gpumond.host.event_loop import answered, background, cancelled
-from gpumond.host.machine import in_private_pid_namespace, kept_from_agents
+from gpumond.host.event_loop import answer_requests, background, cancelled
+from gpumond.host.machine import in_private_pid_namespace, reserved_descriptors
 from gpumond.host.peer import person_of
 from gpumond.host.runtime_directory import AgentSocket
 from gpumond.kernel import Dependencies, Kernel, Operations, Part, Tick
@@ -64,7 +64,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
             devices=devices,
             agents=AgentServer(
                 agent_socket.listener,
-                limits=Limits(reserved_descriptors=kept_from_agents()),
+                limits=Limits(reserved_descriptors=reserved_descriptors()),
                 reported=telemetry.reported,
                 rejected=telemetry.rejected,
                 restored=restored,
@@ -158,16 +158,16 @@ class Daemon(Operations):
             snapshot = self._observe(reading)
             departed = kernel.programs.departed()
             kernel.programs.keep(snapshot.unresponsive)
-            await answered()
+            await answer_requests()
             diagnose(kernel.diagnosis, snapshot)
-            await answered()
+            await answer_requests()
             verdicts = with_retainers(kernel.diagnosis.verdicts, snapshot)
             self._window = remember(self._window, snapshot)
             before = kernel.frame.owners if kernel.frame else None
             owners = admitted(before or {}, snapshot)
             frame = Frame(snapshot, attribute(snapshot), tuple(verdicts), owners=owners)
             tick = Tick(frame=frame, window=self._window, departed=departed)
-            await answered()
+            await answer_requests()
             for part in kernel.parts:
                 tick = part.conclude(tick)
             kernel.swap(tick.frame)

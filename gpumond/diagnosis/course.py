@@ -89,7 +89,7 @@ class WholeGrowth(NamedTuple):
         return median(self.values[-3:]) - self.base
 
 
-def whole(times: Sequence[float], values: Sequence[float]) -> WholeGrowth | None:
+def final_growth(times: Sequence[float], values: Sequence[float]) -> WholeGrowth | None:
     """Return the growth that a curve ends with; None if it does not grow."""
     if len(values) < MIN_POINTS:
         return None
@@ -127,7 +127,7 @@ def _last_flat(times: Sequence[float], values: Sequence[float], start: int, midd
 
 
 def _is_flat(times: Sequence[float], values: Sequence[float], growth: float, slope: float) -> bool:
-    at, level = reduced(times, values, POINTS)
+    at, level = downsampled(times, values, POINTS)
     return max(level) - min(level) <= FLAT_RANGE_RATIO * growth and abs(sen(at, level)) <= FLAT_SLOPE_RATIO * slope
 
 
@@ -161,7 +161,7 @@ def course(growth: WholeGrowth) -> Course | None:
         times, values = times[first:], values[first:]
     if len(values) < MIN_POINTS or growth.age <= 0:
         return None
-    at, level = reduced(times, values, POINTS)
+    at, level = downsampled(times, values, POINTS)
     ages = [max(0.0, (one - begin) / growth.age) for one in at]
     fits = [_fit([age**exponent for age in ages], level) for exponent in EXPONENTS]
     errors = [error + len(level) * FLOOR_BYTES**2 for error, _, _ in fits]
@@ -180,7 +180,7 @@ def forecasts(growth: WholeGrowth) -> list[Course]:
 
     Such a growth is visible only some time after it began, so that earlier begins are tried as well.
     """
-    at, level = reduced(growth.times, growth.values, POINTS)
+    at, level = downsampled(growth.times, growth.values, POINTS)
     found = []
     for earlier in EARLIER_RATIOS:
         age = growth.age * (1 + earlier)
@@ -194,7 +194,7 @@ def forecasts(growth: WholeGrowth) -> list[Course]:
     return [one for error, one in found if error <= limit]
 
 
-def reduced(times: Sequence[float], values: Sequence[float], most: int) -> tuple[Sequence[float], Sequence[float]]:
+def downsampled(times: Sequence[float], values: Sequence[float], most: int) -> tuple[Sequence[float], Sequence[float]]:
     """Return at most so many points: medians of equally long parts."""
     count = len(values)
     if count <= most:

@@ -14,10 +14,10 @@ from math import sqrt
 from typing import NamedTuple
 
 from gpumond.diagnosis import leak_tests, messages, serving
-from gpumond.diagnosis.course import Course, WholeGrowth, between_rests, course, forecasts, reduced, whole
+from gpumond.diagnosis.course import Course, WholeGrowth, between_rests, course, downsampled, final_growth, forecasts
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.diagnosis.growth import BLOCK, Growth, growing, quick, rises, update
-from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, LeakCase, curve, load_rose
+from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, LeakCase, curve, load_has_risen
 from gpumond.diagnosis.tracker import TrackedSeries
 from gpumond.diagnosis.trend import deviation, least_squares, median, sen, spread
 from gpumond.facts.frame import Fit, RuledOut, Verdict
@@ -109,7 +109,7 @@ def whole_growth(tracked: TrackedSeries, case: LeakCase, found: Leak) -> WholeGr
     else:
         times, values = _reaching_back(case, found.tier, found.what, found.kind)
     begin = bisect_left(times, first)
-    return whole(times[begin:], values[begin:])
+    return final_growth(times[begin:], values[begin:])
 
 
 def _reaching_back(case: LeakCase, shortest: int, what: int, kind: int) -> tuple[Sequence[float], Sequence[float]]:
@@ -145,7 +145,7 @@ def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> 
     urgent = case.room is not None and growth.growth >= URGENT_RATIO * (growth.growth + case.room)
     lasting = LASTING_SECONDS if tracked.counted else UNCOUNTED_SECONDS
     needed = URGENT_SECONDS if urgent or tracked.retained else FLAT_SECONDS if growth.flat else lasting
-    if growth.age < needed or load_rose(case.device, growth.age):
+    if growth.age < needed or load_has_risen(case.device, growth.age):
         return None
     return whole_leak
 
@@ -170,7 +170,7 @@ def filling(tracked: TrackedSeries, history: History) -> Filling | None:
     case = _case(tracked, history, None, None)
     times, values = _reaching_back(case, MINUTE, tracked.main, MEDIAN)
     begin = bisect_left(times, case.born + SKIPPED_SECONDS)
-    growth = whole(times[begin:], values[begin:])
+    growth = final_growth(times[begin:], values[begin:])
     if growth is None or growth.growth < FILLING_BYTES or growth.age < FILLING_SECONDS:
         return None
     own = course(growth)
@@ -335,7 +335,7 @@ def _points(
     first = bisect_left(growth.times, growth.begin + FIRST_RATIO * growth.age)
     own = course(growth)
     later = forecasts(growth) if own is not None and own.accelerates else ()
-    return *reduced(growth.times[first:], growth.values[first:], POINTS), later
+    return *downsampled(growth.times[first:], growth.values[first:], POINTS), later
 
 
 def _interval(times: Sequence[float], values: Sequence[float]) -> _Slopes:

@@ -17,7 +17,7 @@ from itertools import pairwise
 from math import inf, isfinite
 from typing import NamedTuple
 
-from gpumond.diagnosis.course import reduced
+from gpumond.diagnosis.course import downsampled
 from gpumond.diagnosis.shapes import WARM_UP_SECONDS, PlateauStep
 from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
 from gpumond.facts.units import HOUR_SECONDS, MIB
@@ -395,13 +395,16 @@ def load_rises(device: Series, tier: int, blocks: int) -> bool:
     )
 
 
-def load_rose(device: Series, age: float) -> bool:
+def load_has_risen(device: Series, age: float) -> bool:
     """Return True if one of them has risen since growth of this age began."""
     tier = next((tier for tier in (MINUTE, FIVE_MINUTES) if age <= TIERS[tier].seconds * TIERS[tier].rows), QUARTER)
     blocks = round(age / TIERS[tier].seconds)
     return any(
         _rises(
-            reduced(range(blocks), device.column(tier, what, MEDIAN, blocks), LOAD_POINTS)[1], 8, rise, SIGNIFICANT_Z
+            downsampled(range(blocks), device.column(tier, what, MEDIAN, blocks), LOAD_POINTS)[1],
+            8,
+            rise,
+            SIGNIFICANT_Z,
         )
         for what, rise in ((UTILIZATION, MUCH_BUSIER_RATIO), (LOAD, None))
     )

@@ -192,7 +192,7 @@ def may_receive_token(url: str) -> bool:
 def is_proven(url: str, seconds: float, trusted: frozenset[int]) -> bool:
     """Return True if the server is verified: by TLS, or by the kernel as a listener of a trusted user."""
     try:
-        with explained():
+        with http_errors():
             parts = split_address(url)
             if parts.scheme == "https":
                 return True
@@ -220,7 +220,7 @@ def check_token(token: object, where: str) -> str:
 
 
 @contextmanager
-def explained(seconds: float = CONNECT_SECONDS) -> Iterator[None]:
+def http_errors(seconds: float = CONNECT_SECONDS) -> Iterator[None]:
     """Raise HttpError for a failure of the network. Its sentence has neither the address nor a header."""
     try:
         yield
@@ -327,7 +327,7 @@ def _started(connection: Connection, request: Request, seconds: float, max_bytes
 
     def work() -> None:
         try:
-            with explained(seconds), response_to(connection, request) as response:
+            with http_errors(seconds), response_to(connection, request) as response:
                 body = response.read(max_bytes + 1) if max_bytes else b""
                 answer = HttpAnswer(response.status, response.headers, body)
             if len(body) > max_bytes:

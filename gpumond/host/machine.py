@@ -155,7 +155,7 @@ def http_connections(limit: int | None = None) -> int:
     return MAX_CONNECTIONS if limit < 0 else max(8, min(MAX_CONNECTIONS, (limit - OTHERS) // 4))
 
 
-def kept_from_agents() -> int:
+def reserved_descriptors() -> int:
     """Return the number of descriptors that are not available to agent connections."""
     return OTHERS + http_connections() + RESERVED_CONNECTIONS
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gpumond.features.quotas.need import NO_ROOM, explained
+from gpumond.features.quotas.need import NO_ROOM, explanation
 
 GIB = 1 << 30
 LOST = (404, {"detail": "no request has this id"})
@@ -116,7 +116,7 @@ def test_daemon_that_cannot_be_reached_is_an_error():
 def test_explanation_names_programs_and_earlier_requests():
     plan = [{"pid": 7, "start_ticks": 1, "workload": "train\n", "reclaimable_bytes": GIB}]
     _, answer = state("waiting", ahead=2, available_bytes=None, missing_bytes=0, plan=plan)
-    text = explained(answer)
+    text = explanation(answer)
     assert "needed; 2 earlier requests are waiting. Flushing train" in text
     assert "(pid 7, 1.0 GiB)" in text
     assert "\n" not in text

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gpumond.diagnosis.course import between_rests, course, forecasts, whole
+from gpumond.diagnosis.course import between_rests, course, final_growth, forecasts
 from tests.helpers.agents import GIB
 from tests.helpers.curves import HOUR, MIB, MINUTE, Curve
 
@@ -14,7 +14,7 @@ MINUTES = [MINUTE * number for number in range(120)]
 
 def course_of(curve: Curve, noise: float = 0.0):
     dice = Random(1)
-    growth = whole(MINUTES, [curve(at) + dice.gauss(0, noise) for at in MINUTES])
+    growth = final_growth(MINUTES, [curve(at) + dice.gauss(0, noise) for at in MINUTES])
     assert growth is not None
     return growth, course(growth)
 

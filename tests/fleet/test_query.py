@@ -7,7 +7,7 @@ import pytest
 from gpumond.facts.errors import ConfigError
 from gpumond.features.fleet.connection import Machine, Machines
 from gpumond.features.fleet.discovery import LOOKBACK_SECONDS, Named, Sample, data_seconds, named
-from gpumond.features.fleet.flush import located
+from gpumond.features.fleet.flush import by_machine
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_machines_of_two_clusters_with_one_name_are_apart():
     processes = named(samples, scrapes, 0.0)
     assert processes == {("x", "a"): {10: Named(10, 990.0)}, ("y", "a"): {10: Named(10, 980.0)}}
     in_x, in_y = (Machine("a", f"http://a.{name}:9917", (("cluster", name),)) for name in ("x", "y"))
-    found, missing = located(Machines([in_x, in_y]), processes)
+    found, missing = by_machine(Machines([in_x, in_y]), processes)
     assert (dict(found), missing) == ({in_x: processes["x", "a"], in_y: processes["y", "a"]}, [])
-    found, missing = located(Machines([in_x]), processes)
+    found, missing = by_machine(Machines([in_x]), processes)
     assert (dict(found), [each.machine for each in missing]) == ({in_x: processes["x", "a"]}, ["y/a"])
-    found, missing = located(Machines([in_x, in_y]), named([sample("a", "10")], scrapes, 0.0))
+    found, missing = by_machine(Machines([in_x, in_y]), named([sample("a", "10")], scrapes, 0.0))
     assert (found, len(missing)) == ([], 1)
     assert "keep it in the query" in missing[0].problem
-    found, missing = located(Machines([Machine("a", "http://a:9917")]), processes)
+    found, missing = by_machine(Machines([Machine("a", "http://a:9917")]), processes)
     assert found == []
     assert {each.problem for each in missing} == {
         "machines in several clusters have this name; add the label cluster to those in your list"

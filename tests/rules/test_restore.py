@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpumond.facts.alerts import Heartbeat, Rule, kept, resume
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import DeviceReading, Snapshot
-from gpumond.features.rules.evaluation import GRACE_SECONDS, VERDICT_GRACE_SECONDS, awaited
+from gpumond.features.rules.evaluation import GRACE_SECONDS, VERDICT_GRACE_SECONDS, awaited_alerts
 from tests.helpers.agents import GIB
 from tests.helpers.values import Advanced, TickState, advance, evaluate, make_device, make_process, make_snapshot
 
@@ -32,7 +32,7 @@ def run(memory: TickState, *seconds: float, device: DeviceReading | None = None)
 def restart(memory: TickState, lived: float, outage: float = 2.0) -> TickState:
     alerts = list(kept(memory.activities, BEGAN))
     activities = resume(alerts, Heartbeat(1e6 + lived, BEGAN + lived), 1e6 + lived + outage)
-    return TickState(activities, awaited=awaited(activities))
+    return TickState(activities, awaited=awaited_alerts(activities))
 
 
 def test_firing_alert_continues_and_is_not_raised_again():

@@ -152,17 +152,17 @@ def verdict(
         more = f", {human(-released)} more than before" if released < -TOLERANCE_BYTES else ""
         return "nothing", f"the engine answered, but the driver still counts {human(after.total)}{more}"
     if error is not None or released < max(FREED_RATIO * expected.likely, USEFUL_RATIO * before.total):
-        return "partial", joined(
+        return "partial", join_reasons(
             error, f"released {human(released)} of the expected {human(expected.likely)} (driver-reported)"
         )
     return ("gone" if lost else "freed"), ""
 
 
-def joined(*parts: object) -> str:
+def join_reasons(*parts: object) -> str:
     return "; ".join(str(part) for part in parts if part)
 
 
-def outstanding(receipts: Iterable[Receipt], name: str) -> tuple[Receipt, ...]:
+def last_release_receipts(receipts: Iterable[Receipt], name: str) -> tuple[Receipt, ...]:
     """Return the receipts of the last release that was sent to this engine, oldest first; none if it has been undone
     since.
 
@@ -331,7 +331,7 @@ class EngineFlusher(EngineStep):
     def resume(self) -> None:
         """Continue to return servers to service, as the previous daemon did."""
         for reading in self.engines.readings():
-            released = outstanding(self._receipts(), reading.name)
+            released = last_release_receipts(self._receipts(), reading.name)
             if had_no_effect(released):
                 self._begin_return(reading.name, released)
 
@@ -440,7 +440,9 @@ class EngineFlusher(EngineStep):
         receipts = flush.receipts(after, outcome, reason, time.monotonic() - began)
         if method.stops_service and method.undo and engine.wake and had_no_effect(receipts):
             self._begin_return(name, receipts)
-            receipts = [replace(each, reason=joined(each.reason, "gpumond returns it to service")) for each in receipts]
+            receipts = [
+                replace(each, reason=join_reasons(each.reason, "gpumond returns it to service")) for each in receipts
+            ]
         return receipts
 
     def _expected(self, flush: _Flush, method: ReleaseMethod, state: EngineState) -> Expected:
@@ -475,7 +477,7 @@ class EngineFlusher(EngineStep):
     async def _wake(self, flush: _Flush, allowed: ReleaseMethod, request: FlushRequest) -> list[Receipt]:
         engine, before = flush.engine, flush.before
         # Is there a release to undo, and does its memory fit?
-        released = outstanding(self._receipts(), engine.name)
+        released = last_release_receipts(self._receipts(), engine.name)
         method = _method_of(engine, released) or allowed if released else allowed
         rejected = all(receipt.outcome == "refused" for receipt in released) and not method.stops_service
         if not released or rejected or _listener_of(released) != before.listener:
@@ -507,7 +509,7 @@ class EngineFlusher(EngineStep):
             if method.stops_service:
                 self._begin_return(engine.name, released)
                 note = "gpumond repeats it until the server serves"
-            return [flush.receipt(outcome, joined(problem, note))]
+            return [flush.receipt(outcome, join_reasons(problem, note))]
 
         # Let the driver count.
         end = time.monotonic() + min(method.settle_seconds, self._timing.settle_seconds)

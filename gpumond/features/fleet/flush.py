@@ -94,7 +94,7 @@ async def named_processes(prometheus: Prometheus, expression: str) -> Mapping[In
     return named(samples, scrapes, age)
 
 
-def located(
+def by_machine(
     machines: Machines, processes: Mapping[Instance, Mapping[int, Named]]
 ) -> tuple[Sequence[tuple[Machine, Mapping[int, Named]]], list[Missing]]:
     """Return the machines of a query's instances, and the instances without an address."""
@@ -381,7 +381,7 @@ async def run(arguments: argparse.Namespace) -> int:
     if processes is None:
         selected = [(machine, None) for machine in chosen(arguments, machines.all)]
     else:
-        found, missing = located(machines, processes)
+        found, missing = by_machine(machines, processes)
         allowed = set(chosen(arguments, [machine for machine, _ in found]))
         selected = [(machine, own) for machine, own in found if machine in allowed]
     with progress(len(selected), "machines read") as done:

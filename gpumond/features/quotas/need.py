@@ -95,7 +95,7 @@ def admitted(url: str, need_bytes: int, device: str | None, workload: str, secon
         advice = ""
         if answer["state"] == "refused" and not answer["missing_bytes"]:
             advice = ": add --wait 10m to let gpumond do it" if answer["plan"] else "; add --wait 10m to wait for it"
-        print_error(f"gpumond: {explained(answer)}{advice}")
+        print_error(f"gpumond: {explanation(answer)}{advice}")
         yield None
     finally:
         waiting.end()
@@ -117,7 +117,7 @@ class WaitingLine:
 
     def show(self, answer: Mapping[str, Any], now: float) -> None:
         """Show the state of a request. ``now``: seconds of the monotonic clock."""
-        text = f"gpumond run: waiting: {explained(answer)}"
+        text = f"gpumond run: waiting: {explanation(answer)}"
         if self._terminal:
             columns = shutil.get_terminal_size().columns
             print(f"\r\x1b[K{cut(text, columns - 1)}", end="", file=sys.stderr, flush=True)
@@ -155,7 +155,7 @@ def _renewed(url: str, answer: Mapping[str, Any], body: Mapping[str, Any]) -> Ma
         return answer
 
 
-def explained(answer: Mapping[str, Any]) -> str:
+def explanation(answer: Mapping[str, Any]) -> str:
     """Return why the memory is not available, and the flushes after which it is."""
     need, available = human(answer["need_bytes"]), answer["available_bytes"]
     free = "an unknown amount" if available is None else human(max(0, available))

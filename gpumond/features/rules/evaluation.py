@@ -37,7 +37,7 @@ Awaited = frozenset[tuple[str, Labels]]
 """Restored alerts whose subject has not been observed yet: rule and the subject's labels"""
 
 
-def awaited(activities: Mapping[str, Activities]) -> Awaited:
+def awaited_alerts(activities: Mapping[str, Activities]) -> Awaited:
     return frozenset((rule, labels) for rule, active in activities.items() for labels in active)
 
 
@@ -135,7 +135,7 @@ def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: Rule
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
     activities: Mapping[str, Activities] = {
         rule.name: step(
-            located(rule, snapshot.devices),
+            with_device_uuid(rule, snapshot.devices),
             scopes[rule.scope],
             state.activities.get(rule.name, {}),
             unseen,
@@ -183,7 +183,7 @@ def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot
         yield ended(alert, snapshot.taken_at, reason)
 
 
-def located(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
+def with_device_uuid(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
     """Return the rule with the device that it matches as a UUID. An unknown or ambiguous name matches nothing."""
     name = dict(rule.match).get("device")
     if name is None:

@@ -16,7 +16,7 @@ from typing import Any
 from gpumond.config.settings import Settings
 from gpumond.facts.alerts import Rule, overridden, own_fields, resume
 from gpumond.facts.errors import ConfigError, DefinitionChanged, DefinitionConflict, NoSuchDefinition, StoreUnavailable
-from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited, evaluate, preview
+from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited_alerts, evaluate, preview
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 from gpumond.kernel import Kernel, Part, Rules, Tick
 from gpumond.store.table import Actions, Origin, Registered, Registry, Table, Transactions, etag_of
@@ -218,7 +218,7 @@ class RulesPart(Part):
             self._resumed = True
             try:
                 activities = resume(*await self._store.kept(), time())
-                self._state = RuleState(activities, awaited(activities))
+                self._state = RuleState(activities, awaited_alerts(activities))
             except StoreUnavailable:
                 pass  # the store has logged it
         invalid = await self.registry.load()
