@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from gpumond.commands.main import make_parser
+from gpumond.features.fleet import accounting, sizing
+from tests.grafana.boards import targets
 from tests.helpers.alert_listener import Listener
 from tests.helpers.prometheus import Prometheus
 from tests.helpers.running import RunningDaemon, until
@@ -25,6 +27,7 @@ PAGE = (ROOT / "docs/how-to/scale-out.md").read_text()
 BLOCKS = {
     title: yaml.safe_load(text) for title, text in re.findall(r'```yaml title="([^"]+)"\n(.*?)```', PAGE, re.DOTALL)
 }
+RULES = ROOT / "deploy/prometheus/gpumond.rules.yaml"
 RULE = {"groups": [{"name": "up", "rules": [{"alert": "Present", "expr": "gpumond_device_up == 1"}]}]}
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("prometheus")]
@@ -54,11 +57,22 @@ def test_remote_write_sends_what_fleets_read_and_no_series_of_programs(daemon: R
     with Prometheus(tmp_path / "store", {}, flags=["--web.enable-remote-write-receiver"]) as store:
         (write,) = BLOCKS["prometheus.yaml: remote write"]["remote_write"]
         others = {"remote_write": [{**write, "url": f"{store.url}/api/v1/write"}]}
-        with Prometheus(tmp_path / "prometheus", scraping(daemon), others=others) as prometheus:
+        with Prometheus(tmp_path / "prometheus", scraping(daemon), RULES, others=others) as prometheus:
             until(lambda: prometheus.instant("gpumond_pool_live_bytes"))
+            until(lambda: prometheus.instant("gpumond:exists"))
+            until(lambda: store.instant("owner:gpumond_wasted_gibibyte_hours:sum1h"))
             until(lambda: store.instant("gpumond_owner_used_bytes"))
             until(lambda: store.instant('gpumond_memory_bytes{share="cached"}'))
-            assert store.instant('{pid!=""}') == []
+            assert store.instant('{pid!="", __name__!="ALERTS"}') == []
+
+
+def test_remote_write_sends_what_the_dashboard_fleet_and_reports_read():
+    (relabel,) = BLOCKS["prometheus.yaml: remote write"]["remote_write"][0]["write_relabel_configs"]
+    fleet = [each.expression for each in targets() if each.board == "fleet"]
+    read = [*fleet, *accounting.expressions(None).values(), *sizing.expressions(None, ["user"], 60).values()]
+    names = {name for each in read for name in re.findall(r"\b(?:\w+:)?gpumond[:_][\w:]+", each)}
+    assert names > {"gpumond_driver_up", "gpumond_flushes_total", "instance:gpumond_agent_coverage:ratio"}
+    assert {name for name in names if not re.fullmatch(relabel["regex"], name)} == set()
 
 
 @pytest.mark.skipif(BINARY is None, reason="needs prometheus-alertmanager (apt)")
