@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, field_validator, model_validator
 
@@ -25,9 +25,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import default_socket
 from gpumond.facts.quota import Quota, ReclaimPolicy
 from gpumond.features.alerts.receivers import ReceiverType
-from gpumond.features.alerts.receivers.alertmanager import Alertmanager
-from gpumond.features.alerts.receivers.log import Log
-from gpumond.features.alerts.receivers.webhook import Webhook
+from gpumond.features.alerts.settings import LOG_ALONE, RECEIVER_TYPES as RECEIVER_TYPES, ReceiverConfig
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.features.rules.built_in import BUILT_IN
@@ -83,7 +81,7 @@ class Settings:
     disabled_rules: tuple[str, ...] = ()
     rule_overrides: Overrides = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
-    receivers: tuple[ReceiverType, ...] = (Log(name="log"),)
+    receivers: tuple[ReceiverType, ...] = LOG_ALONE
     engines: tuple[EngineConfig, ...] = ()
     quotas: tuple[Quota, ...] = ()
     reclaim: ReclaimPolicy = "user"
@@ -195,14 +193,6 @@ ONLY_IN_FILE = ("disabled_rules", "rule_overrides", "rules", "receivers", "engin
 """Settings that have neither a flag nor an environment variable."""
 
 
-ReceiverConfig = Log | Webhook | Alertmanager
-"""All types of receivers."""
-
-RECEIVER_TYPES: Mapping[str, type[ReceiverType]] = {
-    each.model_fields["type"].default: each for each in get_args(ReceiverConfig)
-}
-
-
 def known_source(name: str) -> str:
     """Return the name. Raises ValueError."""
     known = ("auto", *(spec.name for spec in SOURCES))
@@ -294,7 +284,7 @@ class SettingsConfig(Strict):
         (), description="[rules](rules.md#write-a-rule); one with a built-in rule's name replaces it"
     )
     receivers: tuple[Annotated[ReceiverConfig, Field(discriminator="type")], ...] = Field(
-        (Log(name="log"),), description="[receivers](../how-to/notifications.md) of alerts"
+        LOG_ALONE, description="[receivers](../how-to/notifications.md) of alerts"
     )
     engines: tuple[EngineConfig, ...] = Field(
         (), description="[serving engines](../how-to/engines/index.md) that gpumond monitors and can flush"

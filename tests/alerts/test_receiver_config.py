@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpumond.config.loading import load
-from gpumond.config.settings import RECEIVER_TYPES, Settings
+from gpumond.config.settings import Settings
 from gpumond.facts.errors import ConfigError
 from gpumond.features.alerts.receivers.log import Log
+from gpumond.features.alerts.settings import RECEIVER_TYPES
 
 
 def receivers(tmp_path: Path, text: str) -> Settings:

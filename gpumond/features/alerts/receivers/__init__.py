@@ -3,7 +3,7 @@
 The outbox is responsible for queues, retries and order.
 
 To add a type, write ``receivers/NAME.py`` with a subclass of `ReceiverType`, and add it to
-``config.settings.ReceiverConfig``: its configuration, the messages about mistakes in it and
+``features.alerts.settings.ReceiverConfig``: its configuration, the messages about mistakes in it and
 docs/reference/plugins.md derive from it.
 """
 
