@@ -161,7 +161,9 @@ class SimulatedDaemon:
             clock=Clock(lambda: world.wall, lambda: (began or 0.0) + world.elapsed),
             services={Receivers: Receivers(lambda settings: [self.receiver], (0.001, 0.01))},
         )
-        self.daemon = Daemon(Settings(interval=TICK_SECONDS), dependencies)
+        # A device that is really full would be one on which other programs run out of memory.
+        settings = Settings(interval=TICK_SECONDS, rule_overrides={"device-nearly-full": {"threshold": 0.85}})
+        self.daemon = Daemon(settings, dependencies)
         self.raised = Counter[str]()
         self.edits = self.refused_edits = self.page_bytes = 0
 

@@ -52,8 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    if len(command) < 2 or "python" not in os.path.basename(command[0]):
-        raise ConfigError("fit: expected a Python program, such as: gpumond fit -- python train.py")
+    if not command or "python" not in os.path.basename(command[0]):
+        raise ConfigError(
+            "fit: expected a Python program, such as: gpumond fit -- python train.py; for torchrun or accelerate "
+            "launch, name the script that it starts"
+        )
+    _, program = split(command)
+    if not program or program[0] == "-c":
+        raise ConfigError("fit: expected a script or -m MODULE after the interpreter, as in python train.py")
+    if program[0] != "-m" and not os.path.exists(program[0]):
+        raise ConfigError(f"fit: the script {program[0]} doesn't exist")
     devices, context = _machine(arguments.url)
     if arguments.batch is not None:
         return _largest_batch(arguments, command, devices, context)
@@ -70,6 +78,16 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def split(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the interpreter with its own options, and the program with its arguments."""
+    interpreter, program = [command[0]], [*command[1:]]
+    while program and program[0].startswith("-") and program[0] not in ("-m", "-c"):
+        interpreter.append(program.pop(0))
+        if interpreter[-1] in ("-X", "-W") and program:
+            interpreter.append(program.pop(0))
+    return interpreter, program
+
+
 def traced(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
     """Return the trace of a program; its ``reason`` states why there is none. Its output goes to standard error."""
     with tempfile.TemporaryDirectory() as directory:
@@ -81,7 +99,8 @@ def traced(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
             "TORCHDYNAMO_DISABLE": "1",
             "GPUMOND_AGENT": "",
         }
-        tracer = [command[0], "-m", "gpumond.features.fit.tracer", os.fspath(out), str(size_bytes), *command[1:]]
+        interpreter, program = split(command)
+        tracer = [*interpreter, "-m", "gpumond.features.fit.tracer", os.fspath(out), str(size_bytes), *program]
         try:
             done = subprocess.run(tracer, env=environ, stdout=sys.stderr, timeout=SECONDS, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:
