@@ -277,14 +277,14 @@ class Store:
         rows = [(to_text(past),) for past in earlier_uses]
 
         def keep(db: sqlite3.Connection) -> None:
-            db.execute("DELETE FROM earlier_uses")
-            db.executemany("INSERT INTO earlier_uses VALUES (?)", rows)
+            db.execute("DELETE FROM pasts")
+            db.executemany("INSERT INTO pasts VALUES (?)", rows)
 
         await self.run(keep)
 
     async def earlier_uses(self) -> list[EarlierUse]:
-        rows = await self.run(lambda db: db.execute("SELECT body FROM earlier_uses").fetchall())
-        return self.rows.read("earlier_uses", rows, partial(from_text, EarlierUse))
+        rows = await self.run(lambda db: db.execute("SELECT body FROM pasts").fetchall())
+        return self.rows.read("pasts", rows, partial(from_text, EarlierUse))
 
     async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
         """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""
