@@ -134,7 +134,6 @@ def device_lost(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
 def driver_hangs(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
     world.state = replace(UP, up=False, responsive=False, reason="timeout", detail="a call doesn't return")
     alerts = [oracle.expect("driver-unresponsive", 20), oracle.expect("driver-down", 90)]
-    alerts += [oracle.expect("device-lost", 60, uuid=each) for each in UUIDS]
     yield from last(300)
     world.state = UP
     oracle.over(*alerts)
