@@ -125,7 +125,7 @@ def test_full_disk_refuses_changes_and_does_not_stop_alerts(
 
     until(lambda: change() in (507, 503))
     until(lambda: daemon.value("gpumond_store_writable") == 0)
-    assert "store" in {fault["source"] for fault in daemon.get("status")["faults"]}
+    until(lambda: "store" in {fault["source"] for fault in daemon.get("status")["faults"]})
     assert daemon.flush(target={"all": True})[0] in (503, 507)
     device.used_bytes = int(device.total_bytes * 0.9)
     driver.write()

@@ -141,10 +141,10 @@ def driver_hangs(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
 
 def driver_gone(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
     world.state = replace(UP, up=False, reason="driver_not_loaded", detail="unloaded")
-    alerts = [oracle.expect("driver-down", 90), *(oracle.expect("device-lost", 60, uuid=each) for each in UUIDS)]
+    down = oracle.expect("driver-down", 90)
     yield from last(300)
     world.state = UP
-    oracle.over(*alerts)
+    oracle.over(down)
 
 
 def agent_silent(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
