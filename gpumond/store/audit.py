@@ -168,9 +168,11 @@ def verify(path: Path, lines: Iterable[str]) -> tuple[int, list[str]]:
     """
     logged: dict[tuple[int, str], str] = {}
     removed: dict[str, int] = {}
+    problems = []
     for line in lines:
         source, message = source_and_message(line)
         if source == RENEWED_BY and RENEWED.match(message):
+            problems.append(f"{len(logged)} logged entries were in a store that was corrupt and was set aside")
             logged, removed = {}, {}
         elif source != __name__:
             continue
@@ -178,7 +180,6 @@ def verify(path: Path, lines: Iterable[str]) -> tuple[int, list[str]]:
             logged[int(match[1]), match[3]] = match[2]
         elif match := REMOVED.match(message):
             removed[match[1]] = max(int(match[2]), removed.get(match[1], 0))
-    problems = []
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as db:
             db.text_factory = lossless
