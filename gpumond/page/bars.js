@@ -36,7 +36,7 @@ export function showThinBar(node, sums, size) {
 }
 
 /** The parts as a background: each ends at its share of `size`. */
-function gradient(sums, size) {
+export function gradient(sums, size) {
   let end = 0;
   const parts = SHARES.filter((share) => sums[share] > 0 && size > 0).map((share) => {
     end += (100 * sums[share]) / size;

@@ -126,7 +126,7 @@ export function ordered(rows, { id, up }) {
 
 /** Groups of rows with sums, in the order of a column. A sum is of the known values; `partial` names those in which
 others are unknown. A size is null if it is unknown for all rows. */
-function grouped(rows, by, { id, up }) {
+export function grouped(rows, by, { id, up }) {
   const members = new Map();
   for (const row of rows) {
     const name = nameOf(by, row);
