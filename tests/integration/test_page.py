@@ -201,6 +201,21 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
     chart.wait_for(state="hidden")
 
 
+def test_keys_act_without_a_matching_process(session: PageSession):
+    page = session.page
+    for leave in ("Tab", "Escape"):
+        page.keyboard.press("/")
+        page.keyboard.type("qqq")
+        session.shows("No process matches qqq.")
+        page.keyboard.press(leave)
+        page.keyboard.press("Escape")
+        session.shows("chat-api")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    assert page.locator("#filter").input_value() == ""
+    assert page.locator("#processes [aria-pressed=true]").count() == 1
+
+
 def test_workload_that_grew_since_an_hour_ago_is_first(session: PageSession, demo: RunningDaemon):
     frame, page = demo.get("frame"), session.page
     for process in frame["processes"]:
