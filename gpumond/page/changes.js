@@ -7,13 +7,12 @@ import { RANGES } from "./range.js";
 import { changed, state } from "./store.js";
 
 const MOST = 200; // processes, those that use most: each requires a request
-const BLOCKS = 12; // of the range: the first one is what the used memory is compared with
+const PARTS = 12; // of the range: a start is requested for two of them, and again after one
 const PAUSE = 200; // milliseconds between two drawings of what arrives
-const LASTS = 60_000; // milliseconds for which a start is valid, at least
 
 let seconds = RANGES.map(([, each]) => each).find((each) => String(each) === address.read("change")) ?? 0;
 let timer = 0;
-const starts = new Map(); // used bytes at the start of the range, by key of the row
+const starts = new Map(); // points at and after the start of the range, by key of the row
 
 /** The choice of the range. `arrange` shows the table again. */
 export function createRanges(arrange) {
@@ -31,26 +30,31 @@ export function createRanges(arrange) {
 
 export const showsChanges = () => seconds > 0;
 
-/** Adds `change_bytes` to the rows, null if it is unknown, and requests what is missing. */
+/** Adds `change_bytes` to the rows, null if it is unknown, and `change_since`, the time of the first known value if the
+range begins before it; requests what is missing. */
 export function addChanges(rows) {
   if (!seconds) return;
+  const from = state.frame.snapshot.taken_at - seconds;
   const largest = [...rows].filter((row) => row.used_bytes !== null).sort((one, other) => other.used_bytes - one.used_bytes);
   for (const row of largest.slice(0, MOST)) {
     const start = starts.get(row.key);
-    row.change_bytes = start && start.bytes !== null ? row.used_bytes - start.bytes : null;
+    const point = start && (start.points.findLast(({ at }) => at <= from) ?? start.points[0]);
+    row.change_bytes = point ? row.used_bytes - point.median : null;
+    row.change_since = point && point.at > from + seconds / PARTS ? point.at : null;
     if (!start || start.until < performance.now()) request(row, start);
   }
 }
 
 async function request({ key, device_uuid: uuid, pid, start_ticks: ticks }, before) {
   const own = seconds;
-  const { taken_at: now, elapsed_seconds: age } = state.frame.snapshot;
-  starts.set(key, { bytes: before?.bytes ?? null, until: Infinity });
-  const resolution = Math.max(1, Math.min(own, age) / BLOCKS);
-  const points = await readPoints({ uuid, pid, since: now - own, resolution, ...(ticks === null ? {} : { start_ticks: ticks }) });
+  const since = state.frame.snapshot.taken_at - own;
+  const query = { uuid, pid, since, ...(ticks === null ? {} : { start_ticks: ticks }) };
+  starts.set(key, { points: before?.points ?? [], until: Infinity });
+  let points = await readPoints({ ...query, until: since + (2 * own) / PARTS });
+  if (!points.length) points = (await readPoints(query)).slice(0, 1);
   if (own !== seconds) return;
-  const until = performance.now() + Math.max(LASTS, (1000 * own) / BLOCKS);
-  starts.set(key, { bytes: points[0]?.median ?? null, until });
+  const valid = Math.max(own / PARTS, (points[0]?.at ?? since) - since);
+  starts.set(key, { points, until: performance.now() + 1000 * valid });
   timer ||= setTimeout(show, PAUSE);
 }
 

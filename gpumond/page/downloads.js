@@ -17,6 +17,7 @@ const FIELDS = [
   "live_bytes",
   "cached_bytes",
   "stranded_bytes",
+  "waste_bytes",
   "overhead_bytes",
   "opaque_bytes",
   "unmapped_bytes",

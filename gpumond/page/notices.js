@@ -60,7 +60,7 @@ function* notices() {
   const { source, seq, elapsed_seconds } = snapshot;
   const interval = elapsed_seconds / Math.max(1, seq);
   const age = (performance.now() - state.receivedAt) / 1000;
-  if (age > Math.max(5, 3 * interval))
+  if (!state.paused && age > Math.max(5, 3 * interval))
     yield ["bad", `No update for ${duration(age)}`, "The daemon responds, but has stopped taking readings."];
   yield* ofDriver(snapshot, faults);
   for (const fault of faults) {

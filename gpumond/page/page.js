@@ -37,16 +37,22 @@ function show() {
     put($("moment"), "");
     return;
   }
-  const { taken_at, seq, source, elapsed_seconds } = frame.snapshot;
-  const named = source.driver_version?.startsWith(source.name);
-  const driver = named ? source.driver_version : [source.name, source.driver_version].filter(Boolean).join(" ");
-  put($("moment"), [clock(taken_at), driver, state.paused && "paused"].filter(Boolean).join(" · "));
+  const { seq, elapsed_seconds } = frame.snapshot;
+  showMoment();
   name($("host"), frame.host, 80);
   put($("version"), `gpumond ${frame.version}, up for ${duration(elapsed_seconds)}`);
   showProblems();
   showSilences();
   if (present) showPresent();
   document.documentElement.dataset.seq = String(seq);
+}
+
+function showMoment() {
+  const { taken_at, source } = state.frame.snapshot;
+  const named = source.driver_version?.startsWith(source.name);
+  const driver = named ? source.driver_version : [source.name, source.driver_version].filter(Boolean).join(" ");
+  const paused = state.paused && `paused ${duration((performance.now() - state.receivedAt) / 1000)} ago`;
+  put($("moment"), [clock(taken_at), driver, paused].filter(Boolean).join(" · "));
 }
 
 const told = new Map(); // kinds of the demo's captions
@@ -82,3 +88,4 @@ addEventListener("keydown", (event) => {
   pause();
 });
 drawing.addEventListener("change", show);
+setInterval(() => state.paused && $("moment").textContent && showMoment(), 1000);

@@ -62,6 +62,7 @@ function showMark(mark, on) {
 /** Shows a number; nothing and 0 are dim. */
 function putSize(cell, column, item) {
   put(cell, column.text(item));
+  if (column.tip) cell.title = column.tip(item);
   if (column.bytes) cell.classList.toggle("zero", !item[column.bytes]);
 }
 

@@ -1,6 +1,6 @@
 // Rows of the table of processes: what they contain, which are shown, their order and their groups.
 
-import { duration, human, signed, sum } from "./format.js";
+import { clock, duration, human, signed, sum } from "./format.js";
 import { label, ordinary, processKey } from "./store.js";
 import { OF_PROCESSES } from "./words.js";
 
@@ -27,6 +27,7 @@ export const COLUMNS = [
     ...size("change"),
     of: (row) => knownChange(row) ?? -Infinity,
     text: (row) => (knownChange(row) === null ? "" : signed(row.change_bytes)),
+    tip: (row) => (row.change_since && knownChange(row) !== null ? `since ${clock(row.change_since)}, the first known value` : ""),
   },
   { ...size("waste"), wide: true, hint: "cached and stranded" },
   ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share !== "cached" })),

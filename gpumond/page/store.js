@@ -11,7 +11,7 @@ const LONG_REST = 1900; // the same with many processes
 
 export const state = {
   frame: null,
-  receivedAt: 0, // performance.now() of the newest frame
+  receivedAt: 0, // performance.now() of the newest frame, or of the request for one after a pause
   failures: 0, // requests in succession without a frame
   cause: null, // of the failures: "unreachable", "connections" or the daemon's problem document
   problem: null, // the daemon's answer in place of a first frame

@@ -223,6 +223,7 @@ function join() {
     withdraw();
     return;
   }
+  state.receivedAt = performance.now();
   const { signal } = leaving;
   if (state.closed || !navigator.locks) {
     poll();

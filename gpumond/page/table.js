@@ -245,7 +245,7 @@ const focusedBody = () => document.activeElement?.closest("#processes tbody");
 
 function move(event) {
   const body = focusedBody();
-  if (!(body || ANYWHERE.includes(event.key)) || event.target.closest(".more")) return false;
+  if (!list.length || !(body || ANYWHERE.includes(event.key)) || event.target.closest(".more")) return false;
   focusOn(body ? body.place + MOVES[event.key] : Math.max(0, list.findIndex(({ key }) => key === active)));
   return true;
 }
@@ -267,14 +267,18 @@ const KEYS = {
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || !list.length) return;
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || !rows.length) return;
   if ($("content").hidden || event.target.closest("input, select, textarea, dialog")) return;
   if (KEYS[event.key]?.(event)) event.preventDefault();
 });
 $("filter").addEventListener("keydown", (event) => {
-  if (!["ArrowDown", "Enter"].includes(event.key) || !list.length) return;
-  event.preventDefault();
-  focusOn(0);
+  if (event.key === "Escape") {
+    setFilter("", gpu);
+    $("filter").blur();
+  } else if (["ArrowDown", "Enter"].includes(event.key) && list.length) {
+    event.preventDefault();
+    focusOn(0);
+  }
 });
 $("skip").addEventListener("click", (event) => {
   event.preventDefault();

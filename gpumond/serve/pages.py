@@ -186,11 +186,27 @@ def _document(title: str, *parts: str) -> Response:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Convert paragraphs with code, bold words and links to sections of the document."""
+    """Convert paragraphs, lists and tables with code, bold words and links to sections of the document."""
     for part in text.split("\n\n"):
         if part.strip():
             bold = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", words(part.strip()))
-            yield f"<p>{LINK.sub(_link, bold)}</p>"
+            yield _block(LINK.sub(_link, bold))
+
+
+def _block(text: str) -> str:
+    if text.startswith("- "):
+        items = text[2:].split("\n- ")
+        return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
+    if text.startswith("| "):
+        head, _, *rows = (line.strip("| ").split(" | ") for line in text.splitlines())
+        return (
+            f"<table><thead>{_row('th', head)}</thead><tbody>{''.join(_row('td', row) for row in rows)}</tbody></table>"
+        )
+    return f"<p>{text}</p>"
+
+
+def _row(kind: str, cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(f'<{kind}>{cell}</{kind}>' for cell in cells)}</tr>"
 
 
 def _link(found: re.Match[str]) -> str:

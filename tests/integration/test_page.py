@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -17,6 +18,7 @@ from gpumond.serve.examples import RECEIPT
 from gpumond.view.text import size
 from tests.helpers.agents import GIB
 from tests.helpers.browser import LIVE, PROGRAMS, PageSession, needs_chromium, open_page, show_frame, sign_in
+from tests.helpers.curves import MIB
 from tests.helpers.running import RunningDaemon, until
 from tests.integration.faces import command, consistent_frame, disagreements, of_command, serving_frame
 
@@ -201,6 +203,21 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
     chart.wait_for(state="hidden")
 
 
+def test_keys_act_without_a_matching_process(session: PageSession):
+    page = session.page
+    for leave in ("Tab", "Escape"):
+        page.keyboard.press("/")
+        page.keyboard.type("qqq")
+        session.shows("No process matches qqq.")
+        page.keyboard.press(leave)
+        page.keyboard.press("Escape")
+        session.shows("chat-api")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    assert page.locator("#filter").input_value() == ""
+    assert page.locator("#processes [aria-pressed=true]").count() == 1
+
+
 def test_workload_that_grew_since_an_hour_ago_is_first(session: PageSession, demo: RunningDaemon):
     frame, page = demo.get("frame"), session.page
     for process in frame["processes"]:
@@ -211,6 +228,39 @@ def test_workload_that_grew_since_an_hour_ago_is_first(session: PageSession, dem
     page.get_by_role("button", name="Change", exact=True).click()
     page.get_by_text(re.compile(r"^\+3\d\.\d GiB$")).first.wait_for()
     assert session.texts("tbody.group .of-program bdi")[0][0] == PROGRAMS[1]
+    page.unroute(LIVE)
+
+
+def test_change_is_that_since_the_start_of_the_range(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    first = frame["snapshot"]["taken_at"]
+    known = [first - 3600.0]
+
+    def past(route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        since, until = float(query["since"][0]), float(query.get("until", ["inf"])[0])
+        points = [
+            {"at": first + at, "median": (1000 + at) * MIB}
+            for at in range(-900, 0, 10)
+            if max(since, known[0]) <= first + at < until
+        ]
+        route.fulfill(json={"points": points})
+
+    def shows(mib: int) -> None:
+        page.locator("tbody .of-change", has_text=f"+{human(mib * MIB)}").first.wait_for()
+
+    page.route("**/api/v1/history?**", past)
+    for process in frame["processes"]:
+        process["used_bytes"] = 1000 * MIB
+    show_frame(session, frame)
+    page.get_by_label("Change in").select_option("15 min")
+    shows(900)
+    frame["snapshot"]["taken_at"] += 60
+    shows(840)
+    known[0] = first - 300
+    page.get_by_label("Change in").select_option("1 h")
+    shows(300)
+    assert "the first known value" in (page.locator("tbody .of-change").first.get_attribute("title") or "")
     page.unroute(LIVE)
 
 

@@ -175,6 +175,11 @@ def test_paused_window_keeps_its_frame_and_hands_its_requests_to_another(browser
         before = seq(first)
         advances([second], 4)
         assert seq(first) == before
+        first.page.evaluate("performance.now = () => Performance.prototype.now.call(performance) + 600_000")
+        first.shows("paused 10 min ago")
+        first.page.get_by_role("button", name="Overview", exact=True).click()
+        assert first.texts("#notices p") == [[]]
         first.page.get_by_role("button", name="Resume").click()
+        assert first.texts("#notices p") == [[]]
         advances([first, second], 4)
         assert "paused" not in first.texts("#moment")[0][0]

@@ -232,6 +232,9 @@ def test_csv_contains_what_is_listed():
     assert [row["gpu"] for row in table] == ["0", "0", "1", "1"]
     assert table[0]["comm"] == f"'{HOSTILE}"
     assert table[1]["used_bytes"] == ""
+    assert [row["waste_bytes"] for row in table] == [
+        "" if row["cached_bytes"] is None else str(row["cached_bytes"] + (row["stranded_bytes"] or 0)) for row in rows
+    ]
     groups = run_module("rows", "m.grouped(m.rowsOf(given[0]), 'user', given[1])", frame, BY_USED)
     table = list(csv.DictReader(io.StringIO(run_module("downloads", download, groups), newline="")))
     assert [(row["group"], row["processes"], row["used_bytes"]) for row in table] == [

@@ -18,7 +18,7 @@ def test_runbook_of_each_alert_is_a_page(name: str):
     page = Reader(answer.text)
     assert page.open == []
     assert f"Runbook: {name.lower()}" in page.text
-    assert not [mark for mark in ("**", "`", "](") if mark in page.text]
+    assert not [mark for mark in ("**", "`", "](", "|", "\n- ") if mark in page.text]
     for link in page.all("href") - {"data:,", "./", "../.././", "../../docs.css"}:
         assert ask(View(), f"/docs/runbooks/{link}").status_code == 200
 
