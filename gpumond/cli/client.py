@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,6 @@ from gpumond.agent.transport import trusted_uids
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, address, print_error
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, HttpError
 from gpumond.facts.frame import device_uuid
-from gpumond.facts.messages import SERVICE_SOCKET, default_socket
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.host import http
 from gpumond.host.files import read_secret
@@ -40,6 +40,7 @@ from gpumond.host.http import (
     response_to,
     trust,
 )
+from gpumond.host.runtime_directory import TOKEN_FILE, runtime_directories, unusual
 from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decoded, frame_of
 
 DEFAULT_URL = "http://127.0.0.1:9917"
@@ -52,8 +53,6 @@ STARTING_SECONDS, AGAIN_SECONDS = 3.0, 0.2
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, UNAVAILABLE = 401, 403, 404, 503
 MAX_AT_ONCE = 16
 """Number of programs that are asked at the same time."""
-SERVICE_RUNTIME_DIRECTORY = "/run/gpumond-api"
-"""Runtime directory of the system service; deploy/systemd/gpumond.service sets the same path."""
 
 
 NO_TOKEN = (
@@ -103,6 +102,17 @@ def add_url(parser: argparse.ArgumentParser) -> None:
 
 def default_url() -> str:
     return os.environ.get("GPUMOND_URL") or DEFAULT_URL
+
+
+def command(words: str, url: str, program: str = "gpumond") -> str:
+    """Return the command line that reaches, from another terminal, the daemon at ``url`` as this process does.
+
+    ``words``: the command with its arguments. ``program``: the path of `gpumond`.
+    """
+    other = unusual(next(runtime_directories()))
+    variable = "" if other is None else f"GPUMOND_RUNTIME_DIR={shlex.quote(str(other))} "
+    option = "" if url.rstrip("/") == DEFAULT_URL else f" --url {shlex.quote(url.rstrip('/'))}"
+    return f"{variable}{program} {words}{option}"
 
 
 def is_local(url: str) -> bool:
@@ -228,7 +238,7 @@ def download(url: str, path: str, file: BinaryIO) -> int:
         route = _route(url, DOWNLOAD_SECONDS, secret=True)
         with response_to(route.connection, route.request("GET", path)) as response:
             if not 200 <= response.status < 300:
-                _content(response.status, response.read(CHUNK_BYTES), route)  # raises
+                _content(response.status, response.read(CHUNK_BYTES), route, url)  # raises
             size = int(response.headers.get("Content-Length", -1))
             received = 0
             while chunk := response.read(CHUNK_BYTES):
@@ -270,7 +280,7 @@ def _exchange(
     answered = True
     if 200 <= answer.status < 300 and answer.headers.get("Content-Type", "").startswith("text/plain"):
         return None
-    return _content(answer.status, answer.body, route)
+    return _content(answer.status, answer.body, route, "" if method == "GET" else url)
 
 
 @contextmanager
@@ -287,15 +297,31 @@ def _reachable(url: str, seconds: float) -> Iterator[None]:
         ) from None
 
 
-def _content(status: int, body: bytes, route: Route) -> Any:
-    """Return the decoded body of a 2xx. Raises DaemonError for other statuses."""
+def _content(status: int, body: bytes, route: Route, url: str) -> Any:
+    """Return the decoded body of a 2xx. Raises DaemonError for other statuses.
+
+    ``url``: the address of a daemon that may be asked where its token is, or empty.
+    """
     try:
         return decoded(status, body)
     except DaemonError as error:
         reason = str(error) or f"the daemon answered {status}"
         if status == UNAUTHORIZED:
-            reason = f"{reason} (the token is from {route.token_source})" if route.token_source else NO_TOKEN
+            reason = f"{reason} (the token is from {route.token_source})" if route.token_source else _no_token(url)
         raise DaemonError(reason, status, error.problem) from None
+
+
+def _no_token(url: str) -> str:
+    """Return why a request without a token failed, with the daemon's directory if this user can read its token."""
+    if url and is_local(url):
+        with suppress(GpumondError, OSError):
+            directory = _exchange("GET", url, "/api/v1/status", READ_SECONDS, False)["runtime_dir"]
+            if directory is not None and Path(directory, TOKEN_FILE).stat().st_uid in (0, os.geteuid()):
+                read_secret(Path(directory, TOKEN_FILE))
+                return (
+                    f"the daemon requires a token; set GPUMOND_RUNTIME_DIR={shlex.quote(directory)}, which contains it"
+                )
+    return NO_TOKEN
 
 
 def _route(url: str, seconds: float, secret: bool) -> Route:
@@ -346,19 +372,6 @@ def _token(url: str) -> tuple[str, str]:
             continue
         return check_token(token, str(file)), str(file)
     return "", ""
-
-
-def runtime_directories(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """Yield the directories that may contain the daemon's token and socket, the most likely first."""
-    if own := environ.get("GPUMOND_RUNTIME_DIR"):
-        yield Path(own)
-        return
-    named = environ.get("GPUMOND_SOCKET")
-    for path in [named] if named else [default_socket(environ), SERVICE_SOCKET]:
-        if path == SERVICE_SOCKET:
-            yield Path(SERVICE_RUNTIME_DIRECTORY)
-        if path is not None:
-            yield Path(path).parent
 
 
 def _trust() -> ssl.SSLContext:

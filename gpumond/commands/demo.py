@@ -9,13 +9,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.client import DEFAULT_URL
 from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import GpumondError
@@ -86,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="gpumond-demo-") as directory:
+        runtime = os.environ.get("GPUMOND_RUNTIME_DIR")
 
         def reload() -> Settings:
             from gpumond.config.loading import load
@@ -93,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
             given = {name: value for name, value in flags(arguments).items() if value is not None}
             own = {"rules": RULES, "quotas": QUOTAS, "interval": INTERVAL_SECONDS}
             own = {} if arguments.config or arguments.device else own
-            if (runtime := os.environ.get("GPUMOND_RUNTIME_DIR")) and not os.environ.get("GPUMOND_SOCKET"):
+            if runtime and not os.environ.get("GPUMOND_SOCKET"):
                 own["socket"] = f"{runtime}/agent.sock"  # two demos share no socket
             return load(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
 
@@ -110,6 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
                 if arguments.device:
                     print(f"open {address}\n\nA simulated GPU without programs: {devices / 'card0'}", flush=True)
                     return
+                os.environ["GPUMOND_RUNTIME_DIR"] = str(settings.runtime_directory())
                 print(_welcome(address, count), flush=True)
                 threading.Thread(target=_narrate, args=(address,), name="gpumond-story", daemon=True).start()
                 programs.enter_context(_programs(devices, count, settings, address))
@@ -120,12 +122,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _narrate(address: str) -> None:
     """Print the address that signs a browser in, and then each caption when it becomes true."""
     _sign_in(address)
-    told = set[str]()
+    told, command = set[str](), partial(client.command, url=address)
     while True:
         time.sleep(STORY_SECONDS)
         with suppress(GpumondError):
             frame, receipts = client.get(address, "/api/v1/frame"), client.get(address, "/api/v1/receipts")
-            for subject, text in captions(frame, receipts):
+            for subject, text in captions(frame, receipts, command):
                 if subject not in told:
                     told.add(subject)
                     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
@@ -193,18 +195,15 @@ WAITS = {1: "", 2: f". A seventh, {NEED}, waits for memory"}
 
 def _welcome(address: str, count: int) -> str:
     """Return the text printed at start: the page's address in the first line, then commands to try."""
-    command = sys.argv[0] if os.path.basename(sys.argv[0]) == "gpumond" else "gpumond"
-    url = address.rstrip("/")
-    option = "" if url == DEFAULT_URL else f" --url {url}"
+    program = sys.argv[0] if os.path.basename(sys.argv[0]) == "gpumond" else "gpumond"
+    words = ("status", "flush --all --dry-run", f"flush {TRAINING}", f"why {TRAINING}")
+    commands = "\n".join(f"  {client.command(each, address, program=program)}" for each in words)
     return f"""\
 open {address}
 
 {DEVICES[count]}: {", ".join(name for own in PROGRAMS[:count] for name in own)}{WAITS[count]}. In another terminal:
 
-  {command} status{option}
-  {command} flush{option} --all --dry-run
-  {command} flush{option} {TRAINING}
-  {command} why{option} {TRAINING}
+{commands}
 
 The demo evaluates memory curves {PACE:.0f} times as fast as usual: the alerts for the fragmentation of etl and the leak
 of notebook fire within three minutes. Press Ctrl-C to stop.
@@ -215,33 +214,36 @@ LARGE_CACHE = 2 * GIB
 """Cached bytes from which a program's cache is worth a caption."""
 
 
-def captions(frame: Mapping[str, Any], receipts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def captions(
+    frame: Mapping[str, Any],
+    receipts: Sequence[Mapping[str, Any]],
+    command: Callable[[str], str] = "gpumond {}".format,
+) -> Iterator[tuple[str, str]]:
     """Yield the subject of each caption that is true now, and its text.
 
     Args:
         frame: The response of `/api/v1/frame`.
         receipts: That of `/api/v1/receipts`.
+        command: Returns the complete command line of a command.
     """
     for wait in frame["queue"]:
-        yield (
-            "queue",
-            f"{wait['workload'] or 'A program'} waits for {human(wait['need_bytes'])} of a GPU. See: gpumond queue",
-        )
+        text = f"{wait['workload'] or 'A program'} waits for {human(wait['need_bytes'])} of a GPU"
+        yield "queue", f"{text}. See: {command('queue')}"
     for process in frame["processes"]:
         name, cached, live = process["workload"], process["cached_bytes"] or 0, process["live_bytes"] or 0
         if name == TRAINING and cached >= LARGE_CACHE:
             text = f"{name} uses {human(live)}, and keeps {human(cached)} that a flush would release"
-            yield "cache", f"{text}. Try: gpumond flush {name}"
+            yield "cache", f"{text}. Try: {command(f'flush {name}')}"
     names = {process["pid"]: process["workload"] for process in frame["processes"]}
     for verdict in frame["verdicts"]:
         if verdict["kind"] in ("leak", "fragmentation") and verdict["pid"] in names:
-            yield verdict["kind"], f"{verdict['summary']}. Try: gpumond why {names[verdict['pid']]}"
+            yield verdict["kind"], f"{verdict['summary']}. Try: {command('why ' + names[verdict['pid']])}"
     for receipt in receipts:
         if receipt["outcome"] == "freed" and receipt["released_bytes"]:
             released, by = human(receipt["released_bytes"]), receipt["requested_by"].replace(":", " ")
-            yield "flush", f"A flush of {receipt['workload']} released {released} ({by}). See: gpumond receipts"
+            yield "flush", f"A flush of {receipt['workload']} released {released} ({by}). See: {command('receipts')}"
     for alert in frame["alerts"]:
         if case := dict(alert["annotations"]).get("case"):
             labels = dict(alert["labels"])
             name = labels.get("workload", "A program")
-            yield "oom", f"{name} ran out of memory on GPU {labels.get('gpu')}. See: gpumond oom show {case}"
+            yield "oom", f"{name} ran out of memory on GPU {labels.get('gpu')}. See: {command(f'oom show {case}')}"

@@ -13,16 +13,40 @@ import os
 import secrets
 import socket
 import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpumond.facts.errors import ConfigError
+from gpumond.facts.messages import SERVICE_SOCKET, default_socket
 from gpumond.host import systemd
 
 BACKLOG = 4096
 TOKEN_FILE = "token"
 API_SOCKET = "api.sock"
+SERVICE_RUNTIME_DIRECTORY = "/run/gpumond-api"
+"""Runtime directory of the system service; deploy/systemd/gpumond.service sets the same path."""
 AGENTS, OWN = "--socket DIRECTORY/agent.sock", "--runtime-dir"
 """Options that select another directory for the agent socket, and for the daemon's own files."""
+
+
+def runtime_directories(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
+    """Yield the directories that may contain the daemon's token and socket, the most likely first."""
+    if own := environ.get("GPUMOND_RUNTIME_DIR"):
+        yield Path(own)
+        return
+    named = environ.get("GPUMOND_SOCKET")
+    for path in [named] if named else [default_socket(environ), SERVICE_SOCKET]:
+        if path == SERVICE_SOCKET:
+            yield Path(SERVICE_RUNTIME_DIRECTORY)
+        if path is not None:
+            yield Path(path).parent
+
+
+def unusual(directory: Path, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the daemon's directory if the command line finds it only by ``GPUMOND_RUNTIME_DIR``, else None."""
+    found = directory.absolute()
+    usual = runtime_directories({name: value for name, value in environ.items() if not name.startswith("GPUMOND_")})
+    return None if found in usual else found
 
 
 def bind_agent_socket(path: Path, mode: int, own: Path | None = None) -> socket.socket:

@@ -5,6 +5,7 @@ import { $, put, saveBlob } from "./elements.js";
 import { drawing, state } from "./store.js";
 
 const STORED = "gpumond-token";
+const LOCAL = ["localhost", "127.0.0.1", "[::1]"];
 let token = sessionStorage.getItem(STORED) ?? "";
 export const currentToken = () => token;
 
@@ -15,11 +16,22 @@ export function setToken(value) {
   put($("sign"), value ? "Sign out" : "Sign in");
 }
 
+/** What precedes a command on the daemon's machine if its runtime directory isn't a default one. */
+async function runtimeVariable() {
+  if (!LOCAL.includes(location.hostname)) return "";
+  const directory = await fetch("api/v1/status").then((answer) => answer.json()).then((status) => status.runtime_dir, () => null);
+  if (!directory) return "";
+  const quoted = /^[\w@%+=:,./-]+$/.test(directory) ? directory : `'${directory.replaceAll("'", "'\\''")}'`;
+  return `GPUMOND_RUNTIME_DIR=${quoted} `;
+}
+
 /** Opens the dialog for a token. False if it was cancelled. */
 function signIn(refusal = "") {
   const dialog = $("signing");
   put($("refused"), refusal);
-  put($("sign-command"), `gpumond open --url ${location.origin}${location.pathname}`.replace(/\/$/, ""));
+  const command = `gpumond open --url ${location.origin}${location.pathname}`.replace(/\/$/, "");
+  put($("sign-command"), command);
+  runtimeVariable().then((variable) => put($("sign-command"), variable + command));
   $("token").value = "";
   dialog.returnValue = "";
   dialog.showModal();

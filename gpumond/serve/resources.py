@@ -52,8 +52,9 @@ ENTRIES_AT_ONCE = 500
 class Status:
     """Status of the daemon. `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set.
 
-    `store_file` is the path of the store on that machine. `revision` is the commit of the daemon's build; `null` if it
-    is unknown. `config_hash` and `rules_hash` are the labels of `gpumond_config_info`.
+    `store_file` is the path of the store on that machine. `runtime_dir` is the directory of the daemon's token and
+    `api.sock`, `null` if the command line looks there by default. `revision` is the commit of the daemon's build;
+    `null` if it is unknown. `config_hash` and `rules_hash` are the labels of `gpumond_config_info`.
     """
 
     version: str
@@ -71,6 +72,7 @@ class Status:
     agents: int
     private_pid_namespace: bool | None
     store_file: str
+    runtime_dir: str | None
     faults: tuple[StatedFault, ...]
     conditions: tuple[StatedCondition, ...]
 
@@ -91,6 +93,7 @@ EXAMPLE_STATUS = Status(
     agents=1,
     private_pid_namespace=False,
     store_file="/var/lib/gpumond/gpumond.db",
+    runtime_dir=None,
     faults=(),
     conditions=(),
 )
@@ -259,7 +262,7 @@ async def alerts(request: Request) -> Response:
 @router.get("/status", summary="Status of the daemon", **examples.described(Status, EXAMPLE_STATUS, 503))
 async def status(request: Request) -> Response:
     snapshot, started_at = current_frame(request).snapshot, kernel_of(request).started_at
-    hashes = kernel_of(request).fingerprints()
+    hashes, directory = kernel_of(request).fingerprints(), kernel_of(request).runtime_dir
     return answer(
         request,
         Status,
@@ -279,6 +282,7 @@ async def status(request: Request) -> Response:
             agents=len(snapshot.reports),
             private_pid_namespace=snapshot.private_pid_namespace,
             store_file=str(kernel_of(request).store_file),
+            runtime_dir=None if directory is None else str(directory),
             faults=stated_faults(snapshot),
             conditions=stated_conditions(snapshot),
         ),

@@ -321,12 +321,15 @@ def _service(engine: Mapping[str, Any]) -> str:
     return "sleeping" if engine["sleeping"] else "paused" if engine.get("paused") else "up"
 
 
-def notes(content: View) -> Iterator[str]:
-    """Yield paragraphs of notices, alerts and verdicts with their remedies. Some may be empty."""
+def notes(content: View, flush_all: str = "gpumond flush --all") -> Iterator[str]:
+    """Yield paragraphs of notices, alerts and verdicts with their remedies. Some may be empty.
+
+    ``flush_all``: the command that flushes all programs.
+    """
     yield _lines("", content.notices)
     yield _lines("", content.stuck)
     if content.reclaimable_bytes:
-        yield f"{flush_estimate(content)}: gpumond flush --all"
+        yield f"{flush_estimate(content)}: {flush_all}"
     if content.processes and not content.agents:
         yield "no program runs the agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
     yield _lines("alert ", content.alerts)

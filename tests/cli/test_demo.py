@@ -128,6 +128,30 @@ def test_flush_releases_the_predicted_bytes_and_the_driver_agrees(common_demo: R
     until(lambda: unraced() >= 3)  # on a busy machine, programs allocate during the flush
 
 
+def test_printed_commands_work_as_they_stand(common_demo: RunningDaemon):
+    log = common_demo.log.read_text()
+    commands = re.findall(r"^  (GPUMOND_RUNTIME_DIR=\S+ gpumond .+)$", log, re.MULTILINE)
+    assert [re.sub(r".* gpumond | --url .*", "", command) for command in commands] == [
+        "status",
+        "flush --all --dry-run",
+        "flush train-llm",
+        "why train-llm",
+    ]
+    environ = {name: value for name, value in common_demo.environ.items() if not name.startswith("GPUMOND_")}
+    environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
+
+    def output(command: str) -> str:
+        done = subprocess.run(command, shell=True, env=environ, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, ""), command
+        return done.stdout
+
+    status, plan, _, why = commands
+    until(lambda: status.replace(" status ", " flush --all ") in output(status))
+    assert output(plan)
+    assert output(why)
+    until(lambda: "to sign in, open within" in common_demo.log.read_text())
+
+
 def test_log_and_audit_distinguish_plan_flush_refusal_and_forced_flush(demo: RunningDaemon):
     training = {"target": {"pid": next(a["pid"] for a in demo.get("agents") if a["workload"] == "train-llm")}}
     plan = demo.flush(**training, dry_run=True)[1]

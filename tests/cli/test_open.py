@@ -30,6 +30,17 @@ def test_printed_address_signs_in_once(tmp_path: Path):
             assert json.load(answer)["token"].startswith("gpm_")
 
 
+def test_error_names_the_directory_of_a_readable_token(tmp_path: Path):
+    with RunningDaemon(tmp_path, "--source", "nvml") as daemon:
+        command = [sys.executable, "-m", "gpumond", "flush", "--all", "--url", daemon.url]
+        environ = {name: value for name, value in daemon.environ.items() if not name.startswith("GPUMOND_")}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stderr == (
+            f"gpumond: the daemon requires a token; set GPUMOND_RUNTIME_DIR={daemon.directory}, which contains it\n"
+        )
+        assert daemon.get("status")["runtime_dir"] == str(daemon.directory)
+
+
 def test_address_of_a_socket_is_refused(tmp_path: Path):
     command = [sys.executable, "-m", "gpumond", "open", "--url", "unix:///run/gpumond-api"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpumond.view.text import moment
 from tests.fakenvml import FakeDriver, machine
 from tests.helpers.alert_listener import Listener
 from tests.helpers.running import RunningDaemon, until
@@ -244,20 +245,26 @@ def rss(daemon: RunningDaemon) -> int:
 
 def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: FakeDriver):
     fill(driver, 0.9)
+    until(lambda: silenced_by(daemon) == [[]])
     added = daemon.run("silence", "add", "rule=full", "gpu=~[0-9]+", "--for", "1h30m", "--reason", "new disk")
-    assert added.returncode == 0, added.stderr
-    id = added.stdout.strip()
+    assert (added.returncode, added.stderr) == (0, "")
     (entry,) = daemon.get("silences")
-    assert (entry["silence"]["id"], entry["silence"]["reason"]) == (id, "new disk")
+    id, end = entry["silence"]["id"], moment(entry["silence"]["ends_at"])
+    assert added.stdout == f"silence {id} until {end}: silences 1 active alert\n"
+    assert entry["silence"]["reason"] == "new disk"
     assert entry["silence"]["ends_at"] - entry["silence"]["starts_at"] == pytest.approx(5400)
     until(lambda: silenced_by(daemon) == [[id]])
     listed = daemon.run("silence", "list").stdout
     assert "rule=full gpu=~[0-9]+" in listed or 'rule=full gpu=~"[0-9]+"' in listed
     assert "full firing for" in (status := daemon.run("status").stdout)
     assert ", silenced" in status
+    assert f"\nfiring, silenced until {end}  full " in daemon.run("alerts").stdout
     assert daemon.run("silence", "delete", id).returncode == 0
     assert id not in daemon.run("silence", "list").stdout
     assert id in daemon.run("silence", "list", "--all").stdout
+    useless = daemon.run("silence", "add", "rule=ful", "--for", "1h", "--reason", "x")
+    assert useless.stdout.endswith(": matches no active alert\n")
+    assert useless.stderr == "gpumond: no rule has the name ful; `gpumond rules list` shows the rules\n"
     wrong = daemon.run("silence", "add", "rule=~(", "--for", "1h", "--reason", "x")
     assert wrong.returncode == 2
     assert "not a regular expression" in wrong.stderr

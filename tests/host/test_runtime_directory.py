@@ -13,9 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY, runtime_directories
 from gpumond.facts.errors import ConfigError
-from gpumond.host.runtime_directory import bind_agent_socket, bind_api_socket
+from gpumond.host.runtime_directory import (
+    SERVICE_RUNTIME_DIRECTORY,
+    bind_agent_socket,
+    bind_api_socket,
+    runtime_directories,
+    unusual,
+)
 from tests.helpers.running import RunningDaemon, until
 
 CONTAINER = """
@@ -229,3 +234,11 @@ def test_unsafe_parent_directory_is_refused_with_the_remedy(tmp_path: Path, obst
         path.parent.chmod(0o777)
     with pytest.raises(ConfigError, match="--socket"):
         bind_agent_socket(path, 0o600)
+
+
+@pytest.mark.parametrize(
+    ("directory", "found"), [("/srv/own", Path("/srv/own")), ("/run/gpumond-api", None), ("/run/gpumond", None)]
+)
+def test_only_an_unusual_directory_needs_the_variable(directory: str, found: Path | None):
+    environ = {"XDG_RUNTIME_DIR": "/run/user/7", "GPUMOND_RUNTIME_DIR": "/srv/own", "GPUMOND_SOCKET": "/srv/a.sock"}
+    assert unusual(Path(directory), environ) == found

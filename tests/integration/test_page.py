@@ -384,6 +384,8 @@ def test_page_signs_in_with_the_code_in_its_address(browser: Browser, demo: Runn
     _, answer, _ = demo.request("/api/v1/sessions/code", {}, Authorization=f"Bearer {token}")
     address = f"{demo.url}/#code={json.loads(answer)['code']}"
     with open_page(browser, demo) as session:
+        session.page.get_by_role("button", name="Sign in").click()
+        session.shows(f"GPUMOND_RUNTIME_DIR={demo.directory} gpumond open --url {demo.url}")
         signed_in = PageSession(session.page.context, address)
         signed_in.page.get_by_role("button", name="Sign out").wait_for()
         assert signed_in.address() == f"{demo.url}/"

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.cli.client import SERVICE_RUNTIME_DIRECTORY
 from gpumond.commands.main import commands
 from gpumond.config.loading import load
 from gpumond.config.settings import SettingsConfig
@@ -21,6 +20,7 @@ from gpumond.features.loadgen import command as load_command
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.command import run_file
 from gpumond.features.rules.settings import RuleConfig, written
+from gpumond.host.runtime_directory import SERVICE_RUNTIME_DIRECTORY
 from gpumond.metrics.exposition import Encoding, Exposition
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import SNAPSHOT

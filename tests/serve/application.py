@@ -61,6 +61,7 @@ class View:
         history: History | None = None,
     ) -> None:
         self.started_at, self.store_file = 1.0, Path("/var/lib/gpumond/gpumond.db")
+        self.runtime_dir: Path | None = None
         self.history = history or History()
         self.store, self.requests = AuditedStore(), self
         self.rulebook = RuleRegistry(Settings(), self.store)

@@ -27,8 +27,9 @@ def test_silence_is_created_read_and_ended():
     assert made.json()["state"] == "active"
     silence = made.json()["silence"]
     assert (silence["matchers"], silence["reason"], silence["author"]) == ([RULE], "known", "token")
-    assert ask(view, f"/api/v1/silences/{id}").json() == made.json()
-    assert ask(view, "/api/v1/silences").json() == [made.json()]
+    entry = {name: value for name, value in made.json().items() if name != "alerts"}
+    assert ask(view, f"/api/v1/silences/{id}").json() == entry
+    assert ask(view, "/api/v1/silences").json() == [entry]
     for _ in range(2):
         assert ask(view, f"/api/v1/silences/{id}", "DELETE", headers=TOKEN).status_code == 204
     assert ask(view, f"/api/v1/silences/{id}").json()["state"] == "ended"

@@ -78,6 +78,7 @@ containers mount the directory of `socket`, use a separate `runtime_dir`. The se
 
 The command line looks for the token and `api.sock` in `GPUMOND_RUNTIME_DIR`. If you don't set this variable, it
 searches the directory of `GPUMOND_SOCKET`, or else the default directories: your own daemon's and the service's.
+Errors, the demo and the web UI's sign-in dialog name any other directory of a daemon.
 
 Wherever the socket is, other users' agents trust your daemon only if it runs as root or as the owner of `/run/gpumond`.
 

@@ -14,7 +14,7 @@ from gpumond.cli.arguments import DONE, print_answer, print_error
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import seconds
-from gpumond.view.text import table
+from gpumond.view.text import moment, table
 
 ROUTE = "/api/v1/silences"
 _MATCHER = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)(=~|!~|!=|=)(.*)", re.DOTALL)
@@ -58,13 +58,30 @@ def _add(arguments: argparse.Namespace) -> int:
     if arguments.start is not None:
         body["starts_at"] = _time(arguments.start)
     entry = client.post(arguments.url, ROUTE, body, timeout=30)
-    print_answer(arguments, entry, lambda: str(entry["silence"]["id"]))
+    print_answer(arguments, entry, lambda: _created(entry))
+    rules = {each["name"] for each in client.get(arguments.url, "/api/v1/rules")}
+    if unknown := [each["value"] for each in matchers if _is_rule(each) and each["value"] not in rules]:
+        print_error(f"gpumond: no rule has the name {', '.join(unknown)}; `gpumond rules list` shows the rules")
     alerts = [{"rule": each["rule"], **dict(each["labels"])} for each in client.get(arguments.url, "/api/v1/alerts")]
     unmatched = [each["name"] for each in matchers if not any(each["name"] in alert for alert in alerts)]
     if alerts and unmatched:
         known = ", ".join(sorted({name for alert in alerts for name in alert}))
         print_error(f"gpumond: no active alert has the label {', '.join(unmatched)}; alerts have {known}")
     return DONE
+
+
+def _created(entry: Mapping[str, Any]) -> str:
+    """Describe a new silence, and the alerts that it matches now if the daemon states them."""
+    silence, count = entry["silence"], entry.get("alerts")
+    start = f" from {moment(silence['starts_at'])}" if entry["state"] == "pending" else ""
+    verb = "will silence" if start else "silences"
+    matched = f"{verb} {count} active alert{'' if count == 1 else 's'}" if count else "matches no active alert"
+    created = f"silence {silence['id']}{start} until {moment(silence['ends_at'])}"
+    return created if count is None else f"{created}: {matched}"
+
+
+def _is_rule(matcher: Mapping[str, str]) -> bool:
+    return (matcher["name"], matcher["operator"]) == ("rule", "=")
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -42,6 +42,15 @@ class SilenceEntry:
     silence: Silence
 
 
+@dataclass(frozen=True, slots=True)
+class CreatedSilence:
+    """A new silence, its state, and the number of present alerts that it matches, `null` before the first tick."""
+
+    state: State
+    silence: Silence
+    alerts: int | None
+
+
 class MatcherBody(Encodable):
     """A condition on one label of an alert, or on `rule`, the name of its rule."""
 
@@ -103,16 +112,11 @@ SILENCE = Silence(
 )
 ENTRY = SilenceEntry("active", SILENCE)
 ENTRIES, ONE = TypeAdapter(list[SilenceEntry]), TypeAdapter(SilenceEntry)
+NEW, CREATED = CreatedSilence("active", SILENCE, 1), TypeAdapter(CreatedSilence)
 
 
 def _silences(request: Request) -> Silences:
     return kernel_of(request).get(Silences)
-
-
-def _entry(request: Request, silence: Silence, status: int = 200) -> Response:
-    entry = SilenceEntry(_silences(request).state(silence), silence)
-    headers = {"Location": f"/api/v1/silences/{silence.id}"}
-    return Response(ONE.dump_json(entry), status, headers, media_type="application/json")
 
 
 def _count_change(request: Request, by: str) -> None:
@@ -140,14 +144,18 @@ async def silences(request: Request) -> Response:
     **examples.described(SilenceEntry, ENTRY, 404, 422),
 )
 async def silence(request: Request, id: Id) -> Response:
-    return _entry(request, _silences(request).get(id))
+    registry = _silences(request)
+    found = registry.get(id)
+    return Response(ONE.dump_json(SilenceEntry(registry.state(found), found)), media_type="application/json")
 
 
 @router.post(
     "/silences",
     summary="Create a silence",
     dependencies=CHANGES,
-    **examples.described(SilenceEntry, ENTRY, 401, 403, 409, 422, 429, 503, 507, status=201),
+    **examples.described(
+        CreatedSilence, CreatedSilence("active", SILENCE, 1), 401, 403, 409, 422, 429, 503, 507, status=201
+    ),
 )
 async def create(request: Request, body: SilenceBody, by: str = Depends(require_rules)) -> Response:
     """Alerts that all matchers match are shown with `silenced_by` and not sent.
@@ -156,13 +164,17 @@ async def create(request: Request, body: SilenceBody, by: str = Depends(require_
     have not ended. 429: the caller has changed thirty silences within a minute.
     """
     _count_change(request, by)
-    silence = await _silences(request).add(
+    registry, frame = _silences(request), kernel_of(request).frame
+    silence = await registry.add(
         [Matcher(each.name, each.operator, each.value) for each in body.matchers],
         author=body.author.strip(),
         by=by,
         **body.model_dump(include={"starts_at", "ends_at", "for_seconds", "reason"}),
     )
-    return _entry(request, silence, 201)
+    alerts = None if frame is None else registry.count(silence, frame.alerts)
+    headers = {"Location": f"/api/v1/silences/{silence.id}"}
+    made = CREATED.dump_json(CreatedSilence(registry.state(silence), silence, alerts))
+    return Response(made, 201, headers, media_type="application/json")
 
 
 @router.delete(

@@ -155,6 +155,10 @@ class Silences(Silencing):
         now = self._clock()
         return tuple(silence.id for silence in self._matching(alert) if silence.state(now) == "active")
 
+    def count(self, silence: Silence, alerts: Iterable[Alert]) -> int:
+        """Return the number of alerts that a silence that has not ended matches."""
+        return sum(silence in self._matching(alert) for alert in alerts)
+
     def mark(self, alerts: Iterable[Alert]) -> tuple[Alert, ...]:
         """Return the alerts, the silenced ones with the ids of their silences."""
         marked = []
