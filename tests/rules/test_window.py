@@ -134,6 +134,13 @@ def test_fragmentation_uses_the_peak():
     assert values_of([snapshot_at(at, [pool]) for at, pool in enumerate(split)], "fragmentation_ratio")[-1] == 0.5
 
 
+def test_fragmentation_that_a_program_has_freed_is_not_that_of_its_next_round():
+    split = [make_pool(live=20 * GIB, stranded=20 * GIB)] * 70
+    rounds = [*split, make_pool(live=0, cached=40 * GIB), *[make_pool(live=30 * GIB)] * 10]
+    values = values_of([snapshot_at(at, [pool]) for at, pool in enumerate(rounds)], "fragmentation_ratio")
+    assert (values[69], values[70], values[-1]) == (0.5, 0, 0)
+
+
 def test_peak_between_reports_counts_if_the_allocator_recorded_it():
     low = [make_pool(live=10 * GIB, stranded=30 * GIB, peak_live_bytes=39 * GIB) for _ in range(70)]
     fragmentation = values_of([snapshot_at(at, [pool]) for at, pool in enumerate(low)], "fragmentation_ratio")
