@@ -14,8 +14,9 @@ from gpumond.facts.program import Program
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, XidErrors
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.quantities import subjects
-from gpumond.quantities.scope import RuleContext
+from gpumond.quantities.scope import RuleContext, Texts
 from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, remember
+from gpumond.tick.ledger import attribute
 from tests.helpers.agents import GIB
 from tests.helpers.values import (
     Advanced,
@@ -51,6 +52,16 @@ def values_of(snapshots: Sequence[Snapshot], name: str, scope: str = "pool") -> 
         recent = remember(recent, snapshot)
         values.append(value(recent, snapshot, name, scope))
     return values
+
+
+def texts_of(snapshots: Sequence[Snapshot]) -> Texts:
+    """Return the texts of the only device."""
+    recent = RuleWindow()
+    for snapshot in snapshots:
+        recent = remember(recent, snapshot)
+    found = subjects("device", RuleContext(snapshots[-1], attribute(snapshots[-1]), recent))
+    (row,) = found.rows
+    return found.texts(row)
 
 
 def test_time_until_a_device_is_full():
@@ -163,6 +174,10 @@ def test_cache_is_waste_only_while_memory_is_short():
     full = make_snapshot(make_device(used_bytes=64 * GIB), reports=reports[0], elapsed_seconds=9.0)
     assert values_of(snapshots, "wasted_ratio", "device") == [0, 0.2]
     assert values_of([full], "wasted_ratio", "device") == [0.3]
+    assert [texts_of(snapshots)["shortage"](), texts_of([full])["shortage"]()] == [
+        "had too little room for serve in the last 10 minutes",
+        "is 80% full",
+    ]
 
 
 GONE = (
