@@ -176,6 +176,11 @@ class Peaks:
             self._last = PoolPeak(last.at, max(last.live, live), max(last.kept, kept))
             self._minutes[-3:] = array("d", self._last)
 
+    def restart(self) -> None:
+        """Discard the peaks, after the pools have freed most of what they kept: it is no longer fragmented."""
+        del self._minutes[:]
+        self._last, self._begun, self.lowest = PoolPeak(self._never, 0, 0), 0, None
+
     def fragmentation(self, size: float | None, now: float, active: bool) -> Fragmentation | None:
         """Return the fragmentation of the pools in the last hour, if it grows or the program had to retry."""
         own = self._minutes

@@ -28,7 +28,7 @@ from gpumond.diagnosis.leak import (
 )
 from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, form as form_of
 from gpumond.diagnosis.past import HELD_MINUTES, EarlierUses
-from gpumond.diagnosis.shapes import REST_MINUTES, Shape, shape
+from gpumond.diagnosis.shapes import REST_MINUTES, Shape, has_left, shape
 from gpumond.diagnosis.tracker import Evidence, Fall, TrackedSeries, Tracker
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import IDLE_SECONDS
@@ -120,6 +120,7 @@ class Diagnosis:
                 self._classify_growth(tracked, device)
                 active = tracked.verdicts.get("fragmentation")
                 if active and self._freed(tracked, dict(active.evidence)["peak_kept_bytes"]):
+                    tracked.peaks.restart()
                     del tracked.verdicts["fragmentation"]
             if tracked.pid is None and device.size_bytes:
                 left = detectors.ramp(tracked.series, float(device.used_bytes or 0), device.size_bytes)
@@ -174,7 +175,10 @@ class Diagnosis:
         found = None if tracked.leak or tracked.growth else shape(series, what, tracked.born, tracked.levels, size)
         if found is None or found.kind == "warm-up":
             found = self._filling(tracked, device, closed) or found
-        self._set_shape(tracked, found)
+        left = "steady" in tracked.verdicts and has_left(
+            dict(tracked.verdicts["steady"].evidence)["level_bytes"], medians, size
+        )
+        self._set_shape(tracked, found, left)
         if tracked.pid is not None:
             self._check_fragmentation(tracked, device)
             self._check_idle(tracked, device)
@@ -274,11 +278,12 @@ class Diagnosis:
         )
         tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped, line)
 
-    def _set_shape(self, tracked: TrackedSeries, found: Shape | None) -> None:
+    def _set_shape(self, tracked: TrackedSeries, found: Shape | None, left: bool = False) -> None:
+        """Set the shape's verdict. ``left``: the curve has left the active one, which ends at once."""
         active = next((kind for kind in SHAPES if kind in tracked.verdicts), None)
         tracked.disagreements = 0 if found is not None and found.kind == active else tracked.disagreements + 1
         sudden = found.kind == "step-change" if found is not None else tracked.leak is not None or active == "warm-up"
-        if active is not None and not sudden and 0 < tracked.disagreements < MAX_DISAGREEMENTS:
+        if active is not None and not sudden and not left and 0 < tracked.disagreements < MAX_DISAGREEMENTS:
             return
         for kind in SHAPES:
             if found is None or found.kind != kind:
@@ -293,7 +298,10 @@ class Diagnosis:
 
     def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         found = tracked.peaks.fragmentation(device.size_bytes, self.history.now, "fragmentation" in tracked.verdicts)
-        if found is None or self._freed(tracked, found.kept):
+        if found is not None and self._freed(tracked, found.kept):
+            tracked.peaks.restart()
+            found = None
+        if found is None:
             tracked.verdicts.pop("fragmentation", None)
             return
         evidence = (

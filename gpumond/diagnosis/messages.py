@@ -108,7 +108,7 @@ def of_shape(kind: str, who: str, evidence: Mapping[str, float], since: float) -
     if kind == "warm-up":
         return f"{who} is starting up and uses {human(evidence['level_bytes'])} so far"
     if kind == "steady":
-        return f"{who} is steady at {human(evidence['level_bytes'])}"
+        return f"{who} has been steady at {human(evidence['level_bytes'])} since {clock(since)}"
     if kind == "step-change":
         size = evidence["step_bytes"]
         return f"{who} has used {human(abs(size))} {'more' if size > 0 else 'less'} since {clock(since)}"

@@ -76,6 +76,11 @@ def shape(series: Series, what: int, born: float, levels: Plateaus, size: float 
     return None
 
 
+def has_left(level: float, medians: Sequence[float], size: float | None) -> bool:
+    """Return whether the last minute is farther from the level of a steady curve than any of its minutes."""
+    return bool(medians) and abs(medians[-1] - level) > max(2 * MIN_TOLERANCE_BYTES, MOVING_RATIO * (size or 0.0))
+
+
 def _keeps_growing(values: Sequence[float]) -> bool:
     """Return True if the curve rose in each of the last minutes and does not slow down; False for fewer than four
     values.

@@ -57,7 +57,8 @@ KINDS = (
     ),
     VerdictKind(
         name="steady",
-        meaning="has stayed within 1% of the device (or 256 MiB) for 15 minutes",
+        meaning="has stayed within 1% of the device (or 256 MiB) for the last 15 minutes, or for at least five since "
+        "its start",
         evidence="level, range",
         is_shape=True,
     ),

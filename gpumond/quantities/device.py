@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpumond.facts.frame import Line, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, Sensors, Snapshot
-from gpumond.facts.units import counted
+from gpumond.facts.units import MINUTE_SECONDS, counted
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
@@ -139,6 +139,15 @@ def _wasted(row: _Device) -> int | None:
     return max((row.cached - caches.get(process, 0) for process in row.short), default=0)
 
 
+def _shortage(row: _Device) -> str:
+    """Return what makes caches waste, as the end of a sentence."""
+    if row.used_ratio is not None and (row.used_ratio >= NEARLY_FULL or not row.short):
+        return f"is {row.used_ratio:.0%} full"
+    names = sorted({line.workload or f"pid {line.pid}" for line in row.lines if line.process in row.short})
+    minutes = WINDOW_SECONDS / MINUTE_SECONDS
+    return f"had too little room for {' and '.join(names) or 'a program'} in the last {minutes:.0f} minutes"
+
+
 def _idle_used(row: _Device) -> float | None:
     busy = row.device.sensors.gpu_utilization_ratio
     return None if busy is None else row.used_ratio if busy == 0 else 0.0
@@ -155,6 +164,7 @@ def _device_texts(row: _Device) -> Texts:
         "unattributed": size(row.unattributed),
         "top_process": lambda: _top_process(row),
         "top_cache": lambda: _top_cache(row),
+        "shortage": lambda: _shortage(row),
         "xids": ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count),
         **_sensor_texts(device.sensors),
         **texts_of_verdicts(row.verdicts),
@@ -388,6 +398,7 @@ DEVICE = ScopeSpec(
         "unattributed": "used memory without a visible owner",
         "top_process": "the largest process: name, pid, size",
         "top_cache": "the program with the largest cache: name, pid, size",
+        "shortage": "how full it is, or which programs it had too little room for",
         "xids": "Xid errors in the window, by number",
         "temperature": "GPU temperature",
         "power": "power draw",

@@ -235,6 +235,8 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
     if peak is not None and peak > live and (before is None or peak != before.reported):
         live = peak  # a peak that rose was reached within this step, however short it was
     kept = max(live, kept_bytes(pool))
+    if before is not None and not kept and before.kept:  # it has freed all: what was fragmented no longer is
+        before = before._replace(steps=((elapsed, 0, 0),), live=0, kept=0)
     if before is None:
         ooms, retries = (None if count is None else Growth(count) for count in (pool.ooms, pool.retries))
         return CounterTrack(

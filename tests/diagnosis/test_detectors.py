@@ -324,6 +324,18 @@ def test_fragmentation_is_judged_at_the_peak_and_only_if_it_grows():
     assert "leak" not in kinds(onsets(splitting(GIB)))
 
 
+def test_fragmentation_that_a_program_has_freed_is_not_reported_again():
+    """It frees all after 60 minutes, and then fills its pool without a gap."""
+    before, after = list(splitting(GIB)), []
+    for moment in steps_of(20):
+        live = 0 if moment < 5 * MINUTE else int(min(60.0, moment / 10) * GIB)
+        report = make_report(10, (make_pool(live=live, cached=60 * GIB - live),))
+        device = of_device(61 * GIB, (make_process(10, 61 * GIB),))
+        after.append(at_moment(60 * MINUTE + moment, device, reports=(report,)))
+    assert [at for at, verdict in onsets([*before, *after]) if verdict.kind == "fragmentation" and at > 3600] == []
+    assert "fragmentation" not in [verdict.kind for verdict in last([*before, *after])]
+
+
 def test_fragmentation_requires_live_bytes():
     """A pool that is stranded as a whole, as a log shows every cache."""
     for live, fragmented in ((GIB, True), (0, False)):
@@ -367,6 +379,11 @@ def shapes_over(curve: Curve, minutes: float) -> list[tuple[float, str | None]]:
         if snapshot.elapsed_seconds % MINUTE == 0:
             found.append((snapshot.elapsed_seconds / MINUTE, active[0] if active else None))
     return found
+
+
+def test_steady_ends_in_the_minute_in_which_the_curve_leaves_it():
+    found = dict(shapes_over(lambda at: (30 if at < 20 * MINUTE else 36 if at < 21.5 * MINUTE else 42) * GIB, 24))
+    assert (found[20.0], found[22.0]) == ("steady", None)
 
 
 @pytest.mark.parametrize("loading", [0.0, 40.0], ids=["at once", "after loading"])

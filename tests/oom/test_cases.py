@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.frame import Frame
-from gpumond.facts.program import Oom, OomPool
+from gpumond.facts.frame import Frame, Line
+from gpumond.facts.program import Oom, OomPool, Program, StepUsage
 from gpumond.facts.units import GIB
-from gpumond.features.oom.case import CaseFile, document, plain
+from gpumond.features.oom.case import CaseFile, document, plain, sections
 from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, opaque_case, timeline
 from gpumond.features.oom.evidence import Evidence
+from gpumond.features.oom.remedies import remedies
 from gpumond.tick.history import History
 from gpumond.tick.ledger import attribute
+from gpumond.view.text import moment
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 CASE = CaseFile(
@@ -114,3 +116,29 @@ def test_what_a_program_gained_after_its_last_report_is_counted_once():
     oom = Oom(number=1, at=snapshot.taken_at, seen="scope", device_uuid=device.uuid, request_bytes=GIB, pools=(pool,))
     evidence = Evidence(replace(oom, free_bytes=GIB // 2), report, Frame(snapshot, attribute(snapshot)))
     assert evidence.held + evidence.overhead == int(79.5 * GIB)
+
+
+def test_an_error_is_compared_with_the_need_of_earlier_ones_which_no_peak_contains():
+    device = make_device(used_bytes=40 * GIB, free_bytes=40 * GIB, processes=(make_process(10, 40 * GIB),))
+    pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=GIB, cached_bytes=0, stranded_bytes=0)
+    first = Oom(number=1, at=1.0, seen="scope", device_uuid=device.uuid, request_bytes=60 * GIB, pools=(pool,))
+    step = StepUsage(steps=5)
+    report = make_report(10, (make_pool(live=GIB, peak_live_bytes=8 * GIB),), program=Program(ooms=(first,), step=step))
+    snapshot = make_snapshot(device, reports=(report,))
+    frame = Frame(snapshot, attribute(snapshot))
+    assert "needed 53 GiB more" in str(remedies(Evidence(first, report, frame))).replace(".0", "")
+    again = replace(first, number=2, at=2.0)
+    assert "more than any" not in str(remedies(Evidence(again, report, frame)))
+
+
+def test_the_ledger_of_a_case_states_its_distance_from_the_error():
+    pool = OomPool(allocator="torch", device_uuid="GPU-a", live_bytes=GIB, cached_bytes=0, stranded_bytes=0)
+    line = Line(device_uuid="GPU-a", share="cached", used_bytes=7 * GIB, pid=10)
+    oom = Oom(number=1, at=9.0, seen="scope", pools=(pool,))
+    case = replace(CASE, at=9.0, oom=oom, lines=(line,), lines_at=8.8, reported_at=8.1)
+    titles = [title for title, _, _ in sections(case, ())]
+    assert titles == [
+        "The program's pools at the error",
+        "Ledger of the device 0.2 s before the error (the program's report: 0.9 s before)",
+    ]
+    assert moment(9.0) in document(case, ())

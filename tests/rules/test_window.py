@@ -14,8 +14,9 @@ from gpumond.facts.program import Program
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, XidErrors
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.quantities import subjects
-from gpumond.quantities.scope import RuleContext
+from gpumond.quantities.scope import RuleContext, Texts
 from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, remember
+from gpumond.tick.ledger import attribute
 from tests.helpers.agents import GIB
 from tests.helpers.values import (
     Advanced,
@@ -51,6 +52,16 @@ def values_of(snapshots: Sequence[Snapshot], name: str, scope: str = "pool") -> 
         recent = remember(recent, snapshot)
         values.append(value(recent, snapshot, name, scope))
     return values
+
+
+def texts_of(snapshots: Sequence[Snapshot]) -> Texts:
+    """Return the texts of the only device."""
+    recent = RuleWindow()
+    for snapshot in snapshots:
+        recent = remember(recent, snapshot)
+    found = subjects("device", RuleContext(snapshots[-1], attribute(snapshots[-1]), recent))
+    (row,) = found.rows
+    return found.texts(row)
 
 
 def test_time_until_a_device_is_full():
@@ -134,6 +145,13 @@ def test_fragmentation_uses_the_peak():
     assert values_of([snapshot_at(at, [pool]) for at, pool in enumerate(split)], "fragmentation_ratio")[-1] == 0.5
 
 
+def test_fragmentation_that_a_program_has_freed_is_not_that_of_its_next_round():
+    split = [make_pool(live=20 * GIB, stranded=20 * GIB)] * 70
+    rounds = [*split, make_pool(live=0, cached=40 * GIB), *[make_pool(live=30 * GIB)] * 10]
+    values = values_of([snapshot_at(at, [pool]) for at, pool in enumerate(rounds)], "fragmentation_ratio")
+    assert (values[69], values[70], values[-1]) == (0.5, 0, 0)
+
+
 def test_peak_between_reports_counts_if_the_allocator_recorded_it():
     low = [make_pool(live=10 * GIB, stranded=30 * GIB, peak_live_bytes=39 * GIB) for _ in range(70)]
     fragmentation = values_of([snapshot_at(at, [pool]) for at, pool in enumerate(low)], "fragmentation_ratio")
@@ -156,6 +174,10 @@ def test_cache_is_waste_only_while_memory_is_short():
     full = make_snapshot(make_device(used_bytes=64 * GIB), reports=reports[0], elapsed_seconds=9.0)
     assert values_of(snapshots, "wasted_ratio", "device") == [0, 0.2]
     assert values_of([full], "wasted_ratio", "device") == [0.3]
+    assert [texts_of(snapshots)["shortage"](), texts_of([full])["shortage"]()] == [
+        "had too little room for serve in the last 10 minutes",
+        "is 80% full",
+    ]
 
 
 GONE = (

@@ -60,7 +60,7 @@ class CaseFile:
 
     ``summary`` is one sentence. ``oom`` is the program's record; None for a program without an agent, of which only
     the driver's numbers are known. ``missing_bytes``: what the request lacked. ``lines`` are the ledger of the device
-    at the last tick before the error.
+    at the last tick before the error, at ``lines_at``; ``reported_at`` is the time of the program's report in it.
     """
 
     id: str
@@ -80,6 +80,8 @@ class CaseFile:
     rank: int | None = None
     oom: Oom | None = None
     lines: tuple[Line, ...] = ()
+    lines_at: float | None = None
+    reported_at: float | None = None
     timeline: Timeline = Timeline()
 
     @property
@@ -171,7 +173,7 @@ def plain(case: CaseFile, ranks: Sequence[RankError]) -> str:
 
 def document(case: CaseFile, ranks: Sequence[RankError]) -> str:
     """Return the case file as HTML."""
-    parts = [html.paragraph(case.summary)]
+    parts = [html.paragraph(moment(case.at)), html.paragraph(case.summary)]
     if case.remedies:
         header = [name.capitalize() if not name.startswith(">") else ">Bytes" for name in REMEDY_HEADER]
         parts += [html.heading("What would have been enough"), html.table(header, remedy_rows(case))]
@@ -196,12 +198,19 @@ def remedy_rows(case: CaseFile) -> Iterator[list[str]]:
 
 def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
     """Yield title, header and rows of each table of facts."""
+    if case.oom is not None and case.oom.pools:
+        rows = [
+            [pool.allocator, *map(human, (pool.live_bytes, pool.cached_bytes, pool.stranded_bytes))]
+            for pool in case.oom.pools
+            if case.device_uuid in (None, pool.device_uuid)
+        ]
+        yield "The program's pools at the error", ("ALLOCATOR", ">LIVE", ">CACHED", ">STRANDED"), rows
     if case.lines:
         lines = sorted(case.lines, key=lambda line: -line.used_bytes)
         rows = [
             [_label(line.pid, line.workload), line.share, human(line.used_bytes)] for line in lines if line.used_bytes
         ]
-        yield "Ledger of the device before the error", ("PROGRAM", "SHARE", ">BYTES"), rows
+        yield _ledger_title(case), ("PROGRAM", "SHARE", ">BYTES"), rows
     if len(ranks) > 1:
         rows = [[str(each.rank), str(each.pid), f"{each.seconds_later:.1f} s", each.id] for each in ranks]
         yield "Order of the ranks", (">RANK", ">PID", ">LATER", "CASE"), rows
@@ -216,6 +225,17 @@ def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, 
         yield "Scopes that keep most", ("SCOPE", ">BYTES"), [[s.name, human(s.retained_bytes)] for s in case.oom.scopes]
     if case.oom.stack:
         yield "Failing call, innermost first", ("CALL",), [[call_text(call)] for call in case.oom.stack]
+
+
+def _ledger_title(case: CaseFile) -> str:
+    if case.lines_at is None:
+        return "Ledger of the device"
+    reported = "" if case.reported_at is None else f" (the program's report: {_from(case.at, case.reported_at)})"
+    return f"Ledger of the device {_from(case.at, case.lines_at)} the error{reported}"
+
+
+def _from(error: float, at: float) -> str:
+    return f"{abs(error - at):.1f} s {'before' if at <= error else 'after'}"
 
 
 def snapshot_hint(case: CaseFile) -> str:

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 KEPT, PER_PROCESS = 200, 10
 """Case files that are kept, in all and of one process. The oldest are removed."""
-FRAMES = 3
-"""Frames that are kept to find the last one before an error: an agent reports it up to a second later."""
+FRAMES_SECONDS = 2.0
+"""Age up to which frames are kept to find the last one before an error: an agent reports it up to a second later."""
 ANNOTATION = "case"
 RULES = frozenset({"out-of-memory"})
 """Rules whose alerts name the case file."""
@@ -77,7 +77,7 @@ class OomPart(Part):
         self._table = Table(kernel.store, "oom_cases", CaseFile, key="id")
         self.cases = Cases()
         self.loaded = False
-        self._frames: deque[Frame] = deque(maxlen=FRAMES)
+        self._frames: deque[Frame] = deque()
         self._with_agent: set[ProcessKey] = set()
         """Processes that had an agent: it leaves before the driver has freed the memory."""
         self._new: list[tuple[CaseFile, list[str]]] = []
@@ -99,6 +99,8 @@ class OomPart(Part):
             if case.id not in self.cases:
                 self._new.append((case, self.cases.add(case)))
         self._frames.append(frame)
+        while len(self._frames) > 1 and _age(self._frames[1], frame) >= FRAMES_SECONDS:
+            self._frames.popleft()
         reporting = frame.snapshot.reports_by_process.keys()
         self._with_agent = reporting | set(filter(frame.snapshot.may_contain, self._with_agent - reporting))
         annotated = replace(frame, alerts=tuple(map(self._annotated, frame.alerts)))
@@ -165,6 +167,10 @@ class OomPart(Part):
         return replace(alert, annotations=(*alert.annotations, (ANNOTATION, case.id)))
 
 
+def _age(earlier: Frame, frame: Frame) -> float:
+    return frame.snapshot.elapsed_seconds - earlier.snapshot.elapsed_seconds
+
+
 SECONDS, POINTS = 600.0, 120
 """Length of a timeline, and its number of points."""
 CURVES = 12
@@ -203,6 +209,8 @@ def case_file(e: Evidence, history: History) -> CaseFile:
         rank=report.rank,
         oom=oom,
         lines=tuple(e.lines),
+        lines_at=e.snapshot.taken_at,
+        reported_at=None if e.earlier is None else e.snapshot.taken_at - e.earlier.age_seconds,
         timeline=Timeline() if e.uuid is None else timeline(history, e.before, e.uuid, oom.at),
     )
 
@@ -237,6 +245,7 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
         remedies=_caches(before, device, process.key),
         uid=process.uid,
         lines=tuple(line for line in before.ledger.lines if line.device_uuid == device.uuid),
+        lines_at=at,
         timeline=curve,
     )
 

@@ -251,7 +251,7 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
             change = f"use a smaller batch in {e.oom.scope} (or torch.no_grad(), if it is an evaluation)"
     else:
         return
-    extra = e.live + e.request - usual
+    extra = e.live + e.request - max(usual, e.most_needed_before)
     if extra > 0:
         before = "the one before" if times == 1 else f"any of the {times} before"
         text = f"{change}: {who} needed {human(extra)} more than {before}"

@@ -22,15 +22,18 @@ TEMPLATES: Mapping[str, str] = {
     "device-nearly-full": f"{GPU} is nearly full[: {{used}} of {{size}}, most of it used by {{top_process}}, and a "
     "flush releases only {reclaimable}; gpumond status lists the programs|: {value} of its memory is used, and no "
     "flush releases it; gpumond status on that machine lists the programs]",
-    "reclaimable-waste": f"{GPU} is short of memory, and [{{reclaimable}} of it|{{value}} of it] is unused cache"
-    "[, most of it held by {top_cache}]; gpumond flush --device {gpu} releases it",
+    "reclaimable-waste": f"{GPU} [{{shortage}}|is at least 80% full, or had too little room for a program in the last "
+    "10 minutes], and [{reclaimable}|{value}] of it is unused cache[, most of it held by {top_cache}]; "
+    "gpumond flush --device {gpu} releases it",
     "fragmentation": f"{PROGRAM}: {{value}} of the memory held by {{allocator}} was fragmented even at peak use"
-    "[ ({stranded} stranded now)]; set [{torch_setting}=]expandable_segments:True for PyTorch, or restart the program",
+    "[ ({stranded} stranded at its last report)]; set [{torch_setting}=]expandable_segments:True for PyTorch, or "
+    "restart the program",
     "leak": f"[{{verdicts}}; {REMEDIES['leak']}|"
     f"pid {{pid}} {ON} is leaking memory{{time_to_oom}}; gpumond why --pid {{pid}} on that machine shows what retains "
     "it]",
     "out-of-memory": f"{PROGRAM} ran out of memory[ (errors in 10 minutes: {{value}}; {{live}} live and "
-    "{stranded} stranded now)]; gpumond oom show[| on that machine] says what would have prevented it[{advice}]",
+    "{stranded} stranded at its last report)]; gpumond oom show[| on that machine] says what would have prevented "
+    "it[{advice}]",
     "allocation-retries": f"{PROGRAM} is slow and almost out of memory: its allocator emptied the cache and retried "
     "{value} times in 10 minutes; reduce the batch size, or free memory on the GPU[{advice}]",
     "orphan-memory": f"{GPU} has [{{unattributed}}|{{value}} of its memory] in use that the driver counts for no "
