@@ -17,6 +17,7 @@ import { why } from "./why.js";
 import { RUNBOOKS } from "./words.js";
 
 const SHOWN = 24; // cards that are drawn; the view of alerts lists all
+const STEADY = 5000; // milliseconds after a movement of the pointer below the cards for which they keep their height
 const MARGIN = 120; // seconds that a chart shows before a problem began
 
 const rowOf = ({ uuid, process }) => {
@@ -137,7 +138,18 @@ function drawTrend(drawing, fit) {
   drawing.replaceChildren(...Object.entries(shapes(fit)).map(([kind, d]) => svg("path", { class: kind, d })));
 }
 
+let movedAt = -Infinity; // performance.now()
+
+/** Keeps the height of the cards while the pointer moves below them: what the user is about to click must not move. */
+function holdHeight() {
+  const { style } = $("problems");
+  const held = performance.now() - movedAt < STEADY && document.querySelector("#problems ~ section:hover");
+  style.height = held ? style.height || `${$("problems").getBoundingClientRect().height}px` : "";
+  style.overflow = held ? "hidden" : "";
+}
+
 export function showProblems() {
+  holdHeight();
   const cards = cardsOf(state.frame);
   sync($("alerts"), cards.slice(0, SHOWN), ({ key }) => key, create, update);
   const loud = cards.filter(({ alert }) => !alert?.silenced_by.length).length;
@@ -149,7 +161,6 @@ export function showProblems() {
     restOf(state.frame.verdicts),
   ];
   put($("problems-count"), parts.filter(Boolean).join(" · "));
-  $("problems").classList.toggle("none", !cards.length);
   $("alerts").hidden = !cards.length;
   const { silences } = state.frame;
   $("silences-open").hidden = !silences.length;
@@ -158,4 +169,5 @@ export function showProblems() {
   document.title = `${firing ? `(${firing}) ` : ""}gpumond ${clean(state.frame.host, 80)}`;
 }
 
+addEventListener("pointermove", () => (movedAt = performance.now()), { passive: true });
 $("silences-open").addEventListener("click", () => openView("alerts"));
