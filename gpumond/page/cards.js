@@ -47,13 +47,24 @@ export function levelOf({ alert }) {
 }
 
 /** The state of a card at the time of the frame. */
-export function ageOf({ alert, verdict }, now) {
+export function ageOf({ alert, verdict }, now, silences) {
   if (!alert) return `since ${clock(verdict.since, now)}`;
+  if (alert.silenced_by.length) return silencedText(alert, now, silences);
   const firing = alert.phase === "firing";
-  const silenced = alert.silenced_by.length ? ", silenced" : "";
   const seconds = now - (alert.fired_at ?? alert.active_at);
-  return `${firing ? "firing" : "pending"} for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}${silenced}`;
+  return `${firing ? "firing" : "pending"} for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}`;
 }
+
+const silencesOf = (alert, silences) => silences.filter(({ id }) => alert?.silenced_by.includes(id));
+
+function silencedText(alert, now, silences) {
+  const ends = silencesOf(alert, silences).map((each) => each.ends_at);
+  return ends.length ? `silenced until ${clock(Math.max(...ends), now)}` : "silenced";
+}
+
+/** Who silenced the alert of a card, and why. */
+export const reasonsOf = ({ alert }, silences) =>
+  silencesOf(alert, silences).map(({ author, reason }) => `${author}: ${reason}`).join("; ");
 
 /** The line of a card. Its present values are those of `row`, the process, if it still exists. */
 export function lineOf({ alert, verdict }, row, now) {

@@ -12,7 +12,7 @@ import { RANGES, between, limits, moved, newest, rangeOf, rangeText, zoomed } fr
 import { intervals } from "./intervals.js";
 import { addShares } from "./shares.js";
 import { columnAt, layersOf } from "./stack.js";
-import { drawing, label, processKey, roots, sharesOfAll, state } from "./store.js";
+import { drawing, eventsSince, label, processKey, roots, sharesOfAll, state } from "./store.js";
 import { OF_PROCESSES, SHARES } from "./words.js";
 
 const PAUSE = 10_000; // between requests for the newest values
@@ -150,10 +150,11 @@ function show(node) {
   const size = sizeOf(target);
   const marks = marksOf([...state.events.values()], target, from, to);
   const view = { ...about, columns, blocks: past.seconds !== null, size, marks, whole: target.pid === null };
-  node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: summary(columns, about, own, (past.seconds === null && within.at(-1)) || columns.at(-1)) };
+  node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: columns.length ? summary(columns, about, own, (past.seconds === null && within.at(-1)) || columns.at(-1)) : withoutData(target, to) };
   node.view.top = drawPlot(node.plot, node.view);
   node.plot.dataset.range = rangeText(own);
-  put(node.querySelector(".summary"), node.view.summary);
+  const unmarked = eventsSince() > from && `Events before ${clock(eventsSince(), to)} have no mark.`;
+  put(node.querySelector(".summary"), [node.view.summary, unmarked].filter(Boolean).join(" "));
   showCursor(node);
   node.drawn(node.view);
 }
@@ -179,13 +180,19 @@ function newestPoint({ uuid, pid, start_ticks: start }, at) {
     return { at, low: used, high: used, used, ...sharesOfAll(devices) };
   }
   const key = processKey({ pid, start_ticks: start });
-  const own = state.frame.processes.find((each) => each.device_uuid === uuid && processKey(each) === key);
+  const own = processOf(uuid, key);
   const used = own?.used_bytes ?? null;
   return used === null ? null : addShares({ at, low: used, high: used, used }, own);
 }
 
+const processOf = (uuid, key) => state.frame.processes.find((each) => each.device_uuid === uuid && processKey(each) === key);
+
+function withoutData(target, to) {
+  const started = target.pid === null ? null : processOf(target.uuid, processKey(target))?.started_at;
+  return started > to ? `No data for this range: this process started later, at ${clock(started, now())}.` : "No data for this range.";
+}
+
 function summary(used, { from, to }, { to: end }, last) {
-  if (!used.length) return "No data for this range.";
   const lowest = human(Math.min(...used.map((each) => each.low)));
   const highest = human(Math.max(...used.map((each) => each.high)));
   const when = end === null ? `in the last ${duration(to - used[0].at)}` : `from ${clock(from, to)} to ${clock(to)}`;

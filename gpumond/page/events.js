@@ -8,7 +8,8 @@ import { clean, clock, words } from "./format.js";
 import { showDevice } from "./hero.js";
 import { state } from "./store.js";
 
-const SHOWN = 60;
+const SHOWN = 60; // groups
+const MOST = 200; // events of which groups are made, the newest
 
 /** Kinds of events by what the user chooses to see. */
 const CHOICES = {
@@ -22,7 +23,8 @@ const choice = () => CHOICES[$("events-of").value];
 
 /** What is listed, the newest first: groups of events that have one cause. */
 function newestGroups() {
-  return causesOf([...state.events.values()].filter(({ kind }) => choice()(kind))).slice(0, SHOWN);
+  const chosen = [...state.events.values()].filter(({ kind }) => choice()(kind));
+  return causesOf(chosen.slice(-MOST)).slice(0, SHOWN);
 }
 
 /** The most telling event of each group that is listed. */

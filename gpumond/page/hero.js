@@ -210,6 +210,7 @@ function showChart(target) {
 
 /** Draws the bar on the scale of the chart. */
 function drawEdge() {
+  $("hero").classList.toggle("past", (chart.range?.to ?? null) !== null);
   const sums = Object.fromEntries(Object.entries(present.sums).filter(([share]) => !hidden.has(share)));
   showEdge(chart.plot.querySelector(".edge"), sums, chart.view?.top ?? present.size, present.reserved);
 }

@@ -1,9 +1,11 @@
-// The view of alerts: those that are active and those that have ended, with links to their charts and runbooks.
+// The view of alerts: those that are active and those that have ended, with links to their charts and runbooks,
+// and the actions of their cards.
 
 import { linkTo } from "./address.js";
-import { make } from "./elements.js";
-import { clock, duration } from "./format.js";
+import { button, make, sync } from "./elements.js";
+import { clean, clock, duration } from "./format.js";
 import { createListing } from "./lists.js";
+import { actsOf } from "./problems.js";
 import { between, rangeText } from "./range.js";
 import { label, state } from "./store.js";
 import { read } from "./stream.js";
@@ -41,11 +43,11 @@ const COLUMNS = [
   { title: "Since", text: (alert) => clock(beginOf(alert), now()) },
   { title: "Duration", text: (alert) => duration(endOf(alert) - beginOf(alert)), number: true },
   { title: "Summary", text: ({ notes }) => notes.summary ?? "", wide: true },
-  { title: "Links", nodes: () => [make("a", "Chart"), " ", make("a", "Runbook")], update: showLinks },
+  { title: "Actions", nodes: () => [make("a", "Chart"), " ", make("a", "Runbook"), make("div.acts")], update: showActions },
 ];
 
-function showLinks(cell, alert) {
-  const [chart, runbook] = cell.children;
+function showActions(cell, alert) {
+  const [chart, runbook, acts] = cell.children;
   const href = chartOf(alert);
   chart.hidden = !href;
   if (chart.getAttribute("href") !== href) chart.href = href;
@@ -53,6 +55,17 @@ function showLinks(cell, alert) {
   runbook.hidden = !runbooks.has(alert.rule);
   runbook.href = `docs/runbooks/${encodeURIComponent(alert.rule)}`;
   runbook.setAttribute("aria-label", `Runbook of ${alert.rule}`);
+  sync(
+    acts,
+    alert.resolved_at ? [] : actsOf(alert),
+    ([word]) => word,
+    ([word]) => {
+      const act = button(word, () => act.run(), "button.plain");
+      act.setAttribute("aria-label", clean(`${word} ${alert.rule} ${subjectOf(alert)}`, 200));
+      return act;
+    },
+    (act, [, run]) => (act.run = run),
+  );
 }
 
 const record = ({ notes, ...alert }) => ({

@@ -2,10 +2,9 @@
 
 import { MARKS } from "./words.js";
 
-const MOST = 60;
 const NEAR = 0.01; // of the range: marks that the crosshair names
 
-/** Events of the machine, a device, or one process on it, as marks within a range; at most 60, the newest. */
+/** Events of the machine, a device, or one process on it, as marks within a range. */
 export function marksOf(events, { uuid, pid, start_ticks: start }, from, to) {
   const own = (event) =>
     pid === null
@@ -14,7 +13,6 @@ export function marksOf(events, { uuid, pid, start_ticks: start }, from, to) {
   return events
     .filter((event) => MARKS[event.kind] && event.at >= from && event.at <= to && own(event))
     .sort((one, other) => one.at - other.at)
-    .slice(-MOST)
     .map(({ id, at, kind, summary }) => ({ id, at, kind, sign: MARKS[kind], summary }));
 }
 

@@ -1,6 +1,6 @@
 // Problems: a card for each alert and verdict, with what can be done about it.
 
-import { cardsOf, ageOf, leftOf, levelOf, lineOf, restOf } from "./cards.js";
+import { cardsOf, ageOf, leftOf, levelOf, lineOf, reasonsOf, restOf } from "./cards.js";
 import { showSince } from "./chart.js";
 import { $, button, make, name, put, svg, sync } from "./elements.js";
 import { shapes } from "./evidence.js";
@@ -12,11 +12,12 @@ import { rowsOf } from "./rows.js";
 import { silence } from "./silences.js";
 import { label, processKey, reclaimableOf, state } from "./store.js";
 import { showProcess } from "./table.js";
-import { openView } from "./views.js";
+import { isOpen, openView } from "./views.js";
 import { why } from "./why.js";
 import { RUNBOOKS } from "./words.js";
 
 const SHOWN = 24; // cards that are drawn; the view of alerts lists all
+const STEADY = 5000; // milliseconds after a movement of the pointer below the cards for which they keep their height
 const MARGIN = 120; // seconds that a chart shows before a problem began
 
 const rowOf = ({ uuid, process }) => {
@@ -43,6 +44,13 @@ function showChart({ uuid, process, alert, verdict }) {
   else $("hero").scrollIntoView({ block: "nearest" });
 }
 
+function showEvidence(node) {
+  const away = !isOpen("");
+  if (away) openView("");
+  node.lastChild.toggleAttribute("open", away || undefined);
+  if (away) node.scrollIntoView({ block: "nearest" });
+}
+
 /** Actions of a card by their name. `of`: whether it applies. */
 const ACTIONS = {
   Chart: { of: () => true, act: ({ card }) => showChart(card) },
@@ -54,7 +62,7 @@ const ACTIONS = {
   Silence: { of: ({ card }) => card.alert && !card.alert.silenced_by.length, act: ({ card }) => silence(card.alert) },
   Evidence: {
     of: ({ card: { verdict } }) => Boolean(verdict?.fit || verdict?.evidence?.length),
-    act: (node) => node.lastChild.toggleAttribute("open"),
+    act: showEvidence,
   },
   Why: { of: ({ row }) => Boolean(row && agentOf(row)?.pools.length), act: ({ row, subject }) => why(row.pid, subject) },
 };
@@ -84,7 +92,8 @@ function update(node, card) {
   const [kind, of, age] = node.firstChild.children;
   put(kind, card.kind);
   name(of, subject, 80);
-  put(age, ageOf(card, now));
+  put(age, ageOf(card, now, state.frame.silences));
+  age.title = clean(reasonsOf(card, state.frame.silences), 600);
   name(node.querySelector("bdi.line"), lineOf(card, row, now), 600);
   put(node.querySelector("strong"), leftOf(card));
   drawTrend(node.querySelector(".trend"), card.verdict?.fit);
@@ -101,6 +110,15 @@ function update(node, card) {
   oomCase.hidden = !id;
   if (id) oomCase.href = `api/v1/oom/${encodeURIComponent(id)}/report`;
   showFit(node.lastChild, card.verdict ?? {}, now);
+}
+
+/** What the card of an active alert offers besides its chart: pairs of a word and an action. */
+export function actsOf({ rule, active_at: at, pid, labels }) {
+  const key = JSON.stringify([rule, at, pid, labels]);
+  const isOf = ({ card: { alert } }) => alert && JSON.stringify([alert.rule, alert.active_at, alert.pid, alert.labels]) === key;
+  const node = [...$("alerts").children].find(isOf);
+  const own = Object.entries(ACTIONS).filter(([word, { of }]) => node && word !== "Chart" && of(node));
+  return own.map(([word, { act }]) => [word, () => act(node)]);
 }
 
 /** What the cards offer, as commands: pairs of a text and an action. */
@@ -120,7 +138,18 @@ function drawTrend(drawing, fit) {
   drawing.replaceChildren(...Object.entries(shapes(fit)).map(([kind, d]) => svg("path", { class: kind, d })));
 }
 
+let movedAt = -Infinity; // performance.now()
+
+/** Keeps the height of the cards while the pointer moves below them: what the user is about to click must not move. */
+function holdHeight() {
+  const { style } = $("problems");
+  const held = performance.now() - movedAt < STEADY && document.querySelector("#problems ~ section:hover");
+  style.height = held ? style.height || `${$("problems").getBoundingClientRect().height}px` : "";
+  style.overflow = held ? "hidden" : "";
+}
+
 export function showProblems() {
+  holdHeight();
   const cards = cardsOf(state.frame);
   sync($("alerts"), cards.slice(0, SHOWN), ({ key }) => key, create, update);
   const loud = cards.filter(({ alert }) => !alert?.silenced_by.length).length;
@@ -132,7 +161,6 @@ export function showProblems() {
     restOf(state.frame.verdicts),
   ];
   put($("problems-count"), parts.filter(Boolean).join(" · "));
-  $("problems").classList.toggle("none", !cards.length);
   $("alerts").hidden = !cards.length;
   const { silences } = state.frame;
   $("silences-open").hidden = !silences.length;
@@ -141,4 +169,5 @@ export function showProblems() {
   document.title = `${firing ? `(${firing}) ` : ""}gpumond ${clean(state.frame.host, 80)}`;
 }
 
+addEventListener("pointermove", () => (movedAt = performance.now()), { passive: true });
 $("silences-open").addEventListener("click", () => openView("alerts"));

@@ -4,7 +4,8 @@ import { human, sum } from "./format.js";
 import { sharesByDevice } from "./shares.js";
 import { ORDINARY, NOTES } from "./words.js";
 
-const EVENTS_SHOWN = 200;
+const EVENTS_SENT = 200; // in a complete frame, the newest
+const EVENTS_KEPT = 1000; // by the daemon, too
 const MANY = 1000; // processes
 const REST = 900; // milliseconds between two drawings
 const LONG_REST = 1900; // the same with many processes
@@ -49,10 +50,14 @@ export function setFrame(frame) {
 }
 
 export function addEvents(events) {
-  for (const event of events.slice(-EVENTS_SHOWN)) state.events.set(event.id, event);
-  const excess = [...state.events.keys()].sort((one, other) => one - other).slice(0, -EVENTS_SHOWN);
+  for (const event of events) state.events.set(event.id, event);
+  const excess = [...state.events.keys()].sort((one, other) => one - other).slice(0, -EVENTS_KEPT);
   for (const id of excess) state.events.delete(id);
 }
+
+/** The time from which all events are known. */
+export const eventsSince = () =>
+  state.events.size < EVENTS_SENT ? -Infinity : Math.min(...[...state.events.values()].map(({ at }) => at));
 
 /** Identity of a process: pids are reused. */
 export const processKey = ({ pid, start_ticks }) => `${pid},${start_ticks}`;

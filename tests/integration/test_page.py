@@ -344,6 +344,25 @@ def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: Running
         assert len(orders(30, most=2)) == 2
 
 
+def test_table_keeps_its_place_while_the_pointer_moves_over_it(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    alert = {"rule": "full", "phase": "firing", "labels": [], "annotations": [], "active_at": 1.0, "silenced_by": []}
+    frame["alerts"] = frame["verdicts"] = []
+    show_frame(session, frame)
+    table = page.locator(".rows")
+    table.hover()
+    before = table.bounding_box()
+    frame["alerts"] = [alert]
+    problems = page.get_by_text(re.compile(r"^1 problem"))
+    while not problems.count():
+        page.mouse.move(300, 700 + page.evaluate("Math.random()"))
+        page.wait_for_timeout(200)
+    assert table.bounding_box() == before
+    page.mouse.move(0, 0)
+    until(lambda: (table.bounding_box() or {}) != before)
+    page.unroute(LIVE)
+
+
 def test_hidden_tab_sends_no_requests(session: PageSession):
     turn = """hidden => {
         Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.frame import Verdict
 from gpumond.serve.examples import VERDICT
-from tests.helpers.browser import PageSession, needs_chromium, open_page
+from tests.helpers.browser import LIVE, PageSession, needs_chromium, open_page, stream_of
 from tests.helpers.running import RunningDaemon, until
 
 if TYPE_CHECKING:
@@ -122,3 +122,25 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
     assert {"band", "line", "projection"} <= paths.keys()
     assert text.startswith("32.0 MiB/min (31.6 MiB to 32.4 MiB); the GPU will be full at ")
     assert refused == ["Ruled out: warm-up (last half's slope relative to the first half's: 0.99)."]
+
+
+def test_chart_of_the_past_states_what_it_lacks(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    at = frame["snapshot"]["taken_at"]
+    for process in frame["processes"]:
+        process.update(pid=process["pid"] + 10**6, started_at=at)
+    event = {
+        "kind": "alert-resolved",
+        "at": at - 20,
+        "device_uuid": None,
+        "pid": None,
+        "start_ticks": None,
+        "summary": "",
+    }
+    events = [event | {"id": number} for number in range(250)]
+    page.route(LIVE, lambda route: route.fulfill(**stream_of(frame, events)))
+    page.goto(f"{demo.url}/#range={int(at) - 60}-{int(at) - 10}&open=0:etl")  # the page reloads itself
+    session.shows("No data for this range: this process started later, at")
+    session.shows("have no mark.")
+    page.locator("#hero.past").wait_for()
+    page.unroute(LIVE)

@@ -43,6 +43,18 @@ def test_refusal_of_a_silence_is_shown(browser: Browser, daemon: RunningDaemon):
         assert daemon.get("silences") == []
 
 
+def test_view_of_alerts_offers_the_actions_of_their_cards(browser: Browser, daemon: RunningDaemon):
+    with open_page(browser, daemon) as session:
+        page = session.page
+        page.get_by_role("button", name="Alerts", exact=True).click()
+        found = page.get_by_role("row", name="fragmentation").first
+        found.get_by_role("button", name="Why fragmentation").wait_for(timeout=120_000)
+        page.get_by_role("row", name="present").get_by_role("button", name="Silence present").click()
+        page.get_by_role("dialog", name="Silence present").get_by_role("button", name="Cancel").click()
+        found.get_by_role("button", name="Evidence fragmentation").click()
+        page.locator(".card .fit[open]").wait_for()
+
+
 def test_alert_is_silenced_and_the_silence_ended(browser: Browser, daemon: RunningDaemon):
     uuid = until(lambda: [device["uuid"] for device in daemon.get("devices")])[0]
     with open_page(browser, daemon, PHONE) as session:
@@ -59,7 +71,9 @@ def test_alert_is_silenced_and_the_silence_ended(browser: Browser, daemon: Runni
         dialog.get_by_role("button", name="Silence", exact=True).click()
         sign_in(session, daemon)
         dialog.wait_for(state="hidden")
-        page.locator("#alerts").get_by_text(", silenced").wait_for()
+        state = page.locator("#alerts time", has_text="silenced until")
+        state.wait_for()
+        assert state.get_attribute("title") == "token: maintenance"
         page.get_by_role("button", name="1 silence").click()
         (entry,) = daemon.get("silences")
         silence = entry["silence"]

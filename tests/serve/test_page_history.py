@@ -160,8 +160,6 @@ def test_marks_are_those_of_the_device_or_the_process():
     expression = "m.marksOf(given[0], given[1], 0, 100).map((mark) => mark.id)"
     assert run_module("marks", expression, events, {"uuid": "GPU-0", "pid": None}) == [2, 3, 5]
     assert run_module("marks", expression, events, {"uuid": "GPU-0", **process}) == [1, 2]
-    many = [event(number, "flush", number / 10) for number in range(100)]
-    assert run_module("marks", expression, many, {"uuid": "GPU-0", "pid": None}) == list(range(40, 100))
 
 
 def test_crossing_is_drawn_at_the_time_until_the_device_is_full():
