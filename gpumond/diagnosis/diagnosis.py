@@ -41,6 +41,7 @@ from gpumond.tick.history import (
     MAX,
     MINUTE,
     QUARTER,
+    STEP_END,
     STRANDED,
     UNATTRIBUTED,
     USED,
@@ -49,6 +50,8 @@ from gpumond.tick.history import (
 )
 
 RECENT_MINUTES = 15
+REPORT_SECONDS = 1.5
+"""Time in real seconds after which a program's agent has reported what it counted."""
 MIN_RELEASE_RATIO = 0.02
 """Share of its device that a process must have held for a verdict memory-freed."""
 RELEASE_SECONDS = 60.0
@@ -82,6 +85,8 @@ class Diagnosis:
         self._parents: frozenset[str | None] = frozenset()
         self._events: list[tuple[float, Verdict]] = []
         """Verdicts on ends, each with the time until which it is active."""
+        self._awaiting: list[tuple[float, Fall]] = []
+        """Falls of running programs, with their times, until their agents have reported why: an allocation failed."""
         self._xid_at: defaultdict[str, float] = defaultdict(lambda: -inf)
         self._xids: dict[tuple[str, int], int] = {}
         self._begun = False
@@ -132,7 +137,14 @@ class Diagnosis:
             if fall.ended:
                 life = fall.tracked.life
                 self.earlier_uses.note(fall.tracked.owner, snapshot.taken_at, life.held, life.returned)
-            self._explain(fall, snapshot)
+            if fall.tracked.counted and not fall.ended:
+                self._awaiting.append((now, fall))
+            else:
+                self._explain(fall, snapshot, now)
+        while self._awaiting and now - self._awaiting[0][0] >= REPORT_SECONDS * self.history.pace:
+            at, fall = self._awaiting.pop(0)
+            if self._tracker.tracked_series.get(fall.tracked.key) is fall.tracked:
+                self._explain(fall, snapshot, at)
         for device in snapshot.devices:
             device_series = self._tracker.tracked_series.get((device.uuid, None))
             if device_series is not None and device_series.sampled_at == now:
@@ -293,7 +305,10 @@ class Diagnosis:
             since = self._since(tracked, found.kind, found.at)
             evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in found.evidence)
             tracked.verdicts[found.kind] = tracked.verdict(
-                found.kind, since, evidence, messages.of_shape(found.kind, who, dict(evidence), since)
+                found.kind,
+                since,
+                evidence,
+                messages.of_shape(found.kind, who, dict(evidence), since, tracked.main == STEP_END),
             )
 
     def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
@@ -401,7 +416,7 @@ class Diagnosis:
             "orphan", since, evidence, messages.orphan(_label(device), size, seconds, who, holder, programs)
         )
 
-    def _explain(self, fall: Fall, snapshot: Snapshot) -> None:
+    def _explain(self, fall: Fall, snapshot: Snapshot, at: float) -> None:
         tracked, now = fall.tracked, self.history.now
         self._flat.pop(tracked.key, None)
         device = self._devices[tracked.uuid]
@@ -415,11 +430,12 @@ class Diagnosis:
         evidence = (("released_bytes", fall.size_bytes),)
         if why and (fall.ended or tracked.process is None or tracked.process.start_ticks is None):
             summary = messages.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED)
-            self._event(tracked, "crash", CRASH_SECONDS, evidence, summary)
+            self._event(tracked, "crash", CRASH_SECONDS, evidence, summary, at)
             self._loop(tracked, device)
         elif fall.emptied and (not fall.ended or (tracked.process and snapshot.may_contain(tracked.process))):
-            summary = messages.release(who if tracked.pid else "", label, fall.size_bytes)
-            self._event(tracked, "memory-freed", RELEASE_SECONDS, evidence, summary)
+            failed = now - tracked.peaks.failed_at <= detectors.CRASH_SECONDS
+            summary = messages.release(who if tracked.pid else "", label, fall.size_bytes, failed)
+            self._event(tracked, "memory-freed", RELEASE_SECONDS, evidence, summary, at)
 
     def _loop(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         now, key = self.history.now, (tracked.uuid, *tracked.owner)
@@ -442,11 +458,10 @@ class Diagnosis:
             self._loops[key] = until, verdict
 
     def _event(
-        self, tracked: TrackedSeries, kind: VerdictName, seconds: float, evidence: Evidence, summary: str
+        self, tracked: TrackedSeries, kind: VerdictName, seconds: float, evidence: Evidence, summary: str, at: float
     ) -> None:
-        now = self.history.now
-        verdict = tracked.verdict(kind, self.history.unix(now), evidence, summary)
-        self._events.append((now + seconds, verdict))
+        verdict = tracked.verdict(kind, self.history.unix(at), evidence, summary)
+        self._events.append((self.history.now + seconds, verdict))
 
     def _forget(self, gone: Set[str]) -> None:
         """Remove the state of devices that are no longer listed."""

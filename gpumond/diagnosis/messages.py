@@ -95,20 +95,26 @@ def crash(who: str, device: str, size: float, cause: str, certain: bool) -> str:
     return f"{who} {'crashed' if certain else 'probably crashed'} on {device} {cause}; it held {human(size)}"
 
 
-def release(who: str, device: str, size: float) -> str:
-    """Describe released memory; ``who`` is empty where the driver lists no processes."""
-    return f"{who} freed {human(size)} on {device}" if who else f"{human(size)} on {device} was freed within seconds"
+def release(who: str, device: str, size: float, failed: bool = False) -> str:
+    """Describe released memory; ``who`` is empty where the driver lists no processes. ``failed``: an allocation of the
+    program has failed shortly before.
+    """
+    if not who:
+        return f"{human(size)} on {device} was freed within seconds"
+    return f"{who} freed {human(size)} on {device}{' after an allocation failed' if failed else ''}"
 
 
 def crash_loop(who: str, device: str, times: int) -> str:
     return f"{who} crashed {times} times on {device} within an hour"
 
 
-def of_shape(kind: str, who: str, evidence: Mapping[str, float], since: float) -> str:
+def of_shape(kind: str, who: str, evidence: Mapping[str, float], since: float, by_step: bool = False) -> str:
+    """Describe a shape. ``by_step``: it is that of the live bytes at the end of each step."""
     if kind == "warm-up":
         return f"{who} is starting up and uses {human(evidence['level_bytes'])} so far"
     if kind == "steady":
-        return f"{who} has been steady at {human(evidence['level_bytes'])} since {clock(since)}"
+        where = " at the end of its steps" if by_step else ""
+        return f"{who} has been steady at {human(evidence['level_bytes'])}{where} since {clock(since)}"
     if kind == "step-change":
         size = evidence["step_bytes"]
         return f"{who} has used {human(abs(size))} {'more' if size > 0 else 'less'} since {clock(since)}"

@@ -223,7 +223,7 @@ class Tracker:
         self._returned[uuid] = self._before[uuid] - used
         self._used[uuid] = used
         counted = {key: own for key, own in reports.items() if own[1] is not None}
-        pooled = (nan, nan, nan)
+        pooled = (0, 0, 0) if device.processes == () and not reports else (nan, nan, nan)
         if counted:
             _, live, held, _, stranded, _ = zip(*counted.values(), strict=True)
             pooled = (sum(live), sum(held), sum(stranded))

@@ -58,7 +58,7 @@ KINDS = (
     VerdictKind(
         name="steady",
         meaning="has stayed within 1% of the device (or 256 MiB) for the last 15 minutes, or for at least five since "
-        "its start",
+        "its start; a program that counts its steps is judged at their ends",
         evidence="level, range",
         is_shape=True,
     ),

@@ -181,6 +181,17 @@ def test_release_by_an_existing_process_does_not_report_its_end():
     assert dict(release.evidence)["released_bytes"] == 40 * GIB
 
 
+def test_memory_that_is_freed_after_a_failed_allocation_is_so_described_though_the_agent_reports_it_later():
+    def snapshots() -> Iterator[Snapshot]:
+        for moment in steps_of(12):
+            size = 40 * GIB if moment < 600 else GIB
+            report = make_report(10, (make_pool(live=size, ooms=int(moment > 600)),))
+            yield at_moment(moment, of_device(size, (make_process(10, size),)), reports=(report,))
+
+    (release,) = [verdict for _, verdict in onsets(snapshots()) if verdict.kind == "memory-freed"]
+    assert release.summary == "train (pid 10) freed 39.0 GiB on GPU 0 after an allocation failed"
+
+
 def test_release_without_a_process_list_names_no_process():
     found = onsets(by_device(lambda moment: 40 * GIB if moment < 600 else 0, steps_of(12)))
     assert next(v.summary for _, v in found if v.kind == "memory-freed") == "40.0 GiB on GPU 0 was freed within seconds"

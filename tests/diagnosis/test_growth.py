@@ -100,6 +100,8 @@ def test_activations_that_grow_are_no_growth_of_a_program_whose_step_ends_are_kn
             yield at_moment(at, of_device(live + 2 * GIB, (make_process(10, live + 2 * GIB),)), reports=(report,))
 
     assert kinds(onsets(snapshots())) <= {"warm-up", "steady", "churn"}
+    (steady,) = [verdict for verdict in last(snapshots()) if verdict.pid == 10]
+    assert "has been steady at 20.0 GiB at the end of its steps since" in steady.summary
 
 
 def test_growing_ends_when_the_program_does_no_more_steps():

@@ -243,3 +243,15 @@ def kinds_with(*reports: AgentReport) -> set[tuple[str, int | None]]:
 def test_claim_of_an_unlisted_process_does_not_hide_memory_without_an_owner():
     assert ("orphan", None) in kinds_with()
     assert ("orphan", None) in kinds_with(make_report(66, (make_pool(live=40 * GIB),)))
+
+
+def test_a_device_without_a_process_has_empty_pools_and_no_unknown_ones():
+    """Else the medians of its first block are of different samples: nothing used, and 8 GiB of it live."""
+    diagnosis = Diagnosis()
+    for at in steps_of(2):
+        live = 8 * GIB if at > 50 else 0
+        process, report = make_process(10, live), make_report(10, (make_pool(live=live),))
+        device = of_device(live, (process,) if live else ())
+        diagnosis = diagnose(diagnosis, at_moment(at, device, reports=(report,) if live else ()))
+    blocks = diagnosis.history.shares(("GPU-a", None), resolution=60.0)
+    assert {(block.used, block.live) for block in blocks} == {(0, 0), (8 * GIB, 8 * GIB)}

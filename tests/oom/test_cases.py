@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpumond.facts.frame import Frame, Line
-from gpumond.facts.program import Oom, OomPool, Program, StepUsage
+from gpumond.facts.program import Oom, OomPool, Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.units import GIB
 from gpumond.features.oom.case import CaseFile, document, plain, sections
 from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, opaque_case, timeline
@@ -118,17 +118,28 @@ def test_what_a_program_gained_after_its_last_report_is_counted_once():
     assert evidence.held + evidence.overhead == int(79.5 * GIB)
 
 
-def test_an_error_is_compared_with_the_need_of_earlier_ones_which_no_peak_contains():
+def test_an_error_is_compared_with_runs_that_had_room():
+    """The peak of a scope whose runs all failed contains none of their requests."""
     device = make_device(used_bytes=40 * GIB, free_bytes=40 * GIB, processes=(make_process(10, 40 * GIB),))
     pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=GIB, cached_bytes=0, stranded_bytes=0)
-    first = Oom(number=1, at=1.0, seen="scope", device_uuid=device.uuid, request_bytes=60 * GIB, pools=(pool,))
-    step = StepUsage(steps=5)
-    report = make_report(10, (make_pool(live=GIB, peak_live_bytes=8 * GIB),), program=Program(ooms=(first,), step=step))
-    snapshot = make_snapshot(device, reports=(report,))
-    frame = Frame(snapshot, attribute(snapshot))
-    assert "needed 53 GiB more" in str(remedies(Evidence(first, report, frame))).replace(".0", "")
-    again = replace(first, number=2, at=2.0)
-    assert "more than any" not in str(remedies(Evidence(again, report, frame)))
+    oom = Oom(
+        number=1, at=1.0, seen="scope", device_uuid=device.uuid, request_bytes=60 * GIB, scope="big", pools=(pool,)
+    )
+
+    def comparison(ooms: int) -> str:
+        usage = ScopeDevice(device.uuid, retained_bytes=0, last_retained_bytes=0, peak_bytes=GIB)
+        scope = ScopeUsage(name="big", entries=2, ooms=ooms, devices=(usage,))
+        program = Program(step=StepUsage(steps=5), scopes=(scope,))
+        report = make_report(10, (make_pool(live=GIB, peak_live_bytes=8 * GIB),), program=program)
+        snapshot = make_snapshot(device, reports=(report,))
+        evidence = Evidence(replace(oom, number=ooms + 1), report, Frame(snapshot, attribute(snapshot)))
+        return next(each.text for each in remedies(evidence) if each.name == "earlier-peak").partition(": ")[2]
+
+    assert [comparison(ooms) for ooms in (0, 1, 2)] == [
+        "this run of big needed 60.0 GiB more than any of the 2 before",
+        "this run of big needed 60.0 GiB more than the one before that had room",
+        "this step needed 53.0 GiB more than any of the 5 before that had room",
+    ]
 
 
 def test_the_ledger_of_a_case_states_its_distance_from_the_error():

@@ -65,22 +65,11 @@ class Evidence:
     @cached_property
     def pools(self) -> list[OomPool]:
         """The program's pools on the device at the error."""
-        return self._at(self.oom)
+        return [pool for pool in self.oom.pools if self.uuid in (None, pool.device_uuid)]
 
     @cached_property
     def live(self) -> int:
         return sum(pool.live_bytes for pool in self.pools)
-
-    @property
-    def most_needed_before(self) -> int:
-        """The most live and requested bytes at an earlier error, which no peak contains; in the same scope if the error
-        was in one.
-        """
-        known = (one for one in self.report.program.ooms if one.number < self.oom.number)
-        alike = (one for one in known if one.device_uuid == self.oom.device_uuid and one.scope == self.oom.scope)
-        return max(
-            ((one.request_bytes or 0) + sum(pool.live_bytes for pool in self._at(one)) for one in alike), default=0
-        )
 
     @cached_property
     def held(self) -> int:
@@ -209,10 +198,6 @@ class Evidence:
     def enough(self, size: int | None) -> bool | None:
         """Return whether these bytes are at least the missing ones."""
         return None if size is None or self.missing is None else size >= self.missing
-
-    def _at(self, oom: Oom) -> list[OomPool]:
-        """Return the program's pools on the device at an error."""
-        return [pool for pool in oom.pools if self.uuid in (None, pool.device_uuid)]
 
     def _own_pools(self, report: AgentReport | None) -> Iterator[PoolUsage]:
         return (pool for pool in (report.pools if report else ()) if pool.device_uuid == self.uuid)

@@ -226,35 +226,36 @@ def _kv_cache(e: Evidence) -> Iterator[Remedy]:
 
 
 def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
-    """The part by which this step or scope needs more than any before."""
+    """The part by which this step or scope needs more than any before that had room: no peak has a failed request."""
     if e.earlier is None or e.request is None:
         return
     scopes = [
-        (each.peak_bytes, scope.entries, scope.name)
+        (each.peak_bytes, scope.entries - scope.ooms, scope.ooms, scope.name)
         for scope in e.earlier.program.scopes
         if scope.name == e.oom.scope
         for each in scope.devices
-        if each.device_uuid == e.uuid and scope.entries
+        if each.device_uuid == e.uuid and scope.entries > scope.ooms
     ]
     step = e.earlier.program.step
     peaks = [pool.peak_live_bytes for pool in e.earlier_pools if pool.peak_live_bytes is not None]
     if scopes:
-        usual, times, name = scopes[0]
+        usual, times, failed, name = scopes[0]
         who, change = (
             f"this run of {name}",
             f"use a smaller batch in {name} (or torch.no_grad(), if it is an evaluation)",
         )
     elif step is not None and step.steps >= USUAL_STEPS and peaks:
-        usual, times, who = sum(peaks), step.steps, "this step"
+        usual, times, failed, who = sum(peaks), step.steps, e.oom.number - 1, "this step"
         change = "limit the longest input of a step (sequence length, image size)"
         if e.oom.scope:
             change = f"use a smaller batch in {e.oom.scope} (or torch.no_grad(), if it is an evaluation)"
     else:
         return
-    extra = e.live + e.request - max(usual, e.most_needed_before)
+    extra = e.live + e.request - usual
     if extra > 0:
         before = "the one before" if times == 1 else f"any of the {times} before"
-        text = f"{change}: {who} needed {human(extra)} more than {before}"
+        room = " that had room" if failed else ""
+        text = f"{change}: {who} needed {human(extra)} more than {before}{room}"
         yield _remedy(e, "earlier-peak", text, extra, "measured", "the program's own earlier peak")
 
 
