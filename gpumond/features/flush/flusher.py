@@ -115,6 +115,8 @@ def verify(
     elif outcome == "freed" and driver_released is not None and driver_released < released and not raced:
         counted = human(driver_released)
         outcome, reason = "partial", f"the driver counts only {counted} of {human(released)} as released"
+    if outcome == "nothing" and not reason and change.before.live_bytes is not None:
+        reason = _without_cache(change.before)
     if change.before.live_bytes is None:
         reason = "; ".join(filter(None, (reason, CONDITIONS["live_unknown"])))
     planned = outcome == "planned"
@@ -131,6 +133,14 @@ def verify(
         steps=result.steps,
         raced=raced,
     )
+
+
+def _without_cache(pool: PoolUsage) -> str:
+    """Return why a flush of a pool without cached bytes released none; empty if the pool may have some."""
+    if pool.reclaimable.likely or not pool.held_known:
+        return ""
+    stranded = pool.stranded_bytes
+    return "no cached bytes" + (f"; {human(stranded)} stranded, which no flush releases" if stranded else "")
 
 
 def of_driver(receipt: Receipt, before: DriverCounts, after: DriverCounts) -> list[Receipt]:
