@@ -22,7 +22,7 @@ from gpumond.cli.arguments import (
     print_error,
 )
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt
+from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, on_command_line
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import caller_text, typed_size
 from gpumond.view.frame import checked_as, receipts_of
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         answer = client.post(arguments.url, "/api/v1/flushes", body, timeout=20 * arguments.timeout + 30)
     except DaemonError as error:
-        print_error(f"gpumond: {error}")
+        print_error(f"gpumond: {on_command_line(str(error))}")
         if "receipts" not in error.problem:
             return {404: NOTHING_TO_DO, 422: WRONG_USE}.get(error.status, FAILED)
         answer = error.problem
@@ -152,7 +152,7 @@ def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 def _remarks(receipt: Mapping[str, Any]) -> str:
     """Return the reason and, for an engine whose memory goes, how it returns to service."""
-    parts = [receipt["reason"]]
+    parts = [on_command_line(receipt["reason"])]
     if receipt.get("wake") and receipt["outcome"] in ("planned", "freed", "partial", "gone", "timeout"):
         seconds = receipt.get("wake_seconds")
         parts.append(f"return to service: {receipt['wake']}" + (f" ({seconds:.0f} s the last time)" if seconds else ""))

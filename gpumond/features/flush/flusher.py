@@ -24,6 +24,7 @@ from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import (
     ENGINE_STEP,
+    FORCED,
     SUSPENDED,
     Expected,
     Outcome,
@@ -533,7 +534,7 @@ class Flusher:
 
 def _resting(ago: float, wait: float) -> str:
     again = f"the next flush is allowed in {math.ceil(wait)} s"
-    return f'it was flushed {ago:.0f} s ago; {again}, or now with --force (in a request: "force": true)'
+    return f"it was flushed {ago:.0f} s ago; {again}, or now {FORCED}"
 
 
 log = logging.getLogger(__name__)
