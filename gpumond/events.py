@@ -19,7 +19,7 @@ from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site
 from gpumond.facts.snapshot import AgentReport, Snapshot
-from gpumond.facts.units import human
+from gpumond.facts.units import caller_text, human
 from gpumond.facts.verdicts import SHAPES
 from gpumond.host.event_loop import Signal
 
@@ -283,7 +283,7 @@ def _flush(receipt: Receipt, frame: Frame) -> Event:
     where = f" on {_gpu(frame, receipt.device_uuid)}" if receipt.device_uuid else ""
     released = f", {receipt.allocator} released {human(receipt.released_bytes)}" if receipt.allocator else ""
     why = f" ({receipt.reason})" if receipt.reason else ""
-    summary = f"flush of {name}{where} by {receipt.requested_by}: {receipt.outcome}{released}{why}"
+    summary = f"flush of {name}{where} by {caller_text(receipt.requested_by)}: {receipt.outcome}{released}{why}"
     details: Details = (
         ("outcome", receipt.outcome),
         ("allocator", receipt.allocator or ""),

@@ -19,7 +19,7 @@ from gpumond.cli import client
 from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import GpumondError
-from gpumond.facts.units import GIB, MIB, duration, human
+from gpumond.facts.units import GIB, MIB, caller_text, duration, human
 from gpumond.sim.device import Spec, create
 
 TRAINING = "train-llm"
@@ -240,8 +240,8 @@ def captions(
             yield verdict["kind"], f"{verdict['summary']}. Try: {command('why ' + names[verdict['pid']])}"
     for receipt in receipts:
         if receipt["outcome"] == "freed" and receipt["released_bytes"]:
-            released, by = human(receipt["released_bytes"]), receipt["requested_by"].replace(":", " ")
-            yield "flush", f"A flush of {receipt['workload']} released {released} ({by}). See: {command('receipts')}"
+            released, by = human(receipt["released_bytes"]), caller_text(receipt["requested_by"]).replace(":", " ")
+            yield "flush", f"A flush of {receipt['workload']} released {released}, by {by}. See: {command('receipts')}"
     for alert in frame["alerts"]:
         if case := dict(alert["annotations"]).get("case"):
             labels = dict(alert["labels"])

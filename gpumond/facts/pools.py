@@ -27,6 +27,15 @@ ALL_STEPS = (*STEPS, ENGINE_STEP)
 SUSPENDED = "suspended: nothing was done, and nothing will be done when it is resumed"
 """Reason of the outcome ``deferred`` for a process that the driver has locked or suspended."""
 
+FORCED = 'with "force": true'
+"""How a request ignores the cooldown, in messages of the API."""
+
+
+def on_command_line(message: str) -> str:
+    """Return a message of the API with the option of the command line in place of the request's key."""
+    return message.replace(FORCED, "with --force")
+
+
 DEFAULT_STEPS: tuple[str, ...] = ("ipc", "cache", "trim")
 
 

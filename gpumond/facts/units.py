@@ -96,6 +96,11 @@ def counted(count: float, noun: str) -> str:
     return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"
 
 
+def caller_text(name: str) -> str:
+    """Return the name of a caller for people: the daemon's own token, ``token``, has the rights of an administrator."""
+    return "token (administrator)" if name == "token" else name
+
+
 def human(size: float) -> str:
     """Format bytes: ``31.2 GiB``, ``1.5 TiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

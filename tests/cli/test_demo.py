@@ -165,7 +165,7 @@ def test_log_and_audit_distinguish_plan_flush_refusal_and_forced_flush(demo: Run
     def refusal() -> object:
         until(reclaimable)  # a flush without effect starts no cooldown
         status, problem, headers = demo.flush(**training)
-        return headers["Retry-After"] if (status, "--force" in str(problem)) == (429, True) else None
+        return headers["Retry-After"] if (status, 'with "force": true' in str(problem)) == (429, True) else None
 
     assert 0 < int(str(until(refusal))) <= 5
     assert demo.flush(**training, force=True)[0] == 200

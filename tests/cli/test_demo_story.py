@@ -36,7 +36,7 @@ def test_captions_contain_the_figures_of_the_daemon():
         "queue": "pretrain waits for 20.0 GiB of a GPU. See: gpumond queue",
         "cache": "train-llm uses 2.0 GiB, and keeps 3.0 GiB that a flush would release. Try: gpumond flush train-llm",
         "leak": "notebook grows by 840.0 MiB/min. Try: gpumond why notebook",
-        "flush": "A flush of etl released 1.0 GiB (rule flush). See: gpumond receipts",
+        "flush": "A flush of etl released 1.0 GiB, by rule flush. See: gpumond receipts",
         "oom": "finetune ran out of memory on GPU 1. See: gpumond oom show c1",
     }
 

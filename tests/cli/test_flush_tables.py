@@ -6,6 +6,7 @@ from typing import Any
 
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO
 from gpumond.features.flush.command import _exit_code, plan_table, receipt_table
+from gpumond.view.text import moment
 
 GIB = 1024**3
 
@@ -45,9 +46,17 @@ def test_plan_table_has_its_columns_and_a_total():
 
 def test_receipt_table_has_planned_expected_released_and_the_drivers_count():
     header, row, _, total = receipt_table([make_receipt()]).splitlines()
-    assert header.split()[4:9] == ["PLANNED", "EXPECTED", "RELEASED", "DRIVER", "TIME"]
+    assert header.split()[4:9] == ["PLANNED", "EXPECTED", "RELEASED", "DRIVER", "TOOK"]
     assert row.split()[4:12] == ["4.0", "GiB", "3.0", "GiB", "2.0", "GiB", "1.0", "GiB"]
     assert total == "2.0 GiB released"
+
+
+def test_past_receipts_state_when_and_by_whom():
+    past = make_receipt(started_at=1_000_000.0, requested_by="token", reason="busy")
+    header, row, *_ = receipt_table([past], past=True).splitlines()
+    assert (header.split()[0], header.split()[-2:]) == ("AT", ["BY", "REASON"])
+    assert row.startswith(f"{moment(1_000_000.0)}   10  train")
+    assert row.endswith("0.10 s  token (administrator)  busy")
 
 
 def test_plan_of_unknown_size_exits_with_0():

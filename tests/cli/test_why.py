@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from gpumond.facts.units import GIB
-from gpumond.features.instruments.command import lines
+from gpumond.features.instruments.command import findings, lines
 from gpumond.features.instruments.routes import WHY, WHY_EXAMPLE, Why
 from gpumond.serve.examples import LIVE_CLASSES
+from gpumond.view.text import moment
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
 from tests.helpers.running import gpumond_here
 
@@ -70,6 +71,22 @@ def test_unknown_classes_are_not_shown_as_others(unknown: Sequence[str], rest: s
     _, *classes, last = shown(why)
     assert len(classes) == 6 - len(unknown) + 1
     assert (classes[-1], last) == (rest, "too many objects")
+
+
+def test_findings_state_value_threshold_and_remedy():
+    verdict = {"pid": 7, "kind": "leak", "since": 1e6, "summary": "train leaks", "evidence": [["growth_bytes", GIB]]}
+    alert = {"pid": 7, "rule": "cache", "phase": "firing", "active_at": 1e6, "fired_at": 2e6, "value": 2 * GIB}
+    frame = {
+        "verdicts": [verdict, verdict | {"pid": 8}, verdict | {"kind": "steady"}],
+        "alerts": [alert, alert | {"rule": "leak"}, alert | {"pid": None}],
+    }
+    first, remedy, *alerts = findings(frame, 7, {"cache": {"value": "reclaimable_bytes", "above": GIB}})
+    assert first == f"verdict leak since {moment(1e6)}: train leaks (growth_bytes 1.0 GiB)"
+    assert remedy.startswith("  -> see what keeps the memory: gpumond why --pid 7")
+    assert alerts == [
+        f"alert cache firing since {moment(2e6)}: reclaimable_bytes 2.0 GiB, threshold above 1.0 GiB",
+        f"alert leak firing since {moment(2e6)}",
+    ]
 
 
 def test_sites_of_a_recording_and_advice_follow_the_classes():

@@ -291,6 +291,18 @@ def test_receipt_of_a_pool_with_unknown_live_bytes_names_the_remedy():
         assert receipt.reason == CONDITIONS["live_unknown"]
 
 
+def test_flush_of_a_pool_without_cache_states_why_it_released_nothing():
+    def keep(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+        (pool,) = next(report for report in scripted.programs if report.pid == identity.pid).pools
+        return FlushResult(request.id, "nothing", "", (PoolChange(pool, pool, Expected(0, 0, 0)),), ())
+
+    for stranded, reason in ((0, ""), (2 * GIB, "; 2.0 GiB stranded, which no flush releases")):
+        (receipt,) = (
+            ScriptedPrograms(make_report(pools=(make_pool(live=GIB, stranded=stranded),)), respond=keep).run().receipts
+        )
+        assert (receipt.outcome, receipt.reason) == ("nothing", f"no cached bytes{reason}")
+
+
 def test_receipts_contain_reported_pools_once_and_requested_steps_only():
     def report_foreign_pools(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
         (own,) = release_all(scripted, identity, request).pools

@@ -120,8 +120,8 @@ def test_flushes_make_events_and_plans_do_not():
     ]
     freed, refused = between(make_frame(), receipts=receipts)
     assert (freed.kind, freed.at, dict(freed.details)["released_bytes"]) == ("flush", 1_000_000.0, GIB)
-    assert freed.summary == "flush of train (pid 10) on GPU 0 by token: freed, torch released 1.0 GiB"
-    assert refused.summary == "flush of train (pid 10) on GPU 0 by token: refused (busy)"
+    assert freed.summary == "flush of train (pid 10) on GPU 0 by token (administrator): freed, torch released 1.0 GiB"
+    assert refused.summary == "flush of train (pid 10) on GPU 0 by token (administrator): refused (busy)"
 
 
 def test_alerts_fire_and_resolve():

@@ -152,7 +152,7 @@ def test_flush_shows_the_plan_asks_for_confirmation_and_shows_the_receipt(fake: 
         session.press("y")
         screen = session.shows("receipts", "freed", "released 12.0 GiB")
         head, row = (next(line for line in screen.splitlines() if word in line) for word in ("DRIVER", "train torch"))
-        assert head.split() == ["PID", "PROGRAM", "PLANNED", "EXPECTED", "RELEASED", "DRIVER", "TIME", "OUTCOME"]
+        assert head.split() == ["PID", "PROGRAM", "PLANNED", "EXPECTED", "RELEASED", "DRIVER", "TOOK", "OUTCOME"]
         assert "12.0 GiB  12.0 GiB  12.0 GiB  11.0 GiB  0.50 s  freed" in row
         session.press("y", "escape")
         session.shows("train", without="released 12.0 GiB")

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, value
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.flush import MAX_REASON, Operation
-from gpumond.facts.pools import ENGINE_STEP, STEPS
+from gpumond.facts.pools import ENGINE_STEP, STEPS, on_command_line
 from gpumond.facts.units import byte_size, counted, human
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.connection import Client, Machine, Machines
@@ -252,7 +252,7 @@ def _rejected(planned: PlannedFlush, wave: int, error: DaemonError) -> ProcessRe
         if error.problem.get("receipts"):  # a 504: a program did not answer in time
             return result_of(planned, wave, receipts_of(error.problem), str(error))
     gone = error.status == 404 and not planned.engine
-    reason = "the process has ended, or has no agent any more" if gone else str(error)
+    reason = "the process has ended, or has no agent any more" if gone else on_command_line(str(error))
     result: Result = "refused" if error.status in REFUSALS else "failed"
     return ProcessResult(planned=planned, result=result, wave=wave, reason=reason)
 
@@ -597,7 +597,7 @@ def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
             size(receipt["released_bytes"]),
             size(receipt["driver_released_bytes"]),
             f"{receipt.get('duration_seconds', 0.0):.2f}",
-            str(receipt.get("reason", "")),
+            on_command_line(str(receipt.get("reason", ""))),
         ]
 
 

@@ -22,11 +22,11 @@ from gpumond.cli.arguments import (
     print_error,
 )
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt
+from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, on_command_line
 from gpumond.facts.suspension import SuspensionReceipt
-from gpumond.facts.units import typed_size
+from gpumond.facts.units import caller_text, typed_size
 from gpumond.view.frame import checked_as, receipts_of
-from gpumond.view.text import size, table
+from gpumond.view.text import moment, size, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         answer = client.post(arguments.url, "/api/v1/flushes", body, timeout=20 * arguments.timeout + 30)
     except DaemonError as error:
-        print_error(f"gpumond: {error}")
+        print_error(f"gpumond: {on_command_line(str(error))}")
         if "receipts" not in error.problem:
             return {404: NOTHING_TO_DO, 422: WRONG_USE}.get(error.status, FAILED)
         answer = error.problem
@@ -119,12 +119,22 @@ def _plan_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
         yield [*_subject(receipt), *promised, _remarks(receipt)]
 
 
-def receipt_table(receipts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the receipts as a table: planned, expected and released bytes, and those that the driver measured."""
-    counted = (">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TIME")
-    header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *counted, "REASON")
+def receipt_table(receipts: Sequence[Mapping[str, Any]], past: bool = False) -> str:
+    """Return the receipts as a table: planned, expected and released bytes, and those that the driver measured.
+
+    ``past``: with the time of each, and who requested it.
+    """
+    counted = (">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK")
+    header = [">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *counted, "REASON"]
+    rows: Iterable[list[str]] = _receipt_rows(receipts)
+    if past:
+        header = ["AT", *header[:-1], "BY", "REASON"]
+        pairs = zip(rows, receipts, strict=True)
+        rows = (
+            [moment(each["started_at"]), *row[:-1], caller_text(each["requested_by"]), row[-1]] for row, each in pairs
+        )
     total = sum(receipt["released_bytes"] or 0 for receipt in receipts)
-    return f"{table(header, _receipt_rows(receipts))}\n\n{size(total)} released"
+    return f"{table(header, rows)}\n\n{size(total)} released"
 
 
 def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
@@ -142,7 +152,7 @@ def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 def _remarks(receipt: Mapping[str, Any]) -> str:
     """Return the reason and, for an engine whose memory goes, how it returns to service."""
-    parts = [receipt["reason"]]
+    parts = [on_command_line(receipt["reason"])]
     if receipt.get("wake") and receipt["outcome"] in ("planned", "freed", "partial", "gone", "timeout"):
         seconds = receipt.get("wake_seconds")
         parts.append(f"return to service: {receipt['wake']}" + (f" ({seconds:.0f} s the last time)" if seconds else ""))
@@ -191,5 +201,5 @@ class Receipts:
         found = sorted((*flushed, *suspensions), key=itemgetter("started_at"))[-arguments.limit :]
         shown = [_of_suspension(each) if "action" in each else each for each in found]
         nothing = "no flush or suspension since the daemon started"
-        print_answer(arguments, found, lambda: receipt_table(shown) if shown else nothing)
+        print_answer(arguments, found, lambda: receipt_table(shown, past=True) if shown else nothing)
         return DONE

@@ -24,6 +24,7 @@ from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import (
     ENGINE_STEP,
+    FORCED,
     SUSPENDED,
     Expected,
     Outcome,
@@ -115,6 +116,8 @@ def verify(
     elif outcome == "freed" and driver_released is not None and driver_released < released and not raced:
         counted = human(driver_released)
         outcome, reason = "partial", f"the driver counts only {counted} of {human(released)} as released"
+    if outcome == "nothing" and not reason and change.before.live_bytes is not None:
+        reason = _without_cache(change.before)
     if change.before.live_bytes is None:
         reason = "; ".join(filter(None, (reason, CONDITIONS["live_unknown"])))
     planned = outcome == "planned"
@@ -131,6 +134,14 @@ def verify(
         steps=result.steps,
         raced=raced,
     )
+
+
+def _without_cache(pool: PoolUsage) -> str:
+    """Return why a flush of a pool without cached bytes released none; empty if the pool may have some."""
+    if pool.reclaimable.likely or not pool.held_known:
+        return ""
+    stranded = pool.stranded_bytes
+    return "no cached bytes" + (f"; {human(stranded)} stranded, which no flush releases" if stranded else "")
 
 
 def of_driver(receipt: Receipt, before: DriverCounts, after: DriverCounts) -> list[Receipt]:
@@ -523,7 +534,7 @@ class Flusher:
 
 def _resting(ago: float, wait: float) -> str:
     again = f"the next flush is allowed in {math.ceil(wait)} s"
-    return f'it was flushed {ago:.0f} s ago; {again}, or now with --force (in a request: "force": true)'
+    return f"it was flushed {ago:.0f} s ago; {again}, or now {FORCED}"
 
 
 log = logging.getLogger(__name__)

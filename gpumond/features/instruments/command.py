@@ -12,7 +12,8 @@ from gpumond.cli import client
 from gpumond.cli.arguments import add_target
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import human, seconds, typed_size
-from gpumond.view.text import size, table
+from gpumond.facts.verdicts import REMEDIES, SHAPES
+from gpumond.view.text import moment, safe, size, table
 
 CLASSES = {
     "parameters": "parameters",
@@ -43,15 +44,56 @@ def run(arguments: argparse.Namespace) -> int:
     one_for = None if arguments.folded is None else "--folded"
     answers, status = client.ask_programs(arguments, "why", body, duration(body) + ANSWER_SECONDS, one_for)
     gpus = client.gpu_names(arguments.url) if answers and not arguments.json else {}
+    frame, rules = _concluded(arguments.url) if answers and not arguments.json else ({}, {})
     for program, found in answers:
         if arguments.folded is not None and found["folded"] is not None:
             fetch(arguments.url, program.pid, found["folded"], arguments.folded)
         if not arguments.json:
             subject = [] if arguments.pid is not None else [f"{program}:"]
-            print("\n".join([*subject, *lines(found, gpus)]))
+            print("\n".join([*subject, *findings(frame, program.pid, rules), *lines(found, gpus)]))
     if arguments.json and answers:
         print(client.as_json(arguments, answers))
     return status
+
+
+def _concluded(url: str) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]]]:
+    """Return the daemon's frame, and its rules by name if an alert is active. Both are empty if they are unknown."""
+    with suppress(DaemonError):
+        frame = client.frame(url)
+        if not frame["alerts"]:
+            return frame, {}
+        with suppress(DaemonError):
+            return frame, {each["name"]: each["rule"] for each in client.get(url, "/api/v1/rules")}
+        return frame, {}
+    return {}, {}
+
+
+def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a program's active verdicts, each with its evidence and remedy, and its alerts with their thresholds."""
+    for verdict in frame.get("verdicts", ()):
+        if verdict["pid"] == pid and verdict["kind"] not in SHAPES:
+            evidence = ", ".join(f"{name} {_amount(name, value)}" for name, value in verdict["evidence"])
+            yield safe(f"verdict {verdict['kind']} since {moment(verdict['since'])}: {verdict['summary']} ({evidence})")
+            if remedy := REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)):
+                yield f"  -> {remedy}"
+    for alert in frame.get("alerts", ()):
+        if alert.get("pid") == pid:
+            since = moment(alert["fired_at"] or alert["active_at"])
+            yield safe(f"alert {alert['rule']} {alert['phase']} since {since}{_compared(alert, rules)}")
+
+
+def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return an alert's value and its rule's threshold; empty for a rule without a threshold, such as of a verdict."""
+    rule = rules.get(alert["rule"], {})
+    name = rule.get("value") or ""
+    limits = [f"{word} {_amount(name, rule[word])}" for word in ("above", "below") if rule.get(word) is not None]
+    if not name or not limits:
+        return ""
+    return f": {name} {_amount(name, alert['value'])}, threshold {' or '.join(limits)}"
+
+
+def _amount(name: str, value: float) -> str:
+    return human(value) if name.endswith("_bytes") else f"{value:.4g}"
 
 
 def lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str]:

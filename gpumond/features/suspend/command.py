@@ -63,7 +63,7 @@ def request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any]) -
 
 def receipt_table(receipts: Sequence[Mapping[str, Any]]) -> str:
     """Return the receipts as a table."""
-    header = (">PID", "PROGRAM", "OUTCOME", ">EXPECTED", ">DRIVER", ">HOST", ">TIME", "REASON")
+    header = (">PID", "PROGRAM", "OUTCOME", ">EXPECTED", ">DRIVER", ">HOST", ">TOOK", "REASON")
     rows = [
         [
             str(each["pid"]),
