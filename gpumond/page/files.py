@@ -145,7 +145,7 @@ def page_files() -> dict[str, File]:
     page = (DIRECTORY / "index.html").read_text()
     for name, text, media_type in (
         ("page.js", bundle(MODULES, "page"), "text/javascript"),
-        ("page.css", (DIRECTORY / "page.css").read_text(), "text/css"),
+        ("page.css", "\n".join(map(str.strip, (DIRECTORY / "page.css").read_text().splitlines())), "text/css"),
     ):
         stem, suffix = name.split(".")
         hashed = f"{stem}-{_tag(text.encode())}.{suffix}"

@@ -43,7 +43,7 @@ def prometheus(machine: SimulatedMachine, tmp_path_factory: pytest.TempPathFacto
     with Prometheus(tmp_path_factory.mktemp("prometheus") / "data", {"gpumond": job}, RULES) as running:
         wasted = ("owner:gpumond_wasted_gibibyte_hours:sum1h", "instance:gpumond_wasted_gibibyte_hours:sum1h")
         for name in (*wasted, "instance:gpumond_agent_coverage:ratio"):
-            until(lambda name=name: running.instant(name), 60)
+            until(lambda name=name: running.instant(name), 120)  # the first value is that of the next whole minute
         yield running
 
 
