@@ -307,21 +307,25 @@ def _content(status: int, body: bytes, route: Route, url: str) -> Any:
     except DaemonError as error:
         reason = str(error) or f"the daemon answered {status}"
         if status == UNAUTHORIZED:
-            reason = f"{reason} (the token is from {route.token_source})" if route.token_source else _no_token(url)
+            given = f"{reason} (the token is from {route.token_source})" if route.token_source else NO_TOKEN
+            reason = _token_place(url, route.token_source) or given
         raise DaemonError(reason, status, error.problem) from None
 
 
-def _no_token(url: str) -> str:
-    """Return why a request without a token failed, with the daemon's directory if this user can read its token."""
-    if url and is_local(url):
+def _token_place(url: str, source: str) -> str:
+    """Return where this user can read the token of the daemon at ``url``, or an empty text.
+
+    ``source``: where the refused token is from. The default directory may have that of another daemon.
+    """
+    if url and is_local(url) and source != "$GPUMOND_TOKEN":
         with suppress(GpumondError, OSError):
             directory = _exchange("GET", url, "/api/v1/status", READ_SECONDS, False)["runtime_dir"]
-            if directory is not None and Path(directory, TOKEN_FILE).stat().st_uid in (0, os.geteuid()):
-                read_secret(Path(directory, TOKEN_FILE))
-                return (
-                    f"the daemon requires a token; set GPUMOND_RUNTIME_DIR={shlex.quote(directory)}, which contains it"
-                )
-    return NO_TOKEN
+            file = Path(directory or "", TOKEN_FILE)
+            if directory is not None and str(file) != source and file.stat().st_uid in (0, os.geteuid()):
+                read_secret(file)
+                place = shlex.quote(directory)
+                return f"the daemon requires its own token; set GPUMOND_RUNTIME_DIR={place}, which contains it"
+    return ""
 
 
 def _route(url: str, seconds: float, secret: bool) -> Route:

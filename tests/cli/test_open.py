@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+import pytest
+
 from tests.helpers.running import RunningDaemon
 
 
@@ -30,15 +32,23 @@ def test_printed_address_signs_in_once(tmp_path: Path):
             assert json.load(answer)["token"].startswith("gpm_")
 
 
-def test_error_names_the_directory_of_a_readable_token(tmp_path: Path):
-    with RunningDaemon(tmp_path, "--source", "nvml") as daemon:
+@pytest.mark.parametrize("stale", [False, True], ids=["no token", "a token of another daemon"])
+def test_error_names_the_directory_of_a_readable_token(tmp_path: Path, stale: bool):
+    with RunningDaemon(tmp_path / "daemon", "--source", "nvml") as daemon:
+        other = tmp_path / "other"
+        other.mkdir()
+        if stale:
+            (other / "token").touch(0o600)
+            (other / "token").write_text("gpm_of_another_daemon")
         command = [sys.executable, "-m", "gpumond", "flush", "--all", "--url", daemon.url]
         environ = {name: value for name, value in daemon.environ.items() if not name.startswith("GPUMOND_")}
+        environ["GPUMOND_RUNTIME_DIR"] = str(other)
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        directory = daemon.get("status")["runtime_dir"]
+        assert directory == str(daemon.directory)
         assert done.stderr == (
-            f"gpumond: the daemon requires a token; set GPUMOND_RUNTIME_DIR={daemon.directory}, which contains it\n"
+            f"gpumond: the daemon requires its own token; set GPUMOND_RUNTIME_DIR={directory}, which contains it\n"
         )
-        assert daemon.get("status")["runtime_dir"] == str(daemon.directory)
 
 
 def test_address_of_a_socket_is_refused(tmp_path: Path):
