@@ -86,7 +86,7 @@ torch.distributed.init_process_group("nccl", rank=0, world_size=1)
 kept = torch.ones(1 << 20, device="cuda")
 torch.distributed.all_reduce(kept)
 """,
-    "shares device memory": """
+    "shares GPU memory": """
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 kept = torch.ones(1 << 20, device="cuda")
@@ -241,7 +241,7 @@ def bounds(gib: int = 8) -> Mapping[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, advice in (("pages", mmap.MADV_NOHUGEPAGE), ("huge_pages", mmap.MADV_HUGEPAGE)):
-        with mmap.mmap(-1, gib * GIB) as memory:
+        with mmap.mmap(-1, gib * GIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
             memory.madvise(advice)
             began = time.perf_counter()
             for place in range(0, gib * GIB, 4096):
