@@ -134,15 +134,12 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._disarm()
         self._head_complete, self._request_bytes = False, 0
-        self._peer.enter("serving", time.monotonic())
+        self._peer.enter("serving" if self._answering() else "idle", time.monotonic())
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        unread = self._receiving is not None and self._head_complete and not self.pipeline
         super().on_response_complete()
-        if unread:
-            self.transport.close()  # answered before the body had arrived: the rest is not read
-        elif not self.pipeline:
+        if not self.pipeline:  # without its body the request is still awaited, or its sender would miss the answer
             self._peer.enter("idle" if self._receiving is None else "waiting", time.monotonic())
 
     def pause_writing(self) -> None:

@@ -7,6 +7,7 @@ import inspect
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from http.client import HTTPConnection
 
 import pytest
 import uvicorn
@@ -170,3 +171,20 @@ def test_hundred_viewers_of_one_address_are_served(daemon: RunningDaemon):
             except BlockingIOError:
                 pass
     assert rejected(daemon, "crowd") == before
+
+
+def test_request_that_is_refused_before_its_body_is_read_to_its_end(daemon: RunningDaemon):
+    """A client that sends its body after the refusal would otherwise see a reset connection instead of the reason."""
+    client = HTTPConnection(daemon.url.removeprefix("http://"), timeout=60)
+    for _ in range(3):
+        client.putrequest("POST", "/-/reload")
+        client.putheader("Content-Type", "application/json")
+        client.putheader("Content-Length", "2")
+        client.endheaders()
+        answer = client.getresponse()
+        assert (answer.status, answer.read()[:1]) == (401, b"{")
+        assert not answer.will_close
+        client.send(b"{}")
+    client.request("GET", "/-/healthy")
+    assert client.getresponse().status == 200
+    client.close()
