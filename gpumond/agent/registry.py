@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-from gpumond.agent.allocators import ADAPTERS, AllocatorAdapter, FlushRefused, capture_guards, loaded
+from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter, FlushRefused, capture_guards, loaded
 from gpumond.agent.flushing import (
     Permissions,
     RefilledFlushes,

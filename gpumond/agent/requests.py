@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from gpumond.agent.allocators import FlushRefused, HistoryRecording, TensorTracking
+from gpumond.agent.allocators.adapters import FlushRefused, HistoryRecording, TensorTracking
 from gpumond.agent.measure import snapshots
 from gpumond.agent.measure.oom import live_classes
 from gpumond.agent.registry import REGISTRY, apply_limit

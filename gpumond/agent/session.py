@@ -15,7 +15,7 @@ from collections import deque
 from contextlib import suppress
 
 from gpumond import __version__
-from gpumond.agent.allocators import AllocatorAdapter, TensorTracking, capture_guards
+from gpumond.agent.allocators.adapters import AllocatorAdapter, TensorTracking, capture_guards
 from gpumond.agent.measure.oom import BORROWING, OOMS, causes, is_oom
 from gpumond.agent.program_report import account_of, components, is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.registry import REGISTRY, collected

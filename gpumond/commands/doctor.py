@@ -21,7 +21,7 @@ from importlib import metadata, util
 from typing import Any, Literal
 
 from gpumond import __version__
-from gpumond.agent.allocators import ADAPTERS
+from gpumond.agent.allocators.adapters import ADAPTERS
 from gpumond.agent.transport import SERVICE_DIRECTORY, service_uid, trusted_uids
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.allocators.mempools import CudaAdapter, cached
 from gpumond.facts.pools import PoolUsage
 

@@ -16,15 +16,8 @@ from functools import partial
 from typing import Any
 
 from gpumond.agent import cuda
-from gpumond.agent.allocators import (
-    AllocatorAdapter,
-    FlushRefused,
-    HistoryRecording,
-    TensorTracking,
-    Tracked,
-    torch_classes,
-    torch_xpu,
-)
+from gpumond.agent.allocators import torch_classes, torch_xpu
+from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, HistoryRecording, TensorTracking, Tracked
 from gpumond.agent.allocators.mempools import retained_by_trim
 from gpumond.agent.allocators.torch_formulas import (
     LARGE_PAGE,

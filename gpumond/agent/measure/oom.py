@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from gpumond.agent.allocators import ADAPTERS, HistoryRecording, TensorTracking
+from gpumond.agent.allocators.adapters import ADAPTERS, HistoryRecording, TensorTracking
 from gpumond.agent.measure import is_async, refuse_generators
 from gpumond.agent.measure.steps import READ_SECONDS
 from gpumond.agent.registry import REGISTRY, collected

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.registry import REGISTRY
 from gpumond.facts.messages import clean
 from gpumond.facts.program import Dump

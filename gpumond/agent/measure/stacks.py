@@ -10,7 +10,7 @@ from itertools import islice
 from types import CodeType, FrameType
 
 import gpumond
-from gpumond.agent.allocators import ADAPTERS
+from gpumond.agent.allocators.adapters import ADAPTERS
 from gpumond.facts.messages import clean
 from gpumond.facts.program import Call, ThreadStack
 
