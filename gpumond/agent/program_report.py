@@ -76,7 +76,7 @@ def components(modules: Mapping[str, Any] = sys.modules) -> tuple[str, ...]:
     """
     seen = {
         "nccl": _distributed(modules, lambda distributed: "nccl" in str(distributed.get_backend())),
-        "graphs": getattr(modules.get("gpumond.agent.cuda"), "CAPTURED", None),
+        "graphs": getattr(modules.get("gpumond.agent.allocators.cuda"), "CAPTURED", None),
         "triton": "triton" in modules,
         "ipc": _shares_memory(modules.get("torch.multiprocessing.reductions")),
     }

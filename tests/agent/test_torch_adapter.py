@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.allocators.torch import TorchAdapter
 from gpumond.facts.pools import HostPool, Reclaimable

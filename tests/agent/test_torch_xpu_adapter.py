@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent import cuda
-from gpumond.agent.allocators import torch_xpu
+from gpumond.agent.allocators import cuda, torch_xpu
 from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.allocators.torch_xpu import XpuAdapter
 from gpumond.devices.drm import cards

@@ -21,7 +21,7 @@ from gpumond.facts.pools import HostPool, PoolUsage, StepResult
 from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
 
 if TYPE_CHECKING:
-    from gpumond.agent import cuda as cuda_module
+    from gpumond.agent.allocators import cuda as cuda_module
 
 
 class AdapterSpec:
@@ -82,8 +82,8 @@ ADAPTERS = (
     AdapterSpec("tensorflow", "tensorflow", ("tensorflow",), ("tensorflow", "ResourceExhaustedError")),
     AdapterSpec("jax", "jax", ("jax",), oom_texts=(("XlaRuntimeError", _XLA), ("JaxRuntimeError", _XLA))),
     AdapterSpec("comfy_aimdo.model_vbar", "aimdo", ("comfy-aimdo",)),
-    AdapterSpec("gpumond.agent.cuda", "mempools"),
-    AdapterSpec("gpumond.agent.cuda", "managed"),
+    AdapterSpec("gpumond.agent.allocators.cuda", "mempools"),
+    AdapterSpec("gpumond.agent.allocators.cuda", "managed"),
     AdapterSpec("gpumond.sim.allocator", "sim", oom_error=("gpumond", "OutOfMemory")),
 )
 """All adapters in the order of flushes: an allocator that allocates from another library comes before it."""
@@ -230,8 +230,8 @@ class TensorTracking(Protocol):
 
 
 class CaptureGuards(Protocol):
-    """The functions of `gpumond.agent.cuda` that keep the agent from disturbing captures of CUDA graphs, and from
-    acting too late.
+    """The functions of `allocators.cuda` that keep the agent from disturbing captures of CUDA graphs, and from acting
+    too late.
     """
 
     def capturing(self) -> bool: ...
@@ -243,10 +243,10 @@ class CaptureGuards(Protocol):
 
 
 def capture_guards() -> CaptureGuards | None:
-    """Return `gpumond.agent.cuda` if an adapter has imported it, as each adapter does that queries the driver."""
+    """Return `allocators.cuda` if an adapter has imported it, as each adapter does that queries the driver."""
     if TYPE_CHECKING:
         return cuda_module
-    return sys.modules.get("gpumond.agent.cuda")
+    return sys.modules.get("gpumond.agent.allocators.cuda")
 
 
 def loaded(spec: AdapterSpec) -> AllocatorAdapter | None:

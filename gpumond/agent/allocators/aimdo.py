@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import AllocatorAdapter
 from gpumond.facts.pools import PoolUsage, Reclaimable
 

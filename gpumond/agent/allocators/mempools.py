@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from itertools import combinations, compress
 from typing import Any
 
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 

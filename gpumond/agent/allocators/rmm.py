@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.mempools import CudaAdapter, counter_of, is_counted, retained_by_trim, trim
 from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable
 

@@ -19,7 +19,7 @@ from itertools import compress
 from typing import Any
 
 from gpumond.agent.allocators.adapters import Tracked
-from gpumond.agent.torch_objects import TORCH_OBJECTS
+from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 from gpumond.facts.program import LiveClasses
 
 CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors")

@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from gpumond.agent.allocators.adapters import ADAPTERS, HistoryRecording, TensorTracking
+from gpumond.agent.loaded_allocators import LOADED, collected
 from gpumond.agent.measure import is_async, refuse_generators
 from gpumond.agent.measure.steps import READ_SECONDS
-from gpumond.agent.registry import REGISTRY, collected
 from gpumond.facts.messages import Borrow, Borrowed, to_json
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import (
@@ -153,7 +153,7 @@ class Ooms:
             return
         try:
             error._gpumond_saw = True  # type: ignore[attr-defined]
-            pools = REGISTRY.read(READ_SECONDS) or ()
+            pools = LOADED.read(READ_SECONDS) or ()
             devices = self._increased(pools, first_counts=True)
             request = request_bytes(error)
             details = _details(error, LAST_SEARCH_SECONDS if seen == "unhandled" else SEARCH_SECONDS)
@@ -187,7 +187,7 @@ class Ooms:
             stack, omitted = stacks.of_thread(thread)
             details = Details(_largest_free(), stack, omitted, (), live_classes(), _live_sites())
             devices = [device] if device else []
-            record = self._record(REGISTRY.read(READ_SECONDS) or (), devices, "oom_pool", size, "", details)
+            record = self._record(LOADED.read(READ_SECONDS) or (), devices, "oom_pool", size, "", details)
             self._publish(replace(record, allocator="torch"))
         except Exception:
             return
@@ -314,7 +314,7 @@ def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
 
     ``search_seconds``: time limit of each for a search of all objects; 0 for no search.
     """
-    trackers = (adapter for adapter in REGISTRY.known() if isinstance(adapter, TensorTracking))
+    trackers = (adapter for adapter in LOADED.known() if isinstance(adapter, TensorTracking))
     return tuple(collected(trackers, lambda adapter: adapter.live_classes(search_seconds))[:OOM_POOLS])
 
 
@@ -332,14 +332,14 @@ def _shown(pool: PoolUsage, live: int, largest_free: Mapping[tuple[str, str], in
 def _largest_free() -> dict[tuple[str, str], int]:
     """Return the largest free block by allocator and device, for the adapters that know it."""
     found: dict[tuple[str, str], int] = {}
-    for adapter in REGISTRY.adapters():
+    for adapter in LOADED.adapters():
         found.update(((adapter.name, uuid), size) for uuid, size in adapter.largest_free_bytes().items())
     return found
 
 
 def _live_sites() -> tuple[Site, ...]:
     """Return the sites that keep most memory, of all allocators whose history is recorded."""
-    adapters = [adapter for adapter in REGISTRY.adapters() if isinstance(adapter, HistoryRecording)]
+    adapters = [adapter for adapter in LOADED.adapters() if isinstance(adapter, HistoryRecording)]
     found = [site for adapter in adapters for site in adapter.live_sites()]
     found.sort(key=lambda site: -site.size_bytes)
     return tuple(replace(site, calls=site.calls[:SITE_CALLS]) for site in found[:SITES])

@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from gpumond.agent.loaded_allocators import LOADED
 from gpumond.agent.measure import is_async, refuse_generators
 from gpumond.agent.measure.oom import BORROWING, OOMS, is_oom, request_bytes
 from gpumond.agent.measure.steps import NOTHING, Levels, read_levels
-from gpumond.agent.registry import REGISTRY
 from gpumond.facts.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeRetained, ScopeUsage
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -298,7 +298,7 @@ def _annotated(name: str) -> list[Callable[[], object]]:
     if events is not None and events._get_running_loop() is not None:
         return []
     try:
-        return [end for adapter in REGISTRY.adapters() if (end := adapter.annotate(name)) is not None]
+        return [end for adapter in LOADED.adapters() if (end := adapter.annotate(name)) is not None]
     except Exception:  # an error of the library, which the program did not call
         return []
 
