@@ -195,6 +195,18 @@ def test_agent_imports_the_standard_library_and_facts_only():
         assert [name for name in at_run_time if not within(name, allowed)] == [], module
 
 
+def test_parts_of_the_agent_import_in_one_direction():
+    """The allocators know nothing of the agent around them, and the measurements only the allocators."""
+    known = {
+        "agent.allocators": ("agent.imports",),
+        "agent.measure": ("agent.allocators", "agent.loaded_allocators"),
+    }
+    for part, below in known.items():
+        for module in (name for name in FILES if within(name, (part,))):
+            own = [name for name in own_imports(module) if within(name, ("agent",))]
+            assert [name for name in own if not within(name, (part, *below))] == [], module
+
+
 def test_conclusions_are_drawn_without_io():
     for module in (name for name in FILES if within(name, WITHOUT_IO)):
         assert not IO_MODULES & {name.partition(".")[0] for name in imports(module)}, module

@@ -302,7 +302,7 @@ def retry_on_oom(  # noqa: F811
         ... def train(batch):
         ...     return model(batch).loss
     """
-    from gpumond.agent.measure.oom import check_retry, wrap_retry
+    from gpumond.agent.measure.retry import check_retry, wrap_retry
 
     check_retry(shrink, attempts, gc, borrow)
     last = _collect_and_flush if gc else _flush_all

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpumond.agent.measure.oom import OOMS
+from gpumond.agent.measure.oom_record import OOMS
 from gpumond.agent.measure.steps import STEPS, levels
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import MAX_RANKS, SILENT, Program, Retainer

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gpumond.agent.allocators.adapters import FlushRefused, HistoryRecording, TensorTracking
 from gpumond.agent.loaded_allocators import LOADED, apply_limit
 from gpumond.agent.measure import snapshots
-from gpumond.agent.measure.oom import live_classes
+from gpumond.agent.measure.oom_record import live_classes
 from gpumond.agent.retention import INTERVAL_SECONDS, RetentionSearch
 from gpumond.agent.settings import Settings
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, clean, encode

@@ -16,8 +16,9 @@ from contextlib import suppress
 
 from gpumond import __version__
 from gpumond.agent.allocators.adapters import AllocatorAdapter, TensorTracking, capture_guards
+from gpumond.agent.allocators.borrowing import BORROWING
 from gpumond.agent.loaded_allocators import LOADED, collected
-from gpumond.agent.measure.oom import BORROWING, OOMS, causes, is_oom
+from gpumond.agent.measure.oom_record import OOMS, causes, is_oom
 from gpumond.agent.program_report import account_of, components, is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.requests import STEP_SECONDS, RequestHandler, answers
 from gpumond.agent.settings import Settings

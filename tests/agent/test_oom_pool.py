@@ -10,8 +10,8 @@ import pytest
 
 from gpumond import agent
 from gpumond.agent.allocators import cuda
-from gpumond.agent.measure.oom import OOMS
 from gpumond.agent.measure.oom_pool import OomPools, Opened
+from gpumond.agent.measure.oom_record import OOMS
 from tests.helpers.values import make_pool
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpumond.agent.allocators.torch import MAX_ENTRIES
 from gpumond.agent.loaded_allocators import FLUSHES
 from gpumond.agent.measure import snapshots
-from gpumond.agent.measure.oom import MAX_RECORD_BYTES
+from gpumond.agent.measure.oom_record import MAX_RECORD_BYTES
 from gpumond.agent.requests import MAX_RECORD_SECONDS
 from gpumond.devices.child.supervisor import DEADLINE_SECONDS
 from gpumond.facts.messages import MAX_MESSAGE_BYTES

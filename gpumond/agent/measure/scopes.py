@@ -18,9 +18,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from gpumond.agent.allocators.borrowing import BORROWING
 from gpumond.agent.loaded_allocators import LOADED
 from gpumond.agent.measure import is_async, refuse_generators
-from gpumond.agent.measure.oom import BORROWING, OOMS, is_oom, request_bytes
+from gpumond.agent.measure.oom_record import OOMS, is_oom, request_bytes
 from gpumond.agent.measure.steps import NOTHING, Levels, read_levels
 from gpumond.facts.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeRetained, ScopeUsage
 
@@ -156,7 +157,7 @@ class Scope:
     def __call__(self, function: F) -> F:
         refuse_generators("scope", function)
         if self._borrow is not None:
-            from gpumond.agent.measure.oom import wrap_retry  # needed by such scopes only
+            from gpumond.agent.measure.retry import wrap_retry  # needed by such scopes only
 
             return wrap_retry(Scope(self._name, self._flush)(function), None, 1, self._borrow, self._borrow, True)
 
