@@ -41,7 +41,7 @@ from gpumond.quantities.table import (
     STEP,
     Quantity,
 )
-from gpumond.tick.conditions import OF_DEVICES, conditions
+from gpumond.tick.limitations import OF_DEVICES, conditions
 
 Row = tuple[tuple[str, ...], float | None]
 """Label values in the family's order, and the value. A row whose value is None is omitted."""
