@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpumond.agent.allocators.adapters import ADAPTERS
 from gpumond.devices import SOURCES
-from gpumond.features.alerts.settings import RECEIVER_TYPES
+from gpumond.features.alerts.receivers import RECEIVER_TYPES
 from gpumond.features.engines.kinds import KINDS
 
 HEADER = """\
