@@ -23,8 +23,8 @@ from gpumond.facts.messages import to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
 from gpumond.quantities import departure, hidden, subjects
+from gpumond.quantities.quantity import readable
 from gpumond.quantities.scope import NO_VERDICT, Hidden, Row, RuleContext, Subjects, active_verdicts
-from gpumond.quantities.table import readable
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.store.table import adapter
 from gpumond.tick.ledger import attribute
