@@ -281,7 +281,7 @@ def test_core_runs_without_extras(tmp_path: Path):
 
 
 def test_digests_are_compared_in_constant_time():
-    tree = ast.parse((PACKAGE / "serve/auth.py").read_text())
+    tree = ast.parse((PACKAGE / "serve/authentication.py").read_text())
     names = {"digest", "presented"}
     compared = [
         ast.unparse(node)
