@@ -21,7 +21,7 @@ from gpumond.features import routers
 from gpumond.host.event_loop import background
 from gpumond.kernel import Kernel
 from gpumond.serve.app import create_app
-from gpumond.serve.auth import Tokens
+from gpumond.serve.authentication import Tokens
 
 CHANGING = 0.1
 """Share of the processes whose memory changes in a second."""

@@ -33,7 +33,7 @@ from gpumond.host.runtime_directory import unusual
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Scrape
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.programs.requests import AgentRequests
+from gpumond.programs.audited_requests import AuditedRequests
 from gpumond.programs.server import AgentServer
 from gpumond.quantities.window import RuleWindow
 from gpumond.store.store import Store
@@ -253,7 +253,7 @@ class Kernel:
         self.runtime_dir = unusual(settings.runtime_directory())
         self.diagnosis = Diagnosis(pace)
         self.events = EventLog(self.started_at)
-        self.requests = AgentRequests(self.programs, self.store.audit, self.note)
+        self.requests = AuditedRequests(self.programs, self.store.audit, self.note)
         self.exposition = Exposition(dependencies.telemetry, settings.compat)
         self.frame: Frame | None = None
         self.answers: dict[str, bytes] = {}

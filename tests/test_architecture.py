@@ -189,10 +189,30 @@ def test_third_party_libraries_are_imported_only_where_listed():
 
 
 def test_agent_imports_the_standard_library_and_facts_only():
-    allowed = ("agent", "facts.pools", "facts.program", "facts.messages", "facts.errors", "facts.units")
+    allowed = (
+        "agent",
+        "facts.pools",
+        "facts.program",
+        "facts.messages",
+        "facts.validator",
+        "facts.errors",
+        "facts.units",
+    )
     for module in (name for name in FILES if within(name, ("agent",))):
         at_run_time = own_imports(module, types=False) - {"facts"}
         assert [name for name in at_run_time if not within(name, allowed)] == [], module
+
+
+def test_parts_of_the_agent_import_in_one_direction():
+    """The allocators know nothing of the agent around them, and the measurements only the allocators."""
+    known = {
+        "agent.allocators": ("agent.imports",),
+        "agent.measure": ("agent.allocators", "agent.loaded_allocators"),
+    }
+    for part, below in known.items():
+        for module in (name for name in FILES if within(name, (part,))):
+            own = [name for name in own_imports(module) if within(name, ("agent",))]
+            assert [name for name in own if not within(name, (part, *below))] == [], module
 
 
 def test_conclusions_are_drawn_without_io():
@@ -261,7 +281,7 @@ def test_core_runs_without_extras(tmp_path: Path):
 
 
 def test_digests_are_compared_in_constant_time():
-    tree = ast.parse((PACKAGE / "serve/auth.py").read_text())
+    tree = ast.parse((PACKAGE / "serve/authentication.py").read_text())
     names = {"digest", "presented"}
     compared = [
         ast.unparse(node)

@@ -218,11 +218,11 @@ def flush(steps: Sequence[str] = ("ipc", "cache", "trim"), dry_run: bool = False
         >>> sum(receipt.released_bytes for receipt in gpumond.agent.flush())
         42949672960
     """
-    from gpumond.agent import registry
+    from gpumond.agent import loaded_allocators
 
-    registry.check_steps(steps)
+    loaded_allocators.check_steps(steps)
     workload, main_thread = (_thread.settings.workload, _thread.settings.main_thread) if _thread else ("", False)
-    return registry.receipts(steps, bool(dry_run), _hooks, workload, main_thread)
+    return loaded_allocators.receipts(steps, bool(dry_run), _hooks, workload, main_thread)
 
 
 def scope(name: str, flush: bool = False, gc: bool = False, borrow: bool = False) -> Scope:
@@ -302,7 +302,7 @@ def retry_on_oom(  # noqa: F811
         ... def train(batch):
         ...     return model(batch).loss
     """
-    from gpumond.agent.measure.oom import check_retry, wrap_retry
+    from gpumond.agent.measure.retry import check_retry, wrap_retry
 
     check_retry(shrink, attempts, gc, borrow)
     last = _collect_and_flush if gc else _flush_all
@@ -334,7 +334,7 @@ def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLi
         >>> gpumond.agent.limit(40 << 30)[0].applied
         True
     """
-    from gpumond.agent.registry import apply_limit, check_limit
+    from gpumond.agent.loaded_allocators import apply_limit, check_limit
 
     check_limit(bytes, device)
     return apply_limit(bytes, device)
@@ -418,10 +418,10 @@ def report() -> tuple[PoolUsage, ...]:
         >>> [(pool.allocator, pool.live_bytes) for pool in gpumond.agent.report()]
         [('torch', 33285996544)]
     """
-    from gpumond.agent import registry
+    from gpumond.agent import loaded_allocators
 
-    registry.REGISTRY.adapters()
-    return registry.REGISTRY.read(REPORT_SECONDS) or ()
+    loaded_allocators.LOADED.adapters()
+    return loaded_allocators.LOADED.read(REPORT_SECONDS) or ()
 
 
 def _flush_all() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, capture_guards
+from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, capture_guards
 from gpumond.agent.pending_calls import Busy, run
 from gpumond.agent.prediction import RETURNING, promises
 from gpumond.agent.settings import Hook

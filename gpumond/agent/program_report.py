@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpumond.agent.measure.oom import OOMS
+from gpumond.agent.measure.oom_record import OOMS
 from gpumond.agent.measure.steps import STEPS, levels
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import MAX_RANKS, SILENT, Program, Retainer
@@ -76,7 +76,7 @@ def components(modules: Mapping[str, Any] = sys.modules) -> tuple[str, ...]:
     """
     seen = {
         "nccl": _distributed(modules, lambda distributed: "nccl" in str(distributed.get_backend())),
-        "graphs": getattr(modules.get("gpumond.agent.cuda"), "CAPTURED", None),
+        "graphs": getattr(modules.get("gpumond.agent.allocators.cuda"), "CAPTURED", None),
         "triton": "triton" in modules,
         "ipc": _shares_memory(modules.get("torch.multiprocessing.reductions")),
     }

@@ -14,10 +14,10 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from gpumond.agent.allocators import FlushRefused, HistoryRecording, TensorTracking
+from gpumond.agent.allocators.adapters import FlushRefused, HistoryRecording, TensorTracking
+from gpumond.agent.loaded_allocators import LOADED, apply_limit
 from gpumond.agent.measure import snapshots
-from gpumond.agent.measure.oom import live_classes
-from gpumond.agent.registry import REGISTRY, apply_limit
+from gpumond.agent.measure.oom_record import live_classes
 from gpumond.agent.retention import INTERVAL_SECONDS, RetentionSearch
 from gpumond.agent.settings import Settings
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, clean, encode
@@ -102,7 +102,7 @@ class RequestHandler:
             return AgentResponse(request.id, f"this program's flush_policy is {policy}: its objects aren't searched")
         if sys.getallocatedblocks() > MAX_SEARCHED_BLOCKS:
             return AgentResponse(request.id, "the program has too many objects: a search would stop it for too long")
-        adapters = [adapter for adapter in REGISTRY.known() if isinstance(adapter, TensorTracking)]
+        adapters = [adapter for adapter in LOADED.known() if isinstance(adapter, TensorTracking)]
         if not adapters:
             return AgentResponse(request.id, "no allocator of this program has objects that can be searched")
         try:
@@ -135,7 +135,7 @@ class RequestHandler:
         if policy != "allow":
             return AgentResponse(request.id, f"this program's flush_policy is {policy}: its history isn't recorded")
         reasons = []
-        for adapter in REGISTRY.adapters():
+        for adapter in LOADED.adapters():
             if isinstance(adapter, HistoryRecording):
                 try:
                     adapter.start_history()
@@ -227,11 +227,11 @@ def _unknown(classes: Sequence[LiveClasses]) -> str:
         if any(one.parameters_bytes is None for one in classes):
             return "the program is older than its agent and has too many objects to search: its classes are unknown"
         return "the program has too many objects to search: other tensors and activations aren't distinguished"
-    adapters = REGISTRY.known()
+    adapters = LOADED.known()
     if not any(isinstance(adapter, TensorTracking) for adapter in adapters):
         names = ", ".join(adapter.name for adapter in adapters) or "none"
         return clean(f"live memory can be classified for PyTorch only; the allocators of this program: {names}")
-    if any(pool.live_bytes for pool in REGISTRY.read() or () if pool.allocator == "torch"):
+    if any(pool.live_bytes for pool in LOADED.read() or () if pool.allocator == "torch"):
         return "this version of PyTorch isn't understood: its live memory can't be classified"
     return "no allocator of this program that can be classified has live memory"
 

@@ -18,7 +18,7 @@ from itertools import islice
 from types import CellType, CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
 
-from gpumond.agent.allocators import Tracked
+from gpumond.agent.allocators.adapters import Tracked
 from gpumond.agent.measure.stacks import MAX_DEPTH, OWN
 from gpumond.facts.messages import clean
 from gpumond.facts.program import Retainer

@@ -15,10 +15,11 @@ from collections import deque
 from contextlib import suppress
 
 from gpumond import __version__
-from gpumond.agent.allocators import AllocatorAdapter, TensorTracking, capture_guards
-from gpumond.agent.measure.oom import BORROWING, OOMS, causes, is_oom
+from gpumond.agent.allocators.adapters import AllocatorAdapter, TensorTracking, capture_guards
+from gpumond.agent.allocators.borrowing import BORROWING
+from gpumond.agent.loaded_allocators import LOADED, collected
+from gpumond.agent.measure.oom_record import OOMS, causes, is_oom
 from gpumond.agent.program_report import account_of, components, is_rank, job_of, place_in_job, program_report, sample
-from gpumond.agent.registry import REGISTRY, collected
 from gpumond.agent.requests import STEP_SECONDS, RequestHandler, answers
 from gpumond.agent.settings import Settings
 from gpumond.agent.transport import Transport
@@ -145,7 +146,7 @@ class Session:
             self._wake.set()
 
     def _execute(self, command: FlushCommand, deadline: float) -> FlushResult:
-        return REGISTRY.execute(command, self._settings.hooks, self._settings.main_thread, deadline)
+        return LOADED.execute(command, self._settings.hooks, self._settings.main_thread, deadline)
 
     def _cancel(self, name: str) -> None:
         """Cancel a waiting command. Every flush has a result, so that the daemon detects its end."""
@@ -286,14 +287,14 @@ class Session:
         if now < self._report_at:
             return
         self._report_at = now + REPORT_SECONDS
-        adapters = REGISTRY.known()
+        adapters = LOADED.known()
         if self._settings.flush_policy == "allow":
             for adapter in adapters:
                 if isinstance(adapter, TensorTracking):
                     with suppress(Exception):  # a version of the library that is not understood
                         adapter.find_older_objects()
         if self._transport.connected:
-            pools = REGISTRY.read()
+            pools = LOADED.read()
             if pools is not None:
                 facts = self._facts
                 if facts is None or facts.adapters is not adapters:
@@ -303,7 +304,7 @@ class Session:
                 if oom_pools is not None:
                     oom_pools.OOM_POOLS.check()
                     pools = oom_pools.OOM_POOLS.counted(pools)
-                refusals = self._transport.refusals + REGISTRY.refusals
+                refusals = self._transport.refusals + LOADED.refusals
                 program = program_report(facts.distributed, refusals, self._handler.retainers)
                 self._transport.send(
                     Report(
@@ -312,7 +313,7 @@ class Session:
                         pools,
                         program,
                         facts.host_pools,
-                        REGISTRY.limits(),
+                        LOADED.limits(),
                         components(),
                         self._resume_signals.count(),
                         self._settings.suspendable,

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from gpumond.agent.torch_objects import TORCH_OBJECTS
+from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 from gpumond.agent.wakeup import WakeupPipe
 
 TYPE_CHECKING = False

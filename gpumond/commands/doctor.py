@@ -21,7 +21,7 @@ from importlib import metadata, util
 from typing import Any, Literal
 
 from gpumond import __version__
-from gpumond.agent.allocators import ADAPTERS
+from gpumond.agent.allocators.adapters import ADAPTERS
 from gpumond.agent.transport import SERVICE_DIRECTORY, service_uid, trusted_uids
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED
@@ -34,7 +34,7 @@ from gpumond.facts.units import human
 from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import in_private_pid_namespace
 from gpumond.host.peer import peer_uid
-from gpumond.tick.conditions import of_device
+from gpumond.tick.limitations import of_device
 from gpumond.view.notices import LIKELY_MEANT, stuck
 from gpumond.view.text import safe
 

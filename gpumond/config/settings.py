@@ -24,8 +24,8 @@ from gpumond.facts.alerts import Overrides, Rule, overridden
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import default_socket
 from gpumond.facts.quota import Quota, ReclaimPolicy
-from gpumond.features.alerts.receivers import ReceiverType
-from gpumond.features.alerts.settings import LOG_ALONE, RECEIVER_TYPES as RECEIVER_TYPES, ReceiverConfig
+from gpumond.features.alerts.receivers import LOG_ALONE, RECEIVER_TYPES as RECEIVER_TYPES, ReceiverConfig
+from gpumond.features.alerts.receivers.base import ReceiverType
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.features.rules.built_in import BUILT_IN

@@ -28,7 +28,7 @@ from gpumond.host.logs import RateLimitFilter
 from gpumond.host.machine import http_connections, http_connections_of_user, raise_limit
 from gpumond.host.runtime_directory import API_SOCKET, bind_api_socket, write_token
 from gpumond.serve.api import Api
-from gpumond.serve.auth import Tokens, make_token_reviews
+from gpumond.serve.authentication import Tokens, make_token_reviews
 from gpumond.serve.guard import Guard, Policy
 from gpumond.serve.http import HttpProtocol
 from gpumond.serve.identity import IdentityHeaders

@@ -30,8 +30,17 @@ from glob import glob
 from typing import Any, NamedTuple
 
 from gpumond.devices import INTEL_INTEGRATED, may_have_gpu
+from gpumond.devices.plausibility import (
+    IMPOSSIBLE,
+    FaultCounter,
+    Listed,
+    MemoryCounts,
+    Usage,
+    memory,
+    processes,
+    usages,
+)
 from gpumond.devices.process.procfs import Node, OpenDeviceNodes, ProcessOwner, ProcessTable, read_text
-from gpumond.devices.validation import IMPOSSIBLE, FaultCounter, Listed, MemoryCounts, Usage, memory, processes, usages
 from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
 from gpumond.facts.messages import MAX_INTEGER, clean
 from gpumond.facts.snapshot import NO_DEVICE, DeviceReading, ProcessUsage, Reading, Sensors

@@ -64,14 +64,6 @@ class Rule:
     receivers: tuple[str, ...] = ()
     action: Action | None = None
 
-    def breached(self, value: float, active: bool) -> bool:
-        """Return True if ``value`` is beyond the threshold, or, while active, not yet back past ``clear``."""
-        if self.above is not None:
-            return value > (self.clear if active and self.clear is not None else self.above)
-        if self.below is not None:
-            return value < (self.clear if active and self.clear is not None else self.below)
-        return False
-
     def concerns(self, labels: Mapping[str, str], programs: Sequence[str]) -> bool:
         for name, pattern in self.match:
             own = programs if name == "workload" and name not in labels else (labels.get(name, ""),)

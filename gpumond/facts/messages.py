@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass
 from sys import float_info
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar
 
 from gpumond.facts.errors import ProtocolError
 from gpumond.facts.pools import Expected, FlushPolicy, HostPool, Outcome, PoolUsage, StepResult
 from gpumond.facts.program import SILENT, AppliedLimit, ByteChange, Dump, Ending, LiveClasses, PoolLimit, Program, Site
+from gpumond.facts.validator import ABSENT, Converter, Mismatch, Validator
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -276,102 +275,22 @@ def _no_constant(name: str) -> float:
 
 _JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
-Converter = Callable[[Any], Any]
-
-
-class _Mismatch(Exception):
-    """A value of a wrong type. The path is added while the exception propagates: building it for each value would cost
-    more than all checks.
-    """
-
-    def __init__(self, reason: str, explanation: str) -> None:
-        super().__init__(reason, explanation)
-        self.reason, self.explanation, self.path = reason, explanation, ""
-
 
 def _convert(cls: Any, body: dict[str, Any], name: str) -> Any:
     try:
-        return _converter(cls)(body)
-    except _Mismatch as mismatch:
-        raise ProtocolError(mismatch.reason, f"{name}{mismatch.path}{mismatch.explanation}") from None
-
-
-def _record_converter(converters: tuple[Converter, ...]) -> Converter:
-    def convert(value: Any) -> Any:
-        if not isinstance(value, list) or len(value) != len(converters):
-            raise _Mismatch("malformed", f": expected a list of {len(converters)}")
-        return tuple(converter(each) for converter, each in zip(converters, value, strict=True))
-
-    return convert
-
-
-def _compile(hint: Any) -> Converter:
-    if hint in _SCALARS:
-        return _SCALARS[hint]
-    if is_dataclass(hint):
-        return _dataclass_converter(hint)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return _literal_converter(arguments)
-    if origin is tuple and arguments[1:] == (...,):
-        return _tuple_converter(_converter(arguments[0]))
-    if origin is tuple and arguments:
-        return _record_converter(tuple(map(_converter, arguments)))
-    if origin in (Union, types.UnionType) and len(arguments) == 2 and arguments[1] is type(None):
-        return _optional_converter(_converter(arguments[0]))
-    if origin in (Union, types.UnionType) and all(map(is_text, arguments)):
-        return _SCALARS[str]
-    raise TypeError(f"no JSON form for {hint}")
-
-
-def is_text(hint: Any) -> bool:
-    """Return whether a type is a NewType of str or a literal of strings. A union of these accepts every string."""
-    if get_origin(hint) is Literal:
-        return all(isinstance(value, str) for value in get_args(hint))
-    return getattr(hint, "__supertype__", None) is str
-
-
-def _dataclass_converter(cls: Any) -> Converter:
-    hints = get_type_hints(cls)
-    converters = [(field.name, _converter(hints[field.name])) for field in fields(cls)]
-    required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
-
-    def convert(value: Any) -> Any:
-        if type(value) is not dict:
-            raise _mismatch("an object", value)
-        for name in required:
-            if name not in value:
-                raise _Mismatch("missing", f".{name} is missing")
-        found = {}
-        try:
-            for name, to in converters:
-                if name in value:
-                    found[name] = to(value[name])
-        except _Mismatch as mismatch:
-            mismatch.path = f".{name}{mismatch.path}"
-            raise
-        return cls(**found)
-
-    return convert
-
-
-def _tuple_converter(item: Converter) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is not list:
-            raise _mismatch("an array", value)
-        return tuple([item(entry) for entry in value])
-
-    return convert
-
-
-def _optional_converter(inner: Converter) -> Converter:
-    return lambda value: None if value is None else inner(value)
+        return VALIDATOR.of(cls)(body)
+    except Mismatch as mismatch:
+        path, expected = f"{name}{mismatch.path}", mismatch.expected
+        if not expected:
+            raise ProtocolError("missing", f"{path} is missing") from None
+        got = clean(repr(mismatch.value)[:80])
+        raise ProtocolError("value", f"{path}: expected {expected}, got {got}") from None
 
 
 def _literal_converter(allowed: tuple[Any, ...]) -> Converter:
     def convert(value: Any) -> Any:
         if type(value) is not str or value not in allowed:
-            raise _mismatch(f"one of {', '.join(allowed)}", value)
+            raise Mismatch(f"one of {', '.join(allowed)}", value)
         return value
 
     return convert
@@ -379,41 +298,47 @@ def _literal_converter(allowed: tuple[Any, ...]) -> Converter:
 
 def _integer(value: Any) -> int:
     if type(value) is not int or not 0 <= value < MAX_INTEGER:
-        raise _mismatch("an integer from 0 to 2^63-1", value)
+        raise Mismatch("an integer from 0 to 2^63-1", value)
     return value
 
 
 def _change(value: Any) -> int:
     if type(value) is not int or not -MAX_INTEGER < value < MAX_INTEGER:
-        raise _mismatch("an integer between -2^63 and 2^63", value)
+        raise Mismatch("an integer between -2^63 and 2^63", value)
     return value
 
 
 def _number(value: Any) -> float:
     if type(value) not in (int, float) or not abs(value) <= float_info.max:  # no NaN, and no integer beyond the floats
-        raise _mismatch("a finite number", value)
+        raise Mismatch("a finite number", value)
     return float(value)
 
 
 def _text(value: Any) -> str:
     if type(value) is not str or len(value) > MAX_TEXT or not value.isprintable():
-        raise _mismatch(f"printable text of at most {MAX_TEXT} characters", value)
+        raise Mismatch(f"printable text of at most {MAX_TEXT} characters", value)
     return value
 
 
 def _flag(value: Any) -> bool:
     if type(value) is not bool:
-        raise _mismatch("true or false", value)
+        raise Mismatch("true or false", value)
     return value
 
 
-_SCALARS: dict[Any, Converter] = {int: _integer, ByteChange: _change, float: _number, str: _text, bool: _flag}
-_converter: Callable[[Any], Converter] = cache(_compile)
-"""Checks and converts a decoded JSON value to a type; compiled once for each annotation."""
+def _default(field: Field[Any], hint: object) -> object:
+    """Let the class set its defaults."""
+    return MISSING if field.default is MISSING and field.default_factory is MISSING else ABSENT
 
 
-def _mismatch(expected: str, value: Any) -> _Mismatch:
-    return _Mismatch("value", f": expected {expected}, got {clean(repr(value)[:80])}")
+VALIDATOR = Validator(
+    scalars={int: _integer, ByteChange: _change, float: _number, str: _text, bool: _flag},
+    literal=_literal_converter,
+    default=_default,
+    record=lambda cls, found: cls(**found),
+    sequence=tuple,
+)
+"""Checks messages: the result is an instance of the class."""
 
 
 SERVICE_SOCKET = "/run/gpumond/agent.sock"

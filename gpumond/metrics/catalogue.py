@@ -1,7 +1,8 @@
 """Catalogue of the metrics that derive from a Frame.
 
 No state is kept between frames: the series of a device, process or pool that no longer exists are absent from the next
-scrape, and an unknown value is an absent series. To add a metric, add a Family.
+scrape, and an unknown value is an absent series. To add a metric, add a Quantity or a Family; one that rules compare
+too is in `gpumond.quantities.exported`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
 from gpumond.facts.verdicts import KINDS, SHAPES
 from gpumond.metrics import owners
-from gpumond.quantities.table import (
+from gpumond.quantities.exported import (
     DEVICE_IDLE,
     DEVICE_UP,
     DRIVER_RESPONSIVE,
@@ -39,9 +40,9 @@ from gpumond.quantities.table import (
     SENSORS,
     SHARED_FAMILIES,
     STEP,
-    Quantity,
 )
-from gpumond.tick.conditions import OF_DEVICES, conditions
+from gpumond.quantities.quantity import Quantity
+from gpumond.tick.limitations import OF_DEVICES, conditions
 
 Row = tuple[tuple[str, ...], float | None]
 """Label values in the family's order, and the value. A row whose value is None is omitted."""

@@ -16,7 +16,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import Owner, Snapshot
 from gpumond.facts.verdicts import SHAPES
-from gpumond.quantities.table import Quantity
+from gpumond.quantities.quantity import Quantity
 
 OWNER_LABELS = ("workload", "user", "pod_namespace", "slurm_account")
 

@@ -1,164 +1,87 @@
-"""Requests to one program other than a flush: a limit, the framework's memory snapshot and its file, the classes of
-live bytes, and the request to end.
-"""
+"""Requests of the daemon to one agent, over its connection: a flush, and all others, with their answers."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import uuid
-import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Collection
 
-from gpumond.facts.errors import NoSuchTarget
-from gpumond.facts.messages import AgentRequest, AgentResponse, Asked
-from gpumond.facts.snapshot import AgentReport
+from gpumond.facts.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Message
+from gpumond.facts.program import ProcessKey
 from gpumond.host.peer import Identity
-from gpumond.programs.server import ASK_SECONDS, AgentServer
+from gpumond.programs.connection import AgentConnection, Answer, Limits
 
-MAX_FILE_BYTES = 256 << 20
-MAX_PART_BYTES = 1 << 20
-AT_ONCE = 64
-PART_SECONDS = 0.1
-"""Number of parts of a file that are requested at once, then seconds for each further one. An agent disconnects from a
-daemon that sends more than 16 messages a second.
-"""
-
-
-class PartMissing(Exception):
-    """A part of a file did not arrive, or is not what the agent announced."""
+ASK_SECONDS = 30.0
+SUSPENDED = "this program is suspended, and executes nothing until it is resumed"
+OLD_AGENT = "this program's agent is too old"
+UNASKED = {
+    "limit": "this program doesn't allow limits, or its agent is too old; allow them with "
+    "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
+    "end": "this program has no function for requests to end, or its agent is too old; register one with "
+    "gpumond.agent.on_end_request",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotFile:
-    """A snapshot's file of ``size_bytes``. ``parts`` yields its bytes, and raises PartMissing."""
+class Requests:
+    """What sends requests: the server of the agents' connections. Runs on its event loop."""
 
-    size_bytes: int
-    parts: AsyncGenerator[bytes, None]
+    _loop: asyncio.AbstractEventLoop
+    _limits: Limits
+    _suspended: Collection[ProcessKey]
+    _peers: dict[int, AgentConnection]
 
+    def _send(self, peer: AgentConnection, message: Message) -> bool:
+        """Send a whole message and return True; a peer that does not read its socket is dropped."""
+        raise NotImplementedError
 
-class AgentRequests:
-    """``audit`` records the requester before the request, and raises StoreUnavailable; ``note`` records the answer."""
-
-    def __init__(
-        self,
-        agents: AgentServer,
-        audit: Callable[[str, str, Any], Awaitable[None]],
-        note: Callable[[str, str, Any], Awaitable[None]],
-    ) -> None:
-        self._agents, self._audit, self._note = agents, audit, note
-
-    async def ask(
-        self,
-        pid: int,
-        kind: Asked,
-        limit_bytes: int | None,
-        device: str | None,
-        requested_by: str,
-        record_seconds: float | None = None,
-    ) -> AgentResponse | None:
-        """Send a command; None if the program did not answer in time. Raises NoSuchTarget, StoreUnavailable."""
-        ask = AgentRequest(uuid.uuid4().hex, kind, limit_bytes, device, record_seconds)
-        return await self._send(await self._report(pid), ask, requested_by)
-
-    async def fetch(self, pid: int, snapshot_id: int, requested_by: str) -> SnapshotFile | AgentResponse | None:
-        """Open the file of a snapshot: its bytes, the program's refusal, or None if it did not answer in time.
-
-        Raises NoSuchTarget, StoreUnavailable.
-        """
-        report = await self._report(pid)
-        asked = {"pid": pid, "workload": report.workload, "snapshot": snapshot_id}
-        await self._audit(requested_by, "agent.fetch", asked)
-        first = await self._part(report, snapshot_id, 0)
-        if first is None or not first.part or first.file_bytes is None:
-            return first
-        if first.file_bytes > MAX_FILE_BYTES:
-            return AgentResponse(first.id, f"the file is larger than {MAX_FILE_BYTES} bytes")
-        return SnapshotFile(first.file_bytes, self._parts(report, snapshot_id, first, first.file_bytes))
-
-    async def _parts(
-        self, report: AgentReport, snapshot_id: int, first: AgentResponse, size: int
-    ) -> AsyncGenerator[bytes, None]:
-        sent, number, answer = 0, 0, first
-        while True:
-            part = _decoded(answer)[: size - sent]
-            if not part and sent < size:
-                raise PartMissing(f"{size - sent} bytes of {size} are missing")
-            yield part
-            sent, number = sent + len(part), number + 1
-            if sent >= size:
-                return
-            if number >= AT_ONCE:
-                await asyncio.sleep(PART_SECONDS)
-            following = await self._part(report, snapshot_id, sent)
-            if following is None:
-                raise PartMissing("the program didn't answer in time")
-            answer = following
-
-    async def _part(self, report: AgentReport, snapshot_id: int, offset: int) -> AgentResponse | None:
-        ask = AgentRequest(uuid.uuid4().hex, "fetch", snapshot_id=snapshot_id, offset=offset)
-        return await self._agents.ask(_identity(report), ask, ASK_SECONDS)
-
-    async def _report(self, pid: int) -> AgentReport:
-        reports = self._agents.reports()
-        report = next((report for report in reports if report.pid == pid), None)
-        if report is None:
-            raise NoSuchTarget(f"no connected agent has pid {pid}; `gpumond status` lists the agents")
-        return report
-
-    async def set_limit(self, report: AgentReport, limit_bytes: int | None, quota: str) -> AgentResponse | None:
-        """Set or remove the limit of a quota; None if the program did not answer. Raises StoreUnavailable."""
-        ask = AgentRequest(uuid.uuid4().hex, "limit", limit_bytes, quota=quota)
-        return await self._send(report, ask, "quota" if limit_bytes is None else f"quota:{quota}")
-
-    async def request_end(self, report: AgentReport, requested_by: str) -> str:
-        """Ask a program to end, and return the reason if it was not asked. Raises StoreUnavailable."""
-        answer = await self._send(report, AgentRequest(uuid.uuid4().hex, "end"), requested_by)
-        return "it didn't answer in time" if answer is None else answer.reason
-
-    async def _send(self, report: AgentReport, ask: AgentRequest, requested_by: str) -> AgentResponse | None:
-        asked: dict[str, Any] = {"pid": report.pid, "workload": report.workload}
-        if ask.kind == "limit":
-            asked |= {"start_ticks": report.start_ticks, "limit_bytes": ask.limit_bytes, "device": ask.device_uuid}
-            asked["before"] = lowest_limits(report, ask.device_uuid)
-        if ask.record_seconds is not None:
-            asked |= {"record_seconds": ask.record_seconds}
-        await self._audit(requested_by, f"agent.{ask.kind}", asked)
-        answer = await self._agents.ask(_identity(report), ask, ASK_SECONDS + (ask.record_seconds or 0.0))
-        await self._note(requested_by, f"agent.{ask.kind}.answer", {"pid": report.pid, **_recorded(answer)})
+    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
+        """Send a flush to one agent and return its answer: None if it timed out or the agent disconnected."""
+        peer = self._newest(identity)
+        if peer is None:
+            return None
+        seconds = request.timeout_seconds + self._limits.answer_seconds
+        answer = await self._exchange(peer, request, peer.answers, seconds)
+        if answer is None:
+            peer.unanswered.add(request.id)
         return answer
 
+    async def ask(
+        self, identity: Identity, request: AgentRequest, seconds: float = ASK_SECONDS
+    ) -> AgentResponse | None:
+        """Send a command as `flush` does. A command that the agent does not support, or its program forbids, is
+        not sent, and none to a suspended program.
+        """
+        peer = self._newest(identity)
+        if peer is None or peer.hello is None:
+            return None
+        if request.kind not in peer.hello.answers:
+            return AgentResponse(request.id, UNASKED.get(request.kind, OLD_AGENT))
+        if identity.process in self._suspended:
+            return AgentResponse(request.id, SUSPENDED)
+        return await self._exchange(peer, request, peer.requests, seconds)
 
-def lowest_limits(report: AgentReport, device_uuid: str | None) -> dict[str, int]:
-    """Return the lowest limit in bytes on each device, or on one, except those of quotas."""
-    found: dict[str, int] = {}
-    for each in report.limits:
-        if not each.quota and device_uuid in (None, each.device_uuid):
-            found[each.device_uuid] = min(each.limit_bytes, found.get(each.device_uuid, each.limit_bytes))
-    return found
+    async def _exchange(
+        self,
+        peer: AgentConnection,
+        request: FlushCommand | AgentRequest,
+        answers: dict[str, asyncio.Future[Answer]],
+        seconds: float,
+    ) -> Answer | None:
+        """Send a request and await its answer. An agent that wakes up too late finds a Cancel behind the request."""
+        if not self._send(peer, request):
+            return None
+        answer = answers[request.id] = self._loop.create_future()
+        try:
+            return await asyncio.wait_for(answer, seconds)
+        except (asyncio.TimeoutError, ConnectionError):
+            self._send(peer, Cancel(request.id))
+            return None
+        finally:
+            answers.pop(request.id, None)
 
+    def flushing(self, identity: Identity) -> bool:
+        """Return True if a flush of that process may still run: its agent is connected and has not answered."""
+        return any(peer.answers or peer.unanswered for peer in self._peers.values() if peer.identity == identity)
 
-def _identity(report: AgentReport) -> Identity:
-    return Identity(report.pid, report.start_ticks, report.uid)
-
-
-def _recorded(answer: AgentResponse | None) -> dict[str, Any]:
-    """Return an answer for the audit, without what it states about the program's memory."""
-    if answer is None:
-        return {"answer": None}
-    full = asdict(answer)
-    return {name: full[name] for name in ("id", "reason", "limits", "dump")}
-
-
-def _decoded(answer: AgentResponse) -> bytes:
-    """Return the bytes of a part. Raises PartMissing."""
-    try:
-        unpacking = zlib.decompressobj()
-        part = unpacking.decompress(base64.b64decode("".join(answer.part), validate=True), MAX_PART_BYTES)
-    except (ValueError, zlib.error):
-        raise PartMissing("a part is damaged") from None
-    if len(part) != answer.part_bytes or unpacking.unconsumed_tail:
-        raise PartMissing("a part is damaged")
-    return part
+    def _newest(self, identity: Identity) -> AgentConnection | None:
+        own = [peer for peer in self._peers.values() if peer.identity == identity and (peer.report or peer.unread)]
+        return max(own, key=lambda peer: peer.received_at, default=None)

@@ -12,6 +12,8 @@ from gpumond.facts.frame import Line, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, Sensors, Snapshot
 from gpumond.facts.units import MINUTE_SECONDS, counted
+from gpumond.quantities.exported import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS
+from gpumond.quantities.quantity import Quantity, Unit, readable
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
@@ -30,7 +32,6 @@ from gpumond.quantities.scope import (
     values_of_verdicts,
     values_without_verdict,
 )
-from gpumond.quantities.table import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS, Quantity, Unit, readable
 from gpumond.quantities.window import FILL_SECONDS, WINDOW_SECONDS, RuleWindow, combined
 from gpumond.tick.claims import complete_lists, is_confirmed
 

@@ -10,6 +10,8 @@ from gpumond.diagnosis.detectors import FRAGMENTED_FROM, kept_bytes
 from gpumond.facts.alerts import Labels
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
+from gpumond.quantities.exported import POOL as QUANTITIES, POOL_COUNTERS, STRANDED
+from gpumond.quantities.quantity import Quantity
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
@@ -22,7 +24,6 @@ from gpumond.quantities.scope import (
     ratio,
     size,
 )
-from gpumond.quantities.table import POOL as QUANTITIES, POOL_COUNTERS, STRANDED, Quantity
 from gpumond.quantities.window import CounterTrack, RuleWindow, pool_of
 
 

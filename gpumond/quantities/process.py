@@ -16,6 +16,21 @@ from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.facts.quota import NO_QUOTA, EffectiveQuota
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
+from gpumond.quantities.exported import (
+    HELD,
+    HOST_POOL,
+    LIVE,
+    PROCESS_USED,
+    PROCESS_UTILIZATION,
+    PROGRAM,
+    PROGRAM_COUNTERS,
+    RECLAIMABLE,
+    REPORT_AGE,
+    STEP,
+    STRANDED,
+    UNMAPPED,
+)
+from gpumond.quantities.quantity import Quantity, number
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
     NAMED,
@@ -32,22 +47,6 @@ from gpumond.quantities.scope import (
     texts_of_verdicts,
     values_of_verdicts,
     values_without_verdict,
-)
-from gpumond.quantities.table import (
-    HELD,
-    HOST_POOL,
-    LIVE,
-    PROCESS_USED,
-    PROCESS_UTILIZATION,
-    PROGRAM,
-    PROGRAM_COUNTERS,
-    RECLAIMABLE,
-    REPORT_AGE,
-    STEP,
-    STRANDED,
-    UNMAPPED,
-    Quantity,
-    number,
 )
 from gpumond.quantities.window import CounterHistory, RuleWindow, Workload
 from gpumond.tick.claims import outermost

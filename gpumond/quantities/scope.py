@@ -15,7 +15,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import PROBLEMS, REMEDIES
-from gpumond.quantities.table import Quantity, Unit
+from gpumond.quantities.quantity import Quantity, Unit
 from gpumond.quantities.window import WINDOW_SECONDS, CounterHistory, RuleWindow
 
 ActiveVerdicts = Mapping[tuple[str, ProcessKey | None], Sequence[Verdict]]

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gpumond.host.event_loop import background
 from gpumond.kernel import Kernel
 from gpumond.serve import answers
-from gpumond.serve.auth import Tokens, header
+from gpumond.serve.authentication import Tokens, header
 
 if TYPE_CHECKING:
     from fastapi import APIRouter

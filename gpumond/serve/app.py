@@ -15,7 +15,7 @@ from gpumond import __version__
 from gpumond.host.event_loop import background
 from gpumond.kernel import Kernel
 from gpumond.serve import live, operations, pages, problems, resources, sessions
-from gpumond.serve.auth import Tokens
+from gpumond.serve.authentication import Tokens
 from gpumond.serve.examples import KIND
 from gpumond.serve.limits import MAX_PREVIEWS, UserShares
 from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, LiveFrames

@@ -1,15 +1,12 @@
-"""FastAPI's dependencies of routes that require a caller."""
+"""FastAPI's dependencies of routes. What requires a caller is in `gpumond.serve.authorization`."""
 
 from __future__ import annotations
-
-from collections.abc import Awaitable, Callable
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.security import HTTPBearer
 
 from gpumond.facts.frame import Frame
 from gpumond.kernel import Kernel
-from gpumond.serve.auth import Caller, authenticate
 
 
 def kernel_of(request: Request) -> Kernel:
@@ -37,40 +34,6 @@ bearer = HTTPBearer(
 )
 CHANGES = [Depends(bearer)]
 """Dependencies of routes that modify state."""
-TOKEN_REQUIRED = (
-    "a change needs the header `Authorization: Bearer TOKEN`; the daemon's user finds a token in the file `token` of "
-    "the runtime directory, and `tokens_file` defines others"
-)
-
-
-def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
-    """Return a FastAPI dependency for the caller. It raises 401 without credentials, and 403 without the scope."""
-
-    async def require(request: Request) -> Caller:
-        caller = await authenticate(request.app.state.tokens, request.scope)
-        if caller is None:
-            raise HTTPException(401, TOKEN_REQUIRED, {"WWW-Authenticate": "Bearer"})
-        if not caller.may(scope):
-            challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
-            raise HTTPException(403, f"{caller.name} doesn't have the scope {scope}", {"WWW-Authenticate": challenge})
-        return caller
-
-    return require
-
-
-def name_with(scope: str) -> Callable[[Request], Awaitable[str]]:
-    """Return a FastAPI dependency for the caller's name; otherwise like ``caller_with``."""
-    require = caller_with(scope)
-
-    async def name(request: Request) -> str:
-        return (await require(request)).name
-
-    return name
-
-
-require_token = name_with("admin")
-require_rules = name_with("rules")
-require_flush = caller_with("flush")
 
 
 def etag_of(if_match: str | None) -> str | None:

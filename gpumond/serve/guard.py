@@ -19,10 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpumond.config.web_file import Web
 from gpumond.facts.flush import OPERATION_ID
-from gpumond.serve.answers import LIVENESS, READINESS, problem
-from gpumond.serve.auth import SESSIONS, Passwords, Tokens, authenticate, failed, header, user
+from gpumond.serve.answers import problem
+from gpumond.serve.authentication import Tokens, authenticate, header, user
+from gpumond.serve.authorization import ALWAYS_OPEN, RESERVED, SAFE_METHODS, Readers, check_tenant
 from gpumond.serve.http import SendBuffers, in_pieces, without_body
-from gpumond.serve.identity import PARTS, IdentityHeaders
+from gpumond.serve.identity import IdentityHeaders
 from gpumond.serve.limits import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
@@ -34,13 +35,6 @@ from gpumond.serve.limits import (
     too_large,
 )
 from gpumond.store.audit import OPERATION
-
-SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-ALWAYS_OPEN = (*LIVENESS, *READINESS)
-"""Paths for probes, which send no credentials. They reveal whether devices can be read, and the cause of a failure."""
-
-RESERVED = ("/metrics", *ALWAYS_OPEN)
-"""Paths that are served regardless of load, so that monitoring continues."""
 
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)")
@@ -77,7 +71,7 @@ class Guard:
     def __init__(self, app: ASGIApp, tokens: Tokens, policy: Policy) -> None:
         self._app, self._tokens, self._policy = app, tokens, policy
         self._hosts = frozenset(map(_normal, policy.hosts))
-        self._passwords = Passwords(tokens)
+        self._readers = Readers(tokens, policy.open_reads)
         self._slots, self._unsent = RequestSlots(), SendBuffers()
         self._changes = TokenBucket(CHANGES_AT_ONCE, CHANGES_AT_ONCE / CHANGES_PER_SECOND)
 
@@ -131,17 +125,9 @@ class Guard:
         }
         scope = {**scope, "state": state}
         if await authenticate(self._tokens, scope) is None:
-            if scope["method"] not in SAFE_METHODS or not _is_for_tenants(scope["path"]):
-                raise HTTPException(
-                    403,
-                    f"{identity.name} can see only its own programs, and change nothing; for more, add a line with "
-                    f"one of its subjects to tokens_file, such as user:{identity.name}",
-                )
+            check_tenant(scope, identity)
             state["tenant"] = identities.tenant(identity)
         return scope
-
-    def _reads_are_open(self, web: Web) -> bool:
-        return (self._policy.open_reads or web.mutual) and not web.users
 
     async def _slot(self, scope: Scope) -> Callable[[], None]:
         """Take one of the user's slots for concurrent reads. Other requests may take minutes: they use no slot, and
@@ -173,21 +159,7 @@ class Guard:
         length = header(scope["headers"], b"content-length")
         if length and int(length) > MAX_BODY_BYTES:
             raise too_large()
-        if not (self._reads_are_open(web) or _is_open(scope["path"], web)):
-            await self._check_reader(scope, web)
-
-    async def _check_reader(self, scope: Scope, web: Web) -> None:
-        if "identity" in (scope.get("state") or {}):
-            return  # the proxy has authenticated it
-        basic = header(scope["headers"], b"authorization")
-        if basic[:6].lower() == "basic " and web.users:
-            if await self._passwords.verify(web.users, basic[6:], user(scope)):
-                return
-            failed(self._tokens, user(scope))
-        elif await authenticate(self._tokens, scope) is not None:
-            return
-        challenge = 'Basic realm="gpumond", charset="UTF-8"' if web.users else "Bearer"
-        raise HTTPException(401, "authentication required", {"WWW-Authenticate": challenge})
+        await self._readers.check(scope, web)
 
     def _with_headers(self, send: Send) -> Send:
         ours = {**HEADERS, "content-security-policy": STRICT_POLICY}
@@ -220,26 +192,6 @@ REASONS = {
 
 def _nothing() -> None:
     pass
-
-
-def _is_open(path: str, web: Web) -> bool:
-    """Return True if a path requires no credentials: those of probes, and those to sign in, unless users have
-    passwords."""
-    if web.users or path in RESERVED:
-        return path in ALWAYS_OPEN
-    from gpumond.page.files import PAGE  # a daemon that only Prometheus reads does not need the memory of the page
-
-    return path in PAGE or path == SESSIONS
-
-
-def _is_for_tenants(path: str) -> bool:
-    """Return True for the web UI, the documents, and the routes that contain nothing but a frame."""
-    from gpumond.page.files import PAGE
-
-    return path in PAGE or path.startswith("/docs") or path == "/openapi.json" or path in TENANT_ROUTES
-
-
-TENANT_ROUTES = frozenset(f"/api/v1/{name}" for name in PARTS)
 
 
 def _host(scope: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpumond.config.web_file import certificate_subjects
 from gpumond.serve.answers import problem
-from gpumond.serve.auth import user
+from gpumond.serve.authentication import user
 from gpumond.serve.limits import UserShares
 from gpumond.serve.listener import HttpPeer
 

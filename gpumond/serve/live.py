@@ -25,7 +25,7 @@ from gpumond.facts.units import accepts
 from gpumond.host.event_loop import Signal
 from gpumond.kernel import Kernel
 from gpumond.serve import examples
-from gpumond.serve.auth import user
+from gpumond.serve.authentication import user
 from gpumond.serve.dependencies import kernel_of, present
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.identity import Tenant, own_part

@@ -14,7 +14,8 @@ from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Group
 from gpumond.serve import answers
 from gpumond.serve.answers import problem
-from gpumond.serve.dependencies import bearer, kernel_of, require_token
+from gpumond.serve.authorization import require_token
+from gpumond.serve.dependencies import bearer, kernel_of
 from gpumond.serve.examples import KIND
 from gpumond.serve.problems import responses
 

@@ -16,7 +16,7 @@ from gpumond.facts.units import accepts
 from gpumond.page.files import FILES, HEADERS, File, file
 from gpumond.page.runbooks import INTRODUCTION, SECTIONS
 from gpumond.serve.answers import problem
-from gpumond.serve.auth import header
+from gpumond.serve.authentication import header
 
 router = APIRouter(include_in_schema=False)
 

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from gpumond.config.models import Encodable
 from gpumond.serve import examples
-from gpumond.serve.auth import (
+from gpumond.serve.authentication import (
     CODE_SECONDS,
     SESSION_SECONDS,
     SESSIONS,
@@ -21,7 +21,8 @@ from gpumond.serve.auth import (
     failed,
     user,
 )
-from gpumond.serve.dependencies import CHANGES, caller_with
+from gpumond.serve.authorization import caller_with
+from gpumond.serve.dependencies import CHANGES
 from gpumond.serve.problems import responses
 
 router = APIRouter(tags=["sessions"])

@@ -17,13 +17,13 @@ from gpumond.top.screen import (
     HelpPanel,
     HistoryChart,
     Panel,
+    Screen,
     SignalPanel,
     TextPanel,
     described,
     drawn,
     extended,
     read_history,
-    remark_lines,
     remarks,
     remarks_in_full,
 )
@@ -31,7 +31,7 @@ from gpumond.top.terminal import Mouse, Terminal
 from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, place_of, processes_on
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import Key, ProcessLife, ProcessRow
-from gpumond.view.text import BLOCKS, Colors, Line, Span, ansi, clipped
+from gpumond.view.text import BLOCKS, Colors, Line, Span, ansi
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
@@ -52,6 +52,7 @@ class Top:
         self.monochrome = colors == "none"
         self.requests = Requests(terminal.wake)
         self.table = Table()
+        self.screen = Screen(self.monochrome)
         self.lineages = Lineages()
         self.vitals = Vitals()
         self.panel: Panel | None = None
@@ -64,10 +65,6 @@ class Top:
         self._asking_past = False
         self._filtering = False
         self._ended = False
-        self._devices_first = 0
-        self._parts: dict[str, tuple[int, int]] = {}
-        """First row and height of each part that reacts to the mouse."""
-        self._device_lines: Sequence[Line] = ()
         self._actions = self._keys()
 
     def _keys(self) -> Mapping[str, Callable[[], None]]:
@@ -193,48 +190,15 @@ class Top:
         self._read_past()
         head = screen.head_line(self.connections, notices, shown, self.paused is not None)
         if self.panel:
-            body = self._panel_lines(self.panel, width, height - 2)
+            body = screen.panel_lines(self.panel, width, height - 2)
             hints = self.panel.hints
         else:
-            body = self._main_lines(shown, notices, width, height - 2)
+            body = self.screen.lines(
+                shown, notices, self.table, self.device, self._filtering, self._chart, width, height - 2
+            )
             hints = screen.FILTER_HINTS if self._filtering else screen.HINTS
-        last = [Span(self.message, "bold")] if self.message else screen.hint_line(hints, width)
-        lines = [screen.padded(clipped(head, width), width, "head"), *body[: height - 2], clipped(last, width)]
-        self.terminal.draw([ansi(line, self.colors) for line in lines[:height]])
-
-    def _panel_lines(self, panel: Panel, width: int, height: int) -> list[Line]:
-        lines, panel.first = screen.text_window(panel.lines(width - 2), height, panel.first)
-        blank: list[Line] = [[]] * (height - len(lines))
-        return [*([Span(" "), *clipped(line, width - 2)] for line in lines), *blank]
-
-    def _main_lines(self, shown: View | None, notices: Sequence[FrameNotice], width: int, height: int) -> list[Line]:
-        devices, legend = screen.device_lines(shown, width, height + 2, self.monochrome, self.device)
-        estimate = screen.estimate_line(shown)
-        entry = screen.filter_line(self.table.words, self._filtering)
-        about = [*remarks(shown, notices)]
-        wanted = {
-            "devices": min(len(devices) + len(legend), int((height + 2) * screen.DEVICES_RATIO)),
-            "estimate": len(estimate),
-            "filter": len(entry),
-            "remarks": len(remark_lines(about, width, int((height + 2) * screen.REMARKS_RATIO))),
-        }
-        free = height - sum(wanted.values()) - len(self.table.rows) - 3  # the heads of table and chart, and a gap
-        chart = self._chart(width, screen.chart_rows(height + 2, free))
-        room = screen.heights(height, {**wanted, "chart": len(chart)})
-        own = max(1, room["devices"] - len(legend))
-        if len(devices) > own > 1 and shown:
-            own -= 1
-            self._devices_first = screen.scrolled(devices, own, self._devices_first, self.device)
-            legend = [screen.pages_line(devices, self._devices_first, own, len(shown.devices)), *legend]
-        self._devices_first = screen.scrolled(devices, own, self._devices_first, self.device)
-        self._device_lines = devices
-        shown_devices = [*devices[self._devices_first : self._devices_first + own], *legend][: room["devices"]]
-        above = [*shown_devices, *estimate[: room["estimate"]]]
-        table = self.table.lines(width, room["table"])
-        self._parts = {"devices": (1, len(shown_devices)), "table": (1 + len(above), room["table"])}
-        blank: list[Line] = [[]] * (room["table"] - len(table))
-        below = [*entry, *chart[: room["chart"]], *remark_lines(about, width, room["remarks"])]
-        return [clipped(line, width) for line in (*above, *table, *blank, *below)]
+        lines = screen.framed(head, body, self.message, hints, width, height)
+        self.terminal.draw([ansi(line, self.colors) for line in lines])
 
     def _remarks_in_full(self, width: int) -> list[Line]:
         return remarks_in_full(remarks(self.shown, self._notices()), width)
@@ -257,7 +221,7 @@ class Top:
             self._actions[key]()
 
     def _rows_of(self, key: str) -> int:
-        page = max(1, self._parts.get("table", (0, 2))[1] - 1)
+        page = self.screen.page
         return {"pageup": -page, "pagedown": page}.get(key) or _MOVES[key]
 
     def _press_in_panel(self, panel: Panel, key: str) -> None:
@@ -285,7 +249,7 @@ class Top:
             rows = -WHEEL_ROWS if mouse.action == "up" else WHEEL_ROWS
             (self.panel.scroll if self.panel else self.table.move)(rows)
             return
-        for part, (first, height) in self._parts.items():
+        for part, (first, height) in self.screen.parts.items():
             if self.panel is None and first <= mouse.row < first + height:
                 if part == "table":
                     self._click_table(mouse, mouse.row - first)
@@ -303,9 +267,9 @@ class Top:
             table.order = table.order.by(column.name)
 
     def _click_device(self, place: int) -> None:
-        line, shown = self._devices_first + place, self.shown
-        if shown and line < len(self._device_lines):
-            self._select_device(shown.devices[screen.device_at(self._device_lines, line)].uuid)
+        device = self.screen.device_of(place)
+        if self.shown and device is not None:
+            self._select_device(self.shown.devices[device].uuid)
 
     # actions
 

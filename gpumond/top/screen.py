@@ -1,4 +1,4 @@
-"""Layout of the screen: the height of each part, notices, panels in front of the table, and the history."""
+"""Composition of the screen: its parts and their heights, notices, panels in front of the table, and the history."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
 from gpumond.facts.units import duration, human
 from gpumond.top.connection import Connection, DaemonClient
-from gpumond.top.processes import SIGNALS, refusal, send
+from gpumond.top.processes import SIGNALS, Table, refusal, send
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice, grouped
 from gpumond.view.rows import Key, ProcessRow, plain
@@ -285,6 +285,81 @@ HINTS: Hints = (
     ("←→", "GPU"),
 )
 FILTER_HINTS: Hints = (("enter", "Done"), ("esc", "Remove the filter"))
+
+
+class Screen:
+    """Composes devices, table, chart and notices, and remembers where they are, for the mouse.
+
+    ``parts``: first row and height of each part that reacts to the mouse.
+    """
+
+    def __init__(self, monochrome: bool) -> None:
+        self.monochrome = monochrome
+        self.parts: dict[str, tuple[int, int]] = {}
+        self._devices_first = 0
+        self._device_lines: Sequence[Line] = ()
+
+    def lines(
+        self,
+        shown: View | None,
+        notices: Sequence[FrameNotice],
+        table: Table,
+        device: str | None,
+        filtering: bool,
+        chart_lines: Callable[[int, int], list[Line]],
+        width: int,
+        height: int,
+    ) -> list[Line]:
+        """Return the lines below the head. ``chart_lines`` returns the chart for a width and a number of rows."""
+        devices, legend = device_lines(shown, width, height + 2, self.monochrome, device)
+        estimate = estimate_line(shown)
+        entry = filter_line(table.words, filtering)
+        about = [*remarks(shown, notices)]
+        wanted = {
+            "devices": min(len(devices) + len(legend), int((height + 2) * DEVICES_RATIO)),
+            "estimate": len(estimate),
+            "filter": len(entry),
+            "remarks": len(remark_lines(about, width, int((height + 2) * REMARKS_RATIO))),
+        }
+        free = height - sum(wanted.values()) - len(table.rows) - 3  # the heads of table and chart, and a gap
+        chart = chart_lines(width, chart_rows(height + 2, free))
+        room = heights(height, {**wanted, "chart": len(chart)})
+        own = max(1, room["devices"] - len(legend))
+        if len(devices) > own > 1 and shown:
+            own -= 1
+            self._devices_first = scrolled(devices, own, self._devices_first, device)
+            legend = [pages_line(devices, self._devices_first, own, len(shown.devices)), *legend]
+        self._devices_first = scrolled(devices, own, self._devices_first, device)
+        self._device_lines = devices
+        shown_devices = [*devices[self._devices_first : self._devices_first + own], *legend][: room["devices"]]
+        above = [*shown_devices, *estimate[: room["estimate"]]]
+        rows = table.lines(width, room["table"])
+        self.parts = {"devices": (1, len(shown_devices)), "table": (1 + len(above), room["table"])}
+        blank: list[Line] = [[]] * (room["table"] - len(rows))
+        below = [*entry, *chart[: room["chart"]], *remark_lines(about, width, room["remarks"])]
+        return [clipped(line, width) for line in (*above, *rows, *blank, *below)]
+
+    @property
+    def page(self) -> int:
+        """The rows of one page of the table."""
+        return max(1, self.parts.get("table", (0, 2))[1] - 1)
+
+    def device_of(self, place: int) -> int | None:
+        """Return the position of the device in a line of the part ``devices``; None below the last one."""
+        line = self._devices_first + place
+        return device_at(self._device_lines, line) if line < len(self._device_lines) else None
+
+
+def framed(head: Line, body: Sequence[Line], message: str, hints: Hints, width: int, height: int) -> list[Line]:
+    """Return the whole screen: head, body, and the message or else the keys."""
+    last = [Span(message, "bold")] if message else hint_line(hints, width)
+    return [padded(clipped(head, width), width, "head"), *body[: height - 2], clipped(last, width)][:height]
+
+
+def panel_lines(panel: Panel, width: int, height: int) -> list[Line]:
+    lines, panel.first = text_window(panel.lines(width - 2), height, panel.first)
+    blank: list[Line] = [[]] * (height - len(lines))
+    return [*([Span(" "), *clipped(line, width - 2)] for line in lines), *blank]
 
 
 def heights(rows: int, wanted: Mapping[str, int]) -> dict[str, int]:

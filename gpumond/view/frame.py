@@ -7,18 +7,17 @@ its type, `FullFrame` for a frame, with values of the types of its fields; the r
 from __future__ import annotations
 
 import json
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, replace
 from math import isfinite
-from typing import Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import FullFrame
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import Receipt
 from gpumond.facts.units import duration, human
+from gpumond.facts.validator import Mismatch, Validator
 from gpumond.view.notices import FrameNotice, alerts, notices, once, stuck, verdicts
 from gpumond.view.rows import DeviceRow, Key, ProcessRow, cached, devices, plain, process_of, processes, reclaimable
 from gpumond.view.text import safe
@@ -97,126 +96,51 @@ def receipts_of(answer: object) -> list[dict[str, Any]]:
 def checked_as(hint: Any, answer: object, name: str) -> Any:
     """Return the JSON of a type. Raises DaemonError, with the name and the path of a value that has another type."""
     try:
-        return _check(hint)(answer)
-    except _Mismatch as mismatch:
-        raise DaemonError(f"{MALFORMED} ({name}{mismatch.path}: expected {mismatch.expected})") from None
+        return VALIDATOR.of(hint)(answer)
+    except Mismatch as mismatch:
+        expected = mismatch.expected or "a value"
+        raise DaemonError(f"{MALFORMED} ({name}{mismatch.path}: expected {expected})") from None
 
 
-class _Mismatch(Exception):
-    """A value of a wrong type. The path is added while the exception propagates."""
-
-    def __init__(self, expected: str, path: str = "") -> None:
-        super().__init__(expected)
-        self.expected, self.path = expected, path
-
-
-_Check = Callable[[Any], Any]
-
-
-def _compile(hint: Any) -> _Check:
-    """Return the function that checks a JSON value."""
-    if hint in _SCALARS:
-        return _SCALARS[hint]
-    if isinstance(hint, NewType):
-        return _check(hint.__supertype__)
-    if is_dataclass(hint):
-        return _object(hint)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:  # a newer version may have more of them
-        return _text
-    if origin is tuple and arguments[1:] == (...,):
-        return _array(_check(arguments[0]))
-    if origin is tuple:
-        return _row(tuple(map(_check, arguments)))
-    if origin in (Union, types.UnionType):
-        own = {_check(each) for each in arguments if each is not type(None)}
-        if len(own) == 1:
-            return _optional(*own) if type(None) in arguments else own.pop()
-    raise TypeError(f"no JSON form for {hint}")
-
-
-_check: Callable[[Any], _Check] = cache(_compile)
-
-
-def _object(cls: Any) -> _Check:
-    hints = get_type_hints(cls)
-    entries = [(field.name, _check(hints[field.name]), _default(field, hints[field.name])) for field in fields(cls)]
-
-    def check(value: Any) -> dict[str, Any]:
-        if type(value) is not dict:
-            raise _Mismatch("an object")
-        found = {}
-        name = ""
-        try:
-            for name, inner, default in entries:
-                if name in value:
-                    found[name] = inner(value[name])
-                elif default is MISSING:
-                    raise _Mismatch("a value")
-                else:
-                    found[name] = default
-        except _Mismatch as mismatch:
-            mismatch.path = f".{name}{mismatch.path}"
-            raise
-        return found
-
-    return check
-
-
-def _default(field: Any, hint: Any) -> Any:
+def _default(field: Field[Any], hint: object) -> object:
     """Return the JSON of a field's default, which no reader changes; MISSING without one."""
     if field.default is not MISSING:
         return json.loads(to_json(field.default))
     return None if type(None) in get_args(hint) else MISSING
 
 
-def _array(inner: _Check) -> _Check:
-    def check(value: Any) -> list[Any]:
-        if type(value) is not list:
-            raise _Mismatch("an array")
-        return [inner(entry) for entry in value]
-
-    return check
-
-
-def _row(inner: tuple[_Check, ...]) -> _Check:
-    def check(value: Any) -> list[Any]:
-        if type(value) is not list or len(value) != len(inner):
-            raise _Mismatch(f"an array of {len(inner)}")
-        return [own(entry) for own, entry in zip(inner, value, strict=True)]
-
-    return check
-
-
-def _optional(inner: _Check) -> _Check:
-    return lambda value: None if value is None else inner(value)
-
-
 def _integer(value: Any) -> int:
     if type(value) is not int or not -MAX_INTEGER < value < MAX_INTEGER:
-        raise _Mismatch("an integer between -2^63 and 2^63")
+        raise Mismatch("an integer between -2^63 and 2^63")
     return value
 
 
 def _number(value: Any) -> float:
     if type(value) not in (int, float) or not abs(value) < MAX_NUMBER:  # no NaN
-        raise _Mismatch("a number below 1e100")
+        raise Mismatch("a number below 1e100")
     return float(value)
 
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise _Mismatch("text")
+        raise Mismatch("text")
     return value if len(value) <= MAX_TEXT else value[:MAX_TEXT]
 
 
 def _flag(value: Any) -> bool:
     if type(value) is not bool:
-        raise _Mismatch("true or false")
+        raise Mismatch("true or false")
     return value
 
 
-_SCALARS: dict[Any, _Check] = {int: _integer, float: _number, str: _text, bool: _flag}
+VALIDATOR = Validator(
+    scalars={int: _integer, float: _number, str: _text, bool: _flag},
+    literal=lambda allowed: _text,  # a newer version may have more of them
+    default=_default,
+    record=lambda cls, found: found,
+    sequence=list,
+)
+"""Checks answers: the result is JSON again, with the default of each field that is absent."""
 
 
 NOTICES = ("notices", "alerts", "verdicts", "stuck")

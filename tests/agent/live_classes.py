@@ -19,7 +19,7 @@ import pytest
 
 from gpumond.agent.allocators import torch_classes
 from gpumond.agent.allocators.torch_classes import CLASSES, NO_DEVICE
-from gpumond.agent.torch_objects import TORCH_OBJECTS
+from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 from gpumond.facts.program import LiveClasses
 
 TORCH_OBJECTS.install()  # as gpumond.agent.start() does

@@ -6,8 +6,8 @@ from importlib import import_module
 
 import pytest
 
-from gpumond.agent import allocators as adapters
-from gpumond.agent.allocators import ADAPTERS, AllocatorAdapter
+from gpumond.agent.allocators import adapters
+from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter
 
 CAPABILITIES = [
     value

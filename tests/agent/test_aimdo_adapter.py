@@ -21,7 +21,7 @@ driver.fake_choose()
 from comfy_aimdo.model_vbar import ModelVBAR
 from comfy_aimdo.vram_buffer import VRAMBuffer
 from gpumond.agent import flush, report
-import gpumond.agent.cuda
+import gpumond.agent.allocators.cuda
 def show():
     for p in report():
         print(p.allocator, p.device_uuid[-1], p.live_bytes >> 20, p.held_bytes >> 20, p.reclaimable.exactness)

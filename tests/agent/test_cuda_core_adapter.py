@@ -14,9 +14,10 @@ driver = ctypes.CDLL("libcuda.so.1")
 def fake(index, reserved, used, pending=0):
     driver.fake_pool(index, *map(ctypes.c_uint64, (reserved, used, pending)))
 from cuda.core import DeviceMemoryResource
-from gpumond.agent import cuda, flush, report
+from gpumond.agent import flush, report
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators import cuda_core
-from gpumond.agent.registry import REGISTRY
+from gpumond.agent.loaded_allocators import LOADED
 def show():
     for pool in report():
         print(pool.allocator, pool.inside, pool.device_uuid[-1], pool.live_bytes, pool.held_bytes, end="; ")
@@ -30,7 +31,7 @@ def test_pools_of_resources_are_summed_by_device(library: Path) -> None:
 class Own(DeviceMemoryResource): pass
 resources = [DeviceMemoryResource(1, 16), Own(1, 17), DeviceMemoryResource(2, 18)]
 show()
-print(*(pool.reclaimable for pool in report()[:1]), REGISTRY.known()[0].framework())
+print(*(pool.reclaimable for pool in report()[:1]), LOADED.known()[0].framework())
 """
     assert run(code, library, "-cc") == [
         "cuda.core None 1 70 120; cuda.core None 2 8 8; [1, 2] 0",

@@ -14,7 +14,8 @@ from cudf.core.buffer.spill_manager import Buffer, SpillManager, set_global_mana
 from rmm.mr import *
 driver = ctypes.CDLL("libcuda.so.1")
 driver.fake_choose()
-from gpumond.agent import cuda, flush, report
+from gpumond.agent import flush, report
+from gpumond.agent.allocators import cuda
 """
 BUFFERS = """
 set_global_manager(SpillManager())

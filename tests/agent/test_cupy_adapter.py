@@ -11,27 +11,28 @@ from tests.agent.driver import run
 PROGRAM = """
 import ctypes, cupy
 import gpumond.agent
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 pool = cupy.get_default_memory_pool()
 """
 
 
 def test_driver_is_queried_only_if_the_program_has_loaded_it(library: Path) -> None:
     ask = "print(cuda.device_count(), cuda.has_context(0), cuda.device_uuid(0), cuda.contexts())"
-    code = f"import ctypes; from gpumond.agent import cuda; {ask}; ctypes.CDLL('libcuda.so.1'); {ask}"
+    code = f"import ctypes; from gpumond.agent.allocators import cuda; {ask}; ctypes.CDLL('libcuda.so.1'); {ask}"
     uuid = "GPU-abababab-abab-abab-abab-ababababab00"
     assert run(code, library, "-c") == ["None None None []", f"2 False {uuid} [1]"]
 
 
 def test_uninitialized_driver_reports_nothing(library: Path) -> None:
-    code = "import ctypes; from gpumond.agent import cuda; ctypes.CDLL('libcuda.so.1'); "
+    code = "import ctypes; from gpumond.agent.allocators import cuda; ctypes.CDLL('libcuda.so.1'); "
     assert run(code + "print(cuda.device_count(), cuda.contexts(), cuda.device_uuid(0))", library, "") == [
         "None [] None"
     ]
 
 
 def test_mig_instance_has_its_own_uuid(library: Path) -> None:
-    code = "import ctypes; from gpumond.agent import cuda; ctypes.CDLL('libcuda.so.1'); print(cuda.device_uuid(0))"
+    code = "import ctypes; from gpumond.agent.allocators import cuda; ctypes.CDLL('libcuda.so.1'); "
+    code += "print(cuda.device_uuid(0))"
     assert run(code, library, "s") == ["MIG-00ababab-abab-abab-abab-ababababab00"]
 
 
@@ -113,7 +114,7 @@ cupy.cuda.set_allocator(managed.malloc)
 print([(p.allocator, p.live_bytes, p.held_bytes, p.managed) for p in report()])
 print([(r.allocator, r.outcome, r.released_bytes) for r in flush()])
 managed.chunks = {{0: [0, 0, 0]}}
-print([p.allocator for p in report()], gpumond.agent.cuda.contexts())
+print([p.allocator for p in report()], gpumond.agent.allocators.cuda.contexts())
 """
     assert run(code, library, "c-") == [
         "[('cupy', 5, 5, False)]",
@@ -192,15 +193,15 @@ print(gpumond.agent.flush(["plans"])[0].reason, cleared)
 
 def test_limit_of_a_quota_raises_no_lower_limit_of_the_program(library: Path) -> None:
     code = f"""{PROGRAM}
-from gpumond.agent.registry import REGISTRY, apply_limit
+from gpumond.agent.loaded_allocators import LOADED, apply_limit
 cupy.cuda.runtime.setDevice(1)
 pool.chunks = {{1: [5, 30, 7]}}
 pool.set_limit(size=100)
 for arguments in ((80, None, "team"), (200, None, "team"), (None, None, "team")):
     (applied,) = apply_limit(*arguments)
-    print(pool.limits, [(each.limit_bytes, each.quota) for each in REGISTRY.limits()])
+    print(pool.limits, [(each.limit_bytes, each.quota) for each in LOADED.limits()])
 gpumond.agent.limit(None)
-print(pool.limits, REGISTRY.limits())
+print(pool.limits, LOADED.limits())
 """
     assert run(code, library, "---") == [
         "{1: 80} [(80, 'team')]",

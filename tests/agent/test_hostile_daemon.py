@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.registry import FLUSHES
+from gpumond.agent.loaded_allocators import FLUSHES
 from gpumond.agent.transport import MESSAGE_RATE, Transport
 from gpumond.facts.messages import Cancel, FlushCommand, FlushResult, Report, encode
 from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, eventually, finished, host

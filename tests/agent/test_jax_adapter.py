@@ -13,7 +13,8 @@ import ctypes, os, jax
 from jax._src import xla_bridge
 from jax._src.xla_bridge import Client, Device
 driver = ctypes.CDLL("libcuda.so.1")
-from gpumond.agent import cuda, flush, report
+from gpumond.agent import flush, report
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.jax import adapter
 STATS = {"bytes_in_use": 30, "peak_bytes_in_use": 50, "num_allocs": 1}
 """

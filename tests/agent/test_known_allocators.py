@@ -10,9 +10,9 @@ from tests.agent.driver import run
 def test_imported_library_is_known_at_once(library: Path) -> None:
     code = """
 import torch
-from gpumond.agent.registry import REGISTRY
-names = lambda: [adapter.name for adapter in REGISTRY.known()]
-print(names(), REGISTRY.known() is REGISTRY.known(), end=" ")
+from gpumond.agent.loaded_allocators import LOADED
+names = lambda: [adapter.name for adapter in LOADED.known()]
+print(names(), LOADED.known() is LOADED.known(), end=" ")
 import cupy
 print(names())
 """
@@ -23,17 +23,17 @@ def test_allocators_in_use_are_found_by_the_next_search(library: Path) -> None:
     code = """
 import ctypes, time
 driver = ctypes.CDLL("libcuda.so.1")
-import gpumond.agent.cuda
-from gpumond.agent import registry
+import gpumond.agent.allocators.cuda
+from gpumond.agent import loaded_allocators
 from gpumond.agent.allocators import mempools
-names = lambda: [adapter.name for adapter in registry.REGISTRY.known()]
+names = lambda: [adapter.name for adapter in loaded_allocators.LOADED.known()]
 def use(reserved):
     driver.fake_pool(0, ctypes.c_uint64(reserved), ctypes.c_uint64(reserved), ctypes.c_uint64(0))
     mempools._search_at = 0.0
 print(names(), end=" ")
 use(64)
-print(names(), registry.REGISTRY._search_at - time.monotonic() <= registry.SEARCH_SECONDS, end=" ")
-registry.REGISTRY._search_at = time.monotonic()
+print(names(), loaded_allocators.LOADED._search_at - time.monotonic() <= loaded_allocators.SEARCH_SECONDS, end=" ")
+loaded_allocators.LOADED._search_at = time.monotonic()
 print(names(), len(gpumond.agent.report()))
 """
     assert run(code, library, "c") == ["[] [] True ['mempool'] 1"]
@@ -43,7 +43,7 @@ def test_thread_of_the_agent_does_not_end_captures(library: Path) -> None:
     code = """
 import ctypes, threading
 driver = ctypes.CDLL("libcuda.so.1")
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 def ours():
     cuda.make_thread_capture_safe()
     with cuda.capture_safe():

@@ -13,8 +13,9 @@ import ctypes
 driver = ctypes.CDLL("libcuda.so.1")
 def fake(index, reserved, used, pending=0):
     driver.fake_pool(index, *map(ctypes.c_uint64, (reserved, used, pending)))
-import gpumond.agent.cuda
-from gpumond.agent import cuda, flush, report
+import gpumond.agent.allocators.cuda
+from gpumond.agent import flush, report
+from gpumond.agent.allocators import cuda
 """
 
 
@@ -99,12 +100,12 @@ def test_flush_of_a_locked_program_is_deferred(library: Path, tmp_path: Path) ->
     locked.touch()
     code = f"""{PROGRAM}
 import math, os, time
-from gpumond.agent.registry import REGISTRY
+from gpumond.agent.loaded_allocators import LOADED
 from gpumond.facts.messages import FlushCommand
 fake(0, 64, 40, 8)
 def flush(dry_run=False, deadline=time.monotonic() + 60):
-    found = REGISTRY.execute(FlushCommand("f", "mempool", ("trim",), dry_run), (), deadline=deadline)
-    print(found.outcome, found.reason.partition(":")[0], REGISTRY.read()[0].held_bytes)
+    found = LOADED.execute(FlushCommand("f", "mempool", ("trim",), dry_run), (), deadline=deadline)
+    print(found.outcome, found.reason.partition(":")[0], LOADED.read()[0].held_bytes)
 flush()
 flush(dry_run=True)
 os.unlink({str(locked)!r})
@@ -122,14 +123,14 @@ def test_flush_that_a_suspension_overtakes_is_not_carried_out(library: Path, tmp
     suspended.touch()
     code = f"""{PROGRAM}
 import os, threading, time
-from gpumond.agent.registry import REGISTRY
+from gpumond.agent.loaded_allocators import LOADED
 from gpumond.facts.messages import FlushCommand
 fake(0, 64, 40, 8)
 threading.Timer(0.5, os.unlink, [{str(suspended)!r}]).start()
-late = REGISTRY.execute(FlushCommand("f1", "mempool", ("trim",)), (), deadline=time.monotonic() + 0.1)
-print(late.outcome, late.reason, late.pools[0:0], REGISTRY.read()[0].held_bytes)
-in_time = REGISTRY.execute(FlushCommand("f2", "mempool", ("trim",)), (), deadline=time.monotonic() + 60)
-print(in_time.outcome, REGISTRY.read()[0].held_bytes, driver.fake_retained())
+late = LOADED.execute(FlushCommand("f1", "mempool", ("trim",)), (), deadline=time.monotonic() + 0.1)
+print(late.outcome, late.reason, late.pools[0:0], LOADED.read()[0].held_bytes)
+in_time = LOADED.execute(FlushCommand("f2", "mempool", ("trim",)), (), deadline=time.monotonic() + 60)
+print(in_time.outcome, LOADED.read()[0].held_bytes, driver.fake_retained())
 """
     assert run(code, library, "c", FAKE_CUDA_SUSPENDED=str(suspended)) == [
         "timeout trim: its deadline passed while the driver didn't answer; nothing was done () 64",

@@ -11,8 +11,9 @@ import ctypes, threading
 driver = ctypes.CDLL("libcuda.so.1")
 import numba.cuda
 from numba.cuda.cudadrv import devices, driver as numba_driver
-from gpumond.agent import cuda, flush, report
-from gpumond.agent.registry import REGISTRY
+from gpumond.agent import flush, report
+from gpumond.agent.allocators import cuda
+from gpumond.agent.loaded_allocators import LOADED
 MIB = 1 << 20
 def show():
     for pool in report():
@@ -28,9 +29,9 @@ def elsewhere(call):
 
 def test_numba_is_not_read_before_it_has_a_context(library: Path) -> None:
     code = f"""{PROGRAM}
-print(report(), flush(), REGISTRY.known(), numba_driver.driver.is_initialized)
+print(report(), flush(), LOADED.known(), numba_driver.driver.is_initialized)
 devices.gpus.lst
-print(report(), REGISTRY.known())
+print(report(), LOADED.known())
 """
     assert run(code, library, "c-") == ["() [] [] False", "initialized () []"]
 
@@ -49,7 +50,7 @@ show()
 print()
 print(plan.expected.low // MIB, plan.expected.exactness, receipt.outcome, receipt.released_bytes // MIB, receipt.raced)
 show()
-print(cuda.contexts(), driver.fake_retained(), REGISTRY.known()[0].framework())
+print(cuda.contexts(), driver.fake_retained(), LOADED.known()[0].framework())
 """
     assert run(code, library, "-c") == [
         "initialized 3",
@@ -92,7 +93,7 @@ from gpumond.facts.messages import FlushCommand
 manager = devices.use(0)
 manager.allocate(0, 64 * MIB), manager.free(0)
 command = FlushCommand("1", "numba", ("cache",))
-result = elsewhere(lambda: REGISTRY.flush(command, (), Permissions()))
+result = elsewhere(lambda: LOADED.flush(command, (), Permissions()))
 print(result.outcome, result.reason)
 (receipt,) = elsewhere(lambda: flush()) or [None]
 print(receipt.outcome)

@@ -47,7 +47,7 @@ print([(receipt.outcome, receipt.reason) for receipt in gpumond.agent.flush(("ho
 
 def test_function_is_not_called_during_a_capture(library: Path) -> None:
     code = f"""{SNIPPET}
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 graph = type("Graph", (), {{}})()
 cuda.CAPTURING.add(graph)
 print([(receipt.outcome, receipt.reason) for receipt in gpumond.agent.flush(("hooks",))])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gpumond import agent
-from gpumond.agent import cuda
-from gpumond.agent.measure.oom import OOMS
+from gpumond.agent.allocators import cuda
 from gpumond.agent.measure.oom_pool import OomPools, Opened
+from gpumond.agent.measure.oom_record import OOMS
 from tests.helpers.values import make_pool
 
 

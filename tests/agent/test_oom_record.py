@@ -15,7 +15,7 @@ import pytest
 
 from gpumond import agent
 from gpumond.agent.measure import stacks
-from gpumond.agent.measure.oom import MAX_RECORD_BYTES, OOMS
+from gpumond.agent.measure.oom_record import MAX_RECORD_BYTES, OOMS
 from gpumond.agent.program_report import program_report
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, Report, decode, encode, to_json
 from gpumond.facts.program import Oom
@@ -139,7 +139,7 @@ def test_successful_call_records_nothing(allocator: CachingAllocator):
 RECORDED = """
 import torch
 from gpumond import agent
-from gpumond.agent.measure.oom import OOMS
+from gpumond.agent.measure.oom_record import OOMS
 from gpumond.facts.messages import to_json
 from torch.world import ACTIVE, FREE, WORLD, Segment
 sizes = [4, 2, 8] * 100

@@ -20,8 +20,9 @@ class DeviceBuffer:
 rmm.DeviceBuffer = DeviceBuffer
 def pool(reserved, used, index=0):
     driver.fake_pool(index, *(ctypes.c_uint64(mib * MIB) for mib in (reserved, used, 0)))
-import gpumond.agent.cuda
-from gpumond.agent import cuda, flush, report
+import gpumond.agent.allocators.cuda
+from gpumond.agent import flush, report
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators import mempools as python_owners
 def plan(dry_run=True):
     (receipt,) = (one for one in flush(dry_run=dry_run) if one.allocator == "mempool")

@@ -28,8 +28,8 @@ def test_library_that_is_only_imported_is_not_used() -> None:
     code = """
 import cuda.core
 from gpumond.agent import flush, report
-from gpumond.agent.registry import REGISTRY
-print(report(), flush(), REGISTRY.known())
+from gpumond.agent.loaded_allocators import LOADED
+print(report(), flush(), LOADED.known())
 """
     assert run(code) == ["() [] []"]
 

@@ -92,14 +92,14 @@ def test_missing_driver_is_not_searched_for_at_each_report(library: Path) -> Non
     """No object is left for the program's garbage collector, which may have to visit millions."""
     code = """
 import gc, sys, torch
-from gpumond.agent.registry import REGISTRY
-REGISTRY.read()
+from gpumond.agent.loaded_allocators import LOADED
+LOADED.read()
 looked = []
 sys.addaudithook(lambda event, arguments: looked.append(event) if event == "ctypes.dlopen" else None)
 gc.collect()
 gc.disable()
 for _ in range(20):
-    REGISTRY.read()
+    LOADED.read()
 print(looked, gc.collect())
 """
     assert run(code, library, "c") == ["[] 0"]
@@ -108,7 +108,7 @@ print(looked, gc.collect())
 def test_driver_is_searched_for_at_the_first_capture(library: Path) -> None:
     code = """
 import ctypes
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 class Graph:
     def capture_begin(self): pass
     def capture_end(self): pass

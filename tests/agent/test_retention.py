@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gpumond.agent import retention as referrers
-from gpumond.agent.allocators import Tracked
+from gpumond.agent.allocators.adapters import Tracked
 from gpumond.agent.requests import RequestHandler
 from gpumond.agent.retention import RetentionSearch
 from gpumond.agent.settings import Settings

@@ -16,7 +16,8 @@ driver.fake_choose()
 def fake(index, reserved, used, pending=0):
     driver.fake_pool(index, *map(ctypes.c_uint64, (reserved, used, pending)))
 import gpumond.agent
-from gpumond.agent import cuda, flush, report
+from gpumond.agent import flush, report
+from gpumond.agent.allocators import cuda
 """
 
 

@@ -183,7 +183,7 @@ class FullResource(CudaMemoryResource):
             raise MemoryError("std::bad_alloc: out_of_memory")
         return super().allocate(nbytes)
 set_current_device_resource(FullResource())
-from gpumond.agent.measure.oom import BORROWING
+from gpumond.agent.allocators.borrowing import BORROWING
 from gpumond.facts.messages import Borrowed
 asked = []
 BORROWING.request = lambda device, size: asked.append(size) or ANSWER

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.allocators import ADAPTERS, AllocatorAdapter, loaded
+from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter, loaded
 from gpumond.agent.allocators.sim import SimAdapter, adapter
 from gpumond.facts.pools import Reclaimable, StepResult
 from gpumond.sim.allocator import CachingAllocator

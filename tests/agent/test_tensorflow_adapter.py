@@ -13,7 +13,8 @@ import ctypes, os, tensorflow
 from types import SimpleNamespace
 ctypes.CDLL("libcuda.so.1")
 context = tensorflow.context.context()
-from gpumond.agent import cuda, flush, report
+from gpumond.agent import flush, report
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.tensorflow import adapter
 """
 SHOW = "print([(p.device_uuid[-1], p.live_bytes, p.peak_live_bytes, p.inside) for p in adapter().read()])"

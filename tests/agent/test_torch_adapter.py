@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent import cuda
-from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators import cuda
+from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.allocators.torch import TorchAdapter
 from gpumond.facts.pools import HostPool, Reclaimable
 from tests.agent.fakes import torch

@@ -75,7 +75,7 @@ def test_agent_that_starts_after_the_model_shows_no_class_before_a_search():
 import os, torch, torch._dynamo
 if not os.fork():
     kept = model()
-    from gpumond.agent.torch_objects import TORCH_OBJECTS
+    from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
     TORCH_OBJECTS.install()
     newer = model()
     print(measured())
@@ -96,7 +96,7 @@ if not os.fork():
 os.wait()
 kept = model()
 from gpumond.agent.allocators.torch import TorchAdapter
-from gpumond.agent.torch_objects import TORCH_OBJECTS
+from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 adapter = TorchAdapter(torch)
 adapter.find_older_objects()
 print(TORCH_OBJECTS.needs_search, TORCH_OBJECTS.complete)
@@ -150,7 +150,7 @@ for _ in range(2):
         import torch.nn.modules.module
     except ZeroDivisionError as error:
         print("error")
-from gpumond.agent.torch_objects import TORCH_OBJECTS
+from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 TORCH_OBJECTS.install()
 print("torch.nn.modules.module" in sys.modules, TORCH_OBJECTS.complete, TORCH_OBJECTS.modules())
 """

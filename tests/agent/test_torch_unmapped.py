@@ -151,7 +151,7 @@ def test_unknown_version_of_a_library_leaves_the_pool(world: Any, adapter: Torch
 def test_driver_is_asked_whether_addresses_have_pages(library: Path) -> None:
     code = """
 import ctypes
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 print(cuda.is_mapped(5), end=" ")
 driver = ctypes.CDLL("libcuda.so.1")
 driver.fake_allocate.restype = ctypes.c_uint64

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent import cuda
-from gpumond.agent.allocators import FlushRefused, torch_xpu
+from gpumond.agent.allocators import cuda, torch_xpu
+from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.allocators.torch_xpu import XpuAdapter
 from gpumond.devices.drm import cards
 from gpumond.facts.pools import Reclaimable
@@ -98,7 +98,7 @@ def test_pool_on_an_unknown_device_is_not_reported(world: Any, tmp_path: Path):
 def test_build_of_torch_has_one_of_the_two_adapters(has_xpu: bool, present: str):
     program = (
         f"import torch; torch._C._has_xpu = {has_xpu}\n"
-        "from gpumond.agent.allocators import ADAPTERS, loaded\n"
+        "from gpumond.agent.allocators.adapters import ADAPTERS, loaded\n"
         "print(*(type(adapter).__name__ for adapter in map(loaded, ADAPTERS) if adapter and adapter.name == 'torch'))"
     )
     path = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).with_name("fakes")), *sys.path))}

@@ -15,12 +15,13 @@ def fake(index, reserved, used):
     driver.fake_pool(index, *map(ctypes.c_uint64, (reserved, used, 0)))
 import warp
 from warp._src import context
-from gpumond.agent import cuda, flush, report
-from gpumond.agent.registry import REGISTRY
+from gpumond.agent import flush, report
+from gpumond.agent.allocators import cuda
+from gpumond.agent.loaded_allocators import LOADED
 def show():
     for pool in report():
         print(pool.allocator, pool.inside, pool.device_uuid[-1], pool.live_bytes, pool.held_bytes, end="; ")
-    print(cuda.contexts(), [each.framework() for each in REGISTRY.known()])
+    print(cuda.contexts(), [each.framework() for each in LOADED.known()])
 """
 
 

@@ -14,7 +14,7 @@ from gpumond.facts.alerts import Notice
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.outbox import Outbox
-from gpumond.features.alerts.receivers import Retry
+from gpumond.features.alerts.receivers.base import Retry
 from gpumond.store.store import Store
 
 QUICK = (0.001, 0.002)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.outbox import Outbox, ReceiverQueue
-from gpumond.features.alerts.receivers import Rejected, Retry
+from gpumond.features.alerts.receivers.base import Rejected, Retry
 from tests.alerts.deliveries import FIRED, QUICK, RESOLVED, DeliveryCounts, Recorder, UnwritableStore, make_alert, until
 
 T = TypeVar("T")

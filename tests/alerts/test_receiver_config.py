@@ -10,8 +10,8 @@ import pytest
 from gpumond.config.loading import load
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import ConfigError
+from gpumond.features.alerts.receivers import RECEIVER_TYPES
 from gpumond.features.alerts.receivers.log import Log
-from gpumond.features.alerts.settings import RECEIVER_TYPES
 
 
 def receivers(tmp_path: Path, text: str) -> Settings:

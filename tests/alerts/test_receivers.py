@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers import NotSent, ReceiverType, Rejected, Retry
 from gpumond.features.alerts.receivers.alertmanager import Alertmanager
+from gpumond.features.alerts.receivers.base import NotSent, ReceiverType, Rejected, Retry
 from gpumond.features.alerts.receivers.webhook import Webhook
 from tests.helpers.alert_listener import OK, Listener, answer, drip, failure, stall
 from tests.helpers.running import until

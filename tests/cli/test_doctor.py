@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent.allocators import ADAPTERS
+from gpumond.agent.allocators.adapters import ADAPTERS
 from gpumond.commands.doctor import Finding, access_remedy, daemon, device_nodes, pid_namespace
 from gpumond.facts.errors import CONDITIONS, FAULTS
 from gpumond.features.engines.ownership import WITH_PTRACE

@@ -18,7 +18,7 @@ from gpumond.config.web_file import certificate_subjects
 from gpumond.facts.errors import ConfigError, DaemonError, TokenReviewError
 from gpumond.features.fleet.connection import Client, access, machine
 from gpumond.features.fleet.flush import FLUSHES
-from gpumond.serve.auth import KNOWN_SECONDS, KubernetesTokenReviews, account_of, make_token_reviews
+from gpumond.serve.authentication import KNOWN_SECONDS, KubernetesTokenReviews, account_of, make_token_reviews
 from tests.helpers import certificates
 from tests.helpers.running import RunningDaemon, free_port
 from tests.helpers.serving import TlsDaemon, start_daemon

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpumond.config.web_file import Web
 from gpumond.daemon.server import _Server
-from gpumond.serve.auth import Tokens
+from gpumond.serve.authentication import Tokens
 from gpumond.serve.guard import Guard, Policy
 from gpumond.serve.http import (
     LARGE_PIECE_BYTES,

@@ -14,7 +14,7 @@ import pytest
 from gpumond.facts.messages import AgentRequest, AgentResponse
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import Identity
-from gpumond.programs.requests import AT_ONCE, MAX_FILE_BYTES, AgentRequests, PartMissing, SnapshotFile
+from gpumond.programs.audited_requests import AT_ONCE, MAX_FILE_BYTES, AuditedRequests, PartMissing, SnapshotFile
 from tests.helpers.values import make_report
 
 CONTENT = os.urandom(1000) * 50
@@ -55,7 +55,7 @@ def fetched(agents: Agents) -> tuple[bytes, list[str]]:
         actions.append(f"{actor} {action} {detail['snapshot']}")
 
     async def run() -> bytes:
-        found = await AgentRequests(agents, audit, audit).fetch(10, 1, "token")
+        found = await AuditedRequests(agents, audit, audit).fetch(10, 1, "token")
         assert isinstance(found, SnapshotFile)
         assert found.size_bytes == len(CONTENT)
         return b"".join([each async for each in found.parts])
@@ -102,6 +102,6 @@ def test_last_part_cannot_exceed_the_announced_size():
 def test_refusal_is_returned(first: AgentResponse, reason: str):
     async def audit(actor: str, action: str, detail: Any) -> None: ...
 
-    found = asyncio.run(AgentRequests(Agents(first), audit, audit).fetch(10, 1, "token"))
+    found = asyncio.run(AuditedRequests(Agents(first), audit, audit).fetch(10, 1, "token"))
     assert isinstance(found, AgentResponse)
     assert reason in found.reason

@@ -9,8 +9,7 @@ import pytest
 from gpumond.facts.errors import DaemonError
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.flush import result_of
-from gpumond.features.fleet.plan import PlannedFlush, Replicas
-from gpumond.features.fleet.waves import Limits, limited, unavailable, waves
+from gpumond.features.fleet.plan import Limits, PlannedFlush, Replicas, limited, unavailable, waves
 from gpumond.view.frame import receipts_of
 from tests.helpers.stubs import receipt
 

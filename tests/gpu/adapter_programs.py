@@ -37,8 +37,9 @@ def elsewhere(call):
     thread = threading.Thread(target=lambda: answers.append(call()))
     thread.start(), thread.join()
     return answers[0]
-import gpumond.agent.cuda
-from gpumond.agent import cuda, flush, report
+import gpumond.agent.allocators.cuda
+from gpumond.agent import flush, report
+from gpumond.agent.allocators import cuda
 ask("cuInit", 0)
 """
 

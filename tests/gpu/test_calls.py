@@ -122,7 +122,7 @@ JAX = """
 import os
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 import jax, jax.numpy as jnp, gpumond.agent as agent
-from gpumond.agent.measure.oom import is_oom, request_bytes
+from gpumond.agent.measure.oom_record import is_oom, request_bytes
 try:
     jnp.zeros((1 << 40,), dtype=jnp.uint8).block_until_ready()
 except Exception as error:

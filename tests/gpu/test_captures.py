@@ -17,7 +17,7 @@ import faulthandler, sys, threading, time
 faulthandler.dump_traceback_later(60, exit=True)
 sys.setswitchinterval(1e-4)
 from gpumond import agent
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 def held_now():
     with cuda.capture_safe():  # to look at a stream-ordered pool would end the capture that looks
         return held()

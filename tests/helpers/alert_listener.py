@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpumond.features.alerts.receivers import NotSent
+from gpumond.features.alerts.receivers.base import NotSent
 from gpumond.features.alerts.receivers.http_client import HttpReceiver, post
 
 Answer = bytes | Callable[[socket.socket], None]

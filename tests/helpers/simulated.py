@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.measure.oom import OOMS
+from gpumond.agent.measure.oom_record import OOMS
 from gpumond.agent.measure.scopes import SCOPE_TOTALS
 from gpumond.agent.measure.steps import STEPS
 from gpumond.sim.allocator import CachingAllocator

@@ -24,7 +24,7 @@ from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, Fl
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, CgroupLimitChange, ProgramEnd, Reading, SourceState
 from gpumond.features.alerts.dispatcher import Receivers
-from gpumond.features.alerts.receivers import Retry
+from gpumond.features.alerts.receivers.base import Retry
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.peer import Identity

@@ -27,7 +27,7 @@ from gpumond.facts.program import (
 )
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.units import GIB
-from gpumond.features.oom.case import CaseFile
+from gpumond.features.oom.case_file import CaseFile
 from gpumond.features.oom.cases import case_file
 from gpumond.features.oom.evidence import Evidence
 from gpumond.tick.ledger import attribute

@@ -9,7 +9,7 @@ import pytest
 from gpumond.facts.frame import Frame, Line
 from gpumond.facts.program import Oom, OomPool, Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.units import GIB
-from gpumond.features.oom.case import CaseFile, document, plain, sections
+from gpumond.features.oom.case_file import CaseFile, document, plain, sections
 from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, opaque_case, timeline
 from gpumond.features.oom.evidence import Evidence
 from gpumond.features.oom.remedies import remedies

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from gpumond.agent.allocators.torch import MAX_ENTRIES
+from gpumond.agent.loaded_allocators import FLUSHES
 from gpumond.agent.measure import snapshots
-from gpumond.agent.measure.oom import MAX_RECORD_BYTES
-from gpumond.agent.registry import FLUSHES
+from gpumond.agent.measure.oom_record import MAX_RECORD_BYTES
 from gpumond.agent.requests import MAX_RECORD_SECONDS
 from gpumond.devices.child.supervisor import DEADLINE_SECONDS
 from gpumond.facts.messages import MAX_MESSAGE_BYTES
@@ -32,7 +32,7 @@ from gpumond.metrics.exposition import MAX_SERIES
 from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS
 from gpumond.metrics.telemetry import MAX_WORKLOADS
 from gpumond.programs.connection import Limits
-from gpumond.serve.auth import KNOWN_SECONDS, MAX_PENDING_REVIEWS, REVIEW_SECONDS
+from gpumond.serve.authentication import KNOWN_SECONDS, MAX_PENDING_REVIEWS, REVIEW_SECONDS
 from gpumond.serve.http import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.serve.limits import (
     CHANGES_AT_ONCE,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from gpumond.facts.alerts import Labels
 from gpumond.facts.program import ProcessKey
+from gpumond.quantities.quantity import Unit
 from gpumond.quantities.scope import Subjects
-from gpumond.quantities.table import Unit
 
 
 class Row(NamedTuple):

@@ -14,8 +14,8 @@ from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import LABELS, PLACEHOLDERS, UNITS, VALUES
 from gpumond.quantities import subjects
+from gpumond.quantities.quantity import Unit, readable
 from gpumond.quantities.scope import RuleContext, active_verdicts
-from gpumond.quantities.table import Unit, readable
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.tick.ledger import attribute
 from tests.helpers.agents import GIB

@@ -35,7 +35,7 @@ from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Scrape
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.app import create_app, state_of
-from gpumond.serve.auth import Tokens
+from gpumond.serve.authentication import Tokens
 from gpumond.serve.examples import ALERT, AUDIT_ENTRY, RECEIPT, SNAPSHOT
 from gpumond.store.audit import AuditEntry
 from gpumond.tick.history import History

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpumond.config.tokens import Token, digest
 from gpumond.serve.app import state_of
-from gpumond.serve.auth import Tokens
+from gpumond.serve.authentication import Tokens
 from gpumond.serve.guard import Guard, Policy
 from tests.serve.application import View, application
 

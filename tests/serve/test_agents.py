@@ -12,7 +12,7 @@ from gpumond.facts.engines import EngineProcess
 from gpumond.facts.errors import NoSuchTarget, StoreUnavailable
 from gpumond.facts.messages import AgentResponse
 from gpumond.facts.program import AppliedLimit, Dump
-from gpumond.programs.requests import SnapshotFile
+from gpumond.programs.audited_requests import SnapshotFile
 from gpumond.serve import examples
 from tests.helpers.agents import GIB
 from tests.serve.application import FRAME, TOKEN, View, ask

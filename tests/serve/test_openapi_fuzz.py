@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 
 from gpumond.features import routers
 from gpumond.serve.app import create_app
-from gpumond.serve.auth import Tokens
+from gpumond.serve.authentication import Tokens
 from tests.helpers import openapi_requests
 from tests.serve.application import View, ask, no_lifespan
 

@@ -11,7 +11,7 @@ import pytest
 from gpumond.config.tokens import Token, digest
 from gpumond.features.quotas.quotas import quota_table
 from gpumond.features.quotas.settings import QuotaConfig
-from gpumond.serve.auth import Tokens
+from gpumond.serve.authentication import Tokens
 from tests.serve.application import TOKEN, View, ask, serving
 from tests.serve.guarded import PeerMiddleware
 

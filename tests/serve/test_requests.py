@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from gpumond.config.web_file import Web
-from gpumond.serve.auth import Tokens
+from gpumond.serve.authentication import Tokens
 from gpumond.serve.guard import Guard, Policy
 from gpumond.serve.limits import CHANGES_AT_ONCE, CONCURRENT_REQUESTS, MAX_BODY_BYTES
 from tests.serve.guarded import ADMIN, FLUSH, RULE, GuardedApi, PeerMiddleware

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpumond.config.tokens import Token, digest
-from gpumond.serve.auth import CODE_SECONDS, IN_TOTAL, PER_CALLER, SESSION_SECONDS, Caller, SignIns
+from gpumond.serve.authentication import CODE_SECONDS, IN_TOTAL, PER_CALLER, SESSION_SECONDS, Caller, SignIns
 from gpumond.serve.guard import Policy
 from tests.serve.guarded import ADMIN, FLUSH, OTHERS, RULE, GuardedApi
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpumond.agent.allocators import ADAPTERS
+from gpumond.agent.allocators.adapters import ADAPTERS
 from gpumond.devices import SOURCES
-from gpumond.features.alerts.settings import RECEIVER_TYPES
+from gpumond.features.alerts.receivers import RECEIVER_TYPES
 from gpumond.features.engines.kinds import KINDS
 
 HEADER = """\

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpumond.features import routers
 from gpumond.serve.app import create_app
-from gpumond.serve.auth import Tokens
+from gpumond.serve.authentication import Tokens
 
 HEADER = """\
 # HTTP API responses

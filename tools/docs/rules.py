@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from gpumond.facts.alerts import Rule, Scope
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, matches
+from gpumond.quantities.quantity import readable
 from gpumond.quantities.scope import FROM_A_FULL_WINDOW
-from gpumond.quantities.table import readable
 
 HEADER = """\
 # Rules

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter
+from gpumond.agent.allocators import cuda
+from gpumond.agent.allocators.adapters import AllocatorAdapter
 from gpumond.facts.pools import PoolUsage, Reclaimable
 
 OBJECTS = {"comfy_aimdo.model_vbar": ("ModelVBAR", "loaded_size"), "comfy_aimdo.vram_buffer": ("VRAMBuffer", "size")}

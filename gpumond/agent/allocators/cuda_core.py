@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 from weakref import ref
 
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.mempools import MAX_ALLOCATIONS, CudaAdapter, cached, instances, trim
 from gpumond.facts.pools import PoolUsage
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gpumond.agent import cuda
-from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators import cuda
+from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.allocators.mempools import NOT_RELEASABLE, CudaAdapter
 from gpumond.facts.pools import PoolUsage, StepResult
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from gpumond.agent import cuda
-from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators import cuda
+from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.allocators.mempools import CudaAdapter, is_counted, retained_by_trim
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AppliedLimit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.mempools import CudaAdapter
 from gpumond.facts.pools import PoolUsage, Reclaimable
 

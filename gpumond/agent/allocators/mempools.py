@@ -16,8 +16,8 @@ from contextlib import nullcontext
 from itertools import combinations, compress
 from typing import Any
 
-from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
+from gpumond.agent.allocators import cuda
+from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 
 SEARCH_SECONDS = 0.05

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
-from gpumond.agent import cuda
-from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators import cuda
+from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.allocators.mempools import CudaAdapter
 from gpumond.facts.pools import PoolUsage, Reclaimable
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gpumond.agent import cuda
-from gpumond.agent.allocators import FlushRefused
+from gpumond.agent.allocators import cuda
+from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.allocators.mempools import CudaAdapter, cached
 from gpumond.facts.pools import PoolUsage
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.mempools import CudaAdapter, counter_of, is_counted, retained_by_trim, trim
 from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable
 
@@ -358,7 +358,7 @@ class _Adaptors:
 def borrow(size_bytes: int) -> bool:
     """Ask the daemon for room after a failed allocation; True if it released memory, and RMM may try again."""
     try:
-        from gpumond.agent.measure.oom import BORROWING  # needed after an error only
+        from gpumond.agent.allocators.borrowing import BORROWING  # needed after an error only
 
         ordinals = cuda.contexts()
         device = cuda.device_uuid(ordinals[0]) if len(ordinals) == 1 else None

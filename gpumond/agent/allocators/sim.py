@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpumond import __version__
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused, TensorTracking, Tracked
+from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, TensorTracking, Tracked
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import AppliedLimit, LiveClasses

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.mempools import ArenaAdapter, arena, counted_by
 from gpumond.facts.pools import PoolUsage
 

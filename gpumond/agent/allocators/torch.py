@@ -15,16 +15,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from gpumond.agent import cuda
-from gpumond.agent.allocators import (
-    AllocatorAdapter,
-    FlushRefused,
-    HistoryRecording,
-    TensorTracking,
-    Tracked,
-    torch_classes,
-    torch_xpu,
-)
+from gpumond.agent.allocators import cuda, torch_classes, torch_xpu
+from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, HistoryRecording, TensorTracking, Tracked
 from gpumond.agent.allocators.mempools import retained_by_trim
 from gpumond.agent.allocators.torch_formulas import (
     LARGE_PAGE,
@@ -40,7 +32,7 @@ from gpumond.agent.allocators.torch_formulas import (
     from_stats,
     usage,
 )
-from gpumond.agent.torch_objects import TORCH_OBJECTS
+from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 from gpumond.facts.messages import clean
 from gpumond.facts.pools import HostPool, PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AppliedLimit, Call, Dump, LiveClasses, Site

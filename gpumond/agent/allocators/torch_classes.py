@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-from gpumond.agent.allocators import Tracked
-from gpumond.agent.torch_objects import TORCH_OBJECTS
+from gpumond.agent.allocators.adapters import Tracked
+from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 from gpumond.facts.program import LiveClasses
 
 CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors")

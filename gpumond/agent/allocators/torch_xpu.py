@@ -15,8 +15,8 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from gpumond.agent import cuda
-from gpumond.agent.allocators import AllocatorAdapter, FlushRefused
+from gpumond.agent.allocators import cuda
+from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused
 from gpumond.agent.allocators.mempools import cached
 from gpumond.agent.allocators.torch_formulas import current
 from gpumond.facts.pools import PoolUsage

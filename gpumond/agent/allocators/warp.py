@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.mempools import ArenaAdapter, arena, counted_by
 from gpumond.facts.pools import PoolUsage
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from gpumond.agent import cuda
-from gpumond.agent.measure.oom import OOMS
+from gpumond.agent.allocators import cuda
+from gpumond.agent.measure.oom_record import OOMS
 from gpumond.facts.pools import PoolUsage
 
 

@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from gpumond.agent.allocators.borrowing import BORROWING
+from gpumond.agent.loaded_allocators import LOADED
 from gpumond.agent.measure import is_async, refuse_generators
-from gpumond.agent.measure.oom import BORROWING, OOMS, is_oom, request_bytes
+from gpumond.agent.measure.oom_record import OOMS, is_oom, request_bytes
 from gpumond.agent.measure.steps import NOTHING, Levels, read_levels
-from gpumond.agent.registry import REGISTRY
 from gpumond.facts.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeRetained, ScopeUsage
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -156,7 +157,7 @@ class Scope:
     def __call__(self, function: F) -> F:
         refuse_generators("scope", function)
         if self._borrow is not None:
-            from gpumond.agent.measure.oom import wrap_retry  # needed by such scopes only
+            from gpumond.agent.measure.retry import wrap_retry  # needed by such scopes only
 
             return wrap_retry(Scope(self._name, self._flush)(function), None, 1, self._borrow, self._borrow, True)
 
@@ -298,7 +299,7 @@ def _annotated(name: str) -> list[Callable[[], object]]:
     if events is not None and events._get_running_loop() is not None:
         return []
     try:
-        return [end for adapter in REGISTRY.adapters() if (end := adapter.annotate(name)) is not None]
+        return [end for adapter in LOADED.adapters() if (end := adapter.annotate(name)) is not None]
     except Exception:  # an error of the library, which the program did not call
         return []
 

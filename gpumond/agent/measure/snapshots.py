@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from gpumond.agent.allocators import FlushRefused
-from gpumond.agent.registry import REGISTRY
+from gpumond.agent.allocators.adapters import FlushRefused
+from gpumond.agent.loaded_allocators import LOADED
 from gpumond.facts.messages import clean
 from gpumond.facts.program import Dump
 
@@ -44,7 +44,7 @@ def checked_path(path: object) -> str:
 def write(path: str, max_bytes: int = MAX_BYTES, guarded: bool = False) -> Dump:
     """Write the snapshot of the first allocator that has one. Never raises: ``reason`` explains a missing file."""
     reasons = []
-    for adapter in REGISTRY.adapters():
+    for adapter in LOADED.adapters():
         if not adapter.suffix:
             continue
         try:
@@ -69,7 +69,7 @@ class RequestedSnapshots:
         if now - self._at < REQUEST_SECONDS:
             return Dump(None, None, 0, f"too many requests: at most one snapshot in {REQUEST_SECONDS:g} s")
         self._at = now
-        suffix = next((adapter.suffix for adapter in REGISTRY.adapters() if adapter.suffix), "")
+        suffix = next((adapter.suffix for adapter in LOADED.adapters() if adapter.suffix), "")
         return self._kept(workload, suffix, lambda path: write(path, guarded=True))
 
     def save(self, workload: str, suffix: str, allocator: str, fill: Callable[[str], object]) -> Dump:

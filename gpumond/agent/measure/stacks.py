@@ -10,7 +10,7 @@ from itertools import islice
 from types import CodeType, FrameType
 
 import gpumond
-from gpumond.agent.allocators import ADAPTERS
+from gpumond.agent.allocators.adapters import ADAPTERS
 from gpumond.facts.messages import clean
 from gpumond.facts.program import Call, ThreadStack
 
@@ -23,7 +23,7 @@ SEARCHED_THREADS, SEARCHED_CALLS = 64, 32
 MAX_FILE, MAX_FUNCTION = 160, 80
 
 OWN = os.path.join(os.path.dirname(os.path.abspath(gpumond.__file__)), "agent", "")
-LIBRARIES = tuple(spec.library for spec in ADAPTERS if spec.library != "gpumond.agent.cuda")
+LIBRARIES = tuple(spec.library for spec in ADAPTERS if spec.library != "gpumond.agent.allocators.cuda")
 
 
 def of_error(error: BaseException) -> tuple[tuple[Call, ...], int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, count
 from typing import NamedTuple
 
-from gpumond.agent.registry import REGISTRY
+from gpumond.agent.loaded_allocators import LOADED
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import StepUsage
 
@@ -55,7 +55,7 @@ def levels(pools: Iterable[PoolUsage]) -> dict[str, DeviceLevel]:
 def read_levels() -> dict[str, DeviceLevel] | None:
     """Return the current levels; None while a flush is in progress. Never raises."""
     try:
-        pools = REGISTRY.read(READ_SECONDS)
+        pools = LOADED.read(READ_SECONDS)
     except Exception:  # an error of an allocator, which the program did not call
         return None
     return None if pools is None else levels(pools)

@@ -19,7 +19,7 @@ import pynvml
 
 from gpumond.devices import ReadProgress
 from gpumond.devices.nvml import load_error, not_loadable
-from gpumond.devices.validation import FaultCounter
+from gpumond.devices.plausibility import FaultCounter
 from gpumond.facts.errors import FaultKind, ReturnCode, SourceUnavailable, remedy
 from gpumond.facts.messages import clean
 

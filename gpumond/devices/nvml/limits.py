@@ -17,9 +17,9 @@ from typing import Any
 import pynvml
 
 from gpumond.devices.nvml.library import Device, EnumerationFailed, Functions, Library, Unsupported
+from gpumond.devices.plausibility import FaultCounter
 from gpumond.devices.process.metadata import limitable_cgroup
 from gpumond.devices.process.procfs import read_text
-from gpumond.devices.validation import FaultCounter
 from gpumond.facts.errors import FaultKind
 from gpumond.facts.messages import clean
 from gpumond.facts.program import ProcessKey

@@ -23,7 +23,7 @@ from gpumond.devices.nvml.library import (
     Unsupported,
     functions,
 )
-from gpumond.devices.validation import IMPOSSIBLE, FaultCounter
+from gpumond.devices.plausibility import IMPOSSIBLE, FaultCounter
 from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.messages import MAX_INTEGER
 from gpumond.facts.snapshot import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES

@@ -2,7 +2,7 @@
 
 Covers memory and processes of devices and MIG instances, read together with their sensors and Xid errors.
 
-Does not cover enumeration and the meaning of return codes (library.py), impossible values (validation.py), hanging
+Does not cover enumeration and the meaning of return codes (library.py), impossible values (plausibility.py), hanging
 calls and crashes of the library (child/supervisor.py).
 """
 
@@ -34,8 +34,17 @@ from gpumond.devices.nvml.library import (
 )
 from gpumond.devices.nvml.limits import CgroupLimits
 from gpumond.devices.nvml.sensors import SensorClocks
+from gpumond.devices.plausibility import (
+    IMPOSSIBLE,
+    FaultCounter,
+    Listed,
+    MemoryCounts,
+    Usage,
+    memory,
+    processes,
+    usages,
+)
 from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
-from gpumond.devices.validation import IMPOSSIBLE, FaultCounter, Listed, MemoryCounts, Usage, memory, processes, usages
 from gpumond.facts.errors import ReturnCode
 from gpumond.facts.messages import MAX_INTEGER
 from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Reading, Sensors, XidErrors

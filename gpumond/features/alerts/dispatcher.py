@@ -38,7 +38,7 @@ from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionOutcome, SuspensionReceipt
 from gpumond.features.alerts.actions import FlushOrder, Key, Tracks, annotate, conclude, decide, forget, remembered
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
-from gpumond.features.alerts.receivers import NotSent, ReceiverType
+from gpumond.features.alerts.receivers.base import NotSent, ReceiverType
 from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Suspends, Tick, flush_each
 from gpumond.quantities.device import short_users
 from gpumond.store.audit import AuditEntry

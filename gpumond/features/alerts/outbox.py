@@ -25,7 +25,7 @@ from functools import partial
 from gpumond.facts.alerts import Labels, Notice
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers import ReceiverType, Rejected, Retry
+from gpumond.features.alerts.receivers.base import ReceiverType, Rejected, Retry
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Store
 

@@ -12,8 +12,9 @@ from gpumond.facts.alerts import ended
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.dispatcher import AlertsPart, ReceiverTest
 from gpumond.serve import examples
-from gpumond.serve.auth import admit
-from gpumond.serve.dependencies import CHANGES, kernel_of, require_rules
+from gpumond.serve.authentication import admit
+from gpumond.serve.authorization import require_rules
+from gpumond.serve.dependencies import CHANGES, kernel_of
 from gpumond.serve.resources import answer
 
 router = APIRouter(prefix="/api/v1", tags=["receivers"])

@@ -22,7 +22,8 @@ from gpumond.features.baselines.statistics import (
     WorkloadMeasures,
 )
 from gpumond.serve import examples
-from gpumond.serve.dependencies import CHANGES, kernel_of, require_rules
+from gpumond.serve.authorization import require_rules
+from gpumond.serve.dependencies import CHANGES, kernel_of
 from gpumond.serve.problems import responses
 
 router = APIRouter(prefix="/api/v1", tags=["baselines"])

@@ -42,8 +42,18 @@ from gpumond.features.fleet.discovery import (
     progress,
     read_frames,
 )
-from gpumond.features.fleet.plan import Criteria, PlannedFlush, awake, by_service, select
-from gpumond.features.fleet.waves import Limits, limited, unavailable, waves, with_canary
+from gpumond.features.fleet.plan import (
+    Criteria,
+    Limits,
+    PlannedFlush,
+    awake,
+    by_service,
+    limited,
+    select,
+    unavailable,
+    waves,
+    with_canary,
+)
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.view.frame import frame_of, receipts_of
 from gpumond.view.text import safe, size, table

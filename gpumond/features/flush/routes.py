@@ -20,8 +20,9 @@ from gpumond.host.peer import counted_name
 from gpumond.kernel import Flushes
 from gpumond.serve import examples
 from gpumond.serve.answers import problem
-from gpumond.serve.auth import Caller, Tokens, admit
-from gpumond.serve.dependencies import CHANGES, bearer, kernel_of, require_flush, starting
+from gpumond.serve.authentication import Caller, Tokens, admit
+from gpumond.serve.authorization import require_flush
+from gpumond.serve.dependencies import CHANGES, bearer, kernel_of, starting
 from gpumond.serve.problems import responses
 from gpumond.serve.resources import answer_list
 

@@ -16,7 +16,8 @@ from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
 from gpumond.serve import examples
 from gpumond.serve.answers import problem
-from gpumond.serve.dependencies import bearer, kernel_of, require_token
+from gpumond.serve.authorization import require_token
+from gpumond.serve.dependencies import bearer, kernel_of
 from gpumond.serve.problems import responses
 
 router = APIRouter(prefix="/api/v1", tags=["agents"])

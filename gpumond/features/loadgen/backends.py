@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpumond.agent import cuda
+from gpumond.agent.allocators import cuda
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import Context, Damaged, OutOfMemory, SimDevice

@@ -14,7 +14,7 @@ from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
 from gpumond.facts.units import human
-from gpumond.features.oom.case import CaseFile, Curve, RankError, Remedy, Timeline, rank_order
+from gpumond.features.oom.case_file import CaseFile, Curve, RankError, Remedy, Timeline, rank_order
 from gpumond.features.oom.evidence import Evidence
 from gpumond.features.oom.remedies import remedies, sentence
 from gpumond.kernel import Kernel, Part, Tick

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.features.oom.case import CaseSummary, RankedCase, document, plain
+from gpumond.features.oom.case_file import CaseSummary, RankedCase, document, plain
 from gpumond.view import html_report
 from gpumond.view.frame import checked_as
 from gpumond.view.text import moment, size, table

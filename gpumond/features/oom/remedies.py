@@ -14,7 +14,7 @@ from gpumond.events import own_line
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport
 from gpumond.facts.units import human
-from gpumond.features.oom.case import Basis, Remedy
+from gpumond.features.oom.case_file import Basis, Remedy
 from gpumond.features.oom.evidence import Evidence, NeighborUsage
 
 IDLE_SECONDS = 60.0

@@ -9,7 +9,16 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from gpumond.facts.program import Call, Oom, OomPool
-from gpumond.features.oom.case import CaseFile, CaseSummary, Curve, RankedCase, Remedy, Timeline, document, summary_of
+from gpumond.features.oom.case_file import (
+    CaseFile,
+    CaseSummary,
+    Curve,
+    RankedCase,
+    Remedy,
+    Timeline,
+    document,
+    summary_of,
+)
 from gpumond.features.oom.cases import Cases
 from gpumond.serve import examples
 from gpumond.serve.dependencies import kernel_of

@@ -18,8 +18,9 @@ from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.quotas import QuotaEntry, QuotaRegistry
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.serve import examples
-from gpumond.serve.auth import Caller
-from gpumond.serve.dependencies import CHANGES, etag_of, kernel_of, require_flush, require_rules, starting
+from gpumond.serve.authentication import Caller
+from gpumond.serve.authorization import require_flush, require_rules
+from gpumond.serve.dependencies import CHANGES, etag_of, kernel_of, starting
 from gpumond.serve.problems import responses
 
 admissions_router = APIRouter(prefix="/api/v1", tags=["admissions"])

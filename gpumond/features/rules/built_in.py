@@ -11,7 +11,7 @@ from typing import Any
 
 from gpumond.facts.alerts import Rule, Scope
 from gpumond.facts.verdicts import REMEDIES
-from gpumond.quantities.table import Unit
+from gpumond.quantities.quantity import Unit
 
 GPU = "GPU {gpu}[ ({name})| of {instance}]"
 ON = "on GPU {gpu}[| of {instance}]"

@@ -32,8 +32,8 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.units import human
 from gpumond.features.rules.evaluation import step
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, written
+from gpumond.quantities.quantity import Unit, readable
 from gpumond.quantities.scope import Hidden, Subjects
-from gpumond.quantities.table import Unit, readable
 from gpumond.view.text import table
 
 COMMANDS = {

@@ -23,8 +23,8 @@ from gpumond.facts.messages import to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
 from gpumond.quantities import departure, hidden, subjects
+from gpumond.quantities.quantity import readable
 from gpumond.quantities.scope import NO_VERDICT, Hidden, Row, RuleContext, Subjects, active_verdicts
-from gpumond.quantities.table import readable
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.store.table import adapter
 from gpumond.tick.ledger import attribute
@@ -86,7 +86,7 @@ def step(
             continue  # nearly every subject of nearly every tick
         labels = subjects.labels(row)
         activity = absent.pop(labels, None)
-        if activity is None and (value is None or not rule.breached(value, active=False)):
+        if activity is None and (value is None or not breached(rule, value, active=False)):
             continue
         if rule.match and not rule.concerns(dict(labels), subjects.programs(row)):
             continue
@@ -196,6 +196,15 @@ def with_device_uuid(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
     return replace(rule, match=(*others, ("uuid", uuid)))
 
 
+def breached(rule: Rule, value: float, active: bool) -> bool:
+    """Return True if ``value`` is beyond the threshold, or, while active, not yet back past ``clear``."""
+    if rule.above is not None:
+        return value > (rule.clear if active and rule.clear is not None else rule.above)
+    if rule.below is not None:
+        return value < (rule.clear if active and rule.clear is not None else rule.below)
+    return False
+
+
 def _advance(
     rule: Rule,
     subjects: Subjects[Row],
@@ -207,7 +216,7 @@ def _advance(
     now: float,
     elapsed: float,
 ) -> Activity | None:
-    if not rule.breached(value, active=before is not None and before.cleared_elapsed is None):
+    if not breached(rule, value, active=before is not None and before.cleared_elapsed is None):
         kept = _cleared(rule, before, elapsed) if before else None
         if kept is None:
             return None

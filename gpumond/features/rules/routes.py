@@ -15,8 +15,9 @@ from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegi
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 from gpumond.serve import examples
 from gpumond.serve.answers import problem
-from gpumond.serve.auth import user
-from gpumond.serve.dependencies import CHANGES, etag_of, kernel_of, require_rules
+from gpumond.serve.authentication import user
+from gpumond.serve.authorization import require_rules
+from gpumond.serve.dependencies import CHANGES, etag_of, kernel_of
 from gpumond.serve.limits import MAX_PREVIEWS
 from gpumond.serve.problems import responses
 

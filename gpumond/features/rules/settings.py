@@ -23,7 +23,7 @@ from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
 from gpumond.facts.units import has_control_characters
 from gpumond.features.rules.evaluation import PLACEHOLDER
 from gpumond.quantities import SCOPES
-from gpumond.quantities.table import Unit
+from gpumond.quantities.quantity import Unit
 
 VALUES: Mapping[Scope, Mapping[str, str]] = {
     scope: {value.name: value.meaning for value in spec.values} for scope, spec in SCOPES.items()

@@ -14,8 +14,9 @@ from gpumond.facts.frame import Matcher, Operator, Silence, State
 from gpumond.facts.units import has_control_characters
 from gpumond.features.silences.silences import MAX_SECONDS, Silences
 from gpumond.serve import examples
-from gpumond.serve.auth import admit
-from gpumond.serve.dependencies import CHANGES, kernel_of, require_rules
+from gpumond.serve.authentication import admit
+from gpumond.serve.authorization import require_rules
+from gpumond.serve.dependencies import CHANGES, kernel_of
 from gpumond.serve.problems import responses
 
 router = APIRouter(prefix="/api/v1", tags=["silences"])

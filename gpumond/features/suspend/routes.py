@@ -18,8 +18,9 @@ from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, Suspensi
 from gpumond.features.suspend.decision import Request as SuspendRequest, idle_seconds
 from gpumond.features.suspend.suspender import Suspender
 from gpumond.serve import examples
-from gpumond.serve.auth import Caller
-from gpumond.serve.dependencies import CHANGES, kernel_of, require_flush
+from gpumond.serve.authentication import Caller
+from gpumond.serve.authorization import require_flush
+from gpumond.serve.dependencies import CHANGES, kernel_of
 from gpumond.serve.resources import answer_list
 
 router = APIRouter(prefix="/api/v1", tags=["suspend"])

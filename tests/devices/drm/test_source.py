@@ -9,8 +9,8 @@ import pytest
 
 from gpumond.devices import load
 from gpumond.devices.drm import DrmSource, cards
+from gpumond.devices.plausibility import MemoryCounts
 from gpumond.devices.process.procfs import OpenDeviceNodes
-from gpumond.devices.validation import MemoryCounts
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.snapshot import DeviceReading
 from tests.helpers import trees

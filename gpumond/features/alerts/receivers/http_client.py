@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from gpumond.facts.errors import ConfigError, HttpError, HttpFailure
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers import ReceiverType, Rejected, Retry
+from gpumond.features.alerts.receivers.base import ReceiverType, Rejected, Retry
 from gpumond.host.files import read_secret
 from gpumond.host.http import Request, connection_to, exchange_async, split_address, target_of, trust
 from gpumond.host.machine import MACHINE_NAME

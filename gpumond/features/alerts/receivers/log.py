@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers import ReceiverType
+from gpumond.features.alerts.receivers.base import ReceiverType
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gpumond.devices.nvml.sensors import METRICS
-from gpumond.devices.validation import FaultCounter, Listed, MemoryCounts, memory, usages
+from gpumond.devices.plausibility import FaultCounter, Listed, MemoryCounts, memory, usages
 from gpumond.facts.snapshot import Fault
 from tests.devices.nvml.child import NvmlChild, kinds, used_by_pid
 from tests.fakenvml import GIB, NOT_AVAILABLE, FakeDriver, Process, machine

@@ -1,28 +1,24 @@
-"""Out-of-memory errors of this program: recognized without importing the frameworks, with a record of the memory; and
-calls that are repeated after one, if wanted with room that the daemon gets from other programs.
+"""Out-of-memory errors of this program: recognized without importing the frameworks, with a record of the memory.
 
 The record (`Oom`) is bounded in size and takes at most 50 ms; a call that succeeds costs nothing.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import sys
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from gpumond.agent.allocators import ADAPTERS, HistoryRecording, TensorTracking
-from gpumond.agent.measure import is_async, refuse_generators
+from gpumond.agent.allocators.adapters import ADAPTERS, HistoryRecording, TensorTracking
+from gpumond.agent.loaded_allocators import LOADED, collected
 from gpumond.agent.measure.steps import READ_SECONDS
-from gpumond.agent.registry import REGISTRY, collected
-from gpumond.facts.messages import Borrow, Borrowed, to_json
+from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import (
     OOM_POOLS,
@@ -153,7 +149,7 @@ class Ooms:
             return
         try:
             error._gpumond_saw = True  # type: ignore[attr-defined]
-            pools = REGISTRY.read(READ_SECONDS) or ()
+            pools = LOADED.read(READ_SECONDS) or ()
             devices = self._increased(pools, first_counts=True)
             request = request_bytes(error)
             details = _details(error, LAST_SEARCH_SECONDS if seen == "unhandled" else SEARCH_SECONDS)
@@ -187,7 +183,7 @@ class Ooms:
             stack, omitted = stacks.of_thread(thread)
             details = Details(_largest_free(), stack, omitted, (), live_classes(), _live_sites())
             devices = [device] if device else []
-            record = self._record(REGISTRY.read(READ_SECONDS) or (), devices, "oom_pool", size, "", details)
+            record = self._record(LOADED.read(READ_SECONDS) or (), devices, "oom_pool", size, "", details)
             self._publish(replace(record, allocator="torch"))
         except Exception:
             return
@@ -314,7 +310,7 @@ def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
 
     ``search_seconds``: time limit of each for a search of all objects; 0 for no search.
     """
-    trackers = (adapter for adapter in REGISTRY.known() if isinstance(adapter, TensorTracking))
+    trackers = (adapter for adapter in LOADED.known() if isinstance(adapter, TensorTracking))
     return tuple(collected(trackers, lambda adapter: adapter.live_classes(search_seconds))[:OOM_POOLS])
 
 
@@ -332,14 +328,14 @@ def _shown(pool: PoolUsage, live: int, largest_free: Mapping[tuple[str, str], in
 def _largest_free() -> dict[tuple[str, str], int]:
     """Return the largest free block by allocator and device, for the adapters that know it."""
     found: dict[tuple[str, str], int] = {}
-    for adapter in REGISTRY.adapters():
+    for adapter in LOADED.adapters():
         found.update(((adapter.name, uuid), size) for uuid, size in adapter.largest_free_bytes().items())
     return found
 
 
 def _live_sites() -> tuple[Site, ...]:
     """Return the sites that keep most memory, of all allocators whose history is recorded."""
-    adapters = [adapter for adapter in REGISTRY.adapters() if isinstance(adapter, HistoryRecording)]
+    adapters = [adapter for adapter in LOADED.adapters() if isinstance(adapter, HistoryRecording)]
     found = [site for adapter in adapters for site in adapter.live_sites()]
     found.sort(key=lambda site: -site.size_bytes)
     return tuple(replace(site, calls=site.calls[:SITE_CALLS]) for site in found[:SITES])
@@ -369,224 +365,3 @@ def _text(error: BaseException) -> str:
         return str(error)[:MAX_TEXT]
     except Exception:
         return ""
-
-
-BORROW_SECONDS = 2.0
-"""Longest wait of a program for an answer. The daemon answers before."""
-LATER_SECONDS = 10.0
-"""Time without requests after one that the daemon did not answer in time."""
-
-
-class Borrowing:
-    """The requests of this process for room on a device: after a failed allocation, the daemon flushes other programs
-    for this one. The program's thread waits for the answer, and the agent's thread sends the request.
-
-    ``wake`` makes the agent's thread send them; set while a daemon is connected.
-    """
-
-    def __init__(self) -> None:
-        self._forget()
-        os.register_at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
-        self.wake: Callable[[], None] | None = None
-        self._outgoing: deque[Borrow] = deque()
-        self._waiting: dict[str, tuple[threading.Event, list[Borrowed]]] = {}
-        self._not_before = 0.0
-
-    def request(self, device_uuid: str | None, size_bytes: int | None) -> Borrowed | None:
-        """Ask for room and wait for the answer; None without one. Never raises.
-
-        ``device_uuid``: None if it is unknown; the daemon then takes the only device of the program.
-        """
-        wake = self.wake
-        own = threading.current_thread().name == "gpumond-agent"
-        if wake is None or not size_bytes or own or time.monotonic() < self._not_before:
-            return None
-        request = Borrow(uuid.uuid4().hex, size_bytes, device_uuid or "")
-        answered, answers = self._waiting[request.id] = threading.Event(), list[Borrowed]()
-        self._outgoing.append(request)
-        try:
-            wake()
-            if not answered.wait(BORROW_SECONDS):
-                self._not_before = time.monotonic() + LATER_SECONDS
-        finally:
-            self._waiting.pop(request.id, None)
-        return answers[0] if answers else None
-
-    def outgoing(self) -> list[Borrow]:
-        """Return the requests to send, once."""
-        found: list[Borrow] = []
-        while self._outgoing:
-            found.append(self._outgoing.popleft())
-        return [each for each in found if each.id in self._waiting]
-
-    def resolve(self, answer: Borrowed) -> None:
-        """Pass an answer to the thread that waits for it."""
-        waiting = self._waiting.get(answer.id)
-        if waiting is not None:
-            waiting[1].append(answer)
-            waiting[0].set()
-
-    def disconnected(self) -> None:
-        """End all waits: no answer will arrive."""
-        self.wake = None
-        self._outgoing.clear()
-        for answered, _ in list(self._waiting.values()):
-            answered.set()
-
-
-BORROWING = Borrowing()
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-Shrink = Callable[..., "tuple[Any, ...] | dict[str, Any] | None"]
-Flush = Callable[[], object]
-
-
-def check_retry(shrink: object, attempts: object, gc: object, borrow: object) -> None:
-    """Raise TypeError or ValueError for wrong arguments of `gpumond.agent.retry_on_oom`."""
-    if shrink is not None and not callable(shrink):
-        raise TypeError(f"retry_on_oom: shrink: expected a function of the arguments, got {type(shrink).__name__}")
-    if not isinstance(attempts, int) or isinstance(attempts, bool):
-        raise TypeError(f"retry_on_oom: attempts: expected int, got {type(attempts).__name__}")
-    if attempts < 1:
-        raise ValueError(f"retry_on_oom: attempts: expected at least 1, got {attempts}")
-    if not isinstance(gc, bool):
-        raise TypeError(f"retry_on_oom: gc: expected bool, got {type(gc).__name__}")
-    if not isinstance(borrow, bool):
-        raise TypeError(f"retry_on_oom: borrow: expected bool, got {type(borrow).__name__}")
-
-
-def wrap_retry(
-    function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush, borrow: bool = False
-) -> F:
-    """Return the function with its retries; for a coroutine function, a coroutine function.
-
-    ``flush`` is called before each attempt but the first, and ``last_flush`` instead of it before the last one. With
-    ``borrow``, the first attempt is repeated once with the same arguments, after a request to the daemon.
-    """
-    refuse_generators("retry_on_oom", function)
-
-    if is_async(function):
-
-        @functools.wraps(function)
-        async def awaiting(*args: Any, **kwargs: Any) -> Any:
-            call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
-            while True:
-                try:
-                    result = await function(*call.args, **call.kwargs)
-                    break
-                except Exception as error:
-                    if not call.try_again(error):
-                        raise
-                call.prepare()
-            call.done()
-            return result
-
-        return awaiting  # type: ignore[return-value]
-
-    @functools.wraps(function)
-    def calling(*args: Any, **kwargs: Any) -> Any:
-        call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
-        while True:
-            try:
-                result = function(*call.args, **call.kwargs)
-                break
-            except Exception as error:
-                if not call.try_again(error):
-                    raise
-            call.prepare()  # here Python has released the error and the objects that its frames hold
-        call.done()
-        return result
-
-    return calling  # type: ignore[return-value]
-
-
-class _Attempts:
-    """One call and its retries."""
-
-    def __init__(
-        self,
-        shrink: Shrink | None,
-        attempts: int,
-        flush: Flush,
-        last_flush: Flush,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        borrow: bool,
-    ) -> None:
-        self.args, self.kwargs = args, kwargs
-        self._shrink, self._left = shrink, attempts - 1
-        self._flush, self._last_flush = flush, last_flush
-        self._handled = sys.exc_info()[1]
-        self._again = 0
-        self._may_borrow = borrow
-        self._short: int | None = None
-        """The bytes to request before the next attempt, None for no request."""
-
-    def try_again(self, error: Exception) -> bool:
-        """Return whether to retry. The arguments are then smaller, and the error no longer refers to what its frames
-        held.
-        """
-        if not is_oom(error):
-            return False
-        try:
-            if self._may_borrow:
-                self._may_borrow, self._short = False, request_bytes(error)
-                self._left += 1
-            elif self._left <= 0 or not self._smaller():
-                return False
-            # Before the record, which takes time: a report in between must not have the error without its retry.
-            OOMS.add_retry()
-        finally:
-            OOMS.record_error(error, "retry")
-        self._left -= 1
-        self._again += 1
-        clear_frames(error, self._handled)
-        return True
-
-    def prepare(self) -> None:
-        try:
-            (self._flush if self._left else self._last_flush)()
-        except Exception:  # the next attempt will raise the cause
-            pass
-        if self._short is not None:
-            BORROWING.request(OOMS.newest_device(), self._short)
-            self._short = None
-
-    def done(self) -> None:
-        if self._again:
-            OOMS.add_rescue()
-
-    def _smaller(self) -> bool:
-        if self._shrink is None:
-            return True
-        smaller = self._shrink(*self.args, **self.kwargs)
-        if smaller is None:
-            return False
-        if isinstance(smaller, dict):
-            self.kwargs = {**self.kwargs, **smaller}
-        elif isinstance(smaller, tuple):
-            self.args = smaller
-        else:
-            raise TypeError(
-                "retry_on_oom: shrink: expected a tuple of positional arguments, a dict of keyword arguments, or None "
-                f"when they can't be smaller; got {type(smaller).__name__}"
-            )
-        return True
-
-
-def clear_frames(error: BaseException, until: BaseException | None) -> None:
-    """Clear the frames of the traceback of an error and of its causes: their variables refer to tensors.
-
-    ``until``: the exception that was being handled before the call; it belongs to the caller.
-    """
-    for cause in causes(error, until):
-        at, cause.__traceback__ = cause.__traceback__, None
-        while at is not None:
-            try:
-                at.tb_frame.clear()
-            except RuntimeError:  # a frame that still runs
-                pass
-            at = at.tb_next

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-from gpumond.agent.allocators import ADAPTERS, AllocatorAdapter, FlushRefused, capture_guards, loaded
+from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter, FlushRefused, capture_guards, loaded
 from gpumond.agent.flushing import (
     Permissions,
     RefilledFlushes,
@@ -48,7 +48,7 @@ takes longer than reading those in use.
 PROGRAM = Permissions(own=True)
 
 
-class AllocatorRegistry:
+class LoadedAllocators:
     """Every allocator that the program has imported. Runs one flush at a time."""
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class AllocatorRegistry:
         return freed * live[adapter] // total if total else freed
 
 
-REGISTRY = AllocatorRegistry()
+LOADED = LoadedAllocators()
 """The allocators of this process."""
 
 
@@ -214,7 +214,7 @@ def receipts(
     permissions = Permissions(main_thread, own=True)
     found = [
         receipt
-        for adapter in REGISTRY.adapters()
+        for adapter in LOADED.adapters()
         for receipt in _receipts_of(
             FlushCommand("local", adapter.name, tuple(steps), dry_run), hooks, permissions, workload
         )
@@ -229,7 +229,7 @@ def _receipts_of(
     command: FlushCommand, hooks: Sequence[Hook], permissions: Permissions, workload: str
 ) -> Iterator[Receipt]:
     started_at, started = time.time(), time.perf_counter()
-    result = REGISTRY.flush(command, hooks, permissions)
+    result = LOADED.flush(command, hooks, permissions)
     seconds = time.perf_counter() - started
     for change in result.pools or (None,):
         outcome = result.outcome
@@ -300,7 +300,7 @@ def apply_limit(limit_bytes: int | None, device: str | int | None, quota: str = 
     process only, and frees nothing by itself. ``quota``: the quota that requires the limit, or, without
     ``limit_bytes``, whose limit is removed. The program's own limit remains if it is lower.
     """
-    applied = tuple(one for adapter in REGISTRY.adapters() for one in _apply_limit(adapter, limit_bytes, device, quota))
+    applied = tuple(one for adapter in LOADED.adapters() for one in _apply_limit(adapter, limit_bytes, device, quota))
     if applied or quota:
         return applied
     uuid = device if isinstance(device, str) else None
@@ -310,7 +310,7 @@ def apply_limit(limit_bytes: int | None, device: str | int | None, quota: str = 
 def _apply_limit(
     adapter: AllocatorAdapter, limit_bytes: int | None, device: str | int | None, quota: str
 ) -> Sequence[AppliedLimit]:
-    own = REGISTRY.own_limits(adapter) if quota else {}
+    own = LOADED.own_limits(adapter) if quota else {}
     lower = {
         uuid: size
         for uuid, size in own.items()
@@ -321,8 +321,8 @@ def _apply_limit(
         devices = [uuid for uuid in {pool.device_uuid: None for pool in _read(adapter)} if uuid not in lower]
     kept = [one for uuid, size in lower.items() for one in _limited(adapter, size, uuid)]
     changed = [one for each in devices for one in _limited(adapter, limit_bytes, each)]
-    REGISTRY.note_limits(kept, "")
-    REGISTRY.note_limits(changed, quota)
+    LOADED.note_limits(kept, "")
+    LOADED.note_limits(changed, quota)
     return kept + changed
 
 

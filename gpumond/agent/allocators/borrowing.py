@@ -1,0 +1,79 @@
+"""Requests of this program for room on a device, which the daemon gets from other programs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+
+from gpumond.facts.messages import Borrow, Borrowed
+
+BORROW_SECONDS = 2.0
+"""Longest wait of a program for an answer. The daemon answers before."""
+LATER_SECONDS = 10.0
+"""Time without requests after one that the daemon did not answer in time."""
+
+
+class Borrowing:
+    """The requests of this process for room on a device: after a failed allocation, the daemon flushes other programs
+    for this one. The program's thread waits for the answer, and the agent's thread sends the request.
+
+    ``wake`` makes the agent's thread send them; set while a daemon is connected.
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self.wake: Callable[[], None] | None = None
+        self._outgoing: deque[Borrow] = deque()
+        self._waiting: dict[str, tuple[threading.Event, list[Borrowed]]] = {}
+        self._not_before = 0.0
+
+    def request(self, device_uuid: str | None, size_bytes: int | None) -> Borrowed | None:
+        """Ask for room and wait for the answer; None without one. Never raises.
+
+        ``device_uuid``: None if it is unknown; the daemon then takes the only device of the program.
+        """
+        wake = self.wake
+        own = threading.current_thread().name == "gpumond-agent"
+        if wake is None or not size_bytes or own or time.monotonic() < self._not_before:
+            return None
+        request = Borrow(uuid.uuid4().hex, size_bytes, device_uuid or "")
+        answered, answers = self._waiting[request.id] = threading.Event(), list[Borrowed]()
+        self._outgoing.append(request)
+        try:
+            wake()
+            if not answered.wait(BORROW_SECONDS):
+                self._not_before = time.monotonic() + LATER_SECONDS
+        finally:
+            self._waiting.pop(request.id, None)
+        return answers[0] if answers else None
+
+    def outgoing(self) -> list[Borrow]:
+        """Return the requests to send, once."""
+        found: list[Borrow] = []
+        while self._outgoing:
+            found.append(self._outgoing.popleft())
+        return [each for each in found if each.id in self._waiting]
+
+    def resolve(self, answer: Borrowed) -> None:
+        """Pass an answer to the thread that waits for it."""
+        waiting = self._waiting.get(answer.id)
+        if waiting is not None:
+            waiting[1].append(answer)
+            waiting[0].set()
+
+    def disconnected(self) -> None:
+        """End all waits: no answer will arrive."""
+        self.wake = None
+        self._outgoing.clear()
+        for answered, _ in list(self._waiting.values()):
+            answered.set()
+
+
+BORROWING = Borrowing()

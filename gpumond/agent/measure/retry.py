@@ -1,0 +1,164 @@
+"""Calls that are repeated after an out-of-memory error, if wanted with memory that other programs have released."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gpumond.agent.allocators.borrowing import BORROWING
+from gpumond.agent.measure import is_async, refuse_generators
+from gpumond.agent.measure.oom_record import OOMS, causes, is_oom, request_bytes
+
+F = TypeVar("F", bound=Callable[..., Any])
+Shrink = Callable[..., "tuple[Any, ...] | dict[str, Any] | None"]
+Flush = Callable[[], object]
+
+
+def check_retry(shrink: object, attempts: object, gc: object, borrow: object) -> None:
+    """Raise TypeError or ValueError for wrong arguments of `gpumond.agent.retry_on_oom`."""
+    if shrink is not None and not callable(shrink):
+        raise TypeError(f"retry_on_oom: shrink: expected a function of the arguments, got {type(shrink).__name__}")
+    if not isinstance(attempts, int) or isinstance(attempts, bool):
+        raise TypeError(f"retry_on_oom: attempts: expected int, got {type(attempts).__name__}")
+    if attempts < 1:
+        raise ValueError(f"retry_on_oom: attempts: expected at least 1, got {attempts}")
+    if not isinstance(gc, bool):
+        raise TypeError(f"retry_on_oom: gc: expected bool, got {type(gc).__name__}")
+    if not isinstance(borrow, bool):
+        raise TypeError(f"retry_on_oom: borrow: expected bool, got {type(borrow).__name__}")
+
+
+def wrap_retry(
+    function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush, borrow: bool = False
+) -> F:
+    """Return the function with its retries; for a coroutine function, a coroutine function.
+
+    ``flush`` is called before each attempt but the first, and ``last_flush`` instead of it before the last one. With
+    ``borrow``, the first attempt is repeated once with the same arguments, after a request to the daemon.
+    """
+    refuse_generators("retry_on_oom", function)
+
+    if is_async(function):
+
+        @functools.wraps(function)
+        async def awaiting(*args: Any, **kwargs: Any) -> Any:
+            call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
+            while True:
+                try:
+                    result = await function(*call.args, **call.kwargs)
+                    break
+                except Exception as error:
+                    if not call.try_again(error):
+                        raise
+                call.prepare()
+            call.done()
+            return result
+
+        return awaiting  # type: ignore[return-value]
+
+    @functools.wraps(function)
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
+        while True:
+            try:
+                result = function(*call.args, **call.kwargs)
+                break
+            except Exception as error:
+                if not call.try_again(error):
+                    raise
+            call.prepare()  # here Python has released the error and the objects that its frames hold
+        call.done()
+        return result
+
+    return calling  # type: ignore[return-value]
+
+
+class _Attempts:
+    """One call and its retries."""
+
+    def __init__(
+        self,
+        shrink: Shrink | None,
+        attempts: int,
+        flush: Flush,
+        last_flush: Flush,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        borrow: bool,
+    ) -> None:
+        self.args, self.kwargs = args, kwargs
+        self._shrink, self._left = shrink, attempts - 1
+        self._flush, self._last_flush = flush, last_flush
+        self._handled = sys.exc_info()[1]
+        self._again = 0
+        self._may_borrow = borrow
+        self._short: int | None = None
+        """The bytes to request before the next attempt, None for no request."""
+
+    def try_again(self, error: Exception) -> bool:
+        """Return whether to retry. The arguments are then smaller, and the error no longer refers to what its frames
+        held.
+        """
+        if not is_oom(error):
+            return False
+        try:
+            if self._may_borrow:
+                self._may_borrow, self._short = False, request_bytes(error)
+                self._left += 1
+            elif self._left <= 0 or not self._smaller():
+                return False
+            # Before the record, which takes time: a report in between must not have the error without its retry.
+            OOMS.add_retry()
+        finally:
+            OOMS.record_error(error, "retry")
+        self._left -= 1
+        self._again += 1
+        clear_frames(error, self._handled)
+        return True
+
+    def prepare(self) -> None:
+        try:
+            (self._flush if self._left else self._last_flush)()
+        except Exception:  # the next attempt will raise the cause
+            pass
+        if self._short is not None:
+            BORROWING.request(OOMS.newest_device(), self._short)
+            self._short = None
+
+    def done(self) -> None:
+        if self._again:
+            OOMS.add_rescue()
+
+    def _smaller(self) -> bool:
+        if self._shrink is None:
+            return True
+        smaller = self._shrink(*self.args, **self.kwargs)
+        if smaller is None:
+            return False
+        if isinstance(smaller, dict):
+            self.kwargs = {**self.kwargs, **smaller}
+        elif isinstance(smaller, tuple):
+            self.args = smaller
+        else:
+            raise TypeError(
+                "retry_on_oom: shrink: expected a tuple of positional arguments, a dict of keyword arguments, or None "
+                f"when they can't be smaller; got {type(smaller).__name__}"
+            )
+        return True
+
+
+def clear_frames(error: BaseException, until: BaseException | None) -> None:
+    """Clear the frames of the traceback of an error and of its causes: their variables refer to tensors.
+
+    ``until``: the exception that was being handled before the call; it belongs to the caller.
+    """
+    for cause in causes(error, until):
+        at, cause.__traceback__ = cause.__traceback__, None
+        while at is not None:
+            try:
+                at.tb_frame.clear()
+            except RuntimeError:  # a frame that still runs
+                pass
+            at = at.tb_next

@@ -1,0 +1,82 @@
+"""What gpumond measures: a number with its name, unit and meaning. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+from gpumond.facts.units import duration, human
+
+Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean", "celsius", "hertz", "watts", "joules"]
+"""Unit of a value; a boolean is 0 or 1."""
+
+Row_contra = TypeVar("Row_contra", contravariant=True)
+Whole = TypeVar("Whole")
+
+
+@dataclass(frozen=True)
+class Quantity(Generic[Row_contra]):
+    """A number that `/metrics` exports, that rules compare, or both. ``read`` returns None while it is unknown.
+
+    ``name`` is the name of the rule value. ``family`` is the metric family without the prefix of its subject: a counter
+    if it ends in ``_total``, the name if it is None, and empty if the quantity is no metric. ``labels`` distinguish the
+    quantities of one family. ``note`` continues ``text`` in the family's HELP and ``rule_note`` in the reference of
+    rules; ``export`` replaces ``read`` in the family.
+    ``counted``: it counts events, and its increase within the window of rules is another rule value.
+    """
+
+    name: str
+    unit: Unit
+    text: str
+    read: Callable[[Row_contra], float | None]
+    family: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    note: str = field(default="", kw_only=True)
+    rule_note: str = field(default="", kw_only=True)
+    export: Callable[[Row_contra], float | None] | None = field(default=None, kw_only=True)
+    counted: bool = field(default=False, kw_only=True)
+
+    @property
+    def metric(self) -> str:
+        return self.name if self.family is None else self.family
+
+    @property
+    def help(self) -> str:
+        return self.text + self.note
+
+    @property
+    def meaning(self) -> str:
+        return self.text + self.rule_note
+
+    def of(self, part: Callable[[Whole], Row_contra | None]) -> Quantity[Whole]:
+        """Return this quantity of a part of a row; it is unknown while the row has no such part."""
+        read_part = self.read
+
+        def read(row: Whole) -> float | None:
+            fact = part(row)
+            return None if fact is None else number(read_part(fact))
+
+        return Quantity(self.name, self.unit, self.meaning, read)
+
+
+def number(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def readable(unit: Unit, value: float) -> str:
+    """Format a value with its unit."""
+    if unit == "bytes":
+        return human(value)
+    if unit == "bytes/s":
+        return f"{human(60 * value)}/min"
+    if unit == "seconds":
+        return duration(value)
+    if unit == "ratio":
+        return f"{100 * value:.1f}%"
+    if unit == "hertz":
+        return f"{value / 1e6:.0f} MHz"
+    return f"{value:g}{SYMBOLS.get(unit, '')}"
+
+
+SYMBOLS: Mapping[Unit, str] = {"celsius": " °C", "watts": " W", "joules": " J"}

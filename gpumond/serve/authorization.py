@@ -1,0 +1,106 @@
+"""Authorization of requests: who may read, and the scope that a change requires."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from gpumond.config.web_file import Web
+from gpumond.serve.answers import LIVENESS, READINESS
+from gpumond.serve.authentication import SESSIONS, Caller, Passwords, Tokens, authenticate, failed, header, user
+from gpumond.serve.identity import PARTS, Identity
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+ALWAYS_OPEN = (*LIVENESS, *READINESS)
+"""Paths for probes, which send no credentials. They reveal whether devices can be read, and the cause of a failure."""
+
+RESERVED = ("/metrics", *ALWAYS_OPEN)
+"""Paths that are served regardless of load, so that monitoring continues."""
+
+TENANT_ROUTES = frozenset(f"/api/v1/{name}" for name in PARTS)
+TOKEN_REQUIRED = (
+    "a change needs the header `Authorization: Bearer TOKEN`; the daemon's user finds a token in the file `token` of "
+    "the runtime directory, and `tokens_file` defines others"
+)
+
+
+class Readers:
+    """Who may read. ``open_reads``: reading requires no token, unless the web configuration defines users."""
+
+    def __init__(self, tokens: Tokens, open_reads: bool) -> None:
+        self._tokens, self._open_reads = tokens, open_reads
+        self._passwords = Passwords(tokens)
+
+    async def check(self, scope: Mapping[str, Any], web: Web) -> None:
+        """Raise 401 for a request that requires credentials and has none, and 429 after too many wrong ones."""
+        if (self._open_reads or web.mutual) and not web.users:
+            return
+        if _is_open(scope["path"], web) or "identity" in (scope.get("state") or {}):
+            return  # the proxy has authenticated an identity
+        basic = header(scope["headers"], b"authorization")
+        if basic[:6].lower() == "basic " and web.users:
+            if await self._passwords.verify(web.users, basic[6:], user(scope)):
+                return
+            failed(self._tokens, user(scope))
+        elif await authenticate(self._tokens, scope) is not None:
+            return
+        challenge = 'Basic realm="gpumond", charset="UTF-8"' if web.users else "Bearer"
+        raise HTTPException(401, "authentication required", {"WWW-Authenticate": challenge})
+
+
+def _is_open(path: str, web: Web) -> bool:
+    """Return True if a path requires no credentials: those of probes, and those to sign in, unless users have
+    passwords."""
+    if web.users or path in RESERVED:
+        return path in ALWAYS_OPEN
+    from gpumond.page.files import PAGE  # a daemon that only Prometheus reads does not need the memory of the page
+
+    return path in PAGE or path == SESSIONS
+
+
+def check_tenant(scope: Mapping[str, Any], identity: Identity) -> None:
+    """Raise 403 if an identity without scopes requests something else than the web UI, the documents, and the routes
+    that contain nothing but a frame."""
+    from gpumond.page.files import PAGE
+
+    path = scope["path"]
+    is_for_tenants = path in PAGE or path.startswith("/docs") or path == "/openapi.json" or path in TENANT_ROUTES
+    if scope["method"] not in SAFE_METHODS or not is_for_tenants:
+        raise HTTPException(
+            403,
+            f"{identity.name} can see only its own programs, and change nothing; for more, add a line with "
+            f"one of its subjects to tokens_file, such as user:{identity.name}",
+        )
+
+
+def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
+    """Return a FastAPI dependency for the caller. It raises 401 without credentials, and 403 without the scope."""
+
+    async def require(request: Request) -> Caller:
+        caller = await authenticate(request.app.state.tokens, request.scope)
+        if caller is None:
+            raise HTTPException(401, TOKEN_REQUIRED, {"WWW-Authenticate": "Bearer"})
+        if not caller.may(scope):
+            challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
+            raise HTTPException(403, f"{caller.name} doesn't have the scope {scope}", {"WWW-Authenticate": challenge})
+        return caller
+
+    return require
+
+
+def name_with(scope: str) -> Callable[[Request], Awaitable[str]]:
+    """Return a FastAPI dependency for the caller's name; otherwise like ``caller_with``."""
+    require = caller_with(scope)
+
+    async def name(request: Request) -> str:
+        return (await require(request)).name
+
+    return name
+
+
+require_token = name_with("admin")
+require_rules = name_with("rules")
+require_flush = caller_with("flush")
