@@ -5,7 +5,7 @@
 TRACE is a CSV file (or .csv.gz) with time, uuid, used_bytes and size_bytes of GPUs without a leak. In each curve a leak
 of each rate is injected 4 to 10 hours after its start, while the program holds more than 1 GiB, until the device is
 full. Onsets within an hour of each other count once. ``--save`` keeps the figures, and writes the table into
-docs/explanation/leak-detection.md. Cross-validation: in each of five groups of GPUs, the variant is used that has the
+docs/contributing/leak-tests.md. Cross-validation: in each of five groups of GPUs, the variant is used that has the
 highest recall, with at most 0.05 false alerts a GPU-day, on the other four.
 """
 
@@ -43,7 +43,7 @@ MIB, HOUR, DAY = 1 << 20, 3600.0, 86400.0
 RATES = (16, 32, 64, 128, 256)
 GROUPS = 5
 MAX_FALSE_ALARMS = 0.05
-DOCUMENT = Path(__file__).parent.parent / "docs" / "explanation" / "leak-detection.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "contributing" / "leak-tests.md"
 BEGIN, END = "<!-- trade-off -->", "<!-- end of trade-off -->"
 
 Points = list[tuple[float, float]]

@@ -30,7 +30,7 @@ from gpumond.devices.child.supervisor import Supervisor
 from gpumond.facts.errors import DaemonError, SourceUnavailable, remedy
 from gpumond.facts.messages import default_socket, to_json
 from gpumond.facts.snapshot import Reading, SourceState
-from gpumond.facts.units import human
+from gpumond.facts.units import counted, human
 from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import in_private_pid_namespace
 from gpumond.host.peer import peer_uid
@@ -108,11 +108,11 @@ def _source(name: str, absent: State) -> Iterator[Finding]:
         yield Finding("driver", absent, *_stated(state.reason, state.detail))
         return
     library = f", NVML {state.library_version}" if state.library_version else ""
-    detail = f"driver {state.driver_version}{library}, {len(reading.devices)} devices"
+    detail = f"driver {state.driver_version}{library}, {counted(len(reading.devices), 'device')}"
     yield Finding("driver", "good" if reading.devices else "bad", detail)
     for device in reading.devices:
         size = "size unknown" if device.size_bytes is None else human(device.size_bytes)
-        listed = "no process list" if device.processes is None else f"{len(device.processes)} processes"
+        listed = "no process list" if device.processes is None else counted(len(device.processes), "process")
         known: State = "note" if device.processes is None or device.used_bytes is None else "good"
         yield Finding(f"device {device.index}", known, f"{device.name}, {size}, {listed}, {device.uuid}")
         for kind in of_device(device):

@@ -29,7 +29,7 @@ def overview(commands: Iterable[Command]) -> str:
     for group, members in groupby(commands, key=lambda command: command.group):
         lines += ["", f"{group}:", *(f"  {command.name:13} {command.help}" for command in members)]
     lines += ["", "`gpumond COMMAND --help` shows options and examples."]
-    lines.append("Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 nothing to do.")
+    lines.append("Exit codes: 0 done, 1 failed, 2 usage or configuration error, 3 nothing to do.")
     return "\n".join(lines)
 
 
@@ -40,7 +40,7 @@ def examples(command: Command) -> str:
 def unknown_word(kind: str, word: str, known: Iterable[str]) -> str:
     """Return the message about a word that is not known, with the most similar known one."""
     similar = difflib.get_close_matches(word.partition("=")[0], list(known), n=1)
-    return f"unknown {kind} {word!r:.80}" + (f", did you mean {similar[0]}?" if similar else "")
+    return f"unknown {kind} {word!r:.80}" + (f"; did you mean {similar[0]}?" if similar else "")
 
 
 def misspelt(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | None:
@@ -222,7 +222,8 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"{value!r:.80}: expected one of {', '.join(map(str, action.choices))}")
 
     def error(self, message: str) -> NoReturn:
-        print_error(f"{self.prog}: {message}; see `{self.prog} --help`")
+        hint = "" if message.endswith("?") else f"; see `{self.prog} --help`"
+        print_error(f"{self.prog}: {message}{hint}")
         raise SystemExit(WRONG_USE)
 
 
@@ -251,7 +252,8 @@ def _run(argv: Sequence[str]) -> int:
         return DONE if argv else WRONG_USE
     if not argv[0].startswith("-") and argv[0] not in commands():
         unknown = unknown_word("command", argv[0], commands())
-        print_error(f"gpumond: {unknown}; `gpumond --help` lists the commands")
+        hint = "" if unknown.endswith("?") else "; `gpumond --help` lists the commands"
+        print_error(f"gpumond: {unknown}{hint}")
         return WRONG_USE
     chosen = argv[0] if argv[0] in commands() else None
     try:

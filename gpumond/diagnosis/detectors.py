@@ -285,7 +285,7 @@ def orphaned(flat_period: Flat, now: float, busy: float | None, idle_seconds: fl
     return now - flat_period.since > ORPHAN_BUSY_SECONDS and flat_period.value >= ORPHAN_BUSY_RATIO * (size or inf)
 
 
-FILLED = "when it had filled the device"
+FILLED = "after filling the device"
 UNHANDLED = "after an out-of-memory error that it didn't handle"
 
 

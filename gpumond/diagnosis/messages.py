@@ -47,8 +47,8 @@ def growing(
     details = [*steps, *_number(allocations)]
     more = f" ({', '.join(details)})" if details else ""
     return (
-        f"{owner} has been growing by {human(per_minute)}/min since {clock(since)}{more}. Possible leak, unless"
-        " the growth slows down, as it does during startup, caching and evaluation"
+        f"{owner}: memory has grown by {human(per_minute)}/min since {clock(since)}{more}; a possible leak, or a "
+        "startup, cache or evaluation that will level off"
     )
 
 

@@ -64,7 +64,7 @@ class PoolUsage:
     """Bytes that the program has allocated and not freed. None where nothing counts them: the rest of ``held_bytes``
     may be live or free."""
     held_bytes: int
-    """Bytes that the pool has reserved from the driver; see ``held_known``."""
+    """Bytes that the pool has taken from the driver; see ``held_known``."""
     reclaimable: Reclaimable
     """Bytes that a flush would release."""
     stranded_bytes: int

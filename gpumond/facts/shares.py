@@ -35,7 +35,7 @@ MEANINGS: Mapping[str, str] = {
 }
 """The shares of used memory in their order, then what else a bar of the web UI shows."""
 
-HELD = "Memory that an allocator has reserved from the driver: live, cached and stranded (PyTorch: memory_reserved)."
+HELD = "Memory that an allocator has taken from the driver: live, cached and stranded (PyTorch: memory_reserved)."
 FLUSH = (
     "A flush asks running programs to call their allocators' own release functions (PyTorch: "
     "torch.cuda.empty_cache()). Cached memory returns to the driver, and the programs keep running."

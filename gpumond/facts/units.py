@@ -92,8 +92,9 @@ def _two(count: int, whole: str, size: int, part: str) -> str:
 
 
 def counted(count: float, noun: str) -> str:
-    """Format a count with its noun, whose plural ends with s: ``1 time``, ``3 times``."""
-    return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"
+    """Format a count with its noun, whose plural is regular: ``1 time``, ``3 times``, ``2 processes``."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{count:g} {noun}{'' if count == 1 else plural}"
 
 
 def caller_text(name: str) -> str:

@@ -96,9 +96,9 @@ KINDS = (
     ),
     VerdictKind(
         name="leak",
-        meaning="grows without slowing down: after a flat curve for 25 minutes, or for six if an agent reports an "
-        "exact line; from a program's start for 60 minutes, or for 90 without an agent; "
-        "`form` is `linear`, `stairs` or `load-proportional`",
+        meaning="has grown without slowing down, for long enough to rule out a warm-up: 60 minutes since the program's "
+        "start (90 without an agent), 25 if the curve was flat before, or 6 if it was flat and an agent reports an "
+        "almost exact line; `form` is `linear`, `stairs` or `load-proportional`",
         evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of held bytes and "
         "of the live allocation count",
         remedy="see what keeps the memory: gpumond why --pid PID (often a list of losses, an evaluation without "
@@ -153,8 +153,8 @@ KINDS = (
         name="crash-loop",
         meaning="one program has crashed three times on one device within an hour",
         evidence="count",
-        remedy="give the program less memory to use (a smaller batch or model), or stop what restarts it, and read its "
-        "log",
+        remedy="reduce the program's memory use (a smaller batch or model), or stop whatever restarts it; then read "
+        "its log",
     ),
 )
 

@@ -217,7 +217,8 @@ DEVICE_FAMILIES: tuple[Family, ...] = (
     Family(
         "gpumond_device_info",
         "gauge",
-        "Device metadata; the value is always 1. MIG instances have a parent_uuid, and their memory is part of its.",
+        "Device metadata; the value is always 1. MIG instances have a parent_uuid; the parent's figures include "
+        "their memory.",
         ("uuid", "gpu", "name", "vendor", "pci_bus_id", "parent_uuid", "driver_version"),
         _device_info,
     ),
@@ -423,9 +424,9 @@ OF_PROCESSES: tuple[Family, ...] = (
             f"gpumond_cgroup_memory_{name}_bytes", "gauge", text, ("uuid", "gpu", "cgroup"), _cgroups(f"{name}_bytes")
         )
         for name, text in (
-            ("limit", "Memory that the driver lets the processes of this cgroup allocate together, in bytes."),
-            ("soft_limit", "Memory that the driver guarantees the processes of this cgroup together, in bytes."),
-            ("used", "Memory that the processes of this cgroup use, as the driver counts it against the limit."),
+            ("limit", "Memory that the driver lets this cgroup's processes allocate, in total."),
+            ("soft_limit", "Memory that the driver guarantees to this cgroup's processes, in total."),
+            ("used", "Memory that this cgroup's processes use, as the driver counts it against the limit."),
         )
     ),
     *families("gpumond_process_", PROCESS_LABELS, processes, (PROCESS_UTILIZATION,)),

@@ -280,11 +280,11 @@ MACHINE: tuple[Quantity[MachineUsage], ...] = (
         "Memory of idle programs, cached and stranded memory of the others, and unattributed memory.",
         attrgetter("wasted"),
     ),
-    Quantity("programs", "count", "Number of processes with memory on a device.", attrgetter("programs")),
+    Quantity("programs", "count", "Number of processes that hold device memory.", attrgetter("programs")),
     Quantity(
         "agent_programs",
         "count",
-        "Number of processes with memory on a device that have an agent.",
+        "Number of processes that hold device memory and have an agent.",
         attrgetter("agent_programs"),
     ),
 )

@@ -330,7 +330,7 @@ STEP: tuple[Quantity[StepUsage], ...] = (
     _field(
         "step_retries",
         "count",
-        "Cache flushes by the allocators themselves since the first step.",
+        "Allocations since the first step that succeeded only after the allocator had emptied its own cache.",
         "step_retries_total",
         counted=True,
         field="retries",
@@ -341,7 +341,7 @@ PROGRAM: tuple[Quantity[Program], ...] = (
     _field(
         "oom_retries",
         "count",
-        "Calls that retry_on_oom repeated with a smaller batch.",
+        "Retries by retry_on_oom, with the same or smaller arguments.",
         "oom_retries_total",
         counted=True,
     ),
@@ -403,7 +403,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         "models_loaded",
         rule_note=" Unknown while it doesn't answer.",
     ),
-    _field("held_bytes", "bytes", "Device memory in use as reported by the engine."),
+    _field("held_bytes", "bytes", "Device memory that the engine reports as its own."),
     _field("kv_cache_bytes", "bytes", "Size of the engine's KV cache.", ""),
     _field("state_age_seconds", "seconds", "Age of the engine's latest state.", "", field="age_seconds"),
 )

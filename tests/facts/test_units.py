@@ -5,9 +5,12 @@ import pytest
 from gpumond.facts.units import counted, human
 
 
-@pytest.mark.parametrize(("count", "words"), [(1, "1 time"), (2, "2 times"), (0, "0 times")])
-def test_counted_uses_the_plural_except_for_one(count: int, words: str):
-    assert counted(count, "time") == words
+@pytest.mark.parametrize(
+    ("count", "noun", "words"),
+    [(1, "time", "1 time"), (2, "time", "2 times"), (0, "time", "0 times"), (2, "process", "2 processes")],
+)
+def test_counted_uses_the_plural_except_for_one(count: int, noun: str, words: str):
+    assert counted(count, noun) == words
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ gpumond \- GPU memory accounting, alerts and flushes with a receipt
 """
 FOOTER = r"""
 .SH EXIT STATUS
-0: done. 1: failed. 2: wrong use or configuration. 3: nothing to do.
+0: done. 1: failed. 2: usage or configuration error. 3: nothing to do.
 .SH ENVIRONMENT
 .TP
 .B GPUMOND_URL

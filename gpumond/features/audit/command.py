@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log",
         type=Path,
         metavar="FILE",
-        help="with verify: the daemon's log, best from another machine (default: standard input)",
+        help="with verify: the daemon's log, preferably collected on another machine (default: standard input)",
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="with verify: a stopped daemon's configuration file"

@@ -481,7 +481,7 @@ class EngineFlusher(EngineStep):
         method = _method_of(engine, released) or allowed if released else allowed
         rejected = all(receipt.outcome == "refused" for receipt in released) and not method.stops_service
         if not released or rejected or _listener_of(released) != before.listener:
-            raise Refused("gpumond has released nothing that isn't back already", "nothing")
+            raise Refused("nothing to wake: everything that gpumond released is already back", "nothing")
         if not engine.wake:
             raise Refused("its declaration has wake: false")
         if method.undo is None:
@@ -536,7 +536,7 @@ class EngineFlusher(EngineStep):
         models = released[0].models
         await self.engines.carry_out(engine.name, method.undo(engine, models), seconds)
         if method.stops_service and not method.serves(await self.engines.read(engine.name), models):
-            raise EngineError("it answered, and doesn't serve yet")
+            raise EngineError("it responds, but isn't serving requests yet")
 
     def _begin_return(self, name: str, released: Sequence[Receipt]) -> None:
         """Return a server to service in the background, unless this is in progress."""

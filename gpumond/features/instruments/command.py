@@ -218,8 +218,8 @@ class Limit:
         parser.add_argument(
             "--device",
             metavar="NAME",
-            help="limit on one GPU (index, UUID or its prefix, or PCI address); alone: every process with an agent "
-            "there",
+            help="limit on one GPU (index, UUID or its prefix, or PCI address); without "
+            "a target, every process with an agent there",
         )
         parser.add_argument(
             "limit", metavar="SIZE|none", help="most memory its pools may hold, such as 40GiB; none removes the limit"

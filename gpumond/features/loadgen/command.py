@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="append the result to this file, and exit with 1 if it is worse than the last one",
     )
     group = parser.add_argument_group(
-        "options of scenarios", "A default with several values is one of them, chosen at random (see --seed)."
+        "options of scenarios", "If a default lists several values, one is chosen at random (see --seed)."
     )
     for option in _options():
         meanings: dict[str, list[str]] = {}

@@ -85,13 +85,13 @@ class QuotaConfig(Strict):
                 "cgroup_limit: match container or namespace only; it applies to all programs of a container"
             )
         if self.soft_limit is not None and self.limit is not None and self.soft_limit > self.limit:
-            raise ValueError("soft_limit: expected at most the limit")
+            raise ValueError("soft_limit must not exceed limit")
         if self.reserve is not None and not any(map(_names, (self.match.user, self.match.namespace))):
             raise ValueError(
                 "reserve: add match.user or match.namespace, and not *; any program can take a workload's name"
             )
         if self.reserve is not None and self.limit is not None and self.reserve > self.limit:
-            raise ValueError("reserve: expected at most the limit")
+            raise ValueError("reserve must not exceed limit")
         return self
 
     def quota(self) -> Quota:

@@ -265,7 +265,7 @@ class Findings:
         devices = sum(process is None for _, process in self._series)
         yield (
             f"{counted(self._count, 'reading')} over {duration(passed)}: {counted(devices, 'device')}, "
-            f"{len(self._series) - devices + len(self._unseen)} processes"
+            f"{counted(len(self._series) - devices + len(self._unseen), 'process')}"
         )
         findings = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in SHAPES]
         yield f"found: {', '.join(findings)}" if findings else "found: nothing that requires action"

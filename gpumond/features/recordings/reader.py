@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import clean
-from gpumond.facts.units import GIB, MIB
+from gpumond.facts.units import GIB, MIB, counted
 
 MAX_LINE = 16 * 1024**2
 GZIP = b"\x1f\x8b"
@@ -174,9 +174,9 @@ class Remarks:
         if self.malformed:
             yield f"{self.malformed} malformed lines are ignored; the first is {self._first_malformed}"
         if self.duplicates:
-            yield f"{self.duplicates} lines repeat a reading of the same time; they are ignored"
+            yield f"ignored: {counted(self.duplicates, 'line')} with a second reading of the same time"
         if self.strays:
-            yield f"{self.strays} lines are far out of order in time; they are ignored"
+            yield f"ignored: {counted(self.strays, 'line')} far out of order in time"
         yield from self._notes.values()
 
 

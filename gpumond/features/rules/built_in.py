@@ -72,8 +72,8 @@ TEMPLATES: Mapping[str, str] = {
     "resets its counters; run nvidia-smi -i {uuid} -pm 1, or enable nvidia-persistenced",
     "driver-unresponsive": "gpumond[| on {instance}] waits for a driver call that doesn't return[ ({reason})]; the "
     "affected GPUs have no values until it does; look for Xid errors in dmesg",
-    "driver-down": "gpumond[| on {instance}] can't read any GPU[: {reason}|{down_reason}]; gpumond doctor on that "
-    "machine names the remedy",
+    "driver-down": "gpumond[| on {instance}] can't read any GPU[: {reason}|{down_reason}]; to "
+    "find out why, run gpumond doctor[| on that machine]",
     "agent-gone": f"[{{workload}} (pid {{pid}}, {{state}})|pid {{pid}}] {ON} still holds [{{used}}|{{bytes}}], but its "
     "agent has stopped reporting; check whether the program hangs or was stopped",
     "engine-out-of-service": "{engine} ({kind})[| on {instance}] hasn't served requests for {value}: gpumond tried to "

@@ -150,7 +150,7 @@ class RuleConfig(Strict):
             bound = self.above if self.above is not None else self.below
             assert bound is not None
             if (self.clear > bound) if self.above is not None else (self.clear < bound):
-                raise ValueError("clear: expected at most the threshold in above, or at least the one in below")
+                raise ValueError("clear must not be higher than above, or lower than below")
         _check(self.match, matches(self.scope), f"scope {self.scope} has no label", "match")
         for name, text in self.annotations.items():
             used = PLACEHOLDER.findall(text)
