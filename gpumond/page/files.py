@@ -139,14 +139,20 @@ MODULES = {path.stem: path.read_text() for path in sorted(DIRECTORY.glob("*.js")
 """Texts of the modules by name."""
 
 
+def _lean(text: str) -> str:
+    """Return the text without the indentation of its lines: no text that users see has any."""
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip()) + "\n"
+
+
 def page_files() -> dict[str, File]:
     """Return the files of the page by path. The document names script and style, whose names contain their hash."""
     found = {}
-    page = (DIRECTORY / "index.html").read_text()
-    for name, text, media_type in (
+    page = _lean((DIRECTORY / "index.html").read_text())
+    for name, source, media_type in (
         ("page.js", bundle(MODULES, "page"), "text/javascript"),
-        ("page.css", "\n".join(map(str.strip, (DIRECTORY / "page.css").read_text().splitlines())), "text/css"),
+        ("page.css", (DIRECTORY / "page.css").read_text(), "text/css"),
     ):
+        text = _lean(source)
         stem, suffix = name.split(".")
         hashed = f"{stem}-{_tag(text.encode())}.{suffix}"
         found[f"/{hashed}"] = file(text.encode(), media_type, IMMUTABLE)

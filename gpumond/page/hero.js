@@ -4,7 +4,7 @@
 import * as address from "./address.js";
 import { edge, showEdge } from "./bars.js";
 import { createChart, setTarget } from "./chart.js";
-import { $, button, make, name, put, sync } from "./elements.js";
+import { $, button, make, name, put, showChoices, sync } from "./elements.js";
 import { flush } from "./flush.js";
 import { duration, human, percent, sum, words } from "./format.js";
 import { stateOf } from "./matrix.js";
@@ -117,16 +117,8 @@ function totalText(devices) {
 function showChoice(devices) {
   const all = state.frame.snapshot.devices;
   const choices = [["", "All GPUs"], ...all.map((device) => [String(device.index), label(device)])];
-  const select = $("hero-of");
-  sync(
-    select,
-    choices,
-    ([value]) => value,
-    ([value, text]) => Object.assign(make("option", text), { value }),
-    () => {},
-  );
-  select.value = devices.length === 1 && all.length > 1 ? chosen : "";
-  select.parentNode.hidden = all.length < 2;
+  showChoices($("hero-of"), choices, devices.length === 1 && all.length > 1 ? chosen : "");
+  $("hero-of").parentNode.hidden = all.length < 2;
 }
 
 /** Why a request waits, in the words of `gpumond status`: the program, and the rest of the sentence. */

@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { addChanges, createRanges, showsChanges } from "./changes.js";
-import { $, button, labeled, make, put, sync } from "./elements.js";
+import { $, button, labeled, make, put, showChoices, sync } from "./elements.js";
 import { many } from "./format.js";
 import { classesOf, createRow, gap, reuse, updateRow } from "./row.js";
 import { COLUMNS, GROUPS, addressOf, barBytes, filled, find, groupKey, inOrderOf, isAt, kindOf, listed, rowsOf } from "./rows.js";
@@ -93,7 +93,7 @@ function draw() {
       body.firstChild.ariaRowIndex = String(part.place + 2);
       updateRow(body, item, { open: opened.has(item.key), largest: most[kindOf(item)], active: item.key === active });
     },
-    { fixed: 1 },
+    1,
   );
   // Chromium computes the layout when the row with the focus moves, before the gap after it exists
   if (top !== null && scroller.scrollTop !== top) scroller.scrollTop = top;
@@ -183,17 +183,9 @@ function showColumns() {
 
 function showDevices(devices) {
   const choices = [["", "all"], ...devices.map(({ index }) => [String(index), `GPU ${index}`])];
-  const select = $("of");
   if (devices.length && !choices.some(([value]) => value === gpu)) gpu = "";
-  sync(
-    select,
-    choices,
-    ([value]) => value,
-    ([value, text]) => Object.assign(make("option", text), { value }),
-    () => {},
-  );
-  if (select.value !== gpu) select.value = gpu;
-  select.parentNode.hidden = devices.length < 2;
+  showChoices($("of"), choices, gpu);
+  $("of").parentNode.hidden = devices.length < 2;
 }
 
 /** Lists only the processes that contain the words, on the device with this index. */
@@ -290,8 +282,7 @@ addEventListener("resize", () => requestAnimationFrame(measure));
 $("filter").value = filter;
 $("filter").addEventListener("input", () => setFilter($("filter").value.trim(), gpu));
 $("group").parentNode.before(labeled("Change in", createRanges(showProcesses)));
-for (const name of Object.keys(GROUPS)) $("group").append(Object.assign(make("option", name), { value: name }));
-$("group").value = group;
+showChoices($("group"), [["", "nothing"], ...Object.keys(GROUPS).map((name) => [name])], group);
 $("group").addEventListener("change", () => groupBy($("group").value));
 $("of").addEventListener("change", () => showProcessesOf($("of").value));
 showColumns();
