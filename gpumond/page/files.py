@@ -116,6 +116,9 @@ MARKS: dict[Kind, str] = {
 }
 """Signs of events on the time axis of a chart. Of several events with one cause, the first kind tells most."""
 
+ENDED: Kind = "process-ended"
+"""Kind of the event from which the page knows the earlier processes of a workload."""
+
 
 def words() -> str:
     """Return the daemon's vocabulary as a JavaScript module."""
@@ -128,6 +131,7 @@ def words() -> str:
         "MISSED_LIMIT": MISSED_LIMIT,
         "NOT_READ": NOT_READ,
         "MARKS": MARKS,
+        "ENDED": ENDED,
         "NAMES": {"oom": "out of memory", "xid": "Xid error"},
         "RUNBOOKS": sorted(RUNBOOKS),
     }

@@ -14,6 +14,12 @@ const size = (id, bytes = `${id}_bytes`) => ({
   number: true,
 });
 
+/** What a change is compared with, if that is not the value of the same process at the start of the range. */
+function tipOf({ change_since: since, change_pid: pid }) {
+  const first = since ? `since ${clock(since)}, the first known value` : "";
+  return [first, pid ? `↻ from pid ${pid}, before the workload's restart` : ""].filter(Boolean).join("; ");
+}
+
 const knownChange = (row) => (row.partial?.has("change") ? null : row.change_bytes);
 
 /** Columns: the value that orders rows, and the text. `wide`: left out on narrow screens. */
@@ -26,8 +32,8 @@ export const COLUMNS = [
   {
     ...size("change"),
     of: (row) => knownChange(row) ?? -Infinity,
-    text: (row) => (knownChange(row) === null ? "" : signed(row.change_bytes)),
-    tip: (row) => (row.change_since && knownChange(row) !== null ? `since ${clock(row.change_since)}, the first known value` : ""),
+    text: (row) => (knownChange(row) === null ? "" : signed(row.change_bytes) + (row.change_pid ? " ↻" : "")),
+    tip: (row) => (knownChange(row) === null ? "" : tipOf(row)),
   },
   { ...size("waste"), wide: true, hint: "cached and stranded" },
   ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share !== "cached" })),
