@@ -163,15 +163,18 @@ function groupOf(name, rows, by) {
   return group;
 }
 
-/** What the table lists: rows, or groups, each followed by its rows if it is unfolded. */
-export function listed(rows, by, order, unfolded) {
-  const sorted = ordered(rows, order);
+/** What the table lists: rows, or groups, each followed by its rows if it is unfolded. Those in `before`, keys, keep their
+order: so do rows while the user points at one. */
+export function listed(rows, by, order, unfolded, before = []) {
+  const sorted = inOrderOf(before, ordered(rows, order));
   if (!by) return sorted;
-  return grouped(sorted, by, order).flatMap((group) => (unfolded.has(group.key) ? [group, ...group.rows] : [group]));
+  const groups = inOrderOf(before, grouped(sorted, by, order));
+  return groups.flatMap((group) => (unfolded.has(group.key) ? [group, ...group.rows] : [group]));
 }
 
-/** The items in the order of `keys`, the new ones last: rows keep their places while the user points at one. */
-export function inOrderOf(keys, items) {
+/** The items in the order of `keys`, the new ones last. */
+function inOrderOf(keys, items) {
+  if (!keys.length) return items;
   const fresh = new Map(items.map((item) => [item.key, item]));
   const known = keys.filter((key) => fresh.has(key)).map((key) => fresh.get(key));
   const before = new Set(known);

@@ -5,7 +5,7 @@ import { addChanges, createRanges, showsChanges } from "./changes.js";
 import { $, button, labeled, make, put, showChoices, sync } from "./elements.js";
 import { many } from "./format.js";
 import { classesOf, createRow, gap, reuse, updateRow } from "./row.js";
-import { COLUMNS, GROUPS, addressOf, barBytes, filled, find, groupKey, inOrderOf, isAt, kindOf, listed, rowsOf } from "./rows.js";
+import { COLUMNS, GROUPS, addressOf, barBytes, filled, find, groupKey, isAt, kindOf, listed, rowsOf } from "./rows.js";
 import { state } from "./store.js";
 import { distanceOf, parts } from "./viewport.js";
 import { MISSED_LIMIT } from "./words.js";
@@ -50,10 +50,8 @@ export function showProcesses() {
 function arrange(reorder = false) {
   const found = find(rows, filter, gpu);
   const table = $("processes");
-  const still = !group && !reorder && table.querySelector("tbody:hover, tbody:has(:focus-visible)") !== null;
-  const before = list.map((item) => item.key);
-  list = listed(found, group, order, opened);
-  if (still) list = inOrderOf(before, list);
+  const still = !reorder && table.querySelector("tbody:hover, tbody:has(:focus-visible)") !== null;
+  list = listed(found, group, order, opened, still ? list.map((item) => item.key) : []);
   const all = found.length < rows.length || filter ? `${found.length} of ${rows.length}` : "";
   const groups = group && many(list.filter((item) => item.rows).length, "group");
   put($("shown"), found.length || !rows.length ? [all, groups].filter(Boolean).join(", ") : `No process matches ${filter || "the device"}.`);

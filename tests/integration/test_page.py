@@ -308,7 +308,8 @@ def test_help_explains_every_share(session: PageSession):
     dialog.wait_for(state="hidden")
 
 
-def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: RunningDaemon):
+@pytest.mark.parametrize("by", ["", "workload"])
+def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: RunningDaemon, by: str):
     frames = 0
 
     def reverse_order(frame: Any) -> None:
@@ -322,15 +323,17 @@ def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: Running
         rows = session.page.locator("tbody .of-program")
         rows.first.wait_for()
 
+        session.page.get_by_label("Group by").select_option(by)
+
         def orders(seconds: int, most: int) -> set[tuple[str, ...]]:
             """Return the orders of the rows during these seconds, or earlier if there are ``most``."""
-            pids: set[tuple[str, ...]] = set()
+            found: set[tuple[str, ...]] = set()
             for _ in range(10 * seconds):
-                pids.add(tuple(session.texts("tbody .of-pid")[0]))
-                if len(pids) == most:
+                found.add(tuple(session.texts("tbody .of-program bdi")[0]))
+                if len(found) == most:
                     break
                 session.page.wait_for_timeout(100)
-            return pids
+            return found
 
         # A notice or a verdict that appears above the table would move the rows away from the pointer.
         above = "#notices, #problems, #hero"
