@@ -97,10 +97,11 @@ export const isAt = (address, { device, workload, pid }) =>
 
 const MAY_BE_EMPTY = ["gpu", "user", "waste", ...OF_PROCESSES, "verdict"];
 
-/** The columns in which some row has a value other than nothing or 0, of those that may be hidden. */
+/** The columns in which some row has a value other than nothing or 0, of those that may be hidden. What a process with
+known live bytes has taken since its report, which is opaque for a second, shows no column. */
 export function filled(rows, devices) {
   const fields = { user: "owner", verdict: "verdict" };
-  const has = (id, field) => (id === "gpu" ? devices > 1 : rows.some((row) => row[field]));
+  const has = (id, field) => (id === "gpu" ? devices > 1 : rows.some((row) => row[field] && (id !== "opaque" || row.live_bytes === null)));
   return MAY_BE_EMPTY.filter((id) => has(id, fields[id] ?? `${id}_bytes`));
 }
 

@@ -103,14 +103,21 @@ class SortOrder:
 
 
 def empty(rows: Sequence[ProcessRow]) -> set[str]:
-    """Return the names of the columns of `HIDEABLE` without a value other than 0; none without a row."""
+    """Return the names of the columns of `HIDEABLE` without a value other than 0; none without a row.
+
+    What a process with known live bytes has taken since its report is opaque for a second, and shows no column.
+    """
     if not rows:
         return set()
     columns = (column for column in COLUMNS if column.name in HIDEABLE)
     return {
         column.name
         for column in columns
-        if not any(column.number(row) if column.number else column.text(row) for row in rows)
+        if not any(
+            column.number(row) if column.number else column.text(row)
+            for row in rows
+            if column.name != "opaque" or row.shares["live"] is None
+        )
     }
 
 
