@@ -82,27 +82,28 @@ class _Earlier:
 
     def __init__(self, frame: Frame, now: float) -> None:
         self._seconds = now - frame.snapshot.elapsed_seconds
-        self._snapshot = frame.snapshot
-        self._overheads: dict[tuple[str, int | None, int | None], int] = {}
-        self._opaque: dict[tuple[str, int | None, int | None], int] = {}
+        self._counts = {device.uuid: device.counts for device in frame.snapshot.devices}
+        self.overheads: defaultdict[str, dict[tuple[int | None, int | None], int]] = defaultdict(dict)
+        """By device and process, pid and start."""
+        self._opaque: defaultdict[str, dict[tuple[int | None, int | None], int]] = defaultdict(dict)
         for line in frame.ledger.lines:
             if line.share in ("overhead", "opaque"):
-                own = self._overheads if line.share == "overhead" else self._opaque
-                own[line.device_uuid, line.pid, line.start_ticks] = line.used_bytes
+                own = self.overheads if line.share == "overhead" else self._opaque
+                own[line.device_uuid][line.pid, line.start_ticks] = line.used_bytes
 
     def overhead(self, uuid: str, process: ProcessKey, age_seconds: float, used: int, held: int) -> int:
-        """Return the overhead of a process whose driver's count is ``used``, and whose report states ``held``.
+        """Return the overhead of a process whose driver's count is ``used``, and whose report states ``held``. It had
+        one in the previous frame.
 
         It changes only as far as a new report confirms it: at the time of a report, the driver's count was between
         those of the readings before and after it, unless it has fallen and risen, as in a flush. A report that is older
         than the previous reading says nothing new.
         """
-        key, last = (uuid, *process), self._snapshot.device(uuid)
-        known, before = self._overheads.get(key), None if last is None else last.counts.get(process)
-        if known is None or before is None:
+        known, before = self.overheads[uuid][process], self._counts[uuid].get(process)
+        if before is None:
             return max(0, used - held)
         if age_seconds < self._seconds:
-            most = known + self._opaque.get(key, 0)
+            most = known + self._opaque[uuid].get(process, 0)
             known = min(known, max(0, before - held, used - held))
             if used >= before:
                 known = max(known, min(before - held, most))
@@ -215,6 +216,7 @@ def _process_lines(
     earlier: _Earlier | None,
 ) -> list[Line]:
     uuid, listed = device.uuid, device.processes_by_key
+    known = earlier.overheads[uuid] if earlier else {}
     lines: list[Line] = []
     for process, usage in listed.items():
         used, report = usage.used_bytes, reports.get(process)
@@ -223,7 +225,7 @@ def _process_lines(
             rest = 0 if used is None else max(0, used - own.held)
             if own.unsized:  # it may all be in that pool
                 own, rest = own._replace(opaque=own.opaque + rest), 0
-            elif earlier and used is not None:
+            elif earlier and used is not None and known.get(process, rest) != rest:
                 rest = earlier.overhead(uuid, process, report.age_seconds, used, own.held)
                 own = own.within(used - rest if rest else max(used, own.held))
             whole = own.plus(managed[process]) if process in managed else own
