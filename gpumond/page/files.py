@@ -26,6 +26,10 @@ EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*? |class |const )([\w$]
 COMMENT = re.compile(r"^ *(?://[^\n]*|/\*\*(?:(?!\*/).)*\*/)\n", re.MULTILINE | re.DOTALL)
 
 
+AT_END = re.compile(r" +// [^\"'`\n]*$", re.MULTILINE)
+"""A comment at the end of a line. What follows has no quotation mark, so that it is not in a text."""
+
+
 LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
 
 
@@ -51,7 +55,7 @@ def _add(name: str, modules: Mapping[str, str], joined: dict[str, str], importer
 
 def _function(name: str, text: str) -> str:
     exports = ", ".join(EXPORT.findall(text))
-    body = COMMENT.sub("", EXPORT.sub("", IMPORT.sub(_constant, text)))
+    body = AT_END.sub("", COMMENT.sub("", EXPORT.sub("", IMPORT.sub(_constant, text))))
     if left := LEFT.search(body):
         raise ValueError(f"{name}.js: can't be joined: {left[0]}")
     return f"const ${name} = (() => {{\n{body}return {{ {exports} }};\n}})();\n"
