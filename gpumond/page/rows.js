@@ -111,17 +111,43 @@ export const kindOf = (item) => (item.rows ? "group" : "process");
 /** The bytes that the bar of a row consists of. */
 export const barBytes = (row) => row.used_bytes ?? sum(OF_PROCESSES.map((share) => row[`${share}_bytes`] ?? 0));
 
-/** The rows that contain each word of `filter`, and are on the device with this index, if one is chosen. */
+/** What the filter searches, by the names that limit a word to one of them. */
+const FIELDS = {
+  __proto__: null,
+  gpu: ({ device }) => device && label(device),
+  pid: ({ pid }) => pid,
+  program: ({ program, comm }) => `${program}\n${comm ?? ""}`,
+  user: ({ owner }) => owner,
+  container: ({ container_name: name }) => name,
+  pod: ({ pod_name: name, pod_namespace: namespace }) => name && `${namespace}/${name}`,
+  unit: ({ unit }) => unit,
+  job: ({ slurm_job: job }) => job,
+  verdict: ({ verdict }) => verdict,
+};
+const EXACT = { __proto__: null, gpu: ({ device }) => device?.index, pid: FIELDS.pid };
+const lower = (value) => String(value ?? "").toLowerCase();
+
+/** What the help and the filter itself say about it. */
+export const FILTER = `Rows that contain all words. user:root: in one field (${Object.keys(FIELDS).join(", ")}). -word: rows without it.`;
+
+/** A test of rows from a word of the filter. */
+function testOf(word) {
+  const negated = word.length > 1 && word.startsWith("-");
+  const term = negated ? word.slice(1) : word;
+  const [, name, value] = /^(\w+):(.*)$/.exec(term) ?? [];
+  const contains = (row) => {
+    if (value && EXACT[name]) return lower(EXACT[name](row)) === value;
+    if (FIELDS[name]) return lower(FIELDS[name](row)).includes(value);
+    return Object.values(FIELDS).some((field) => lower(field(row)).includes(term));
+  };
+  return (row) => contains(row) !== negated;
+}
+
+/** The rows that match each word of `filter`, and are on the device with this index, if one is chosen. */
 export function find(rows, filter, gpu = "") {
-  const terms = filter.toLowerCase().split(/\s+/).filter(Boolean);
+  const tests = filter.toLowerCase().split(/\s+/).filter(Boolean).map(testOf);
   const near = gpu === "" ? rows : rows.filter((row) => String(row.device?.index) === gpu);
-  if (!terms.length) return near;
-  return near.filter((row) => {
-    const { program, comm, owner, pid, verdict, container_name, pod_name, pod_namespace, unit, slurm_job, device } = row;
-    const names = [program, comm, owner, pid, verdict, container_name, pod_name, pod_namespace, unit, slurm_job];
-    const text = [...names, device && label(device)].map((part) => part ?? "").join("\n").toLowerCase();
-    return terms.every((term) => text.includes(term));
-  });
+  return tests.length ? near.filter((row) => tests.every((test) => test(row))) : near;
 }
 
 /** The rows in the order of a column; those with equal values by pid. */

@@ -297,6 +297,25 @@ def test_processes_are_downloaded_as_they_are_shown(session: PageSession):
     assert (document["filter"], document["order"]) == ("chat-api", {"id": "program", "up": True})
 
 
+def test_filter_searches_fields_and_says_so(session: PageSession, demo: RunningDaemon):
+    page, filter_ = session.page, session.page.get_by_label("Filter")
+    (user,) = {each["user"] for each in demo.get("processes")}
+    for words, programs in (
+        (f"user:{user} train", ["train-llm"]),
+        ("train etl", []),
+        (f"program:{user}", []),
+        ("-train -etl gpu:0 -program:chat", ["notebook"]),
+    ):
+        filter_.fill(words)
+        count = f"{len(programs)} of 4" if programs else f"No process matches {words}."
+        page.locator("#shown", has_text=count).wait_for()
+        assert session.texts("tbody.process .of-program bdi")[0] == programs
+    assert "user:root" in (filter_.get_attribute("title") or "")
+    filter_.fill("")
+    page.get_by_role("button", name="Help").click()
+    page.get_by_text("Filter processes. Rows that contain all words.").wait_for()
+
+
 def test_help_explains_every_share(session: PageSession):
     session.page.keyboard.press("?")
     dialog = session.page.get_by_role("dialog", name="Help")

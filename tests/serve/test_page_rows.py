@@ -117,6 +117,17 @@ FILTERS: dict[tuple[str, str], list[int]] = {
     ("77", "0"): [10],
     ("", "1"): [11, 21],
     ("nothing", ""): [],
+    ("user:ann", ""): [10, 11],
+    ("user:a program:python", "1"): [11],
+    ("user:ann train", ""): [10],
+    ("pid:1", ""): [],
+    ("pid:11", ""): [11],
+    ("gpu:1 -ann", ""): [21],
+    ("-user:bob", ""): [10, 11],
+    ("job:", ""): [10, 20, 11, 21],
+    ("team:ann", ""): [],
+    ("constructor:ann", ""): [],
+    ("-", ""): [],
 }
 
 
