@@ -165,7 +165,7 @@ class Daemon(Operations):
             self._window = remember(self._window, snapshot)
             before = kernel.frame.owners if kernel.frame else None
             owners = admitted(before or {}, snapshot)
-            frame = Frame(snapshot, attribute(snapshot), tuple(verdicts), owners=owners)
+            frame = Frame(snapshot, attribute(snapshot, kernel.frame), tuple(verdicts), owners=owners)
             tick = Tick(frame=frame, window=self._window, departed=departed)
             await answer_requests()
             for part in kernel.parts:

@@ -2,6 +2,7 @@
 
 import * as address from "./address.js";
 import { choice } from "./elements.js";
+import { earlierLives } from "./lives.js";
 import { readPoints } from "./queue.js";
 import { RANGES } from "./range.js";
 import { changed, state } from "./store.js";
@@ -12,7 +13,7 @@ const PAUSE = 200; // milliseconds between two drawings of what arrives
 
 let seconds = RANGES.map(([, each]) => each).find((each) => String(each) === address.read("change")) ?? 0;
 let timer = 0;
-const starts = new Map(); // points at and after the start of the range, by key of the row
+const starts = new Map(); // by key of the row: points at and after the start of the range, and the pid that they are of
 
 /** The choice of the range. `arrange` shows the table again. */
 export function createRanges(arrange) {
@@ -30,8 +31,8 @@ export function createRanges(arrange) {
 
 export const showsChanges = () => seconds > 0;
 
-/** Adds `change_bytes` to the rows, null if it is unknown, and `change_since`, the time of the first known value if the
-range begins before it; requests what is missing. */
+/** Adds `change_bytes` to the rows, null if it is unknown, `change_since`, the time of the first known value if the range
+begins before it, and `change_pid`, the earlier process of the workload that had it, if one did; requests what is missing. */
 export function addChanges(rows) {
   if (!seconds) return;
   const from = state.frame.snapshot.taken_at - seconds;
@@ -41,20 +42,28 @@ export function addChanges(rows) {
     const point = start && (start.points.findLast(({ at }) => at <= from) ?? start.points[0]);
     row.change_bytes = point ? row.used_bytes - point.median : null;
     row.change_since = point && point.at > from + seconds / PARTS ? point.at : null;
+    row.change_pid = start && start.pid !== row.pid ? start.pid : null;
     if (!start || start.until < performance.now()) request(row, start);
   }
 }
 
-async function request({ key, device_uuid: uuid, pid, start_ticks: ticks }, before) {
+async function request(row, before) {
   const own = seconds;
   const since = state.frame.snapshot.taken_at - own;
-  const query = { uuid, pid, since, ...(ticks === null ? {} : { start_ticks: ticks }) };
-  starts.set(key, { points: before?.points ?? [], until: Infinity });
-  let points = await readPoints({ ...query, until: since + (2 * own) / PARTS });
-  if (!points.length) points = (await readPoints(query)).slice(0, 1);
+  starts.set(row.key, { points: [], pid: row.pid, ...before, until: Infinity });
+  let points = [];
+  let pid = row.pid;
+  for (const life of [...earlierLives(row, since), row]) {
+    const { start_ticks: ticks } = life;
+    const query = { uuid: row.device_uuid, pid: life.pid, since, ...(ticks === null ? {} : { start_ticks: ticks }) };
+    points = await readPoints({ ...query, until: since + (2 * own) / PARTS });
+    if (!points.length) points = (await readPoints(query)).slice(0, 1);
+    ({ pid } = life);
+    if (points.length) break;
+  }
   if (own !== seconds) return;
   const valid = Math.max(own / PARTS, (points[0]?.at ?? since) - since);
-  starts.set(key, { points, until: performance.now() + 1000 * valid });
+  starts.set(row.key, { points, pid, until: performance.now() + 1000 * valid });
   timer ||= setTimeout(show, PAUSE);
 }
 

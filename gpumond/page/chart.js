@@ -43,12 +43,13 @@ let cursor = null; // unix time of the crosshair, in all charts
 /** An element with the history of the machine (`uuid` is empty), a device (`pid` is null) or a process, and its `spans`,
 if it has any: intervals that are marked, and `bound`: a level in bytes. It is drawn until it leaves the page.
 
-`drawn(view)` is called after each drawing. `hidden`: shares that are not drawn; call `redraw` after a change. */
-export function createChart(target, drawn = () => {}, hidden = new Set()) {
+`drawn(view)` is called after each drawing, `pointed(at, interval)` with the time of the crosshair, or without one.
+`hidden`: shares that are not drawn; call `redraw` after a change. */
+export function createChart(target, { drawn = () => {}, pointed = () => {}, hidden = new Set() } = {}) {
   const plot = createPlot(HELP);
   const node = make("div.history", make("div.head", legend(target), controls()), plot, make("p.summary"), make("p.readout"));
   node.lastChild.setAttribute("role", "status");
-  Object.assign(node, { target, plot, drawn, left: hidden, redraw: () => show(node), view: null, due: 0, range: null, past: null, fresh: [] });
+  Object.assign(node, { target, plot, drawn, pointed, left: hidden, redraw: () => show(node), view: null, due: 0, range: null, past: null, fresh: [] });
   node.querySelector(".save").addEventListener("click", () => save(node));
   listen(node);
   charts.add(node);
@@ -213,6 +214,7 @@ function showCursor(node) {
   drawCursor(node.plot, node.view, cursor);
   const shown = cursor !== null && cursor >= node.view.from && cursor <= node.view.to;
   put(node.querySelector(".readout"), shown ? readout(node.view) : "", 600);
+  node.pointed(...(shown ? [cursor, columnAt(node.view.columns, cursor) ?? {}] : []));
 }
 
 function setCursor(at) {

@@ -1,137 +1,201 @@
-// The view that compares programs, or moments of one: their memory on one scale, and a table of differences.
+// The view that compares programs with one another, and each with a moment of its past, on one scale.
 
 import * as address from "./address.js";
-import { $, button, control, make, named, put, sync } from "./elements.js";
-import { clock, human, signed } from "./format.js";
+import { $, button, choice, control, make, named, put, showChoices, sync } from "./elements.js";
+import { clean, clock, human, signed } from "./format.js";
 import { createTable, showTable } from "./lists.js";
+import { earlierLives } from "./lives.js";
 import { intervals } from "./intervals.js";
 import { readPast } from "./past.js";
 import { createPlot, drawCursor, drawPlot } from "./plot.js";
 import { layersOf } from "./stack.js";
 import { addressOf, isAt, rowsOf } from "./rows.js";
-import { drawing, state } from "./store.js";
+import { label, state } from "./store.js";
 import { addView, openView } from "./views.js";
 import { OF_PROCESSES } from "./words.js";
 
 const MOST = 4; // programs that are compared at once
+const OFFERED = 200; // programs, those that use most
 const SECONDS = 900;
+const NAMES = ["used", ...OF_PROCESSES];
 
-const marked = new Map(); // addresses of rows, by their key
-let wanted = address.read("compare").split(",").filter(Boolean); // addresses of rows to mark in the first frame that has any
-const keyOf = ({ device_uuid: uuid, pid }) => `${uuid}:${pid}`;
+let marked = address.read("compare").split(",").filter(Boolean); // addresses of rows
+let moment = Number(address.read("moment")); // unix time to compare now with; 0 for the first one
+let histories = []; // rows with their points, and ends of earlier processes of their workloads
+let shown = []; // the range of the charts
 
-export const isMarked = (row) => marked.has(keyOf(row));
+export const isMarked = (row) => marked.some((each) => isAt(each, row));
 
-/** Marks the rows that the address names. */
-function markWanted() {
-  if (!wanted.length || !state.frame?.processes.length) return;
-  const all = rowsOf(state.frame);
-  const found = all.filter((row) => wanted.some((each) => isAt(each, row))).slice(0, MOST);
-  for (const row of found) marked.set(keyOf(row), addressOf(row, all));
-  wanted = [];
+function mark(addresses) {
+  marked = addresses.slice(-MOST);
+  address.write("compare", marked.join(","));
   showCount();
 }
 
 /** Marks a row for the comparison, at most four; returns whether it is marked. */
 export function setMarked(row, on) {
-  marked.delete(keyOf(row));
-  if (on) marked.set(keyOf(row), addressOf(row, rowsOf(state.frame)));
-  while (marked.size > MOST) marked.delete(marked.keys().next().value);
-  address.write("compare", [...marked.values()].join(","));
-  showCount();
+  const others = marked.filter((each) => !isAt(each, row));
+  mark(on ? [...others, addressOf(row, rowsOf(state.frame))] : others);
   return on;
 }
 
 function showCount() {
   const open = $("compare-open");
-  open.hidden = !marked.size;
-  put(open, `Compare ${marked.size}`);
+  open.hidden = !marked.length;
+  put(open, `Compare ${marked.length}`);
 }
 
-/** Rows of the newest frame that are marked. */
-function rows() {
-  markWanted();
-  return state.frame.processes.filter(isMarked);
-}
+const programOf = ({ program, pid }) => `${program} (pid ${pid})`;
 
-const COLUMNS = [
-  { title: "Share", text: ({ share }) => share },
+const MOMENTS = [
+  { title: "Share", nodes: () => [make("i"), make("bdi")], update: showShare },
   { title: "Program", text: ({ program }) => program },
   { title: "Before", text: ({ before }) => human(before), number: true },
   { title: "Now", text: ({ now }) => human(now), number: true },
-  { title: "Difference", text: ({ before, now }) => (before === undefined || now === undefined ? "-" : signed(now - before)), number: true },
+  { title: "Difference", text: ({ before, now }) => difference(now, before), number: true },
 ];
 
-const charts = make("div.compared");
-const controls = make("div.controls");
-const says = control("p", { role: "status" });
-const moment = control("input", { type: "range", min: 0, max: 100, value: 0 });
-const table = createTable("Differences between two moments", COLUMNS);
-let histories = [];
-
-function create() {
-  moment.setAttribute("aria-label", "The moment to compare with");
-  moment.addEventListener("input", show);
-  const clear = button("Clear", () => {
-    for (const row of rows()) setMarked(row, false);
-    histories = [];
-    show();
-  });
-  controls.append(make("label", "Compare now with ", moment), clear);
-  return make("section", make("div.title", make("h2", "Compare"), says, controls), charts, table);
+function showShare(cell, { share }) {
+  cell.firstChild.className = share;
+  put(cell.lastChild, share);
 }
 
-async function load() {
-  const to = state.frame.snapshot.taken_at;
-  const found = rows().map(async (row) => {
-    const target = { uuid: row.device_uuid, pid: row.pid, start_ticks: row.start_ticks };
-    const past = await readPast(target, { from: to - SECONDS, to: null }, null);
-    return { row, past };
+const difference = (now, before) => (now === undefined || before === undefined ? "-" : signed(now - before));
+
+/** A column for each program, and for each but the first one another with its difference from the first. */
+function columnsOf(rows) {
+  const of = (row) => ({ title: clean(programOf(row), 60), text: ({ values }) => human(values[row.key]), number: true });
+  const from = (row) => ({
+    title: rows.length > 2 ? `less ${clean(rows[0].program, 40)}` : "Difference",
+    text: ({ values }) => difference(values[row.key], values[rows[0].key]),
+    number: true,
   });
-  histories = await Promise.all(found);
+  return [MOMENTS[0], ...rows.flatMap((row, place) => (place ? [of(row), from(row)] : [of(row)]))];
+}
+
+const chosen = make("span.chosen");
+const offer = choice([]);
+const charts = make("div.compared");
+const slider = make("label", "Compare now with ");
+const says = control("p", { role: "status" });
+const range = control("input", { type: "range", min: 0, max: 100 });
+const time = make("time");
+const since = make("h3");
+const moments = createTable("Differences between two moments", MOMENTS);
+let programs = createTable("Differences between programs", []);
+
+function create() {
+  offer.ariaLabel = "Add a program";
+  offer.addEventListener("change", () => choose([...marked, offer.value]));
+  range.ariaLabel = "The moment to compare with";
+  range.addEventListener("input", () => setMoment(shown[0] + ((shown[1] - shown[0]) * range.value) / 100));
+  slider.append(range, " ", time);
+  const title = make("div.title", make("h2", "Compare"), chosen, offer, says, make("div.controls", slider));
+  const tables = make("div.compared", make("div", make("h3", "Between programs, now"), programs), make("div", since, moments));
+  return make("section", title, charts, tables);
+}
+
+function choose(addresses) {
+  mark(addresses);
+  load();
+}
+
+function setMoment(at) {
+  moment = at;
+  address.write("moment", at.toFixed(1));
   show();
 }
 
-const programOf = ({ workload, comm, pid }) => `${workload || comm || "?"} (pid ${pid})`;
+async function load() {
+  const from = state.frame.snapshot.taken_at - SECONDS;
+  const all = rowsOf(state.frame);
+  const rows = [...new Set(marked.flatMap((each) => all.filter((row) => isAt(each, row))))].slice(0, MOST);
+  showChosen(all);
+  histories = await Promise.all(
+    rows.map(async (row) => {
+      const lives = earlierLives(row, from);
+      const pasts = await Promise.all([...lives, row].map(({ pid, start_ticks }) => readPast({ uuid: row.device_uuid, pid, start_ticks }, { from, to: null }, null)));
+      return { row, lives, points: pasts.flatMap(({ points }) => points), seconds: pasts.at(-1).seconds };
+    }),
+  );
+  show();
+}
+
+/** The programs that are compared, each with a button that removes it, and those that can be added. */
+function showChosen(all) {
+  const found = (each) => all.find((row) => isAt(each, row));
+  sync(
+    chosen,
+    marked,
+    (each) => each,
+    (each) => make("span", named(found(each)?.program ?? each, 60), button("✕", () => choose(marked.filter((other) => other !== each)), "button.plain")),
+    (node, each) => (node.lastChild.ariaLabel = `Remove ${clean(found(each)?.program ?? each, 60)}`),
+  );
+  const others = all.filter((row) => row.device && !isMarked(row)).sort((one, other) => other.used_bytes - one.used_bytes);
+  const texts = others.slice(0, OFFERED).map((row) => [addressOf(row, all), `${clean(programOf(row), 80)} on ${label(row.device)}`]);
+  showChoices(offer, [["", "Add a program…"], ...texts], "");
+  offer.hidden = marked.length >= MOST || !others.length;
+}
 
 function show() {
   const to = state.frame.snapshot.taken_at;
-  const points = histories.flatMap(({ past }) => past.points);
+  const points = histories.flatMap((each) => each.points);
   const from = Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1));
-  const at = from + ((to - from) * moment.value) / 100;
+  const at = Math.min(Math.max(moment, from), to);
   const top = points.reduce((most, { used }) => Math.max(most, used), 1);
-  controls.hidden = !histories.length;
-  put(says, histories.length ? `All charts use the scale 0 to ${human(top)}, and compare now with ${clock(at)}.` : "Mark up to four processes in the overview, with ✓ in their rows or the key x, to see their memory side by side.");
+  shown = [from, to];
+  range.value = (100 * (at - from)) / (to - from);
+  slider.hidden = !histories.length;
+  put(time, clock(at));
+  put(since, `Between ${clock(at)} and now`);
+  put(says, histories.length ? `All charts have the scale 0 to ${human(top)}. Click one to choose a moment.` : "Choose two to four programs here, or in the overview with ✓ in their rows or the key x.");
   sync(
     charts,
     histories,
-    ({ row }) => keyOf(row),
+    ({ row }) => row.key,
     ({ row }) => {
-      const plot = createPlot(`Memory of ${programOf(row)} in the last 15 min`);
+      const plot = createPlot(`Memory of ${clean(programOf(row), 80)} in the last 15 min`);
       plot.tabIndex = -1; // it has no keys
-      return make("div", make("h3", named(programOf(row), 80)), plot);
+      plot.addEventListener("click", ({ offsetX }) => setMoment(shown[0] + ((shown[1] - shown[0]) * offsetX) / plot.clientWidth));
+      return make("div", make("h3", named(programOf(row), 80)), make("p.quiet"), plot);
     },
-    ({ lastChild: plot }, { past }) => {
-      const columns = intervals(past.points, past.seconds, from, to).map((column) => ({ ...column, layers: layersOf(column) }));
-      const view = { from, to, columns, blocks: past.seconds !== null, size: null, marks: [], spans: [], bound: null, top };
+    ({ children: [, note, plot] }, { lives, points: own, seconds }) => {
+      put(note, lives.map((life) => `Pid ${life.pid} until ${clock(life.at)}`).join(", "));
+      const columns = intervals(own, seconds, from, to).map((column) => ({ ...column, layers: layersOf(column) }));
+      const view = { from, to, columns, blocks: seconds !== null, size: null, marks: [], spans: [], bound: null, top };
       drawPlot(plot, { ...view, summary: plot.ariaLabel });
       drawCursor(plot, view, at);
     },
   );
-  const entries = histories.flatMap(({ row, past }) => differences(row, past, at));
-  table.hidden = !entries.length;
-  showTable(table, entries, ({ share, key }) => `${key} ${share}`);
+  showTables(at);
+}
+
+function showTables(at) {
+  const rows = histories.map(({ row }) => row);
+  const key = rows.map((row) => row.key + row.program).join();
+  if (programs.key !== key) {
+    const table = Object.assign(createTable("Differences between programs", columnsOf(rows)), { key });
+    programs.replaceWith(table);
+    programs = table;
+  }
+  programs.parentNode.hidden = rows.length < 2;
+  programs.parentNode.classList.toggle("whole", rows.length > 2);
+  const valueOf = (row, share) => row[`${share}_bytes`] ?? undefined;
+  const compared = NAMES.map((share) => ({ share, values: Object.fromEntries(rows.map((row) => [row.key, valueOf(row, share)])) }));
+  showTable(programs, compared.filter(({ values }) => Object.values(values).some(Boolean)), ({ share }) => share);
+  const entries = histories.flatMap(({ row, points }) => changes(row, points, at));
+  moments.parentNode.hidden = !entries.length;
+  showTable(moments, entries, (each) => `${each.key} ${each.share}`);
 }
 
 /** Bytes of each share of a process at a time and now. */
-function differences(row, { points }, at) {
+function changes(row, points, at) {
   const before = points.findLast((point) => point.at <= at) ?? points[0];
   const now = points.at(-1);
-  const names = ["used", ...OF_PROCESSES].filter((share) => before?.[share] || now?.[share]);
-  return names.map((share) => ({ key: keyOf(row), share, program: programOf(row), before: before?.[share], now: now?.[share] }));
+  const names = NAMES.filter((share) => before?.[share] || now?.[share]);
+  return names.map((share) => ({ key: row.key, share, program: programOf(row), before: before?.[share], now: now?.[share] }));
 }
 
 $("compare-open").addEventListener("click", () => openView("compare"));
 showCount();
-drawing.addEventListener("change", markWanted);
 addView("compare", create, load);

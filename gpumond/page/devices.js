@@ -73,7 +73,7 @@ export function showDevices() {
   $("devices-section").hidden = layout === "one";
   $("device-rows").hidden = layout !== "rows";
   $("tiles").hidden = layout !== "tiles";
-  sync($("device-rows"), layout === "rows" ? rows : [], key, createRow, updateRow, { fixed: 1 });
+  sync($("device-rows"), layout === "rows" ? rows : [], key, createRow, updateRow, 1);
   sync($("tiles"), layout === "tiles" ? rows : [], key, createTile, updateTile);
 }
 

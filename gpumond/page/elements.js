@@ -55,31 +55,35 @@ export function control(kind, { role, ...properties }, ...children) {
   return node;
 }
 
+const option = ([value, text = value]) => control("option", { value }, text);
+
 /** A choice of values, each with its text. */
-export const choice = (pairs, properties = {}) =>
-  control("select", properties, ...pairs.map(([value, text = value]) => control("option", { value }, text)));
+export const choice = (pairs, properties = {}) => control("select", properties, ...pairs.map(option));
 
 export const labeled = (text, node) => make("label", `${text} `, node);
 
 /** Makes the children of `parent` those of `items`. A child is kept by its key from call to call.
 
-`fixed`: how many children precede them. `still`: known children keep their order. */
-export function sync(parent, items, key, create, update, { fixed = 0, still = false } = {}) {
+`fixed`: how many children precede them. */
+export function sync(parent, items, key, create, update, fixed = 0) {
   const before = parent.kept ?? new Map();
   const focus = document.activeElement;
   const fresh = new Map(items.map((item) => [key(item), item]));
-  const keys = still
-    ? [...new Set([...[...before.keys()].filter((known) => fresh.has(known)), ...fresh.keys()])]
-    : [...fresh.keys()];
   for (const [known, node] of before) if (!fresh.has(known)) node.remove();
   parent.kept = new Map();
-  keys.forEach((known, place) => {
-    const node = before.get(known) ?? create(fresh.get(known));
+  [...fresh].forEach(([known, item], place) => {
+    const node = before.get(known) ?? create(item);
     if (parent.children[fixed + place] !== node) parent.insertBefore(node, parent.children[fixed + place] ?? null);
-    update(node, fresh.get(known));
+    update(node, item);
     parent.kept.set(known, node);
   });
   if (focus?.isConnected && document.activeElement !== focus) focus.focus({ preventScroll: true });
+}
+
+/** Makes the options of a choice those of `pairs`, and chooses one. */
+export function showChoices(select, pairs, value) {
+  sync(select, pairs, ([each]) => each, option, () => {});
+  if (select.value !== value) select.value = value;
 }
 
 /** Saves a blob as a file of the browser's user. */

@@ -102,7 +102,7 @@ function updateEngine(body, engine) {
 export function showEngines() {
   const { engines } = state.frame.snapshot;
   $("engines-section").hidden = !engines.length;
-  sync($("engines"), engines, (engine) => engine.name, createEngine, updateEngine, { fixed: 1 });
+  sync($("engines"), engines, (engine) => engine.name, createEngine, updateEngine, 1);
 }
 
 sync(

@@ -3,7 +3,7 @@
 import * as address from "./address.js";
 import { causesOf } from "./causes.js";
 import { showMinuteBefore } from "./chart.js";
-import { $, button, make, name, put, sync } from "./elements.js";
+import { $, button, make, name, put, showChoices, sync } from "./elements.js";
 import { clean, clock, words } from "./format.js";
 import { showDevice } from "./hero.js";
 import { state } from "./store.js";
@@ -64,8 +64,8 @@ export function showEvents() {
   $("events").hidden = !groups.length;
 }
 
-$("events-of").append(...Object.keys(CHOICES).map((name) => Object.assign(make("option", name), { value: name })));
-$("events-of").value = Object.hasOwn(CHOICES, address.read("events")) ? address.read("events") : "all";
+const wanted = address.read("events");
+showChoices($("events-of"), Object.keys(CHOICES).map((name) => [name]), Object.hasOwn(CHOICES, wanted) ? wanted : "all");
 $("events-of").addEventListener("change", () => {
   address.write("events", $("events-of").value === "all" ? "" : $("events-of").value);
   if (state.frame) showEvents();

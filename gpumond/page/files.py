@@ -26,6 +26,10 @@ EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*? |class |const )([\w$]
 COMMENT = re.compile(r"^ *(?://[^\n]*|/\*\*(?:(?!\*/).)*\*/)\n", re.MULTILINE | re.DOTALL)
 
 
+AT_END = re.compile(r" +// [^\"'`\n]*$", re.MULTILINE)
+"""A comment at the end of a line. What follows has no quotation mark, so that it is not in a text."""
+
+
 LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
 
 
@@ -51,7 +55,7 @@ def _add(name: str, modules: Mapping[str, str], joined: dict[str, str], importer
 
 def _function(name: str, text: str) -> str:
     exports = ", ".join(EXPORT.findall(text))
-    body = COMMENT.sub("", EXPORT.sub("", IMPORT.sub(_constant, text)))
+    body = AT_END.sub("", COMMENT.sub("", EXPORT.sub("", IMPORT.sub(_constant, text))))
     if left := LEFT.search(body):
         raise ValueError(f"{name}.js: can't be joined: {left[0]}")
     return f"const ${name} = (() => {{\n{body}return {{ {exports} }};\n}})();\n"
@@ -116,6 +120,9 @@ MARKS: dict[Kind, str] = {
 }
 """Signs of events on the time axis of a chart. Of several events with one cause, the first kind tells most."""
 
+ENDED: Kind = "process-ended"
+"""Kind of the event from which the page knows the earlier processes of a workload."""
+
 
 def words() -> str:
     """Return the daemon's vocabulary as a JavaScript module."""
@@ -128,6 +135,7 @@ def words() -> str:
         "MISSED_LIMIT": MISSED_LIMIT,
         "NOT_READ": NOT_READ,
         "MARKS": MARKS,
+        "ENDED": ENDED,
         "NAMES": {"oom": "out of memory", "xid": "Xid error"},
         "RUNBOOKS": sorted(RUNBOOKS),
     }
@@ -139,14 +147,20 @@ MODULES = {path.stem: path.read_text() for path in sorted(DIRECTORY.glob("*.js")
 """Texts of the modules by name."""
 
 
+def _lean(text: str) -> str:
+    """Return the text without the indentation of its lines: no text that users see has any."""
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip()) + "\n"
+
+
 def page_files() -> dict[str, File]:
     """Return the files of the page by path. The document names script and style, whose names contain their hash."""
     found = {}
-    page = (DIRECTORY / "index.html").read_text()
-    for name, text, media_type in (
+    page = _lean((DIRECTORY / "index.html").read_text())
+    for name, source, media_type in (
         ("page.js", bundle(MODULES, "page"), "text/javascript"),
-        ("page.css", "\n".join(map(str.strip, (DIRECTORY / "page.css").read_text().splitlines())), "text/css"),
+        ("page.css", (DIRECTORY / "page.css").read_text(), "text/css"),
     ):
+        text = _lean(source)
         stem, suffix = name.split(".")
         hashed = f"{stem}-{_tag(text.encode())}.{suffix}"
         found[f"/{hashed}"] = file(text.encode(), media_type, IMMUTABLE)

@@ -3,11 +3,12 @@
 import { $, make, put } from "./elements.js";
 import { words } from "./format.js";
 import { FLUSH, MEANINGS } from "./meanings.js";
+import { FILTER } from "./rows.js";
 import { MARKS, VERDICTS } from "./words.js";
 
 const KEYS = {
   "Ctrl K, :": "Search devices, programs, views and actions.",
-  "/": "Filter processes.",
+  "/": `Filter processes. ${FILTER}`,
   "j k, ↑ ↓": "Next and previous row of the table; Page Up, Page Down, Home and End skip rows.",
   Enter: "Open or close a row.",
   f: "Flush the focused row's program, after a plan.",

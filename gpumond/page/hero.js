@@ -4,9 +4,9 @@
 import * as address from "./address.js";
 import { edge, showEdge } from "./bars.js";
 import { createChart, setTarget } from "./chart.js";
-import { $, button, make, name, put, sync } from "./elements.js";
+import { $, button, make, name, put, showChoices, sync } from "./elements.js";
 import { flush } from "./flush.js";
-import { duration, human, percent, sum, words } from "./format.js";
+import { clock, duration, human, percent, sum, words } from "./format.js";
 import { stateOf } from "./matrix.js";
 import { MEANINGS } from "./meanings.js";
 import { estimate, label, reclaimableOf, roots, sharesOfAll, state } from "./store.js";
@@ -16,7 +16,8 @@ import { SHARES } from "./words.js";
 let chosen = address.read("gpu").split(",")[0]; // index of the device that is shown; empty for all
 const hidden = new Set(address.read("hide").split(",").filter((share) => SHARES.includes(share))); // shares
 let chart = null;
-let present = { sums: {}, size: 0, reserved: 0 }; // of the newest frame
+let present = { sums: {}, size: 0, reserved: 0, entries: [] }; // of the newest frame
+let past = null; // values at the crosshair, if there is one
 
 /** The devices that are shown: the chosen one, or all that are not a part of another. */
 function shown() {
@@ -80,10 +81,11 @@ function toggle(share, sign) {
   return node;
 }
 
-function showLegend(node, devices, sums) {
+/** The bytes of each share, or what is known of them at the crosshair. */
+function showLegend() {
   sync(
-    node,
-    entriesOf(devices, sums),
+    $("hero").querySelector(".legend"),
+    present.entries,
     ([share]) => share,
     ([share]) => {
       const sign = [make(`i.${share}`), share];
@@ -92,7 +94,8 @@ function showLegend(node, devices, sums) {
       entry.title = MEANINGS[share];
       return entry;
     },
-    (entry, [share, bytes]) => {
+    (entry, [share, now]) => {
+      const bytes = past ? past[share] : now;
       put(entry.lastChild, human(bytes));
       const opener = entry.querySelector("button");
       if (opener) opener.ariaPressed = String(!hidden.has(share));
@@ -117,16 +120,8 @@ function totalText(devices) {
 function showChoice(devices) {
   const all = state.frame.snapshot.devices;
   const choices = [["", "All GPUs"], ...all.map((device) => [String(device.index), label(device)])];
-  const select = $("hero-of");
-  sync(
-    select,
-    choices,
-    ([value]) => value,
-    ([value, text]) => Object.assign(make("option", text), { value }),
-    () => {},
-  );
-  select.value = devices.length === 1 && all.length > 1 ? chosen : "";
-  select.parentNode.hidden = all.length < 2;
+  showChoices($("hero-of"), choices, devices.length === 1 && all.length > 1 ? chosen : "");
+  $("hero-of").parentNode.hidden = all.length < 2;
 }
 
 /** Why a request waits, in the words of `gpumond status`: the program, and the rest of the sentence. */
@@ -186,7 +181,6 @@ export function showHero() {
   put(article.querySelector(".state"), devices.length === 1 ? stateOf(devices[0]) : "");
   put(article.querySelector(".sensors"), known ? sensors(devices) : "");
   article.classList.toggle("lost", !known);
-  showLegend(article.querySelector(".legend"), devices, sums);
   put(article.querySelector(".estimate"), estimate(flushed, devices.length > 1 ? "Flushing all programs" : "A flush"));
   $("hero-flush").hidden = !state.frame.snapshot.reports.length;
   $("hero-flush").disabled = !flushed.bytes;
@@ -194,13 +188,14 @@ export function showHero() {
   showChoice(devices);
   showQueue(devices);
   showConditions(devices);
-  present = { sums, size: total(devices, "size_bytes"), reserved: total(devices, "reserved_bytes") };
+  present = { sums, size: total(devices, "size_bytes"), reserved: total(devices, "reserved_bytes"), entries: entriesOf(devices, sums) };
+  showLegend();
   if (devices.length) showChart({ uuid: devices.length === 1 ? devices[0].uuid : "", pid: null });
 }
 
 function showChart(target) {
   if (!chart) {
-    chart = createChart(target, drawEdge, hidden);
+    chart = createChart(target, { drawn: drawEdge, pointed: showMoment, hidden });
     chart.plot.append(edge());
     $("hero").querySelector(".stage").prepend(chart);
   }
@@ -208,9 +203,18 @@ function showChart(target) {
   drawEdge();
 }
 
+/** Shows the values at the crosshair in the legend, or the present ones. */
+function showMoment(at = null, interval = null) {
+  const closed = (chart.range?.to ?? null) !== null;
+  $("hero").classList.toggle("past", closed);
+  $("hero").querySelector(".side").dataset.at = at === null ? (closed ? "now" : "") : clock(at, state.frame.snapshot.taken_at);
+  if (past === interval) return;
+  past = interval;
+  showLegend();
+}
+
 /** Draws the bar on the scale of the chart. */
 function drawEdge() {
-  $("hero").classList.toggle("past", (chart.range?.to ?? null) !== null);
   const sums = Object.fromEntries(Object.entries(present.sums).filter(([share]) => !hidden.has(share)));
   showEdge(chart.plot.querySelector(".edge"), sums, chart.view?.top ?? present.size, present.reserved);
 }

@@ -1,7 +1,7 @@
 // The command palette: jumps to devices, programs and views, and actions, found by their words.
 
 import { showRange } from "./chart.js";
-import { $, control, make, named, put } from "./elements.js";
+import { $, control, named, put } from "./elements.js";
 import { newestEvents, showMinute } from "./events.js";
 import { flush } from "./flush.js";
 import { clean, clock } from "./format.js";

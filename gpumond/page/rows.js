@@ -14,6 +14,12 @@ const size = (id, bytes = `${id}_bytes`) => ({
   number: true,
 });
 
+/** What a change is compared with, if that is not the value of the same process at the start of the range. */
+function tipOf({ change_since: since, change_pid: pid }) {
+  const first = since ? `since ${clock(since)}, the first known value` : "";
+  return [first, pid ? `↻ from pid ${pid}, before the workload's restart` : ""].filter(Boolean).join("; ");
+}
+
 const knownChange = (row) => (row.partial?.has("change") ? null : row.change_bytes);
 
 /** Columns: the value that orders rows, and the text. `wide`: left out on narrow screens. */
@@ -26,8 +32,8 @@ export const COLUMNS = [
   {
     ...size("change"),
     of: (row) => knownChange(row) ?? -Infinity,
-    text: (row) => (knownChange(row) === null ? "" : signed(row.change_bytes)),
-    tip: (row) => (row.change_since && knownChange(row) !== null ? `since ${clock(row.change_since)}, the first known value` : ""),
+    text: (row) => (knownChange(row) === null ? "" : signed(row.change_bytes) + (row.change_pid ? " ↻" : "")),
+    tip: (row) => (knownChange(row) === null ? "" : tipOf(row)),
   },
   { ...size("waste"), wide: true, hint: "cached and stranded" },
   ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share !== "cached" })),
@@ -91,10 +97,11 @@ export const isAt = (address, { device, workload, pid }) =>
 
 const MAY_BE_EMPTY = ["gpu", "user", "waste", ...OF_PROCESSES, "verdict"];
 
-/** The columns in which some row has a value other than nothing or 0, of those that may be hidden. */
+/** The columns in which some row has a value other than nothing or 0, of those that may be hidden. What a process with
+known live bytes has taken since its report, which is opaque for a second, shows no column. */
 export function filled(rows, devices) {
   const fields = { user: "owner", verdict: "verdict" };
-  const has = (id, field) => (id === "gpu" ? devices > 1 : rows.some((row) => row[field]));
+  const has = (id, field) => (id === "gpu" ? devices > 1 : rows.some((row) => row[field] && (id !== "opaque" || row.live_bytes === null)));
   return MAY_BE_EMPTY.filter((id) => has(id, fields[id] ?? `${id}_bytes`));
 }
 
@@ -104,17 +111,43 @@ export const kindOf = (item) => (item.rows ? "group" : "process");
 /** The bytes that the bar of a row consists of. */
 export const barBytes = (row) => row.used_bytes ?? sum(OF_PROCESSES.map((share) => row[`${share}_bytes`] ?? 0));
 
-/** The rows that contain each word of `filter`, and are on the device with this index, if one is chosen. */
+/** What the filter searches, by the names that limit a word to one of them. */
+const FIELDS = {
+  __proto__: null,
+  gpu: ({ device }) => device && label(device),
+  pid: ({ pid }) => pid,
+  program: ({ program, comm }) => `${program}\n${comm ?? ""}`,
+  user: ({ owner }) => owner,
+  container: ({ container_name: name }) => name,
+  pod: ({ pod_name: name, pod_namespace: namespace }) => name && `${namespace}/${name}`,
+  unit: ({ unit }) => unit,
+  job: ({ slurm_job: job }) => job,
+  verdict: ({ verdict }) => verdict,
+};
+const EXACT = { __proto__: null, gpu: ({ device }) => device?.index, pid: FIELDS.pid };
+const lower = (value) => String(value ?? "").toLowerCase();
+
+/** What the help and the filter itself say about it. */
+export const FILTER = `Rows that contain all words. user:root: in one field (${Object.keys(FIELDS).join(", ")}). -word: rows without it.`;
+
+/** A test of rows from a word of the filter. */
+function testOf(word) {
+  const negated = word.length > 1 && word.startsWith("-");
+  const term = negated ? word.slice(1) : word;
+  const [, name, value] = /^(\w+):(.*)$/.exec(term) ?? [];
+  const contains = (row) => {
+    if (value && EXACT[name]) return lower(EXACT[name](row)) === value;
+    if (FIELDS[name]) return lower(FIELDS[name](row)).includes(value);
+    return Object.values(FIELDS).some((field) => lower(field(row)).includes(term));
+  };
+  return (row) => contains(row) !== negated;
+}
+
+/** The rows that match each word of `filter`, and are on the device with this index, if one is chosen. */
 export function find(rows, filter, gpu = "") {
-  const terms = filter.toLowerCase().split(/\s+/).filter(Boolean);
+  const tests = filter.toLowerCase().split(/\s+/).filter(Boolean).map(testOf);
   const near = gpu === "" ? rows : rows.filter((row) => String(row.device?.index) === gpu);
-  if (!terms.length) return near;
-  return near.filter((row) => {
-    const { program, comm, owner, pid, verdict, container_name, pod_name, pod_namespace, unit, slurm_job, device } = row;
-    const names = [program, comm, owner, pid, verdict, container_name, pod_name, pod_namespace, unit, slurm_job];
-    const text = [...names, device && label(device)].map((part) => part ?? "").join("\n").toLowerCase();
-    return terms.every((term) => text.includes(term));
-  });
+  return tests.length ? near.filter((row) => tests.every((test) => test(row))) : near;
 }
 
 /** The rows in the order of a column; those with equal values by pid. */
@@ -157,15 +190,18 @@ function groupOf(name, rows, by) {
   return group;
 }
 
-/** What the table lists: rows, or groups, each followed by its rows if it is unfolded. */
-export function listed(rows, by, order, unfolded) {
-  const sorted = ordered(rows, order);
+/** What the table lists: rows, or groups, each followed by its rows if it is unfolded. Those in `before`, keys, keep their
+order: so do rows while the user points at one. */
+export function listed(rows, by, order, unfolded, before = []) {
+  const sorted = inOrderOf(before, ordered(rows, order));
   if (!by) return sorted;
-  return grouped(sorted, by, order).flatMap((group) => (unfolded.has(group.key) ? [group, ...group.rows] : [group]));
+  const groups = inOrderOf(before, grouped(sorted, by, order));
+  return groups.flatMap((group) => (unfolded.has(group.key) ? [group, ...group.rows] : [group]));
 }
 
-/** The items in the order of `keys`, the new ones last: rows keep their places while the user points at one. */
-export function inOrderOf(keys, items) {
+/** The items in the order of `keys`, the new ones last. */
+function inOrderOf(keys, items) {
+  if (!keys.length) return items;
   const fresh = new Map(items.map((item) => [item.key, item]));
   const known = keys.filter((key) => fresh.has(key)).map((key) => fresh.get(key));
   const before = new Set(known);

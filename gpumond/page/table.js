@@ -2,10 +2,10 @@
 
 import * as address from "./address.js";
 import { addChanges, createRanges, showsChanges } from "./changes.js";
-import { $, button, labeled, make, put, sync } from "./elements.js";
+import { $, button, labeled, make, put, showChoices, sync } from "./elements.js";
 import { many } from "./format.js";
 import { classesOf, createRow, gap, reuse, updateRow } from "./row.js";
-import { COLUMNS, GROUPS, addressOf, barBytes, filled, find, groupKey, inOrderOf, isAt, kindOf, listed, rowsOf } from "./rows.js";
+import { COLUMNS, FILTER, GROUPS, addressOf, barBytes, filled, find, groupKey, isAt, kindOf, listed, rowsOf } from "./rows.js";
 import { state } from "./store.js";
 import { distanceOf, parts } from "./viewport.js";
 import { MISSED_LIMIT } from "./words.js";
@@ -50,10 +50,8 @@ export function showProcesses() {
 function arrange(reorder = false) {
   const found = find(rows, filter, gpu);
   const table = $("processes");
-  const still = !group && !reorder && table.querySelector("tbody:hover, tbody:has(:focus-visible)") !== null;
-  const before = list.map((item) => item.key);
-  list = listed(found, group, order, opened);
-  if (still) list = inOrderOf(before, list);
+  const still = !reorder && table.querySelector("tbody:hover, tbody:has(:focus-visible)") !== null;
+  list = listed(found, group, order, opened, still ? list.map((item) => item.key) : []);
   const all = found.length < rows.length || filter ? `${found.length} of ${rows.length}` : "";
   const groups = group && many(list.filter((item) => item.rows).length, "group");
   put($("shown"), found.length || !rows.length ? [all, groups].filter(Boolean).join(", ") : `No process matches ${filter || "the device"}.`);
@@ -93,7 +91,7 @@ function draw() {
       body.firstChild.ariaRowIndex = String(part.place + 2);
       updateRow(body, item, { open: opened.has(item.key), largest: most[kindOf(item)], active: item.key === active });
     },
-    { fixed: 1 },
+    1,
   );
   // Chromium computes the layout when the row with the focus moves, before the gap after it exists
   if (top !== null && scroller.scrollTop !== top) scroller.scrollTop = top;
@@ -183,17 +181,9 @@ function showColumns() {
 
 function showDevices(devices) {
   const choices = [["", "all"], ...devices.map(({ index }) => [String(index), `GPU ${index}`])];
-  const select = $("of");
   if (devices.length && !choices.some(([value]) => value === gpu)) gpu = "";
-  sync(
-    select,
-    choices,
-    ([value]) => value,
-    ([value, text]) => Object.assign(make("option", text), { value }),
-    () => {},
-  );
-  if (select.value !== gpu) select.value = gpu;
-  select.parentNode.hidden = devices.length < 2;
+  showChoices($("of"), choices, gpu);
+  $("of").parentNode.hidden = devices.length < 2;
 }
 
 /** Lists only the processes that contain the words, on the device with this index. */
@@ -288,10 +278,10 @@ $("no-match").addEventListener("click", () => setFilter("", ""));
 $("processes").parentNode.addEventListener("scroll", () => requestAnimationFrame(measure), { passive: true });
 addEventListener("resize", () => requestAnimationFrame(measure));
 $("filter").value = filter;
+$("filter").title = FILTER;
 $("filter").addEventListener("input", () => setFilter($("filter").value.trim(), gpu));
 $("group").parentNode.before(labeled("Change in", createRanges(showProcesses)));
-for (const name of Object.keys(GROUPS)) $("group").append(Object.assign(make("option", name), { value: name }));
-$("group").value = group;
+showChoices($("group"), [["", "nothing"], ...Object.keys(GROUPS).map((name) => [name])], group);
 $("group").addEventListener("change", () => groupBy($("group").value));
 $("of").addEventListener("change", () => showProcessesOf($("of").value));
 showColumns();

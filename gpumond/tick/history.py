@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -195,18 +196,24 @@ class History:
     def shares(
         self, key: SeriesKey, since: float = 0.0, until: float = inf, resolution: float | None = None
     ) -> tuple[Shares, ...]:
-        """Return the shares of a device or process, as `series` does for one signal."""
+        """Return the shares of a device or process, as `series` does for one signal.
+
+        In samples, what a process has taken since its agent's last report is opaque, as in the ledger.
+        """
         signals = SIGNALS if key[1] is None else SIGNALS[:PROCESS_SIGNALS]
-        used = self.series(key, "used", since, resolution, until)
+        samples = resolution is None or resolution < TIERS[0].seconds
+        first = since - LEAD_SECONDS if samples else since
+        used = self.series(key, "used", first, resolution, until)
         others = {
-            signal: {point.at: point.median for point in self.series(key, signal, since, resolution, until)}
+            signal: {point.at: point.median for point in self.series(key, signal, first, resolution, until)}
             for signal in signals
             if signal not in ("used", "utilization")
         }
-        return tuple(
+        points = (
             shares_of(point, *(others.get(name, {}).get(point.at) for name in _PARTS), whole=key[1] is None)
             for point in used
         )
+        return tuple(point for point in _matched(points) if point.at >= since) if samples else tuple(points)
 
     def machine(
         self, uuids: Iterable[str], since: float = 0.0, until: float = inf, resolution: float | None = None
@@ -319,6 +326,35 @@ def shares_of(
     rest = max(0.0, used - (pooled or 0.0) - (unattributed or 0.0) - (opaque or 0.0))
     overhead = None if pooled is None else rest
     return Shares(point.at, point.low, point.high, used, live, cached, stranded, overhead, opaque, unattributed)
+
+
+REPORT_SECONDS = 1.5
+"""Longest age of a report: agents report once a second."""
+LEAD_SECONDS = 10.0
+"""Time before a range whose samples show what the overhead was at its beginning."""
+
+
+def _matched(points: Iterable[Shares]) -> Iterator[Shares]:
+    """Yield the samples, with what was taken from the driver since a report as opaque and not as overhead.
+
+    At the time of a report, the driver's count was one of those of the last ``REPORT_SECONDS``, unless it has fallen
+    and risen between two samples.
+    """
+    window: deque[Shares] = deque()
+    known: float | None = None
+    for point in points:
+        window.append(point)
+        while len(window) > 1 and window[1].at <= point.at - REPORT_SECONDS:
+            window.popleft()
+        size = point.overhead
+        if size is None or known is None:
+            known = size
+            yield point
+            continue
+        counts, claimed = [each.used for each in window], point.used - size
+        known = min(known, max(counts) - claimed)
+        known = max(known, min(min(counts) - claimed, *(each.overhead or 0.0 for each in window)))
+        yield point._replace(overhead=known, opaque=(point.opaque or 0.0) + size - known) if known < size else point
 
 
 def _sum(first: Shares, others: Iterable[Shares]) -> Shares:

@@ -9,6 +9,9 @@ that the live bytes of a process never exceed the driver's count for it:
 Unmapped bytes are not part of used, and have no line. Managed memory (cudaMallocManaged) is on the device or on the
 host: agents state it, and the driver counts the part on the device for no process. It is attributed as far as there are
 used bytes without another owner. So is the memory of a suspended process that is being restored.
+
+A report is up to a second older than the reading. What a process has taken from the driver since, as after a flush, no
+agent has stated yet: it is opaque, and not overhead. What it has returned since was cached.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from gpumond.facts.frame import Ledger, Line, Overcount
+from gpumond.facts.frame import Frame, Ledger, Line, Overcount
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
@@ -48,6 +51,12 @@ class _Pools(NamedTuple):
     def plus(self, other: _Pools) -> _Pools:
         return _Pools(*map(sum, zip(self, other, strict=True)))
 
+    def within(self, held: int) -> _Pools:
+        """Return the pools after a change to this size: what was added is opaque, and what was freed was cached."""
+        if held >= self.held:
+            return self._replace(opaque=self.opaque + held - self.held)
+        return self._replace(cached=max(0, self.cached - (self.held - held))).at_most(held)
+
     def at_most(self, held: int) -> _Pools:
         live = min(self.live, held)
         cached = min(self.cached, held - live)
@@ -68,10 +77,44 @@ _line = lru_cache(16_384)(_new_line)
 """Most lines except the live ones are equal in consecutive ticks, and a lookup is faster than a new object."""
 
 
-def attribute(snapshot: Snapshot) -> Ledger:
+class _Earlier:
+    """The previous frame: of each process, the overhead, and what no agent stated."""
+
+    def __init__(self, frame: Frame, now: float) -> None:
+        self._seconds = now - frame.snapshot.elapsed_seconds
+        self._counts = {device.uuid: device.counts for device in frame.snapshot.devices}
+        self.overheads: defaultdict[str, dict[tuple[int | None, int | None], int]] = defaultdict(dict)
+        """By device and process, pid and start."""
+        self._opaque: defaultdict[str, dict[tuple[int | None, int | None], int]] = defaultdict(dict)
+        for line in frame.ledger.lines:
+            if line.share in ("overhead", "opaque"):
+                own = self.overheads if line.share == "overhead" else self._opaque
+                own[line.device_uuid][line.pid, line.start_ticks] = line.used_bytes
+
+    def overhead(self, uuid: str, process: ProcessKey, age_seconds: float, used: int, held: int) -> int:
+        """Return the overhead of a process whose driver's count is ``used``, and whose report states ``held``. It had
+        one in the previous frame.
+
+        It changes only as far as a new report confirms it: at the time of a report, the driver's count was between
+        those of the readings before and after it, unless it has fallen and risen, as in a flush. A report that is older
+        than the previous reading says nothing new.
+        """
+        known, before = self.overheads[uuid][process], self._counts[uuid].get(process)
+        if before is None:
+            return max(0, used - held)
+        if age_seconds < self._seconds:
+            most = known + self._opaque[uuid].get(process, 0)
+            known = min(known, max(0, before - held, used - held))
+            if used >= before:
+                known = max(known, min(before - held, most))
+        return min(used, known)
+
+
+def attribute(snapshot: Snapshot, previous: Frame | None = None) -> Ledger:
     """Make the ledger of a snapshot. A device whose used bytes are unknown has no ``unattributed`` line and no
-    overcount.
+    overcount. Without the ``previous`` frame, the overhead contains what its process has taken since its report.
     """
+    earlier = _Earlier(previous, snapshot.elapsed_seconds) if previous else None
     reports = snapshot.reports_by_process
     pools = _pools_by_device(snapshot, counted=True)
     uncounted = _pools_by_device(snapshot, counted=False) if _has_uncounted(snapshot) else {}
@@ -88,7 +131,7 @@ def attribute(snapshot: Snapshot) -> Ledger:
                 device, uncounted[device.uuid], complete_for_device, snapshot.suspended, unattributed
             )
             unattributed -= sum(own.held for own in on_device.values())
-        own = _process_lines(device, reports, claims, on_device)
+        own = _process_lines(device, reports, claims, on_device, earlier)
         if device.used_bytes is not None:
             own.append(Line(device_uuid=device.uuid, share="unattributed", used_bytes=unattributed))
             overcounts.append(Overcount(device.uuid, sum(line.used_bytes for line in own) - device.used_bytes))
@@ -170,8 +213,10 @@ def _process_lines(
     reports: Mapping[ProcessKey, AgentReport],
     pools: Mapping[ProcessKey, _Pools],
     managed: Mapping[ProcessKey, _Pools],
+    earlier: _Earlier | None,
 ) -> list[Line]:
     uuid, listed = device.uuid, device.processes_by_key
+    known = earlier.overheads[uuid] if earlier else {}
     lines: list[Line] = []
     for process, usage in listed.items():
         used, report = usage.used_bytes, reports.get(process)
@@ -180,6 +225,9 @@ def _process_lines(
             rest = 0 if used is None else max(0, used - own.held)
             if own.unsized:  # it may all be in that pool
                 own, rest = own._replace(opaque=own.opaque + rest), 0
+            elif earlier and used is not None and known.get(process, rest) != rest:
+                rest = earlier.overhead(uuid, process, report.age_seconds, used, own.held)
+                own = own.within(used - rest if rest else max(used, own.held))
             whole = own.plus(managed[process]) if process in managed else own
             lines += _agent_lines(uuid, process, report.workload, whole)
             if used is not None and not own.unsized:

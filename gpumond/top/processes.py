@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from gpumond.facts.program import ProcessKey
 from gpumond.host.machine import TICKS_PER_SECOND, find_process, process_start, read_head, start_of, stat_fields
+from gpumond.view.filters import matching
 from gpumond.view.rows import HOLDINGS, HostFacts, ProcessLife, ProcessRow, plain
 from gpumond.view.text import Line, Span, fitted, size
 
@@ -103,14 +104,21 @@ class SortOrder:
 
 
 def empty(rows: Sequence[ProcessRow]) -> set[str]:
-    """Return the names of the columns of `HIDEABLE` without a value other than 0; none without a row."""
+    """Return the names of the columns of `HIDEABLE` without a value other than 0; none without a row.
+
+    What a process with known live bytes has taken since its report is opaque for a second, and shows no column.
+    """
     if not rows:
         return set()
     columns = (column for column in COLUMNS if column.name in HIDEABLE)
     return {
         column.name
         for column in columns
-        if not any(column.number(row) if column.number else column.text(row) for row in rows)
+        if not any(
+            column.number(row) if column.number else column.text(row)
+            for row in rows
+            if column.name != "opaque" or row.shares["live"] is None
+        )
     }
 
 
@@ -128,12 +136,12 @@ def fitting(width: int, without: Collection[str] = ()) -> list[TableColumn]:
 
 
 def arranged(rows: Iterable[ProcessRow], order: SortOrder, words: str) -> list[ProcessRow]:
-    """Return the sorted rows that contain every word of the filter. Equal rows are ordered by pid."""
-    matching = [row for row in rows if all(word in row.words for word in words.lower().split())]
+    """Return the sorted rows that match the filter. Equal rows are ordered by pid."""
+    found = matching(rows, words)
     column = next(column for column in COLUMNS if column.name == order.column)
-    matching.sort(key=lambda row: (row.pid, row.key[0]))
-    matching.sort(key=column.key, reverse=(column.number is not None) != order.reverse)
-    return matching
+    found.sort(key=lambda row: (row.pid, row.key[0]))
+    found.sort(key=column.key, reverse=(column.number is not None) != order.reverse)
+    return found
 
 
 def laid_out(width: int, rows: Iterable[ProcessRow]) -> list[TableColumn]:
@@ -161,17 +169,17 @@ def table_rows(
 
     The members of a group follow it if its key is in ``opened``.
     """
-    matching = arranged(rows, order, words)
+    listed = arranged(rows, order, words)
     if by == "tree":
-        yield from tree(matching, lineage)
+        yield from tree(listed, lineage)
     elif by:
-        groups = {group.key: group for group in grouped(matching, by)}
+        groups = {group.key: group for group in grouped(listed, by)}
         for row in arranged((group.process for group in groups.values()), order, ""):
             yield groups[row.key]
             if row.key in opened:
                 yield from (TableRow(member, 1) for member in groups[row.key].members)
     else:
-        yield from map(TableRow, matching)
+        yield from map(TableRow, listed)
 
 
 def table_head(columns: Sequence[TableColumn], order: SortOrder) -> Line:

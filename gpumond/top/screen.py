@@ -132,7 +132,7 @@ Rows
 Enter, d | show details of a process; open or close a group
 Space | mark or unmark a process or a group
 U | unmark all
-/, F3, F4 | filter by part of a name, pid, user, verdict, container or pod
+/, F3, F4 | filter by words: all must match; user:root in one field, -word without it
 Esc | clear the filter, the selected device and all marks
 Order
 s, >  and  < | sort by the next and previous column
@@ -265,7 +265,7 @@ class SignalPanel(Panel):
 LEAST_TABLE = 6
 DEVICES_RATIO, REMARKS_RATIO = 0.45, 0.25
 """Largest parts of the screen that devices and notices take."""
-FILTER_HINT = "part of a name, pid, user, verdict, container or pod"
+FILTER_HINT = "words that all match; user:root in one field, -word without it"
 LARGE_ROWS, CHART_RATIO, FREE_CHART_RATIO = 30, 0.15, 0.5
 """On a large screen, the part that the chart takes from the table, and the largest part that it takes otherwise."""
 

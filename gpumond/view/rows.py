@@ -266,7 +266,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             program=program,
             user=user,
             uid=process["uid"],
-            container=plain(_pod(process) or process["container_name"] or process["container"] or "", 64),
+            container=plain(pod_of(process) or process["container_name"] or process["container"] or "", 64),
             busy_ratio=process["utilization_ratio"],
             used_bytes=process["used_bytes"],
             shares={share: process[f"{share}_bytes"] for share in HOLDINGS},
@@ -298,7 +298,7 @@ def _process_state(process: Mapping[str, Any], suspension: str = "") -> str:
     return plain(", ".join(word for word in odd if word))
 
 
-def _pod(process: Mapping[str, Any]) -> str:
+def pod_of(process: Mapping[str, Any]) -> str:
     return f"{process['pod_namespace']}/{process['pod_name']}" if process["pod_name"] else ""
 
 
@@ -309,7 +309,7 @@ def _facts(
     yield "state", state
     yield "kinds", ", ".join(process["kinds"])
     yield "container", process["container_name"] or process["container"]
-    yield "pod", _pod(process)
+    yield "pod", pod_of(process)
     yield "unit", process["unit"]
     yield "Slurm job", process["slurm_job"]
     yield "engine", engine and f"{engine['name']} ({engine['kind']})"

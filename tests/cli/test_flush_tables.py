@@ -45,10 +45,11 @@ def test_plan_table_has_its_columns_and_a_total():
 
 
 def test_receipt_table_has_planned_expected_released_and_the_drivers_count():
-    header, row, _, total = receipt_table([make_receipt()]).splitlines()
+    receipt = make_receipt(started_at=1_000_000.0, requested_by="token")
+    header, row, _, total = receipt_table([receipt]).splitlines()
     assert header.split()[4:9] == ["PLANNED", "EXPECTED", "RELEASED", "DRIVER", "TOOK"]
     assert row.split()[4:12] == ["4.0", "GiB", "3.0", "GiB", "2.0", "GiB", "1.0", "GiB"]
-    assert total == "2.0 GiB released"
+    assert total == f"2.0 GiB released at {moment(1_000_000.0)} by token (administrator)"
 
 
 def test_past_receipts_state_when_and_by_whom():

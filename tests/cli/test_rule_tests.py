@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -98,5 +99,8 @@ def test_command_line_checks_and_tests_rules(files: Path):
     (files / "tests.yaml").write_text(TESTS % 11)
     failed = gpumond_here("rules", "test", str(files / "tests.yaml"))
     assert (failed.returncode, "hog at 120 s" in failed.stderr) == (1, True)
+    (answer,) = json.loads(gpumond_here("rules", "test", "--json", str(files / "tests.yaml")).stdout)
+    assert answer["expectations"] == 2
+    assert [(failure["alertname"], failure["eval_time"]) for failure in answer["failures"]] == [("hog", 120.0)]
     (files / "rules.yaml").write_text("rules: [{name: hog}]")
     assert gpumond_here("rules", "check", str(files / "rules.yaml")).returncode == 2

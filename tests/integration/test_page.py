@@ -297,6 +297,25 @@ def test_processes_are_downloaded_as_they_are_shown(session: PageSession):
     assert (document["filter"], document["order"]) == ("chat-api", {"id": "program", "up": True})
 
 
+def test_filter_searches_fields_and_says_so(session: PageSession, demo: RunningDaemon):
+    page, filter_ = session.page, session.page.get_by_label("Filter")
+    (user,) = {each["user"] for each in demo.get("processes")}
+    for words, programs in (
+        (f"user:{user} train", ["train-llm"]),
+        ("train etl", []),
+        (f"program:{user}", []),
+        ("-train -etl gpu:0 -program:chat", ["notebook"]),
+    ):
+        filter_.fill(words)
+        count = f"{len(programs)} of 4" if programs else f"No process matches {words}."
+        page.locator("#shown", has_text=count).wait_for()
+        assert session.texts("tbody.process .of-program bdi")[0] == programs
+    assert "user:root" in (filter_.get_attribute("title") or "")
+    filter_.fill("")
+    page.get_by_role("button", name="Help").click()
+    page.get_by_text("Filter processes. Rows that contain all words.").wait_for()
+
+
 def test_help_explains_every_share(session: PageSession):
     session.page.keyboard.press("?")
     dialog = session.page.get_by_role("dialog", name="Help")
@@ -308,7 +327,8 @@ def test_help_explains_every_share(session: PageSession):
     dialog.wait_for(state="hidden")
 
 
-def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: RunningDaemon):
+@pytest.mark.parametrize("by", ["", "workload"])
+def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: RunningDaemon, by: str):
     frames = 0
 
     def reverse_order(frame: Any) -> None:
@@ -322,15 +342,17 @@ def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: Running
         rows = session.page.locator("tbody .of-program")
         rows.first.wait_for()
 
+        session.page.get_by_label("Group by").select_option(by)
+
         def orders(seconds: int, most: int) -> set[tuple[str, ...]]:
             """Return the orders of the rows during these seconds, or earlier if there are ``most``."""
-            pids: set[tuple[str, ...]] = set()
+            found: set[tuple[str, ...]] = set()
             for _ in range(10 * seconds):
-                pids.add(tuple(session.texts("tbody .of-pid")[0]))
-                if len(pids) == most:
+                found.add(tuple(session.texts("tbody .of-program bdi")[0]))
+                if len(found) == most:
                     break
                 session.page.wait_for_timeout(100)
-            return pids
+            return found
 
         # A notice or a verdict that appears above the table would move the rows away from the pointer.
         above = "#notices, #problems, #hero"

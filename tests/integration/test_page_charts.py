@@ -144,3 +144,28 @@ def test_chart_of_the_past_states_what_it_lacks(session: PageSession, demo: Runn
     session.shows("have no mark.")
     page.locator("#hero.past").wait_for()
     page.unroute(LIVE)
+
+
+def test_legend_shows_the_values_at_the_crosshair(session: PageSession):
+    page = session.page
+    plot = page.locator("#hero .plot")
+    plot.locator("svg").wait_for()
+    box = plot.bounding_box()
+    assert box
+    legend = """() => [document.querySelector('#hero .side').dataset.at,
+        document.querySelector('#hero .readout').textContent,
+        ...['live', 'overhead', 'free'].map(share => [...document.querySelectorAll('#hero .legend div')].find(
+            entry => entry.firstChild.textContent === share).lastChild.textContent)]"""
+    at, text, *now = page.evaluate(legend)
+    assert (at, text) == ("", "")
+    assert "-" not in now
+    page.mouse.move(box["x"] + 0.97 * box["width"], box["y"] + 50)
+    page.locator("#hero .readout", has_text="live").wait_for()
+    at, text, live, overhead, free = page.evaluate(legend)
+    assert text.startswith(f"{at}: used")
+    assert f"live {live}," in text
+    assert f"overhead {overhead}" in text
+    assert free == "-"  # the history has no free bytes
+    page.mouse.move(0, 0)
+    page.locator("#hero .side[data-at='']").wait_for()
+    assert page.evaluate(legend)[-1] != "-"

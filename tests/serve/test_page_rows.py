@@ -117,6 +117,17 @@ FILTERS: dict[tuple[str, str], list[int]] = {
     ("77", "0"): [10],
     ("", "1"): [11, 21],
     ("nothing", ""): [],
+    ("user:ann", ""): [10, 11],
+    ("user:a program:python", "1"): [11],
+    ("user:ann train", ""): [10],
+    ("pid:1", ""): [],
+    ("pid:11", ""): [11],
+    ("gpu:1 -ann", ""): [21],
+    ("-user:bob", ""): [10, 11],
+    ("job:", ""): [10, 20, 11, 21],
+    ("team:ann", ""): [],
+    ("constructor:ann", ""): [],
+    ("-", ""): [],
 }
 
 
@@ -127,8 +138,20 @@ def test_filter_finds_each_word_in_names_and_numbers():
 
 
 def test_rows_keep_their_order_while_the_user_points_at_one():
-    expression = "m.inOrderOf(given[0], given[1].map((key) => ({ key }))).map((item) => item.key)"
-    assert run_module("rows", expression, list("abcd"), list("xdcay")) == list("acdxy")
+    expression = """((rows) => ["", "user"].map((by) => {
+        const keys = (found) => found.map((item) => item.key);
+        const open = new Set(["group user ann", "group user bob"]);
+        const before = m.listed(rows, by, given[1], open);
+        for (const row of rows) row.used_bytes = 9e9 - (row.used_bytes ?? 0);
+        const first = { ...rows[0], key: "new", pid: 12 };
+        const after = m.listed([first, ...rows], by, given[1], open, keys(before));
+        return [keys(before), keys(after)];
+    }))(m.rowsOf(given[0]))"""
+    (plain, plain_after), (groups, groups_after) = run_module("rows", expression, frame_of_two_devices(), BY_USED)
+    assert plain_after == [*plain, "new"]
+    assert len(groups) == 6
+    place = groups.index("group user ann") + 3  # after the two rows of the group
+    assert groups_after == [*groups[:place], "new", *groups[place:]]
 
 
 PARTS = """given.map(([count, size, extras, from, to, pinned]) => m.parts({ count, size, extras, from, to, pinned }))"""

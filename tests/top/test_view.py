@@ -290,7 +290,20 @@ def test_sorting_puts_largest_numbers_first_and_unknown_last(order: SortOrder, p
 
 
 @pytest.mark.parametrize(
-    ("words", "pids"), [("RESEARCH", [3]), ("ml/train zeta", [1]), ("zeta research", []), ("gpu", [3, 1, 2])]
+    ("words", "pids"),
+    [
+        ("RESEARCH", [3]),
+        ("ml/train zeta", [1]),
+        ("zeta research", []),
+        ("gpu", [3, 1, 2]),
+        ("user:research", [3]),
+        ("program:research", []),
+        ("pod:ml/ gpu:0", [1]),
+        ("-zeta -alpha", [3]),
+        ("pid:1", [1]),
+        ("gpu:", [3, 1, 2]),
+        ("team:zeta", []),
+    ],
 )
 def test_filter_searches_all_names_of_a_process(words: str, pids: list[int]):
     assert [row.pid for row in arranged(ROWS, SortOrder(), words)] == pids

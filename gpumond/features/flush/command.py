@@ -122,7 +122,7 @@ def _plan_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
 def receipt_table(receipts: Sequence[Mapping[str, Any]], past: bool = False) -> str:
     """Return the receipts as a table: planned, expected and released bytes, and those that the driver measured.
 
-    ``past``: with the time of each, and who requested it.
+    ``past``: with the time of each, and who requested it. Others are of one request, whose time and caller follow.
     """
     counted = (">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK")
     header = [">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *counted, "REASON"]
@@ -133,8 +133,11 @@ def receipt_table(receipts: Sequence[Mapping[str, Any]], past: bool = False) -> 
         rows = (
             [moment(each["started_at"]), *row[:-1], caller_text(each["requested_by"]), row[-1]] for row, each in pairs
         )
-    total = sum(receipt["released_bytes"] or 0 for receipt in receipts)
-    return f"{table(header, rows)}\n\n{size(total)} released"
+    total = f"{size(sum(receipt['released_bytes'] or 0 for receipt in receipts))} released"
+    if receipts and not past:
+        first = min(receipts, key=itemgetter("started_at"))
+        total += f" at {moment(first['started_at'])} by {caller_text(first['requested_by'])}"
+    return f"{table(header, rows)}\n\n{total}"
 
 
 def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:

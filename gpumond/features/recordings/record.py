@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, duration, print_error
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
+from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.recordings.csv_log import HEADER, csv_lines
@@ -81,12 +82,12 @@ MICROSECONDS = 1e6
 Entry = dict[str, Any]
 
 
-def counters(snapshot: Snapshot) -> Iterator[Entry]:
-    """Yield the values of all tracks at one snapshot: bytes by share, of each program and of the rest of a device."""
-    at = snapshot.taken_at * MICROSECONDS
-    gpus = snapshot.gpu_labels
+def counters(frame: Frame) -> Iterator[Entry]:
+    """Yield the values of all tracks at one time: bytes by share, of each program and of the rest of a device."""
+    at = frame.snapshot.taken_at * MICROSECONDS
+    gpus = frame.snapshot.gpu_labels
     tracks: dict[tuple[int, str], dict[str, int]] = {}
-    for line in attribute(snapshot).lines:
+    for line in frame.ledger.lines:
         name = f"GPU {gpus.get(line.device_uuid, '?')} memory"
         own = tracks.setdefault((line.pid or 0, name), {})
         own[line.share] = own.get(line.share, 0) + line.used_bytes
@@ -94,12 +95,10 @@ def counters(snapshot: Snapshot) -> Iterator[Entry]:
         yield {"ph": "C", "pid": pid, "name": name, "ts": at, "args": shares}
 
 
-def program_names(snapshot: Snapshot, known: set[int]) -> Iterator[Entry]:
+def program_names(ledger: Ledger, known: set[int]) -> Iterator[Entry]:
     """Yield the names of the programs that are not ``known`` yet, and add these."""
     found = {0: "devices"} | {
-        line.pid: f"{line.workload or 'process'} (gpumond)"
-        for line in attribute(snapshot).lines
-        if line.pid is not None
+        line.pid: f"{line.workload or 'process'} (gpumond)" for line in ledger.lines if line.pid is not None
     }
     for pid, name in found.items():
         if pid not in known:
@@ -142,9 +141,11 @@ def _trace(arguments: argparse.Namespace) -> int:
                     separator = ",\n"
 
             try:
+                frame: Frame | None = None
                 for snapshot in taken(arguments.url, arguments.duration):
-                    add(program_names(snapshot, known))
-                    add(counters(snapshot))
+                    frame = Frame(snapshot, attribute(snapshot, frame))
+                    add(program_names(frame.ledger, known))
+                    add(counters(frame))
                     count += 1
             except KeyboardInterrupt:
                 pass

@@ -9,11 +9,12 @@ notation; ``_`` is unknown, and from ``stale`` on, or after its last value, the 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("file", type=Path, metavar="FILE", help="configuration file, or file with rules")
     check.add_argument("--json", action="store_true", help="print the active rules as JSON")
     test.add_argument("file", type=Path, metavar="FILE", nargs="+", help="file with tests")
+    test.add_argument("--json", action="store_true", help="print the number of expectations and the failures as JSON")
     for each in (override, restore):
         each.add_argument("name", metavar="NAME", help="a built-in rule")
     override.add_argument("--threshold", metavar="THRESHOLD", help="new threshold, such as 0.9, 90%% or 1GiB")
@@ -174,10 +176,16 @@ def _sentence(rule: Rule) -> str:
 
 
 def _test(arguments: argparse.Namespace) -> int:
-    failed = False
-    for file in arguments.file:
-        count, failures = run_file(file)
-        failed = failed or bool(failures)
+    results = {file: run_file(file) for file in arguments.file}
+    code = FAILED if any(failures for _, failures in results.values()) else DONE
+    if arguments.json:
+        answer = [
+            {"file": str(file), "expectations": count, "failures": [asdict(failure) for failure in failures]}
+            for file, (count, failures) in results.items()
+        ]
+        print(json.dumps(answer, indent=2))
+        return code
+    for file, (count, failures) in results.items():
         print(f"{file}: {count - len(failures)} of {count} expectations met")
         for failure in failures:
             print(
@@ -185,7 +193,7 @@ def _test(arguments: argparse.Namespace) -> int:
                 f"  expected\n    {failure.expected}\n  got\n    {failure.got}",
                 file=sys.stderr,
             )
-    return FAILED if failed else DONE
+    return code
 
 
 GONE = "stale"

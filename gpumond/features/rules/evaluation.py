@@ -339,10 +339,11 @@ def preview(rule: Rule, moments: Iterable[bytes]) -> Preview:
     state, window, times = RuleState(), RuleWindow(), list[float]()
     firing: dict[tuple[tuple[str, str], ...], Alert] = {}
     over, count = deque[Alert](maxlen=MAX_FIRED), 0
+    frame: Frame | None = None
     for moment in moments:
         snapshot, verdicts = unpack(moment)
         window = remember(window, snapshot)
-        frame = Frame(snapshot, attribute(snapshot), verdicts)
+        frame = Frame(snapshot, attribute(snapshot, frame), verdicts)
         state, evaluated = evaluate(state, (rule,), frame, window)
         for alert in evaluated.resolved:
             firing.pop(alert.labels, None)

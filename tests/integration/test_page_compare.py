@@ -1,0 +1,109 @@
+"""Programs are compared with one another, with a moment of their past, and with their life before a restart."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpumond.facts.shares import SHARES
+from gpumond.facts.units import human
+from tests.helpers.browser import LIVE, PageSession, check_access, needs_chromium, open_page, show_frame
+from tests.helpers.running import RunningDaemon, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+ROWS = """label => [...document.querySelectorAll(`table[aria-label="${label}"] tbody tr`)].map(
+    row => [...row.children].map(cell => cell.textContent))"""
+
+
+def rows(session: PageSession, label: str) -> list[list[str]]:
+    session.page.get_by_role("table", name=label).locator("tbody tr").first.wait_for()
+    found: list[list[str]] = session.page.evaluate(ROWS, label)
+    return found
+
+
+def of(frame: Any, workload: str) -> Any:
+    (process,) = (each for each in frame["processes"] if each["workload"] == workload)
+    return process
+
+
+def signed(size: int) -> str:
+    return f"+{human(size)}" if size > 0 else human(size)
+
+
+def test_programs_are_compared_with_one_another(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    page.goto(f"{demo.url}/#view=compare&compare=0:train-llm,0:etl")
+    show_frame(session, frame)
+    one, other = of(frame, "train-llm"), of(frame, "etl")
+    expected = [
+        [share, human(one[name]), human(other[name]), signed(other[name] - one[name])]
+        for share in ("used", *SHARES[:5])
+        for name in [f"{share}_bytes"]
+        if one[name] or other[name]
+    ]
+    assert rows(session, "Differences between programs") == expected
+    tops = page.locator(".compared .plot").evaluate_all(
+        "all => all.map(plot => [...plot.querySelectorAll('.level')].map(line => line.textContent + line.style.top))"
+    )
+    assert len(tops) == 2
+    assert tops[0] == tops[1]
+    page.unroute(LIVE)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_address_carries_programs_and_moment(browser: Browser, demo: RunningDaemon, scheme: str):
+    with open_page(browser, demo, color_scheme=scheme) as session:
+        page = session.page
+        page.get_by_role("button", name="Compare", exact=True).click()
+        offer = page.get_by_label("Add a program")
+        for workload in ("chat-api", "notebook", "etl"):
+            (text,) = (each for each in offer.locator("option").all_inner_texts() if each.startswith(workload))
+            offer.select_option(label=text)
+            page.get_by_role("button", name=f"Remove {workload}").wait_for()
+        page.get_by_role("columnheader", name="less chat-api").nth(1).wait_for()
+        assert session.fits()
+        page.get_by_role("button", name="Remove notebook").click()
+        page.get_by_role("columnheader", name="Difference").first.wait_for()
+        page.locator(".compared .plot").nth(1).click(position={"x": 100, "y": 50})
+        page.wait_for_function("() => /moment=/.test(location.hash)")
+        at = page.locator(".title time").inner_text()
+        assert "compare=0%3Achat-api%2C0%3Aetl" in session.address()
+        check_access(session)
+        assert session.fits()
+        other = PageSession(page.context, session.address())
+        other.page.get_by_role("table", name="Differences between two moments").wait_for()
+        assert other.page.locator(".title time").inner_text() == at
+        assert other.texts(".chosen bdi") == [["chat-api", "etl"]]
+        assert other.complaints == []
+
+
+def test_restarted_program_is_compared_with_its_earlier_life(session: PageSession, demo: RunningDaemon):
+    page = session.page
+    before = of(demo.get("frame"), "chat-api")
+    page.get_by_role("button", name="Compare chat-api").click()
+    page.get_by_role("button", name="Compare 1").click()
+    page.get_by_role("heading", name=f"chat-api (pid {before['pid']})").wait_for()
+    os.kill(before["pid"], signal.SIGKILL)
+
+    def restarted() -> Any:
+        found = [each for each in demo.get("processes") if each["workload"] == "chat-api" and each["live_bytes"]]
+        return found and found[0]["pid"] != before["pid"] and found[0]
+
+    row = until(restarted)
+    page.get_by_role("heading", name=f"chat-api (pid {row['pid']})").wait_for()
+    page.get_by_text(re.compile(f"Pid {before['pid']} until ")).wait_for()
+    first, *_ = rows(session, "Differences between two moments")
+    assert first[:2] == ["used", f"chat-api (pid {row['pid']})"]
+    assert first[2] != "-"
+    page.get_by_role("button", name="Overview").click()
+    page.get_by_label("Change in").select_option("15 min")
+    cell = page.locator("tbody.process", has_text="chat-api").locator(".of-change")
+    cell.get_by_text("↻").wait_for()
+    assert f"from pid {before['pid']}, before the workload's restart" in (cell.get_attribute("title") or "")
