@@ -1,12 +1,19 @@
-"""Update docs/images/page-*.png from the demo: ``python -m tests.integration.page_pictures``."""
+"""Update docs/images/page-*.png: ``python -m tests.integration.page_pictures``.
+
+The light one shows what a daemon on an H100 (driver 580.159.04) answered on 2026-11-26: a fine-tuning with evaluations,
+a notebook, programs that keep memory, a data set in an RMM pool, JAX. The others are of the demo.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import tempfile
 import time
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -15,7 +22,12 @@ from tests.helpers.browser import PROGRAMS, PageSession, chromium, open_page, re
 from tests.helpers.running import RunningDaemon, until
 from tests.integration.page_tasks import cached
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Route
+
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
+ANSWERS = Path(__file__).parents[1] / "fixtures" / "page_card.json.gz"
+"""The time, the stream of ten seconds, and the shares of 15 minutes."""
 MAX_BYTES = 200_000
 SIZE = {"width": 1440, "height": 990}
 SECONDS = 75
@@ -31,11 +43,11 @@ def main() -> None:
     ):
         ready(demo, PROGRAMS)
         until(lambda: any(alert["rule"] == "leak" for alert in demo.get("alerts")), 240)
+        _save_card(browser, demo)
         time.sleep(SECONDS)
-        for scheme in ("light", "dark"):
-            with open_page(browser, demo, SIZE, color_scheme=scheme) as session:
-                session.shows_content()
-                _save(session, scheme)
+        with open_page(browser, demo, SIZE, color_scheme="dark") as session:
+            session.shows_content()
+            _save(session, "dark")
         with open_page(browser, demo, SIZE) as session:
             until(lambda: cached(demo, "train-llm") > 2 * GIB, 120)
             session.page.get_by_role("button", name="Flush train-llm…").click()
@@ -43,6 +55,23 @@ def main() -> None:
             session.page.get_by_role("button", name="Flush now").click()
             session.shows(" released.")
             _save(session, "receipt")
+
+
+def _save_card(browser: Browser, daemon: RunningDaemon) -> None:
+    """Save a picture of the page with the answers of the daemon on the card."""
+    answers = json.loads(gzip.decompress(ANSWERS.read_bytes()))
+
+    def answer(route: Route) -> None:
+        live = "/live" in route.request.url
+        kind, name = ("text/event-stream", "live") if live else ("application/json", "shares")
+        route.fulfill(content_type=kind, body=answers[name])
+
+    with open_page(browser, daemon, SIZE, guard=answer, color_scheme="light") as session:
+        session.page.clock.install(time=answers["time"])
+        session.page.reload()
+        session.page.clock.run_for(3000)
+        session.shows_content()
+        _save(session, "light")
 
 
 def _save(session: PageSession, name: str) -> None:
