@@ -1,4 +1,4 @@
-"""Growth within minutes: the suspected verdict ``growing``, and leaks that are evident after six minutes. No I/O.
+"""Growth within minutes: the suspected verdict ``growing``, and leaks that are evident within six minutes. No I/O.
 
 Both use blocks of 15 s: the live bytes at the ends of steps, without the memory that a step allocates and frees; if the
 program does not call ``step()``, medians or minimums. ``growing`` is a straight rise of two minutes above all that the
@@ -51,7 +51,7 @@ ENDED_RATIO = 0.3
 """``growing`` ends when the slope in the last four minutes is below this share of its first slope."""
 
 QUICK_BLOCKS = 24
-QUICK_AFTER_SECONDS = 300.0
+QUICK_AFTER_SECONDS = 240.0
 """Minimum time between the start of the life and the window."""
 QUICK_BYTES = 512 * MIB
 """Minimum growth over the window: a slower leak is found by the clean tests."""
