@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.result import publish
 from gpumond.facts.units import GIB
-from gpumond.features.fleet.sizing import HEADROOM, size
+from gpumond.features.fleet.advise import HEADROOM, size
 
 HEADROOMS = (0.0, 0.05, HEADROOM, 0.2)
 OTHER_HEADROOMS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)

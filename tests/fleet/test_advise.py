@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.units import GIB, MIB
-from gpumond.features.fleet.sizing import profile, size
+from gpumond.features.fleet.advise import profile, size
 from tests.helpers.prometheus import Prometheus
 from tests.helpers.stubs import fleet
 

@@ -1,22 +1,178 @@
 """``gpumond fleet advise``: print sizes for programs (limit, reserve, number on a GPU, MIG profile) from what they
 needed in a period, and the queries from which each number comes.
+
+What a program needs on a device is its memory without the cached part, which a flush would release.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, print_error, value
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration as readable
-from gpumond.features.fleet.accounting import LABELS, group_of
-from gpumond.features.fleet.discovery import add_prometheus, all_answers, make_prometheus
-from gpumond.features.fleet.sizing import HEADROOM, Size, by_model, expressions, sizes
-from gpumond.view.text import moment, safe, size, table
+from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, group_of, of_devices, selected
+from gpumond.features.fleet.discovery import Sample, add_prometheus, all_answers, make_prometheus
+from gpumond.view.text import moment, safe, size as human_size, table
+
+HEADROOM = 0.1
+"""Part of the need that a limit adds, by default."""
+STEP_BYTES = 2**28
+"""Limits and reserves are multiples of 256 MiB."""
+LEAST_HOURS = 1.0
+"""Programs that ran for a shorter time, all together, get no advice."""
+MOST_STEPS = 336
+"""Steps of the sums over a period: half an hour each in a week."""
+MIG_MODELS = re.compile(r"A100|A30\b|H100|H200|GH200|B200|GB200|B300|GB300|RTX PRO 6000 Blackwell", re.IGNORECASE)
+QUARTERS = re.compile(r"A30\b|RTX PRO 6000 Blackwell", re.IGNORECASE)
+"""Models whose memory MIG divides into quarters instead of eighths."""
+PROFILES: Mapping[bool, Sequence[tuple[int, float]]] = {
+    False: ((1, 1 / 8), (2, 2 / 8), (3, 4 / 8), (7, 1.0)),
+    True: ((1, 1 / 4), (2, 2 / 4), (4, 1.0)),
+}
+"""Compute slices and part of the memory of each profile, by whether a model has quarters, from NVIDIA's MIG user guide.
+Of profiles with the same memory, the one of which most instances fit on a device with the most slices."""
+USABLE = 0.9
+"""Part of a profile's share of the memory that its instances have at least: 16 GiB of 17.6 on an H200."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Sizes for the programs of one group on devices of one model.
+
+    ``group``: its labels in the order of the columns. ``needed_bytes``: the highest need of one of its programs on one
+    device in the period, ``earlier_bytes`` that of the first half, None without one; ``usual_bytes``: the highest
+    median of a machine. ``hours``: program-hours on a device. The other fields are None with a ``reason``; ``profile``
+    also for models without MIG and for a need that only a whole device meets, ``per_device`` for an unknown size.
+    """
+
+    group: tuple[str, ...]
+    model: str
+    needed_bytes: float
+    earlier_bytes: float | None
+    usual_bytes: float
+    hours: float
+    reason: str = ""
+    limit_bytes: int | None = None
+    reserve_bytes: int | None = None
+    per_device: int | None = None
+    profile: str | None = None
+
+
+def expressions(job: str | None, labels: Sequence[str], seconds: int) -> Mapping[str, str]:
+    """Return the PromQL expression of each value, evaluated at the end of a period.
+
+    ``labels``: those by which programs are grouped, in addition to ``model``. Bytes, hours, and bytes times hours.
+    """
+    by, step = ", ".join((*labels, "model")), max(60, -(-seconds // MOST_STEPS // 60) * 60)
+    target = ", ".join(TARGET)
+    metric, half = selected("gpumond_owner_needed_bytes", job), seconds // 2
+    needed = f"{metric}[{seconds}s]"
+    own = f"max by ({target}, {', '.join(OWNER[:5])}) ({selected('gpumond_owner_program_devices', job)})"
+    held = selected("gpumond_device_memory_share_bytes", job, 'share!="unattributed"')
+    size = of_devices(job, "gpumond_device_memory_size_bytes")
+    allocated = f"({size}) and on ({target}, uuid) (max by ({target}, uuid) ({held}) > 0)"
+
+    def hours(expression: str, by: str) -> str:
+        return f"sum by ({by}) (sum_over_time(({expression})[{seconds}s:{step}s])) * {step} / 3600"
+
+    return {
+        "needed": f"max by ({by}) (max_over_time({needed}))",
+        "earlier": f"max by ({by}) (max_over_time({metric}[{half}s] offset {half}s))",
+        "usual": f"max by ({by}) (quantile_over_time(0.5, {needed}))",
+        "hours": hours(own, by),
+        "size": f"min by (model) (last_over_time(({size})[{seconds}s:{step}s]))",
+        "allocated": hours(allocated, "model"),
+    }
+
+
+def sizes(values: Mapping[str, Iterable[Sample]], labels: Sequence[str], headroom: float) -> list[Size]:
+    """Return the sizes of each group on each model from the results of the expressions, the longest running first."""
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    for name in ("needed", "earlier", "usual", "hours"):
+        for sample in values[name]:
+            key = tuple(sample.labels.get(label, "") for label in (*labels, "model"))
+            found.setdefault(key, {})[name] = sample.value
+    devices = by_model(values["size"])
+    rows = [
+        size(
+            key[:-1],
+            key[-1],
+            needed=own["needed"],
+            earlier=own.get("earlier"),
+            usual=own["usual"],
+            hours=own["hours"],
+            device=devices.get(key[-1]),
+            headroom=headroom,
+        )
+        for key, own in found.items()
+        if {"needed", "usual", "hours"} <= own.keys()
+    ]
+    return sorted(rows, key=lambda row: (-row.hours, row.group, row.model))
+
+
+def by_model(samples: Iterable[Sample]) -> dict[str, float]:
+    """Return the values by model."""
+    return {sample.labels.get("model", ""): sample.value for sample in samples}
+
+
+def size(
+    group: tuple[str, ...],
+    model: str,
+    *,
+    needed: float,
+    earlier: float | None,
+    usual: float,
+    hours: float,
+    device: float | None,
+    headroom: float = HEADROOM,
+) -> Size:
+    """Return the sizes for programs with these needs, on devices of this size. Bytes and hours.
+
+    Without a limit: programs whose need is not settled, since a limit from the first half of the period would have been
+    exceeded in the second.
+    """
+    known = Size(group=group, model=model, needed_bytes=needed, earlier_bytes=earlier, usual_bytes=usual, hours=hours)
+    limit = _rounded(needed * (1 + headroom))
+    if device is not None:
+        limit = min(limit, math.floor(device))
+    if hours < LEAST_HOURS:
+        return replace(known, reason=f"ran for less than {LEAST_HOURS:g} h")
+    if earlier is None or needed > earlier * (1 + headroom):
+        return replace(known, reason="needed more in the second half of the period")
+    if not limit or (device is not None and needed > device):
+        return replace(known, reason="needed no memory" if not limit else "needed more than the device has")
+    return replace(
+        known,
+        limit_bytes=limit,
+        reserve_bytes=min(limit, _rounded(usual)),
+        per_device=None if device is None else int(device // limit),
+        profile=None if device is None else profile(model, device, limit),
+    )
+
+
+def _rounded(number: float) -> int:
+    return math.ceil(number / STEP_BYTES) * STEP_BYTES
+
+
+def profile(model: str, device: float, limit: float) -> str | None:
+    """Return the name of the smallest MIG profile whose instances have at least this memory, None for a whole device.
+
+    ``device``: bytes of the whole device. Names follow NVIDIA's, which round its nominal size.
+    """
+    if not MIG_MODELS.search(model):
+        return None
+    for slices, part in PROFILES[bool(QUARTERS.search(model))]:
+        if part < 1 and limit <= device * part * USABLE:
+            return f"{slices}g.{math.floor(math.ceil(device / GIB) * part + 0.5)}gb"
+    return None
+
 
 COLUMNS = tuple(name for name in LABELS if name not in ("model", "machine"))
 WEEK_SECONDS = 7 * 86_400.0
@@ -133,10 +289,10 @@ def _table(by: Sequence[str], rows: Sequence[Size]) -> str:
                 *(name or "(none)" for name in row.group),
                 row.model,
                 f"{row.hours:.1f}",
-                size(int(row.needed_bytes)),
-                size(int(row.usual_bytes)),
-                size(row.limit_bytes),
-                size(row.reserve_bytes),
+                human_size(int(row.needed_bytes)),
+                human_size(int(row.usual_bytes)),
+                human_size(row.limit_bytes),
+                human_size(row.reserve_bytes),
                 "-" if row.per_device is None else str(row.per_device),
                 row.profile or "-",
                 row.reason,
