@@ -102,7 +102,7 @@ def add_target(parser: argparse.ArgumentParser, purpose: str, device: bool = Tru
     if device:
         target.add_argument(
             "--device",
-            metavar="NAME",
+            metavar="GPU",
             help=f"{purpose} every process with an agent on one GPU: index, UUID or its prefix, or PCI address",
         )
     target.add_argument("--workload", metavar="NAME", help=f"{purpose} every process of one workload")

@@ -123,8 +123,8 @@ KINDS = (
     ),
     VerdictKind(
         name="orphan",
-        meaning="memory that the driver counts for no running process, unchanged for a minute on an idle device: left "
-        "by an exited process, or managed memory (cudaMallocManaged) of a program without an agent",
+        meaning="memory that the driver attributes to no running process, unchanged for a minute on an idle device: "
+        "left by an exited process, or managed memory (cudaMallocManaged) of a program without an agent",
         evidence="bytes, seconds",
         remedy="start programs that use managed memory with gpumond run, which attributes it to them; otherwise stop "
         "the process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",
