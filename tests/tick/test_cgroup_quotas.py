@@ -31,7 +31,7 @@ def team(limit: int | None = 40) -> tuple[Quota, ...]:
 def snapshot(
     quotas: Iterable[Quota], present: int | None = None, soft: int | None = None, at: float = 0.0, process=INSIDE
 ) -> Snapshot:
-    limit = CgroupLimit(cgroup=CGROUP, pids=(process.pid,), limit_bytes=present, soft_limit_bytes=soft)
+    limit = CgroupLimit(cgroup=CGROUP, pids=(process.pid,), limit_bytes=present, guaranteed_bytes=soft)
     device = replace(DEVICE, processes=(process,), cgroup_limits=(limit,))
     found = assign_quotas(QuotaTable(tuple(quotas)), (device,), ())
     return replace(SNAPSHOT, devices=(device,), reports=(), quotas=found, elapsed_seconds=at)
