@@ -130,7 +130,7 @@ def test_container_limit_matches_what_a_container_has(match: dict[str, str]):
 def test_limits_of_cgroups_are_shown_with_the_quota_that_requires_them():
     frame = shown(snapshot(team(40 << 30), present=40 << 30, soft=1 << 30))
     lines = cgroup_table(frame).splitlines()
-    assert lines[0].split() == ["GPU", "USED", "SOFT", "LIMIT", "LIMIT", "QUOTA", "CGROUP"]
+    assert lines[0].split() == ["GPU", "USED", "GUARANTEED", "LIMIT", "QUOTA", "CGROUP"]
     assert lines[1].split() == ["0", "-", "1.0", "GiB", "40.0", "GiB", "team", CGROUP]
     other = shown(snapshot(team(40 << 30), present=8 << 30))
     assert cgroup_table(other).splitlines()[1].split()[-2] == "-"
