@@ -101,8 +101,7 @@ KINDS = (
         "almost exact line; `form` is `linear`, `stairs` or `load-proportional`",
         evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of held bytes and "
         "of the live allocation count",
-        remedy="see what keeps the memory: gpumond why --pid PID (often a list of losses, an evaluation without "
-        "torch.no_grad(), or a cache without a limit), or restart the program before the GPU is full",
+        remedy="find out what keeps the memory: gpumond why --pid PID; restart the program before the GPU is full",
     ),
     VerdictKind(
         name="fragmentation",
