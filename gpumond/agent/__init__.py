@@ -165,7 +165,7 @@ def on_flush(function: Any = None, *, estimate: Estimate = None) -> Any:  # noqa
         if not isinstance(estimate, int) or isinstance(estimate, bool):
             raise TypeError(f"on_flush: estimate: expected bytes as int, or a function, got {type(estimate).__name__}")
         if estimate < 0:
-            raise ValueError(f"on_flush: estimate: expected at least 0 bytes, got {estimate}")
+            raise ValueError(f"on_flush: estimate must be at least 0 bytes, got {estimate}")
     if function is None:
         return lambda function: on_flush(function, estimate=estimate)
     if not callable(function):

@@ -285,7 +285,7 @@ def check_limit(limit_bytes: object, device: object) -> None:
     if limit_bytes is not None and (not isinstance(limit_bytes, int) or isinstance(limit_bytes, bool)):
         raise TypeError(f"limit: bytes: expected int, or None for no limit, got {type(limit_bytes).__name__}")
     if limit_bytes is not None and limit_bytes < 1:
-        raise ValueError(f"limit: bytes: expected at least 1, or None for no limit, got {limit_bytes}")
+        raise ValueError(f"limit: bytes must be at least 1, or None for no limit, got {limit_bytes}")
     if device is not None and (not isinstance(device, (str, int)) or isinstance(device, bool)):
         raise TypeError(f"limit: device: expected a UUID, a number, or None for all, got {type(device).__name__}")
 

@@ -46,7 +46,7 @@ def above_zero(read: Callable[[str], float]) -> Callable[[str], float]:
     def positive(text: str) -> float:
         number = read(text)
         if number <= 0:
-            raise ValueError("expected a value above 0")
+            raise ValueError("must be above 0")
         return number
 
     return value(positive)
@@ -54,7 +54,7 @@ def above_zero(read: Callable[[str], float]) -> Callable[[str], float]:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text)):
-        raise ValueError("expected a whole number above 0")
+        raise ValueError("must be a whole number above 0")
     return int(text)
 
 
@@ -102,7 +102,7 @@ def add_target(parser: argparse.ArgumentParser, purpose: str, device: bool = Tru
     if device:
         target.add_argument(
             "--device",
-            metavar="NAME",
+            metavar="GPU",
             help=f"{purpose} every process with an agent on one GPU: index, UUID or its prefix, or PCI address",
         )
     target.add_argument("--workload", metavar="NAME", help=f"{purpose} every process of one workload")

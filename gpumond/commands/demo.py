@@ -75,10 +75,10 @@ RULES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--device",
+        "--sim-device",
         type=Path,
-        metavar="DIRECTORY",
-        help="use the simulated GPU in DIRECTORY/card0, in real time and without the sample programs",
+        metavar="DIR",
+        help="use the simulated GPU in DIR/card0, in real time and without the sample programs",
     )
     parser.add_argument("--devices", type=int, choices=(1, 2), default=2, help="number of simulated GPUs (default: 2)")
     add_common_arguments(parser)
@@ -93,14 +93,14 @@ def run(arguments: argparse.Namespace) -> int:
 
             given = {name: value for name, value in flags(arguments).items() if value is not None}
             own = {"rules": RULES, "quotas": QUOTAS, "interval": INTERVAL_SECONDS}
-            own = {} if arguments.config or arguments.device else own
+            own = {} if arguments.config or arguments.sim_device else own
             if runtime and not os.environ.get("GPUMOND_SOCKET"):
                 own["socket"] = f"{runtime}/agent.sock"  # two demos share no socket
             return load(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
 
         settings = reload()
-        devices = arguments.device or Path(directory)
-        count = 1 if arguments.device else arguments.devices
+        devices = arguments.sim_device or Path(directory)
+        count = 1 if arguments.sim_device else arguments.devices
         for index in range(count):
             if not (devices / f"card{index}").exists():
                 create(devices / f"card{index}", device(index))
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         with ExitStack() as programs:
 
             def started(address: str) -> None:
-                if arguments.device:
+                if arguments.sim_device:
                     print(f"open {address}\n\nA simulated GPU without programs: {devices / 'card0'}", flush=True)
                     return
                 os.environ["GPUMOND_RUNTIME_DIR"] = str(settings.runtime_directory())
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
                 threading.Thread(target=_narrate, args=(address,), name="gpumond-story", daemon=True).start()
                 programs.enter_context(_programs(devices, count, settings, address))
 
-            return serve(settings, "sim", reload, 1.0 if arguments.device else PACE, started)
+            return serve(settings, "sim", reload, 1.0 if arguments.sim_device else PACE, started)
 
 
 def _narrate(address: str) -> None:

@@ -118,7 +118,7 @@ COMMANDS = (
         "run the daemon with simulated GPUs and sample programs",
         "gpumond demo",
         "gpumond demo --listen 127.0.0.1:9918",
-        "gpumond demo --device simulated",
+        "gpumond demo --sim-device simulated",
     ),
     _command(
         "status",

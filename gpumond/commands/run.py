@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="start your program only once this much GPU memory is available; auto: what its earlier runs needed",
     )
-    parser.add_argument("--device", metavar="NAME", help="with --need: which GPU, if there are several")
+    parser.add_argument("--device", metavar="GPU", help="with --need: which GPU, if there are several")
     parser.add_argument("--wait", metavar="DURATION", help="with --need: how long to wait, such as 10m (default: 0)")
     parser.add_argument("--url", metavar="URL", help="with --need: your daemon's address (default: $GPUMOND_URL)")
     parser.add_argument(

@@ -34,7 +34,7 @@ class Daemon:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print the tables once and exit (for scripts)")
-    parser.add_argument("--device", metavar="NAME", help="show one GPU: index, UUID or its prefix, or PCI address")
+    parser.add_argument("--device", metavar="GPU", help="show one GPU: index, UUID or its prefix, or PCI address")
     parser.add_argument(
         "--url",
         action="append",

@@ -53,18 +53,18 @@ def expectation(error: Mapping[str, Any], written: object = None) -> str:
     if kind == "string_pattern_mismatch":
         return _form(context["pattern"])
     if kind in ("literal_error", "enum"):
-        return f"expected {context['expected']}".replace("'", "")
+        return f"must be {context['expected']}".replace("'", "")
     if kind.endswith(("too_long", "too_short")):
         least = kind.endswith("too_short")
         number = context["min_length" if least else "max_length"]
         noun = "character" if kind.startswith("string") else "entry"
         plural = noun if number == 1 else "entries" if noun == "entry" else f"{noun}s"
-        return f"expected at {'least' if least else 'most'} {number} {plural}"
+        return f"must have at {'least' if least else 'most'} {number} {plural}"
     if kind == "finite_number":
-        return "expected a finite number"
+        return "must be a finite number"
     name = kind.removesuffix("_type").removesuffix("_parsing").removesuffix("_from_float").removesuffix("_parsing_size")
     if name in _TYPES:
-        return f"expected {_TYPES[name]}"
+        return f"must be {_TYPES[name]}"
     message = str(error["msg"])
     if kind == "value_error":
         return message.removeprefix("Value error, ")
@@ -104,7 +104,7 @@ def _form(pattern: str) -> str:
     """Describe a pattern of one class of characters; others are shown as they are."""
     found = _CHARACTERS.fullmatch(pattern)
     if found is None:
-        return f"expected the form {pattern.strip('^$')}"
+        return f"must have the form {pattern.strip('^$')}"
     least, most = found[2], found[3] or found[2]
     count = least if least == most else f"{least} to {most}"
     if found[1] == "!-~":

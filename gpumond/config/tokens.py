@@ -174,7 +174,7 @@ class IdentityProxy(Strict):
     @model_validator(mode="after")
     def _some(self) -> IdentityProxy:
         if not self.addresses and self.user is None:
-            raise ValueError("expected addresses of the proxy or, on this machine, its user")
+            raise ValueError("set the proxy's addresses or, if it runs on this machine, its user")
         return self
 
     def uid(self) -> int | None:

@@ -253,10 +253,10 @@ class TlsConfig(Part):
     def _check(self) -> TlsConfig:
         for name in ("cert", "key", "client_ca"):
             if getattr(self, name) and getattr(self, f"{name}_file"):
-                raise ValueError(f"{name} and {name}_file are both set; expected one of them")
+                raise ValueError(f"{name} and {name}_file are both set; set only one")
         for name in ("cert", "key"):
             if not getattr(self, name) and not getattr(self, f"{name}_file"):
-                raise ValueError(f"expected {name}_file (or {name})")
+                raise ValueError(f"set {name}_file (or {name})")
         self._check_client_auth()
         if VERSIONS[self.min_version] > VERSIONS[self.max_version]:
             raise ValueError(f"min_version {self.min_version} is above max_version {self.max_version}")

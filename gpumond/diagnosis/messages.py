@@ -81,7 +81,7 @@ def orphan(device: str, size: float, seconds: float, who: str, holder: str, prog
     if programs:
         owner = "the program" if programs == 1 else f"one of the {programs} programs"
         managed = f"managed memory (cudaMallocManaged) of {owner} on the GPU, or memory of an exited process"
-        return f"{device} holds {human(size)} that the driver counts for no process ({since}): {managed}{named}"
+        return f"{device} holds {human(size)} that the driver attributes to no process ({since}): {managed}{named}"
     return f"{device} holds {human(size)} that belongs to no visible process ({since}){named}"
 
 

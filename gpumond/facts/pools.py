@@ -186,5 +186,5 @@ def ordered_steps(steps: tuple[str, ...]) -> tuple[str, ...]:
         if step not in ALL_STEPS:
             raise ValueError(f"unknown step {step!r:.40}; expected some of {', '.join(ALL_STEPS)}")
     if not steps:
-        raise ValueError(f"expected at least one of {', '.join(ALL_STEPS)}")
+        raise ValueError(f"pass at least one of {', '.join(ALL_STEPS)}")
     return tuple(step for step in ALL_STEPS if step in steps)

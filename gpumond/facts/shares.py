@@ -23,8 +23,8 @@ MEANINGS: Mapping[str, str] = {
     "NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter.",
     "opaque": "Memory that can't be broken down: all of a process without an agent, a pool that doesn't count live "
     "bytes, or what a process has taken in the second since its agent's last report.",
-    "unattributed": "Used memory that the driver counts for no process: left by an exited process, or managed memory "
-    "(cudaMallocManaged) of a program without an agent.",
+    "unattributed": "Used memory that the driver attributes to no process: left by an exited process, or managed "
+    "memory (cudaMallocManaged) of a program without an agent.",
     "free": "Memory that isn't in use.",
     "reserved": "Memory that the driver or the firmware keeps for itself.",
     "overcount": "Bytes by which the shares exceed the driver-reported usage: briefly, because agents and driver are "

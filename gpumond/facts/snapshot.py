@@ -113,19 +113,19 @@ class CgroupLimit:
     """The driver's limits of the memory of one cgroup on one device, in bytes; None without one.
 
     ``cgroup``: its path in the unified hierarchy. ``pids``: its processes on the device. Allocations that exceed
-    ``limit_bytes`` fail, up to ``soft_limit_bytes`` they are guaranteed. ``used_bytes``: what its processes use
-    together, None without a limit.
+    ``limit_bytes`` fail; up to ``guaranteed_bytes`` they succeed (NVML: soft limit). ``used_bytes``: what its processes
+    use together, None without a limit.
     """
 
     cgroup: str
     pids: tuple[int, ...]
     limit_bytes: int | None = None
-    soft_limit_bytes: int | None = None
+    guaranteed_bytes: int | None = None
     used_bytes: int | None = None
 
     @property
     def is_limited(self) -> bool:
-        return self.limit_bytes is not None or self.soft_limit_bytes is not None
+        return self.limit_bytes is not None or self.guaranteed_bytes is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

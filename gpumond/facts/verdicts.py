@@ -101,8 +101,7 @@ KINDS = (
         "almost exact line; `form` is `linear`, `stairs` or `load-proportional`",
         evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of held bytes and "
         "of the live allocation count",
-        remedy="see what keeps the memory: gpumond why --pid PID (often a list of losses, an evaluation without "
-        "torch.no_grad(), or a cache without a limit), or restart the program before the GPU is full",
+        remedy="find out what keeps the memory: gpumond why --pid PID; restart the program before the GPU is full",
     ),
     VerdictKind(
         name="fragmentation",
@@ -123,8 +122,8 @@ KINDS = (
     ),
     VerdictKind(
         name="orphan",
-        meaning="memory that the driver counts for no running process, unchanged for a minute on an idle device: left "
-        "by an exited process, or managed memory (cudaMallocManaged) of a program without an agent",
+        meaning="memory that the driver attributes to no running process, unchanged for a minute on an idle device: "
+        "left by an exited process, or managed memory (cudaMallocManaged) of a program without an agent",
         evidence="bytes, seconds",
         remedy="start programs that use managed memory with gpumond run, which attributes it to them; otherwise stop "
         "the process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",

@@ -425,7 +425,7 @@ OF_PROCESSES: tuple[Family, ...] = (
         )
         for name, text in (
             ("limit", "Memory that the driver lets this cgroup's processes allocate, in total."),
-            ("soft_limit", "Memory that the driver guarantees to this cgroup's processes, in total."),
+            ("guaranteed", "Memory that the driver guarantees to this cgroup's processes, in total."),
             ("used", "Memory that this cgroup's processes use, as the driver counts it against the limit."),
         )
     ),

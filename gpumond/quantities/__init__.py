@@ -38,7 +38,7 @@ DAEMON = ScopeSpec(
             "devices that the driver lists; unknown while it can't be read",
             lambda row: float(len(row.devices)) if row.source.up else None,
         ),
-        Quantity("engines", "count", "declared serving engines", lambda row: float(len(row.engines))),
+        Quantity("engines", "count", "configured serving engines", lambda row: float(len(row.engines))),
         Quantity("faults", "count", "values and devices that can't be read", lambda row: float(len(row.faults))),
     ),
     labels={},
@@ -89,7 +89,7 @@ def departure(scope: Scope, alert: Alert, snapshot: Snapshot) -> str:
     if scope == "engine":
         name, kind = labels.get("engine", ""), labels.get("kind", "")
         exists = any((engine.name, engine.kind) == (name, kind) for engine in snapshot.engines)
-        return "" if exists else f"engine {name} ({kind}) is no longer declared"
+        return "" if exists else f"engine {name} ({kind}) is no longer configured"
     if scope == "device":
         exists = snapshot.device(labels.get("uuid", "")) is not None
         return "" if exists else f"GPU {labels.get('gpu', '')} is no longer listed by its driver"

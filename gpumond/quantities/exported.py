@@ -365,7 +365,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
     Quantity(
         "up",
         "boolean",
-        "1 if the declared serving engine answers, else 0.",
+        "1 if the serving engine responds, else 0.",
         lambda engine: None if engine.problem == NOT_READ else float(engine.up),
         rule_note=" Unknown before the first read.",
         export=lambda engine: float(engine.up),

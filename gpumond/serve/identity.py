@@ -98,7 +98,7 @@ def _only(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
     text = values[0] if values else ""
     longest = MAX_TEXT if name != GROUPS else MAX_TEXT * MAX_GROUPS
     if len(values) > 1 or len(text) > longest or not (text.isascii() and text.isprintable()):
-        raise HTTPException(400, f"expected at most one header {name.decode()} of printable ASCII characters")
+        raise HTTPException(400, f"send at most one header {name.decode()}, in printable ASCII")
     return text
 
 

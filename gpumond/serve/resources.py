@@ -228,7 +228,7 @@ async def agents(request: Request) -> Response:
 
 @router.get(
     "/engines",
-    summary="Newest state of each declared serving engine",
+    summary="Latest state of each configured serving engine",
     **examples.described(list[EngineReading], [examples.ENGINE], 503),
 )
 async def engines(request: Request) -> Response:

@@ -87,7 +87,7 @@ class CachingAllocator:
     def malloc(self, size_bytes: int, kind: str = "activations") -> int:
         """Return the address of a block of at least that size. ``kind``: what it holds. Raises OutOfMemory."""
         if size_bytes < 0:
-            raise ValueError(f"size_bytes: expected at least 0, got {size_bytes}")
+            raise ValueError(f"size_bytes must be at least 0, got {size_bytes}")
         size = _round_up(max(size_bytes, 1), ROUNDING_BYTES)
         with self.lock:
             block = self._best_fit(size) or self._new_segment(size)

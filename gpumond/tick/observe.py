@@ -132,7 +132,7 @@ def _has_returned(known: Suspension, devices: Sequence[DeviceReading]) -> bool:
 
 
 def _unattributed(device: DeviceReading) -> int | None:
-    """Return the used bytes that the driver counts for no process."""
+    """Return the used bytes that the driver attributes to no process."""
     if device.used_bytes is None:
         return None
     return device.used_bytes - sum(count for count in device.counts.values() if count is not None)

@@ -141,8 +141,8 @@ def test_program_without_an_allocator_is_told_to_set_its_limit_later():
     [
         (lambda: agent.limit("20GiB"), "limit: bytes: expected int"),
         (lambda: agent.limit(True), "limit: bytes: expected int"),
-        (lambda: agent.limit(0), "limit: bytes: expected at least 1"),
-        (lambda: agent.limit(-1), "limit: bytes: expected at least 1"),
+        (lambda: agent.limit(0), "limit: bytes must be at least 1"),
+        (lambda: agent.limit(-1), "limit: bytes must be at least 1"),
         (lambda: agent.limit(1, 2.5), "limit: device: expected"),
     ],
 )

@@ -256,7 +256,7 @@ def test_decorator_works_with_and_without_parentheses(allocator: CachingAllocato
         (lambda: agent.retry_on_oom(gc=1), "retry_on_oom: gc: expected bool"),  # type: ignore[call-overload]
         (lambda: agent.scope("epoch", flush=True, gc=1), "scope: gc: expected bool"),  # type: ignore[arg-type]
         (lambda: agent.scope("epoch", gc=True), "scope: gc=True has no effect without flush=True"),
-        (lambda: agent.retry_on_oom(attempts=0), "retry_on_oom: attempts: expected at least 1"),
+        (lambda: agent.retry_on_oom(attempts=0), "retry_on_oom: attempts must be at least 1"),
     ],
 )
 def test_wrong_arguments_of_retry_are_named(call: Callable[[], object], says: str):

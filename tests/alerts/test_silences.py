@@ -182,7 +182,7 @@ def test_start_in_the_past_is_now():
 
 @pytest.mark.parametrize("fields", [{"for_seconds": 367 * 86400.0}, {"starts_at": 367 * 86400.0}])
 def test_silence_without_end_is_refused(fields: dict[str, float]):
-    with pytest.raises(ConfigError, match="expected an end within 366 days"):
+    with pytest.raises(ConfigError, match="it must end within 366 days"):
         Registry().add(**fields)  # type: ignore[arg-type]
 
 

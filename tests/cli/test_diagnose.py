@@ -129,7 +129,7 @@ def test_lines_are_printed_as_verdicts_occur():
         ("timestamp, name\n2024/05/01 12:00:00, x\n", (), "line 1: no column memory.used"),
         ("time,uuid,pid,used_bytes\n0,a,,5\n1,a,,lots\n", (), "line 3: 'lots' isn't an amount of memory"),
         (LEAK, ("--size", "lots"), "--size: 'lots': expected a size"),
-        (LEAK, ("--size", "0"), "--size: '0': expected a value above 0"),
+        (LEAK, ("--size", "0"), "--size: '0': must be above 0"),
         (LEAK, ("--interval", "x"), "--interval: 'x': expected a duration"),
         (LEAK, ("--format", "prometheus"), "line 1: not JSON"),
         (gzip.compress(LEAK.encode())[:-8] + bytes(8), (), "can't be read: CRC check failed"),

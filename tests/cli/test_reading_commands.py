@@ -74,7 +74,7 @@ def test_limit_below_one_is_refused(command: str, limit: str, capsys: pytest.Cap
     with pytest.raises(SystemExit) as end:
         main([command, f"--limit={limit}"])
     assert end.value.code == 2
-    assert "expected a whole number above 0" in capsys.readouterr().err
+    assert "must be a whole number above 0" in capsys.readouterr().err
 
 
 def test_closed_output_ends_a_command_like_sigpipe(daemon: RunningDaemon):

@@ -110,7 +110,7 @@ rule_overrides:
         ("rules: [{name: a, scope: device, value: used_ratio, above: lots}]", ["rules[0].above", "'lots'", "80%"]),
         (
             "rules: [{name: a, scope: device, value: used_ratio, above: 1, clear: 2}]",
-            ["rules[0]", "at most the threshold in above"],
+            ["rules[0]", "must not be higher than above"],
         ),
         ("rules: [{name: a, scope: device, value: used_ratio, above: 1, fro: 5s}]", ["rules[0].fro", "mean for?"]),
         ("- a list", ["expected keys and values"]),

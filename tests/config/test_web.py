@@ -35,12 +35,12 @@ GOOD = {
 BAD = {
     "a rate limit": ("rate_limit: {interval: 1s}", "web_config web.yml: rate_limit: unknown key"),
     "not yaml": ("tls_server_config: {", "web_config web.yml, line 1: invalid YAML: "),
-    "a list": ("[]", "web_config web.yml: expected keys and values"),
+    "a list": ("[]", "web_config web.yml: must be keys and values"),
     "an unknown key": ("tls_config: {}", "web_config web.yml: tls_config: unknown key"),
     "an unknown key of tls": (f"tls_server_config: {{{TLS}, certfile: a}}", "tls_server_config.certfile: unknown key"),
-    "no certificate": ("tls_server_config: {key_file: server.key}", "tls_server_config: expected cert_file (or cert)"),
-    "no key": ("tls_server_config: {cert_file: server.crt}", "tls_server_config: expected key_file (or key)"),
-    "both": (f"tls_server_config: {{{TLS}, cert: x}}", "cert and cert_file are both set; expected one of them"),
+    "no certificate": ("tls_server_config: {key_file: server.key}", "tls_server_config: set cert_file (or cert)"),
+    "no key": ("tls_server_config: {cert_file: server.crt}", "tls_server_config: set key_file (or key)"),
+    "both": (f"tls_server_config: {{{TLS}, cert: x}}", "cert and cert_file are both set; set only one"),
     "no such certificate": (
         "tls_server_config: {cert_file: none.crt, key_file: server.key}",
         "web_config web.yml: tls_server_config.cert_file: none.crt: No such file or directory",
@@ -80,7 +80,7 @@ BAD = {
     ),
     "an unknown version": (
         f"tls_server_config: {{{TLS}, min_version: TLS14}}",
-        "tls_server_config.min_version: expected TLS10, TLS11, TLS12 or TLS13",
+        "tls_server_config.min_version: must be TLS10, TLS11, TLS12 or TLS13",
     ),
     "versions upside down": (
         f"tls_server_config: {{{TLS}, min_version: TLS13, max_version: TLS12}}",

@@ -142,12 +142,12 @@ def test_number_that_is_not_finite_or_too_large_is_an_error(server: Server, numb
 def test_rejection_names_what_resolves_it():
     with answering(b"Unauthorized", 401) as url:
         config = EngineConfig.model_validate({"name": "e", "kind": "ollama", "url": url})
-        with pytest.raises(EngineError, match="it answered 401: Unauthorized; declare its key with auth:"):
+        with pytest.raises(EngineError, match="it answered 401: Unauthorized; set its key with auth:"):
             asyncio.run(send(config, get("/x"), 10.0)).accepted()
 
 
 def test_server_without_tls_is_named(server: Server):
-    with pytest.raises(EngineError, match="if the server has no TLS, declare an http:// url"):
+    with pytest.raises(EngineError, match="if the server has no TLS, set an http:// url"):
         ask(server, scheme="https")
 
 
@@ -162,7 +162,7 @@ def test_certificate_is_verified(server: Server, tmp_path: Path, trusted: bool):
     if trusted:
         assert ask(server, scheme="https", **fields).status == 200
     else:
-        with pytest.raises(EngineError, match=r"its certificate isn't valid.*declare ca_file, and server_name"):
+        with pytest.raises(EngineError, match=r"its certificate isn't valid.*set ca_file, and server_name"):
             ask(server, scheme="https", **fields)
         assert server.requests == []
 
@@ -173,5 +173,5 @@ def test_server_with_tls_is_named(server: Server, tmp_path: Path):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(directory / "server.crt", directory / "server.key")
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    with pytest.raises(EngineError, match="if the server uses TLS, declare an https:// url"):
+    with pytest.raises(EngineError, match="if the server uses TLS, set an https:// url"):
         ask(server)

@@ -404,7 +404,7 @@ def test_targets_select_engines(tmp_path: Path):
                 request = FlushRequest(target=target, steps=("engine",), dry_run=True)
                 found.append((await world.flusher.flush(request, "test")).receipts[0].outcome)
             for target in (Target(pid=1), Target(workload="x"), Target(all=True, uid=12345)):
-                with pytest.raises(NoSuchTarget, match="no declared serving engine matches"):
+                with pytest.raises(NoSuchTarget, match="no configured serving engine matches"):
                     await world.flusher.flush(FlushRequest(target=target, steps=("engine",)), "test")
             with pytest.raises(NoSuchTarget, match="no connected agent"):
                 await world.flusher.flush(FlushRequest(target=Target(workload="e")), "test")

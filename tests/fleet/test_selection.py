@@ -148,7 +148,7 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
     planned = engines(engine("chat", 10), engine("code", 11), named=query)
     assert [(each.engine, each.refusal) for each in planned] == [
         ("chat", ""),
-        ("", "it belongs to no declared serving engine"),
+        ("", "it belongs to no configured serving engine"),
         ("", "the process has ended"),
     ]
     (old,) = engines(engine("chat", 10), named={10: Named(10, STARTED_AT - 1)})
@@ -159,7 +159,7 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
     ("fields", "refusal"),
     [
         ({"up": False, "problem": "timeout"}, "it doesn't answer: timeout"),
-        ({"methods": ()}, "its declaration doesn't allow it; add allow: [engine]"),
+        ({"methods": ()}, "the configuration doesn't allow it; add allow: [engine]"),
         ({"sleeping": True}, "it is already asleep"),
         ({"running": 2, "waiting": 1}, "it has 3 running or waiting requests"),
         ({"running": 0, "waiting": None}, ""),

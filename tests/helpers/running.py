@@ -77,7 +77,7 @@ class RunningDaemon:
         self.url = url or f"http://127.0.0.1:{free_port()}"
         self.log = directory / "log"
         argv = [*around, python, "-m", "gpumond", command, "--listen", self.url.removeprefix("http://")]
-        if command == "demo" and "--devices" not in options and "--device" not in options:
+        if command == "demo" and "--devices" not in options and "--sim-device" not in options:
             argv += ["--devices", "1"]
         argv += ["--socket", str(self.socket), "--state-dir", str(directory / "state"), *options]
         self.environ = {**os.environ, **(environ or {}), "GPUMOND_SOCKET": str(self.socket), "GPUMOND_URL": self.url}

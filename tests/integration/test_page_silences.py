@@ -39,7 +39,7 @@ def test_refusal_of_a_silence_is_shown(browser: Browser, daemon: RunningDaemon):
         dialog.get_by_label("Reason").fill("maintenance")
         dialog.get_by_role("button", name="Silence", exact=True).click()
         sign_in(session, daemon)
-        dialog.get_by_text("matchers: expected at least 1 entry").wait_for()
+        dialog.get_by_text("matchers: must have at least 1 entry").wait_for()
         assert daemon.get("silences") == []
 
 

@@ -246,4 +246,4 @@ def test_alert_on_the_unused_kv_cache_of_an_engine():
     silent = ticked(second.memory, 1802.0, EngineReading(name="chat", kind="vllm", up=False, problem="timeout"))
     assert [alert.phase for alert in silent.frame.alerts] == ["firing"]
     undeclared = ticked(silent.memory, 1803.0)
-    assert dict(undeclared.resolved[0].annotations)["summary"].startswith("engine chat (vllm) is no longer declared;")
+    assert dict(undeclared.resolved[0].annotations)["summary"].startswith("engine chat (vllm) is no longer configured;")

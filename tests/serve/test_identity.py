@@ -225,7 +225,7 @@ def test_probes_need_no_identity():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "expected addresses of the proxy"),
+        ({}, "set the proxy's addresses"),
         ({"addresses": ["proxy.example.com"]}, "isn't an IP address or network"),
         ({"addresses": ["127.0.0.1"]}, "any program on this machine has this address; set user"),
         ({"addresses": ["10.1.0.5/24"]}, "isn't an IP address or network"),

@@ -125,8 +125,8 @@ def test_if_match_of_another_version_changes_nothing():
 @pytest.mark.parametrize(
     ("body", "detail"),
     [
-        ({}, "expected at least one of threshold, for, severity, enabled"),
-        ({"threshold": None}, "expected at least one of"),
+        ({}, "set at least one of threshold, for, severity, enabled"),
+        ({"threshold": None}, "set at least one of"),
         ({"threshold": "lots"}, "80%"),
         ({"for": "soon"}, "expected a duration"),
         ({"severity": "a b"}, "severity"),

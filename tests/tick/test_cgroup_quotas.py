@@ -31,7 +31,7 @@ def team(limit: int | None = 40) -> tuple[Quota, ...]:
 def snapshot(
     quotas: Iterable[Quota], present: int | None = None, soft: int | None = None, at: float = 0.0, process=INSIDE
 ) -> Snapshot:
-    limit = CgroupLimit(cgroup=CGROUP, pids=(process.pid,), limit_bytes=present, soft_limit_bytes=soft)
+    limit = CgroupLimit(cgroup=CGROUP, pids=(process.pid,), limit_bytes=present, guaranteed_bytes=soft)
     device = replace(DEVICE, processes=(process,), cgroup_limits=(limit,))
     found = assign_quotas(QuotaTable(tuple(quotas)), (device,), ())
     return replace(SNAPSHOT, devices=(device,), reports=(), quotas=found, elapsed_seconds=at)
@@ -130,7 +130,7 @@ def test_container_limit_matches_what_a_container_has(match: dict[str, str]):
 def test_limits_of_cgroups_are_shown_with_the_quota_that_requires_them():
     frame = shown(snapshot(team(40 << 30), present=40 << 30, soft=1 << 30))
     lines = cgroup_table(frame).splitlines()
-    assert lines[0].split() == ["GPU", "USED", "SOFT", "LIMIT", "LIMIT", "QUOTA", "CGROUP"]
+    assert lines[0].split() == ["GPU", "USED", "GUARANTEED", "LIMIT", "QUOTA", "CGROUP"]
     assert lines[1].split() == ["0", "-", "1.0", "GiB", "40.0", "GiB", "team", CGROUP]
     other = shown(snapshot(team(40 << 30), present=8 << 30))
     assert cgroup_table(other).splitlines()[1].split()[-2] == "-"

@@ -41,8 +41,8 @@ def adapters() -> Iterator[str]:
 def engines() -> Iterator[str]:
     yield "## Serving engines\n"
     yield "[Release the memory of serving engines](../how-to/engines/index.md) describes each. The first method is the"
-    yield "default. When you declare an engine, methods without a warning are allowed. The others also need"
-    yield "`allow: [engine]`.\n"
+    yield "default. When you list an engine in the configuration, methods without a warning are allowed. The others"
+    yield "also need `allow: [engine]`.\n"
     yield "| kind | engine | methods | warning |\n|---|---|---|---|"
     for spec in KINDS.values():
         methods = ", ".join(f"`{each.name}`" for each in spec.methods) or ("`release`" if spec.method_of else "none")

@@ -23,7 +23,7 @@ def check_retry(shrink: object, attempts: object, gc: object, borrow: object) ->
     if not isinstance(attempts, int) or isinstance(attempts, bool):
         raise TypeError(f"retry_on_oom: attempts: expected int, got {type(attempts).__name__}")
     if attempts < 1:
-        raise ValueError(f"retry_on_oom: attempts: expected at least 1, got {attempts}")
+        raise ValueError(f"retry_on_oom: attempts must be at least 1, got {attempts}")
     if not isinstance(gc, bool):
         raise TypeError(f"retry_on_oom: gc: expected bool, got {type(gc).__name__}")
     if not isinstance(borrow, bool):

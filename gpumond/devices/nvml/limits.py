@@ -102,7 +102,7 @@ class CgroupLimits:
             key = change.device_uuid, change.cgroup
             self._refused.pop(key, None)
             present = self._limit(device, change.cgroup, ())
-            if present.limit_bytes != change.before_bytes or present.soft_limit_bytes is not None:
+            if present.limit_bytes != change.before_bytes or present.guaranteed_bytes is not None:
                 continue
             hard = NO_LIMIT if change.limit_bytes is None else change.limit_bytes
             try:
@@ -119,7 +119,7 @@ class CgroupLimits:
         limit = hard if hard < (device.size_bytes or NO_LIMIT) else None
         soft = found.soft or None if found else None
         used = found.used if found and (limit is not None or soft) and found.used < 2**62 else None
-        return CgroupLimit(cgroup=cgroup, pids=pids, limit_bytes=limit, soft_limit_bytes=soft, used_bytes=used)
+        return CgroupLimit(cgroup=cgroup, pids=pids, limit_bytes=limit, guaranteed_bytes=soft, used_bytes=used)
 
     def _get(self, device: Device, cgroup: str) -> _Limits | None:
         """Return the limits, None if the driver does not know any. Raises DeviceLost."""

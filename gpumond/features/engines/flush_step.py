@@ -346,7 +346,7 @@ class EngineFlusher(EngineStep):
         """
         began, engine = time.monotonic(), self.engines.declaration(name)
         if engine is None:
-            reason = f"no engine {name} is declared"
+            reason = f"no engine {name} is configured"
             return [receipt_without_bytes(ProcessKey(0, None), name, "refused", reason, requested_by, time.time())]
         woken = [each.duration_seconds for each in self._receipts() if (each.workload, each.outcome) == (name, "woken")]
         flush = _Flush(engine=engine, requested_by=requested_by, wake_seconds=woken[-1] if woken else None)
@@ -483,7 +483,7 @@ class EngineFlusher(EngineStep):
         if not released or rejected or _listener_of(released) != before.listener:
             raise Refused("nothing to wake: everything that gpumond released is already back", "nothing")
         if not engine.wake:
-            raise Refused("its declaration has wake: false")
+            raise Refused("it has wake: false in the configuration")
         if method.undo is None:
             raise Refused(f"it can't be woken: {method.serves_again}")
         by_device = missing(released, before)
@@ -622,7 +622,7 @@ def _allowed(engine: EngineConfig) -> ReleaseMethod:
         raise Refused(f"kind {engine.kind} can't be released: {spec.without_methods}")
     if method is None:
         warning = f" (note: {spec.warning})" if spec.warning else ""
-        raise Refused(f"its declaration doesn't allow it; add allow: [engine]{warning}")
+        raise Refused(f"the configuration doesn't allow it; add allow: [engine]{warning}")
     return method
 
 

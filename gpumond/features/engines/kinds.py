@@ -278,17 +278,17 @@ def read_triton(engine: EngineConfig) -> Dialogue[EngineState]:
 def check_triton(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
     """Refuse without the pending requests, and for a model that an ensemble uses which stays."""
     if engine.metrics_address is None:
-        return "its pending requests are unknown: declare metrics_url, such as http://127.0.0.1:8002"
+        return "its pending requests are unknown: set metrics_url, such as http://127.0.0.1:8002"
     models = [model.name for model in selected(engine, state)]
     if not models:
-        return "none of the declared models is ready: list the models to unload under models:"
+        return "none of the models under models: is ready; list the models to unload there"
     for model in state.models:
         if model.name not in models:
             answer = yield get(f"/v2/models/{quote(model.name, safe='')}/config")
             steps = entries(answer.json, "ensemble_scheduling", "step") if answer.status == 200 else []
             used = [name for step in steps if (name := at(step, "model_name")) in models]
             if used:
-                return f"the ensemble {model.name} uses {used[0]}: declare both, or neither"
+                return f"the ensemble {model.name} uses {used[0]}: list both under models:, or neither"
     return ""
 
 

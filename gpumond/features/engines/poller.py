@@ -32,9 +32,9 @@ from gpumond.host.machine import available_bytes
 
 MAX_ANSWER_BYTES = 2 << 20
 HINTS: Mapping[tuple[str, HttpFailure], str] = {
-    ("http", "not_http"): "; if the server uses TLS, declare an https:// url",
-    ("https", "tls"): "; if the server has no TLS, declare an http:// url",
-    ("https", "certificate"): "; declare ca_file, and server_name if the certificate has another name",
+    ("http", "not_http"): "; if the server uses TLS, set an https:// url",
+    ("https", "tls"): "; if the server has no TLS, set an http:// url",
+    ("https", "certificate"): "; set ca_file, and server_name if the certificate has another name",
 }
 """What resolves a failure, by the scheme of the address and the reason."""
 
@@ -182,7 +182,7 @@ class _Engine:
             return ""
         return (
             f"its listener belongs to uid {uid}, and the earlier one to uid {self.pinned_uid}: no secret is sent; "
-            "declare its user:, or reload the configuration after a change"
+            "set its user:, or reload the configuration after a change"
         )
 
     def keep(self, state: EngineState, now: float) -> None:
@@ -303,7 +303,7 @@ class Engines:
 
     def _declared(self, name: str) -> _Engine:
         if name not in self._engines:  # a reload has removed it
-            raise EngineError(f"no engine {name} is declared")
+            raise EngineError(f"no engine {name} is configured")
         return self._engines[name]
 
     def _begin(self, engine: _Engine) -> None:

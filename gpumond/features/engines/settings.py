@@ -48,7 +48,7 @@ class AuthConfig(Strict):
         files = (self.bearer_token_file, self.password_file, self.header_file, self.hmac_key_file)
         if sum(file is not None for file in files) != 1:
             raise ValueError(
-                "expected exactly one of bearer_token_file, password_file, header_file and hmac_key_file; "
+                "set exactly one of bearer_token_file, password_file, header_file and hmac_key_file; "
                 "secrets are only read from files"
             )
         if (self.username is None) != (self.password_file is None):
@@ -71,7 +71,7 @@ class RequestConfig(Strict):
     def _one_method(self) -> RequestConfig:
         path = self.get if self.get is not None else self.post
         if path is None or (self.get is not None and self.post is not None):
-            raise ValueError("expected exactly one of get and post, with a path such as /unload")
+            raise ValueError("set exactly one of get and post, with a path such as /unload")
         if not re.fullmatch(r"/[!-~]*", path):
             raise ValueError(f"{path!r:.80} isn't a path; expected one such as /unload")
         if self.get is not None and self.body is not None:
@@ -195,7 +195,7 @@ class EngineConfig(Strict):
                 if getattr(self, key) is not None:
                     return f"{key} belongs to kind generic; remove it, or change the kind"
             if isinstance(self.wake, RequestConfig):
-                return "expected wake: true or false; a request belongs to kind generic"
+                return "wake must be true or false; only the kind generic has a request here"
         if self.allow and (mistake := self.spec.mistake(self)):
             return mistake
         if not self.url.startswith("https:") and (self.ca_file is not None or self.server_name is not None):

@@ -156,7 +156,7 @@ class Answer(NamedTuple):
         return self
 
 
-REMEDIES = {401: "declare its key with auth:", 403: "check the key that auth: declares"}
+REMEDIES = {401: "set its key with auth:", 403: "check the key in auth:"}
 """What resolves a rejection, by status."""
 
 
@@ -292,7 +292,7 @@ def any_selected(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
     if selected(engine, state) or not state.models:
         return ""
     names, pinned = ", ".join(model.name for model in state.models), any(model.pinned for model in state.models)
-    reason = f"{'pinned with keep_alive, or ' if pinned else ''}not among the declared models"
+    reason = f"{'pinned with keep_alive, or ' if pinned else ''}not listed under models:"
     return f"{names}: {reason}; list them under models: to unload them"
 
 

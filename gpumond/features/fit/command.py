@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LOW..HIGH",
         help=f"find the largest batch that fits; put {PLACE} in the command where its size goes",
     )
-    parser.add_argument("--device", metavar="NAME", help="with --batch: which GPU (default: the largest)")
+    parser.add_argument("--device", metavar="GPU", help="with --batch: which GPU (default: the largest)")
     client.add_arguments(parser)
     parser.add_argument(
         "command",

@@ -14,8 +14,8 @@ from gpumond.view.text import table
 
 FLUSHES = {
     "flush": "flush programs on several machines, and print receipts",
-    "sleep": "release declared serving engines' memory, and print receipts",
-    "wake": "undo declared serving engines' last release",
+    "sleep": "release serving engines' memory, and print receipts",
+    "wake": "undo serving engines' last release",
 }
 READS = {
     "targets": "print the daemons' addresses; with --json, in file_sd format",

@@ -320,7 +320,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     parser.set_defaults(engine=None, step=None, min_reclaimable=0, keep=KEEP, max_unavailable=None)
     if what in ENGINES:
         selection.add_argument(
-            "--engine", metavar="PATTERN", help="matching serving engines that the configuration declares"
+            "--engine", metavar="PATTERN", help="serving engines whose name in the configuration matches"
         )
     else:
         parser.add_argument(

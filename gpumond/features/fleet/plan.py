@@ -194,7 +194,7 @@ def _select_engines(
             refusal=next(filter(None, others), "") or _engine_refusal(engine, bool(own), used, criteria),
         )
     for pid in sorted(rest):
-        reason = "it belongs to no declared serving engine" if pid in processes else "the process has ended"
+        reason = "it belongs to no configured serving engine" if pid in processes else "the process has ended"
         yield PlannedFlush(machine=machine, pid=pid, refusal=reason)
 
 
@@ -205,7 +205,7 @@ def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: 
     if criteria.wake:
         return "it doesn't sleep" if engine["sleeping"] is False and not engine.get("paused") else ""
     if not engine["methods"]:
-        return "its declaration doesn't allow it; add allow: [engine]"
+        return "the configuration doesn't allow it; add allow: [engine]"
     if engine["sleeping"]:
         return "it is already asleep"
     active = (engine["running"] or 0) + (engine["waiting"] or 0)

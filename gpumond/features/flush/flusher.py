@@ -348,8 +348,8 @@ class Flusher:
         targets = [report for report in reports if steps and request.target.matches(report)]
         if not targets and not names:
             if not steps:
-                where = "declare it under engines: in the configuration"
-                raise NoSuchTarget(f"no declared serving engine matches {request.target}; {where}")
+                where = "list it under engines: in the configuration"
+                raise NoSuchTarget(f"no configured serving engine matches {request.target}; {where}")
             raise NoSuchTarget(f"no connected agent matches {request.target}; `gpumond status` lists the agents")
         whole, request = request, replace(request, steps=steps)
         refusals = {} if request.dry_run else self._refusals(targets, request)

@@ -52,7 +52,7 @@ class TargetBody(Encodable):
     @model_validator(mode="after")
     def _one(self) -> TargetBody:
         if sum((self.pid is not None, self.device is not None, self.workload is not None, self.all)) != 1:
-            raise ValueError('expected exactly one of {"pid": N}, {"device": NAME}, {"workload": NAME}, {"all": true}')
+            raise ValueError('pass exactly one of {"pid": N}, {"device": NAME}, {"workload": NAME}, {"all": true}')
         if self.start_ticks is not None and self.pid is None:
             raise ValueError("start_ticks requires pid")
         return self

@@ -217,7 +217,7 @@ class Limit:
         add_target(parser, "limit", device=False)
         parser.add_argument(
             "--device",
-            metavar="NAME",
+            metavar="GPU",
             help="limit on one GPU (index, UUID or its prefix, or PCI address); without "
             "a target, every process with an agent there",
         )

@@ -131,7 +131,7 @@ def _plan(chosen: Scenario, arguments: argparse.Namespace) -> Plan:
         option.name: text for option in _options() if (text := getattr(arguments, option.name)) is not None
     }
     if not (math.isfinite(arguments.speed) and arguments.speed > 0):
-        raise ConfigError(f"--speed {arguments.speed:g}: expected a number above 0, such as 60")
+        raise ConfigError(f"--speed {arguments.speed:g}: must be above 0, such as 60")
     if arguments.duration is not None:
         given["duration"] = arguments.duration * arguments.speed
     if arguments.fill is not None and _fill_ratio(chosen):
@@ -160,7 +160,7 @@ def _limits(chosen: Scenario, arguments: argparse.Namespace) -> RunLimits:
 def _share(text: str) -> float:
     share = threshold(text)
     if not 0 < share <= 1:
-        raise ValueError("expected a share above 0 and up to 100%, such as 50%")
+        raise ValueError("must be above 0 and at most 100%, such as 50%")
     return share
 
 

@@ -203,7 +203,7 @@ class Option:
         else:
             value = seconds(given) if self.unit == "duration" else threshold(given)
         if not self.least <= value <= self.most:
-            raise ValueError(f"expected {self._range()}")
+            raise ValueError(f"must be {self._range()}")
         return value
 
     def _range(self) -> str:

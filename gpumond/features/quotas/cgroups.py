@@ -91,7 +91,7 @@ def due_changes(snapshot: Snapshot, own: Own) -> tuple[list[DueChange], dict[str
 
 
 def _is_own(present: CgroupLimit, mine: OwnLimit | None) -> bool:
-    if mine is None or present.soft_limit_bytes is not None:
+    if mine is None or present.guaranteed_bytes is not None:
         return False
     return present.limit_bytes in (mine.limit_bytes, mine.before_bytes)
 

@@ -64,7 +64,7 @@ def cgroup_table(frame: Mapping[str, Any]) -> str:
         [
             str(device["index"]),
             size(each["used_bytes"]),
-            size(each["soft_limit_bytes"]),
+            size(each["guaranteed_bytes"]),
             size(each["limit_bytes"]),
             next(
                 (
@@ -78,9 +78,9 @@ def cgroup_table(frame: Mapping[str, Any]) -> str:
         ]
         for device in frame["snapshot"]["devices"]
         for each in device["cgroup_limits"]
-        if each["limit_bytes"] is not None or each["soft_limit_bytes"] is not None
+        if each["limit_bytes"] is not None or each["guaranteed_bytes"] is not None
     ]
-    return table(("GPU", ">USED", ">SOFT LIMIT", ">LIMIT", "QUOTA", "CGROUP"), rows) if rows else ""
+    return table(("GPU", ">USED", ">GUARANTEED", ">LIMIT", "QUOTA", "CGROUP"), rows) if rows else ""
 
 
 class Queue:

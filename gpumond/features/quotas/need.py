@@ -38,7 +38,7 @@ def size(text: str) -> int:
     except ValueError as error:
         raise ConfigError(f"--need {text!r:.80}: {error}") from None
     if value <= 0:
-        raise ConfigError(f"--need {text!r:.80}: expected a size above 0")
+        raise ConfigError(f"--need {text!r:.80}: the size must be above 0")
     return value
 
 

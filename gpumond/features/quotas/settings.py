@@ -79,7 +79,7 @@ class QuotaConfig(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> QuotaConfig:
         if all(size is None for size in (self.soft_limit, self.limit, self.reserve, self.cgroup_limit)):
-            raise ValueError("expected at least one of soft_limit, limit, reserve and cgroup_limit")
+            raise ValueError("set at least one of soft_limit, limit, reserve and cgroup_limit")
         if self.cgroup_limit is not None and (self.match.workload or self.match.user):
             raise ValueError(
                 "cgroup_limit: match container or namespace only; it applies to all programs of a container"

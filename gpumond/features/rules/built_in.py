@@ -36,7 +36,7 @@ TEMPLATES: Mapping[str, str] = {
     "it[{advice}]",
     "allocation-retries": f"{PROGRAM} is slow and almost out of memory: its allocator emptied the cache and retried "
     "{value} times in 10 minutes; reduce the batch size, or free memory on the GPU[{advice}]",
-    "orphan-memory": f"{GPU} has [{{unattributed}}|{{value}} of its memory] in use that the driver counts for no "
+    "orphan-memory": f"{GPU} has [{{unattributed}}|{{value}} of its memory] in use that the driver attributes to no "
     "process: managed memory (cudaMallocManaged) of a program without the agent, or memory of an exited process; "
     "gpumond status lists the programs and the processes that have the GPU open",
     "idle-holder": f"[{{verdicts}}|pid {{pid}} {ON} has held memory for half an hour without GPU activity]; "

@@ -105,7 +105,7 @@ def _change(arguments: argparse.Namespace) -> int:
         given = {name: getattr(arguments, name) for name in ("threshold", "for", "severity", "enabled")}
         fields = {name: value for name, value in given.items() if value is not None}
         if not fields:
-            raise ConfigError("expected at least one of --threshold, --for, --severity, --enable and --disable")
+            raise ConfigError("pass at least one of --threshold, --for, --severity, --enable and --disable")
         try:
             entry = client.put(arguments.url, f"{route}/override", fields)
         except DaemonError as error:

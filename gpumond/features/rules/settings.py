@@ -75,7 +75,7 @@ class ActionConfig(Strict):
     @model_validator(mode="after")
     def _any(self) -> ActionConfig:
         if self.flush is None and not self.suspend:
-            raise ValueError("expected at least one of flush and suspend, as in flush: {}")
+            raise ValueError("set at least one of flush and suspend, as in flush: {}")
         return self
 
     def action(self) -> Action:
@@ -143,9 +143,9 @@ class RuleConfig(Strict):
             known = f"did you mean {close[0]}?" if close else f"it has {', '.join(VALUES[self.scope])}"
             raise ValueError(f"scope {self.scope} has no value {self.value!r}; {known}")
         if (self.above is None) == (self.below is None):
-            raise ValueError("expected exactly one of above and below")
+            raise ValueError("set exactly one of above and below")
         if self.value == "time_to_oom_seconds" and self.below is None:
-            raise ValueError("time_to_oom_seconds is infinite without growth; expected below instead of above")
+            raise ValueError("time_to_oom_seconds is infinite without growth; set below instead of above")
         if self.clear is not None:
             bound = self.above if self.above is not None else self.below
             assert bound is not None
@@ -197,7 +197,7 @@ class OverrideConfig(Strict):
     @model_validator(mode="after")
     def _any(self) -> OverrideConfig:
         if not self.fields():
-            raise ValueError("expected at least one of threshold, for, severity, enabled")
+            raise ValueError("set at least one of threshold, for, severity, enabled")
         return self
 
     def fields(self) -> dict[str, Any]:

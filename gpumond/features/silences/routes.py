@@ -89,9 +89,9 @@ class SilenceBody(Encodable):
     @model_validator(mode="after")
     def _complete(self) -> SilenceBody:
         if (self.ends_at is None) == (self.for_seconds is None):
-            raise ValueError("expected exactly one of ends_at and for_seconds")
+            raise ValueError("pass exactly one of ends_at and for_seconds")
         if not self.reason.strip():
-            raise ValueError("reason: expected text, such as a ticket number")
+            raise ValueError("reason must be a text, such as a ticket number")
         return self
 
 

@@ -121,9 +121,9 @@ class Silences(Silencing):
         starts_at = max(now, starts_at or now)
         end = ends_at if ends_at is not None else starts_at + (for_seconds or 0.0)
         if end <= starts_at:
-            raise ConfigError("ends_at: expected a time after now and after starts_at")
+            raise ConfigError("ends_at must be after now and after starts_at")
         if end > now + MAX_SECONDS:
-            raise ConfigError(f"the silence ends too late; expected an end within {MAX_SECONDS / DAY_SECONDS:g} days")
+            raise ConfigError(f"the silence ends too late; it must end within {MAX_SECONDS / DAY_SECONDS:g} days")
         silence = Silence(
             id=secrets.token_hex(8),
             matchers=tuple(matchers),

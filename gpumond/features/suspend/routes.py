@@ -74,7 +74,7 @@ class ProgramTarget(Encodable):
     @model_validator(mode="after")
     def _one(self) -> ProgramTarget:
         if sum((self.pid is not None, self.workload is not None, self.all)) != 1:
-            raise ValueError('expected exactly one of {"pid": N}, {"workload": NAME}, {"all": true}')
+            raise ValueError('pass exactly one of {"pid": N}, {"workload": NAME}, {"all": true}')
         return self
 
     def matches(self, pid: int, workload: str) -> bool:

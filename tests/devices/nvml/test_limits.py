@@ -80,7 +80,7 @@ def test_limits_of_the_cgroups_of_processes_are_read(driver: FakeDriver, child: 
             cgroup=CONTAINER,
             pids=(10, 11),
             limit_bytes=24 * GIB,
-            soft_limit_bytes=GIB,
+            guaranteed_bytes=GIB,
             used_bytes=20 * GIB,
         ),
         SERVICE: CgroupLimit(cgroup=SERVICE, pids=(12,)),

@@ -73,7 +73,7 @@ class HttpReceiver(ReceiverType):
     @model_validator(mode="after")
     def _addressed(self) -> HttpReceiver:
         if (self.url is None) == (self.url_file is None):
-            raise ValueError(f"{self.name}: expected exactly one of url and url_file")
+            raise ValueError(f"{self.name}: set exactly one of url and url_file")
         if self.url is not None and not web_address(self.url):
             raise ValueError(
                 f"{self.name}: expected an http:// or https:// url with a host and without user or password"
