@@ -10,7 +10,7 @@ import { state } from "./store.js";
 import { distanceOf, parts } from "./viewport.js";
 import { MISSED_LIMIT } from "./words.js";
 
-const LONG = 25; // rows above which the table scrolls by itself
+const LONG = 25; // rows above which only those are drawn that can be seen
 const PAGE = 10; // rows that the keys PageUp and PageDown skip
 const HEIGHT = 28; // of a row, until one is measured
 
@@ -26,7 +26,7 @@ const heights = new Map(); // of the details of open rows, by key
 let rows = []; // of the newest frame
 let list = []; // rows and groups that the table lists
 let active = ""; // key of the row that Tab reaches
-let view = { top: 0, height: 0, row: HEIGHT }; // the part of the table that can be seen, and the height of a row
+let view = { from: 0, to: 0, row: HEIGHT }; // the part of the rows that can be seen, and the height of a row
 
 /** What the table lists, for a download. */
 export const shownList = () => ({ list, order, filter, group, gpu, opened: [...opened] });
@@ -61,14 +61,14 @@ function arrange(reorder = false) {
 
 function draw() {
   const table = $("processes");
-  const scroller = table.parentNode;
+  const scroller = document.scrollingElement;
   const long = list.length > LONG;
-  scroller.classList.toggle("long", long);
+  table.parentNode.classList.toggle("long", long);
+  $("to-events").hidden = !long;
   const focused = document.activeElement?.closest("#processes tbody")?.key;
   const pinned = focused === undefined ? -1 : list.findIndex(({ key }) => key === focused);
-  const seen = { from: view.top, to: view.top + view.height };
   const drawn = long
-    ? parts({ count: list.length, size: view.row, extras: extras(), ...seen, pinned })
+    ? parts({ count: list.length, size: view.row, extras: extras(), from: view.from, to: view.to, pinned })
     : list.map((_, at) => ({ place: at }));
   const items = drawn.filter((part) => !part.gap).map((part) => list[part.place]);
   if (!items.some(({ key }) => key === active)) active = items[0]?.key ?? "";
@@ -96,7 +96,7 @@ function draw() {
   // Chromium computes the layout when the row with the focus moves, before the gap after it exists
   if (top !== null && scroller.scrollTop !== top) scroller.scrollTop = top;
   table.ariaRowCount = String(list.length + 1);
-  if (long) setTimeout(measure); // after the layout, which it reads
+  setTimeout(measure); // after the layout, which it reads
 }
 
 /** Places and heights of the details of open rows. */
@@ -105,12 +105,22 @@ const extras = () =>
 
 /** Reads the sizes on which the drawn part depends, and draws again if they changed. */
 function measure() {
+  if (list.length <= LONG || $("content").hidden) return;
   const table = $("processes");
   const before = JSON.stringify([view, [...heights]]);
-  const { scrollTop: top, clientHeight: height } = table.parentNode;
-  view = { top, height, row: table.querySelector("tbody:not(.gap) tr")?.offsetHeight || HEIGHT };
+  look();
   for (const more of table.querySelectorAll("tr.more")) heights.set(more.parentNode.key, more.offsetHeight);
   if (before !== JSON.stringify([view, [...heights]])) draw();
+}
+
+/** Reads which part of the rows can be seen. Returns where they begin in the window. */
+function look() {
+  const table = $("processes");
+  const head = table.tHead.offsetHeight;
+  const start = Math.round(table.getBoundingClientRect().top) + head;
+  const row = table.querySelector("tbody:not(.gap) tr")?.offsetHeight || HEIGHT;
+  view = { from: Math.max(0, head - start), to: Math.max(0, innerHeight - start), row };
+  return start;
 }
 
 function toggle(key) {
@@ -207,7 +217,7 @@ export function showProcess(key) {
   if (group) opened.add(groupKey(group, row));
   if (!opened.has(key)) toggle(key);
   else arrange(true);
-  $("processes").parentNode.scrollIntoView({ block: "nearest" });
+  if (list.length <= LONG) $("processes").parentNode.scrollIntoView({ block: "nearest" });
   focusOn(list.findIndex((item) => item.key === key));
 }
 
@@ -215,14 +225,12 @@ export function showProcess(key) {
 function focusOn(place) {
   const at = Math.min(Math.max(place, 0), list.length - 1);
   const table = $("processes");
-  const scroller = table.parentNode;
   active = list[at].key;
   if (list.length > LONG) {
-    const top = distanceOf(at, view.row, extras());
-    const height = scroller.clientHeight - table.tHead.offsetHeight - view.row;
-    if (top < scroller.scrollTop) scroller.scrollTop = top;
-    else if (top > scroller.scrollTop + height) scroller.scrollTop = top - height;
-    view.top = scroller.scrollTop;
+    const top = look() + distanceOf(at, view.row, extras());
+    const [first, last] = [table.tHead.offsetHeight, innerHeight - view.row];
+    scrollBy(0, top < first ? top - first : Math.max(0, top - last));
+    look();
   }
   draw();
   table.kept.get(active).querySelector("button").focus({ preventScroll: list.length > LONG });
@@ -275,7 +283,8 @@ $("skip").addEventListener("click", (event) => {
   if (list.length) focusOn(0);
 });
 $("no-match").addEventListener("click", () => setFilter("", ""));
-$("processes").parentNode.addEventListener("scroll", () => requestAnimationFrame(measure), { passive: true });
+$("to-events").addEventListener("click", () => $("events").scrollIntoView());
+addEventListener("scroll", () => requestAnimationFrame(measure), { passive: true });
 addEventListener("resize", () => requestAnimationFrame(measure));
 $("filter").value = filter;
 $("filter").title = FILTER;

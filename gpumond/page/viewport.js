@@ -1,7 +1,7 @@
 // The part of a long list that is drawn.
 
 export const MOST = 60; // items that are drawn, besides a pinned one
-const SLACK = 8; // items drawn before and after those that can be seen
+const SLACK = 4; // items drawn before and after those that can be seen
 
 /** The item at a distance from the start of the list. All items have the height `size`; those in `extras`, pairs of
 place and height in the order of places, have that in addition. */

@@ -443,7 +443,8 @@ async def share_history(
     resolution: Resolution = None,
 ) -> Response:
     """Returns, at each time, the used bytes and the bytes of each share. Times and resolutions are those of
-    `/api/v1/history`. In blocks, a share is the difference of medians.
+    `/api/v1/history`. In blocks, a share is the difference of medians; in samples, what a process has taken since its
+    agent's last report is opaque.
     """
     known = kernel_of(request).history
     frame = kernel_of(request).frame
