@@ -22,7 +22,7 @@ from gpumond.facts.errors import NoSuchDefinition, StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.snapshot import AgentReport, CgroupLimitChange, ProgramEnd, Reading, SourceState
+from gpumond.facts.snapshot import AgentReport, CgroupLimitChange, ProcessEnd, Reading, SourceState
 from gpumond.features.alerts.dispatcher import Receivers
 from gpumond.features.alerts.receivers import Retry
 from gpumond.features.rules.registry import RuleRegistry
@@ -98,7 +98,7 @@ class SimulatedAgents:
     def keep(self, suspended: Collection[ProcessKey]) -> None:
         pass
 
-    def ends(self) -> tuple[ProgramEnd, ...]:
+    def ends(self) -> tuple[ProcessEnd, ...]:
         return ()
 
     def on_borrow(self, borrow: object) -> None:

@@ -43,7 +43,7 @@ from gpumond.features.fleet.discovery import (
     read_frames,
 )
 from gpumond.features.fleet.plan import Criteria, PlannedFlush, awake, by_service, select
-from gpumond.features.fleet.waves import Limits, limited, unavailable, waves, with_canary
+from gpumond.features.fleet.waves import Limits, limited, parse_unavailable, waves, with_canary
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.view.frame import frame_of, receipts_of
 from gpumond.view.text import safe, size, table
@@ -336,7 +336,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         )
         parser.add_argument(
             "--max-unavailable",
-            type=value(unavailable),
+            type=value(parse_unavailable),
             metavar="N|P%",
             help="maximum number or percentage of engines with one name that aren't awake (default: all but --keep)",
         )
