@@ -13,7 +13,7 @@ from random import Random
 from bench.hard_shapes import GIB, HOUR, MIB, MINUTE, SIZE, Curve
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.program import Ending, Program, StepUsage
-from gpumond.facts.snapshot import ProgramEnd, Sensors, Snapshot, XidErrors
+from gpumond.facts.snapshot import ProcessEnd, Sensors, Snapshot, XidErrors
 from gpumond.facts.verdicts import VerdictName
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -83,7 +83,7 @@ def _snapshots(case: Case, dice: Random) -> Iterator[Snapshot]:
                 report = make_report(pid, (pool,), start_ticks=start, workload=actor.comm, program=program)
                 reports.append(report)
         ends = tuple(
-            ProgramEnd(pid=10 + place, start_ticks=100 + place, ending=actor.ending)
+            ProcessEnd(pid=10 + place, start_ticks=100 + place, ending=actor.ending)
             for place, actor in enumerate(case.actors)
             if actor.ending is not None and actor.end - case.every <= at < actor.end
         )

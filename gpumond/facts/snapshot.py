@@ -364,7 +364,7 @@ class AgentReport(HasProcessKey):
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramEnd(HasProcessKey):
+class ProcessEnd(HasProcessKey):
     """A program whose agent announced its end, and the kind of the end."""
 
     pid: int
@@ -482,7 +482,7 @@ class Snapshot:
     xids: tuple[XidErrors, ...] = ()
     store_writable: bool | None = None
     private_pid_namespace: bool | None = None
-    ends: tuple[ProgramEnd, ...] = ()
+    ends: tuple[ProcessEnd, ...] = ()
     excesses: tuple[Excess, ...] = ()
     engines: tuple[EngineReading, ...] = ()
     uptime_seconds: float | None = None

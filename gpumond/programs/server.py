@@ -35,7 +35,7 @@ from gpumond.facts.messages import (
     decode,
 )
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.snapshot import AgentReport, ProgramEnd
+from gpumond.facts.snapshot import AgentReport, ProcessEnd
 from gpumond.host.peer import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, person_of, sender_pid
 from gpumond.programs.connection import AgentConnection, Limits, UserUsage, agent_report, check_hello
 from gpumond.programs.requests import Requests
@@ -70,7 +70,7 @@ class AgentServer(Requests):
         self._reported, self._rejected = reported, rejected
         self._peers: dict[int, AgentConnection] = {}
         self._departed: deque[AgentReport] = deque(maxlen=DEPARTED_KEPT)
-        self._ends: deque[ProgramEnd] = deque(maxlen=ENDS_KEPT)
+        self._ends: deque[ProcessEnd] = deque(maxlen=ENDS_KEPT)
         self._usage = UserUsage(self._limits)
         self._reports_received = 0
         self._suspended: Collection[ProcessKey] = frozenset()
@@ -106,7 +106,7 @@ class AgentServer(Requests):
             if peer.identity.process in resumed:
                 peer.resumed_at = self._clock()
 
-    def ends(self) -> tuple[ProgramEnd, ...]:
+    def ends(self) -> tuple[ProcessEnd, ...]:
         """Return the programs whose agent reported their ending since the last call."""
         ends = tuple(self._ends)
         self._ends.clear()
@@ -280,7 +280,7 @@ class AgentServer(Requests):
             self._start_borrow(peer, message)
         elif isinstance(message, Goodbye):
             if message.ending is not None:
-                self._ends.append(ProgramEnd(peer.identity.pid, peer.identity.start_ticks, message.ending))
+                self._ends.append(ProcessEnd(peer.identity.pid, peer.identity.start_ticks, message.ending))
             self._drop(peer)
         else:
             raise ProtocolError("type", f"an agent can't send {type(message).__name__}")

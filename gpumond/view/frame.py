@@ -19,7 +19,17 @@ from gpumond.facts.pools import Receipt
 from gpumond.facts.units import duration, human
 from gpumond.facts.validator import Mismatch, Validator
 from gpumond.view.notices import FrameNotice, alerts, notices, once, stuck, verdicts
-from gpumond.view.rows import DeviceRow, Key, ProcessRow, cached, devices, plain, process_of, processes, reclaimable
+from gpumond.view.rows import (
+    DeviceRow,
+    Key,
+    ProcessRow,
+    cached_lines,
+    devices,
+    plain,
+    process_of,
+    processes,
+    reclaimable,
+)
 from gpumond.view.text import safe
 
 FRAME = "/api/v1/frame"
@@ -193,7 +203,7 @@ def view(answer: object) -> View:
         ),
         agents=len(snapshot["reports"]),
         reclaimable_bytes=reclaimable(lines, refusing),
-        refused_bytes=sum(line["used_bytes"] for line in cached(lines) if process_of(line) in refusing),
+        refused_bytes=sum(line["used_bytes"] for line in cached_lines(lines) if process_of(line) in refusing),
     )
 
 

@@ -160,7 +160,7 @@ class ProcessRow:
         return " ".join((f"gpu {self.gpu}", str(self.pid), self.program, self.user, self.verdict, *values)).lower()
 
 
-def cached(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def cached_lines(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [line for line in lines if line["share"] == "cached"]
 
 
@@ -171,7 +171,7 @@ def process_of(value: Mapping[str, Any]) -> ProcessKey | None:
 
 def reclaimable(lines: Iterable[Mapping[str, Any]], refusing: Collection[ProcessKey | None]) -> int | None:
     """Return the bytes that a flush would release, processes that refuse excluded. None if no cache is reported."""
-    held = cached(lines)
+    held = cached_lines(lines)
     return sum(line["used_bytes"] for line in held if process_of(line) not in refusing) if held else None
 
 

@@ -13,8 +13,8 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Ending, Program
 from gpumond.facts.snapshot import (
     DeviceReading,
+    ProcessEnd,
     ProcessUsage,
-    ProgramEnd,
     Reading,
     Sensors,
     Snapshot,
@@ -228,7 +228,7 @@ def snapshots_of_an_end_after_an_oom(ending: Ending | None, full: bool) -> list[
             report = make_report(10, (make_pool(live=20 * GIB, ooms=int(moment > 560)),))
             used = int(0.99 * SIZE) if full else 21 * GIB
             reports = (report,) if moment <= 580 else ()
-            ends = (ProgramEnd(10, 100, ending),) if ending and moment == 590 else ()
+            ends = (ProcessEnd(10, 100, ending),) if ending and moment == 590 else ()
             yield at_moment(moment, of_device(used, (make_process(10, used),)), reports=reports, ends=ends)
 
     return onsets(snapshots())
@@ -260,7 +260,7 @@ def test_crash_is_not_caused_by_a_handled_error(ending: Ending | None):
                 continue
             program = Program(oom_retries=int(moment > 560), oom_recovered=int(moment > 580))
             report = make_report(10, (make_pool(live=20 * GIB, ooms=int(moment > 560)),), program=program)
-            ends = (ProgramEnd(10, 100, ending),) if ending and moment == 590 else ()
+            ends = (ProcessEnd(10, 100, ending),) if ending and moment == 590 else ()
             yield at_moment(moment, of_device(21 * GIB, (make_process(10, 21 * GIB),)), reports=(report,), ends=ends)
 
     assert not kinds(onsets(snapshots())) & {"crash", "memory-freed"}

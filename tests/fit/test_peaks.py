@@ -12,7 +12,7 @@ import pytest
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Frame, Ledger
-from gpumond.facts.snapshot import ProgramEnd, Snapshot
+from gpumond.facts.snapshot import ProcessEnd, Snapshot
 from gpumond.facts.units import GIB
 from gpumond.features.fit.part import KEPT_RUNS, AutoNeed, Peaks, PeaksPart, RunPeak, upper_bound
 from gpumond.features.quotas.need import auto_need
@@ -82,7 +82,7 @@ def test_a_run_is_stored_when_it_ends_with_the_peak_that_its_allocator_states():
 
 
 def test_a_run_that_ended_out_of_memory_needed_more_and_is_not_stored():
-    end = ProgramEnd(10, 100, "out-of-memory")
+    end = ProcessEnd(10, 100, "out-of-memory")
     assert followed(snapshot(10, used=GIB), snapshot(ends=(end,))) == []
 
 

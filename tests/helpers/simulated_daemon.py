@@ -22,7 +22,7 @@ from gpumond.facts.errors import NoSuchDefinition, StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.snapshot import AgentReport, CgroupLimitChange, ProgramEnd, Reading, SourceState
+from gpumond.facts.snapshot import AgentReport, CgroupLimitChange, ProcessEnd, Reading, SourceState
 from gpumond.features.alerts.dispatcher import Receivers
 from gpumond.features.alerts.receivers.base import Retry
 from gpumond.features.rules.registry import RuleRegistry
@@ -98,7 +98,7 @@ class SimulatedAgents:
     def keep(self, suspended: Collection[ProcessKey]) -> None:
         pass
 
-    def ends(self) -> tuple[ProgramEnd, ...]:
+    def ends(self) -> tuple[ProcessEnd, ...]:
         return ()
 
     def on_borrow(self, borrow: object) -> None:
@@ -162,7 +162,7 @@ class SimulatedDaemon:
             services={Receivers: Receivers(lambda settings: [self.receiver], (0.001, 0.01))},
         )
         # A device that is really full would be one on which other programs run out of memory.
-        settings = Settings(interval=TICK_SECONDS, rule_overrides={"device-nearly-full": {"threshold": 0.85}})
+        settings = Settings(interval=TICK_SECONDS, rule_overrides={"device-nearly-full": {"threshold": 0.8}})
         self.daemon = Daemon(settings, dependencies)
         self.raised = Counter[str]()
         self.edits = self.refused_edits = self.page_bytes = 0

@@ -13,7 +13,7 @@ import pytest
 
 from gpumond.facts.messages import Goodbye, Report, encode
 from gpumond.facts.program import OTHER, Oom, Program
-from gpumond.facts.snapshot import ProgramEnd
+from gpumond.facts.snapshot import ProcessEnd
 from gpumond.host.peer import Identity
 from gpumond.programs.connection import AgentConnection, Budget, Limits
 from gpumond.programs.server import AgentServer
@@ -137,7 +137,7 @@ async def test_stale_report_is_not_returned(tmp_path: Path):
         (
             encode(Goodbye("out-of-memory")),
             AgentServer.ends,
-            (ProgramEnd(OWN.pid, OWN.start_ticks, "out-of-memory"),),
+            (ProcessEnd(OWN.pid, OWN.start_ticks, "out-of-memory"),),
         ),
         (
             encode(Report(program=Program(ooms=(Oom(number=1, at=2.0, seen="scope"),)))) + encode(Goodbye()),

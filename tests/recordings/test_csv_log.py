@@ -148,4 +148,4 @@ def test_missing_process_has_ended_and_its_pid_returns_as_another():
 def test_duplicates_are_skipped_with_a_notice():
     snapshots, remarks = read_with_notices("time,uuid,pid,used_bytes\n0,a,,5\n0,a,,5\n1,a,,6\n")
     assert used(snapshots, "a") == [5, 6]
-    assert [r for r in remarks if r.startswith("1 lines repeat")]
+    assert [r for r in remarks if r.startswith("ignored: 1 line with a second reading")]

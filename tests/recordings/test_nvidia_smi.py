@@ -186,7 +186,7 @@ def test_malformed_line_is_skipped_with_a_notice():
     log = "timestamp, uuid, memory.used [MiB]\n" + rows.replace("05, GPU-a, 5 MiB", "05, GPU-a, lots")
     snapshots, remarks = read_with_notices(log)
     assert len(snapshots) == 19
-    assert [remark for remark in remarks if remark.startswith("1 malformed") and "line 7: " in remark]
+    assert [remark for remark in remarks if remark.startswith("ignored: 1 malformed line") and "line 7: " in remark]
 
 
 def test_mostly_malformed_log_is_refused_with_the_first_such_line():

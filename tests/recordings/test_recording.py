@@ -83,7 +83,7 @@ def test_invalid_line_is_skipped_with_a_notice():
     many = [at(n, n, 100 + n) for n in range(1, 21)]
     snapshots, remarks = read_with_notices(lines(*many) + b'{"seq":"x"}\n' + lines(at(30, 30, 200)))
     assert len(snapshots) == 21
-    assert remarks[0].startswith("1 malformed lines are ignored; the first is line 21: ")
+    assert remarks[0].startswith("ignored: 1 malformed line; the first is line 21: ")
 
 
 def test_out_of_range_number_makes_a_line_invalid():

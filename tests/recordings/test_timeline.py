@@ -45,7 +45,7 @@ def test_clock_set_back_begins_a_new_section_and_elapsed_time_continues(restart:
 def test_single_line_with_a_distant_time_is_skipped(stray: float):
     snapshots, remarks = read_log(1000, 1001, stray, 1002, 1003)
     assert elapsed(snapshots) == [0, 1, 2, 3]
-    assert remarks == ["1 lines are far out of order in time; they are ignored"]
+    assert remarks == ["ignored: 1 line far out of order in time"]
 
 
 def test_series_written_one_after_another_are_merged():

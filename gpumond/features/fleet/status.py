@@ -97,7 +97,7 @@ async def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(state) for state in shown], indent=2))
     else:
-        parts = (status_table(shown), left_out(states, shown), missing(states), summary(states))
+        parts = (status_table(shown), left_out(states, shown), missing_text(states), summary(states))
         print("\n\n".join(filter(None, parts)))
     if not states:
         return NOTHING_TO_DO
@@ -213,7 +213,7 @@ def status_table(states: Sequence[MachineStatus]) -> str:
     return table(header, rows) if rows else ""
 
 
-def missing(states: Sequence[MachineStatus]) -> str:
+def missing_text(states: Sequence[MachineStatus]) -> str:
     """Return a line for each machine that does not answer, with the reason."""
     return "\n".join(safe(f"missing {each.machine} ({each.url}): {each.problem}") for each in states if each.problem)
 

@@ -172,7 +172,7 @@ class Remarks:
 
     def __iter__(self) -> Iterator[str]:
         if self.malformed:
-            yield f"{self.malformed} malformed lines are ignored; the first is {self._first_malformed}"
+            yield f"ignored: {counted(self.malformed, 'malformed line')}; the first is {self._first_malformed}"
         if self.duplicates:
             yield f"ignored: {counted(self.duplicates, 'line')} with a second reading of the same time"
         if self.strays:
