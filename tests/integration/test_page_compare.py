@@ -33,17 +33,24 @@ def of(frame: Any, workload: str) -> Any:
     return process
 
 
-def signed(size: int) -> str:
-    return f"+{human(size)}" if size > 0 else human(size)
+def texts(one: int | None, other: int | None) -> list[str]:
+    """Return two sizes and their difference; an unknown one is ``-``, as what no process has taken since its report."""
+    size = None if one is None or other is None else other - one
+    sign = "+" if size is not None and size > 0 else ""
+    return [
+        *("-" if each is None else human(each) for each in (one, other)),
+        "-" if size is None else sign + human(size),
+    ]
 
 
 def test_programs_are_compared_with_one_another(session: PageSession, demo: RunningDaemon):
     frame, page = demo.get("frame"), session.page
+    page.goto("about:blank")  # a change of the part after # would load the page a second time
     page.goto(f"{demo.url}/#view=compare&compare=0:train-llm,0:etl")
     show_frame(session, frame)
     one, other = of(frame, "train-llm"), of(frame, "etl")
     expected = [
-        [share, human(one[name]), human(other[name]), signed(other[name] - one[name])]
+        [share, *texts(one[name], other[name])]
         for share in ("used", *SHARES[:5])
         for name in [f"{share}_bytes"]
         if one[name] or other[name]

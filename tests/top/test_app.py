@@ -86,7 +86,7 @@ def test_filter_hides_other_rows_until_escape(fake: FakeDaemon):
     with top(fake.url) as session:
         session.shows("train")
         session.press("/")
-        session.shows("part of a name")
+        session.shows("words that all match")
         session.press("researchx", "backspace", "enter")
         session.shows("filter: research", "python", without="train")
         session.press("escape")

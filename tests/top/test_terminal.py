@@ -57,7 +57,7 @@ def test_session_from_start_to_receipt_and_exit(demo: RunningDaemon):
     with terminal(TOP, COLORTERM="truecolor", **environ(demo)) as session:
         session.shows("GPU 0 Simulated 24 GiB", "train-llm", "chat-api", "notebook", "etl", "q Quit")
         session.press("/")
-        session.shows("part of a name")
+        session.shows("words that all match")
         session.press("train-llm\r")  # a rule of the demo may just have flushed another program
         session.shows("train-llm (pid")
         session.press("f")
