@@ -11,7 +11,7 @@ import pytest
 
 from gpumond.facts.shares import SHARES
 from gpumond.facts.units import human
-from tests.helpers.browser import LIVE, PageSession, check_access, needs_chromium, open_page, show_frame
+from tests.helpers.browser import LIVE, PHONE, PageSession, check_access, needs_chromium, open_page, show_frame
 from tests.helpers.running import RunningDaemon, until
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def test_address_carries_programs_and_moment(browser: Browser, demo: RunningDaem
         at = page.locator(".title time").inner_text()
         assert "compare=0%3Achat-api%2C0%3Aetl" in session.address()
         check_access(session)
+        page.set_viewport_size(PHONE)
         assert session.fits()
         other = PageSession(page.context, session.address())
         other.page.get_by_role("table", name="Differences between two moments").wait_for()
