@@ -91,7 +91,7 @@ function create() {
   range.addEventListener("input", () => setMoment(shown[0] + ((shown[1] - shown[0]) * range.value) / 100));
   slider.append(range, " ", time);
   const title = make("div.title", make("h2", "Compare"), chosen, offer, says, make("div.controls", slider));
-  const tables = make("div.compared", make("div", make("h3", "Between programs, now"), programs), make("div", since, moments));
+  const tables = make("div.compared", make("div.part", make("h3", "Between programs, now"), programs), make("div.part", since, moments));
   return make("section", title, charts, tables);
 }
 

@@ -96,7 +96,7 @@ function draw() {
   // Chromium computes the layout when the row with the focus moves, before the gap after it exists
   if (top !== null && scroller.scrollTop !== top) scroller.scrollTop = top;
   table.ariaRowCount = String(list.length + 1);
-  setTimeout(measure); // after the layout, which it reads
+  if (long) setTimeout(measure); // after the layout, which it reads
 }
 
 /** Places and heights of the details of open rows. */

@@ -11,7 +11,7 @@ import pytest
 
 from gpumond.facts.shares import SHARES
 from gpumond.facts.units import human
-from tests.helpers.browser import LIVE, PageSession, check_access, needs_chromium, open_page, show_frame
+from tests.helpers.browser import LIVE, PHONE, PageSession, check_access, needs_chromium, open_page, show_frame
 from tests.helpers.running import RunningDaemon, until
 
 if TYPE_CHECKING:
@@ -33,17 +33,24 @@ def of(frame: Any, workload: str) -> Any:
     return process
 
 
-def signed(size: int) -> str:
-    return f"+{human(size)}" if size > 0 else human(size)
+def texts(one: int | None, other: int | None) -> list[str]:
+    """Return two sizes and their difference; an unknown one is ``-``, as what no process has taken since its report."""
+    size = None if one is None or other is None else other - one
+    sign = "+" if size is not None and size > 0 else ""
+    return [
+        *("-" if each is None else human(each) for each in (one, other)),
+        "-" if size is None else sign + human(size),
+    ]
 
 
 def test_programs_are_compared_with_one_another(session: PageSession, demo: RunningDaemon):
     frame, page = demo.get("frame"), session.page
+    page.goto("about:blank")  # a change of the part after # would load the page a second time
     page.goto(f"{demo.url}/#view=compare&compare=0:train-llm,0:etl")
     show_frame(session, frame)
     one, other = of(frame, "train-llm"), of(frame, "etl")
     expected = [
-        [share, human(one[name]), human(other[name]), signed(other[name] - one[name])]
+        [share, *texts(one[name], other[name])]
         for share in ("used", *SHARES[:5])
         for name in [f"{share}_bytes"]
         if one[name] or other[name]
@@ -76,6 +83,7 @@ def test_address_carries_programs_and_moment(browser: Browser, demo: RunningDaem
         at = page.locator(".title time").inner_text()
         assert "compare=0%3Achat-api%2C0%3Aetl" in session.address()
         check_access(session)
+        page.set_viewport_size(PHONE)
         assert session.fits()
         other = PageSession(page.context, session.address())
         other.page.get_by_role("table", name="Differences between two moments").wait_for()
