@@ -9,7 +9,7 @@ import pytest
 from gpumond.facts.errors import DaemonError
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.flush import result_of
-from gpumond.features.fleet.plan import Limits, PlannedFlush, Replicas, limited, unavailable, waves
+from gpumond.features.fleet.plan import Limits, PlannedFlush, Replicas, limited, parse_unavailable, waves
 from gpumond.view.frame import receipts_of
 from tests.helpers.stubs import receipt
 
@@ -84,7 +84,7 @@ def test_engines_of_a_service_that_must_stay_awake_are_refused():
         4: "it is the last replica awake (--keep 2)",
     }
     assert set(refused(limited(engines, Limits(keep=0), services))) == {2}
-    assert refused(limited(engines, Limits(max_unavailable=unavailable("50%")), services)) == {
+    assert refused(limited(engines, Limits(max_unavailable=parse_unavailable("50%")), services)) == {
         2: "it is busy",
         3: "3 of 4 replicas would be unavailable (--max-unavailable 50%)",
         4: "1 of 1 replicas would be unavailable (--max-unavailable 50%)",

@@ -49,8 +49,8 @@ from gpumond.features.fleet.plan import (
     awake,
     by_service,
     limited,
+    parse_unavailable,
     select,
-    unavailable,
     waves,
     with_canary,
 )
@@ -346,7 +346,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         )
         parser.add_argument(
             "--max-unavailable",
-            type=value(unavailable),
+            type=value(parse_unavailable),
             metavar="N|P%",
             help="maximum number or percentage of engines with one name that aren't awake (default: all but --keep)",
         )

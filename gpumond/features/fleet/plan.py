@@ -281,7 +281,7 @@ class Unavailable(NamedTuple):
         return f"{self.number}%" if self.percent else str(self.number)
 
 
-def unavailable(text: str) -> Unavailable:
+def parse_unavailable(text: str) -> Unavailable:
     """Return the limit that a text such as ``3`` or ``25%`` states. Raises ValueError."""
     digits = text.removesuffix("%")
     percent = digits != text
