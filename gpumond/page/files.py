@@ -27,7 +27,7 @@ COMMENT = re.compile(r"^ *(?://[^\n]*|/\*\*(?:(?!\*/).)*\*/)\n", re.MULTILINE | 
 
 
 AT_END = re.compile(r" +// [^\"'`\n]*$", re.MULTILINE)
-"""A comment at the end of a line. What follows has no quotation mark, so that it is not in a text."""
+"""A comment at the end of a line. What follows has no quotation mark: it is not in a text."""
 
 
 LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
