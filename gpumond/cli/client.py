@@ -293,7 +293,7 @@ def _reachable(url: str, seconds: float) -> Iterator[None]:
         if error.reason in ("address", "untrusted", "too_large"):
             raise DaemonError(f"{url}: {error}") from None
         raise DaemonError(
-            f"no daemon answers at {url} ({error}); start one with `gpumond serve`, or pass its address with --url"
+            f"no daemon is reachable at {url} ({error}); start one with `gpumond serve`, or pass its address with --url"
         ) from None
 
 

@@ -234,7 +234,7 @@ def http_errors(seconds: float = CONNECT_SECONDS) -> Iterator[None]:
     except ssl.SSLError as error:
         raise HttpError("tls", f"no TLS connection: {error.reason or 'failed'}") from None
     except (ConnectionRefusedError, FileNotFoundError):
-        raise HttpError("refused", "nothing listens at its address") from None
+        raise HttpError("refused", "nothing is listening at this address") from None
     except (ConnectionResetError, BadStatusLine) as error:
         raise HttpError("not_http", f"no answer: {type(error).__name__}") from None
     except (OSError, ValueError, HTTPException) as error:

@@ -66,8 +66,8 @@ def test_capability_that_hides_a_server_is_named_with_the_lines_to_add():
     assert findings(engines=[out])["engine chat"] == Finding(
         "engine chat", "bad", "it hasn't resumed after a release: it answered 500"
     )
-    silent = findings(engines=[own | {"problem": "nothing listens"}])["engine chat"]
-    assert (silent.state, silent.detail) == ("note", "nothing listens")
+    silent = findings(engines=[own | {"problem": "nothing is listening"}])["engine chat"]
+    assert (silent.state, silent.detail) == ("note", "nothing is listening")
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def test_status_lists_engines():
 
 
 def test_status_states_why_an_engine_is_unknown():
-    engine = ENGINE | {"problem": "nothing listens at http://127.0.0.1:1", "models": [], "idle_seconds": None}
-    assert "nothing listens at http://127.0.0.1:1" in engine_table({"engines": [engine], "devices": [DEVICE]})
+    engine = ENGINE | {"problem": "nothing is listening at http://127.0.0.1:1", "models": [], "idle_seconds": None}
+    assert "nothing is listening at http://127.0.0.1:1" in engine_table({"engines": [engine], "devices": [DEVICE]})
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_machines_that_fail_are_reported_and_the_others_are_flushed(tmp_path: Pa
         command = ["flush", *arguments, "--workload", "*", "--user", "*", "--yes", "--json", "--no-canary"]
         found = document(fleet(*command, GPUMOND_CA_FILE=str(place / "ca.crt")), 1)
         assert {each["machine"]: each["problem"].partition(":")[0] for each in found["missing"]} == {
-            "down": "nothing listens at its address",
+            "down": "nothing is listening at this address",
             "wrong": "its certificate isn't valid for this address",
         }
         expected = {("node-1", "train"): "flushed", ("node-1", "serve"): "flushed", ("node-2", "train"): "failed"}

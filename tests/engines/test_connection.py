@@ -128,7 +128,7 @@ def test_nothing_at_the_address_is_an_error(server: Server):
     port = server.server_port
     server.shutdown()  # else its poll keeps the closed socket for half a second
     server.server_close()
-    with pytest.raises(EngineError, match=f"http://127.0.0.1:{port}: nothing listens"):
+    with pytest.raises(EngineError, match=f"http://127.0.0.1:{port}: nothing is listening"):
         ask(server)
 
 

@@ -161,7 +161,7 @@ def test_handshake_that_does_not_end_has_a_reason():
 
 
 def test_address_without_a_listener_and_name_without_an_address_have_a_reason():
-    with pytest.raises(DaemonError, match="nothing listens"):
+    with pytest.raises(DaemonError, match="nothing is listening"):
         get(f"127.0.0.1:{free_port()}")
     with pytest.raises(DaemonError, match="can't be resolved"):
         get("no..name")

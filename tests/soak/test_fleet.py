@@ -112,7 +112,7 @@ def test_machines_that_fail_concern_no_other(place: Path, machines: dict[str, Si
         status = fleet("status", *listed, "--json", GPUMOND_CA_FILE=str(place / "ca.crt"))
         problems = {each["machine"]: each["problem"] for each in json.loads(status.stdout) if each["problem"]}
         assert problems.keys() == {DOWN, SLOW, WRONG}
-        assert problems[DOWN] == "nothing listens at its address"
+        assert problems[DOWN] == "nothing is listening at this address"
         assert problems[SLOW] == "no answer: the server has accepted no connection for 10 s"
         assert "certificate isn't valid" in problems[WRONG]
         waiting = Confirming(

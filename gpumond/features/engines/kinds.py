@@ -531,7 +531,7 @@ TENSORRT_LLM_STATES = ("running", "parking", "parked", "waking", "failed")
 TENSORRT_LLM_OBSTACLES = {
     "parking": "a release is in progress",
     "waking": "it is waking up",
-    "failed": "its memory is in the state `failed`: restart it",
+    "failed": "the engine's memory is in the `failed` state: restart the engine",
 }
 
 
@@ -651,7 +651,7 @@ def read_generic(engine: EngineConfig) -> Dialogue[EngineState]:
         if isinstance(stated, (list, dict)):
             return len(stated)
         if stated is not None and (not isinstance(stated, (int, float)) or stated < 0):
-            raise EngineError(f"its answer at {pointer} is neither a number, a list nor true or false")
+            raise EngineError(f"the value at {pointer} in its response must be a number, a list or a boolean")
         return None if stated is None else -int(-stated // 1)  # half a request is a request
 
     models, sleeping, work = value(pointers.models), value(pointers.sleeping), value(pointers.work)

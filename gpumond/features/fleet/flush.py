@@ -504,7 +504,7 @@ class _Flushes:
     def plan_text(self) -> str:
         noun = "engine" if self.criteria.engines else "program"
         nothing = f"no {noun} would be {'woken' if self.criteria.wake else 'flushed'}"
-        missing = "\n".join(safe(f"missing {each.machine}: {each.problem}") for each in self.missing)
+        missing = "\n".join(safe(f"unavailable: {each.machine}: {each.problem}") for each in self.missing)
         table = plan_table(self.planned, self.order) if self.planned else ""
         operation = f"operation {self.operation.id}" if self.operation else ""
         return "\n\n".join(filter(None, (table, missing, self._total(noun) if self.order else nothing, operation)))

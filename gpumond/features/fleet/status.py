@@ -215,7 +215,9 @@ def status_table(states: Sequence[MachineStatus]) -> str:
 
 def missing_text(states: Sequence[MachineStatus]) -> str:
     """Return a line for each machine that does not answer, with the reason."""
-    return "\n".join(safe(f"missing {each.machine} ({each.url}): {each.problem}") for each in states if each.problem)
+    return "\n".join(
+        safe(f"unavailable: {each.machine} ({each.url}): {each.problem}") for each in states if each.problem
+    )
 
 
 def summary(states: Sequence[MachineStatus]) -> str:

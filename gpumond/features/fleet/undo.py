@@ -232,7 +232,7 @@ def _plan(found: Mapping[Machine, Sequence[Step]]) -> str:
 
 
 def _missing(missing: Mapping[Machine, str]) -> str:
-    return "\n".join(safe(f"missing {each.name} ({each.url}): {why}") for each, why in missing.items())
+    return "\n".join(safe(f"unavailable: {each.name} ({each.url}): {why}") for each, why in missing.items())
 
 
 def _total(due: Sequence[tuple[Machine, Step]]) -> str:

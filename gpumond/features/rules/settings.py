@@ -190,7 +190,7 @@ class OverrideConfig(Strict):
     threshold: Threshold | None = Field(default=None, description="replaces the threshold of `above` or `below`")
     for_: Seconds | None = Field(default=None, alias="for", description="replaces the duration `for`")
     severity: str | None = Field(
-        default=None, pattern=r"^[a-z0-9_-]{1,64}$", description="replaces the label `severity`"
+        default=None, pattern=r"^[a-z0-9_-]{1,64}$", description="replaces the `severity` label"
     )
     enabled: StrictBool | None = Field(default=None, description="false: the rule isn't evaluated")
 
