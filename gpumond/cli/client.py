@@ -305,7 +305,7 @@ def _content(status: int, body: bytes, route: Route, url: str) -> Any:
     try:
         return decoded(status, body)
     except DaemonError as error:
-        reason = str(error) or f"the daemon answered {status}"
+        reason = str(error) or f"the daemon responded with {status}"
         if status == UNAUTHORIZED:
             given = f"{reason} (the token is from {route.token_source})" if route.token_source else NO_TOKEN
             reason = _token_place(url, route.token_source) or given

@@ -63,8 +63,8 @@ def test_status_states_why_an_engine_is_unknown():
         ({"paused": True}, "paused"),
         ({"paused": True, "sleeping": True}, "sleeping"),
         (
-            {"paused": True, "out_of_service_seconds": 75.0, "out_of_service_reason": "it answered 500"},
-            "out of service for 1 min 15 s: it answered 500",
+            {"paused": True, "out_of_service_seconds": 75.0, "out_of_service_reason": "HTTP status 500"},
+            "out of service for 1 min 15 s: HTTP status 500",
         ),
     ],
 )

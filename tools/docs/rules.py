@@ -22,7 +22,7 @@ firing once the breach has lasted for `for`, and resolved at the first evaluatio
 later. `clear` adds hysteresis. Rules are evaluated on every tick, using the monotonic clock, so changing the
 system time never fires or resolves an alert.
 
-**Unknown values resolve nothing.** While a device doesn't answer, its process list is unreadable, or a running
+**Unknown values resolve nothing.** While a device doesn't respond, its process list is unreadable, or a running
 process's agent is silent, alerts stay unchanged. If the subject has ended (the process, all programs of the workload, a
 device that the driver no longer lists), the alert resolves with the next reading, and its `summary` says so;
 `keep_firing_for` doesn't apply. After a restart of the daemon, an alert waits ten minutes for its subject.

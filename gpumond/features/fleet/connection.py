@@ -302,7 +302,7 @@ async def call(
             if not error.status:
                 raise
             detail = f": {error}" if str(error) else ""
-            raise DaemonError(f"it answered {error.status}{detail}", error.status, error.problem) from None
+            raise DaemonError(f"HTTP status {error.status}{detail}", error.status, error.problem) from None
 
     return await asyncio.get_running_loop().run_in_executor(_DECODER, work)
 

@@ -41,7 +41,7 @@ TEMPLATES: Mapping[str, str] = {
     "process; gpumond status lists the programs and the processes that have the GPU open",
     "idle-holder": f"[{{verdicts}}|pid {{pid}} {ON} has held memory for half an hour without GPU activity]; "
     + REMEDIES["idle-holder"],
-    "quota-exceeded": f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the quota {{quota}} "
+    "quota-exceeded": f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the {{quota}} quota "
     "({soft_limit})|its quota]; gpumond flush --pid {pid} releases its cache",
     "reserve-unavailable": f"{{value}} of the [{{reserve}}|memory] reserved for [{{comm}} (pid {{pid}}, quota "
     f"{{reserve_quota}})|pid {{pid}}] {ON} is taken by other programs; gpumond status lists them",

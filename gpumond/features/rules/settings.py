@@ -161,9 +161,9 @@ class RuleConfig(Strict):
         if self.action is not None and self.scope == "daemon":
             raise ValueError("action: scope daemon has nothing to flush")
         if self.action is not None and self.action.request_end and self.scope != "process":
-            raise ValueError("action: request_end requires the scope process: it acts on one program")
+            raise ValueError("action: request_end requires the process scope, because the action affects one program")
         if self.action is not None and self.action.suspend and self.scope != "process":
-            raise ValueError("action: suspend requires the scope process: it acts on one program")
+            raise ValueError("action: suspend requires the process scope, because the action affects one program")
         return self
 
     def rule(self) -> Rule:
