@@ -109,7 +109,9 @@ def measure(machines: int, programs: int) -> dict[str, object]:
         targets(file, port := int(server.stdout.readline()), machines)
         healthy = [run(file, "--machine", "node*") for _ in range(REPEATS)]
         last = run(file)
-        lines = [line.replace(str(port), "PORT") for line in last.shown.splitlines() if line.startswith("missing ")]
+        lines = [
+            line.replace(str(port), "PORT") for line in last.shown.splitlines() if line.startswith("unavailable: ")
+        ]
         server.stdin.close()
     return {
         "machines": machines,

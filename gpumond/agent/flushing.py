@@ -202,7 +202,7 @@ def carry_out(
 
 OBSTACLES: Mapping[Outcome, str] = {
     "deferred": "the program was suspended",
-    "timeout": "its deadline passed while the driver didn't answer",
+    "timeout": "its deadline passed while the driver didn't respond",
 }
 
 

@@ -293,7 +293,7 @@ def _reachable(url: str, seconds: float) -> Iterator[None]:
         if error.reason in ("address", "untrusted", "too_large"):
             raise DaemonError(f"{url}: {error}") from None
         raise DaemonError(
-            f"no daemon answers at {url} ({error}); start one with `gpumond serve`, or pass its address with --url"
+            f"no daemon is reachable at {url} ({error}); start one with `gpumond serve`, or pass its address with --url"
         ) from None
 
 
@@ -305,7 +305,7 @@ def _content(status: int, body: bytes, route: Route, url: str) -> Any:
     try:
         return decoded(status, body)
     except DaemonError as error:
-        reason = str(error) or f"the daemon answered {status}"
+        reason = str(error) or f"the daemon responded with {status}"
         if status == UNAUTHORIZED:
             given = f"{reason} (the token is from {route.token_source})" if route.token_source else NO_TOKEN
             reason = _token_place(url, route.token_source) or given

@@ -110,9 +110,9 @@ def attach(pid: int, started: dict[str, str | None], seconds: float, remote_exec
         raise
     if answer is None:  # the program may still read the script
         raise CannotAttach(
-            f"process {pid} didn't answer within {seconds:g} s. If its main thread is in a long call, the agent "
+            f"process {pid} didn't respond within {seconds:g} s. If its main thread is in a long call, the agent "
             f"starts when that call returns. If remote debugging is disabled in it, {OTHERWISE}. "
-            f"Remove {directory} when the program has ended"
+            f"Remove {directory} when the program has exited"
         )
     shutil.rmtree(directory, ignore_errors=True)
     return answer

@@ -15,6 +15,12 @@ INJECT = os.path.join(os.path.dirname(os.path.abspath(gpumond.agent.__file__)), 
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """Exit codes for a command that cannot be started, as in sh and env."""
+EXIT_CODES = """exit codes: those of your program, or
+  1    the daemon can't be reached or refuses the request (with --need)
+  2    usage or configuration error
+  75   the memory isn't available in time (with --need); your program isn't started
+  126  your program can't be executed
+  127  your program doesn't exist"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="your program, with its arguments"
     )
+    parser.epilog = f"{parser.epilog or ''}\n\n{EXIT_CODES}"
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -299,7 +299,7 @@ class SettingsConfig(Strict):
     )
     allow_end_requests: bool = Field(
         False,
-        description="allows [actions](../how-to/rules.md#end-idle-programs) with the key `request_end` to ask "
+        description="allows [actions](../how-to/rules.md#end-idle-programs) with the `request_end` key to ask "
         "programs to end",
     )
     allow_suspend: bool = Field(

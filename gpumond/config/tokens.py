@@ -99,12 +99,12 @@ def check_subjects(
             )
         if token.subject.startswith(_ACCOUNT) and not token_reviews:
             raise ConfigError(
-                f"tokens_file: {token.name} is a service account, but the daemon doesn't verify its tokens; set "
+                f"tokens_file: {token.name} is a Kubernetes service account, but token review is off; set "
                 "token_review_audience"
             )
         if token.subject.startswith(_IDENTITIES) and not identities:
             raise ConfigError(
-                f"tokens_file: {token.name} is a user of a proxy, but the daemon trusts none; set identity_proxy"
+                f"tokens_file: {token.name} is a proxy user, but no proxy is configured; set identity_proxy"
             )
 
 

@@ -269,7 +269,7 @@ class EngineRejected(EngineError):
     """A serving engine answered with an HTTP status other than 2xx."""
 
     def __init__(self, status: int, text: str = "") -> None:
-        super().__init__(f"it answered {status}" + (f": {text}" if text else ""))
+        super().__init__(f"HTTP status {status}" + (f": {text}" if text else ""))
         self.status = status
 
 

@@ -90,15 +90,16 @@ KINDS = (
     ),
     VerdictKind(
         name="growing",
-        meaning="has grown linearly for two minutes, beyond all earlier use of the process. A suspicion, which "
-        "clears within four minutes after the growth stops",
+        meaning="has grown linearly for about two minutes and is above the process's previous peak; a suspicion that "
+        "clears within four minutes of the growth stopping",
         evidence="slope, growth, bytes retained per step, growth of held bytes and of the live allocation count",
     ),
     VerdictKind(
         name="leak",
-        meaning="has grown without slowing down, for long enough to rule out a warm-up: 60 minutes since the program's "
-        "start (90 without an agent), 25 if the curve was flat before, or 6 if it was flat and an agent reports an "
-        "almost exact line; `form` is `linear`, `stairs` or `load-proportional`",
+        meaning="has grown without slowing down, for long enough to rule out a warm-up: 60 minutes if it has grown "
+        "since the program started (90 without the agent), 25 if it was flat before that, 12 if it has used 45% of the "
+        "free memory or the agent knows the line of code, or 6 with the agent if it was flat and then grew almost "
+        "perfectly linearly; `form` is `linear`, `stairs` or `load-proportional`",
         evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of held bytes and "
         "of the live allocation count",
         remedy="find out what keeps the memory: gpumond why --pid PID; restart the program before the GPU is full",
@@ -136,7 +137,7 @@ KINDS = (
     ),
     VerdictKind(
         name="crash",
-        meaning="the process ended with an unhandled out-of-memory error, within three minutes after a failed "
+        meaning="the process exited with an unhandled out-of-memory error, within three minutes after a failed "
         "allocation or an Xid error that ends programs, or while it was filling a device that was 98.5% full; active "
         "for 15 minutes",
         evidence="bytes",

@@ -117,7 +117,9 @@ class Connection(HTTPConnection):
             uid = peer_uid(opened) if self._path else listener_uid(opened, longest)
         except TimeoutError:
             self.close()
-            raise HttpError("timeout", f"no answer: the server has accepted no connection for {longest:g} s") from None
+            raise HttpError(
+                "timeout", f"no response: the server has accepted no connection for {longest:g} s"
+            ) from None
         if uid not in trusted:
             self.close()
             who = "the kernel doesn't name the user who listens" if uid is None else f"uid {uid} listens"
@@ -137,7 +139,7 @@ def split_address(url: str) -> SplitResult:
     except ValueError:  # brackets or the port
         valid = False
     if not valid:
-        raise HttpError("address", "its address isn't http:// or https://")
+        raise HttpError("address", "the address isn't http:// or https://")
     return parts
 
 
@@ -225,21 +227,21 @@ def http_errors(seconds: float = CONNECT_SECONDS) -> Iterator[None]:
     try:
         yield
     except TimeoutError:
-        raise HttpError("timeout", f"no answer within {seconds:g} s") from None
+        raise HttpError("timeout", f"no response within {seconds:g} s") from None
     except socket.gaierror as error:
         raise HttpError("dns", f"the host name can't be resolved: {error.strerror}") from None
     except ssl.SSLCertVerificationError as error:
         mismatch = error.verify_message.partition(",")[0]  # the name of the host follows
-        raise HttpError("certificate", f"its certificate isn't valid for this address: {mismatch}") from None
+        raise HttpError("certificate", f"the certificate isn't valid for this address: {mismatch}") from None
     except ssl.SSLError as error:
         raise HttpError("tls", f"no TLS connection: {error.reason or 'failed'}") from None
     except (ConnectionRefusedError, FileNotFoundError):
-        raise HttpError("refused", "nothing listens at its address") from None
+        raise HttpError("refused", "nothing is listening at this address") from None
     except (ConnectionResetError, BadStatusLine) as error:
-        raise HttpError("not_http", f"no answer: {type(error).__name__}") from None
+        raise HttpError("not_http", f"no response: {type(error).__name__}") from None
     except (OSError, ValueError, HTTPException) as error:
         raise HttpError(
-            "connection", f"no answer: {getattr(error, 'strerror', None) or type(error).__name__}"
+            "connection", f"no response: {getattr(error, 'strerror', None) or type(error).__name__}"
         ) from None
 
 
@@ -266,7 +268,7 @@ def exchange(connection: Connection, request: Request, seconds: float, max_bytes
     try:
         return answered.result(seconds)
     except FutureTimeoutError:
-        raise HttpError("timeout", f"no answer within {seconds:g} s") from None
+        raise HttpError("timeout", f"no response within {seconds:g} s") from None
     finally:
         if not answered.done():
             connection.end()
@@ -282,7 +284,7 @@ async def exchange_async(
     try:
         return await asyncio.wait_for(asyncio.wrap_future(answered), seconds)
     except (asyncio.TimeoutError, TimeoutError):
-        raise HttpError("timeout", f"no answer within {seconds:g} s") from None
+        raise HttpError("timeout", f"no response within {seconds:g} s") from None
     finally:
         if not answered.done():
             connection.end()
@@ -331,7 +333,7 @@ def _started(connection: Connection, request: Request, seconds: float, max_bytes
                 body = response.read(max_bytes + 1) if max_bytes else b""
                 answer = HttpAnswer(response.status, response.headers, body)
             if len(body) > max_bytes:
-                raise HttpError("too_large", f"its answer has more than {max_bytes >> 20} MiB")
+                raise HttpError("too_large", f"the response has more than {max_bytes >> 20} MiB")
         except Exception as error:
             answered.set_exception(error)
         else:

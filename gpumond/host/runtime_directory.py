@@ -175,12 +175,16 @@ def _claim(lock: Path, path: Path, choice: str) -> None:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-        raise ConfigError(f"can't open the lock {lock}: {reason}; remove it or choose another with {choice}") from None
+        raise ConfigError(
+            f"can't open the lock {lock}: {reason}; remove the lock or choose another with {choice}"
+        ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise ConfigError(f"another daemon uses the socket {path}; stop it or choose another with {choice}") from None
+        raise ConfigError(
+            f"another daemon uses the socket {path}; stop that daemon or choose another with {choice}"
+        ) from None
 
 
 def _remove_stale(path: Path, choice: str) -> None:
@@ -195,5 +199,5 @@ def _remove_stale(path: Path, choice: str) -> None:
         probe.setblocking(False)
         refused = probe.connect_ex(str(path)) == errno.ECONNREFUSED
     if not refused:
-        raise ConfigError(f"another program listens on {path}; stop it or choose another with {choice}")
+        raise ConfigError(f"another program is listening on {path}; stop that program or choose another with {choice}")
     path.unlink()

@@ -156,7 +156,7 @@ async function requestEvents() {
   if (answer.ok) addEvents(await answer.json());
 }
 
-/** True if the daemon accepts a connection although a request had no answer: then the request was never sent.
+/** True if the daemon accepts a connection although a request had no response: then the request was never sent.
 
 Browsers do not count WebSockets among the connections of requests. The daemon refuses this one, which is an answer. */
 function reachable() {

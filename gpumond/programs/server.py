@@ -206,7 +206,7 @@ class AgentServer(Requests):
         self._peers[connection.fileno()] = peer
         self._loop.add_reader(connection.fileno(), self._readable, peer)
         if pidfd is not None:
-            self._loop.add_reader(pidfd, self._ended, peer)  # readable when the process has ended
+            self._loop.add_reader(pidfd, self._ended, peer)  # readable when the process has exited
         self._readable(peer)  # a hello that waited in the queue does not count as pending
         if peer.hello is None:
             self._loop.call_later(self._limits.shared_hello_seconds, self._hello_is_due, peer)

@@ -249,7 +249,7 @@ DERIVED: tuple[Quantity[_Device], ...] = (
         _sensor(
             f"throttle_{reason}",
             "boolean",
-            f"1 while the clocks are reduced for the reason `{reason}`.",
+            f"1 while the clocks are reduced for the `{reason}` reason.",
             _throttle(reason),
         )
         for reason in THROTTLE_REASONS

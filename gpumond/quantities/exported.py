@@ -376,9 +376,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         "Fraction of the engine's KV cache that requests use. The whole cache occupies device memory, used or not.",
     ),
     _field("running_requests", "count", "Requests that the engine is processing.", "requests_running", field="running"),
-    _field(
-        "waiting_requests", "count", "Requests that wait in the engine's queue.", "requests_waiting", field="waiting"
-    ),
+    _field("waiting_requests", "count", "Requests waiting in the engine's queue.", "requests_waiting", field="waiting"),
     _field("sleeping", "boolean", "1 if the engine is in sleep mode, else 0."),
     _field("paused", "boolean", "1 if the engine is paused, else 0."),
     Quantity(
@@ -401,7 +399,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         "Models that the engine has loaded, as it lists them.",
         lambda engine: len(engine.models) if engine.up else None,
         "models_loaded",
-        rule_note=" Unknown while it doesn't answer.",
+        rule_note=" Unknown while it doesn't respond.",
     ),
     _field("held_bytes", "bytes", "Device memory that the engine reports as its own."),
     _field("kv_cache_bytes", "bytes", "Size of the engine's KV cache.", ""),

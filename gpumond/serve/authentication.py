@@ -361,7 +361,7 @@ class KubernetesTokenReviews:
             connection = Connection(self._host, self._port, tls=authorities)
             answer = await exchange_async(connection, request, REVIEW_SECONDS, MAX_ANSWER_BYTES)
         except (ConfigError, HttpError) as error:
-            raise TokenReviewError(f"no answer from the API server: {error}") from None
+            raise TokenReviewError(f"no response from the API server: {error}") from None
         return content_of(answer)
 
 

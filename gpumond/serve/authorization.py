@@ -22,7 +22,7 @@ RESERVED = ("/metrics", *ALWAYS_OPEN)
 
 TENANT_ROUTES = frozenset(f"/api/v1/{name}" for name in PARTS)
 TOKEN_REQUIRED = (
-    "a change needs the header `Authorization: Bearer TOKEN`; the daemon's user finds a token in the file `token` of "
+    "a change needs the `Authorization: Bearer TOKEN` header; the daemon's user finds a token in the `token` file of "
     "the runtime directory, and `tokens_file` defines others"
 )
 

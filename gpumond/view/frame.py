@@ -60,7 +60,7 @@ def decoded(status: int, body: bytes) -> Any:
     except (ValueError, RecursionError):
         content = None
         if accepted:
-            raise DaemonError("its answer isn't JSON with finite numbers") from None
+            raise DaemonError("the response isn't JSON with finite numbers") from None
     if accepted:
         return content
     problem = content if isinstance(content, dict) else {}

@@ -56,7 +56,7 @@ def test_failed_start_is_reported_with_its_reason(program: subprocess.Popen[str]
 
 
 def test_attach_to_an_unresponsive_program_times_out(program: subprocess.Popen[str]) -> None:
-    with pytest.raises(CannotAttach, match=r"didn't answer within 0\.1 s") as refused:
+    with pytest.raises(CannotAttach, match=r"didn't respond within 0\.1 s") as refused:
         attach(program.pid, {}, 0.1, lambda pid, path: None)
     for path in set(attach_directories()):
         if str(path) in str(refused.value):

@@ -40,7 +40,7 @@ print(cuda.contexts())
     assert run(code, library, "-c") == [
         "jax 1 not_releasable None",
         expected,
-        "nothing 0 jax keeps its memory until the program ends",
+        "nothing 0 jax keeps its memory until the program exits",
         "[1]",
     ]
 

@@ -32,7 +32,7 @@ print(receipt.outcome, receipt.steps[0].detail)
     assert run(code, library, "c") == [
         "tensorflow 30 30 False 0 50",
         "Reclaimable(low=0, likely=0, high=0, exactness='not_releasable')",
-        "nothing tensorflow keeps its memory until the program ends",
+        "nothing tensorflow keeps its memory until the program exits",
     ]
 
 

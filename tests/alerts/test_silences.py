@@ -87,9 +87,9 @@ def test_alert_is_silenced_if_all_matchers_match(matchers: tuple[str, ...], sile
         (("workload =~ (?=a)",), "look-around"),
         (("workload =~ " + "a" * 129,), "exceeds 128 characters; use several silences"),
         (("rule =~ " + "a" * 100, "gpu =~ " + "b" * 100, "pid =~ " + "c" * 100), "exceed 256 characters"),
-        (("gpu = ",), "all of them match an empty string; expected at least one"),
-        (("gpu =~ .*",), "all of them match an empty string"),
-        (("gpu != 0",), "all of them match an empty string"),
+        (("gpu = ",), "at least one matcher must not match the empty string"),
+        (("gpu =~ .*",), "at least one matcher must not match the empty string"),
+        (("gpu != 0",), "at least one matcher must not match the empty string"),
     ],
 )
 def test_unusable_matchers_are_refused(matchers: tuple[str, ...], complaint: str):
@@ -182,7 +182,7 @@ def test_start_in_the_past_is_now():
 
 @pytest.mark.parametrize("fields", [{"for_seconds": 367 * 86400.0}, {"starts_at": 367 * 86400.0}])
 def test_silence_without_end_is_refused(fields: dict[str, float]):
-    with pytest.raises(ConfigError, match="it must end within 366 days"):
+    with pytest.raises(ConfigError, match="the silence must end within 366 days"):
         Registry().add(**fields)  # type: ignore[arg-type]
 
 

@@ -110,7 +110,7 @@ def test_grant_of_a_command_that_does_not_exist_is_released():
 def test_daemon_that_cannot_be_reached_is_an_error():
     done = run("http://127.0.0.1:1")
     assert done.returncode == 1
-    assert "no daemon answers" in done.stderr
+    assert "no daemon is reachable" in done.stderr
 
 
 def test_explanation_names_programs_and_earlier_requests():

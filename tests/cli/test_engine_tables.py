@@ -53,8 +53,8 @@ def test_status_lists_engines():
 
 
 def test_status_states_why_an_engine_is_unknown():
-    engine = ENGINE | {"problem": "nothing listens at http://127.0.0.1:1", "models": [], "idle_seconds": None}
-    assert "nothing listens at http://127.0.0.1:1" in engine_table({"engines": [engine], "devices": [DEVICE]})
+    engine = ENGINE | {"problem": "nothing is listening at http://127.0.0.1:1", "models": [], "idle_seconds": None}
+    assert "nothing is listening at http://127.0.0.1:1" in engine_table({"engines": [engine], "devices": [DEVICE]})
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_status_states_why_an_engine_is_unknown():
         ({"paused": True}, "paused"),
         ({"paused": True, "sleeping": True}, "sleeping"),
         (
-            {"paused": True, "out_of_service_seconds": 75.0, "out_of_service_reason": "it answered 500"},
-            "out of service for 1 min 15 s: it answered 500",
+            {"paused": True, "out_of_service_seconds": 75.0, "out_of_service_reason": "HTTP status 500"},
+            "out of service for 1 min 15 s: HTTP status 500",
         ),
     ],
 )

@@ -112,13 +112,13 @@ def test_status_names_each_machine_that_does_not_answer_and_the_reason(tmp_path:
         assert shown.returncode == 1
         assert [line.split()[0] for line in shown.stdout.splitlines()[1:3]] == ["node-1", "node-2"]
         assert shown.stdout.splitlines()[-1] == (
-            "2 of 6 machines answer; 2 of 2 GPUs up, 4.0 GiB of 160.0 GiB used; 0 B reclaimable; "
+            "2 of 6 machines reachable; 2 of 2 GPUs up, 4.0 GiB of 160.0 GiB used; 0 B reclaimable; "
             "2 of 4 programs have an agent"
         )
-        reasons = dict(line.split(" ", 2)[1:] for line in shown.stdout.splitlines() if line.startswith("missing "))
+        reasons = dict(line.split(" ", 2)[1:] for line in shown.stdout.splitlines() if line.startswith("unavailable: "))
         assert {name: reason.partition("): ")[2] for name, reason in reasons.items()} == {
-            "down": "nothing listens at its address",
-            "refusing": "it answered 401: reads require a token",
+            "down": "nothing is listening at this address",
+            "refusing": "HTTP status 401: reads require a token",
             "wrong": reasons["wrong"].partition("): ")[2],
             "other": "the server isn't gpumond, or has an incompatible version (frame.version: expected a value)",
         }
@@ -154,7 +154,7 @@ def test_file_of_tokens_that_others_may_read_is_refused(tmp_path: Path):
     file.chmod(0o644)
     refused = fleet("status", "--slurm", "--tokens", str(file))
     assert refused.returncode == 2
-    assert "chmod 0600" in refused.stderr
+    assert "chmod 600" in refused.stderr
     file.chmod(0o600)
     file.write_text("node-1: 'two lines\n\n  x'\n")
     assert "expected a token" in fleet("status", "--slurm", "--tokens", str(file)).stderr

@@ -68,7 +68,7 @@ def test_status_of_machines_that_answer(tmp_path: Path, machines: list[Simulated
     assert first.split()[:4] == ["node-1", f"{__version__}{commit}", "580.65.06", "1"]
     assert "2 of 3" in first
     assert "1 of 2" in second
-    assert totals.startswith("2 of 2 machines answer; 2 of 2 GPUs up, ")
+    assert totals.startswith("2 of 2 machines reachable; 2 of 2 GPUs up, ")
     assert totals.endswith(" used; 9.0 GiB reclaimable; 3 of 5 programs have an agent")
 
 
@@ -129,7 +129,7 @@ def test_flush_selected_by_promql_reaches_exactly_the_selected_processes(
         until(lambda: prometheus.instant(expression) and prometheus.instant(SCRAPES))
         command = ["flush", "--prometheus", prometheus.url, *tokens, "--query", expression, "--json", "--yes"]
         named = fleet(*command)
-        assert document(named, 1)["results"][0]["reason"].startswith("it answered 401")  # named otherwise than tokens
+        assert document(named, 1)["results"][0]["reason"].startswith("HTTP status 401")  # named otherwise than tokens
         (tmp_path / "tokens.yaml").write_text(f'"node-1:metrics": {machines[0].token}\n')
         found = document(fleet(*command), 0)
         pid = machines[0].programs["train"].pid
@@ -139,7 +139,7 @@ def test_flush_selected_by_promql_reaches_exactly_the_selected_processes(
         assert fleet(*command[:-3], "absent_metric", "--yes").returncode == 3
         invalid = fleet(*command[:-3], "sum(", "--yes")
         assert invalid.returncode == 2
-        assert "it answered 400" in invalid.stderr
+        assert "HTTP status 400" in invalid.stderr
         aggregated = fleet(*command[:-3], f"sum({QUERY})", "--yes")
         assert aggregated.returncode == 2
         assert "by (instance, pid)" in aggregated.stderr
@@ -155,13 +155,13 @@ def test_machines_that_fail_are_reported_and_the_others_are_flushed(tmp_path: Pa
         command = ["flush", *arguments, "--workload", "*", "--user", "*", "--yes", "--json", "--no-canary"]
         found = document(fleet(*command, GPUMOND_CA_FILE=str(place / "ca.crt")), 1)
         assert {each["machine"]: each["problem"].partition(":")[0] for each in found["missing"]} == {
-            "down": "nothing listens at its address",
-            "wrong": "its certificate isn't valid for this address",
+            "down": "nothing is listening at this address",
+            "wrong": "the certificate isn't valid for this address",
         }
         expected = {("node-1", "train"): "flushed", ("node-1", "serve"): "flushed", ("node-2", "train"): "failed"}
         assert results(found) == expected
         assert {each["reason"] for each in found["results"] if each["result"] == "failed"} == {
-            "it answered 401: the token is invalid or has been revoked"
+            "HTTP status 401: the token is invalid or has been revoked"
         }
         assert [sorted(each.flushed()) for each in machines] == [["serve", "train"], []]
 
@@ -207,7 +207,7 @@ def test_process_that_ended_after_the_plan_is_refused(tmp_path: Path, machines: 
     until(lambda: machines[0].agents == {"serve"})
     code, shown, errors = waiting.answer("y\n")
     assert code == 0, shown + errors
-    assert "the process has ended, or has no agent any more" in shown
+    assert "the process has exited, or has no agent any more" in shown
     assert shown.splitlines()[-1] == "1.0 GiB released, 1 refused"
     assert [each.flushed() for each in machines] == [[], ["train"]]
 

@@ -119,8 +119,8 @@ def test_alerts_of_built_in_rules_have_the_address_of_their_runbook(daemon: Runn
     module_driver.devices[0].used_bytes = 140 * GIB
     module_driver.write()
     until(lambda: daemon.value("gpumond_alerts", rule="device-nearly-full", phase="pending"))
-    found = [line for line in shown(daemon, "alerts") if line.startswith("runbook of ")]
-    assert f"runbook of device-nearly-full: {daemon.url}/docs/runbooks/device-nearly-full" in found
+    found = [line for line in shown(daemon, "alerts") if line.startswith("runbook for ")]
+    assert f"runbook for device-nearly-full: {daemon.url}/docs/runbooks/device-nearly-full" in found
     assert not [line for line in found if "hog" in line]
 
 

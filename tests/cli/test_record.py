@@ -82,7 +82,7 @@ def test_record_waits_for_a_daemon_that_is_not_ready_or_is_gone():
 def test_missing_daemon_exits_with_1_and_the_remedy():
     refused = record("--url", f"http://127.0.0.1:{free_port()}")
     assert refused.returncode == 1
-    assert b"no daemon answers at" in refused.stderr
+    assert b"no daemon is reachable at" in refused.stderr
     assert b"gpumond serve" in refused.stderr
 
 

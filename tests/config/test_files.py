@@ -105,7 +105,7 @@ def test_symbolic_link_as_lock_is_a_configuration_error(tmp_path: Path):
     command += ["--socket", str(tmp_path / "agent.sock"), "--state-dir", str(tmp_path / "state")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    assert "agent.sock.lock: it is a symbolic link; remove it" in done.stderr
+    assert "agent.sock.lock: it is a symbolic link; remove the lock" in done.stderr
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -93,5 +93,5 @@ def test_line_may_name_a_certificate_or_a_service_account():
     check_subjects(tokens, client_certificates=True, token_reviews=True)
     with pytest.raises(ConfigError, match="a is a certificate, but the daemon requests none; set client_ca_file"):
         check_subjects(tokens, client_certificates=False, token_reviews=True)
-    with pytest.raises(ConfigError, match=r"b is a service account, .* set token_review_audience"):
+    with pytest.raises(ConfigError, match=r"b is a Kubernetes service account, .* set token_review_audience"):
         check_subjects(tokens, client_certificates=True, token_reviews=False)

@@ -175,10 +175,10 @@ def test_review_is_remembered_for_a_minute(account: Path, api_server: Stub):
 
 @pytest.mark.needs("openssl")
 def test_review_that_fails_has_a_reason(place: Path, account: Path):
-    with pytest.raises(TokenReviewError, match="no answer from the API server"):
+    with pytest.raises(TokenReviewError, match="no response from the API server"):
         asyncio.run(reviews(f"127.0.0.1:{free_port()}", account, [0.0]).account("a.b.c"))
     with stub(review, place / "client.crt") as other:
-        with pytest.raises(TokenReviewError, match="API server: its certificate isn't valid"):
+        with pytest.raises(TokenReviewError, match="API server: the certificate isn't valid"):
             asyncio.run(reviews(other.address, account, [0.0]).account("a.runner.c"))
         assert other.requests == []  # no token was sent
 

@@ -47,7 +47,7 @@ def test_command_can_use_the_unix_socket(daemon: RunningDaemon):
     assert daemon.get("audit")[-1]["actor"] == f"uid:{os.geteuid()}"
     nowhere = daemon.run("status", "--url=unix:///nowhere/api.sock")
     assert nowhere.returncode == 1
-    assert "no daemon answers at unix:///nowhere/api.sock" in nowhere.stderr
+    assert "no daemon is reachable at unix:///nowhere/api.sock" in nowhere.stderr
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def test_nothing_at_the_address_is_an_error(server: Server):
     port = server.server_port
     server.shutdown()  # else its poll keeps the closed socket for half a second
     server.server_close()
-    with pytest.raises(EngineError, match=f"http://127.0.0.1:{port}: nothing listens"):
+    with pytest.raises(EngineError, match=f"http://127.0.0.1:{port}: nothing is listening"):
         ask(server)
 
 
@@ -142,7 +142,7 @@ def test_number_that_is_not_finite_or_too_large_is_an_error(server: Server, numb
 def test_rejection_names_what_resolves_it():
     with answering(b"Unauthorized", 401) as url:
         config = EngineConfig.model_validate({"name": "e", "kind": "ollama", "url": url})
-        with pytest.raises(EngineError, match="it answered 401: Unauthorized; set its key with auth:"):
+        with pytest.raises(EngineError, match="HTTP status 401: Unauthorized; set its key with auth:"):
             asyncio.run(send(config, get("/x"), 10.0)).accepted()
 
 
@@ -162,7 +162,7 @@ def test_certificate_is_verified(server: Server, tmp_path: Path, trusted: bool):
     if trusted:
         assert ask(server, scheme="https", **fields).status == 200
     else:
-        with pytest.raises(EngineError, match=r"its certificate isn't valid.*set ca_file, and server_name"):
+        with pytest.raises(EngineError, match=r"the certificate isn't valid.*set ca_file, and server_name"):
             ask(server, scheme="https", **fields)
         assert server.requests == []
 

@@ -161,7 +161,7 @@ def test_server_that_ends_is_a_failure(kind: str, tmp_path: Path):
     with fake_engine(kind, card, "die") as engine:
         receipt = flush(card, allowed(engine))
         assert receipt.outcome == "failed"
-        assert "the server ended after the call" in receipt.reason
+        assert "the server exited after the call" in receipt.reason
 
 
 @pytest.mark.parametrize("kind", sorted(ALLOWED.keys() - {"comfyui", "triton"}))
@@ -175,7 +175,7 @@ def test_call_that_hangs_is_not_repeated(kind: str, tmp_path: Path):
 
         first, second = asyncio.run(scenario())
         assert first.outcome == "timeout"
-        assert "no answer to POST" in first.reason
+        assert "no response to POST" in first.reason
         assert second.outcome == "refused"
         stops = first.reason.endswith("gpumond returns it to service")
         assert second.reason.startswith("gpumond is still returning it" if stops else "its last release didn't respond")
@@ -195,9 +195,9 @@ def test_call_that_hangs_is_not_repeated(kind: str, tmp_path: Path):
         ("ollama", "pinned", "llama3:8b: pinned with keep_alive"),
         ("ollama", "expired", "a request runs, or it is being unloaded"),
         ("vllm", "no-stats", "start it without --disable-log-stats"),
-        ("tensorrt-llm", "failed", "restart it"),
+        ("tensorrt-llm", "failed", "restart the engine"),
         ("triton", "ensemble", "the ensemble pipeline uses resnet"),
-        ("triton", "not-explicit", "it answered 400"),
+        ("triton", "not-explicit", "HTTP status 400"),
     ],
 )
 def test_engine_that_must_not_be_released_is_refused(kind: str, fault: str, says: str, tmp_path: Path):

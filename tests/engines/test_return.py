@@ -200,4 +200,4 @@ def test_server_that_ends_during_a_wake_is_a_failure(tmp_path: Path):
             return await world.flush(wake=True)
 
         receipt = asyncio.run(scenario())
-        assert (receipt.outcome, receipt.reason) == ("failed", "the server ended after the call; see its log")
+        assert (receipt.outcome, receipt.reason) == ("failed", "the server exited after the call; see its log")

@@ -104,7 +104,7 @@ def test_a_program_with_mixed_precision_is_traced(trace: Callable[[str], Any]):
         ("raise ValueError('no data')", "ValueError: no data"),
         ("print('nothing')", "the program allocated nothing on a CUDA device"),
         ("import torch; torch.optim.SGD([torch.ones(1)]).step()", "the program allocated nothing on a CUDA device"),
-        ("import sys; sys.exit(3)", "the program ended with status 3"),
+        ("import sys; sys.exit(3)", "the program exited with status 3"),
         ("import torch; torch.ones(4).to('cuda').unique()", "DynamicOutputShapeException: "),
     ],
 )

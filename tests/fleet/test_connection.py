@@ -130,7 +130,7 @@ def test_certificate_for_another_name_is_refused_and_no_token_is_sent(tmp_path: 
 
 
 def test_redirect_is_not_followed():
-    with stub(lambda path, body: (302, {})) as served, pytest.raises(DaemonError, match="it answered 302"):
+    with stub(lambda path, body: (302, {})) as served, pytest.raises(DaemonError, match="HTTP status 302"):
         get(served.address)
 
 
@@ -138,9 +138,9 @@ def test_redirect_is_not_followed():
     ("answer", "message"),
     [
         ((200, "x" * 10), None),
-        ((401, {"detail": "no token"}), "it answered 401: no token"),
-        ((500, ["x"]), "it answered 500"),
-        (None, "no answer within 0.5 s"),
+        ((401, {"detail": "no token"}), "HTTP status 401: no token"),
+        ((500, ["x"]), "HTTP status 500"),
+        (None, "no response within 0.5 s"),
     ],
 )
 def test_failure_has_a_reason(answer: Any, message: str | None):
@@ -155,13 +155,13 @@ def test_failure_has_a_reason(answer: Any, message: str | None):
 def test_handshake_that_does_not_end_has_a_reason():
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(DaemonError, match=r"no answer within 0\.5 s"),
+        pytest.raises(DaemonError, match=r"no response within 0\.5 s"),
     ):
         get(f"127.0.0.1:{silent.getsockname()[1]}", client(seconds=0.5), scheme="https")
 
 
 def test_address_without_a_listener_and_name_without_an_address_have_a_reason():
-    with pytest.raises(DaemonError, match="nothing listens"):
+    with pytest.raises(DaemonError, match="nothing is listening"):
         get(f"127.0.0.1:{free_port()}")
     with pytest.raises(DaemonError, match="can't be resolved"):
         get("no..name")
@@ -179,9 +179,9 @@ def test_answer_that_is_not_http_or_not_json_has_a_reason():
 
             task = asyncio.get_running_loop().run_in_executor(None, work)
             to = machine(f"127.0.0.1:{server.getsockname()[1]}", {})
-            with pytest.raises(DaemonError, match="no answer: BadStatusLine"):
+            with pytest.raises(DaemonError, match="no response: BadStatusLine"):
                 await client().get(to, "/")
-            with pytest.raises(DaemonError, match="its answer isn't JSON"):
+            with pytest.raises(DaemonError, match="the response isn't JSON"):
                 await client().get(to, "/")
             await task
 

@@ -59,7 +59,7 @@ def test_each_problem_has_a_state_and_a_remedy():
     assert [(each.machine, each.state, each.subject) for each in found] == [
         ("node-1", "bad", "gpu_is_lost"),
         ("node-1", "note", "unmapped_estimated"),
-        ("node-2", "bad", "nothing listens at its address"),
+        ("node-2", "bad", "nothing is listening at this address"),
         ("node-3", "note", "programs without an agent"),
         ("node-5", "bad", f"{MALFORMED} (frame.host: expected a value)"),
         ("node-4", "note", "another version of gpumond"),

@@ -62,7 +62,7 @@ def test_machines_that_differ_are_listed(tmp_path: Path):
         ["node-3", "same", "same", "same", "a.yaml,", "line", "3"],
         ["node-4", "1.0+222222222", "same", "same"],
     ]
-    assert shown.stdout.splitlines()[-1] == "3 of 5 machines that answer differ"
+    assert shown.stdout.splitlines()[-1] == "3 of 5 reachable machines differ"
     assert [(each["machine"], each["differences"]) for each in found["differing"]] == [
         ("node-1", ["config"]),
         ("node-3", []),
@@ -72,4 +72,4 @@ def test_machines_that_differ_are_listed(tmp_path: Path):
         0,
         "2 machines with the same version, configuration and rules",
     )
-    assert (missing.returncode, missing.stdout.strip()[:14]) == (1, "missing node-9")
+    assert (missing.returncode, missing.stdout.strip()[:19]) == (1, "unavailable: node-9")

@@ -89,7 +89,7 @@ def test_only_processes_that_a_query_names_are_selected():
         (Named(10, STARTED_AT - 1), "the pid was reused"),
         (Named(10, STARTED_AT + 1, workloads=frozenset(("serve",))), "its workload is train, not serve"),
         (Named(10, STARTED_AT + 1, uuids=frozenset(("GPU-z",))), "it doesn't use GPU-z"),
-        (Named(99, STARTED_AT + 1), "the process has ended"),
+        (Named(99, STARTED_AT + 1), "the process has exited"),
     ],
 )
 def test_another_process_than_a_query_names_is_refused(named: Named, reason: str):
@@ -149,7 +149,7 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
     assert [(each.engine, each.refusal) for each in planned] == [
         ("chat", ""),
         ("", "it belongs to no configured serving engine"),
-        ("", "the process has ended"),
+        ("", "the process has exited"),
     ]
     (old,) = engines(engine("chat", 10), named={10: Named(10, STARTED_AT - 1)})
     assert old.refusal.endswith("the pid was reused")
@@ -158,7 +158,7 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
 @pytest.mark.parametrize(
     ("fields", "refusal"),
     [
-        ({"up": False, "problem": "timeout"}, "it doesn't answer: timeout"),
+        ({"up": False, "problem": "timeout"}, "the engine doesn't respond: timeout"),
         ({"methods": ()}, "the configuration doesn't allow it; add allow: [engine]"),
         ({"sleeping": True}, "it is already asleep"),
         ({"running": 2, "waiting": 1}, "it has 3 running or waiting requests"),

@@ -64,7 +64,7 @@ def test_last_line_has_the_totals_of_all_machines(targets: str):
     assert shown.stdout.splitlines()[-3:] == [
         "2 machines not shown",
         "",
-        "3 of 3 machines answer; 3 of 3 GPUs up, 70.0 GiB of 240.0 GiB used; 3.0 GiB reclaimable; "
+        "3 of 3 machines reachable; 3 of 3 GPUs up, 70.0 GiB of 240.0 GiB used; 3.0 GiB reclaimable; "
         "3 of 3 programs have an agent",
     ]
 
@@ -84,7 +84,7 @@ def test_machine_that_does_not_answer_is_read_again_once(tmp_path: Path):
     with stub(answering("node-1")) as first, stub(answering("node-2")) as second:
         file = write_targets(tmp_path / "targets.json", {"node-1": first.address, "node-2": second.address})
         shown = json.loads(fleet("status", "--targets", str(file), "--json").stdout)
-    assert [each["problem"] for each in shown] == ["", "it answered 503: busy"]
+    assert [each["problem"] for each in shown] == ["", "HTTP status 503: busy"]
     assert failures == {"node-1": -1, "node-2": 0}
 
 
@@ -105,12 +105,12 @@ def test_failing_lying_and_silent_machines_cost_one_line_each(tmp_path: Path):
         shown = fleet("status", "--targets", str(file), "--timeout", "500ms")
     _, healthy, empty, *missing, end, totals = shown.stdout.splitlines()
     assert (healthy.split()[0], empty, end) == ("healthy", "", "")
-    assert [line.split()[:2] for line in missing] == [["missing", name] for name in ("failing", "lying", "silent")]
+    assert [line.split()[:2] for line in missing] == [["unavailable:", name] for name in ("failing", "lying", "silent")]
     reasons = (
-        "it answered 503: busy",
+        "HTTP status 503: busy",
         "frame.snapshot.devices.used_bytes: expected an integer",
-        "no answer within 0.5 s",
+        "no response within 0.5 s",
     )
     for line, reason in zip(missing, reasons, strict=True):
         assert reason in line
-    assert totals.startswith("1 of 4 machines answer; 1 of 1 GPU up, 10.0 GiB of 80.0 GiB used")
+    assert totals.startswith("1 of 4 machines reachable; 1 of 1 GPU up, 10.0 GiB of 80.0 GiB used")

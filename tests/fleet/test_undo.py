@@ -76,7 +76,7 @@ def test_newest_change_is_undone_first():
         ([(GPU, 8 * GIB, ""), ("GPU-2", 8 * GIB, ""), (GPU, GIB, "team")], 70, ""),
         ([(GPU, 4 * GIB, "")], 70, "its limit has been changed since"),
         ([], 70, "its limit has been changed since"),
-        ([(GPU, 8 * GIB, "")], 71, "the program has ended"),
+        ([(GPU, 8 * GIB, "")], 71, "the program has exited"),
     ],
 )
 def test_limit_is_undone_only_while_it_is_the_present_one(

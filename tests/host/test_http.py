@@ -94,7 +94,7 @@ def give_up(connection: Connection, waits: bool = False) -> None:
         request = Request("GET", "/")
         return exchange(connection, request, 0.1) if waits else asyncio.run(exchange_async(connection, request, 0.1))
 
-    with pytest.raises(HttpError, match=r"no answer within 0\.1 s") as failed:
+    with pytest.raises(HttpError, match=r"no response within 0\.1 s") as failed:
         ask()
     assert failed.value.reason == "timeout"
 

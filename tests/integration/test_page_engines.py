@@ -32,7 +32,7 @@ def with_engines(frame: Any) -> None:
         CHAT | {"processes": own, "kv_cache_bytes": 10 * GIB, "waiting": None},
         CHAT
         | {"name": "night", "sleeping": True, "processes": [], "models": sized, "processes_problem": "it is hidden"},
-        down | {"name": "down", "problem": "nothing listens at http://127.0.0.1:1"},
+        down | {"name": "down", "problem": "nothing is listening at http://127.0.0.1:1"},
         down | {"name": "n" * 64, "problem": "not read yet"},
     ]
 
@@ -56,7 +56,7 @@ def test_engines_are_listed_with_their_state(browser: Browser, demo: RunningDaem
         "15 min",
     ]
     assert night[2:5] == ["sleeping; its processes are unknown: it is hidden", "llama3:8b (5.0 GiB)", "-"]
-    assert down[2:] == ["can't be read: nothing listens at http://127.0.0.1:1", *["-"] * 6]
+    assert down[2:] == ["can't be read: nothing is listening at http://127.0.0.1:1", *["-"] * 6]
     assert new[2] == "not read yet"
 
 

@@ -92,7 +92,7 @@ STATED = {
     f"result is kept for {KNOWN_SECONDS:g} s",
     "HTTP connections": f"{MAX_CONNECTIONS:,}, {http_connections_of_user(MAX_CONNECTIONS)} per user",
     "connections for `/metrics` and probes alone": f"{RESERVED_CONNECTIONS} more",
-    "requests on a connection that wait for an earlier response": f"{MAX_PIPELINED}",
+    "requests on a connection waiting for an earlier response": f"{MAX_PIPELINED}",
     "concurrent reads per user": f"{CONCURRENT_REQUESTS} at once, {WAITING} more wait",
     "other requests per user": f"{CHANGES_PER_SECOND} a second, {CHANGES_AT_ONCE} at once",
     "unread responses": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB per user",

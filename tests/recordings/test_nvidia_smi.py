@@ -146,7 +146,7 @@ def test_program_name_with_a_comma_is_complete():
         ("uuid, memory.used [MiB]\nGPU-a, 5 MiB\n", r"line 1: no column timestamp.*--interval N"),
         (
             "+-----------------------------------------+\n| NVIDIA-SMI 550 |\n",
-            r"line 2: a table without a date.*--interval N",
+            r"line 2: this table has no timestamp.*--interval N",
         ),
         ("Sat Jan 24 21:52:14 2026\n", "contains no readings"),
         ("Sat Feb 31 21:52:14 2026\n", "isn't a time"),

@@ -47,7 +47,7 @@ FAULTS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "power-brake",
         {"throttle_reasons": ("hw_power_brake_slowdown",)},
-        "GPU 0 (H100) is slowed down because the machine's power supply is overloaded; check the power supplies",
+        "GPU 0 (H100) is throttled by the power brake signal, usually because a power supply failed or is overloaded",
     ),
     (
         "ecc-uncorrected",
@@ -55,7 +55,11 @@ FAULTS: tuple[tuple[str, dict[str, Any], str], ...] = (
         "GPU 0 (H100) had 2 uncorrected ECC errors since its driver was loaded",
     ),
     ("row-remap-pending", {"remapped_rows_pending": True}, "run nvidia-smi -i GPU-a --gpu-reset"),
-    ("row-remap-failed", {"remapped_rows_failed": True}, "move its programs to another GPU, and replace it"),
+    (
+        "row-remap-failed",
+        {"remapped_rows_failed": True},
+        "move its programs to another GPU, and replace the faulty one",
+    ),
     ("retired-pages-pending", {"retired_pages_pending": True}, "run nvidia-smi -i GPU-a --gpu-reset"),
     ("nvlink-errors", {"nvlink_crc_flit_errors": 108, "nvlink_replay_errors": 8}, "had 11 NVLink errors"),
     (

@@ -208,7 +208,7 @@ def test_values_of_an_engine():
 
 
 def test_values_of_an_engine_that_is_not_read_are_unknown():
-    silent = EngineReading(name="chat", kind="vllm", up=False, problem="nothing listens")
+    silent = EngineReading(name="chat", kind="vllm", up=False, problem="nothing is listening")
     assert {name for name, value in values_of(silent).items() if value is not None} == {"up", "out_of_service_seconds"}
     assert values_of(silent)["up"] == 0.0
     assert values_of(replace(silent, problem=NOT_READ))["up"] is None

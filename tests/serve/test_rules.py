@@ -97,7 +97,7 @@ def test_rules_round_trip_unchanged():
         ({"scope": "daemon", "value": "agents", "action": {"flush": {}}}, "nothing to flush"),
         (
             {"scope": "device", "value": "used_ratio", "action": {"flush": {}, "request_end": True}},
-            "request_end requires the scope process",
+            "request_end requires the process scope",
         ),
         ({"name": "other"}, "differs from the name in the path"),
     ],

@@ -112,8 +112,8 @@ def test_machines_that_fail_concern_no_other(place: Path, machines: dict[str, Si
         status = fleet("status", *listed, "--json", GPUMOND_CA_FILE=str(place / "ca.crt"))
         problems = {each["machine"]: each["problem"] for each in json.loads(status.stdout) if each["problem"]}
         assert problems.keys() == {DOWN, SLOW, WRONG}
-        assert problems[DOWN] == "nothing listens at its address"
-        assert problems[SLOW] == "no answer: the server has accepted no connection for 10 s"
+        assert problems[DOWN] == "nothing is listening at this address"
+        assert problems[SLOW] == "no response: the server has accepted no connection for 10 s"
         assert "certificate isn't valid" in problems[WRONG]
         waiting = Confirming(
             *listed,
@@ -131,9 +131,9 @@ def test_machines_that_fail_concern_no_other(place: Path, machines: dict[str, Si
         slow.send_signal(signal.SIGCONT)
     assert code == 1, shown + errors
     rows = {line.split()[0]: line for line in shown.splitlines() if line.startswith("node-")}
-    assert "the process has ended" in rows[REUSED]
+    assert "the process has exited" in rows[REUSED]
     assert rows[REFUSING].endswith("[1]")
-    assert "[1] it answered 401" in shown
+    assert "[1] HTTP status 401" in shown
     assert not {DOWN, SLOW, WRONG} & rows.keys()
     failing = (DOWN, SLOW, REFUSING, REUSED)
     del machines[DOWN]

@@ -123,7 +123,7 @@ def test_limit_is_audited_before_it_is_set_and_known_after_a_restart():
 
 @pytest.mark.parametrize("match", [{"workload": "train"}, {"user": "ada", "container": "c"}])
 def test_container_limit_matches_what_a_container_has(match: dict[str, str]):
-    with pytest.raises(ValueError, match="match container or namespace only"):
+    with pytest.raises(ValueError, match="match only on container or namespace"):
         QuotaConfig.model_validate({"name": "a", "match": match, "cgroup_limit": "1GiB"})
 
 

@@ -72,8 +72,8 @@ the configuration adds them to `/metrics`.
 | until 4.8.2 | `dcgm-4.7` | `Hostname` | `DCGM_FI_DRIVER_VERSION` |
 
 `dcgm` follows the newest version, so name a version in your dashboards and rules. A device that only one container
-uses also has the labels `pod`, `namespace` and `container`. The `PROF_*` ratios are hardware counts over ten seconds
-(Hopper and later); PCIe values are 20 ms samples. To count Xid errors, use `gpumond_device_xid_errors_total`.
+uses also has the `pod`, `namespace` and `container` labels. The `PROF_*` ratios come from hardware counters, over ten
+seconds (Hopper and later); PCIe values are 20 ms samples. To count Xid errors, use `gpumond_device_xid_errors_total`.
 
 | name since 4.9 | former name | meaning |
 |---|---|---|

@@ -22,7 +22,7 @@ def document() -> str:
 
 def sources() -> Iterator[str]:
     yield "## Device sources\n"
-    yield "The setting `source` is one of these names, or `auto`. `auto` selects the source whose driver is present, or"
+    yield "The `source` setting is one of these names, or `auto`. `auto` selects the source whose driver is present, or"
     yield "`all` if several are present.\n"
     yield "| source | devices | found by `auto` |\n|---|---|---|"
     for spec in SOURCES:

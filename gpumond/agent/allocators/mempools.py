@@ -169,7 +169,7 @@ class ArenaAdapter(AllocatorAdapter):
         if counter:
             why = f"{counter} counts and releases its memory"
         else:
-            why = f"{self.name} keeps its memory until the program ends"
+            why = f"{self.name} keeps its memory until the program exits"
         return (StepResult(step, 0, 0.0, why),)
 
 

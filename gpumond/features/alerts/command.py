@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _runbook(url: str, rule: str) -> str:
     """Return a line with the address of a runbook; over a Unix socket, with its path."""
-    return f"runbook of {rule}: {'' if url.startswith('unix:') else url.rstrip('/')}/docs/runbooks/{rule}"
+    return f"runbook for {rule}: {'' if url.startswith('unix:') else url.rstrip('/')}/docs/runbooks/{rule}"
 
 
 def _rows(alerts: Iterable[dict[str, Any]], ends: Mapping[str, float]) -> Iterator[list[str]]:

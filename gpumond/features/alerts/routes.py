@@ -32,7 +32,7 @@ TESTED = TypeAdapter(ReceiverTest)
     **examples.described(ReceiverTest, EXAMPLE, 401, 403, 404, 422, 429, 503, 507),
 )
 async def send_test(request: Request, name: Name, by: str = Depends(require_rules)) -> Response:
-    """Sends one alert of the rule `gpumond-test`, with the label `test="true"`, and returns the receiver's answer.
+    """Sends one alert of the `gpumond-test` rule, with the `test="true"` label, and returns the receiver's answer.
 
     The message does not wait for queued notifications and is not repeated. The answer is 200 also if the receiver does
     not accept the message. 429: the caller has requested ten tests within a minute.

@@ -138,9 +138,9 @@ def verdict(
     """Return outcome and reason of a release. The driver's count decides, and never the engine's answer alone."""
     released, lost = before.total - after.total, ended & before.processes
     if before.listeners <= ended:
-        return "failed", "the server ended after the call; see its log"
+        return "failed", "the server exited after the call; see its log"
     if not after.counts(before):
-        return "timeout", "the driver doesn't answer, so the release isn't confirmed"
+        return "timeout", "the driver doesn't respond, so the release isn't confirmed"
     if isinstance(error, EngineTimeout):
         return "timeout", f"{error}; the call may still be in progress, and isn't repeated"
     if lost and not method.ends_holder:
@@ -150,7 +150,7 @@ def verdict(
         return ("refused" if isinstance(error, EngineRejected) else "failed"), str(error)
     if released <= TOLERANCE_BYTES:
         more = f", {human(-released)} more than before" if released < -TOLERANCE_BYTES else ""
-        return "nothing", f"the engine answered, but the driver still counts {human(after.total)}{more}"
+        return "nothing", f"the engine responded, but the driver still counts {human(after.total)}{more}"
     if error is not None or released < max(FREED_RATIO * expected.likely, USEFUL_RATIO * before.total):
         return "partial", join_reasons(
             error, f"released {human(released)} of the expected {human(expected.likely)} (driver-reported)"
@@ -502,7 +502,7 @@ class EngineFlusher(EngineStep):
         except EngineError as error:
             problem = error
         if await self._server_ended(before, problem):
-            return [flush.receipt("failed", "the server ended after the call; see its log")]
+            return [flush.receipt("failed", "the server exited after the call; see its log")]
         if problem is not None:
             outcome: Outcome = "timeout" if isinstance(problem, EngineTimeout) else "failed"
             note = "the call may still be in progress" if outcome == "timeout" else ""
@@ -603,7 +603,7 @@ class EngineFlusher(EngineStep):
             free={device.uuid: device.free_bytes for device in devices if device.free_bytes is not None},
             uid=owned.uid,
             use_ratio=use_of(listed),
-            problem=owned.problem or ("" if devices else "the driver doesn't answer"),
+            problem=owned.problem or ("" if devices else "the driver doesn't respond"),
         )
 
     def _ended(self, memory: EngineMemory) -> frozenset[ProcessKey]:

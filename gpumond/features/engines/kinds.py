@@ -142,7 +142,7 @@ def read_comfyui(engine: EngineConfig) -> Dialogue[EngineState]:
         history = None
     count = at(queue, "exec_info", "queue_remaining", kind=int)
     if count is None:
-        raise EngineError("its answer has no exec_info.queue_remaining: is the engine's kind correct?")
+        raise EngineError("the response has no exec_info.queue_remaining: is the engine's kind correct?")
     return EngineState(
         running=min(count, 1),
         waiting=max(count - 1, 0),
@@ -409,9 +409,7 @@ def check_vllm(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
 
 
 VLLM_DRAIN = post("/pause", seconds=30.0, mode="wait")
-VLLM_COMEBACK = (
-    "gpumond flush --workload NAME --step engine --wake; until then requests are answered with 503 (before 0.33: wait)"
-)
+VLLM_COMEBACK = "gpumond flush --workload NAME --step engine --wake; until then requests get a 503 (before 0.33: wait)"
 
 VLLM_RELEASE_KV_CACHE = ReleaseMethod(
     name="kv_cache",
@@ -519,7 +517,7 @@ SGLANG = EngineSpec(
     kind="sglang",
     summary="SGLang (state only)",
     read=read_sglang,
-    without_methods="its release ends the server if a request runs, and health probes run requests",
+    without_methods="its release crashes the server if a request runs, and health probes run requests",
 )
 """It has a state only.
 
@@ -531,7 +529,7 @@ TENSORRT_LLM_STATES = ("running", "parking", "parked", "waking", "failed")
 TENSORRT_LLM_OBSTACLES = {
     "parking": "a release is in progress",
     "waking": "it is waking up",
-    "failed": "its memory is in the state `failed`: restart it",
+    "failed": "the engine's memory is in the `failed` state: restart the engine",
 }
 
 
@@ -604,7 +602,7 @@ LMDEPLOY = EngineSpec(
         ReleaseMethod(
             name="sleep",
             release=sends(post("/sleep", {}, level="1")),
-            serves_again="gpumond flush --workload NAME --step engine --wake; until then the server answers 503",
+            serves_again="gpumond flush --workload NAME --step engine --wake; until then the server responds with 503",
             undo=sends(post("/wakeup", {})),
             stops_service=True,
             moves_to_host=True,
@@ -638,7 +636,7 @@ def read_generic(engine: EngineConfig) -> Dialogue[EngineState]:
     def value(pointer: str) -> Any:
         found = resolve(answer, pointer) if pointer else None
         if pointer and found is None:
-            raise EngineError(f"its answer has no value at {pointer}")
+            raise EngineError(f"the response has no value at {pointer}")
         return found
 
     def number(pointer: str) -> float | None:
@@ -651,7 +649,7 @@ def read_generic(engine: EngineConfig) -> Dialogue[EngineState]:
         if isinstance(stated, (list, dict)):
             return len(stated)
         if stated is not None and (not isinstance(stated, (int, float)) or stated < 0):
-            raise EngineError(f"its answer at {pointer} is neither a number, a list nor true or false")
+            raise EngineError(f"the value at {pointer} in the response must be a number, a list or a boolean")
         return None if stated is None else -int(-stated // 1)  # half a request is a request
 
     models, sleeping, work = value(pointers.models), value(pointers.sleeping), value(pointers.work)

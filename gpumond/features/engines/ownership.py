@@ -1,4 +1,4 @@
-"""Processes of an engine: those of the driver's list that belong to the process that listens at its address.
+"""Processes of an engine: those of the driver's list that belong to the process listening at its address.
 
 A process belongs to a listener if it is_descendant from it, or if both are in the same container or system service. The
 kernel states the listener: for a Unix socket by its peer credentials, else by /proc/PID/fd, which requires the same
@@ -60,7 +60,7 @@ def owned(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc
         return Owned(problem=f"sockets of several users listen at {address}: of uid {uid} and {others}")
     listeners = _holders({each.inode for each in sockets}, proc)
     if not listeners:
-        return Owned(uid=uid, problem=f"the process that listens at {address} belongs to uid {uid}, {_hidden(proc)}")
+        return Owned(uid=uid, problem=f"the process listening at {address} belongs to uid {uid}, {_hidden(proc)}")
     return Owned(frozenset(listeners), _belonging(listeners, keys, proc), uid)
 
 
@@ -71,11 +71,11 @@ def _of_unix_socket(path: str, keys: list[ProcessKey], proc: str) -> Owned:
             peer.connect(path)
             raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError as error:
-        return Owned(problem=f"unix:{path}: {error.strerror or 'no answer'}")
+        return Owned(problem=f"unix:{path}: {error.strerror or 'no response'}")
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     ticks = start_ticks(pid, proc) if pid > 0 else None
     if ticks is None:
-        return Owned(uid=uid, problem=f"the process that listens at unix:{path} isn't visible to the daemon")
+        return Owned(uid=uid, problem=f"the process listening at unix:{path} isn't visible to the daemon")
     listeners = {ProcessKey(pid, ticks)}
     return Owned(frozenset(listeners), _belonging(listeners, keys, proc), uid)
 

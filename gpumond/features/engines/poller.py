@@ -84,7 +84,7 @@ async def send(engine: EngineConfig, call: Call, seconds: float) -> Answer:
     except HttpError as error:
         if error.reason == "timeout":
             path = urlsplit(call.path).path
-            raise EngineTimeout(f"no answer to {call.method} {path} within {seconds:.3g} s") from None
+            raise EngineTimeout(f"no response to {call.method} {path} within {seconds:.3g} s") from None
         hint = HINTS.get((address.scheme, error.reason), "")
         raise EngineError(f"{address}: {error}{hint}") from None
     return Answer(answer.status, answer.body)

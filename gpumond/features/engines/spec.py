@@ -146,7 +146,7 @@ class Answer(NamedTuple):
         try:
             return json.loads(self.body, parse_float=_float, parse_int=_int, parse_constant=_float)
         except (ValueError, RecursionError):
-            raise EngineError("its answer isn't JSON: is the engine's kind correct?") from None
+            raise EngineError("the response isn't JSON: is the engine's kind correct?") from None
 
     def accepted(self) -> Answer:
         """Return the answer. Raises EngineRejected unless its status is 2xx."""

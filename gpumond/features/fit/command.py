@@ -108,7 +108,7 @@ def traced(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
         except OSError as error:
             return {"reason": f"{command[0]}: {error.strerror}"}
         if not out.exists():
-            return {"reason": f"the program ended with status {done.returncode} before its trace was complete"}
+            return {"reason": f"the program exited with status {done.returncode} before its trace was complete"}
         found: Mapping[str, Any] = json.loads(out.read_text())
         return found
 
@@ -152,7 +152,7 @@ def _places(devices: Sequence[Mapping[str, Any]], need: Need, context: int | Non
         elif total <= free:
             fits = "now"
         else:
-            fits = "after a flush" if total <= free + device["reclaimable_bytes"] else "when other programs end"
+            fits = "after a flush" if total <= free + device["reclaimable_bytes"] else "after other programs exit"
         yield {"index": device["index"], "name": device["name"], "free_bytes": free, "fits": fits}
 
 

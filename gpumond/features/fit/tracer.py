@@ -636,7 +636,7 @@ def run(arguments: Sequence[str], size_bytes: int) -> dict[str, Any]:
         pass
     except SystemExit as end:
         if end.code not in (None, 0):
-            return trace.result(f"the program ended with status {end.code!r:.80}")
+            return trace.result(f"the program exited with status {end.code!r:.80}")
     except BaseException as error:
         return trace.result(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     if all(kind != ALLOCATE for kind, _, _ in trace.entries):

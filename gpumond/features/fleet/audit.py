@@ -85,4 +85,4 @@ def _table(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def _missing(each: dict[str, str]) -> str:
-    return safe(f"missing {each['machine']} ({each['url']}): {each['problem']}")
+    return safe(f"unavailable: {each['machine']} ({each['url']}): {each['problem']}")

@@ -173,7 +173,7 @@ def _tokens(file: Path) -> Mapping[str, str]:
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
     if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
-        raise ConfigError(f"{file} contains tokens: remove the access of other users (chmod 0600 {file})")
+        raise ConfigError(f"{file} contains tokens, but other users have access to it; run: chmod 600 {file}")
     from gpumond.config.loading import read_yaml  # it takes half a second, and few commands read such a file
 
     return {name: check_token(token, f"{file}: {name}") for name, token in read_yaml(file).items()}
@@ -302,7 +302,7 @@ async def call(
             if not error.status:
                 raise
             detail = f": {error}" if str(error) else ""
-            raise DaemonError(f"it answered {error.status}{detail}", error.status, error.problem) from None
+            raise DaemonError(f"HTTP status {error.status}{detail}", error.status, error.problem) from None
 
     return await asyncio.get_running_loop().run_in_executor(_DECODER, work)
 

@@ -134,9 +134,9 @@ def _texts(
         values = ((getattr(own, name) or "unknown") if name in differences(own, most) else "same" for name in ASPECTS)
         rows.append((machine.name, *values, own.not_loaded))
     yield table(header, rows) if builds else ""
-    yield "\n".join(safe(f"missing {each.name} ({each.url}): {why}") for each, why in silent.items())
+    yield "\n".join(safe(f"unavailable: {each.name} ({each.url}): {why}") for each, why in silent.items())
     yield (
-        f"{len(differing)} of {counted(len(builds), 'machine')} that answer differ"
+        f"{len(differing)} of {counted(len(builds), 'reachable machine')} differ"
         if differing
         else (f"{counted(len(builds), 'machine')} with the same version, configuration and rules" if builds else "")
     )

@@ -262,7 +262,7 @@ def _rejected(planned: PlannedFlush, wave: int, error: DaemonError) -> ProcessRe
         if error.problem.get("receipts"):  # a 504: a program did not answer in time
             return result_of(planned, wave, receipts_of(error.problem), str(error))
     gone = error.status == 404 and not planned.engine
-    reason = "the process has ended, or has no agent any more" if gone else on_command_line(str(error))
+    reason = "the process has exited, or has no agent any more" if gone else on_command_line(str(error))
     result: Result = "refused" if error.status in REFUSALS else "failed"
     return ProcessResult(planned=planned, result=result, wave=wave, reason=reason)
 
@@ -415,7 +415,7 @@ async def run(arguments: argparse.Namespace) -> int:
         if not arguments.yes and not confirmed(_question(criteria)):
             print("gpumond: nothing was flushed; pass --yes to skip the confirmation", file=sys.stderr)
             return WRONG_USE
-        with progress(len(due), "requests answered") as done:
+        with progress(len(due), "requests completed") as done:
             flushes.results = await carry_out(client, flushes.order, options, done)
         if not arguments.json:
             print(f"\n{receipt_table(flushes.results)}")
@@ -504,7 +504,7 @@ class _Flushes:
     def plan_text(self) -> str:
         noun = "engine" if self.criteria.engines else "program"
         nothing = f"no {noun} would be {'woken' if self.criteria.wake else 'flushed'}"
-        missing = "\n".join(safe(f"missing {each.machine}: {each.problem}") for each in self.missing)
+        missing = "\n".join(safe(f"unavailable: {each.machine}: {each.problem}") for each in self.missing)
         table = plan_table(self.planned, self.order) if self.planned else ""
         operation = f"operation {self.operation.id}" if self.operation else ""
         return "\n\n".join(filter(None, (table, missing, self._total(noun) if self.order else nothing, operation)))

@@ -100,7 +100,7 @@ def _select(
     for pid in sorted(processes if named is None else named):
         process = processes.get(pid)
         if process is None:
-            yield PlannedFlush(machine=machine, pid=pid, refusal="the process has ended")
+            yield PlannedFlush(machine=machine, pid=pid, refusal="the process has exited")
         elif named is None and not process.uuids:
             continue  # a launcher, which uses no device
         elif _matches((process.workload,), criteria.workload) and _matches((process.user,), criteria.user):
@@ -194,14 +194,14 @@ def _select_engines(
             refusal=next(filter(None, others), "") or _engine_refusal(engine, bool(own), used, criteria),
         )
     for pid in sorted(rest):
-        reason = "it belongs to no configured serving engine" if pid in processes else "the process has ended"
+        reason = "it belongs to no configured serving engine" if pid in processes else "the process has exited"
         yield PlannedFlush(machine=machine, pid=pid, refusal=reason)
 
 
 def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: int, criteria: Criteria) -> str:
     """Return the reason for which an engine is not flushed or woken, or an empty string. The daemon checks more."""
     if not engine["up"]:
-        return f"it doesn't answer: {engine['problem']}"
+        return f"the engine doesn't respond: {engine['problem']}"
     if criteria.wake:
         return "it doesn't sleep" if engine["sleeping"] is False and not engine.get("paused") else ""
     if not engine["methods"]:

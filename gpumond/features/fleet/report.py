@@ -123,7 +123,7 @@ async def run(arguments: argparse.Namespace) -> int:
     teams = [] if arguments.teams is None else read_teams(arguments.teams)
     prometheus = make_prometheus(arguments)
     if prometheus is None:
-        raise ConfigError("--prometheus is required: a report reads only its series")
+        raise ConfigError("--prometheus is required: the report is built entirely from Prometheus data")
     html_report.check(arguments.html)
     of_programs = JOB in arguments.by
     accounts = await collect(prometheus, arguments.job, period, of_programs)

@@ -215,7 +215,9 @@ def status_table(states: Sequence[MachineStatus]) -> str:
 
 def missing_text(states: Sequence[MachineStatus]) -> str:
     """Return a line for each machine that does not answer, with the reason."""
-    return "\n".join(safe(f"missing {each.machine} ({each.url}): {each.problem}") for each in states if each.problem)
+    return "\n".join(
+        safe(f"unavailable: {each.machine} ({each.url}): {each.problem}") for each in states if each.problem
+    )
 
 
 def summary(states: Sequence[MachineStatus]) -> str:
@@ -225,7 +227,7 @@ def summary(states: Sequence[MachineStatus]) -> str:
         return "no machine is listed"
     programs, agents = (sum(getattr(state, name) or 0 for state in known) for name in ("programs", "agents"))
     versions = Counter(state.version for state in known).most_common()
-    parts = [f"{len(known)} of {counted(len(states), 'machine')} answer"]
+    parts = [f"{len(known)} of {counted(len(states), 'machine')} reachable"]
     if known:
         up, devices = (sum(getattr(state, name) or 0 for state in known) for name in ("devices_up", "devices"))
         used, whole, reclaimable = (

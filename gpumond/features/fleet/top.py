@@ -85,7 +85,7 @@ async def _print_once(arguments: argparse.Namespace, client: Client, machines: S
         print(json.dumps([_entry(machine, answer) for machine, answer in read_each], indent=2))
     else:
         views = [(plain(each.name, NAME_WIDTH), answer[1]) for each, answer in read_each if isinstance(answer, tuple)]
-        lines = [safe(f"missing {machine.name} ({machine.url}): {problem}") for machine, problem in missing]
+        lines = [safe(f"unavailable: {machine.name} ({machine.url}): {problem}") for machine, problem in missing]
         print("\n\n".join(filter(None, (page(merged(views), one_line=True) if views else "", "\n".join(lines)))))
     return FAILED if missing else DONE
 

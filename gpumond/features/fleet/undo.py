@@ -120,7 +120,7 @@ def outdated(step: Step, frame: CheckedFrame) -> str:
     key = (int(step.subject), step.start_ticks)
     own = [each for each in frame["snapshot"]["reports"] if (each["pid"], each["start_ticks"]) == key]
     if not own:
-        return "the program has ended"
+        return "the program has exited"
     present = [each for each in own[0]["limits"] if step.device in (None, each["device_uuid"]) and not each["quota"]]
     same = {each["limit_bytes"] for each in present} == ({step.limit_bytes} if step.limit_bytes else set())
     return "" if same else "its limit has been changed since"
@@ -184,7 +184,7 @@ async def run(arguments: argparse.Namespace) -> int:
         own = replace(client, operation=new_id())
         if not arguments.json:
             print(f"\noperation {own.operation} by {caller_name()}", flush=True)
-        with progress(len(found), "machines answered") as done:
+        with progress(len(found), "machines responded") as done:
             carried = await run_each(found, lambda each: _undone(own, each, found[each]), arguments.parallel, done)
         results = dict(zip(found, carried, strict=True))
         if not arguments.json:
@@ -208,7 +208,7 @@ async def _undone(client: Client, machine: Machine, own: Sequence[Step]) -> list
             reason = await undo(client, machine, step)
             results.append((step, "refused" if reason else "undone", reason))
         except (KeyError, TypeError, ValueError):
-            results.append((step, "failed", "its answer isn't from a compatible gpumond daemon"))
+            results.append((step, "failed", "the response isn't from a compatible gpumond daemon"))
         except DaemonError as error:
             gone = error.status in (404, 409)
             results.append((step, "refused" if gone else "failed", str(error)))
@@ -232,7 +232,7 @@ def _plan(found: Mapping[Machine, Sequence[Step]]) -> str:
 
 
 def _missing(missing: Mapping[Machine, str]) -> str:
-    return "\n".join(safe(f"missing {each.name} ({each.url}): {why}") for each, why in missing.items())
+    return "\n".join(safe(f"unavailable: {each.name} ({each.url}): {why}") for each, why in missing.items())
 
 
 def _total(due: Sequence[tuple[Machine, Step]]) -> str:

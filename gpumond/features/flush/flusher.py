@@ -474,7 +474,7 @@ class Flusher:
             if now is not None and now.suspended:
                 return [receipt("deferred", SUSPENDED)]
             return [
-                receipt("timeout", f"the agent didn't answer within {request.timeout_seconds:g} s, or disconnected")
+                receipt("timeout", f"the agent didn't respond within {request.timeout_seconds:g} s, or disconnected")
             ]
         reported_pools = (*report.pools, *(report_before.pools if report_before else ()))
         result = of_reported(result, allocator, reported_pools, request.steps)

@@ -83,7 +83,7 @@ class FlushBody(Encodable):
     force: bool = Field(default=False, strict=True, description="Ignore the cooldown after the previous flush.")
     plan: str | None = Field(default=None, max_length=64, description="The `id` of the plan that this flush executes.")
     wake: bool = Field(
-        default=False, strict=True, description="Undo the last release of the step `engine`, the only one in `steps`."
+        default=False, strict=True, description="Undo the last release of the `engine` step, the only one in `steps`."
     )
 
     operation: OperationBody | None = None

@@ -51,7 +51,7 @@ class LeakInquiry:
 
     async def _ask(self, identity: Identity) -> None:
         answer = await self._agents.ask(identity, AgentRequest(uuid.uuid4().hex, "retainers"))
-        reason = "it didn't answer" if answer is None else answer.reason
+        reason = "it didn't respond" if answer is None else answer.reason
         if reason:
             log.info("pid %d isn't searched for the lines that keep its memory: %s", identity.pid, reason)
 

@@ -192,7 +192,7 @@ async def snapshot_file(
     """
     found = await kernel_of(request).requests.fetch(pid, snapshot_id, requested_by)
     if found is None:
-        return problem(504, f"pid {pid} didn't answer in time, or disconnected")
+        return problem(504, f"pid {pid} didn't respond in time, or disconnected")
     if isinstance(found, AgentResponse):
         return problem(409, found.reason or "the program didn't carry out the request")
     headers = {
@@ -242,7 +242,7 @@ async def _ask(
     """Return the program's answer, or a problem document."""
     answer = await kernel_of(request).requests.ask(pid, kind, limit_bytes, device, requested_by, record_seconds)
     if answer is None:
-        return problem(504, f"pid {pid} didn't answer in time, or disconnected; the outcome is unknown")
+        return problem(504, f"pid {pid} didn't respond in time, or disconnected; the outcome is unknown")
     if kind == "limit":
         succeeded = any(one.applied for one in answer.limits)
     elif kind == "classes":

@@ -255,5 +255,5 @@ def check(scenario: Scenario, given: Mapping[str, float | str]) -> dict[str, flo
     own = ", ".join(f"--{option.name}" for option in scenario.options) or "no options"
     for name in given:
         if name not in known:
-            raise ConfigError(f"--{name}: {scenario.name} has no such option; it has {own}")
+            raise ConfigError(f"--{name}: {scenario.name} has no such option; its options are {own}")
     return {name: known[name].value(value) for name, value in given.items()}

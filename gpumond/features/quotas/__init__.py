@@ -19,7 +19,7 @@ FEATURE = Feature(
         Command(
             name="queue",
             module="gpumond.features.quotas.command:Queue",
-            help="show the programs that wait for memory",
+            help="show the programs waiting for memory",
             group="Memory",
             examples=("gpumond queue", "gpumond queue --json"),
         ),

@@ -192,7 +192,7 @@ async def replace(
 ) -> Response:
     """Takes effect within a tick: the limit is set in all programs that match and allow it.
 
-    Requires the scope `rules`, as a change of a rule does. 409: the quota is defined in the configuration file.
+    Requires the `rules` scope, as a change of a rule does. 409: the quota is defined in the configuration file.
     """
     if body.name != name:
         raise HTTPException(422, f"body.name: {body.name!r} differs from the name in the path, {name!r}")

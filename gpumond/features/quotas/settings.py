@@ -82,13 +82,14 @@ class QuotaConfig(Strict):
             raise ValueError("set at least one of soft_limit, limit, reserve and cgroup_limit")
         if self.cgroup_limit is not None and (self.match.workload or self.match.user):
             raise ValueError(
-                "cgroup_limit: match container or namespace only; it applies to all programs of a container"
+                "cgroup_limit: match only on container or namespace, because the limit applies to every program in the "
+                "container"
             )
         if self.soft_limit is not None and self.limit is not None and self.soft_limit > self.limit:
             raise ValueError("soft_limit must not exceed limit")
         if self.reserve is not None and not any(map(_names, (self.match.user, self.match.namespace))):
             raise ValueError(
-                "reserve: add match.user or match.namespace, and not *; any program can take a workload's name"
+                "reserve: also match on user or namespace (not *), because any program can claim any workload name"
             )
         if self.reserve is not None and self.limit is not None and self.reserve > self.limit:
             raise ValueError("reserve must not exceed limit")

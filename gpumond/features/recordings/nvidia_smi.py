@@ -347,7 +347,7 @@ def _table_rows(numbered: Iterator[tuple[int, str]], remarks: Remarks, interval:
             at = interval * tables if at is None and interval is not None else at
             if at is None:
                 raise ConfigError(
-                    f"{remarks.name}, line {number}: a table without a date before it; pass the seconds between two"
+                    f"{remarks.name}, line {number}: this table has no timestamp; pass the number of seconds between"
                     " tables with --interval N"
                 )
             started, at, device = at, None, None

@@ -115,7 +115,9 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
     yield from _in_order(table, remarks)
     if not remarks.rows:
         known = ", ".join(name for name, (kind, _) in METRICS.items() if kind == "used" and name)
-        raise ConfigError(f"{lines.name}: no series of used memory; query one of {known}, or an expression")
+        raise ConfigError(
+            f"{lines.name}: no memory-usage series found; query one of {known}, or an expression based on one"
+        )
 
 
 def _matrix(lines: Lines) -> list[dict[str, Any]]:

@@ -34,14 +34,14 @@ TEMPLATES: Mapping[str, str] = {
     "out-of-memory": f"{PROGRAM} ran out of memory[ (errors in 10 minutes: {{value}}; {{live}} live and "
     "{stranded} stranded at its last report)]; gpumond oom show[| on that machine] says what would have prevented "
     "it[{advice}]",
-    "allocation-retries": f"{PROGRAM} is slow and almost out of memory: its allocator emptied the cache and retried "
-    "{value} times in 10 minutes; reduce the batch size, or free memory on the GPU[{advice}]",
+    "allocation-retries": f"{PROGRAM} is close to running out of memory, which slows it down: its allocator emptied "
+    "its cache and retried {value} times in 10 minutes; reduce the batch size, or free memory on the GPU[{advice}]",
     "orphan-memory": f"{GPU} has [{{unattributed}}|{{value}} of its memory] in use that the driver attributes to no "
-    "process: managed memory (cudaMallocManaged) of a program without the agent, or memory of an exited process; "
-    "gpumond status lists the programs and the processes that have the GPU open",
+    "process, usually managed memory (cudaMallocManaged) of a program without the agent, or memory of an exited "
+    "process; gpumond status lists the programs and the processes that have the GPU open",
     "idle-holder": f"[{{verdicts}}|pid {{pid}} {ON} has held memory for half an hour without GPU activity]; "
     + REMEDIES["idle-holder"],
-    "quota-exceeded": f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the quota {{quota}} "
+    "quota-exceeded": f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the {{quota}} quota "
     "({soft_limit})|its quota]; gpumond flush --pid {pid} releases its cache",
     "reserve-unavailable": f"{{value}} of the [{{reserve}}|memory] reserved for [{{comm}} (pid {{pid}}, quota "
     f"{{reserve_quota}})|pid {{pid}}] {ON} is taken by other programs; gpumond status lists them",
@@ -53,34 +53,34 @@ TEMPLATES: Mapping[str, str] = {
     "airflow and coolant, or lower its power limit: nvidia-smi -i {uuid} -pl WATTS",
     "power-throttling": f"{GPU} is power-capped[: {{power}} of {{power_limit}}]; this is normal at full load; if the "
     "limit was lowered, raise it: nvidia-smi -i {uuid} -pl WATTS",
-    "power-brake": f"{GPU} is slowed down because the machine's power supply is overloaded; check the power supplies "
-    "and the power cables of the GPU",
+    "power-brake": f"{GPU} is throttled by the power brake signal, usually because a power supply failed or is "
+    "overloaded; check the power supplies and the power cables of the GPU",
     "ecc-uncorrected": f"{GPU} had {{value}} uncorrected ECC errors since its driver was loaded: results may be wrong; "
-    "stop its programs, run nvidia-smi -i {uuid} --gpu-reset, and replace it if errors recur",
-    "row-remap-pending": f"{GPU} has a faulty memory row, which it replaces at the next reset; stop its programs, then "
-    "run nvidia-smi -i {uuid} --gpu-reset",
-    "row-remap-failed": f"{GPU} has a faulty memory row and no spare row left; move its programs to another GPU, and "
-    "replace it",
-    "retired-pages-pending": f"{GPU} has faulty memory pages, which it retires at the next reset; stop its programs, "
+    "stop its programs, run nvidia-smi -i {uuid} --gpu-reset, and replace the GPU if errors recur",
+    "row-remap-pending": f"{GPU} has a faulty memory row that will be remapped at the next reset; stop its programs, "
     "then run nvidia-smi -i {uuid} --gpu-reset",
+    "row-remap-failed": f"{GPU} has a faulty memory row and no spare row left; move its programs to another GPU, and "
+    "replace the faulty one",
+    "retired-pages-pending": f"{GPU} has faulty memory pages that will be retired at the next reset; stop its "
+    "programs, then run nvidia-smi -i {uuid} --gpu-reset",
     "nvlink-errors": f"{GPU} had {{value}} NVLink errors in 10 minutes; nvidia-smi nvlink -i {{uuid}} -e lists them by "
     "link; reseat the GPU or its bridge, and look for Xid 74 in dmesg",
     "pcie-link-degraded": f"{GPU} has a degraded PCIe link: [{{pcie_link}} under load, at most {{pcie_link_max}}|"
     "{value} of its bandwidth is missing under load]; reseat the GPU and its riser, and check the slot's firmware "
     "settings",
-    "persistence-mode-off": f"{GPU} is unloaded by its driver while no program uses it, which slows down starts and "
-    "resets its counters; run nvidia-smi -i {uuid} -pm 1, or enable nvidia-persistenced",
-    "driver-unresponsive": "gpumond[| on {instance}] waits for a driver call that doesn't return[ ({reason})]; the "
+    "persistence-mode-off": f"{GPU} loses its driver state whenever no program uses it, which slows program startup "
+    "and resets its counters; run nvidia-smi -i {uuid} -pm 1, or enable nvidia-persistenced",
+    "driver-unresponsive": "gpumond[| on {instance}] has made a driver call that hasn't returned[ ({reason})]; the "
     "affected GPUs have no values until it does; look for Xid errors in dmesg",
     "driver-down": "gpumond[| on {instance}] can't read any GPU[: {reason}|{down_reason}]; to "
     "find out why, run gpumond doctor[| on that machine]",
     "agent-gone": f"[{{workload}} (pid {{pid}}, {{state}})|pid {{pid}}] {ON} still holds [{{used}}|{{bytes}}], but its "
-    "agent has stopped reporting; check whether the program hangs or was stopped",
-    "engine-out-of-service": "{engine} ({kind})[| on {instance}] hasn't served requests for {value}: gpumond tried to "
-    "release its memory without effect, and the server hasn't resumed[ ({reason})]; gpumond retries; if that doesn't "
-    "help, restart the server",
-    "store-not-writable": "gpumond[| on {instance}] can't write to its store: alerts continue, but changes of rules "
-    "can't be saved; check that the state directory is writable and its disk has free space",
+    "agent has stopped reporting; check whether the program is hung or stopped",
+    "engine-out-of-service": "{engine} ({kind})[| on {instance}] hasn't served requests for {value}: gpumond asked it "
+    "to release memory, nothing was released, and it hasn't resumed serving[ ({reason})]; gpumond retries; if that "
+    "doesn't help, restart the server",
+    "store-not-writable": "gpumond[| on {instance}] can't write to its store: alerts still work, but changes to "
+    "rules can't be saved; check that the state directory is writable and its disk has free space",
 }
 """Summaries of the alerts, one template for the daemon and Prometheus: the subject first, then the fact, then the next
 step.

@@ -161,9 +161,9 @@ class RuleConfig(Strict):
         if self.action is not None and self.scope == "daemon":
             raise ValueError("action: scope daemon has nothing to flush")
         if self.action is not None and self.action.request_end and self.scope != "process":
-            raise ValueError("action: request_end requires the scope process: it acts on one program")
+            raise ValueError("action: request_end requires the process scope, because the action affects one program")
         if self.action is not None and self.action.suspend and self.scope != "process":
-            raise ValueError("action: suspend requires the scope process: it acts on one program")
+            raise ValueError("action: suspend requires the process scope, because the action affects one program")
         return self
 
     def rule(self) -> Rule:
@@ -190,7 +190,7 @@ class OverrideConfig(Strict):
     threshold: Threshold | None = Field(default=None, description="replaces the threshold of `above` or `below`")
     for_: Seconds | None = Field(default=None, alias="for", description="replaces the duration `for`")
     severity: str | None = Field(
-        default=None, pattern=r"^[a-z0-9_-]{1,64}$", description="replaces the label `severity`"
+        default=None, pattern=r"^[a-z0-9_-]{1,64}$", description="replaces the `severity` label"
     )
     enabled: StrictBool | None = Field(default=None, description="false: the rule isn't evaluated")
 

@@ -123,7 +123,7 @@ class Silences(Silencing):
         if end <= starts_at:
             raise ConfigError("ends_at must be after now and after starts_at")
         if end > now + MAX_SECONDS:
-            raise ConfigError(f"the silence ends too late; it must end within {MAX_SECONDS / DAY_SECONDS:g} days")
+            raise ConfigError(f"the silence must end within {MAX_SECONDS / DAY_SECONDS:g} days from now")
         silence = Silence(
             id=secrets.token_hex(8),
             matchers=tuple(matchers),
@@ -233,9 +233,7 @@ def _test(matchers: Sequence[Matcher], compiled_bytes: int) -> Test:
             f"matchers: the regular expressions exceed {MAX_EXPRESSIONS} characters; use several silences"
         )
     if all(test({}) for test in tests):
-        raise ConfigError(
-            "matchers: all of them match an empty string; expected at least one that doesn't, for example rule=leak"
-        )
+        raise ConfigError("matchers: at least one matcher must not match the empty string, for example rule=leak")
     return Test(lambda labels: all(test(labels) for test in tests), compiled_bytes)
 
 

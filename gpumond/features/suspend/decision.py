@@ -197,7 +197,7 @@ def settle(program: SuspendedProgram, answer: Answer | None, asked: bool = False
         return Settled(program, "timeout", "the driver hasn't responded in time, and may still be working", again=True)
     error = answer.error
     if answer.state == "gone":
-        return Settled(None, "gone", "the program has ended")
+        return Settled(None, "gone", "the program has exited")
     if answer.state == "failed":
         reason = error or "the driver reports that it has failed"
         return Settled(replace(program, state="stuck", reason=reason), "failed", reason)

@@ -158,7 +158,7 @@ class _Run:
         self.error = error
 
     def step(self, name: str, call: Callable[[], str]) -> bool:
-        """Make a call unless the program has ended, and return whether it succeeded."""
+        """Make a call unless the program has exited, and return whether it succeeded."""
         if self.is_gone():
             return False
         began = time.monotonic()

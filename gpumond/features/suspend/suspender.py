@@ -124,7 +124,7 @@ class Helpers:
                 break
             await asyncio.sleep(ENDING_SECONDS)
         if text is None:
-            log.warning("no answer from the helper for pid %d in %g s", order.pid, seconds)
+            log.warning("no response from the helper for pid %d in %g s", order.pid, seconds)
             return None
         try:
             return from_json(Answer, text)
