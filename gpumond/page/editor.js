@@ -13,9 +13,9 @@ const WORD = "[a-z0-9_\\-]";
 
 let valuesByScope = null; // names of the values that rules of each scope can compare
 
-/** Reads the names from the description of the API. */
+/** Reads the names from the description of the API, whose first request takes the daemon seconds. */
 async function readValues() {
-  const answer = await read("openapi.json");
+  const answer = await read("openapi.json", {}, 30_000);
   return (await answer.json()).components.schemas.RuleConfig.properties.value["x-values"];
 }
 

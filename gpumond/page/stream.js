@@ -23,10 +23,10 @@ let timer = 0;
 let watchdog = 0;
 
 /** GET with a timeout; with the token if the daemon requires it for reading. */
-export function read(path, headers = {}) {
+export function read(path, headers = {}, timeout = TIMEOUT) {
   const token = state.closed && currentToken();
   const own = token ? { Authorization: `Bearer ${token}` } : {};
-  return fetch(path, { headers: { ...headers, ...own }, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) });
+  return fetch(path, { headers: { ...headers, ...own }, cache: "no-store", signal: AbortSignal.timeout(timeout) });
 }
 
 /** Reads the stream until this window is hidden. */
