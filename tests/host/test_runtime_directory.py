@@ -145,7 +145,7 @@ def test_container_with_the_agents_directory_can_only_report(place: Path, daemon
 
 def test_two_daemons_do_not_share_their_own_files(place: Path, daemon: RunningDaemon):
     """The second daemon does not change the token and socket of the first."""
-    with pytest.raises(AssertionError, match=r"another daemon uses the socket .*agent\.sock; stop it"):
+    with pytest.raises(AssertionError, match=r"another daemon uses the socket .*agent\.sock; stop that daemon"):
         RunningDaemon(place / "second", "--source", "sim", "--runtime-dir", str(place / "own"))
     with pytest.raises(AssertionError, match=r"another daemon uses the socket .*/own/api\.sock; .* with --runtime-dir"):
         RunningDaemon(

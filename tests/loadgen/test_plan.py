@@ -258,8 +258,8 @@ def test_views_alternate_by_seed_unless_the_scenario_needs_an_agent():
     [
         ("leek", {}, "no scenario is named 'leek'; `gpumond loadgen --list`"),
         ("", {}, "no scenario is named ''"),
-        ("steady", {"rate": 3}, "--rate: steady has no such option; it has no options"),
-        ("p2", {"rates": 3}, "it has --rate"),
+        ("steady", {"rate": 3}, "--rate: steady has no such option; its options: none"),
+        ("p2", {"rates": 3}, "its options: --rate"),
         ("p2", {"rate": "fast"}, "--rate 'fast': expected a size such as 80GiB"),
         ("p2", {"rate": 0}, "--rate 0: must be a size of at least 1, such as 32MiB"),
         ("p2", {"duration": "soon"}, "--duration 'soon': expected a duration such as 30s"),

@@ -252,8 +252,8 @@ def find(name: str) -> Scenario:
 def check(scenario: Scenario, given: Mapping[str, float | str]) -> dict[str, float | str]:
     """Return the options in base units. Raises ConfigError for an unknown option or an invalid value."""
     known = {option.name: option for option in (*scenario.options, *COMMON)}
-    own = ", ".join(f"--{option.name}" for option in scenario.options) or "no options"
+    own = ", ".join(f"--{option.name}" for option in scenario.options) or "none"
     for name in given:
         if name not in known:
-            raise ConfigError(f"--{name}: {scenario.name} has no such option; its options are {own}")
+            raise ConfigError(f"--{name}: {scenario.name} has no such option; its options: {own}")
     return {name: known[name].value(value) for name, value in given.items()}
