@@ -101,8 +101,8 @@ function choose(addresses) {
 }
 
 function setMoment(at) {
-  moment = at;
-  address.write("moment", at.toFixed(1));
+  moment = Math.round(at);
+  address.write("moment", moment);
   show();
 }
 
