@@ -137,7 +137,7 @@ def check_report(report: Report) -> None:
         raise ProtocolError("value", f"report.program.scopes: {len(names)}, more than {SCOPES + 1}")
 
 
-def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -> AgentReport:
+def agent_report(identity: Identity, hello: Hello, report: Report, age: float, suspended: bool = False) -> AgentReport:
     return AgentReport(
         pid=identity.pid,
         start_ticks=identity.start_ticks,
@@ -156,6 +156,7 @@ def agent_report(identity: Identity, hello: Hello, report: Report, age: float) -
         world_size=hello.world_size,
         job=hello.job,
         account=hello.account,
+        suspended=suspended,
         components=report.components[:MAX_COMPONENTS],
         suspendable=report.suspendable,
         resume_signals=report.resume_signals,

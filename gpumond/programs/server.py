@@ -143,13 +143,12 @@ class AgentServer(Requests):
         return tuple(report for report in reports if report is not None)
 
     def _report_of(self, peer: AgentConnection, silent: bool = False) -> AgentReport | None:
-        report, age = self._newest_of(peer), self._clock() - peer.received_at
-        suspended = peer.identity.process in self._suspended
-        seconds = self._clock() - max(peer.received_at, peer.resumed_at)
-        is_silent = seconds > self._limits.stale_seconds and not suspended
+        report, now = self._newest_of(peer), self._clock()
+        suspended = bool(self._suspended) and peer.identity.process in self._suspended
+        is_silent = now - max(peer.received_at, peer.resumed_at) > self._limits.stale_seconds and not suspended
         if peer.hello is None or report is None or is_silent is not silent:
             return None
-        return replace(agent_report(peer.identity, peer.hello, report, age), suspended=suspended)
+        return agent_report(peer.identity, peer.hello, report, now - peer.received_at, suspended)
 
     def _newest_of(self, peer: AgentConnection) -> Report | None:
         """Return its newest report; None if that is malformed or the agent has disconnected."""
