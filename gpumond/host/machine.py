@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import resource
@@ -139,6 +140,16 @@ OTHERS = 64
 MAX_CONNECTIONS = 1024
 RESERVED_CONNECTIONS = 16
 """Additional connections, reserved for /metrics and probes."""
+
+
+GC_THRESHOLD = 50_000
+"""Threshold of the garbage collection. A frame of 1000 programs has 16,000 objects, none of them in a cycle."""
+
+
+def collect_seldom() -> None:
+    """Exclude what exists from garbage collections, and make them rare: a full one stops the program for 40 ms."""
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
 
 
 def raise_limit() -> None:

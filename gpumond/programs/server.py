@@ -143,10 +143,11 @@ class AgentServer(Requests):
         return tuple(report for report in reports if report is not None)
 
     def _report_of(self, peer: AgentConnection, silent: bool = False) -> AgentReport | None:
-        report, now = self._newest_of(peer), self._clock()
+        now = self._clock()
         suspended = bool(self._suspended) and peer.identity.process in self._suspended
         is_silent = now - max(peer.received_at, peer.resumed_at) > self._limits.stale_seconds and not suspended
-        if peer.hello is None or report is None or is_silent is not silent:
+        report = self._newest_of(peer) if is_silent is silent else None
+        if peer.hello is None or report is None:
             return None
         return agent_report(peer.identity, peer.hello, report, now - peer.received_at, suspended)
 

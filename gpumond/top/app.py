@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from gpumond.facts.errors import DaemonError
+from gpumond.host.machine import collect_seldom
 from gpumond.top import screen
 from gpumond.top.actions import FlushPanel, FlushTarget, SuspensionPanel
 from gpumond.top.connection import Connection, DaemonClient, Requests, combined, names
@@ -35,8 +35,6 @@ from gpumond.view.text import BLOCKS, Colors, Line, Span, ansi
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
-GC_THRESHOLDS = (100_000, 20, 20)
-"""Thresholds of the garbage collection. A frame of 512 processes has more objects than the default; none is a cycle."""
 DETAIL_CHART_ROWS = 4
 
 
@@ -95,8 +93,7 @@ class Top:
 
     def run(self) -> None:
         """Run until the user quits. Raises SystemExit if the terminal is closed, or at SIGTERM."""
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
+        collect_seldom()
         with self.terminal:
             due = time.monotonic()
             while not self._ended:
