@@ -161,6 +161,15 @@ class Frame:
             for device in self.snapshot.devices
         ]
 
+    @cached_property
+    def shares(self) -> Mapping[tuple[str, Share], int]:
+        """Bytes by device and share."""
+        sums: dict[tuple[str, Share], int] = {}
+        for line in self.ledger.lines:
+            key = line.device_uuid, line.share
+            sums[key] = sums.get(key, 0) + line.used_bytes
+        return sums
+
 
 Operator = Literal["=", "!=", "=~", "!~"]
 State = Literal["pending", "active", "ended"]

@@ -463,10 +463,8 @@ def _ledger(frame: Frame) -> Iterator[Row]:
 
 def _device_shares(frame: Frame) -> Iterator[Row]:
     index = frame.snapshot.gpu_labels
-    sums: Counter[tuple[str, str, str]] = Counter()
-    for line in frame.ledger.lines:
-        sums[line.device_uuid, index[line.device_uuid], line.share] += line.used_bytes
-    yield from sums.items()
+    for (uuid, share), size in frame.shares.items():
+        yield (uuid, index[uuid], share), size
 
 
 def _overcount(frame: Frame) -> Iterator[Row]:

@@ -208,7 +208,11 @@ def _header(family: Family, openmetrics: bool) -> str:
 def _samples(family: Family, rows: Iterable[Row]) -> str:
     name, labels = family.name, family.labels
     return "".join(
-        [f"{name}{_labels(labels, values)} {_number(value)}\n" for values, value in rows if value is not None]
+        [
+            f"{name}{_labels(labels, values)} {value if type(value) is int else _number(value)}\n"
+            for values, value in rows
+            if value is not None
+        ]
     )
 
 

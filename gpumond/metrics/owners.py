@@ -62,16 +62,16 @@ class OwnerUsage:
 def usages(frame: Frame) -> Iterator[tuple[tuple[str, ...], OwnerUsage]]:
     """Yield the use of each owner on each model. The lines of MIG instances are part of their device's."""
     models = {device.uuid: device.name for device in frame.snapshot.devices if device.parent_uuid is None}
-    held: dict[tuple[str, ProcessKey], dict[Share, int]] = {}
+    held: dict[tuple[str, int, int | None], dict[Share, int]] = {}
     for line in frame.ledger.lines:
-        process = line.process
-        if process is not None and line.device_uuid in models:
-            own = held.setdefault((line.device_uuid, process), {})
+        if line.pid is not None and line.device_uuid in models:
+            own = held.setdefault((line.device_uuid, line.pid, line.start_ticks), {})
             own[line.share] = own.get(line.share, 0) + line.used_bytes
     idle = {(each.device_uuid, each.process) for each in frame.verdicts if each.kind == "idle-holder"}
     owners, reports = frame.snapshot.owners, frame.snapshot.reports_by_process
     found: defaultdict[tuple[str, ...], OwnerUsage] = defaultdict(OwnerUsage)
-    for (uuid, process), shares in held.items():
+    for (uuid, pid, start_ticks), shares in held.items():
+        process = ProcessKey(pid, start_ticks)
         labels = (*shown(owners.get(process, NOBODY), frame.owners), models[uuid])
         found[labels].add(process, shares, (uuid, process) in idle, process in reports)
     yield from found.items()
@@ -252,9 +252,9 @@ def machine_shares(frame: Frame) -> Iterator[tuple[tuple[str, ...], int]]:
     """Yield the bytes of each share of the ledger."""
     roots = {device.uuid for device in frame.snapshot.devices if device.parent_uuid is None}
     sums: Counter[str] = Counter()
-    for line in frame.ledger.lines:
-        if line.device_uuid in roots:
-            sums[line.share] += line.used_bytes
+    for (uuid, name), size in frame.shares.items():
+        if uuid in roots:
+            sums[name] += size
     for share, size in sums.items():
         yield (share,), size
 
