@@ -27,7 +27,7 @@ from tests.helpers.running import RunningDaemon, until
 
 AGENTS_OF_A_USER = 40
 PROBE_UID, FLOOD_UID, OTHER_AGENTS = 60_001, 65_533, 20
-SECONDS = 30
+SECONDS = 15
 RESTART_SECONDS = 40
 TICKS_SECONDS = 2
 """Reports are counted with the tick."""

@@ -158,6 +158,7 @@ def page_files() -> dict[str, File]:
     page = _lean((DIRECTORY / "index.html").read_text())
     for name, source, media_type in (
         ("page.js", bundle(MODULES, "page"), "text/javascript"),
+        ("early.js", MODULES["early"], "text/javascript"),
         ("page.css", (DIRECTORY / "page.css").read_text(), "text/css"),
     ):
         text = _lean(source)

@@ -16,7 +16,7 @@ const channel = new BroadcastChannel(NAME);
 let etag = null;
 let number = 0; // of the newest message of the stream; -1 if this window's frame is not from the stream
 let leaving = new AbortController(); // aborted when this window is hidden, or changes its part
-let early = document.hidden ? null : openStream(); // the stream, requested before it is known whether this window leads
+let early = earlyStream; // requested before it is known whether this window leads
 let leading = false;
 let followed = false; // true once another window has asked for messages: to copy a frame for nobody takes time
 let timer = 0;
@@ -45,13 +45,6 @@ async function follow() {
     if (state.closed) return join();
     await new Promise((resolve) => setTimeout(resolve, PAUSE));
   }
-}
-
-function openStream() {
-  const ending = new AbortController();
-  const answer = fetch("api/v1/live", { cache: "no-store", signal: ending.signal });
-  answer.catch(() => {}); // whoever waits for it is told
-  return { ending, answer };
 }
 
 /** Ends the stream that was requested early, if nothing reads it. */

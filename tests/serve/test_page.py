@@ -23,7 +23,7 @@ from tests.helpers.values import TickState, advance, make_device, make_fault, ma
 from tests.serve.application import View, ask
 
 TEXT = {path: file.body.decode() for path, file in FILES.items()}
-(SCRIPT_PATH,) = (path for path in PAGE if path.endswith(".js"))
+(EARLY_PATH, SCRIPT_PATH) = sorted(path for path in PAGE if path.endswith(".js"))
 (STYLE_PATH,) = (path for path in PAGE if path.endswith(".css"))
 STYLE = TEXT[STYLE_PATH]
 SOURCES = {name: text for name, text in MODULES.items() if name != "words"}
@@ -34,6 +34,7 @@ KINDS = {
     "/": "text/html",
     STYLE_PATH: "text/css",
     SCRIPT_PATH: "text/javascript",
+    EARLY_PATH: "text/javascript",
     "/docs.css": "text/css",
 }
 
@@ -47,7 +48,7 @@ def test_page_file_has_restrictive_headers(path: str, kind: str):
     assert answer.headers["content-security-policy"] == POLICY
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
-    hashed = path in (STYLE_PATH, SCRIPT_PATH)
+    hashed = path in (STYLE_PATH, SCRIPT_PATH, EARLY_PATH)
     assert answer.headers["cache-control"] == ("max-age=31536000, immutable" if hashed else "no-cache")
 
 
@@ -89,14 +90,15 @@ def test_page_names_kinds_as_the_daemon_does():
 
 def test_page_names_its_files_by_their_hash():
     found = re.findall(r'(?:src|href)="([a-z]+-[0-9a-f]{16}\.(?:css|js))"', TEXT["/"])
-    assert {f"/{name}" for name in found} == {STYLE_PATH, SCRIPT_PATH}
+    assert [f"/{name}" for name in found] == [EARLY_PATH, STYLE_PATH, SCRIPT_PATH]
     for name in found:
         digest = hashlib.sha256(TEXT[f"/{name}"].encode()).hexdigest()
         assert digest[:16] in name
 
 
 def test_script_contains_every_module_once():
-    assert sorted(re.findall(r"^const \$(\w+) = \(\(\) => \{$", TEXT[SCRIPT_PATH], re.MULTILINE)) == sorted(MODULES)
+    joined = re.findall(r"^const \$(\w+) = \(\(\) => \{$", TEXT[SCRIPT_PATH], re.MULTILINE)
+    assert sorted([*joined, "early"]) == sorted(MODULES)
 
 
 MODULES_OF_A_TEST = {
