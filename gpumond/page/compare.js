@@ -91,8 +91,9 @@ function create() {
   range.addEventListener("input", () => setMoment(shown[0] + ((shown[1] - shown[0]) * range.value) / 100));
   slider.append(range, " ", time);
   const title = make("div.title", make("h2", "Compare"), chosen, offer, says, make("div.controls", slider));
-  const tables = make("div.compared", make("div.part", make("h3", "Between programs, now"), programs), make("div.part", since, moments));
-  return make("section", title, charts, tables);
+  const parts = [make("div.part", make("h3", "Between programs, now"), programs), make("div.part", since, moments)];
+  parts.forEach((part) => (part.hidden = true));
+  return make("section", title, charts, make("div.compared", ...parts));
 }
 
 function choose(addresses) {

@@ -13,7 +13,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ T = TypeVar("T")
 D = TypeVar("D", bound="RunningDaemon")
 START_SECONDS = 60.0
 END_SECONDS = 60.0
+_FIRST_PORT = 20_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw10").removeprefix("gw"))
+PORTS = cycle(range(_FIRST_PORT, _FIRST_PORT + 1_000))
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -39,10 +42,12 @@ def until(condition: Callable[[], T], seconds: float = 60.0, every: float = 0.02
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that stays free until its use: another worker has other ports, and clients get higher ones."""
+    while True:
+        port = next(PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def series_of(page: bytes) -> Series:
