@@ -88,7 +88,12 @@ def driver() -> Iterator[Finding]:
     """Check each source with devices, and the first one always. With other devices, its absence is not a fault."""
     missing = [spec.requires for spec in AUTOMATIC if spec.requires and util.find_spec(spec.requires) is None]
     for module in missing:
-        yield Finding("driver", "bad", f"the module {module} isn't installed", "pip install 'gpumond[daemon]'")
+        yield Finding(
+            "driver",
+            "bad",
+            f"the module {module} isn't installed",
+            "in a clone of gpumond's repository: pip install '.[daemon]'",
+        )
     present = {spec.name for spec in AUTOMATIC if spec.requires not in missing and _has_devices(spec)}
     for spec in AUTOMATIC:
         if spec.requires not in missing and (spec.name in present or spec is AUTOMATIC[0]):

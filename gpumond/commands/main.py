@@ -319,5 +319,7 @@ def _module(name: str) -> Module:
 def _missing_extra(error: ImportError) -> int:
     if error.name is None or error.name.startswith("gpumond"):
         raise error
-    print_error(f"gpumond: {error.name} isn't installed: pip install 'gpumond[daemon]'")
+    print_error(
+        f"gpumond: {error.name} isn't installed; in a clone of gpumond's repository, run: pip install '.[daemon]'"
+    )
     return WRONG_USE

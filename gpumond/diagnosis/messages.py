@@ -47,7 +47,7 @@ def growing(
     details = [*steps, *_number(allocations)]
     more = f" ({', '.join(details)})" if details else ""
     return (
-        f"{owner}: memory has grown by {human(per_minute)}/min since {clock(since)}{more}; a possible leak, or a "
+        f"{owner} has been growing by {human(per_minute)}/min since {clock(since)}{more}; this is a leak, or a "
         "startup, cache or evaluation that will level off"
     )
 

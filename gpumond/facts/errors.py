@@ -95,8 +95,8 @@ FAULTS: Mapping[str, str] = {
     "automatically",
     "starting": "wait: gpumond is opening the driver for the first time",
     "released": "no action needed: gpumond detached from the driver on request, and attaches again automatically",
-    "skipped": "look for Xid errors in dmesg; gpumond reads the GPU again when the hung driver call returns, or after "
-    "a while",
+    "skipped": "look for Xid errors in dmesg; gpumond reads the GPU again when the hung driver call returns "
+    "or, after a crash, in 5 s to 10 min",
     "gpu_is_lost": _HARDWARE,
     "gpu_not_found": _HARDWARE,
     "reset_required": _HARDWARE,
@@ -114,7 +114,7 @@ FAULTS: Mapping[str, str] = {
     "unknown": "look for Xid errors in dmesg; in a container, check that its device rules are complete (CDI)",
     "corrupt": "inspect the renamed file (sqlite3 FILE .recover), then remove it",
     "row_unreadable": "no action needed: gpumond uses the other rows; to keep unreadable ones, copy the file before "
-    "they are replaced (docs/reference/store.md)",
+    "they are replaced",
     "not_writable": "free space in the state directory, and check that the daemon's user owns it; gpumond retries "
     "automatically",
     "not_loaded": "fix the file, check it with `gpumond check-config FILE`, then reload it (systemctl reload gpumond, "

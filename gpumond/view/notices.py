@@ -127,8 +127,8 @@ REMEDIES = {
     "uninterruptible": "check the kernel log (dmesg), then reset the GPU or reboot if this lasts: the process waits in "
     "the kernel, often in the driver, and no signal terminates it",
     "stopped": "it keeps its memory while stopped; resume it with kill -CONT {pid}, or terminate it with kill {pid}",
-    "holder": "it has the GPU open while memory has no owner; check whether its program is dead (ps -fp {pid}), then "
-    "kill {pid}",
+    "holder": "it has the GPU open, and part of the GPU's memory belongs to no listed process; look at it with ps -fp "
+    "{pid}, and if you don't need it, kill {pid}",
     "orphaned": "its parent has exited, and no service manager runs it (nohup has the same effect); if you don't need "
     "it, kill {pid}",
     "idle": "if it runs the agent, gpumond flush --pid {pid} releases its cache; if you don't need it, kill {pid}",

@@ -206,9 +206,9 @@ def test_growing_ends_when_the_growth_has_ended():
 def test_growing_states_rate_time_and_what_refutes_it():
     found = first(each_onset(seen(staircase(60 * MIB, onset=10, base=40 * GIB), steps_of(14))), "growing")
     assert found is not None
-    assert ": memory has grown by" in found[1].summary
+    assert " has been growing by" in found[1].summary
     assert "/min since 01:5" in found[1].summary
-    assert "a possible leak, or a startup, cache or evaluation that will level off" in found[1].summary
+    assert "this is a leak, or a startup, cache or evaluation that will level off" in found[1].summary
 
 
 def test_growing_requires_many_samples_and_live_bytes():

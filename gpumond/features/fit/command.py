@@ -104,7 +104,7 @@ def traced(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
         try:
             done = subprocess.run(tracer, env=environ, stdout=sys.stderr, timeout=SECONDS, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:
-            return {"reason": f"the program made no two steps in {SECONDS:.0f} s"}
+            return {"reason": f"the program's optimizer didn't complete two steps in {SECONDS:.0f} s"}
         except OSError as error:
             return {"reason": f"{command[0]}: {error.strerror}"}
         if not out.exists():

@@ -211,7 +211,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=value(headroom),
         default=HEADROOM,
         metavar="PERCENT",
-        help=f"part of the need that a limit adds (default: {HEADROOM:.0%}%)",
+        help=f"margin of LIMIT above NEEDED (default: {HEADROOM:.0%}%)",
     )
     parser.add_argument(
         "--limit", type=int, default=20, metavar="N", help="maximum number of rows; 0 for all (default: 20)"

@@ -95,7 +95,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--compare", action="store_true", help="also read the period before, and show the change")
     parser.add_argument(
-        "--extrapolate", action="store_true", help="count the time without data like the rest (default: not at all)"
+        "--extrapolate",
+        action="store_true",
+        help="assume that the time without data was like the rest (default: leave it out)",
     )
     parser.add_argument(
         "--limit", type=int, default=20, metavar="N", help="maximum number of rows; 0 for all (default: 20)"

@@ -229,7 +229,7 @@ class Limit:
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
         if arguments.pid is None and arguments.workload is None and arguments.device is None:
-            raise ConfigError("one of --pid, --workload and --device is required")
+            raise ConfigError("one of NAME, --pid, --workload and --device is required; see `gpumond limit --help`")
         try:
             limit_bytes = None if arguments.limit == "none" else typed_size(arguments.limit)
         except ValueError as error:

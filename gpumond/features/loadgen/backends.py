@@ -264,7 +264,9 @@ class CupyBackend(LoadBackend):
         try:
             import cupy
         except ImportError as error:
-            raise ConfigError(f"the cupy backend needs CuPy ({error}): pip install 'gpumond[cupy]'") from None
+            raise ConfigError(
+                f"the cupy backend needs CuPy ({error}): in a clone of gpumond's repository, run: pip install '.[cupy]'"
+            ) from None
         runtime = cupy.cuda.runtime
         device = self._settings.device
         try:

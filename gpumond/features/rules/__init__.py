@@ -18,7 +18,7 @@ FEATURE = Feature(
                 "gpumond rules check rules.yaml",
                 "gpumond rules test rules.test.yaml",
                 "gpumond rules list",
-                "gpumond rules override device-nearly-full --threshold 97%",
+                "gpumond rules override device-nearly-full --threshold 90%",
                 "gpumond rules restore device-nearly-full",
                 "gpumond rules test-receiver slack",
             ),

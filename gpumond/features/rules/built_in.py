@@ -34,8 +34,9 @@ TEMPLATES: Mapping[str, str] = {
     "out-of-memory": f"{PROGRAM} ran out of memory[ (errors in 10 minutes: {{value}}; {{live}} live and "
     "{stranded} stranded at its last report)]; gpumond oom show[| on that machine] says what would have prevented "
     "it[{advice}]",
-    "allocation-retries": f"{PROGRAM} is close to running out of memory, which slows it down: its allocator emptied "
-    "its cache and retried {value} times in 10 minutes; reduce the batch size, or free memory on the GPU[{advice}]",
+    "allocation-retries": f"{PROGRAM} is short of memory: its allocator emptied its cache and retried an allocation "
+    "{value} times in 10 minutes, which slows the program down; reduce the batch size, or free memory on the "
+    "GPU[{advice}]",
     "orphan-memory": f"{GPU} has [{{unattributed}}|{{value}} of its memory] in use that the driver attributes to no "
     "process, usually managed memory (cudaMallocManaged) of a program without the agent, or memory of an exited "
     "process; gpumond status lists the programs and the processes that have the GPU open",
@@ -70,15 +71,15 @@ TEMPLATES: Mapping[str, str] = {
     "settings",
     "persistence-mode-off": f"{GPU} loses its driver state whenever no program uses it, which slows program startup "
     "and resets its counters; run nvidia-smi -i {uuid} -pm 1, or enable nvidia-persistenced",
-    "driver-unresponsive": "gpumond[| on {instance}] has made a driver call that hasn't returned[ ({reason})]; the "
-    "affected GPUs have no values until it does; look for Xid errors in dmesg",
+    "driver-unresponsive": "the driver[| of {instance}] hasn't responded to gpumond for at least 5 s[ ({reason})]; the "
+    "affected GPUs have no values until it responds; look for Xid errors in dmesg",
     "driver-down": "gpumond[| on {instance}] can't read any GPU[: {reason}|{down_reason}]; to "
     "find out why, run gpumond doctor[| on that machine]",
     "agent-gone": f"[{{workload}} (pid {{pid}}, {{state}})|pid {{pid}}] {ON} still holds [{{used}}|{{bytes}}], but its "
     "agent has stopped reporting; check whether the program is hung or stopped",
     "engine-out-of-service": "{engine} ({kind})[| on {instance}] hasn't served requests for {value}: gpumond asked it "
-    "to release memory, nothing was released, and it hasn't resumed serving[ ({reason})]; gpumond retries; if that "
-    "doesn't help, restart the server",
+    "to release memory, the release failed or returned nothing, and the server hasn't resumed[ ({reason})]; gpumond "
+    "keeps trying; if that doesn't help, restart the server",
     "store-not-writable": "gpumond[| on {instance}] can't write to its store: alerts still work, but changes to "
     "rules can't be saved; check that the state directory is writable and its disk has free space",
 }

@@ -39,7 +39,7 @@ from gpumond.view.text import table
 
 COMMANDS = {
     "check": "check a configuration file's rules, and list the active rules",
-    "test": "test your rules with series, times and expected alerts (docs/reference/rules.md)",
+    "test": "test your rules with sample values and expected alerts",
     "list": "list the daemon's rules, with their origin and overrides",
     "override": "replace fields of a built-in rule in the daemon",
     "restore": "delete a built-in rule's override",
