@@ -83,6 +83,7 @@ def test_killed_daemon_knows_its_suspended_program_again(
         assert (receipt["outcome"], receipt["reason"]) == ("suspended", "")
         assert receipt["expected_bytes"] == receipt["released_bytes"] == receipt["host_bytes"] == HELD + CONTEXT
         until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
+        assert "suspended" not in {each["kind"] for each in daemon.get("status")["conditions"]}  # by another tool
         do(notebook, "allocator.free(kept)")  # waits for the device
         daemon.process.send_signal(signal.SIGKILL)
         daemon.process.wait()
