@@ -168,10 +168,11 @@ def test_idle_program_is_suspended_and_resumed_as_the_tutorial_says(serve: Calla
     done = demo.run(*suspend.split())
     assert (done.returncode, "suspended" in done.stdout) == (0, True), done
     until(lambda: row().get("state") == "suspended")
-    assert "on the host, resume needs" in demo.run("status").stdout
+    for command in (("status",), ("top", "--once")):
+        assert "on the host, resume needs" in demo.run(*command).stdout
     until(lambda: "embeddings is suspended, and resume needs" in demo.log.read_text())
-    command = [sys.executable, "-m", "gpumond", *resume.split()]
-    done = subprocess.run(command, env=demo.environ, capture_output=True, text=True, timeout=150)
+    waiting = [sys.executable, "-m", "gpumond", *resume.split()]
+    done = subprocess.run(waiting, env=demo.environ, capture_output=True, text=True, timeout=150)
     assert (done.returncode, "resumed" in done.stdout) == (0, True), done
     until(lambda: (row().get("live_bytes") or 0) > 8 * GIB)
     receipts = [each for each in json.loads(demo.run("receipts", "--json").stdout) if "action" in each]
