@@ -251,6 +251,7 @@ class Kernel:
         self.started_at, self.began = dependencies.clock.wall(), dependencies.clock.monotonic()
         self.store_file = dependencies.store.path.absolute()
         self.runtime_dir = unusual(settings.runtime_directory())
+        self.agent_socket = settings.agent_socket().absolute()
         self.diagnosis = Diagnosis(pace)
         self.events = EventLog(self.started_at)
         self.requests = AuditedRequests(self.programs, self.store.audit, self.note)

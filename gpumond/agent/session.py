@@ -25,7 +25,6 @@ from gpumond.agent.settings import Settings
 from gpumond.agent.transport import Transport
 from gpumond.agent.wakeup import WakeupPipe
 from gpumond.facts.messages import (
-    SERVICE_SOCKET,
     AgentRequest,
     AgentResponse,
     Borrowed,
@@ -36,7 +35,7 @@ from gpumond.facts.messages import (
     Hello,
     Report,
     clean,
-    own_socket,
+    program_socket,
 )
 from gpumond.facts.program import Ending
 
@@ -194,7 +193,7 @@ class Session:
                 return
             self._transport.renew()
         now = time.monotonic()
-        if now >= self._transport.retry_at and self._transport.connect(self._settings.socket or _socket_path(), now):
+        if now >= self._transport.retry_at and self._transport.connect(self._settings.socket or program_socket(), now):
             self._introduced = introduced
             admission = clean(os.environ.get("GPUMOND_ADMISSION", ""))
             python = sys.version.split()[0]
@@ -319,13 +318,6 @@ class Session:
                         self._settings.suspendable,
                     )
                 )
-
-
-def _socket_path() -> str:
-    path, own = os.environ.get("GPUMOND_SOCKET"), own_socket()
-    if not path and own and os.path.exists(own):
-        path = own
-    return path or SERVICE_SOCKET
 
 
 def ending() -> Ending | None:

@@ -22,10 +22,10 @@ from gpumond.facts.errors import GpumondError
 from gpumond.facts.units import GIB, MIB, caller_text, duration, human
 from gpumond.sim.device import Spec, create
 
-TRAINING = "train-llm"
+TRAINING, IDLE = "train-llm", "embeddings"
 PROGRAMS = (
     {TRAINING: "training", "chat-api": "serving", "notebook": "leak", "etl": "fragmentation"},
-    {"embeddings": "inference", "finetune": "finetune"},
+    {IDLE: "idle", "finetune": "finetune"},
 )
 """Workloads on each device, and what they do: a program of `gpumond.sim.programs`."""
 NEED, NEED_GIB = "pretrain", 20
@@ -41,10 +41,13 @@ def device(index: int) -> Spec:
         reserved_bytes=512 * MIB,
         idle_celsius=35.0,
         idle_watts=60.0,
+        can_suspend=True,
     )
 
 
 QUOTAS = ({"name": "chat-api", "match": {"workload": "chat-api"}, "soft_limit": "5GiB", "limit": "8GiB"},)
+SUSPENSIONS = {"allow_suspend": True, "suspend_idle": "1d"}
+"""Programs are suspended on request only: a waiting program suspends none."""
 
 STORY_SECONDS = 2.0
 """Interval between two looks at the daemon for captions."""
@@ -92,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
             from gpumond.config.loading import load
 
             given = {name: value for name, value in flags(arguments).items() if value is not None}
-            own = {"rules": RULES, "quotas": QUOTAS, "interval": INTERVAL_SECONDS}
+            own = {"rules": RULES, "quotas": QUOTAS, "interval": INTERVAL_SECONDS} | SUSPENSIONS
             own = {} if arguments.config or arguments.sim_device else own
             if runtime and not os.environ.get("GPUMOND_SOCKET"):
                 own["socket"] = f"{runtime}/agent.sock"  # two demos share no socket
@@ -210,6 +213,8 @@ of notebook fire within three minutes. Press Ctrl-C to stop.
 """
 
 
+IDLE_SECONDS = 20.0
+"""Idle time from which a program's memory is worth a caption."""
 LARGE_CACHE = 2 * GIB
 """Cached bytes from which a program's cache is worth a caption."""
 
@@ -234,6 +239,16 @@ def captions(
         if name == TRAINING and cached >= LARGE_CACHE:
             text = f"{name} uses {human(live)}, and keeps {human(cached)} that a flush would release"
             yield "cache", f"{text}. Try: {command(f'flush {name}')}"
+        if name == IDLE and (process["idle_seconds"] or 0.0) >= IDLE_SECONDS:
+            text = (
+                f"{name} has been idle for {duration(process['idle_seconds'])}, and no flush releases its {human(live)}"
+            )
+            yield "idle", f"{text}. Move them to the host: {command(f'suspend {name}')}"
+    for program in frame["snapshot"]["suspended_programs"]:
+        if program["state"] == "suspended":
+            name, need = program["workload"], human(sum(each["used_bytes"] for each in program["memory"]))
+            text = f"{name} is suspended, and resume needs {need}"
+            yield "suspended", f"{text}. Try: {command(f'resume {name} --wait 2m')}"
     names = {process["pid"]: process["workload"] for process in frame["processes"]}
     for verdict in frame["verdicts"]:
         if verdict["kind"] in ("leak", "fragmentation") and verdict["pid"] in names:

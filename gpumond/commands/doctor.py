@@ -28,7 +28,7 @@ from gpumond.cli.arguments import DONE, FAILED
 from gpumond.devices import AUTOMATIC, SourceSpec
 from gpumond.devices.child.supervisor import Supervisor
 from gpumond.facts.errors import DaemonError, SourceUnavailable, remedy
-from gpumond.facts.messages import default_socket, to_json
+from gpumond.facts.messages import program_socket, to_json
 from gpumond.facts.snapshot import Reading, SourceState
 from gpumond.facts.units import counted, human
 from gpumond.features.engines.ownership import WITH_PTRACE
@@ -202,9 +202,7 @@ def descriptors() -> Finding:
 
 
 def agent_socket(environ: Mapping[str, str] = os.environ, service: str = SERVICE_DIRECTORY) -> Finding:
-    path = environ.get("GPUMOND_SOCKET") or default_socket(environ)
-    if path is None:
-        return Finding("agent socket", "bad", "no runtime directory", "set XDG_RUNTIME_DIR or GPUMOND_SOCKET")
+    path = program_socket(environ)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -243,6 +241,7 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     state: State = "good" if source["up"] else "bad"
     detail, advice = ("up", "") if source["up"] else _stated(source["reason"], source["detail"])
     yield Finding("daemon", state, f"{status['version']}, source {source['name']} {detail}", advice)
+    yield from other_socket(status.get("agent_socket"))
     for fault in status["faults"]:
         if (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
             where = fault["device_uuid"] or fault["source"]
@@ -258,6 +257,20 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
         yield _engine(engine)
     for entry in stuck(processes):
         yield Finding("process", "note" if entry.kind in LIKELY_MEANT else "bad", entry.what, entry.remedy)
+
+
+def other_socket(path: str | None, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Yield a finding if the daemon's agent socket is on this machine, but not where this user's programs look.
+
+    ``path``: as the daemon states it; None from an older one.
+    """
+    looked = program_socket(environ)
+    if path is None or path == looked or not os.path.exists(path):
+        return
+    if os.path.exists(looked) and os.path.samefile(looked, path):
+        return
+    detail = f"this daemon's agent socket is {path}, but your programs connect to {looked}"
+    yield Finding("agent socket", "bad", detail, f"set GPUMOND_SOCKET={path} for your programs")
 
 
 def _engine(engine: Mapping[str, Any]) -> Finding:

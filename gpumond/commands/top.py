@@ -12,7 +12,7 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, WRONG_USE, address
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame, merged, of_device, view
-from gpumond.view.tables import page
+from gpumond.view.tables import page, suspended_programs
 from gpumond.view.text import colors_of
 
 
@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             views = [view(frame) for frame in frames]
             content = views[0] if len(views) == 1 else merged([*zip(names(urls), views, strict=True)])
-            print(page(of_device(content, device)))
+            tables = (page(of_device(content, device)), *map(suspended_programs, frames))
+            print("\n\n".join(filter(None, tables)))
         return DONE
     if arguments.json:
         return _wrong_use("--json requires --once")

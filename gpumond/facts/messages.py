@@ -374,3 +374,13 @@ def own_socket(environ: Mapping[str, str] = os.environ) -> str | None:
         return os.path.join(runtime, "gpumond", "agent.sock")
     home = environ.get("HOME")
     return os.path.join(home, ".local", "state", "gpumond", "agent.sock") if home else None
+
+
+def program_socket(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the path where a program's agent connects: the stated one, else that of the user's daemon if there is one,
+    else that of the service.
+    """
+    path, own = environ.get("GPUMOND_SOCKET"), own_socket(environ)
+    if not path and own and os.path.exists(own):
+        path = own
+    return path or SERVICE_SOCKET

@@ -52,9 +52,10 @@ ENTRIES_AT_ONCE = 500
 class Status:
     """Status of the daemon. `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set.
 
-    `store_file` is the path of the store on that machine. `runtime_dir` is the directory of the daemon's token and
-    `api.sock`, `null` if the command line looks there by default. `revision` is the commit of the daemon's build;
-    `null` if it is unknown. `config_hash` and `rules_hash` are the labels of `gpumond_config_info`.
+    `store_file` is the path of the store on that machine, `agent_socket` that of the agents' socket. `runtime_dir` is
+    the directory of the daemon's token and `api.sock`, `null` if the command line looks there by default. `revision` is
+    the commit of the daemon's build; `null` if it is unknown. `config_hash` and `rules_hash` are the labels
+    of `gpumond_config_info`.
     """
 
     version: str
@@ -72,6 +73,7 @@ class Status:
     agents: int
     private_pid_namespace: bool | None
     store_file: str
+    agent_socket: str
     runtime_dir: str | None
     faults: tuple[StatedFault, ...]
     conditions: tuple[StatedCondition, ...]
@@ -93,6 +95,7 @@ EXAMPLE_STATUS = Status(
     agents=1,
     private_pid_namespace=False,
     store_file="/var/lib/gpumond/gpumond.db",
+    agent_socket="/run/gpumond/agent.sock",
     runtime_dir=None,
     faults=(),
     conditions=(),
@@ -282,6 +285,7 @@ async def status(request: Request) -> Response:
             agents=len(snapshot.reports),
             private_pid_namespace=snapshot.private_pid_namespace,
             store_file=str(kernel_of(request).store_file),
+            agent_socket=str(kernel_of(request).agent_socket),
             runtime_dir=None if directory is None else str(directory),
             faults=stated_faults(snapshot),
             conditions=stated_conditions(snapshot),

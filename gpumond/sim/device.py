@@ -4,6 +4,7 @@
     DIRECTORY/used                  its flock guards the device; a sum of bytes that is never below the true one
     DIRECTORY/processes/PID-TICKS   bytes held by one process, and the sensor values that it publishes
     DIRECTORY/orphans/PID-TICKS     bytes without an owner, until the file is removed
+    DIRECTORY/locked/PID-TICKS      this process is locked: its calls wait
     DIRECTORY/suspended/PID-TICKS   this process is suspended: not listed, without bytes, and its calls wait
 
 An ended process holds nothing: the next reader of the device removes its file. All users of a device must be in one PID
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gpumond.facts.errors import GpumondError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
@@ -44,6 +46,7 @@ class Spec:
     """The properties of a device. ``context_bytes``: the cost of every process before it allocates anything.
 
     The idle values are those of an unused device; the values that processes publish are added to them.
+    ``can_suspend``: `gpumond.sim.driver` suspends its programs.
     """
 
     uuid: str
@@ -54,6 +57,7 @@ class Spec:
     context_bytes: int = 256 * MIB
     idle_celsius: float | None = None
     idle_watts: float | None = None
+    can_suspend: bool = False
 
 
 class Damaged(GpumondError):
@@ -100,7 +104,13 @@ class SimDevice:
             free_bytes=spec.size_bytes - spec.reserved_bytes - used,
             reserved_bytes=spec.reserved_bytes,
             processes=tuple(
-                ProcessUsage(pid=r.pid, start_ticks=r.start_ticks, used_bytes=r.used_bytes, kinds=("compute",))
+                ProcessUsage(
+                    pid=r.pid,
+                    start_ticks=r.start_ticks,
+                    used_bytes=r.used_bytes,
+                    kinds=("compute",),
+                    utilization_ratio=r.sensors[0],
+                )
                 for r in records
             ),
             sensors=_sensors(spec, [record.sensors for record in records]),
@@ -108,12 +118,36 @@ class SimDevice:
 
     def suspend(self, pid: int) -> None:
         """Suspend a process as cuCheckpointProcessCheckpoint does: its bytes are free, and its next call waits."""
-        directory = self.directory / "suspended"
-        directory.mkdir(exist_ok=True)
-        (directory / f"{pid}-{start_if_running(pid)}").touch()
+        self._mark("suspended", pid)
 
     def resume(self, pid: int) -> None:
-        (self.directory / "suspended" / f"{pid}-{start_if_running(pid)}").unlink()
+        """Return the bytes of a suspended process to it. Raises OutOfMemory, and then changes nothing."""
+        spec, own = self.spec(), self.held_bytes(pid)
+        with self._open() as lock:
+            used = sum(record.used_bytes for record in self._recount(lock)) + self._orphaned()
+            if used + own > spec.size_bytes - spec.reserved_bytes:
+                raise OutOfMemory(f"{own / MIB:.2f} MiB don't fit on {spec.uuid}")
+            (self.directory / "suspended" / _name(pid)).unlink()
+            _write(lock, used + own)
+
+    def lock(self, pid: int) -> None:
+        """Let the calls of a process wait."""
+        self._mark("locked", pid)
+
+    def unlock(self, pid: int) -> None:
+        (self.directory / "locked" / _name(pid)).unlink(missing_ok=True)
+
+    def is_marked(self, kind: Literal["processes", "locked", "suspended"], pid: int) -> bool:
+        """Return whether the process has this file: see the top of this module."""
+        return (self.directory / kind / _name(pid)).exists()
+
+    def held_bytes(self, pid: int) -> int:
+        """Return the bytes of a process, also those that it will have again when it is resumed."""
+        return int(json.loads(read_head(str(self.directory / "processes" / _name(pid))))[0])
+
+    def _mark(self, kind: str, pid: int) -> None:
+        (self.directory / kind).mkdir(exist_ok=True)
+        (self.directory / kind / _name(pid)).touch()
 
     @contextmanager
     def _open(self) -> Iterator[int]:
@@ -128,7 +162,7 @@ class SimDevice:
     def _recount(self, lock: int) -> list[_Record]:
         """Return every running process, remove the files of ended ones, and correct the sum. The lock must be held."""
         records = []
-        directory, suspended = str(self.directory / "processes"), self._suspended()
+        directory, suspended = str(self.directory / "processes"), self._names("suspended")
         for name in os.listdir(directory):
             pid, _, ticks = name.partition("-")
             path = f"{directory}/{name}"
@@ -142,9 +176,6 @@ class SimDevice:
         records.sort(key=lambda record: record.pid)
         _write(lock, sum(record.used_bytes for record in records) + self._orphaned())
         return records
-
-    def _suspended(self) -> Sequence[str]:
-        return self._names("suspended")
 
     def _orphaned(self) -> int:
         directory = f"{self.directory}/orphans"
@@ -195,8 +226,9 @@ class Context:
             self._save()
 
     def wait(self) -> None:
-        """Return when this process is not suspended."""
-        while self._path.name in self.device._suspended():
+        """Return when this process is neither locked nor suspended."""
+        marks = [f"{self.device.directory}/{kind}/{self._path.name}" for kind in ("locked", "suspended")]
+        while any(map(os.path.exists, marks)):
             time.sleep(SUSPENDED_SECONDS)
 
     def free(self, size_bytes: int) -> None:
@@ -319,6 +351,10 @@ def _sensors(spec: Spec, published: list[list[float | None]]) -> Sensors:
         gpu_temperature_celsius=celsius,
         power_watts=watts,
     )
+
+
+def _name(pid: int) -> str:
+    return f"{pid}-{start_if_running(pid)}"
 
 
 def _read(lock: int) -> int:

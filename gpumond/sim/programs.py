@@ -1,6 +1,6 @@
 """The demo's programs, as processes that run the agent and share one simulated device.
 
-    python -m gpumond.sim.programs {training,serving,leak,fragmentation,inference,finetune} --card DIR
+    python -m gpumond.sim.programs {training,serving,leak,fragmentation,idle,finetune} --card DIR
 
 A program is a generator: it allocates and frees a little, then yields the seconds until it continues. It restarts when
 the device is full, and may end. Sizes are shares of the device, chosen for 24 GiB; the first four together hold 50 to
@@ -101,15 +101,19 @@ def serving(memory: ProgramMemory, random: Random) -> Iterator[float]:
         yield 0.5
 
 
-def inference(memory: ProgramMemory, random: Random) -> Iterator[float]:
-    """Keep a large model, and serve as `serving` does."""
+def idle(memory: ProgramMemory, random: Random) -> Iterator[float]:
+    """Keep a large model and its results, and do nothing more, as a notebook does whose user has left."""
     memory.allocate(0.3, "parameters")
-    yield 2.0
-    yield from serving(memory, random)
+    for _ in range(10):
+        memory.busy(random.uniform(0.3, 0.5))
+        memory.allocate(0.006, "tensors")
+        yield 1.0
+    memory.busy(0.0)
+    yield from repeat(1.0)
 
 
 def finetune(memory: ProgramMemory, random: Random) -> Iterator[float]:
-    """Search for the largest batch that the device has room for: the last one does not fit beside `inference`."""
+    """Search for the largest batch that the device has room for: the last one does not fit beside `idle`."""
     from gpumond import agent
 
     memory.allocate(0.04, "parameters")
@@ -184,7 +188,7 @@ PROGRAMS: Mapping[str, Program] = {
     "serving": serving,
     "leak": leak,
     "fragmentation": fragmentation,
-    "inference": inference,
+    "idle": idle,
     "finetune": finetune,
 }
 
@@ -225,11 +229,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return False
         return signal.sigtimedwait(SIGNALS, max(0.0, min(seconds / options.speed, remaining))) is None
 
-    agent.start(workload=options.workload or options.program)
+    agent.start(workload=options.workload or options.program, suspendable=options.program == "idle")
     memory = ProgramMemory(SimDevice(options.card))
     run(PROGRAMS[options.program], memory, Random(options.seed), pause)
     agent.stop()
-    memory.allocator.close()
     return 0
 
 

@@ -33,8 +33,9 @@ def conditions(snapshot: Snapshot) -> Iterator[Condition]:
         for kind in of_device(device):
             part = device.partition_bytes if kind == "memory_partition" else None
             yield Condition(device.uuid, kind, "" if part is None else f"the daemon itself could use {human(part)}")
+    own = {each.key for each in snapshot.suspended_programs}
     for each in snapshot.suspensions:
-        if each.confirmed:
+        if each.confirmed and each.process not in own:
             yield Condition(each.device_uuid, "suspended", _of_suspension(snapshot, each))
     for report in snapshot.reports:
         for uuid, size in _managed(report).items():

@@ -12,7 +12,7 @@ from typing import TypeVar
 from gpumond.facts.program import ProcessKey
 from gpumond.host.machine import TICKS_PER_SECOND, find_process, process_start, read_head, start_of, stat_fields
 from gpumond.view.filters import matching
-from gpumond.view.rows import HOLDINGS, HostFacts, ProcessLife, ProcessRow, plain
+from gpumond.view.rows import HOLDINGS, HostFacts, ProcessLife, ProcessRow, plain, shows_opaque
 from gpumond.view.text import Line, Span, fitted, size
 
 Number = TypeVar("Number", int, float)
@@ -104,20 +104,17 @@ class SortOrder:
 
 
 def empty(rows: Sequence[ProcessRow]) -> set[str]:
-    """Return the names of the columns of `HIDEABLE` without a value other than 0; none without a row.
-
-    What a process with known live bytes has taken since its report is opaque for a second, and shows no column.
-    """
+    """Return the names of the columns of `HIDEABLE` without a value other than 0; none without a row."""
     if not rows:
         return set()
     columns = (column for column in COLUMNS if column.name in HIDEABLE)
     return {
         column.name
         for column in columns
-        if not any(
-            column.number(row) if column.number else column.text(row)
-            for row in rows
-            if column.name != "opaque" or row.shares["live"] is None
+        if not (
+            shows_opaque(rows)
+            if column.name == "opaque"
+            else any(column.number(row) if column.number else column.text(row) for row in rows)
         )
     }
 

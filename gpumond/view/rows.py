@@ -224,6 +224,15 @@ def _device_state(device: Mapping[str, Any]) -> str:
     return "" if device["up"] else "faulty"
 
 
+def shows_opaque(rows: Iterable[ProcessRow]) -> bool:
+    """Return whether the processes have opaque memory to show in a column.
+
+    The driver counts now, and an agent has counted up to a second ago: what a process with known live bytes has taken
+    since is opaque until the next report, and shows no column.
+    """
+    return any(row.shares["opaque"] and row.shares["live"] is None for row in rows)
+
+
 def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
     """Return the state of a program that gpumond has suspended, such as ``suspended for 2 h, 60.0 GiB on the host,
     resume needs 61.2 GiB``.

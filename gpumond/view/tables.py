@@ -12,7 +12,7 @@ from gpumond.facts.units import GIB, duration, human
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice
-from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, suspension_sentence
+from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, shows_opaque, suspension_sentence
 from gpumond.view.text import (
     FILLS,
     Line,
@@ -227,20 +227,20 @@ def bar_legend(content: View) -> str:
 
 
 def process_table(content: View, width: int | None = None) -> str:
-    """Return a table of processes; empty without a process. UNMAPPED and LIMIT are absent while there is none.
+    """Return a table of processes; empty without a process. OPAQUE, UNMAPPED and LIMIT are absent while there is none.
 
     ``width``: that of the terminal, which the table fits.
     """
     unmapped = any(process.unmapped_bytes for process in content.processes)
     limited = any(process.limit_bytes is not None for process in content.processes)
-    shares = [f">{name.upper()}" for name in HOLDINGS]
+    shares = [name for name in HOLDINGS if name != "opaque" or shows_opaque(content.processes)]
     header = (
         "GPU",
         ">PID",
         "PROGRAM",
         "USER",
         ">USED",
-        *shares,
+        *(f">{name.upper()}" for name in shares),
         *([">UNMAPPED"] if unmapped else []),
         *([">LIMIT"] if limited else []),
         "VERDICT",
@@ -252,7 +252,7 @@ def process_table(content: View, width: int | None = None) -> str:
             process.program,
             process.user,
             size(process.used_bytes),
-            *(size(process.shares[name]) for name in HOLDINGS),
+            *(size(process.shares[name]) for name in shares),
             *([size(process.unmapped_bytes)] if unmapped else []),
             *([size(process.limit_bytes)] if limited else []),
             process.verdict,

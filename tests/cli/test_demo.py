@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,6 +153,31 @@ def test_printed_commands_work_as_they_stand(common_demo: RunningDaemon):
     assert output(plan)
     assert output(why)
     until(lambda: "to sign in, open within" in common_demo.log.read_text())
+
+
+def test_idle_program_is_suspended_and_resumed_as_the_tutorial_says(serve: Callable[..., RunningDaemon]):
+    text = (ROOT / "docs/tutorial/first-hour.md").read_text()
+    suspend, resume = re.findall(r"^gpumond ((?:suspend|resume) .+)$", text, re.MULTILINE)
+    demo = serve("--devices", "2", command="demo")
+
+    def row() -> dict[str, Any]:
+        return next((each for each in demo.get("processes") if each["workload"] == "embeddings"), {})
+
+    until(lambda: demo.request("/-/ready")[0] == 200)
+    until(lambda: (row().get("idle_seconds") or 0.0) > 1.0)  # while finetune works on the same device
+    done = demo.run(*suspend.split())
+    assert (done.returncode, "suspended" in done.stdout) == (0, True), done
+    until(lambda: row().get("state") == "suspended")
+    for command in (("status",), ("top", "--once")):
+        assert "on the host, resume needs" in demo.run(*command).stdout
+    until(lambda: "embeddings is suspended, and resume needs" in demo.log.read_text())
+    waiting = [sys.executable, "-m", "gpumond", *resume.split()]
+    done = subprocess.run(waiting, env=demo.environ, capture_output=True, text=True, timeout=150)
+    assert (done.returncode, "resumed" in done.stdout) == (0, True), done
+    until(lambda: (row().get("live_bytes") or 0) > 8 * GIB)
+    receipts = [each for each in json.loads(demo.run("receipts", "--json").stdout) if "action" in each]
+    assert [(each["action"], each["outcome"]) for each in receipts] == [("suspend", "suspended"), ("resume", "resumed")]
+    assert receipts[0]["released_bytes"] == receipts[0]["host_bytes"] == receipts[1]["expected_bytes"]
 
 
 def test_log_and_audit_distinguish_plan_flush_refusal_and_forced_flush(demo: RunningDaemon):

@@ -7,7 +7,13 @@ from typing import Any
 from gpumond.commands.demo import captions
 from gpumond.facts.units import GIB
 
-EMPTY: dict[str, Any] = {"queue": [], "processes": [], "verdicts": [], "alerts": []}
+EMPTY: dict[str, Any] = {
+    "queue": [],
+    "processes": [],
+    "verdicts": [],
+    "alerts": [],
+    "snapshot": {"suspended_programs": []},
+}
 
 
 def told(**fields: Any) -> dict[str, str]:
@@ -21,13 +27,16 @@ def test_nothing_is_told_of_an_empty_machine():
 
 def test_captions_contain_the_figures_of_the_daemon():
     training = {"pid": 1, "workload": "train-llm", "cached_bytes": 3 * GIB, "live_bytes": 2 * GIB}
+    idle = {"pid": 3, "workload": "embeddings", "cached_bytes": 0, "live_bytes": 9 * GIB, "idle_seconds": 120.0}
+    suspended = {"state": "suspended", "workload": "embeddings", "memory": [{"used_bytes": 10 * GIB}]}
     notebook = {"pid": 2, "workload": "notebook", "cached_bytes": 0, "live_bytes": GIB}
     verdict = {"kind": "leak", "pid": 2, "summary": "notebook grows by 840.0 MiB/min"}
     alert = {"labels": [["workload", "finetune"], ["gpu", "1"]], "annotations": [["case", "c1"]]}
     receipt = {"outcome": "freed", "released_bytes": GIB, "workload": "etl", "requested_by": "rule:flush"}
     found = told(
         queue=[{"need_bytes": 20 * GIB, "workload": "pretrain"}],
-        processes=[training, notebook],
+        processes=[training, notebook, idle],
+        snapshot={"suspended_programs": [suspended]},
         verdicts=[verdict],
         alerts=[alert],
         receipts=[receipt],
@@ -35,6 +44,9 @@ def test_captions_contain_the_figures_of_the_daemon():
     assert found == {
         "queue": "pretrain waits for 20.0 GiB of a GPU. See: gpumond queue",
         "cache": "train-llm uses 2.0 GiB, and keeps 3.0 GiB that a flush would release. Try: gpumond flush train-llm",
+        "idle": "embeddings has been idle for 2 min, and no flush releases its 9.0 GiB. Move them to the host: gpumond "
+        "suspend embeddings",
+        "suspended": "embeddings is suspended, and resume needs 10.0 GiB. Try: gpumond resume embeddings --wait 2m",
         "leak": "notebook grows by 840.0 MiB/min. Try: gpumond why notebook",
         "flush": "A flush of etl released 1.0 GiB, by rule flush. See: gpumond receipts",
         "oom": "finetune ran out of memory on GPU 1. See: gpumond oom show c1",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpumond.agent.allocators.adapters import ADAPTERS
-from gpumond.commands.doctor import Finding, access_remedy, daemon, device_nodes, pid_namespace
+from gpumond.commands.doctor import Finding, access_remedy, daemon, device_nodes, other_socket, pid_namespace
 from gpumond.facts.errors import CONDITIONS, FAULTS
 from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import INITIAL_PID_NAMESPACE
@@ -126,3 +126,16 @@ def test_private_pid_namespace_is_distinguished_from_the_hosts(tmp_path: Path):
 
 def test_each_library_with_an_adapter_has_the_names_of_its_packages():
     assert [spec.library for spec in ADAPTERS if not spec.packages and "." not in spec.library] == []
+
+
+def test_daemon_with_its_socket_elsewhere_names_the_variable(tmp_path: Path):
+    path, linked = tmp_path / "agent.sock", tmp_path / "linked.sock"
+    path.touch()
+    linked.symlink_to(path)
+    (found,) = other_socket(str(path), {"HOME": str(tmp_path)})
+    assert (found.subject, found.state) == ("agent socket", "bad")
+    assert found.remedy == f"set GPUMOND_SOCKET={path} for your programs"
+    for environ in ({"GPUMOND_SOCKET": str(path)}, {"GPUMOND_SOCKET": str(linked)}):
+        assert not [*other_socket(str(path), environ)]
+    assert not [*other_socket(str(tmp_path / "of-another-machine.sock"), {})]
+    assert not [*other_socket(None, {})]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,21 @@ def test_tables_fit_the_width(width: int):
 def test_columns_that_do_not_fit_are_named():
     content = view(long_frame())
     narrow = process_table(content, 80).splitlines()
-    assert "OPAQUE" not in narrow[0]
-    assert narrow[-1].startswith("hidden: OPAQUE")
+    assert "OVERHEAD" not in narrow[0]
+    assert narrow[-1].startswith("hidden: OVERHEAD")
     assert "hidden" not in process_table(content)
     assert "w" * 60 in process_table(content)
+
+
+def test_column_opaque_is_that_of_programs_without_a_report():
+    process, other = make_process(1, 9 * GIB), make_process(2, GIB)
+    report = make_report(1, (make_pool(live=5 * GIB, cached=GIB),))
+    device = make_device(used_bytes=10 * GIB, processes=(process, other))
+    assert "OPAQUE" in process_table(view(make_frame(device, reports=(report,))))
+    alone = replace(device, used_bytes=9 * GIB, processes=(process,))
+    frame = make_frame(alone, reports=(report,))
+    frame["processes"][0]["opaque_bytes"] = 9 << 20  # taken since its report
+    assert "OPAQUE" not in process_table(view(frame))
 
 
 def test_bar_shows_the_shares():

@@ -76,15 +76,15 @@ def test_fragmentation_strands_more_bytes_at_constant_live_bytes(device: SimDevi
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_four_programs_fit_on_one_device(device: SimDevice, seed: int) -> None:
-    first = [name for name in PROGRAMS if name not in ("inference", "finetune")]
+    first = [name for name in PROGRAMS if name not in ("idle", "finetune")]
     together = list(zip(*(minutes(name, device, 8, seed) for name in first), strict=False))
     used = [sum(now.held_bytes + 256 * MIB for now in moment) for moment in together[60:]]
     assert max(used) < 0.8 * SIZE
     assert 0.55 * SIZE < sum(used) / len(used) < 0.75 * SIZE
 
 
-def test_largest_batch_does_not_fit_beside_inference(device: SimDevice) -> None:
-    beside = min(now.held_bytes for now in minutes("inference", device, 2)[60:])
+def test_largest_batch_does_not_fit_beside_an_idle_program(device: SimDevice) -> None:
+    beside = min(now.held_bytes for now in minutes("idle", device, 2)[60:])
     memory, seconds = ProgramMemory(device), [0.0]
     memory.allocate(beside / SIZE)
 

@@ -193,6 +193,9 @@ class Driver:
     def unlock(self, pid: int) -> str:
         return self._call("unlock", RUNNING)
 
+    def moved_bytes(self, pid: int) -> int | None:
+        return None
+
     def _call(self, name: str, after: int) -> str:
         self.calls.append(name)
         if name == self.failing:

@@ -119,7 +119,10 @@ def _refusals(
             yield Refusal(f"it has been idle for {known}, not for {duration(request.idle_seconds)}", "try again later")
     if surroundings is not None:
         yield from _of_machine(
-            report, sum(process.used_bytes or 0 for _, process in usage), surroundings, pending_bytes
+            report,
+            sum(process.used_bytes or 0 for device, process in usage if device.vendor != "sim"),  # only numbers
+            surroundings,
+            pending_bytes,
         )
 
 

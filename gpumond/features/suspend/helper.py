@@ -53,7 +53,9 @@ class Answer:
 
 
 class Driver(Protocol):
-    """Each method returns an empty text, or the driver's error."""
+    """Each method returns an empty text, or the driver's error. ``moved_bytes``: host memory of a program, in which its
+    device memory is while it is suspended; None if unknown.
+    """
 
     def init(self) -> str: ...
     def state(self, pid: int) -> tuple[int, str]: ...
@@ -61,6 +63,7 @@ class Driver(Protocol):
     def checkpoint(self, pid: int) -> str: ...
     def restore(self, pid: int) -> str: ...
     def unlock(self, pid: int) -> str: ...
+    def moved_bytes(self, pid: int) -> int | None: ...
 
 
 class LockArguments(ctypes.Structure):
@@ -100,6 +103,9 @@ class CudaDriver:
 
     def unlock(self, pid: int) -> str:
         return self._call("cuCheckpointProcessUnlock", ctypes.c_int(pid), None)
+
+    def moved_bytes(self, pid: int) -> int | None:
+        return host_size(pid)
 
     def _call(self, name: str, *arguments: object) -> str:
         function = getattr(self._library, name, None)
@@ -146,11 +152,11 @@ class _Run:
         return self.answer("" if error else STATES[after] if 0 <= after < len(STATES) else "")
 
     def suspend(self) -> None:
-        order, driver, size = self.order, self.driver, host_size(self.order.pid)
+        order, driver, size = self.order, self.driver, self.driver.moved_bytes(self.order.pid)
         if not self.step("lock", lambda: driver.lock(order.pid, order.lock_milliseconds)):
             return
         if self.step("checkpoint", lambda: driver.checkpoint(order.pid)):
-            after = host_size(order.pid)
+            after = driver.moved_bytes(order.pid)
             self.host_bytes = None if size is None or after is None else max(0, after - size)
             return
         error = self.error  # that of the unlock is of less use
@@ -202,12 +208,24 @@ def take_user(order: Order, proc: str = "/proc") -> None:
     os.setresuid(*[order.uid] * 3)
 
 
+def driver_of(pid: int) -> Driver:
+    """Return the driver of a process: that of simulated devices if it uses one that suspends programs, else CUDA's."""
+    root = os.environ.get("GPUMOND_SIM_DIR")
+    if root:
+        from gpumond.sim.driver import SimDriver
+
+        simulated = SimDriver(root, pid)
+        if simulated.devices:
+            return simulated
+    return CudaDriver()
+
+
 def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the daemon may end first
     order = from_json(Order, arguments[0].encode())
     try:
         take_user(order)
-        answer = carry_out(order, CudaDriver())
+        answer = carry_out(order, driver_of(order.pid))
     except (OSError, OverflowError) as error:
         answer = Answer(error=f"{type(error).__name__}: {error}")
     with suppress(OSError):

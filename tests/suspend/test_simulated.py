@@ -1,0 +1,98 @@
+"""Programs of simulated devices are suspended by the devices' own driver, as in the demo."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumond.facts.units import MIB
+from gpumond.features.suspend.helper import CudaDriver, Order, carry_out, driver_of
+from gpumond.host.machine import start_ticks
+from gpumond.sim.device import SimDevice, Spec, create
+from gpumond.sim.driver import SimDriver
+from tests.helpers.holding import holder
+from tests.helpers.running import RunningDaemon, until
+from tests.suspend.conftest import ALLOWED, OPTIONS, ready
+from tests.suspend.programs import CONTEXT, HELD, do, is_reported, output, program, resume, row, suspend
+
+SPEC = Spec("GPU-simulated", 0, "sim", 1024 * MIB, context_bytes=CONTEXT, can_suspend=True)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> SimDevice:
+    return create(tmp_path / "devices" / "card", SPEC)
+
+
+def order(action: str, pid: int) -> Order:
+    return Order(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=os.geteuid())  # type: ignore[arg-type]
+
+
+def test_driver_is_that_of_the_devices_that_a_process_uses(
+    device: SimDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holder(device, HELD) as process:
+        assert isinstance(driver_of(process.pid), CudaDriver)
+        monkeypatch.setenv("GPUMOND_SIM_DIR", str(device.directory.parent))
+        assert isinstance(driver_of(process.pid), SimDriver)
+        assert isinstance(driver_of(os.getpid()), CudaDriver)
+    old = create(tmp_path / "old" / "card", replace(SPEC, can_suspend=False))
+    monkeypatch.setenv("GPUMOND_SIM_DIR", str(old.directory.parent))
+    with holder(old, HELD) as process:
+        assert isinstance(driver_of(process.pid), CudaDriver)
+
+
+def test_restore_waits_until_the_memory_is_free(device: SimDevice) -> None:
+    with holder(device, HELD) as process:
+        driver = SimDriver(device.directory.parent, process.pid)
+        answer = carry_out(order("suspend", process.pid), driver)
+        assert (answer.state, answer.host_bytes) == ("checkpointed", HELD + CONTEXT)
+        assert device.read().used_bytes == 0
+        with holder(device, 700 * MIB):
+            restoring = threading.Thread(target=carry_out, args=(order("resume", process.pid), driver))
+            restoring.start()
+            assert driver.state(process.pid) == (2, "")
+        restoring.join()
+        assert driver.state(process.pid) == (0, "")
+        assert device.read().used_bytes == HELD + CONTEXT
+
+
+def test_locked_program_is_unlocked(device: SimDevice) -> None:
+    with holder(device, HELD) as process:
+        driver = SimDriver(device.directory.parent, process.pid)
+        driver.lock(process.pid, 0)
+        assert driver.state(process.pid) == (1, "")
+        assert carry_out(order("settle", process.pid), driver).state == "running"
+
+
+@pytest.mark.slow
+def test_killed_daemon_knows_its_suspended_program_again(
+    serve: Callable[..., RunningDaemon], device: SimDevice
+) -> None:
+    environ = ALLOWED | {"GPUMOND_SIM_DIR": str(device.directory.parent)}
+    daemon = ready(serve(*OPTIONS, environ=environ))
+    with program(daemon, device) as notebook:
+        assert output(notebook) == "ready"
+        until(lambda: is_reported(daemon, notebook.pid))
+        receipt = suspend(daemon, notebook.pid)
+        assert (receipt["outcome"], receipt["reason"]) == ("suspended", "")
+        assert receipt["expected_bytes"] == receipt["released_bytes"] == receipt["host_bytes"] == HELD + CONTEXT
+        until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
+        assert "suspended" not in {each["kind"] for each in daemon.get("status")["conditions"]}  # by another tool
+        do(notebook, "allocator.free(kept)")  # waits for the device
+        daemon.process.send_signal(signal.SIGKILL)
+        daemon.process.wait()
+        daemon = ready(RunningDaemon(daemon.directory, *OPTIONS, environ=environ, url=daemon.url))
+        try:
+            until(lambda: [each["state"] for each in daemon.get("suspensions")] == ["suspended"])
+            assert device.read().used_bytes == 0
+            assert resume(daemon, notebook.pid, wait=30)["outcome"] == "resumed"
+            assert output(notebook) == "did allocator.free(kept)"
+            until(lambda: row(daemon, notebook.pid).get("cached_bytes") == HELD)
+        finally:
+            daemon.stop()
