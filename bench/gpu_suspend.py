@@ -137,7 +137,7 @@ def main() -> None:
 @contextmanager
 def serving(directory: Path) -> Iterator[RunningDaemon]:
     config = directory / "config.yaml"
-    config.write_text(json.dumps({"rules": [RULE], "allow_suspend": True, "suspend_idle": "5s"}))
+    config.write_text(json.dumps({"rules": [RULE], "allow_suspend": True, "suspend_after_idle": "5s"}))
     with RunningDaemon(directory / "daemon", "--source", "nvml", "--config", str(config)) as daemon:
         until(lambda: daemon.request("/-/ready")[0] == 200, 60)
         yield daemon

@@ -95,7 +95,7 @@ GLANCE = [
         "Agent coverage",
         "Programs with an agent, as a part of all programs on the devices. Only these can be flushed.",
         "percentunit",
-        f"sum({of_machines('agent_programs')}) / sum({of_machines('programs')})",
+        f"sum({of_machines('agent_processes')}) / sum({of_machines('processes')})",
         levels=((0.5, WARNING), (0.9, GOOD)),
         below=BAD,
     ),
@@ -161,8 +161,8 @@ OVER_TIME = [
         "Programs with an agent",
         "Programs on the devices, and those of them that have an agent.",
         "short",
-        Query(f"sum({of_machines('programs')})", "programs"),
-        Query(f"sum({of_machines('agent_programs')})", "with an agent"),
+        Query(f"sum({of_machines('processes')})", "programs"),
+        Query(f"sum({of_machines('agent_processes')})", "with an agent"),
     ),
 ]
 

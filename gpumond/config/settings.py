@@ -47,7 +47,7 @@ RELOADED = (
     "reclaim",
     "allow_end_requests",
     "allow_suspend",
-    "suspend_idle",
+    "suspend_after_idle",
     "alertmanager_dry_run",
 )
 """Settings that a reload changes; the others require a restart."""
@@ -87,7 +87,7 @@ class Settings:
     reclaim: ReclaimPolicy = "user"
     allow_end_requests: bool = False
     allow_suspend: bool = False
-    suspend_idle: float = 600.0
+    suspend_after_idle: float = 600.0
     alertmanager_dry_run: bool = False
 
     def web(self) -> Web:
@@ -305,7 +305,7 @@ class SettingsConfig(Strict):
     allow_suspend: bool = Field(
         False, description="allows gpumond to [suspend](../how-to/suspend.md) programs that agree (experimental)"
     )
-    suspend_idle: Seconds = Field(
+    suspend_after_idle: Seconds = Field(
         600.0,
         description="how long a program must have been idle before it is suspended by a rule, or because another "
         "program needs memory",

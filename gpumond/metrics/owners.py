@@ -27,14 +27,14 @@ class OwnerUsage:
 
     used: int = 0
     needed: int = 0
-    program_devices: int = 0
+    device_processes: int = 0
     idle_held: int = 0
     live: int | None = None
     cached: int | None = None
     stranded: int | None = None
     idle_and_reclaimable: int | None = None
     wasted: int | None = None
-    programs: set[ProcessKey] = field(default_factory=set)
+    processes: set[ProcessKey] = field(default_factory=set)
     agents: set[ProcessKey] = field(default_factory=set)
 
     def add(self, process: ProcessKey, shares: Mapping[Share, int], idle: bool, has_agent: bool) -> None:
@@ -42,8 +42,8 @@ class OwnerUsage:
         used, cached, stranded = sum(shares.values()), shares.get("cached", 0), shares.get("stranded", 0)
         self.used += used
         self.needed = max(self.needed, used - cached)
-        self.program_devices += 1
-        self.programs.add(process)
+        self.device_processes += 1
+        self.processes.add(process)
         if has_agent:
             self.agents.add(process)
         known = "live" in shares
@@ -128,19 +128,19 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
         note=" Of a program without an agent, all of its memory.",
     ),
     Quantity(
-        "program_devices",
+        "device_processes",
         "count",
-        "Number of the owner's programs on each device of a model, added up: a program on two devices counts twice.",
-        attrgetter("program_devices"),
+        "Number of the owner's processes on each device of a model, added up: one on two devices counts twice.",
+        attrgetter("device_processes"),
     ),
     Quantity(
-        "programs",
+        "processes",
         "count",
         "Number of the owner's processes with memory on devices of a model.",
-        lambda usage: len(usage.programs),
+        lambda usage: len(usage.processes),
     ),
     Quantity(
-        "agent_programs",
+        "agent_processes",
         "count",
         "Number of the owner's processes on devices of a model that have an agent.",
         lambda usage: len(usage.agents),
@@ -214,15 +214,15 @@ NOBODY = Owner()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineUsage:
-    """Bytes and numbers of programs on all devices whose memory is known."""
+    """Bytes and numbers of processes on all devices whose memory is known."""
 
     size: int
     used: int
     idle_held: int
     idle_and_reclaimable: int
     wasted: int
-    programs: int
-    agent_programs: int
+    processes: int
+    agent_processes: int
 
 
 def machine_usage(frame: Frame, own: Sequence[OwnerUsage]) -> Iterator[tuple[tuple[str, ...], MachineUsage]]:
@@ -242,8 +242,8 @@ def machine_usage(frame: Frame, own: Sequence[OwnerUsage]) -> Iterator[tuple[tup
             idle_held=sum(each.idle_held for each in own),
             idle_and_reclaimable=sum(each.idle_and_reclaimable or 0 for each in own),
             wasted=sum(each.wasted or 0 for each in own) + unattributed,
-            programs=len(set[object]().union(*(each.programs for each in own))),
-            agent_programs=len(set[object]().union(*(each.agents for each in own))),
+            processes=len(set[object]().union(*(each.processes for each in own))),
+            agent_processes=len(set[object]().union(*(each.agents for each in own))),
         ),
     )
 
@@ -280,11 +280,11 @@ MACHINE: tuple[Quantity[MachineUsage], ...] = (
         "Memory of idle programs, cached and stranded memory of the others, and unattributed memory.",
         attrgetter("wasted"),
     ),
-    Quantity("programs", "count", "Number of processes that hold device memory.", attrgetter("programs")),
+    Quantity("processes", "count", "Number of processes that hold device memory.", attrgetter("processes")),
     Quantity(
-        "agent_programs",
+        "agent_processes",
         "count",
         "Number of processes that hold device memory and have an agent.",
-        attrgetter("agent_programs"),
+        attrgetter("agent_processes"),
     ),
 )

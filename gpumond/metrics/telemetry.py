@@ -134,8 +134,8 @@ class Telemetry:
             ["reason"],
             registry=registry,
         )
-        self._http_rejects = Counter(
-            "gpumond_http_rejects", "HTTP connections and requests rejected, by reason.", ["reason"], registry=registry
+        self._http_rejected = Counter(
+            "gpumond_http_rejected", "HTTP connections and requests rejected, by reason.", ["reason"], registry=registry
         )
         self.log_dropped = Counter(
             "gpumond_log_dropped", "Log records dropped by the rate limit.", registry=registry
@@ -238,7 +238,7 @@ class Telemetry:
         self._rejects.labels(reason).inc()
 
     def http_rejected(self, reason: str) -> None:
-        self._http_rejects.labels(reason).inc()
+        self._http_rejected.labels(reason).inc()
 
     def notified(self, receiver: str) -> None:
         self._notifications.labels(receiver).inc()

@@ -16,8 +16,7 @@ from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.messages import AgentRequest, AgentResponse, Asked
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import Identity
-from gpumond.programs.requests import ASK_SECONDS
-from gpumond.programs.server import AgentServer
+from gpumond.programs.server import ASK_SECONDS, AgentServer
 
 MAX_FILE_BYTES = 256 << 20
 MAX_PART_BYTES = 1 << 20
@@ -100,7 +99,7 @@ class AuditedRequests:
 
     async def _part(self, report: AgentReport, snapshot_id: int, offset: int) -> AgentResponse | None:
         ask = AgentRequest(uuid.uuid4().hex, "fetch", snapshot_id=snapshot_id, offset=offset)
-        return await self._agents.ask(_identity(report), ask, ASK_SECONDS)
+        return await self._agents.ask(_identity(report), ask)
 
     async def _report(self, pid: int) -> AgentReport:
         reports = self._agents.reports()

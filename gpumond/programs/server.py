@@ -1,4 +1,4 @@
-"""Server of the agents' socket: connections, and the newest report of each agent.
+"""Server of the agents' socket: connections, the newest report of each agent, requests to agents and their answers.
 
 Every uid of the machine may connect, so no peer is trusted. The kernel states the identity of a peer; one in a PID
 namespace that is not visible here is identified by its connection and its uid. Messages and connections of one user do
@@ -24,9 +24,12 @@ from gpumond.facts.errors import ProtocolError
 from gpumond.facts.messages import (
     MAX_MESSAGE_BYTES,
     VERSION,
+    AgentRequest,
     AgentResponse,
     Borrow,
     Borrowed,
+    Cancel,
+    FlushCommand,
     FlushResult,
     Goodbye,
     Hello,
@@ -37,8 +40,7 @@ from gpumond.facts.messages import (
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessEnd
 from gpumond.host.peer import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, person_of, sender_pid
-from gpumond.programs.connection import AgentConnection, Limits, UserUsage, agent_report, check_hello
-from gpumond.programs.requests import Requests
+from gpumond.programs.connection import AgentConnection, Answer, Limits, UserUsage, agent_report, check_hello
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +50,18 @@ REJECTED_PAUSE_SECONDS = 0.004
 REPORT = b'{"v":%d,"type":"report"' % VERSION
 DEPARTED_KEPT = 256
 ENDS_KEPT = 8192
+ASK_SECONDS = 30.0
+SUSPENDED = "this program is suspended, and executes nothing until it is resumed"
+OLD_AGENT = "this program's agent is too old"
+UNASKED = {
+    "limit": "this program doesn't allow limits, or its agent is too old; allow them with "
+    "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
+    "end": "this program has no function for requests to end, or its agent is too old; register one with "
+    "gpumond.agent.on_end_request",
+}
 
 
-class AgentServer(Requests):
+class AgentServer:
     """The daemon's end of all agent connections. Runs on the event loop that calls ``serve``."""
 
     def __init__(
@@ -141,6 +152,59 @@ class AgentServer(Requests):
         """Return the last report of each agent that is connected and reported too long ago."""
         reports = (self._report_of(peer, silent=True) for peer in list(self._peers.values()))
         return tuple(report for report in reports if report is not None)
+
+    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
+        """Send a flush to one agent and return its answer: None if it timed out or the agent disconnected."""
+        peer = self._connection_of(identity)
+        if peer is None:
+            return None
+        seconds = request.timeout_seconds + self._limits.answer_seconds
+        answer = await self._exchange(peer, request, peer.answers, seconds)
+        if answer is None:
+            peer.unanswered.add(request.id)
+        return answer
+
+    async def ask(
+        self, identity: Identity, request: AgentRequest, seconds: float = ASK_SECONDS
+    ) -> AgentResponse | None:
+        """Send a command as `flush` does. A command that the agent does not support, or its program forbids, is
+        not sent, and none to a suspended program.
+        """
+        peer = self._connection_of(identity)
+        if peer is None or peer.hello is None:
+            return None
+        if request.kind not in peer.hello.answers:
+            return AgentResponse(request.id, UNASKED.get(request.kind, OLD_AGENT))
+        if identity.process in self._suspended:
+            return AgentResponse(request.id, SUSPENDED)
+        return await self._exchange(peer, request, peer.requests, seconds)
+
+    async def _exchange(
+        self,
+        peer: AgentConnection,
+        request: FlushCommand | AgentRequest,
+        answers: dict[str, asyncio.Future[Answer]],
+        seconds: float,
+    ) -> Answer | None:
+        """Send a request and await its answer. An agent that wakes up too late finds a Cancel behind the request."""
+        if not self._send(peer, request):
+            return None
+        answer = answers[request.id] = self._loop.create_future()
+        try:
+            return await asyncio.wait_for(answer, seconds)
+        except (asyncio.TimeoutError, ConnectionError):
+            self._send(peer, Cancel(request.id))
+            return None
+        finally:
+            answers.pop(request.id, None)
+
+    def flushing(self, identity: Identity) -> bool:
+        """Return True if a flush of that process may still run: its agent is connected and has not answered."""
+        return any(peer.answers or peer.unanswered for peer in self._peers.values() if peer.identity == identity)
+
+    def _connection_of(self, identity: Identity) -> AgentConnection | None:
+        own = [peer for peer in self._peers.values() if peer.identity == identity and (peer.report or peer.unread)]
+        return max(own, key=lambda peer: peer.received_at, default=None)
 
     def _report_of(self, peer: AgentConnection, silent: bool = False) -> AgentReport | None:
         now = self._clock()

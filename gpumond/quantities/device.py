@@ -117,7 +117,7 @@ def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKe
 def short_users(recent: RuleWindow, snapshot: Snapshot) -> dict[str, frozenset[int]]:
     """Return the users whose programs ran short of memory, for each device that is not nearly full.
 
-    There, `wasted_ratio` has no other evidence than what these programs state.
+    There, `reclaimable_under_pressure_ratio` has no other evidence than what these programs state.
     """
     short = _short(recent, snapshot)
     ratios = {device.uuid: ratio(device.used_bytes, device.size_bytes) for device in snapshot.devices}
@@ -341,7 +341,7 @@ DEVICE = ScopeSpec(
             lambda row: row.recent.fill_seconds(row.device.uuid),
         ),
         Quantity(
-            "wasted_ratio",
+            "reclaimable_under_pressure_ratio",
             "ratio",
             "reclaimable bytes over size while the device is at least 80% full; if a program on it had an "
             f"out-of-memory error or a retry {IN_WINDOW}, reclaimable bytes of the other programs over size; else 0",

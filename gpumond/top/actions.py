@@ -1,4 +1,6 @@
-"""A flush in three steps: plan, confirmation, receipts; and a suspension or resumption, after a confirmation."""
+"""Dialogs: a flush in three steps (plan, confirmation, receipts), and a suspension, a resumption or a signal after a
+confirmation. Each shows itself in its ``panel``.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,10 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import human
 from gpumond.top.connection import DaemonClient, Requests
+from gpumond.top.processes import SIGNALS, refusal, send
 from gpumond.top.screen import Hints, Panel
 from gpumond.view.frame import checked_as, receipts_of
-from gpumond.view.rows import plain
+from gpumond.view.rows import ProcessRow, plain
 from gpumond.view.text import Line, Span, table_lines as table, wrapped
 
 TIMEOUT_SECONDS = 30.0
@@ -51,30 +54,27 @@ class Answer(NamedTuple):
     problem: str = ""
 
 
-class FlushPanel(Panel):
-    """The panel of a flush. Nothing is flushed before the plan is shown and ``y`` is pressed.
+class FlushDialog:
+    """Nothing is flushed before the plan is shown and ``y`` is pressed.
 
     ``done`` is called with a summary of the receipts, also if the panel is no longer shown.
     """
 
-    closing = ("escape", "q", "n")
-
     def __init__(
         self, requests: Requests, targets: Sequence[FlushTarget], name: str, done: Callable[[str], None]
     ) -> None:
-        super().__init__()
+        self.panel = Panel(self._lines, ("n",), {"y": self._confirm}, self._hints)
         self.requests, self.targets, self.name, self.done = requests, targets, name, done
         self.state = "requesting the plan of a flush"
         self.answers: Sequence[Answer] = ()
         self.ready = False
         self._ask(dry_run=True)
 
-    @property
-    def hints(self) -> Hints:
-        return (("y", "Yes, flush"), ("esc", "No")) if self.ready else super().hints
+    def _hints(self) -> Hints:
+        return (("y", "Yes, flush"), ("esc", "No")) if self.ready else ()
 
-    def press(self, key: str) -> None:
-        if key == "y" and self.ready:
+    def _confirm(self) -> None:
+        if self.ready:
             self.ready, self.state = False, "flushing"
             self._ask(dry_run=False)
 
@@ -103,7 +103,7 @@ class FlushPanel(Panel):
             return f"not flushed: {problems[0]}"
         return f"released {human(sum(answer.released_bytes for answer in self.answers))}"
 
-    def lines(self, width: int) -> list[Line]:
+    def _lines(self, width: int) -> list[Line]:
         lines: list[Line] = [[Span(f"{self.name}: {self.state}", "bold")], []]
         receipts = [*_receipts(self.answers)]
         planned = self.state == "plan of a flush"
@@ -179,27 +179,24 @@ COPY_SECONDS = 3600.0
 PATHS = {"suspend": "/api/v1/suspensions", "resume": "/api/v1/resumptions"}
 
 
-class SuspensionPanel(Panel):
+class SuspensionDialog:
     """``pid``: the program's. Nothing is moved before ``y`` is pressed."""
-
-    closing = ("escape", "q", "n")
 
     def __init__(
         self, requests: Requests, daemon: DaemonClient, pid: int, name: str, action: Literal["suspend", "resume"]
     ) -> None:
-        super().__init__()
+        self.panel = Panel(self._lines, ("n",), {"y": self._confirm}, self._hints)
         self.requests, self.daemon, self.pid, self.name, self.action = requests, daemon, pid, name, action
         self.results: list[str] = []
         self.ready = action == "resume"
         if not self.ready:
             self._ask(dry_run=True)
 
-    @property
-    def hints(self) -> Hints:
-        return (("y", f"Yes, {self.action}"), ("esc", "No")) if self.ready else super().hints
+    def _hints(self) -> Hints:
+        return (("y", f"Yes, {self.action}"), ("esc", "No")) if self.ready else ()
 
-    def press(self, key: str) -> None:
-        if key == "y" and self.ready:
+    def _confirm(self) -> None:
+        if self.ready:
             self.ready = False
             self._ask(dry_run=False)
 
@@ -220,7 +217,7 @@ class SuspensionPanel(Panel):
 
         self.requests.ask(question, receive)
 
-    def lines(self, width: int) -> list[Line]:
+    def _lines(self, width: int) -> list[Line]:
         lines: list[Line] = [[Span(f"{self.action} {self.name}", "bold")], []]
         for result in self.results:
             lines += wrapped([Span(result)], width)
@@ -234,3 +231,40 @@ def _result(receipt: Mapping[str, Any]) -> str:
     words = [plain(receipt["outcome"], 20), "" if size is None else human(size)]
     reasons = [plain(receipt[name], 400) for name in ("reason", "remedy") if receipt[name]]
     return ": ".join([" ".join(filter(None, words)), *filter(None, ["; ".join(reasons)])])
+
+
+class SignalDialog:
+    """``rows``: processes, and whether their daemon may be on this machine. ``y`` sends the signal."""
+
+    def __init__(self, rows: Sequence[tuple[ProcessRow, bool]]) -> None:
+        keys = {"left": lambda: self._select(-1), "right": lambda: self._select(1), "y": self._confirm}
+        self.panel = Panel(self._lines, ("n",), keys, self._hints)
+        self.rows = rows
+        self.signal = 0
+        self.results = [refusal(row, local) for row, local in rows]
+        self.ready = not all(self.results)
+
+    def _hints(self) -> Hints:
+        return (("←→", "Signal"), ("y", "Yes, send"), ("esc", "No")) if self.ready else ()
+
+    def _select(self, step: int) -> None:
+        self.signal = (self.signal + step) % len(SIGNALS)
+
+    def _confirm(self) -> None:
+        if self.ready:
+            self.ready = False
+            self.results = [send(row, local, SIGNALS[self.signal]) for row, local in self.rows]
+
+    def _lines(self, width: int) -> list[Line]:
+        lines: list[Line] = []
+        if self.ready:
+            names = [Span(f" {name} ", "chosen" if at == self.signal else "") for at, name in enumerate(SIGNALS)]
+            lines += [names, []]
+        for (row, _), result in zip(self.rows, self.results, strict=True):
+            text = f": {'no signal: ' if self.ready else ''}{result}" if result else ""
+            lines += wrapped([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
+        if self.ready:
+            count = self.results.count("")
+            programs = "1 program" if count == 1 else f"{count} programs"
+            lines += [[], [Span(f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no", "bold")]]
+        return lines

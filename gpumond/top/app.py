@@ -10,19 +10,17 @@ from typing import Literal
 from gpumond.facts.errors import DaemonError
 from gpumond.host.machine import collect_seldom
 from gpumond.top import screen
-from gpumond.top.actions import FlushPanel, FlushTarget, SuspensionPanel
+from gpumond.top.actions import FlushDialog, FlushTarget, SignalDialog, SuspensionDialog
 from gpumond.top.connection import Connection, DaemonClient, Requests, combined, names
 from gpumond.top.processes import TREE, Lineages, Table, Vitals, column_at, laid_out
 from gpumond.top.screen import (
-    HelpPanel,
     HistoryChart,
     Panel,
     Screen,
-    SignalPanel,
-    TextPanel,
     described,
     drawn,
     extended,
+    help_lines,
     read_history,
     remarks,
     remarks_in_full,
@@ -69,7 +67,7 @@ class Top:
         table = self.table
         return {
             **dict.fromkeys(("q", "f10", "ctrl-c"), self._quit),
-            **dict.fromkeys(("?", "h", "f1"), lambda: self._open(HelpPanel())),
+            **dict.fromkeys(("?", "h", "f1"), lambda: self._open(Panel(help_lines, ("?", "h", "f1")))),
             **dict.fromkeys(("/", "f3", "f4"), self._filter),
             **dict.fromkeys(("s", ">", "."), lambda: self._sort(1)),
             **dict.fromkeys(("<", ","), lambda: self._sort(-1)),
@@ -84,7 +82,7 @@ class Top:
             "F": self._flush_device,
             "z": lambda: self._move("suspend"),
             "Z": lambda: self._move("resume"),
-            "a": lambda: self._open(TextPanel(self._remarks_in_full, ("a", "enter"))),
+            "a": lambda: self._open(Panel(self._remarks_in_full, ("a", "enter"))),
             "p": self._pause,
             "escape": self._show_all,
             "left": lambda: self._step_device(-1),
@@ -317,7 +315,7 @@ class Top:
         elif row:
             key = row.key
             flush = {"f": lambda: self._flush(self._process(key))}
-            self.panel = TextPanel(lambda width: self._described(key, width), ("enter", "d"), flush)
+            self.panel = Panel(lambda width: self._described(key, width), ("enter", "d"), flush)
 
     def _process(self, key: ProcessLife) -> list[ProcessRow]:
         """Return the process, nothing if it no longer uses a device."""
@@ -363,7 +361,7 @@ class Top:
         def done(summary: str) -> None:
             self.message = "" if self.panel is panel else summary
 
-        panel = self.panel = FlushPanel(self.requests, targets, name, done)
+        panel = self.panel = FlushDialog(self.requests, targets, name, done).panel
 
     def _move(self, action: Literal["suspend", "resume"]) -> None:
         """Suspend or resume one program: the marked one, or else the one under the cursor."""
@@ -371,11 +369,11 @@ class Top:
         if len(rows) == 1:
             (row,) = rows
             daemon, name = self._place_of(row.key[0])[0].daemon, f"{row.program} (pid {row.pid})"
-            self.panel = SuspensionPanel(self.requests, daemon, row.pid, name, action)
+            self.panel = SuspensionDialog(self.requests, daemon, row.pid, name, action).panel
 
     def _signal(self) -> None:
         if rows := self._targets():
-            self.panel = SignalPanel([(row, self._place_of(row.key[0])[0].local) for row in rows])
+            self.panel = SignalDialog([(row, self._place_of(row.key[0])[0].local) for row in rows]).panel
 
 
 _MOVES = {"up": -1, "down": 1, "home": -(1 << 30), "end": 1 << 30}

@@ -12,7 +12,7 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
 from gpumond.facts.units import duration, human
 from gpumond.top.connection import Connection, DaemonClient
-from gpumond.top.processes import SIGNALS, Table, refusal, send
+from gpumond.top.processes import Table
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice, grouped
 from gpumond.view.rows import Key, ProcessRow, plain
@@ -104,22 +104,30 @@ Hints = Sequence[tuple[str, str]]
 
 
 class Panel:
-    """A panel of text that scrolls. ``first``: the first line that is shown."""
+    """Text that scrolls. ``lines`` returns it for a width. ``first``: the first line that is shown.
 
-    closing: Sequence[str] = ("escape", "q")
+    ``hints`` returns the keys to show, if they are not those that close and scroll.
+    """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        lines: Callable[[int], list[Line]],
+        closing: Sequence[str] = (),
+        keys: Mapping[str, Callable[[], None]] = {},
+        hints: Callable[[], Hints] = tuple,
+    ) -> None:
+        self.lines, self.closing, self.keys = lines, ("escape", "q", *closing), keys
+        self._hints = hints
         self.first = 0
 
     @property
     def hints(self) -> Hints:
-        return (("esc", "Close"), ("↑↓", "Scroll"))
-
-    def lines(self, width: int) -> list[Line]:
-        raise NotImplementedError
+        return self._hints() or (("esc", "Close"), ("↑↓", "Scroll"))
 
     def press(self, key: str) -> None:
         """Handle a key that neither closes nor scrolls the panel."""
+        if key in self.keys:
+            self.keys[key]()
 
     def scroll(self, lines: int) -> None:
         """Move the text. The screen limits ``first`` to the lines that exist."""
@@ -159,38 +167,17 @@ HELP_SHARES = "\n".join(f"{share} | {MEANINGS[share]}" for share in (*SHARES, "u
 KEY = 24
 
 
-class HelpPanel(Panel):
-    closing = ("escape", "q", "?", "h", "f1")
-
-    def lines(self, width: int) -> list[Line]:
-        lines: list[Line] = []
-        for entry in f"{HELP.strip()}\nShares\n{HELP_SHARES}\nFlush\n | {FLUSH}".splitlines():
-            key, is_key, effect = entry.partition(" | ")
-            if not is_key:
-                lines += [*([[]] if lines else []), [Span(key, "bold")]]
-                continue
-            first, *rest = wrapped([Span(effect)], max(KEY, width - KEY - 2))
-            lines.append([Span(f"  {key:<{KEY}}", "bold"), *first])
-            lines += [[Span(" " * (KEY + 2)), *line] for line in rest]
-        return lines
-
-
-class TextPanel(Panel):
-    """Text that ``content`` returns for a width, with further keys."""
-
-    def __init__(
-        self, content: Callable[[int], list[Line]], closing: Sequence[str], keys: Mapping[str, Callable[[], None]] = {}
-    ) -> None:
-        super().__init__()
-        self.content, self.keys = content, keys
-        self.closing = ("escape", "q", *closing)
-
-    def lines(self, width: int) -> list[Line]:
-        return self.content(width)
-
-    def press(self, key: str) -> None:
-        if key in self.keys:
-            self.keys[key]()
+def help_lines(width: int) -> list[Line]:
+    lines: list[Line] = []
+    for entry in f"{HELP.strip()}\nShares\n{HELP_SHARES}\nFlush\n | {FLUSH}".splitlines():
+        key, is_key, effect = entry.partition(" | ")
+        if not is_key:
+            lines += [*([[]] if lines else []), [Span(key, "bold")]]
+            continue
+        first, *rest = wrapped([Span(effect)], max(KEY, width - KEY - 2))
+        lines.append([Span(f"  {key:<{KEY}}", "bold"), *first])
+        lines += [[Span(" " * (KEY + 2)), *line] for line in rest]
+    return lines
 
 
 WITHOUT_AGENT = (
@@ -220,46 +207,6 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
     if row.flush_policy is None:
         lines += wrapped([Span(WITHOUT_AGENT)], width)
     return lines
-
-
-class SignalPanel(Panel):
-    """The panel. ``rows``: processes, and whether their daemon may be on this machine. ``y`` sends the signal."""
-
-    closing = ("escape", "q", "n")
-
-    def __init__(self, rows: Sequence[tuple[ProcessRow, bool]]) -> None:
-        super().__init__()
-        self.rows = rows
-        self.signal = 0
-        self.results = [refusal(row, local) for row, local in rows]
-        self.ready = not all(self.results)
-
-    @property
-    def hints(self) -> Hints:
-        return (("←→", "Signal"), ("y", "Yes, send"), ("esc", "No")) if self.ready else super().hints
-
-    def press(self, key: str) -> None:
-        if not self.ready:
-            return
-        if key in ("left", "right"):
-            self.signal = (self.signal + (1 if key == "right" else -1)) % len(SIGNALS)
-        elif key == "y":
-            self.ready = False
-            self.results = [send(row, local, SIGNALS[self.signal]) for row, local in self.rows]
-
-    def lines(self, width: int) -> list[Line]:
-        lines: list[Line] = []
-        if self.ready:
-            names = [Span(f" {name} ", "chosen" if at == self.signal else "") for at, name in enumerate(SIGNALS)]
-            lines += [names, []]
-        for (row, _), result in zip(self.rows, self.results, strict=True):
-            text = f": {'no signal: ' if self.ready else ''}{result}" if result else ""
-            lines += wrapped([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
-        if self.ready:
-            count = self.results.count("")
-            programs = "1 program" if count == 1 else f"{count} programs"
-            lines += [[], [Span(f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no", "bold")]]
-        return lines
 
 
 LEAST_TABLE = 6

@@ -56,7 +56,7 @@ def truth(last: int) -> str:
     ):
         labels = {"instance": instance, "model": model, **owner}
         add("gpumond_owner_needed_bytes", labels, needed * GIB, begin, end)
-        add("gpumond_owner_program_devices", labels, count, begin, end)
+        add("gpumond_owner_device_processes", labels, count, begin, end)
     lines = []
     for name, samples in families.items():
         lines += [f"# TYPE {name} gauge", *samples]

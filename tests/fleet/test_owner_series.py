@@ -48,7 +48,7 @@ def prometheus(machine: SimulatedMachine, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_no_series_has_a_pid(prometheus: Prometheus):
-    assert prometheus.instant("gpumond_owner_programs")
+    assert prometheus.instant("gpumond_owner_processes")
     assert prometheus.instant('count({pid!=""})') == []
 
 

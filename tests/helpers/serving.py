@@ -75,4 +75,4 @@ def statuses(received: bytes) -> list[int]:
 
 
 def rejected(daemon: RunningDaemon, reason: str) -> float:
-    return daemon.value("gpumond_http_rejects_total", reason=reason) or 0.0
+    return daemon.value("gpumond_http_rejected_total", reason=reason) or 0.0

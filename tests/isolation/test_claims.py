@@ -17,7 +17,7 @@ RULES = f"""
 rules:
   - name: wasted
     scope: device
-    value: wasted_ratio
+    value: reclaimable_under_pressure_ratio
     above: 0.01
     action:
       flush: {{min_reclaimable: 1}}

@@ -77,8 +77,8 @@ def test_memory_is_summed_by_owner_and_model():
     assert found["idle_held_bytes"] == {train: 0, serve: 6 * GIB, ada: 0}
     assert found["idle_and_reclaimable_bytes"] == {train: 6 * GIB, serve: 6 * GIB}
     assert found["wasted_bytes"] == {train: 9 * GIB, serve: 6 * GIB}
-    assert found["programs"] == {train: 1, serve: 1, ada: 1}
-    assert found["agent_programs"] == {train: 1, serve: 1, ada: 0}
+    assert found["processes"] == {train: 1, serve: 1, ada: 1}
+    assert found["agent_processes"] == {train: 1, serve: 1, ada: 0}
 
 
 def test_verdicts_and_time_to_oom_have_an_owner():
@@ -112,7 +112,7 @@ def test_sums_of_the_machine_are_those_of_its_devices_and_owners():
     assert sum(shares.values()) == 45 * GIB
     assert found["idle_and_reclaimable_bytes"][frozenset()] == sum(owned["idle_and_reclaimable_bytes"].values())
     assert found["wasted_bytes"][frozenset()] == sum(owned["wasted_bytes"].values()) + shares["unattributed"]
-    assert (found["programs"][frozenset()], found["agent_programs"][frozenset()]) == (3, 2)
+    assert (found["processes"][frozenset()], found["agent_processes"][frozenset()]) == (3, 2)
 
 
 def test_machine_without_a_known_device_has_no_sums():
@@ -121,7 +121,7 @@ def test_machine_without_a_known_device_has_no_sums():
     assert not [name for name in found if name.startswith("gpumond_machine_")]
     snapshot = make_snapshot(make_device(used_bytes=0))
     found = values(Frame(snapshot, attribute(snapshot)), "device")
-    assert found["gpumond_machine_programs"] == found["gpumond_machine_wasted_bytes"] == {frozenset(): 0}
+    assert found["gpumond_machine_processes"] == found["gpumond_machine_wasted_bytes"] == {frozenset(): 0}
 
 
 def test_memory_of_a_mig_instance_counts_once():

@@ -156,7 +156,7 @@ def test_agent_of_an_unlisted_process_does_not_make_cache_waste():
             for at, count in ((1.0, 0), (2.0, 1))
         ]
         found = subjects("device", advanced(*ticks))
-        return found.values["wasted_ratio"](found.rows[0])
+        return found.values["reclaimable_under_pressure_ratio"](found.rows[0])
 
     assert wasted(43) == 20 / 80
     assert wasted(66) == 0

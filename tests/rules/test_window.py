@@ -172,8 +172,8 @@ def test_cache_is_waste_only_while_memory_is_short():
     reports = [(make_report(pools=(mine,)), other), (make_report(pools=(mine,)), starved)]
     snapshots = [make_snapshot(DEVICE, reports=own, elapsed_seconds=float(at)) for at, own in enumerate(reports)]
     full = make_snapshot(make_device(used_bytes=64 * GIB), reports=reports[0], elapsed_seconds=9.0)
-    assert values_of(snapshots, "wasted_ratio", "device") == [0, 0.2]
-    assert values_of([full], "wasted_ratio", "device") == [0.3]
+    assert values_of(snapshots, "reclaimable_under_pressure_ratio", "device") == [0, 0.2]
+    assert values_of([full], "reclaimable_under_pressure_ratio", "device") == [0.3]
     assert [texts_of(snapshots)["shortage"](), texts_of([full])["shortage"]()] == [
         "had too little room for serve in the last 10 minutes",
         "is 80% full",

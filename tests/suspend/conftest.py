@@ -15,7 +15,7 @@ from tests.fakecuda import FakeCuda, build
 from tests.helpers.running import RunningDaemon, until
 
 OPTIONS = ("--source", "sim", "--interval", "0.2")
-ALLOWED = {"GPUMOND_ALLOW_SUSPEND": "true", "GPUMOND_SUSPEND_IDLE": "0s"}
+ALLOWED = {"GPUMOND_ALLOW_SUSPEND": "true", "GPUMOND_SUSPEND_AFTER_IDLE": "0s"}
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,7 @@ def test_programs_that_need_memory_share_the_device_with_idle_ones(
 def test_rule_suspends_an_idle_program(serve: Callable[..., RunningDaemon], device: SimDevice, cuda: FakeCuda) -> None:
     rule = {"name": "idle", "scope": "process", "value": "used_bytes", "above": "1MiB", "action": {"suspend": True}}
     config = device.directory.parent.parent / "config.yaml"
-    config.write_text(json.dumps({"rules": [rule], "allow_suspend": True, "suspend_idle": "3s"}))
+    config.write_text(json.dumps({"rules": [rule], "allow_suspend": True, "suspend_after_idle": "3s"}))
     daemon = ready(serve(*OPTIONS, "--config", str(config), environ=cuda.env))
     with program(daemon, device) as notebook, program(daemon, device, "other", 100 * MIB, suspendable=False) as other:
         until(lambda: is_reported(daemon, notebook.pid))

@@ -105,7 +105,7 @@ def decide(
     """Return the flushes that are due now; their tracks are ``under_way`` until ``conclude``.
 
     ``engines``: each with the devices that its processes use. ``short_users``: by UUID, the users whose programs alone
-    may be flushed by a rule on `wasted_ratio`, since nobody else ran short of memory.
+    may be flushed by a rule on `reclaimable_under_pressure_ratio`, since nobody else ran short of memory.
     """
     active = {rule.name: rule for rule in rules if rule.action is not None}
     if not active:
@@ -125,7 +125,7 @@ def decide(
         for uid, name in _engines(alert, action, concerned):
             idle[uid].append(name)
         before = (uid for rule, labels, uid in own if (rule, labels) == (alert.rule, alert.labels) and uid is not None)
-        uuid = dict(alert.labels).get("uuid", "") if rule.value == "wasted_ratio" else ""
+        uuid = dict(alert.labels).get("uuid", "") if rule.value == "reclaimable_under_pressure_ratio" else ""
         for uid in {*programs, *idle} - short_users.get(uuid, {*programs, *idle}):
             programs.pop(uid, None)
             idle.pop(uid, None)

@@ -74,7 +74,7 @@ def expressions(job: str | None, labels: Sequence[str], seconds: int) -> Mapping
     target = ", ".join(TARGET)
     metric, half = selected("gpumond_owner_needed_bytes", job), seconds // 2
     needed = f"{metric}[{seconds}s]"
-    own = f"max by ({target}, {', '.join(OWNER[:5])}) ({selected('gpumond_owner_program_devices', job)})"
+    own = f"max by ({target}, {', '.join(OWNER[:5])}) ({selected('gpumond_owner_device_processes', job)})"
     held = selected("gpumond_device_memory_share_bytes", job, 'share!="unattributed"')
     size = of_devices(job, "gpumond_device_memory_size_bytes")
     allocated = f"({size}) and on ({target}, uuid) (max by ({target}, uuid) ({held}) > 0)"

@@ -139,7 +139,15 @@ def _rule(name: str, scope: Scope, value: str, severity: str, **fields: Any) -> 
 
 BUILT_IN: tuple[Rule, ...] = (
     _rule("device-nearly-full", "device", "unreclaimable_ratio", "warning", above=0.97, clear=0.95, for_seconds=60),
-    _rule("reclaimable-waste", "device", "wasted_ratio", "warning", above=0.20, clear=0.15, for_seconds=60),
+    _rule(
+        "reclaimable-waste",
+        "device",
+        "reclaimable_under_pressure_ratio",
+        "warning",
+        above=0.2,
+        clear=0.15,
+        for_seconds=60,
+    ),
     _rule("fragmentation", "pool", "fragmentation_ratio", "warning", above=0.25, clear=0.20, for_seconds=30),
     _rule("leak", "process", "leak", "warning", above=0, keep_firing_for_seconds=300),
     _rule("out-of-memory", "pool", "ooms_increase", "critical", above=0, keep_firing_for_seconds=300),

@@ -729,7 +729,7 @@ class SuspendPart(Suspender, Part):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(
             allowed=lambda: kernel.settings.allow_suspend,
-            idle_seconds=lambda: kernel.settings.suspend_idle,
+            idle_seconds=lambda: kernel.settings.suspend_after_idle,
             snapshot=lambda: kernel.frame.snapshot if kernel.frame else None,
             read_driver=kernel.read_driver,
             grants=kernel.get(Grants),
