@@ -6,7 +6,7 @@ import { isMarked, setMarked } from "./compare.js";
 import { button, make, name, put, sync } from "./elements.js";
 import { facts } from "./facts.js";
 import { flush } from "./flush.js";
-import { clean, human, many } from "./format.js";
+import { clean, human, many, words } from "./format.js";
 import { COLUMNS, kindOf } from "./rows.js";
 import { isProblem, state } from "./store.js";
 import { createSuspension, updateSuspension } from "./suspend.js";
@@ -87,6 +87,7 @@ function updateProcess(body, cells, opener, row, active) {
   verdict.classList.toggle("notable", isProblem({ kind: row.verdict }));
   const remarks = [
     row.suspension || (row.state && row.state !== "alive" ? row.state : ""),
+    words(row.alert),
     row.orphaned ? "orphaned" : "",
     row.kinds.includes("holder") ? "holds the device open" : "",
     row.unmapped_bytes ? `${human(row.unmapped_bytes)} unmapped` : "",
