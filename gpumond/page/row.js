@@ -110,7 +110,7 @@ function showDetails(body, row, open) {
   updateSuspension(body.querySelector(".suspension"), row);
   const asks = body.querySelector(".why button");
   asks.parentNode.hidden = !row.agent?.pools.length;
-  asks.setAttribute("aria-label", `Memory of ${clean(row.program, 80)}…`);
+  asks.setAttribute("aria-label", `Why… Memory of ${clean(row.program, 80)}…`);
   sync(
     body.querySelector(".facts"),
     [...facts(row, state.frame.snapshot.taken_at)],
@@ -124,7 +124,7 @@ function showDetails(body, row, open) {
 }
 
 function createDetails(body, row) {
-  const asks = button("Memory…", () => why(row.pid, body.subject));
+  const asks = button("Why…", () => why(row.pid, body.subject));
   const chart = createChart({ uuid: row.device_uuid, pid: row.pid, start_ticks: row.start_ticks });
   const cell = make("td", chart, make("dl.facts"), make("p.why", asks), createSuspension(() => body.item));
   cell.colSpan = COLUMNS.length + 1;
