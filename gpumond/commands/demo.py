@@ -52,6 +52,9 @@ SUSPENSIONS = {"allow_suspend": True, "suspend_idle": "1d"}
 STORY_SECONDS = 2.0
 """Interval between two looks at the daemon for captions."""
 
+SIGN_IN_SECONDS = 600.0
+"""Validity of the printed address: you read the text above it first."""
+
 RESTART_SECONDS = 5.0
 """Interval between checks for programs that have ended."""
 
@@ -139,7 +142,7 @@ def _narrate(address: str) -> None:
 def _sign_in(address: str) -> None:
     """Print the address that signs a browser in, when the daemon answers."""
     with suppress(GpumondError):
-        answer = client.post(address, "/api/v1/sessions/code", {}, 30.0)
+        answer = client.post(address, "/api/v1/sessions/code", {"valid_seconds": SIGN_IN_SECONDS}, 30.0)
         valid = duration(answer["valid_seconds"])
         print(f"to sign in, open within {valid}: {address.rstrip('/')}/#code={answer['code']}", flush=True)
 

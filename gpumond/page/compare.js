@@ -10,6 +10,7 @@ import { readPast } from "./past.js";
 import { createPlot, drawCursor, drawPlot } from "./plot.js";
 import { layersOf } from "./stack.js";
 import { addressOf, isAt, rowsOf } from "./rows.js";
+import { addShares } from "./shares.js";
 import { label, state } from "./store.js";
 import { addView, openView } from "./views.js";
 import { OF_PROCESSES } from "./words.js";
@@ -108,7 +109,8 @@ function setMoment(at) {
 }
 
 async function load() {
-  const from = state.frame.snapshot.taken_at - SECONDS;
+  const now = state.frame.snapshot.taken_at;
+  const from = now - SECONDS;
   const all = rowsOf(state.frame);
   const rows = [...new Set(marked.flatMap((each) => all.filter((row) => isAt(each, row))))].slice(0, MOST);
   showChosen(all);
@@ -116,7 +118,9 @@ async function load() {
     rows.map(async (row) => {
       const lives = earlierLives(row, from);
       const pasts = await Promise.all([...lives, row].map(({ pid, start_ticks }) => readPast({ uuid: row.device_uuid, pid, start_ticks }, { from, to: null }, null)));
-      return { row, lives, points: pasts.flatMap(({ points }) => points), seconds: pasts.at(-1).seconds };
+      const points = pasts.flatMap((past) => past.points).filter((point) => point.at < now);
+      if (row.used_bytes !== null) points.push(addShares({ at: now, low: row.used_bytes, high: row.used_bytes, used: row.used_bytes }, row));
+      return { row, lives, points, seconds: pasts.at(-1).seconds };
     }),
   );
   show();

@@ -13,6 +13,7 @@ import { label, reclaimableOf, state } from "./store.js";
 import { filterBy, groupBy, showProcess, sortById } from "./table.js";
 import { setTheme, themes } from "./theme.js";
 import { TITLES, openView } from "./views.js";
+import { why } from "./why.js";
 
 const SHOWN = 50;
 const BUTTONS = ["pause", "link", "help-open", "sign"]; // of the header: each is a command, too
@@ -31,8 +32,8 @@ function* commandsOf() {
   for (const [text, seconds] of RANGES) yield [`Range ${text}`, () => visit(() => showRange(seconds))];
   const { devices, reports } = state.frame.snapshot;
   const rows = rowsOf(state.frame);
+  for (const row of rows) yield [`Show ${subjectOf(row)}`, () => visit(() => showProcess(row.key))];
   yield* cardCommands();
-  for (const event of newestEvents()) yield [`Minute before ${clock(event.at)} ${event.summary}`, () => visit(() => showMinute(event))];
   for (const kind of ["csv", "json"]) yield [`Download processes as ${kind.toUpperCase()}`, () => $(kind).click()];
   if (devices.length > 1) yield ["Show all GPUs", () => visit(() => choose(null))];
   if (reports.length) yield ["Flush all programs", () => flush({ all: true }, "all programs")];
@@ -40,9 +41,10 @@ function* commandsOf() {
     yield [`Show ${label(device)} ${device.name}`, () => visit(() => showDevice(device))];
     if (reclaimableOf([device]).bytes) yield [`Flush ${label(device)}`, () => flush({ device: device.uuid }, label(device))];
   }
-  for (const row of rows) yield [`Show ${subjectOf(row)}`, () => visit(() => showProcess(row.key))];
   for (const row of rows.filter(({ agent, cached_bytes: bytes }) => agent && agent.flush_policy !== "never" && bytes))
     yield [`Flush ${subjectOf(row)}`, () => flush({ pid: row.pid, start_ticks: row.start_ticks }, subjectOf(row))];
+  for (const row of rows.filter(({ agent }) => agent?.pools.length)) yield [`Why ${subjectOf(row)}`, () => why(row.pid, subjectOf(row))];
+  for (const event of newestEvents()) yield [`Minute before ${clock(event.at)} ${event.summary}`, () => visit(() => showMinute(event))];
 }
 
 const subjectOf = ({ program, pid, device }) => `${program} (pid ${pid})${device ? ` on ${label(device)}` : ""}`;

@@ -145,7 +145,7 @@ function holdHeight() {
   const { style } = $("problems");
   const held = performance.now() - movedAt < STEADY && document.querySelector("#problems ~ section:hover");
   style.height = held ? style.height || `${$("problems").getBoundingClientRect().height}px` : "";
-  style.overflow = held ? "hidden" : "";
+  style.overflow = held ? "auto" : "";
 }
 
 export function showProblems() {

@@ -6,7 +6,7 @@ import { isMarked, setMarked } from "./compare.js";
 import { button, make, name, put, sync } from "./elements.js";
 import { facts } from "./facts.js";
 import { flush } from "./flush.js";
-import { clean, human, many } from "./format.js";
+import { clean, human, many, words } from "./format.js";
 import { COLUMNS, kindOf } from "./rows.js";
 import { isProblem, state } from "./store.js";
 import { createSuspension, updateSuspension } from "./suspend.js";
@@ -87,6 +87,7 @@ function updateProcess(body, cells, opener, row, active) {
   verdict.classList.toggle("notable", isProblem({ kind: row.verdict }));
   const remarks = [
     row.suspension || (row.state && row.state !== "alive" ? row.state : ""),
+    words(row.alert),
     row.orphaned ? "orphaned" : "",
     row.kinds.includes("holder") ? "holds the device open" : "",
     row.unmapped_bytes ? `${human(row.unmapped_bytes)} unmapped` : "",
@@ -109,7 +110,7 @@ function showDetails(body, row, open) {
   updateSuspension(body.querySelector(".suspension"), row);
   const asks = body.querySelector(".why button");
   asks.parentNode.hidden = !row.agent?.pools.length;
-  asks.setAttribute("aria-label", `Memory of ${clean(row.program, 80)}…`);
+  asks.setAttribute("aria-label", `Why… Memory of ${clean(row.program, 80)}…`);
   sync(
     body.querySelector(".facts"),
     [...facts(row, state.frame.snapshot.taken_at)],
@@ -123,7 +124,7 @@ function showDetails(body, row, open) {
 }
 
 function createDetails(body, row) {
-  const asks = button("Memory…", () => why(row.pid, body.subject));
+  const asks = button("Why…", () => why(row.pid, body.subject));
   const chart = createChart({ uuid: row.device_uuid, pid: row.pid, start_ticks: row.start_ticks });
   const cell = make("td", chart, make("dl.facts"), make("p.why", asks), createSuspension(() => body.item));
   cell.colSpan = COLUMNS.length + 1;

@@ -61,10 +61,16 @@ function suspensionSentence(snapshot, { state, since, host_bytes, memory, reason
 
 /** The processes of a frame on its devices, to which this adds what the table shows: in place, as there may be
 thousands. */
-export function rowsOf({ snapshot, processes, verdicts: all }) {
+export function rowsOf({ snapshot, processes, verdicts: all, alerts }) {
   const verdicts = new Map();
+  const alerting = new Map(); // rules by row, except those that only inform
+  for (const alert of alerts) {
+    const labels = Object.fromEntries(alert.labels);
+    if (alert.pid && labels.severity !== "info") alerting.set(`${labels.uuid},${processKey(alert)}`, alert.rule);
+  }
   for (const verdict of all) {
     const key = `${verdict.device_uuid},${processKey(verdict)}`;
+    if (ordinary(verdict) && alerting.has(key)) continue; // which the alert refutes
     if (!verdicts.has(key) || !ordinary(verdict)) verdicts.set(key, verdict.kind);
   }
   const devices = new Map(snapshot.devices.map((device) => [device.uuid, device]));
@@ -77,6 +83,7 @@ export function rowsOf({ snapshot, processes, verdicts: all }) {
     row.program = row.workload || row.comm || "?";
     row.owner = row.user ?? (row.uid === null ? "" : String(row.uid));
     row.verdict = verdicts.get(row.key) ?? "";
+    row.alert = row.verdict ? "" : (alerting.get(row.key) ?? "");
     row.agent = agents.get(row.own);
     row.suspension = suspensions.get(row.own) ?? "";
     row.change_bytes = null;

@@ -2,7 +2,8 @@
 
 import { $, named, put } from "./elements.js";
 import { attempt, entryOf } from "./flush.js";
-import { clean, human } from "./format.js";
+import { clean, human, percent, sum } from "./format.js";
+import { MEANINGS } from "./meanings.js";
 import { save } from "./session.js";
 import { label, state } from "./store.js";
 
@@ -22,7 +23,7 @@ export async function why(pid, subject) {
   const dialog = $("why");
   const show = (text, entries = []) => {
     put($("why-words"), text, 600);
-    $("why-classes").replaceChildren(...entries);
+    $("why-classes").replaceChildren(...state.frame.processes.filter((row) => row.pid === pid).flatMap(entryOfShares), ...entries);
   };
   put($("why-title"), `Memory of ${clean(subject, 120)}`);
   show("Waiting for the program, which may pause for up to 250 ms…");
@@ -52,6 +53,18 @@ async function saveSnapshot(pid) {
   show(`Fetching ${name} (${human(dump.size_bytes)})…`);
   const refusal = await save(`api/v1/agents/${pid}/snapshots/${dump.id}`, name).catch(() => "The transfer was interrupted.");
   show(refusal || `${name} is saved; to view a PyTorch snapshot, open pytorch.org/memory_viz.`);
+}
+
+const HELD = ["live", "cached", "stranded"];
+
+/** What the pools of a process hold on one device, and what of it a flush releases. */
+function entryOfShares(row) {
+  const known = HELD.map((share) => [share, row[`${share}_bytes`]]).filter(([, bytes]) => bytes !== null);
+  const held = sum(known.map(([, bytes]) => bytes));
+  if (!held) return [];
+  const facts = known.map(([share, bytes]) => [share, `${human(bytes)} (${percent(bytes, held)})`]);
+  const remarks = known.slice(1).map(([share, bytes]) => bytes && `${share}: ${MEANINGS[share]}`);
+  return [entryOf([named(row.device ? label(row.device) : row.device_uuid, 40), `${human(held)} held`], facts, remarks)];
 }
 
 function entryOfClasses(found, kvCache) {

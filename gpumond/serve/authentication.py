@@ -125,7 +125,7 @@ class Caller:
         return scope in self.scopes or "admin" in self.scopes
 
 
-CODE_SECONDS = 60.0
+CODE_SECONDS, MAX_CODE_SECONDS = 60.0, 600.0
 SESSION_SECONDS = 12 * 3600.0
 PER_CALLER, IN_TOTAL = 8, 256
 """Limits of codes and of sessions. Above one, the oldest ends."""
@@ -145,10 +145,10 @@ class SignIns:
         self._codes: dict[bytes, SignIn] = {}
         self._sessions: dict[bytes, SignIn] = {}
 
-    def code(self, caller: Caller, token: str | None, now: float) -> str:
-        """Return a new code for the caller, which ends after ``CODE_SECONDS``."""
+    def code(self, caller: Caller, token: str | None, now: float, seconds: float = CODE_SECONDS) -> str:
+        """Return a new code for the caller, which ends after ``seconds``."""
         origin = None if token is None else digest(token)
-        return _add(self._codes, SignIn(caller, origin, now + CODE_SECONDS), now)
+        return _add(self._codes, SignIn(caller, origin, now + seconds), now)
 
     def exchange(self, code: str, now: float) -> str | None:
         """Return the token of a new session. None if the code does not exist, has ended, or was used before."""

@@ -12,6 +12,7 @@ from gpumond.config.models import Encodable
 from gpumond.serve import examples
 from gpumond.serve.authentication import (
     CODE_SECONDS,
+    MAX_CODE_SECONDS,
     SESSION_SECONDS,
     SESSIONS,
     Caller,
@@ -44,6 +45,14 @@ class Session:
     valid_seconds: float
 
 
+class CodeRequest(Encodable):
+    """``valid_seconds``: time until the code ends."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{}]})
+
+    valid_seconds: float = Field(default=CODE_SECONDS, ge=1, le=MAX_CODE_SECONDS)
+
+
 class CodeBody(Encodable):
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"code": "gpm_9hXk"}]})
 
@@ -58,18 +67,22 @@ NO_STORE = {"Cache-Control": "no-store"}
     f"{SESSIONS}/code",
     summary="Request a one-time code that signs a browser in",
     dependencies=CHANGES,
-    **examples.described(SignInCode, SignInCode("gpm_9hXk", CODE_SECONDS), 401, 403),
+    **examples.described(SignInCode, SignInCode("gpm_9hXk", CODE_SECONDS), 401, 403, 422),
 )
-async def request_code(request: Request, caller: Caller = Depends(caller_with("read"))) -> Response:
-    """Returns a code for the page's address: `/#code=CODE`. It is valid for 60 s, and for one sign-in.
+async def request_code(
+    request: Request, body: CodeRequest | None = None, caller: Caller = Depends(caller_with("read"))
+) -> Response:
+    """Returns a code for the page's address: `/#code=CODE`. It is valid for one sign-in, and for 60 s unless
+    `valid_seconds` states another time, of at most ten minutes.
 
     403: the caller has a client certificate or the token of a service account, which sign in with each request.
     """
     tokens: Tokens = request.app.state.tokens
     if not caller.sessions:
         raise HTTPException(403, f"{caller.name} can't have a session; use a gpumond token")
-    code = tokens.sign_ins.code(caller, bearer_token(request.scope), tokens.clock())
-    return Response(CODE.dump_json(SignInCode(code, CODE_SECONDS)), headers=NO_STORE, media_type="application/json")
+    seconds = CODE_SECONDS if body is None else body.valid_seconds
+    code = tokens.sign_ins.code(caller, bearer_token(request.scope), tokens.clock(), seconds)
+    return Response(CODE.dump_json(SignInCode(code, seconds)), headers=NO_STORE, media_type="application/json")
 
 
 @router.post(

@@ -169,6 +169,10 @@ def process_of(value: Mapping[str, Any]) -> ProcessKey | None:
     return process_key(value["pid"], value.get("start_ticks"))
 
 
+def _subject(alert: Mapping[str, Any]) -> Key:
+    return dict(alert["labels"]).get("uuid", ""), process_of(alert)
+
+
 def reclaimable(lines: Iterable[Mapping[str, Any]], refusing: Collection[ProcessKey | None]) -> int | None:
     """Return the bytes that a flush would release, processes that refuse excluded. None if no cache is reported."""
     held = cached_lines(lines)
@@ -258,8 +262,11 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
     verdicts: dict[Key, list[Mapping[str, Any]]] = {}
+    alerting = {_subject(alert) for alert in frame["alerts"] if dict(alert["labels"]).get("severity") != "info"}
     for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in SHAPES):
-        verdicts.setdefault((each["device_uuid"], process_of(each)), []).append(each)
+        key = (each["device_uuid"], process_of(each))
+        if each["kind"] not in SHAPES or key not in alerting:  # an alert refutes a healthy pattern
+            verdicts.setdefault(key, []).append(each)
     for process in sorted(frame["processes"], key=lambda process: -(process["used_bytes"] or 0)):
         uuid, pid = process["device_uuid"], int(process["pid"])
         key = (uuid, ProcessKey(pid, process["start_ticks"]))

@@ -97,6 +97,12 @@ def test_chart_is_zoomed_and_its_crosshair_is_that_of_all_charts(session: PageSe
     until(zoomed, every=0.2)
 
 
+FITS_IN_LIST = """() => {
+    const [alerts, problems] = ['alerts', 'problems'].map(id => document.getElementById(id));
+    return alerts.scrollHeight <= alerts.clientHeight + 1 && problems.scrollHeight <= problems.clientHeight + 1;
+}"""
+
+
 def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
     verdict = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")
     fit = verdict["fit"]
@@ -118,6 +124,10 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
             path => [path.className.baseVal, path.getAttribute('d')])""")
         )
         (text,), refused = session.texts(".fit[open] p", ".fit[open] .ruled-out li")
+        assert page.evaluate(FITS_IN_LIST)
+        page.get_by_role("button", name=re.compile("Evidence leak")).click()
+        page.locator(".fit[open]").wait_for(state="detached")
+        assert page.evaluate("getComputedStyle(document.getElementById('alerts')).maxHeight") != "none"
     assert paths["points"].count("M") == len(fit["points"])
     assert {"band", "line", "projection"} <= paths.keys()
     assert text.startswith("32.0 MiB/min (31.6 MiB to 32.4 MiB); the GPU will be full at ")

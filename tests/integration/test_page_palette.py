@@ -51,6 +51,20 @@ def test_palette_jumps_and_acts_by_keyboard(session: PageSession, demo: RunningD
     page.get_by_role("dialog", name="Sign in").wait_for()
 
 
+def test_palette_lists_a_program_before_its_events(session: PageSession):
+    page = session.page
+    page.locator("#events li", has_text="train-llm").first.wait_for()
+    page.keyboard.press("Control+k")
+    page.keyboard.type("train-llm")
+    options = page.locator("#palette-list li")
+    assert options.first.inner_text().startswith("Show train-llm (pid ")
+    found = [text.split()[0] for text in options.all_inner_texts()]
+    assert "Minute" not in found[: found.index("Why")]
+    page.keyboard.type(" why")
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").wait_for()
+
+
 def test_row_of_a_device_has_its_line(session: PageSession, demo: RunningDaemon):
     (own,) = demo.get("devices")
     devices = [make_device(own["uuid"] if not index else f"GPU-x{index}", index=index) for index in range(5)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpumond.features.instruments.routes import WHY, WHY_EXAMPLE
+from tests.helpers.agents import GIB
 from tests.helpers.browser import CHECK, PHONE, PROGRAMS, axe, needs_chromium, open_page, sign_in
 from tests.helpers.running import RunningDaemon, until
 
@@ -58,7 +59,11 @@ def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
     def answer(route: Route) -> None:
         route.fulfill(status=200, content_type="application/json", body=json.dumps(WHY.dump_python(WHY_EXAMPLE)))
 
-    with open_page(browser, demo, PHONE) as session:
+    def wasteful(frame: dict[str, Any]) -> None:
+        for process in frame["processes"]:
+            process.update(live_bytes=GIB, cached_bytes=2 * GIB, stranded_bytes=GIB)
+
+    with open_page(browser, demo, PHONE, rewrite=wasteful) as session:
         page = session.page
         page.route("**/why", answer)
         page.get_by_role("button", name="train-llm", exact=True).click(timeout=60_000)
@@ -66,6 +71,19 @@ def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
         sign_in(session, demo)
         dialog = page.get_by_role("dialog", name="Memory of train-llm")
         dialog.get_by_text("use a smaller batch").wait_for()
+        held, *_ = dialog.locator("article").all_inner_texts()
+        assert held.split("\n")[:8] == [
+            "GPU 0",
+            "4.0 GiB held",
+            "live",
+            "1.0 GiB (25%)",
+            "cached",
+            "2.0 GiB (50%)",
+            "stranded",
+            "1.0 GiB (25%)",
+        ]
+        assert "cached: Free memory that an allocator keeps for reuse; a flush returns it" in held
+        assert "stranded: Free memory that an allocator keeps and a flush can't return" in held
         assert dialog.get_by_text("22.0 GiB (55%)").is_visible()
         assert dialog.get_by_text("activations and the rest").is_visible()
         if AXE:

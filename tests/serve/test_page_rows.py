@@ -56,6 +56,17 @@ def test_rows_are_in_the_order_of_a_column_and_then_of_their_pid():
     assert listed(frame, order={"id": "gpu", "up": True}) == [10, 20, 11, 21]
 
 
+def test_alert_on_a_process_hides_its_healthy_pattern():
+    frame = frame_of_two_devices()
+    of_train = {key: frame["processes"][0][key] for key in ("device_uuid", "pid", "start_ticks")}
+    frame["verdicts"] = [{**of_train, "kind": "steady"}]
+    expression = "m.rowsOf(given[0]).slice(0, 1).map((row) => [row.verdict, row.alert])"
+    for severity, shown in (("critical", ["", "out-of-memory"]), ("info", ["steady", ""])):
+        labels = [["uuid", of_train["device_uuid"]], ["severity", severity]]
+        frame["alerts"] = [{**of_train, "rule": "out-of-memory", "labels": labels}]
+        assert run_module("rows", expression, frame) == [shown]
+
+
 def test_groups_have_sums_of_what_is_known():
     frame = frame_of_two_devices()
     groups = listed(frame, "user")

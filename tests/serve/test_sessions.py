@@ -111,6 +111,21 @@ def test_codes_and_sessions_end(after: float):
         assert sign_ins.exchange(sign_ins.code(Caller("caller", frozenset()), None, 0.0), after) is None
 
 
+@pytest.mark.parametrize(("body", "seconds"), [({}, CODE_SECONDS), ({"valid_seconds": 600}, 600.0)])
+def test_code_ends_at_the_requested_time(body: dict[str, float], seconds: float):
+    api = GuardedApi()
+    answer = api.ask("POST", "/api/v1/sessions/code", json=body, headers=ADMIN).json()
+    assert answer["valid_seconds"] == seconds
+    sign_ins = SignIns()
+    code = sign_ins.code(Caller("caller", frozenset()), None, 0.0, seconds)
+    assert sign_ins.exchange(code, seconds + 1) is None
+
+
+def test_code_ends_after_at_most_ten_minutes():
+    answer = GuardedApi().ask("POST", "/api/v1/sessions/code", json={"valid_seconds": 601}, headers=ADMIN)
+    assert answer.status_code == 422
+
+
 def test_oldest_code_of_a_caller_ends_above_the_limit():
     sign_ins = SignIns()
     other = sign_ins.code(Caller("other", frozenset()), None, 0.0)

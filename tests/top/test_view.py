@@ -168,6 +168,20 @@ def test_verdict_with_a_trouble_precedes_others():
     assert view(busy_frame(verdicts=(CHURN, LEAK))).verdicts == (FrameNotice("warn", "leak", "train leaks", "leak"),)
 
 
+def test_alert_on_a_process_hides_its_healthy_pattern():
+    labels = (("uuid", "GPU-a"), ("severity", "critical"))
+    alert = replace(make_alert("out-of-memory"), labels=labels, pid=10, start_ticks=100)
+    info = replace(alert, labels=(("uuid", "GPU-a"), ("severity", "info")))
+    for alerts, verdicts, shown in (
+        ((alert,), (CHURN,), ""),
+        ((alert,), (CHURN, LEAK), "leak"),
+        ((info,), (CHURN,), "churn"),
+        ((replace(alert, start_ticks=101),), (CHURN,), "churn"),
+    ):
+        (train, _) = view(busy_frame(verdicts=verdicts, alerts=alerts)).processes
+        assert train.verdict == shown
+
+
 def test_verdict_of_which_an_alert_informs_is_not_repeated():
     of_train = replace(make_alert("leak"), labels=(("uuid", "GPU-a"),), pid=10)
     for alert, kinds in (
