@@ -41,7 +41,7 @@ class Onset:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Times are seconds from the start. ``half`` is the time to OOM that was predicted at half headroom, and ``full``
+    """Times are seconds from the start. ``half`` is the time to full that was predicted at half headroom, and ``full``
     the interval in which the fit expected the full device then.
     """
 
@@ -96,7 +96,7 @@ def episode(scenario: str, seed: int, without_fault: bool = False, every: float 
         before = frozenset(active)
         if half_at is not None and half is None and at >= half_at:
             leak = next((verdict for verdict in active.values() if verdict.kind == "leak"), None)
-            half = -1.0 if leak is None else leak.time_to_oom_seconds
+            half = -1.0 if leak is None else leak.time_to_full_seconds
             full = None if leak is None else _full(leak, snapshot.taken_at - at)
     noise = float(original.option("noise") or 0)
     onsets.sort(key=lambda onset: (onset.at, onset.kind, onset.pid or 0))
@@ -129,7 +129,7 @@ def _full(leak: Verdict, start: float) -> tuple[float, float] | None:
 
 def _onset(at: float, verdict: Verdict) -> Onset:
     slope = dict(verdict.evidence).get("slope_bytes_per_second")
-    return Onset(at, verdict.kind, verdict.pid, slope, verdict.time_to_oom_seconds)
+    return Onset(at, verdict.kind, verdict.pid, slope, verdict.time_to_full_seconds)
 
 
 MIB_A_MINUTE = (1 << 20) / 60
@@ -259,7 +259,7 @@ def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
             "all_leaks": _delays(leaks),
             **{kind: _delays(ones) for kind, ones in sorted(others.items())},
         },
-        **_time_to_oom([one for one in leaks if one.truth.form == "linear" and one.scenario not in SERVING]),
+        **_time_to_full([one for one in leaks if one.truth.form == "linear" and one.scenario not in SERVING]),
         "leak_serving_by_rate": _by_rate(
             [one for one in episodes if one.scenario == "leak-serving" and one.truth.kind and not one.without_fault]
         ),
@@ -311,17 +311,17 @@ def _in_interval(one: Episode) -> bool:
     return one.full is not None and one.truth.oom_at is not None and one.full[0] <= one.truth.oom_at <= one.full[1]
 
 
-def _time_to_oom(leaks: Sequence[Episode]) -> dict[str, object]:
-    """Return how often the time to OOM that was predicted at half headroom was right. No prediction is wrong."""
+def _time_to_full(leaks: Sequence[Episode]) -> dict[str, object]:
+    """Return how often the time to full that was predicted at half headroom was right. No prediction is wrong."""
     known = [one for one in leaks if one.half is not None]
     return {
-        "time_to_oom_within_factor_2_at_half_headroom": _share([_within_factor_2(one) for one in known]),
-        "time_to_oom_in_the_interval_at_half_headroom": _share([_in_interval(one) for one in known]),
+        "time_to_full_within_factor_2_at_half_headroom": _share([_within_factor_2(one) for one in known]),
+        "time_to_full_in_the_interval_at_half_headroom": _share([_in_interval(one) for one in known]),
     }
 
 
 def _by_rate(leaks: Sequence[Episode]) -> dict[str, object]:
-    """Return recall, delay and time to OOM by the rate in MiB a minute."""
+    """Return recall, delay and time to full by the rate in MiB a minute."""
     rates = defaultdict[int, list[Episode]](list)
     for one in leaks:
         rates[round((one.truth.slope_bytes_per_second or 0.0) / MIB_A_MINUTE)].append(one)
@@ -329,7 +329,7 @@ def _by_rate(leaks: Sequence[Episode]) -> dict[str, object]:
         str(rate): {
             "found": _share([found(one, "leak") is not None for one in ones]),
             "delay_minutes": _delays(ones),
-            **_time_to_oom(ones),
+            **_time_to_full(ones),
         }
         for rate, ones in sorted(rates.items())
     }

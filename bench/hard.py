@@ -231,12 +231,12 @@ def _true_slope(shape: Shape, at: float) -> float:
 
 
 def _at_half(leak: Verdict | None, left: float, now: float) -> tuple[float, bool]:
-    if leak is None or leak.time_to_oom_seconds is None:
+    if leak is None or leak.time_to_full_seconds is None:
         return inf, False
     inside = False
     if leak.fit is not None and leak.fit.full_at_earliest is not None:
         inside = leak.fit.full_at_earliest <= now + left <= (leak.fit.full_at_latest or inf)
-    return leak.time_to_oom_seconds / left, inside
+    return leak.time_to_full_seconds / left, inside
 
 
 def _evidence(verdict: Verdict, name: str) -> float | None:

@@ -74,7 +74,7 @@ GLANCE = [
         "Time to full",
         "Time until the device is full at the present rate of growth; unknown without a growing program.",
         "s",
-        f"min(gpumond_time_to_oom_seconds{{{DEVICE}}})",
+        f"min(gpumond_time_to_full_seconds{{{DEVICE}}})",
         levels=SOON,
         below=BAD,
         runbooks=("leak",),

@@ -326,7 +326,7 @@ DIAGNOSED = [
         "Full soon",
         "Time until a device is full at the present rate of growth of the owner's programs.",
         (MACHINE, Column("user", "User"), WORKLOAD),
-        Query(f"min by (instance, user, workload) (gpumond_owner_time_to_oom_seconds{{{FLEET}}})", "Time left", "s"),
+        Query(f"min by (instance, user, workload) (gpumond_owner_time_to_full_seconds{{{FLEET}}})", "Time left", "s"),
         sort="Time left",
         ascending=True,
         width=8,

@@ -46,7 +46,7 @@ GLANCE = [
         "Time to full",
         "Time until a device is full at the present rate of growth; unknown without a growing program.",
         "s",
-        f"min({of_programs(f'gpumond_time_to_oom_seconds{{{FLEET}}}')})",
+        f"min({of_programs(f'gpumond_time_to_full_seconds{{{FLEET}}}')})",
         levels=((600, WARNING), (3600, GOOD)),
         below=BAD,
         runbooks=("leak",),
@@ -145,7 +145,7 @@ GROWTH = [
         "Time until the device is full at the present rate of growth of the program.",
         "s",
         Query(
-            f"min by (instance, gpu, pid) ({of_programs(f'gpumond_time_to_oom_seconds{{{FLEET}}}')})",
+            f"min by (instance, gpu, pid) ({of_programs(f'gpumond_time_to_full_seconds{{{FLEET}}}')})",
             "{{instance}} GPU {{gpu}} {{pid}}",
         ),
         width=12,

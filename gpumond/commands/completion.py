@@ -56,7 +56,7 @@ compdef _gpumond gpumond
 VALUES = {
     "--workload": "workloads",
     "--pid": "pids",
-    "--device": "devices",
+    **dict.fromkeys(("--device", "--need-device"), "devices"),
 }
 """Kinds of the values of options that the daemon knows."""
 NAMED = {

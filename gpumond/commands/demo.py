@@ -161,7 +161,7 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
         for name, pattern in PROGRAMS[index].items():
             commands[name] = (sys.executable, "-m", "gpumond.sim.programs", pattern, "--workload", name, *options)
     if count > 1:
-        need = ("--need", f"{NEED_GIB}GiB", "--device", "1", "--wait", "1d", "--url", address)
+        need = ("--need", f"{NEED_GIB}GiB", "--need-device", "1", "--wait", "1d", "--url", address)
         commands[NEED] = (sys.executable, "-m", "gpumond", "run", "--workload", NEED, *need, "--", "sleep", "30")
 
     def start(name: str) -> subprocess.Popen[bytes]:

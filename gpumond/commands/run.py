@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="start your program only once this much GPU memory is available; auto: what its earlier runs needed",
     )
-    parser.add_argument("--device", metavar="GPU", help="with --need: which GPU, if there are several")
+    parser.add_argument("--need-device", metavar="GPU", help="with --need: which GPU, if there are several")
     parser.add_argument("--wait", metavar="DURATION", help="with --need: how long to wait, such as 10m (default: 0)")
     parser.add_argument("--url", metavar="URL", help="with --need: your daemon's address (default: $GPUMOND_URL)")
     parser.add_argument(
@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.suspendable:  # a thread of the agent waits for it: the main thread may wait for the driver
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
     if arguments.need is None:
-        if arguments.wait or arguments.device:
-            return _fail("--wait and --device require --need", 2)
+        if arguments.wait or arguments.need_device:
+            return _fail("--wait and --need-device require --need", 2)
         return _become(command, environ)
     from gpumond.agent.program_report import place_in_job
     from gpumond.cli import client
@@ -80,10 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _fail(f"--url {error}", 2)
     seconds, workload = admission.wait_seconds(arguments.wait), environ.get("GPUMOND_WORKLOAD", "")
     if arguments.need == admission.AUTO:
-        need = admission.auto_need(url, workload, arguments.device, place_in_job(environ)[1] or 1)
+        need = admission.auto_need(url, workload, arguments.need_device, place_in_job(environ)[1] or 1)
     else:
         need = admission.size(arguments.need)
-    with admission.admitted(url, need, arguments.device, workload, seconds) as granted:
+    with admission.admitted(url, need, arguments.need_device, workload, seconds) as granted:
         if granted is None:
             return admission.NO_ROOM
         return _become(command, environ | {"GPUMOND_ADMISSION": granted})

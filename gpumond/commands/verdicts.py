@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _rows(verdicts: Iterable[dict[str, Any]], gpus: Mapping[str, str]) -> Iterator[list[str]]:
     for verdict in verdicts:
-        pid, left = verdict["pid"], verdict["time_to_oom_seconds"]
+        pid, left = verdict["pid"], verdict["time_to_full_seconds"]
         yield [
             gpus.get(verdict["device_uuid"], "-"),
             "-" if pid is None else str(pid),

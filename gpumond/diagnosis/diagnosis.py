@@ -582,7 +582,7 @@ def _for_all(representative: TrackedSeries, group: Collection[TrackedSeries]) ->
     return replace(
         own,
         evidence=tuple(evidence.items()),
-        time_to_oom_seconds=first.time_to_oom_seconds,
+        time_to_full_seconds=first.time_to_full_seconds,
         fit=fit,
         summary=messages.together(first.summary, count, devices),
     )
@@ -590,7 +590,7 @@ def _for_all(representative: TrackedSeries, group: Collection[TrackedSeries]) ->
 
 def _seconds_left(tracked: TrackedSeries) -> float:
     """Return the seconds until the leak has filled its device; infinity if they are unknown."""
-    seconds = tracked.verdicts["leak"].time_to_oom_seconds
+    seconds = tracked.verdicts["leak"].time_to_full_seconds
     return inf if seconds is None else seconds
 
 

@@ -142,7 +142,7 @@ class TrackedSeries:
         since: float,
         evidence: Evidence,
         summary: str,
-        time_to_oom_seconds: float | None = None,
+        time_to_full_seconds: float | None = None,
         form: str = "",
         fit: Fit | None = None,
     ) -> Verdict:
@@ -154,7 +154,7 @@ class TrackedSeries:
             kind=kind,
             since=since,
             evidence=evidence,
-            time_to_oom_seconds=time_to_oom_seconds,
+            time_to_full_seconds=time_to_full_seconds,
             summary=summary,
             form=form,
             fit=fit,

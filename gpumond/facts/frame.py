@@ -101,7 +101,7 @@ class Verdict:
     kind: VerdictName
     since: float
     evidence: tuple[tuple[str, float], ...] = ()
-    time_to_oom_seconds: float | None = None
+    time_to_full_seconds: float | None = None
     summary: str = ""
     form: str = ""
     fit: Fit | None = None

@@ -481,12 +481,12 @@ def _verdicts(frame: Frame) -> Iterator[Row]:
             yield (verdict.device_uuid, index.get(verdict.device_uuid, ""), str(verdict.pid or ""), verdict.kind), 1
 
 
-def _time_to_oom(frame: Frame) -> Iterator[Row]:
+def _time_to_full(frame: Frame) -> Iterator[Row]:
     """Yield the lowest estimate if several verdicts apply to the same process."""
     index = frame.snapshot.gpu_labels
     times: dict[tuple[str, str, str], float] = {}
     for verdict in frame.verdicts:
-        if (seconds := verdict.time_to_oom_seconds) is not None:
+        if (seconds := verdict.time_to_full_seconds) is not None:
             labels = (verdict.device_uuid, index.get(verdict.device_uuid, ""), str(verdict.pid or ""))
             times[labels] = min(seconds, times.get(labels, seconds))
     yield from times.items()
@@ -563,11 +563,11 @@ OF_OWNERS: tuple[Family, ...] = (
         owners.verdicts,
     ),
     Family(
-        "gpumond_owner_time_to_oom_seconds",
+        "gpumond_owner_time_to_full_seconds",
         "gauge",
-        "Lowest gpumond_time_to_oom_seconds of the owner's programs.",
+        "Lowest gpumond_time_to_full_seconds of the owner's programs.",
         owners.OWNER_LABELS,
-        owners.time_to_oom,
+        owners.time_to_full,
     ),
 )
 
@@ -609,11 +609,11 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         _verdicts,
     ),
     Family(
-        "gpumond_time_to_oom_seconds",
+        "gpumond_time_to_full_seconds",
         "gauge",
         "Estimated time until the device memory is full at the current rate of growth.",
         ("uuid", "gpu", "pid"),
-        _time_to_oom,
+        _time_to_full,
     ),
     Family(
         "gpumond_alerts",

@@ -155,12 +155,12 @@ def verdicts(frame: Frame) -> Iterator[tuple[tuple[str, ...], float]]:
     yield from counts.items()
 
 
-def time_to_oom(frame: Frame) -> Iterator[tuple[tuple[str, ...], float]]:
+def time_to_full(frame: Frame) -> Iterator[tuple[tuple[str, ...], float]]:
     """Yield the lowest estimate of each owner."""
-    found = [each for each in frame.verdicts if each.time_to_oom_seconds is not None]
+    found = [each for each in frame.verdicts if each.time_to_full_seconds is not None]
     times: dict[tuple[str, ...], float] = {}
     for owner, verdict in _with_owners(frame, found):
-        times[owner] = min(verdict.time_to_oom_seconds or 0.0, times.get(owner, inf))
+        times[owner] = min(verdict.time_to_full_seconds or 0.0, times.get(owner, inf))
     yield from times.items()
 
 

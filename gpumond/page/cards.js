@@ -32,7 +32,7 @@ export function cardsOf(frame) {
     }
   }
   const rank = ({ alert, verdict }) => {
-    if (!alert) return 15 - (verdict.time_to_oom_seconds === null ? 0 : 1);
+    if (!alert) return 15 - (verdict.time_to_full_seconds === null ? 0 : 1);
     return 10 * (alert.phase !== "firing") + 20 * (alert.silenced_by.length > 0) + (SEVERITY[alert.labels.severity] ?? 1);
   };
   const since = ({ alert, verdict }) => verdict?.since ?? alert.active_at;
@@ -85,7 +85,7 @@ const LINES = {
 
 /** The time that is left, in words; empty if it is unknown. */
 export function leftOf({ verdict }) {
-  const left = verdict?.time_to_oom_seconds;
+  const left = verdict?.time_to_full_seconds;
   return left === null || left === undefined ? "" : `${about(left)} left`;
 }
 

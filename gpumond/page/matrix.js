@@ -26,7 +26,7 @@ export function devicesOf(frame, sums = sharesByDevice(frame)) {
   }));
 }
 
-const urgency = (verdict) => Math.min(verdict.time_to_oom_seconds ?? 1e9, 1e9);
+const urgency = (verdict) => Math.min(verdict.time_to_full_seconds ?? 1e9, 1e9);
 const byUrgency = (one, other) => urgency(one) - urgency(other) || one.since - other.since;
 
 /** The reason why the values of a device are old or unknown; empty if they are current. */

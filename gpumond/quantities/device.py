@@ -335,10 +335,10 @@ DEVICE = ScopeSpec(
             lambda row: ratio(_unreclaimable(row), row.device.size_bytes),
         ),
         Quantity(
-            "fill_seconds",
+            "time_to_full_30s_seconds",
             "seconds",
             f"time until the memory is full at the speed of the last {FILL_SECONDS:.0f} s; infinite if it doesn't fill",
-            lambda row: row.recent.fill_seconds(row.device.uuid),
+            lambda row: row.recent.time_to_full_30s_seconds(row.device.uuid),
         ),
         Quantity(
             "reclaimable_under_pressure_ratio",

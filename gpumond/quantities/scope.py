@@ -24,7 +24,7 @@ ActiveVerdicts = Mapping[tuple[str, ProcessKey | None], Sequence[Verdict]]
 NO_VERDICT: Mapping[str, float | None] = {
     **{kind.rule_value: 0.0 for kind in PROBLEMS},
     "leak_bytes_per_second": 0.0,
-    "time_to_oom_seconds": inf,
+    "time_to_full_seconds": inf,
 }
 UNKNOWN_VERDICTS: Mapping[str, float | None] = dict.fromkeys(NO_VERDICT)
 
@@ -47,20 +47,20 @@ def values_of_verdicts(
     slopes = [slope(verdict) for verdict in verdicts if verdict.kind == "leak"]
     if slopes:
         own["leak_bytes_per_second"] = sum(slopes)
-    times = [verdict.time_to_oom_seconds for verdict in verdicts if verdict.time_to_oom_seconds is not None]
+    times = [verdict.time_to_full_seconds for verdict in verdicts if verdict.time_to_full_seconds is not None]
     if times:
-        own["time_to_oom_seconds"] = min(times)
+        own["time_to_full_seconds"] = min(times)
     own.update((verdict.kind.replace("-", "_"), 1.0) for verdict in verdicts)
     return own
 
 
 def texts_of_verdicts(verdicts: Sequence[Verdict]) -> dict[str, str]:
     found = values_of_verdicts(verdicts, NO_VERDICT)
-    time_to_oom = found["time_to_oom_seconds"]
+    time_to_full = found["time_to_full_seconds"]
     return {
         "verdicts": "; ".join(dict.fromkeys(verdict.summary.rstrip(".") for verdict in verdicts)) or "nothing",
         "slope": f"{human(60 * (found['leak_bytes_per_second'] or 0.0))}/min",
-        "time_to_oom": "never" if time_to_oom is None or time_to_oom == inf else duration(time_to_oom),
+        "time_to_full": "never" if time_to_full is None or time_to_full == inf else duration(time_to_full),
     }
 
 
@@ -90,7 +90,7 @@ VERDICTS = (
     ),
     _verdict_value("leak_bytes_per_second", "bytes/s", "growth rate of a leak; 0 without a leak"),
     _verdict_value(
-        "time_to_oom_seconds",
+        "time_to_full_seconds",
         "seconds",
         "time until the memory is full at the present growth rate; infinite without growth",
     ),
@@ -98,7 +98,7 @@ VERDICTS = (
 VERDICT_TEXTS = {
     "verdicts": "summaries of the active verdicts",
     "slope": "growth of its leak per minute",
-    "time_to_oom": "time until the memory is full",
+    "time_to_full": "time until the memory is full",
 }
 
 

@@ -87,7 +87,7 @@ class RuleWindow:
     free: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
     """Times and free bytes of the last ``FILL_SECONDS``, by device, oldest first."""
 
-    def fill_seconds(self, uuid: str) -> float | None:
+    def time_to_full_30s_seconds(self, uuid: str) -> float | None:
         """Return the time until a device is full if it goes on to fill as it did lately; infinite if it does not fill.
 
         None until it was read for ``FILL_SECONDS / 3``.

@@ -100,7 +100,7 @@ def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         return (verdict["kind"], verdict["device_uuid"], verdict["pid"]) not in known
 
     def urgency(verdict: Mapping[str, Any]) -> tuple[float, float]:
-        left = verdict["time_to_oom_seconds"]
+        left = verdict["time_to_full_seconds"]
         return float("inf") if left is None else left, verdict["since"]
 
     found = (each for each in frame["verdicts"] if each["kind"] not in SHAPES and is_new(each))

@@ -251,7 +251,7 @@ def test_demo_shows_one_leak_and_fragmentation(common_demo: RunningDaemon):
     assert alerts["fragmentation"]["pid"] == pids["etl"]
     assert leaks == {pids["notebook"]}
     assert common_demo.value("gpumond_verdict", pid=pids["notebook"], kind="leak") == 1
-    assert 0 < (common_demo.value("gpumond_time_to_oom_seconds", pid=pids["notebook"]) or 0) < 3600
+    assert 0 < (common_demo.value("gpumond_time_to_full_seconds", pid=pids["notebook"]) or 0) < 3600
     device = common_demo.get("devices")[0]["uuid"]
     past = common_demo.get(f"history?uuid={device}&pid={pids['notebook']}&signal=live")["points"]
     assert past[-1]["median"] > past[0]["median"]

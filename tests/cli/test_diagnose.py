@@ -19,7 +19,7 @@ from tests.helpers.running import gpumond_here
 MIB = 1024**2
 HEADER = "timestamp, index, uuid, name, utilization.gpu [%], memory.used [MiB], memory.total [MiB]"
 START = datetime(2024, 5, 1, 12)
-KEYS = ["time", "uuid", "pid", "kind", "onset", "slope_bytes_per_second", "time_to_oom_seconds", "evidence"]
+KEYS = ["time", "uuid", "pid", "kind", "onset", "slope_bytes_per_second", "time_to_full_seconds", "evidence"]
 
 
 def rows(count: int, used: Any, size: str = "40960 MiB") -> list[str]:
@@ -61,7 +61,7 @@ def test_linear_leak_is_found_with_its_slope_and_the_time_to_full(tmp_path: Path
     assert (leak["uuid"], leak["pid"]) == ("GPU-a", None)
     assert leak["slope_bytes_per_second"] == pytest.approx(MIB, rel=0.2)
     left = (40_960 - leaking(int(leak["time"] - 1714564800))) * MIB / MIB
-    assert left / 2 < leak["time_to_oom_seconds"] < left * 2
+    assert left / 2 < leak["time_to_full_seconds"] < left * 2
     assert 1714564800 + 600 < leak["time"] <= 1714564800 + 600 + 1800
     assert isinstance(leak["evidence"], dict)
 
@@ -83,7 +83,7 @@ def test_log_without_the_capacity_has_no_time_to_full_and_a_note():
     blind = diagnose("-", "--json", stdin=log_without)
     assert "has no device capacity" in blind.stderr
     assert "--size BYTES" in blind.stderr
-    assert {change["time_to_oom_seconds"] for change in changes(blind)} == {None}
+    assert {change["time_to_full_seconds"] for change in changes(blind)} == {None}
     sized = diagnose("-", "--json", "--size", "40GiB", stdin=log_without)
     assert "capacity" not in sized.stderr
     assert sized.stdout == diagnose("-", "--json", stdin=LEAK).stdout

@@ -225,7 +225,7 @@ WRONG = (
     (("--wait", "1m"), 2, "require --need"),
     (("--need", "40"), 2, "expected a unit, as in 40GiB or 40B"),
     (("--need", "2GiB"), 1, "GPU 0 has 1.0 GiB, less than the 2.0 GiB requested"),
-    (("--need", "1MiB", "--device", "7"), 2, "no device '7'"),
+    (("--need", "1MiB", "--need-device", "7"), 2, "no device '7'"),
 )
 
 

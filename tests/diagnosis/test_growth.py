@@ -61,7 +61,7 @@ def test_leak_after_a_plateau_is_reported_within_six_minutes(per_minute: float):
     leak = first(found, "leak")
     assert leak is not None
     assert leak[0] - 12 * MINUTE <= 360
-    assert leak[1].time_to_oom_seconds is not None
+    assert leak[1].time_to_full_seconds is not None
     assert [verdict.kind for _, verdict in found if verdict.kind in ("growing", "leak")] == ["growing", "leak"]
 
 

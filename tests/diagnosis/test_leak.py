@@ -50,7 +50,7 @@ def test_leak_without_noise_is_found_within_half_an_hour(see, per_minute: float)
     assert slope == pytest.approx(per_minute / MINUTE, rel=0.1)
     assert leak.since == pytest.approx(1e9 + 20 * MINUTE, abs=3 * MINUTE)
     free = SIZE - leaking(per_minute, onset=20)(at)
-    assert leak.time_to_oom_seconds == pytest.approx(free / per_minute * MINUTE, rel=0.1)
+    assert leak.time_to_full_seconds == pytest.approx(free / per_minute * MINUTE, rel=0.1)
     assert leak.form == "linear"
 
 
@@ -261,7 +261,7 @@ def test_leak_of_ranks_is_one_verdict_with_their_number():
     evidence = dict(leaks[0].evidence)
     assert (evidence["processes"], evidence["devices"]) == (4, 4)
     assert leaks[0].summary.startswith("4 programs on 4 GPUs started growing at the same time")
-    fit, left = leaks[0].fit, leaks[0].time_to_oom_seconds
+    fit, left = leaks[0].fit, leaks[0].time_to_full_seconds
     assert fit is not None
     assert fit.full_at is not None
     assert left is not None

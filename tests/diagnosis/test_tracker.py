@@ -191,7 +191,7 @@ def test_pace_shortens_the_time_and_keeps_the_slope(pace: float):
     assert at <= 50 * MINUTE / pace
     assert dict(leak.evidence)["slope_bytes_per_second"] == pytest.approx(pace * 64 * MIB / 60, rel=0.1)
     free = 60 * GIB - (at - 20 * MINUTE / pace) * pace * 64 * MIB / 60
-    assert leak.time_to_oom_seconds == pytest.approx(free / (pace * 64 * MIB / 60), rel=0.1)
+    assert leak.time_to_full_seconds == pytest.approx(free / (pace * 64 * MIB / 60), rel=0.1)
     assert leak.since == pytest.approx(1e9 + 20 * MINUTE / pace, abs=180 / pace)
 
 
@@ -204,7 +204,7 @@ def test_unknown_values_make_no_verdict():
     assert last(chain(nothing, unknown)) is not None
     found = first(each_onset(sizeless), "leak")
     assert found is not None
-    assert found[1].time_to_oom_seconds is None
+    assert found[1].time_to_full_seconds is None
 
 
 def test_life_has_at_most_one_shape():

@@ -36,7 +36,7 @@ FEW_OF_A_MACHINE = {
     "gpumond_events_total",
     "gpumond_flush_released_bytes_total",
     "gpumond_flushes_total",
-    "gpumond_owner_time_to_oom_seconds",
+    "gpumond_owner_time_to_full_seconds",
     "gpumond_owner_verdicts",
     "gpumond_notifications_failed_total",
     "gpumond_notifications_total",

@@ -70,7 +70,7 @@ def test_figures_of_cards_are_those_of_the_rows_beside_them(browser: Browser, de
         evidence = [["fragmentation_ratio", 0.57], ["peak_live_bytes", 2 << 30], ["peak_kept_bytes", 4 << 30]]
         found = {"kind": "fragmentation", "since": frame["snapshot"]["taken_at"] - 60, "evidence": evidence}
         found |= {name: process[name] for name in ("device_uuid", "pid", "start_ticks")}
-        frame["verdicts"] = [found | {"time_to_oom_seconds": None, "summary": "", "form": "", "fit": None}]
+        frame["verdicts"] = [found | {"time_to_full_seconds": None, "summary": "", "form": "", "fit": None}]
         frame["alerts"] = []
 
     with open_page(browser, demo, rewrite=fragmented) as session:

@@ -55,7 +55,7 @@ def full_frame() -> Frame:
         kind="leak",
         since=1.0,
         evidence=(("slope", 1.0),),
-        time_to_oom_seconds=3840.0,
+        time_to_full_seconds=3840.0,
     )
     report = replace(REPORT, limits=(PoolLimit("torch", uuid, 40 * GIB, "training"),))
     quotas = make_quotas(report, (30 * GIB, "training"), (40 * GIB, "training"), (90 * GIB, "training"))

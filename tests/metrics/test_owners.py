@@ -60,7 +60,7 @@ def shared_machine() -> Frame:
     snapshot = make_snapshot(*devices, reports=reports)
     idle = Verdict(device_uuid="GPU-c", pid=12, start_ticks=100, kind="idle-holder", since=1.0)
     leak = Verdict(
-        device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, time_to_oom_seconds=600.0, summary=""
+        device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, time_to_full_seconds=600.0, summary=""
     )
     return Frame(snapshot, attribute(snapshot), (idle, leak, replace(leak, device_uuid="GPU-b", kind="steady")))
 
@@ -81,7 +81,7 @@ def test_memory_is_summed_by_owner_and_model():
     assert found["agent_processes"] == {train: 1, serve: 1, ada: 0}
 
 
-def test_verdicts_and_time_to_oom_have_an_owner():
+def test_verdicts_and_time_to_full_have_an_owner():
     found = values(shared_machine())
     train = {("user", "bob"), ("pod_namespace", "lab"), ("workload", "train"), ("slurm_account", "physics")}
     serve = {("user", "bob"), ("pod_namespace", "lab"), ("workload", "serve")}
@@ -89,7 +89,7 @@ def test_verdicts_and_time_to_oom_have_an_owner():
         frozenset(train | {("kind", "leak")}): 1,
         frozenset(serve | {("kind", "idle-holder")}): 1,
     }
-    assert found["time_to_oom_seconds"] == {frozenset(train): 600.0}
+    assert found["time_to_full_seconds"] == {frozenset(train): 600.0}
 
 
 def test_owners_and_unattributed_memory_are_used_memory():

@@ -249,7 +249,7 @@ def test_values_from_an_agent_are_unknown_without_one():
     found = values("process", process_snapshot(None))
     known = {name for name, value in found.items() if value is not None}
     verdicts = {name for name, unit in UNITS["process"].items() if unit == "boolean"} - {"orphaned", "agent_gone"}
-    assert known - verdicts - {"leak_bytes_per_second", "time_to_oom_seconds"} == driver
+    assert known - verdicts - {"leak_bytes_per_second", "time_to_full_seconds"} == driver
 
 
 def test_values_that_an_agent_does_not_report_are_unknown():

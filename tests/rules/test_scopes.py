@@ -49,7 +49,7 @@ LEAK = Verdict(
     kind="leak",
     since=0.0,
     evidence=(("slope_bytes_per_second", 5.0),),
-    time_to_oom_seconds=90.0,
+    time_to_full_seconds=90.0,
     summary="it grows",
 )
 CONTEXT = RuleContext(SNAPSHOT, attribute(SNAPSHOT), remember(RuleWindow(), SNAPSHOT), active_verdicts([LEAK]))

@@ -32,7 +32,7 @@ LEAK = Verdict(
     kind="leak",
     since=1.0,
     evidence=(("slope_bytes_per_second", 2.0 * MIB),),
-    time_to_oom_seconds=3840.0,
+    time_to_full_seconds=3840.0,
     summary="train (pid 10) is leaking 120.0 MiB/min on GPU 0; GPU 0 will be full in 1 h 4 min",
 )
 RULES = tuple(rule for rule in BUILT_IN if rule.name == "leak")
@@ -41,7 +41,7 @@ DEVICE = make_device(used_bytes=40 * GIB, processes=(make_process(10, 30 * GIB),
 
 def always_firing(scope: str, value: str, threshold: float = -1.0) -> Rule:
     """Create a rule that always fires, so that its alerts have the values."""
-    below = value == "time_to_oom_seconds"
+    below = value == "time_to_full_seconds"
     return Rule(
         name="watch", scope=scope, value=value, above=None if below else threshold, below=inf if below else None
     )  # type: ignore[arg-type]
@@ -57,12 +57,12 @@ def values_of_alerts(*verdicts: Verdict, rule: Rule, device: DeviceReading = DEV
     [
         ("process", "leak", {"10": 1, "11": 0, "": 0}),
         ("process", "leak_bytes_per_second", {"10": 2 * MIB, "11": 0, "": 0}),
-        ("process", "time_to_oom_seconds", {"10": 3840}),
+        ("process", "time_to_full_seconds", {"10": 3840}),
         ("process", "crash_loop", {"10": 0, "11": 0, "": 1}),
         ("device", "leak", {"device": 1}),
         ("device", "crash_loop", {"device": 1}),
         ("device", "leak_bytes_per_second", {"device": 2 * MIB}),
-        ("device", "time_to_oom_seconds", {"device": 600}),
+        ("device", "time_to_full_seconds", {"device": 600}),
         ("device", "pressure", {"device": 1}),
         ("device", "fragmentation", {"device": 0}),
     ],
@@ -77,10 +77,10 @@ def test_verdict_is_a_value_of_its_process_and_its_device(scope: str, value: str
             kind="pressure",
             since=1.0,
             evidence=(),
-            time_to_oom_seconds=600.0,
+            time_to_full_seconds=600.0,
         ),
     )
-    if value == "time_to_oom_seconds" and scope == "process":
+    if value == "time_to_full_seconds" and scope == "process":
         on_device = on_device[:1]
     elsewhere = Verdict(device_uuid="GPU-b", pid=10, start_ticks=100, kind="fragmentation", since=1.0)
     assert values_of_alerts(LEAK, *on_device, elsewhere, rule=always_firing(scope, value)) == values
@@ -118,7 +118,7 @@ def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():
         kind="churn",
         since=1.0,
         evidence=(),
-        time_to_oom_seconds=None,
+        time_to_full_seconds=None,
         summary="train goes up and down",
     )
     ticks = run_ticks((calm, (well,)), (calm, (well, LEAK)), (calm, ()), (calm, ()))

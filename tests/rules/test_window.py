@@ -71,7 +71,7 @@ def test_time_until_a_device_is_full():
         for number, each in enumerate(free)
     ]
     expected = [None, None, inf, inf, 60, 25, 25, 25, 25, 50, inf]
-    assert values_of(readings, "fill_seconds", "device") == pytest.approx(expected)
+    assert values_of(readings, "time_to_full_30s_seconds", "device") == pytest.approx(expected)
 
 
 def test_increase_is_the_count_within_the_window():

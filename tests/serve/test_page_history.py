@@ -171,13 +171,13 @@ def test_crossing_is_drawn_at_the_time_until_the_device_is_full():
         assert found is not None
         at, verdict = found
         assert verdict.fit is not None
-        assert verdict.time_to_oom_seconds is not None
+        assert verdict.time_to_full_seconds is not None
         times[at] = verdict
     fits = [TypeAdapter(Verdict).dump_python(verdict, mode="json")["fit"] for verdict in times.values()]
     drawings = run_module("evidence", "given.map((fit) => [m.limits(fit), m.shapes(fit)])", *fits)
     for (at, verdict), (limits, shapes) in zip(times.items(), drawings, strict=True):
         assert verdict.fit is not None
-        assert verdict.fit.full_at == pytest.approx(1e9 + at + verdict.time_to_oom_seconds, abs=0.1)
+        assert verdict.fit.full_at == pytest.approx(1e9 + at + verdict.time_to_full_seconds, abs=0.1)
         if limits["full"] is None:
             assert "crossed" not in shapes
             continue

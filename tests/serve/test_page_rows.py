@@ -226,7 +226,7 @@ def test_rows_of_devices_state_the_bytes_of_the_frame():
 def test_worst_verdict_of_a_device_is_that_which_leaves_least_time():
     kinds = [("growing", 10.0), ("fragmentation", None), ("leak", 600.0), ("steady", 1.0)]
     verdicts = [
-        {"device_uuid": "GPU-0", "kind": kind, "since": 1.0, "time_to_oom_seconds": left} for kind, left in kinds
+        {"device_uuid": "GPU-0", "kind": kind, "since": 1.0, "time_to_full_seconds": left} for kind, left in kinds
     ]
     frame = frame_of_two_devices()
     found = run_module("matrix", "m.devicesOf(given[0]).map((row) => row.verdict)", frame | {"verdicts": verdicts})

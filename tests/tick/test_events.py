@@ -177,7 +177,7 @@ def test_verdicts_begin_and_end(kind: str, has_events: bool):
         kind=kind,
         since=999_000.0,
         evidence=(("slope_bytes_per_second", 2.0),),
-        time_to_oom_seconds=None,
+        time_to_full_seconds=None,
         summary="train leaks",
     )
     without, with_it = make_frame(reports=(make_report(),)), make_frame(reports=(make_report(),), verdicts=(verdict,))

@@ -28,7 +28,7 @@ LEAK = Verdict(
     start_ticks=100,
     kind="leak",
     since=5.0,
-    time_to_oom_seconds=60.0,
+    time_to_full_seconds=60.0,
     summary="train leaks",
 )
 CHURN = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="churn", since=1.0, summary="train goes up and down")

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             print_error(f"gpumond: {lines.name}: {remark}")
     if not sized:
         print(
-            f"gpumond: {lines.name}: the log has no device capacity, so time to OOM and memory pressure are unknown;"
+            f"gpumond: {lines.name}: the log has no device capacity, so time to full and memory pressure are unknown;"
             " pass the capacity with --size BYTES",
             file=sys.stderr,
         )
@@ -105,7 +105,7 @@ def _line(change: Change) -> str:
             "kind": verdict.kind,
             "onset": change.onset,
             "slope_bytes_per_second": evidence.get("slope_bytes_per_second"),
-            "time_to_oom_seconds": verdict.time_to_oom_seconds,
+            "time_to_full_seconds": verdict.time_to_full_seconds,
             "evidence": evidence,
         }
     )

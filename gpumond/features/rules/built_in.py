@@ -29,7 +29,7 @@ TEMPLATES: Mapping[str, str] = {
     "[ ({stranded} stranded at its last report)]; set [{torch_setting}=]expandable_segments:True for PyTorch, or "
     "restart the program",
     "leak": f"[{{verdicts}}; {REMEDIES['leak']}|"
-    f"pid {{pid}} {ON} is leaking memory{{time_to_oom}}; gpumond why --pid {{pid}} on that machine shows what retains "
+    f"pid {{pid}} {ON} is leaking memory{{time_to_full}}; gpumond why --pid {{pid}} on that machine shows what retains "
     "it]",
     "out-of-memory": f"{PROGRAM} ran out of memory[ (errors in 10 minutes: {{value}}; {{live}} live and "
     "{stranded} stranded at its last report)]; gpumond oom show[| on that machine] says what would have prevented "
@@ -100,7 +100,7 @@ _VALUES: Mapping[Unit, str] = {
 }
 _EXPRESSIONS: Mapping[str, str] = {
     "bytes": "{{ $value | humanize1024 }}B",
-    "time_to_oom": "{{ range printf `gpumond_time_to_oom_seconds{cluster=%q, job=%q, instance=%q, uuid=%q, pid=%q}` "
+    "time_to_full": "{{ range printf `gpumond_time_to_full_seconds{cluster=%q, job=%q, instance=%q, uuid=%q, pid=%q}` "
     "$labels.cluster $labels.job $labels.instance $labels.uuid $labels.pid | query }}; the GPU will be full in "
     "{{ .Value | humanizeDuration }}{{ end }}",
     "down_reason": "{{ range printf `gpumond_driver_down_reason{cluster=%q, job=%q, instance=%q}` $labels.cluster "

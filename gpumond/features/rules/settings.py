@@ -144,8 +144,8 @@ class RuleConfig(Strict):
             raise ValueError(f"scope {self.scope} has no value {self.value!r}; {known}")
         if (self.above is None) == (self.below is None):
             raise ValueError("set exactly one of above and below")
-        if self.value == "time_to_oom_seconds" and self.below is None:
-            raise ValueError("time_to_oom_seconds is infinite without growth; set below instead of above")
+        if self.value == "time_to_full_seconds" and self.below is None:
+            raise ValueError("time_to_full_seconds is infinite without growth; set below instead of above")
         if self.clear is not None:
             bound = self.above if self.above is not None else self.below
             assert bound is not None
