@@ -46,7 +46,7 @@ def device(index: int) -> Spec:
 
 
 QUOTAS = ({"name": "chat-api", "match": {"workload": "chat-api"}, "soft_limit": "5GiB", "limit": "8GiB"},)
-SUSPENSIONS = {"allow_suspend": True, "suspend_idle": "1d"}
+SUSPENSIONS = {"allow_suspend": True, "suspend_after_idle": "1d"}
 """Programs are suspended on request only: a waiting program suspends none."""
 
 STORY_SECONDS = 2.0
