@@ -83,10 +83,10 @@ const LINES = {
     `at its peak ${human(live)} of ${human(kept)} live, ${percent(ratio, 1)} fragmented`,
 };
 
-/** The time that is left, in words; empty if it is unknown. */
+/** The time that is left until the device is full, in words; empty if it is unknown. */
 export function leftOf({ verdict }) {
   const left = verdict?.time_to_full_seconds;
-  return left === null || left === undefined ? "" : `${about(left)} left`;
+  return left === null || left === undefined ? "" : `${about(left)} left until the GPU is full`;
 }
 
 /** How many verdicts there are of each kind that may become a problem, in words. */

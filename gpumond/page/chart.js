@@ -8,7 +8,7 @@ import { clock, duration, human, sum, words } from "./format.js";
 import { marksAt, marksOf } from "./marks.js";
 import { readPast } from "./past.js";
 import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
-import { RANGES, between, limits, moved, newest, rangeOf, rangeText, zoomed } from "./range.js";
+import { CHART_RANGES, between, limits, moved, newest, rangeOf, rangeText, zoomed } from "./range.js";
 import { intervals } from "./intervals.js";
 import { addShares } from "./shares.js";
 import { columnAt, layersOf } from "./stack.js";
@@ -74,13 +74,15 @@ function controls() {
   const group = make("div.ranges");
   group.setAttribute("role", "group");
   group.setAttribute("aria-label", "Range");
-  for (const [text, seconds] of RANGES) group.append(button(text, () => setRange(newest(seconds)), "button.plain"));
+  for (const [text, seconds] of CHART_RANGES) group.append(button(text, () => setRange(newest(seconds)), "button.plain"));
   for (const [sign, text, change] of CONTROLS) {
     const act = button(sign, () => setRange(change(range, now())), "button.plain");
     act.ariaLabel = act.title = text;
     group.append(act);
   }
-  group.append(button("CSV", () => {}, "button.plain.save"));
+  const save = button("CSV", () => {}, "button.plain.save");
+  save.title = save.ariaLabel = "CSV of the chart";
+  group.append(save);
   return group;
 }
 
@@ -108,7 +110,7 @@ function writeRange() {
 
 function press() {
   for (const node of charts)
-    RANGES.forEach(([, seconds], place) => {
+    CHART_RANGES.forEach(([, seconds], place) => {
       const pressed = range.to === null && range.seconds === seconds;
       node.querySelectorAll(".ranges button")[place].setAttribute("aria-pressed", String(pressed));
     });

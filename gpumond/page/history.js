@@ -43,11 +43,11 @@ const COLUMNS = [
   { title: "Since", text: (alert) => clock(beginOf(alert), now()) },
   { title: "Duration", text: (alert) => duration(endOf(alert) - beginOf(alert)), number: true },
   { title: "Summary", text: ({ notes }) => notes.summary ?? "", wide: true },
-  { title: "Actions", nodes: () => [make("a", "Chart"), " ", make("a", "Runbook"), make("div.acts")], update: showActions },
+  { title: "Actions", nodes: () => [make("a", "Chart"), " ", make("a", "Runbook"), " ", make("a", "Case"), make("div.acts")], update: showActions },
 ];
 
 function showActions(cell, alert) {
-  const [chart, runbook, acts] = cell.children;
+  const [chart, runbook, oomCase, acts] = cell.children;
   const href = chartOf(alert);
   chart.hidden = !href;
   if (chart.getAttribute("href") !== href) chart.href = href;
@@ -55,6 +55,10 @@ function showActions(cell, alert) {
   runbook.hidden = !runbooks.has(alert.rule);
   runbook.href = `docs/runbooks/${encodeURIComponent(alert.rule)}`;
   runbook.setAttribute("aria-label", `Runbook of ${alert.rule}`);
+  const id = alert.notes.case; // of an out-of-memory error
+  oomCase.hidden = !id;
+  oomCase.href = `api/v1/oom/${encodeURIComponent(id)}/report`;
+  oomCase.setAttribute("aria-label", `Case of ${clean(subjectOf(alert), 100)}`);
   sync(
     acts,
     alert.resolved_at ? [] : actsOf(alert),

@@ -7,7 +7,7 @@ import { flush } from "./flush.js";
 import { clean, clock } from "./format.js";
 import { choose, showDevice } from "./hero.js";
 import { cardCommands } from "./problems.js";
-import { RANGES } from "./range.js";
+import { CHART_RANGES } from "./range.js";
 import { COLUMNS, GROUPS, rowsOf } from "./rows.js";
 import { label, reclaimableOf, state } from "./store.js";
 import { filterBy, groupBy, showProcess, sortById } from "./table.js";
@@ -29,7 +29,7 @@ function* commandsOf() {
   if (!state.frame) return;
   for (const { id, title } of COLUMNS) yield [`Sort by ${title.toLowerCase()}`, () => visit(() => sortById(id))];
   for (const name of ["", ...Object.keys(GROUPS)]) yield [`Group by ${name || "nothing"}`, () => visit(() => groupBy(name))];
-  for (const [text, seconds] of RANGES) yield [`Range ${text}`, () => visit(() => showRange(seconds))];
+  for (const [text, seconds] of CHART_RANGES) yield [`Range ${text}`, () => visit(() => showRange(seconds))];
   const { devices, reports } = state.frame.snapshot;
   const rows = rowsOf(state.frame);
   for (const row of rows) yield [`Show ${subjectOf(row)}`, () => visit(() => showProcess(row.key))];

@@ -6,6 +6,8 @@ export const RANGES = [
   ["6 h", 21600],
   ["24 h", 86400],
 ];
+/** Ranges of charts. */
+export const CHART_RANGES = [["5 min", 300], ...RANGES];
 const LONGEST = 86400;
 const SHORTEST = 10;
 

@@ -7,7 +7,7 @@ import { state } from "./store.js";
 import { refresh } from "./stream.js";
 import { isOpen } from "./views.js";
 
-const CHECKED = new Set(["rule", "workload", "uuid", "engine"]); // a silence is of these unless the user changes it
+const NAMES = ["workload", "engine"]; // a silence is of the rule and one of these, else of the process or the device, unless the user changes it
 
 let given = []; // the matchers that the form offers
 
@@ -15,14 +15,14 @@ let given = []; // the matchers that the form offers
 export function silence(alert) {
   const labels = Object.entries(alert.labels).filter(([label, text]) => label !== "alertname" && text);
   given = [["rule", alert.rule], ...labels].map(([label, value]) => ({ name: label, operator: "=", value }));
-  const named = given.some((each) => each.name === "workload" || each.name === "engine");
+  const subject = [...NAMES, "pid", "uuid"].find((label) => given.some((each) => each.name === label));
   put($("silence-title"), `Silence ${clean(alert.rule, 80)}`);
   put($("silence-refused"), "");
   $("silence-matchers").replaceChildren(
     ...given.map((each) => {
       const box = make("input");
       box.type = "checkbox";
-      box.checked = CHECKED.has(each.name) || (each.name === "pid" && !named);
+      box.checked = ["rule", subject].includes(each.name);
       const text = make("bdi");
       name(text, matcher(each), 120);
       return make("label", box, " ", text);

@@ -46,15 +46,17 @@ export function showProcesses() {
   $("processes").classList.toggle("changes", showsChanges());
 }
 
-/** `reorder`: also while the pointer or the focus is in the table, where rows otherwise keep their places. */
+/** `reorder`: also while the pointer or the focus is in the table, where rows otherwise keep their places, which a text says. */
 function arrange(reorder = false) {
   const found = find(rows, filter, gpu);
   const table = $("processes");
-  const still = !reorder && table.querySelector("tbody:hover, tbody:has(:focus-visible)") !== null;
-  list = listed(found, group, order, opened, still ? list.map((item) => item.key) : []);
+  const still = !reorder && (table.matches(":hover") || table.querySelector("tbody:has(:focus-visible)") !== null);
+  const before = still ? list.map((item) => item.key) : [];
+  list = listed(found, group, order, opened, before);
+  const kept = before.length && listed(found, group, order, opened).some(({ key }, place) => key !== list[place].key);
   const all = found.length < rows.length || filter ? `${found.length} of ${rows.length}` : "";
   const groups = group && many(list.filter((item) => item.rows).length, "group");
-  put($("shown"), found.length || !rows.length ? [all, groups].filter(Boolean).join(", ") : `No process matches ${filter || "the device"}.`);
+  put($("shown"), found.length || !rows.length ? [all, groups, kept ? "order kept while you are in the table" : ""].filter(Boolean).join(", ") : `No process matches ${filter || "the device"}.`);
   $("no-match").hidden = found.length > 0 || !rows.length;
   draw();
 }

@@ -214,7 +214,8 @@ class Context:
         with self._held() as lock:
             used = _read(lock)
             if used + size_bytes > self._capacity:
-                used = sum(record.used_bytes for record in self.device._recount(lock))
+                self.device._recount(lock)
+                used = _read(lock)
             if used + size_bytes > self._capacity:
                 raise OutOfMemory(
                     f"tried to allocate {size_bytes / MIB:.2f} MiB on {self.spec.uuid}: "

@@ -362,6 +362,7 @@ def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: Running
         rows.nth(1).hover()
         session.page.locator("tbody:hover").wait_for()
         assert len(orders(4, most=2)) == 1
+        session.page.locator("#shown", has_text="order kept while you are in the table").wait_for()
         session.page.mouse.move(0, 0)
         assert len(orders(30, most=2)) == 2
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 AXE = axe()
 RULE = "rules: [{name: present, scope: device, value: up, above: 0, labels: {severity: critical}}]\n"
+CHOSEN = (
+    "[...document.querySelectorAll('#silence-matchers label:has(:checked)')].map(label => label.textContent.trim())"
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +52,10 @@ def test_view_of_alerts_offers_the_actions_of_their_cards(browser: Browser, daem
         page.get_by_role("button", name="Alerts", exact=True).click()
         found = page.get_by_role("row", name="fragmentation").first
         found.get_by_role("button", name="Why fragmentation").wait_for(timeout=120_000)
+        found.get_by_role("button", name="Silence fragmentation").click(timeout=120_000)
+        chosen = {matcher.partition("=")[0] for matcher in page.evaluate(CHOSEN)}
+        assert chosen == {"rule", "workload"}
+        page.get_by_role("dialog", name="Silence fragmentation").get_by_role("button", name="Cancel").click()
         page.get_by_role("row", name="present").get_by_role("button", name="Silence present").click()
         page.get_by_role("dialog", name="Silence present").get_by_role("button", name="Cancel").click()
         found.get_by_role("button", name="Evidence fragmentation").click()

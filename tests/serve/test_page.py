@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
+from gpumond.commands.demo import PACE
 from gpumond.events import Kind
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
@@ -140,6 +141,11 @@ def test_comments_are_left_out_of_the_script():
 def test_modules_that_cannot_be_joined_are_refused(values: str, reason: str):
     with pytest.raises(ValueError, match=reason):
         bundle(MODULES_OF_A_TEST | {"values": values}, "page")
+
+
+def test_page_states_the_pace_of_the_demo():
+    assert f"diagnosis {PACE:.0f} times as fast" in TEXT["/"]
+    assert f"lasts {60 / PACE:.0f} s" in TEXT["/"]
 
 
 def test_page_is_small():
