@@ -2,8 +2,7 @@
 
 A message is a frozen dataclass on both ends. The decoder checks each field against the annotations of the class: the
 result is well-typed, or a ProtocolError states the field. Unknown keys are ignored: an older peer can read the messages
-of a newer one. Fields with their default are left out, which halves the cost of a report on both ends: a default can't
-change without ``VERSION``.
+of a newer one.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
-from functools import cache
+from dataclasses import MISSING, Field, dataclass
 from sys import float_info
 from typing import Any, Literal, TypeVar
 
@@ -214,8 +212,7 @@ _NAMES = {cls: name for name, cls in MESSAGES.items()}
 
 def encode(message: Message) -> bytes:
     """Return the line of a message, with its newline."""
-    body = {"v": VERSION, "type": _NAMES[type(message)], **_stated(message)}
-    return _TO_MESSAGE.encode(body).encode("ascii") + b"\n"
+    return to_json({"v": VERSION, "type": _NAMES[type(message)], **_fields(message)}) + b"\n"
 
 
 def decode(line: bytes) -> Message:
@@ -252,23 +249,7 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-@cache
-def _defaults(cls: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((field.name, field.default) for field in fields(cls))
-
-
-def _stated(value: Any) -> dict[str, Any]:
-    """Return the fields that differ from their default."""
-    stated = {}
-    for name, default in _defaults(value.__class__):
-        field = getattr(value, name)
-        if field is not default and field != default:
-            stated[name] = field
-    return stated
-
-
 _TO_JSON = json.JSONEncoder(default=_fields, separators=(",", ":"))
-_TO_MESSAGE = json.JSONEncoder(default=_stated, separators=(",", ":"))
 
 
 def _object(line: bytes) -> dict[str, Any]:

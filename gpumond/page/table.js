@@ -50,7 +50,7 @@ export function showProcesses() {
 function arrange(reorder = false) {
   const found = find(rows, filter, gpu);
   const table = $("processes");
-  const still = !reorder && (table.matches(":hover") || table.querySelector("tbody:has(:focus-visible)") !== null);
+  const still = !reorder && table.querySelector("tbody:hover, tbody:has(:focus-visible)") !== null;
   const before = still ? list.map((item) => item.key) : [];
   list = listed(found, group, order, opened, before);
   const kept = before.length && listed(found, group, order, opened).some(({ key }, place) => key !== list[place].key);

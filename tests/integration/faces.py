@@ -215,7 +215,9 @@ def _differ(face: str, compared: dict[str, tuple[Any, Any]]) -> Iterator[str]:
 def _row(frame: Any, process: Any) -> str:
     judged = [verdict["kind"] for verdict in frame["verdicts"] if verdict["pid"] == process["pid"]]
     judged.sort(key=lambda kind: kind in SHAPES)
-    sizes = (size(process[f"{name}_bytes"]) for name in ("used", *OF_PROCESSES))
+    opaque = any(each["opaque_bytes"] and each["live_bytes"] is None for each in frame["processes"])
+    columns = ("used", *(name for name in OF_PROCESSES if name != "opaque" or opaque))
+    sizes = (size(process[f"{name}_bytes"]) for name in columns)
     words = (_gpu(frame, process), str(process["pid"]), process["workload"] or process["comm"], process["user"] or "")
     return " ".join(" ".join((*words, *sizes, *judged[:1])).split())
 

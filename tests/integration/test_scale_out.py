@@ -194,7 +194,7 @@ def test_command_of_the_job_is_understood():
     (container,) = BLOCKS["job.yaml"]["spec"]["template"]["spec"]["containers"]
     _, program, *words = shlex.split(container["args"][0])
     arguments = make_parser(["run"])[0].parse_args(words)
-    assert (program, arguments.need, arguments.wait, arguments.device) == (
+    assert (program, arguments.need, arguments.wait, arguments.need_device) == (
         "gpumond",
         "8GiB",
         "1h",
