@@ -22,6 +22,7 @@ def test_tensorflow_without_a_gpu_has_no_pools_and_stays_uninitialized(daemon: F
 import sys, tensorflow
 from tensorflow.python.eager import context
 before = set(sys.modules)
+print("imported", flush=True)
 import gpumond.agent
 gpumond.agent.start()
 sys.stdin.readline()
@@ -36,6 +37,7 @@ for use in (False, True):
 """
     # TensorFlow writes to stderr about the processor that it was built for.
     with host(code, environment(daemon.path, TF_CPP_MIN_LOG_LEVEL="3"), "-W", "ignore") as process:
+        assert process.stdout and process.stdout.readline() == "imported\n"  # a cold import takes as long as it takes
         framework = daemon.wait(lambda d: next((r.frameworks for r in d.received(Report) if r.frameworks), None))
         assert any(name.startswith("tensorflow 2.") for name in framework)
         out, _ = process.communicate(timeout=60)
