@@ -37,7 +37,8 @@ for use in (False, True):
 """
     # TensorFlow writes to stderr about the processor that it was built for.
     with host(code, environment(daemon.path, TF_CPP_MIN_LOG_LEVEL="3"), "-W", "ignore") as process:
-        assert process.stdout and process.stdout.readline() == "imported\n"  # a cold import takes as long as it takes
+        assert process.stdout is not None
+        assert process.stdout.readline() == "imported\n"  # a cold import takes as long as it takes
         framework = daemon.wait(lambda d: next((r.frameworks for r in d.received(Report) if r.frameworks), None))
         assert any(name.startswith("tensorflow 2.") for name in framework)
         out, _ = process.communicate(timeout=60)
