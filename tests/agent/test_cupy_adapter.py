@@ -209,3 +209,21 @@ print(pool.limits, LOADED.limits())
         "{1: 100} [(100, '')]",
         "{1: 100} ()",
     ]
+
+
+def test_error_of_an_empty_pool_states_its_device_and_limit(library: Path) -> None:
+    code = f"""{PROGRAM}
+from gpumond import agent
+cupy.cuda.runtime.setDevice(1)
+pool.set_limit(20 << 20)
+error = type("OutOfMemoryError", (MemoryError,), {{"__module__": "cupy.cuda.memory"}})
+text = "Out of memory allocating 31,457,280 bytes (allocated so far: 0 bytes, limit set to: 20,971,520 bytes)."
+for given in (text, text.replace(", limit", ", at")):
+    try:
+        with agent.scope("load"):
+            raise error(given)
+    except MemoryError:
+        oom = agent.program().ooms[-1]
+        print(oom.device_uuid[-1], oom.request_bytes >> 20, oom.limit_bytes >> 20)
+"""
+    assert run(code, library, "--") == ["1 30 20", "1 30 20"]

@@ -73,3 +73,20 @@ if os.fork() == 0:
 os.wait()
 """
     assert run(code, library, "c") == ["1", "0"]
+
+
+def test_error_after_the_end_of_the_backend_states_its_device_and_limit(library: Path) -> None:
+    code = f"""{PROGRAM}
+from gpumond import agent
+xla_bridge._backends["cuda"] = Client(Device(1, {{**STATS, "bytes_limit": 900}}), Device(0, STATS))
+report()
+xla_bridge._backends.clear()
+error = type("JaxRuntimeError", (RuntimeError,), {{"__module__": "jax.errors"}})
+try:
+    with agent.scope("step"):
+        raise error("RESOURCE_EXHAUSTED: Out of memory allocating 1.00GiB with allocator GPU_1_bfc.")
+except RuntimeError:
+    oom = agent.program().ooms[-1]
+    print(oom.device_uuid[-1], oom.allocator, oom.pools, oom.limit_bytes)
+"""
+    assert run(code, library, "cc") == ["1 jax () 900"]

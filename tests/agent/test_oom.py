@@ -65,6 +65,17 @@ def test_an_error_states_its_allocator_and_the_free_bytes(error: Exception, allo
     assert (allocator_of(error), free_bytes(error)) == (allocator, free)
 
 
+def test_an_error_states_the_maximum_size_of_a_pool(allocator: CachingAllocator):
+    text = (
+        "std::bad_alloc: out_of_memory: Maximum pool size exceeded (failed to allocate 23.894238 GiB): Not enough room "
+        "to grow, current/max/try size = 1024.000000 MiB, 20.500000 GiB, 23.894238 GiB"
+    )
+    with pytest.raises(MemoryError), agent.scope("load"):
+        raise MemoryError(text)
+    (oom,) = agent.program().ooms
+    assert (oom.allocator, oom.limit_bytes) == ("rmm", int(20.5 * (1 << 30)))
+
+
 class ErrorWithoutText(RuntimeError):
     def __str__(self) -> str:
         raise ValueError

@@ -10,7 +10,7 @@ from gpumond.facts.frame import Frame, Line
 from gpumond.facts.program import Oom, OomPool, Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.units import GIB
 from gpumond.features.oom.case_file import CaseFile, document, plain, sections
-from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, opaque_case, timeline
+from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, case_file, opaque_case, timeline
 from gpumond.features.oom.evidence import Evidence
 from gpumond.features.oom.remedies import remedies
 from gpumond.tick.history import History
@@ -153,3 +153,23 @@ def test_the_ledger_of_a_case_states_its_distance_from_the_error():
         "Ledger of the device 0.2 s before the error (the program's report: 0.9 s before)",
     ]
     assert moment(9.0) in document(case, ())
+
+
+@pytest.mark.parametrize(
+    ("allocator", "where"), [("rmm", "the pool's maximum_pool_size"), ("jax", "XLA_PYTHON_CLIENT_MEM_FRACTION")]
+)
+def test_a_limit_that_the_program_set_itself_is_named_with_its_setting(allocator: str, where: str):
+    device = make_device(used_bytes=GIB, free_bytes=79 * GIB)
+    snapshot = make_snapshot(device)
+    oom = Oom(
+        number=1,
+        at=1.0,
+        seen="unhandled",
+        device_uuid=device.uuid,
+        request_bytes=24 * GIB,
+        allocator=allocator,
+        limit_bytes=20 * GIB,
+    )
+    case = case_file(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History())
+    assert case.remedies[0].text == f"raise the program's limit from 20.0 GiB by at least 4.0 GiB ({where})"
+    assert (case.remedies[0].name, case.remedies[0].enough) == ("limit", True)

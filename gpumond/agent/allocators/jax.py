@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.agent.allocators import cuda
@@ -19,6 +19,9 @@ from gpumond.facts.pools import PoolUsage
 
 class JaxAdapter(ArenaAdapter):
     name = "jax"
+
+    def __init__(self) -> None:
+        self._limits: dict[str, int] = {}
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read only a backend that the program has initialized: jax.devices() would initialize it and allocate."""
@@ -33,9 +36,16 @@ class JaxAdapter(ArenaAdapter):
             stats = device.memory_stats()
             uuid = cuda.device_uuid(ordinal)
             if stats and uuid:
+                self._limits[uuid] = stats.get("bytes_limit", 0)
                 live, held = stats["bytes_in_use"], stats.get("pool_bytes")
                 inside = counted_by(ordinal, live) if shares else None
                 yield arena("jax", uuid, live, held, stats.get("peak_bytes_in_use"), inside)
+
+    def own_limits(self) -> Mapping[str, int]:
+        """Return the parts of the devices that XLA may use. They're known from reports: JAX's exit ends its backend
+        before an unhandled error is recorded.
+        """
+        return {uuid: size for uuid, size in self._limits.items() if size}
 
 
 def adapter() -> JaxAdapter:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import ADAPTERS, HistoryRecording, TensorTracking
 from gpumond.agent.loaded_allocators import LOADED, collected
 from gpumond.agent.measure.steps import READ_SECONDS
@@ -53,6 +54,9 @@ TEXTS = tuple(text for spec in ADAPTERS for text in spec.oom_texts)
 
 REQUEST = r"(?i)(?:allocat(?:e|ing)|out of memory allocating|failed to allocate):? ([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)"
 FREE = r"(?i)([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB) (?:is )?free"
+LIMIT = r"(?:limit set to: |current/max/try size = [^,]+, )([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)"
+"""CuPy's limit of a pool, and RMM's maximum size of one."""
+XLA_DEVICE = r"GPU_(\d+)_bfc"
 FACTORS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 MAX_TEXT = 4096
 
@@ -87,6 +91,19 @@ def allocator_of(error: BaseException) -> str:
         if any(name in names and re.search(text, _text(error)) for name, text in spec.oom_texts):
             return spec.module.rpartition(".")[2]
     return ""
+
+
+def _device_of(error: BaseException) -> str | None:
+    """Return the device that the error's text states, else the only one that the program uses."""
+    stated = re.search(XLA_DEVICE, _text(error))
+    ordinals = [int(stated[1])] if stated else cuda.contexts()
+    return cuda.device_uuid(ordinals[0]) if len(ordinals) == 1 else None
+
+
+def _own_limit(allocator: str, device: str | None) -> int | None:
+    """Return the limit that the program has set for an allocator on a device, None without one."""
+    limits = (LOADED.own_limits(adapter) for adapter in LOADED.known() if adapter.name == allocator)
+    return next((own[device] for own in limits if device in own), None) if device else None
 
 
 def _stated(pattern: str, error: BaseException) -> int | None:
@@ -154,7 +171,9 @@ class Ooms:
             request = request_bytes(error)
             details = _details(error, LAST_SEARCH_SECONDS if seen == "unhandled" else SEARCH_SECONDS)
             record = self._record(pools, devices, seen, request, self.scope(), details)
-            self._publish(replace(record, free_bytes=free_bytes(error), allocator=allocator_of(error)))
+            allocator, device = allocator_of(error), record.device_uuid or _device_of(error)
+            known = replace(record, device_uuid=device, free_bytes=free_bytes(error), allocator=allocator)
+            self._publish(replace(known, limit_bytes=_stated(LIMIT, error) or _own_limit(allocator, device)))
         except Exception:  # the program must receive its own error
             return
 

@@ -50,7 +50,8 @@ class Evidence:
         """The device that was full; that of the only pool if the record does not state it."""
         if self.oom.device_uuid is not None:
             return self.oom.device_uuid
-        uuids = {pool.device_uuid for pool in self.oom.pools} or {pool.device_uuid for pool in self.report.pools}
+        pools = self.oom.pools or self.report.pools or (self.earlier.pools if self.earlier else ())
+        uuids = {pool.device_uuid for pool in pools}
         return uuids.pop() if len(uuids) == 1 else None
 
     @cached_property
@@ -99,19 +100,24 @@ class Evidence:
         return max(0, free - (self.held - held))
 
     @cached_property
-    def limit(self) -> tuple[int, str] | None:
-        """The limit of the allocator on the device, and the quota that set it or an empty text."""
+    def limit(self) -> tuple[int, str | None] | None:
+        """The lowest limit of the allocator on the device, and what has set it: the name of a quota, an empty text for
+        `gpumond limit`, None for a function or setting of the library.
+        """
         allocators = {self.failed.allocator} if self.failed else {pool.allocator for pool in self.pools}
         own = [each for each in self.report.limits if each.device_uuid == self.uuid and each.allocator in allocators]
-        lowest = min(own, key=lambda each: each.limit_bytes, default=None)
-        return None if lowest is None else (lowest.limit_bytes, lowest.quota)
+        limits: list[tuple[int, str | None]] = [(each.limit_bytes, each.quota) for each in own]
+        if self.oom.limit_bytes is not None:
+            limits.append((self.oom.limit_bytes, None))
+        return min(limits, key=lambda each: each[0], default=None)
 
     @cached_property
     def limited_by(self) -> int:
         """Bytes by which the request exceeds the allocator's limit, while the device has room for it; else 0."""
-        if self.limit is None or self.request is None or self.failed is None:
+        if self.limit is None or self.request is None:
             return 0
-        held = self.failed.live_bytes + self.failed.cached_bytes + self.failed.stranded_bytes
+        pool = self.failed
+        held = 0 if pool is None else pool.live_bytes + pool.cached_bytes + pool.stranded_bytes
         over = held + self.request - self.limit[0]
         return over if over > 0 and (self.free is None or self.free >= self.request) else 0
 

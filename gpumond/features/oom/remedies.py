@@ -30,6 +30,13 @@ CHECKPOINTED = 0.75
 HALVINGS = (2, 4, 8)
 ORPHAN = 0.05
 """Part of the device from which memory without an owner is named."""
+OWN_LIMITS = {
+    "torch": "torch.cuda.set_per_process_memory_fraction",
+    "cupy": "MemoryPool.set_limit, or CUPY_GPU_MEMORY_LIMIT",
+    "rmm": "the pool's maximum_pool_size",
+    "jax": "XLA_PYTHON_CLIENT_MEM_FRACTION",
+}
+"""Where a program limits an allocator with the library's own function or setting."""
 OPTIMIZERS = "/torch/optim/"
 PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size")
 
@@ -48,7 +55,7 @@ def _remedy(e: Evidence, name: str, text: str, size: int | None, basis: Basis, s
 
 
 def _repeat(e: Evidence) -> Iterator[Remedy]:
-    if e.missing == 0 and not e.limited_by and not _free_in_pool(e):
+    if e.missing == 0 and not e.limited_by:
         text = "repeat the call (gpumond.agent.retry_on_oom): the GPU has room for the request"
         yield _remedy(e, "repeat", text, e.free, "measured", "the driver's free bytes")
 
@@ -58,6 +65,8 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
         size, quota = e.limit
         what = f"the limit of the quota {quota}" if quota else "the program's limit"
         where = "gpumond limit" if not quota else "quotas in the configuration, or PUT /api/v1/quotas"
+        if quota is None:
+            where = OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
         text = f"raise {what} from {human(size)} by at least {human(e.limited_by)} ({where})"
         yield _remedy(e, "limit", text, e.limited_by, "measured", "the limit in force, and the bytes held at the error")
 
