@@ -1,11 +1,12 @@
 """Out-of-memory errors on a card: calls that borrowed memory rescues, first remedies, and predicted peaks.
 
-    python -m bench.gpu_oom [rescues] [cases] [fit] [--rounds N] [--save]
+    python -m bench.gpu_oom [rescues] [cases] [libraries] [fit] [--rounds N] [--save]
 
 ``rescues``: A caches 70% of the card, B needs 43%; ``added_ms`` is what a rescued call takes more than one on an
 empty card, and ``equal`` says whether its result is bit for bit the same. ``cases``: programs that run out of memory
 for a known reason; ``right`` counts those whose first remedy is the cause, ``passes`` those that finish with it.
-``fit``: relative errors of predicted peaks against those that PyTorch measured, without and with the margin.
+``libraries``: the same for CuPy, RMM and JAX beside a PyTorch program's cache, above a limit of their own, and too large
+for the card. ``fit``: relative errors of predicted peaks against those that PyTorch measured, without and with the margin.
 """
 
 from __future__ import annotations
@@ -103,6 +104,34 @@ elif cause == "earlier-peak":
         agent.step(); time.sleep(0.3)
 """
 CAUSES = ("batch", "data-set", "optimizer", "limit", "leak", "nothing", "neighbor-cache", "earlier-peak")
+LIBRARY = """
+import sys, time, gpumond.agent as agent
+agent.start(workload="case")
+total, cause = int(sys.argv[1]), sys.argv[2]
+size = int({"neighbor-cache": 0.43, "limit": 0.3, "nothing": 1.4}[cause] * total)
+"""
+LIBRARIES = {
+    "cupy": """
+import cupy
+cupy.zeros(1)
+if cause == "limit": cupy.get_default_memory_pool().set_limit(total // 4)
+time.sleep(2.5)
+kept = cupy.empty(size, dtype="uint8")
+""",
+    "rmm": """
+import rmm
+maximum = total // 4 // 256 * 256 if cause == "limit" else None
+rmm.reinitialize(pool_allocator=True, initial_pool_size=1 << 30, maximum_pool_size=maximum)
+time.sleep(2.5)
+kept = rmm.DeviceBuffer(size=size)
+""",
+    "jax": """
+import jax.numpy
+jax.numpy.zeros(1).block_until_ready()
+time.sleep(2.5)
+kept = jax.numpy.zeros(size, dtype="uint8").block_until_ready()
+""",
+}
 TRAIN = """
 import json, os, sys, torch
 from torch import nn
@@ -276,6 +305,29 @@ def cases(causes: Sequence[str] = CAUSES) -> dict[str, Any]:
     }
 
 
+def libraries() -> dict[str, Any]:
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    total = int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
+    found: dict[str, str] = {}
+    for library, cause in itertools.product(LIBRARIES, ("neighbor-cache", "limit", "nothing")):
+        with daemon() as running:
+            environ = {"GPUMOND_SOCKET": str(running.socket), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+            if cause == "limit":
+                environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.25"
+            neighbors = [python(A, **environ)] if cause == "neighbor-cache" else []
+            for neighbor in neighbors:
+                asked(neighbor)
+                asked(neighbor, "cache")
+                until(lambda: reclaimable(running) > 1 << 30)
+            python(LIBRARY + LIBRARIES[library], str(total), cause, **environ).communicate(timeout=300)
+            until(lambda: running.get("oom"), 30)
+            remedies = running.get("oom/last")["case"]["remedies"]
+            found[f"{library}: {cause}"] = remedies[0]["name"] if remedies else ""
+            end(*neighbors)
+    wrong = {case: name for case, name in found.items() if not case.endswith(name or "none")}
+    return {"causes": len(found), "right": len(found) - len(wrong), "wrong": wrong}
+
+
 def measured(configuration: tuple[str, ...], script: Path) -> list[Any]:
     """Return allocated and held peak of a configuration, each as PyTorch counts it and as predicted, or a reason."""
     command, name = [sys.executable, os.fspath(script), *configuration], " ".join(configuration)
@@ -312,7 +364,7 @@ def fits(configurations: Sequence[tuple[str, ...]] = CONFIGURATIONS) -> dict[str
 
 def main() -> None:
     rounds = int(sys.argv[sys.argv.index("--rounds") + 1]) if "--rounds" in sys.argv else 50
-    parts = {"rescues": lambda: rescues(rounds), "cases": cases, "fit": fits}
+    parts = {"rescues": lambda: rescues(rounds), "cases": cases, "libraries": libraries, "fit": fits}
     chosen = [name for name in parts if name in sys.argv[1:]] or list(parts)
     publish("gpu_oom", {name: parts[name]() for name in chosen})
 
