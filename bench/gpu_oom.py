@@ -5,8 +5,9 @@
 ``rescues``: A caches 70% of the card, B needs 43%; ``added_ms`` is what a rescued call takes more than one on an
 empty card, and ``equal`` says whether its result is bit for bit the same. ``cases``: programs that run out of memory
 for a known reason; ``right`` counts those whose first remedy is the cause, ``passes`` those that finish with it.
-``libraries``: the same for CuPy, RMM and JAX beside a PyTorch program's cache, above a limit of their own, and too large
-for the card. ``fit``: relative errors of predicted peaks against those that PyTorch measured, without and with the margin.
+``libraries``: the same for CuPy, RMM and JAX beside a PyTorch program's cache, above a limit of their own, and too
+large for the card. ``fit``: relative errors of predicted peaks against those that PyTorch measured, without and with
+the margin.
 """
 
 from __future__ import annotations
