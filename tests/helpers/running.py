@@ -18,6 +18,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.helpers.forks import Fork, can_fork
+
 T = TypeVar("T")
 D = TypeVar("D", bound="RunningDaemon")
 START_SECONDS = 60.0
@@ -86,8 +88,12 @@ class RunningDaemon:
             argv += ["--devices", "1"]
         argv += ["--socket", str(self.socket), "--state-dir", str(directory / "state"), *options]
         self.environ = {**os.environ, **(environ or {}), "GPUMOND_SOCKET": str(self.socket), "GPUMOND_URL": self.url}
+        self.process: subprocess.Popen[bytes] | Fork
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(argv, env=self.environ, stdout=log, stderr=log)
+            if can_fork(argv, self.environ):
+                self.process = Fork(*argv[2:], environ=self.environ, stdout=log, stderr=log)
+            else:
+                self.process = subprocess.Popen(argv, env=self.environ, stdout=log, stderr=log)
         try:
             until(lambda: self.process.poll() is not None or self.healthy(), START_SECONDS)
         except AssertionError as error:
