@@ -32,7 +32,7 @@ def test_that_does_not_say_what_it_needs():
 
 def test_that_leaves_a_process():
     subprocess.Popen(["setsid", "sh", "-c", "sleep 602 & echo $! > pid"]).wait()
-    Fork("http.server", "--bind", "127.0.0.1", "0")
+    Fork(["python", "-m", "http.server", "--bind", "127.0.0.1", "0"])
 """
 
 
@@ -74,5 +74,5 @@ def test_fork_has_its_own_arguments_environment_directory_and_streams(tmp_path: 
     (tmp_path / "program.py").write_text(program)
     monkeypatch.chdir(tmp_path)
     with open("out", "wb") as out:
-        assert Fork("program", "a", "b", environ={"WORD": "word"}, stdout=out).wait() == 3
+        assert Fork(["python", "-m", "program", "a", "b"], env={"WORD": "word"}, stdout=out).wait() == 3
     assert Path("out").read_text() == f"['a', 'b'] word {tmp_path}\n"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -42,7 +42,7 @@ def used_bytes(card: SimDevice) -> int:
 class FakeEngine:
     """A fake that runs."""
 
-    def __init__(self, kind: str, url: str, process: Fork | subprocess.Popen[str]) -> None:
+    def __init__(self, kind: str, url: str, process: subprocess.Popen[Any]) -> None:
         self.kind, self.url, self.process = kind, url, process
 
     def declaration(self, **fields: Any) -> EngineConfig:
@@ -111,14 +111,12 @@ def answering(body: bytes, status: int = 200) -> Iterator[str]:
 def fake_engine(kind: str, card: SimDevice, *faults: str, path: Path | None = None) -> Iterator[FakeEngine]:
     arguments = [kind, "--card", str(card.directory), *(part for fault in faults for part in ("--fault", fault))]
     arguments += ["--socket", str(path)] if path else []
-    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "tests.engines.fake_engine", *arguments]
     ours, its = socketpair()  # it ends with this process
-    with open(reader) as lines, open(writer, "wb") as out, ours, its:
-        process = Fork("tests.engines.fake_engine", *arguments, stdin=its, stdout=out)
+    with ours, its, Fork(command, stdin=its, stdout=subprocess.PIPE, text=True) as process:
         its.close()
-        out.close()
+        assert process.stdout is not None
         try:
-            yield FakeEngine(kind, lines.readline().strip(), process)
+            yield FakeEngine(kind, process.stdout.readline().strip(), process)
         finally:
             process.kill()
-            process.wait()

@@ -6,18 +6,18 @@ the process from which they are forked.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
+from locale import getpreferredencoding
 from pathlib import Path
-from socket import AF_UNIX, SOCK_SEQPACKET, recv_fds, send_fds, socket, socketpair
-from typing import IO, ClassVar
+from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socket, socketpair
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
@@ -37,11 +37,13 @@ IMPORTED = (
 """Modules that are imported before a fork."""
 AT_START = ("PYTHON", "LD_PRELOAD", "LC_", "LANG", "NODE_NAME", "TZ")
 """Beginnings of variables that have an effect at the start of a process only."""
+OPTIONS = {"cwd", "env", "start_new_session", "stderr", "stdin", "stdout", "text"}
+"""Those of ``subprocess.Popen`` that a fork has."""
 SERVER = """
 import json, os, runpy, select, sys
 from contextlib import suppress
 from importlib import import_module
-from socket import recv_fds, send_fds, socket
+from socket import recv_fds, socket
 
 for name in sys.argv[1:]:
     import_module(name)
@@ -62,10 +64,8 @@ while True:
             os._exit(0)
         answers, *streams = descriptors
         if pid := os.fork():
-            own = os.pidfd_open(pid)
-            with socket(fileno=os.dup(answers)) as client:
-                send_fds(client, [pid.to_bytes(4, "little")], [own])
-            running[own] = pid, answers
+            os.write(answers, pid.to_bytes(4, "little"))
+            running[os.pidfd_open(pid)] = pid, answers
             for each in streams:
                 os.close(each)
             continue
@@ -73,93 +73,121 @@ while True:
         for each, stream in enumerate(streams):
             os.dup2(stream, each)
         os.closerange(3, max(answers, *streams, *running, *(each for _, each in running.values())) + 1)
-        module, sys.argv[1:], directory, environ = json.loads(request)
+        module, sys.argv[1:], directory, environ, session = json.loads(request)
+        if session:
+            os.setsid()
         os.chdir(directory)
         sys.path[0] = directory
         os.environ.clear()
         os.environ.update(environ)
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", 1, errors="backslashreplace")
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         sys.exit()
 """
 
 
 @cache
-def _server() -> tuple[socket, subprocess.Popen[bytes]]:
+def _server() -> socket:
     """Start the process whose forks are returned, until the tests end."""
     ours, its = socketpair(AF_UNIX, SOCK_SEQPACKET)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUMOND_")}
     environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # as gpumond serve
     command = [sys.executable, "-c", SERVER, *IMPORTED]
     with its:
-        return ours, subprocess.Popen(command, cwd=ROOT, env=environ, stdin=its.fileno())
+        process = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=its.fileno())
+
+    @atexit.register
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    return ours
 
 
-def can_fork(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+def can_fork(command: Sequence[str], options: Mapping[str, Any]) -> bool:
     """Return whether a fork has the same effect as this command, which is ``python -m gpumond …`` of this Python."""
+    if [*command[:3]] != [sys.executable, "-m", "gpumond"] or options.keys() - OPTIONS:
+        return False
+    utf8 = {"PYTHONUTF8": "1"} if getpreferredencoding(False) == "UTF-8" else {}
 
     def at_start(given: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in given.items() if name.startswith(AT_START)}
+        return {name: value for name, value in (utf8 | dict(given)).items() if name.startswith(AT_START)}
 
-    return [*argv[:3]] == [sys.executable, "-m", "gpumond"] and at_start(environ) == at_start(os.environ)
+    return at_start(options.get("env") or os.environ) == at_start(os.environ)
 
 
-class Fork:
-    """``python -m MODULE ARGUMENTS…``, with the methods of ``subprocess.Popen``."""
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a process as ``subprocess.Popen``, by a fork if that has the same effect."""
+    kind: type[subprocess.Popen[Any]] = Fork if can_fork(command, options) else subprocess.Popen
+    return kind(command, **options)
+
+
+def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, at most a minute, by a fork if that has the same effect. Its output is returned."""
+    with start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
+        try:
+            out, err = process.communicate(timeout=60)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+class Fork(subprocess.Popen[Any]):
+    """``python -m MODULE ARGUMENTS…`` as a fork. Executables and what a process does before it starts do not apply."""
 
     running: ClassVar[set[Fork]] = set()
     """Those whose end was not seen."""
 
-    def __init__(
-        self,
-        module: str,
-        *arguments: str,
-        environ: Mapping[str, str] | None = None,
-        stdin: IO[bytes] | socket | None = None,
-        stdout: IO[bytes] | None = None,
-        stderr: IO[bytes] | None = None,
-    ) -> None:
-        """Without ``stdin``, the input is empty."""
-        self.args = [sys.executable, "-m", module, *arguments]
-        self.returncode: int | None = None
-        request = json.dumps([module, arguments, os.getcwd(), dict(os.environ if environ is None else environ)])
-        self._answers, its = socketpair(AF_UNIX, SOCK_SEQPACKET)
-        with its, open(os.devnull, "rb") as empty:
-            streams = (stdin or empty).fileno(), stdout.fileno() if stdout else 1, stderr.fileno() if stderr else 2
-            send_fds(_server()[0], [request.encode()], [its.fileno(), *streams])
-        answer, (self._descriptor,), *_ = recv_fds(self._answers, 4, 1)
-        self.pid = int.from_bytes(answer, "little")
-        self.running.add(self)
-
     @classmethod
     def left(cls) -> dict[int, str]:
         """Return the command lines of those that run, by their pids."""
-        return {each.pid: " ".join(each.args) for each in [*cls.running] if each.poll() is None}
+        return {each.pid: " ".join(each._command) for each in [*cls.running] if each.poll() is None}
 
-    def poll(self) -> int | None:
-        with suppress(subprocess.TimeoutExpired):
-            self.wait(0)
+    def __init__(self, command: Sequence[str], *, start_new_session: bool = False, **options: Any) -> None:
+        self._command, self._session = command, start_new_session
+        super().__init__(command, **options)
+
+    def _execute_child(
+        self,
+        args: Sequence[str],
+        executable: object,
+        preexec_fn: object,
+        close_fds: object,
+        pass_fds: object,
+        cwd: str | os.PathLike[str] | None,
+        env: Mapping[str, str] | None,
+        startupinfo: object,
+        creationflags: object,
+        shell: object,
+        *pipes: int,
+    ) -> None:
+        _, _, module, *arguments = (os.fspath(each) for each in args)
+        pipes = pipes[:6]
+        environ = dict(os.environ if env is None else env)
+        request = [module, arguments, os.fspath(cwd or os.getcwd()), environ, self._session]
+        streams = [own if own >= 0 else number for number, own in enumerate((pipes[0], pipes[3], pipes[5]))]
+        self._answers, its = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        with its:
+            send_fds(_server(), [json.dumps(request).encode()], [its.fileno(), *streams])
+        answer = self._answers.recv(4)
+        assert answer, "the process from which others are forked has ended"
+        self.pid = int.from_bytes(answer, "little")
+        self._child_created = True
+        self.running.add(self)
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if not select.select([self._answers], [], [], 0 if wait_flags else None)[0]:
+            return 0, 0
+        status = self._answers.recv(2)
+        assert status, "the process from which others are forked has ended"
+        self._answers.close()
+        self.running.discard(self)
+        return self.pid, int.from_bytes(status, "little")
+
+    def _internal_poll(self, *_: object, **__: object) -> int | None:
+        with self._waitpid_lock:  # type: ignore[attr-defined]
+            if self.returncode is None and (ended := self._try_wait(os.WNOHANG))[0]:
+                self.returncode = os.waitstatus_to_exitcode(ended[1])
         return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            if not select.select([self._answers], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            status = self._answers.recv(2)
-            assert status, "the process from which others are forked has ended"
-            self.returncode = os.waitstatus_to_exitcode(int.from_bytes(status, "little"))
-            self._answers.close()
-            os.close(self._descriptor)
-            self.running.discard(self)
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._descriptor, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
