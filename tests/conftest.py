@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 
 from tests.fakenvml import FakeDriver, build
+from tests.helpers.forks import Fork
 from tests.helpers.running import RunningDaemon, until
 
 hypothesis.settings.register_profile(
@@ -143,9 +144,9 @@ def no_process_is_left() -> Iterator[None]:
     yield
     mark = f"{MARK}={os.environ.pop(MARK)}".encode()
     try:
-        until(lambda: not marked(mark), 10)
+        until(lambda: not (marked(mark) or Fork.left()), 10)
     except AssertionError:
-        left = marked(mark)
+        left = marked(mark) | Fork.left()
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.helpers.forks import Fork
 from tests.helpers.running import until
 
 MODULE = """
 import subprocess
 import pytest
+from tests.helpers.forks import Fork
 
 @pytest.fixture
 def started():
@@ -28,6 +32,7 @@ def test_that_does_not_say_what_it_needs():
 
 def test_that_leaves_a_process():
     subprocess.Popen(["setsid", "sh", "-c", "sleep 602 & echo $! > pid"]).wait()
+    Fork(["python", "-m", "http.server", "--bind", "127.0.0.1", "0"])
 """
 
 
@@ -51,7 +56,8 @@ def test_absent_program_skips_before_a_start_and_a_left_process_fails_and_ends(t
     assert "no-such-program" in done.stdout
     assert "2 passed, 1 skipped" in done.stdout
     assert "1 error" in done.stdout
-    assert f"processes were left: {pid} sleep 602" in done.stdout
+    assert f"processes were left: {pid} sleep 602; " in done.stdout
+    assert "-m http.server --bind 127.0.0.1 0" in done.stdout
     until(lambda: not running(pid))
 
 
@@ -61,3 +67,12 @@ def running(pid: int) -> bool:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except FileNotFoundError:
         return False
+
+
+def test_fork_has_its_own_arguments_environment_directory_and_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = "import os, sys; print(sys.argv[1:], os.environ['WORD'], os.getcwd()); sys.exit(3)"
+    (tmp_path / "program.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    with open("out", "wb") as out:
+        assert Fork(["python", "-m", "program", "a", "b"], env={"WORD": "word"}, stdout=out).wait() == 3
+    assert Path("out").read_text() == f"['a', 'b'] word {tmp_path}\n"

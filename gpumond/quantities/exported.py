@@ -368,7 +368,6 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
         "1 if the serving engine responds, else 0.",
         lambda engine: None if engine.problem == NOT_READ else float(engine.up),
         rule_note=" Unknown before the first read.",
-        export=lambda engine: float(engine.up),
     ),
     _field(
         "kv_cache_used_ratio",

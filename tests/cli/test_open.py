@@ -10,13 +10,14 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.helpers import forks
 from tests.helpers.running import RunningDaemon
 
 
 def run(daemon: RunningDaemon, *options: str) -> subprocess.CompletedProcess[str]:
     environ = daemon.environ | {"GPUMOND_RUNTIME_DIR": str(daemon.directory)}
     command = [sys.executable, "-m", "gpumond", "open", *options]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return forks.run(command, env=environ)
 
 
 def test_printed_address_signs_in_once(tmp_path: Path):
@@ -43,7 +44,7 @@ def test_error_names_the_directory_of_a_readable_token(tmp_path: Path, stale: bo
         command = [sys.executable, "-m", "gpumond", "flush", "--all", "--url", daemon.url]
         environ = {name: value for name, value in daemon.environ.items() if not name.startswith("GPUMOND_")}
         environ["GPUMOND_RUNTIME_DIR"] = str(other)
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        done = forks.run(command, env=environ)
         directory = daemon.get("status")["runtime_dir"]
         assert directory == str(daemon.directory)
         assert done.stderr == (
@@ -53,6 +54,6 @@ def test_error_names_the_directory_of_a_readable_token(tmp_path: Path, stale: bo
 
 def test_address_of_a_socket_is_refused(tmp_path: Path):
     command = [sys.executable, "-m", "gpumond", "open", "--url", "unix:///run/gpumond-api"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = forks.run(command)
     assert done.returncode == 2
     assert "a browser needs an http:// or https:// address" in done.stderr

@@ -14,6 +14,7 @@ import pytest
 
 from gpumond.features.quotas.need import NO_ROOM
 from gpumond.sim.device import MIB, Spec, create
+from tests.helpers import forks
 from tests.helpers.running import RunningDaemon, until
 
 pytestmark = pytest.mark.timeout(300)  # each program starts twice: as gpumond run, then as the command
@@ -70,7 +71,7 @@ def start(daemon: RunningDaemon, tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def start(*options: str, command: tuple[str, ...] = (sys.executable, "-c", code)) -> subprocess.Popen[str]:
-            process = subprocess.Popen(
+            process = forks.start(
                 [sys.executable, "-m", "gpumond", "run", *options, "--", *command],
                 env=daemon.environ,
                 text=True,

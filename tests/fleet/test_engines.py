@@ -36,8 +36,9 @@ def test_sleep_keeps_one_replica_and_its_undo_wakes_the_others(tmp_path: Path):
             environ = {"GPUMOND_SIM_DIR": str(tmp_path / name)}
             daemons[name] = stack.enter_context(RunningDaemon(tmp_path / f"{name}-daemon", *options, environ=environ))
         used = {"engine": "chat"}
-        for daemon in daemons.values():
+        for daemon in daemons.values():  # the processes of an engine are known before its state
             until(lambda own=daemon: own.value("gpumond_engine_memory_used_bytes", **used) == 7 * GIB, 60)
+            until(lambda own=daemon: own.value("gpumond_engine_sleeping", **used) == 0, 60)
         addresses = {name: each.url.removeprefix("http://") for name, each in daemons.items()}
         tokens = tmp_path / "tokens.yaml"
         tokens.touch(0o600)

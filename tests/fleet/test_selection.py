@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.facts.engines import EngineProcess, EngineReading
+from gpumond.facts.engines import NOT_READ, EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.features.fleet.connection import Machine
@@ -159,6 +159,7 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
     ("fields", "refusal"),
     [
         ({"up": False, "problem": "timeout"}, "the engine doesn't respond: timeout"),
+        ({"up": False, "problem": NOT_READ}, "the daemon hasn't read the engine yet; try again in 10 s"),
         ({"methods": ()}, "the configuration doesn't allow it; add allow: [engine]"),
         ({"sleeping": True}, "it is already asleep"),
         ({"running": 2, "waiting": 1}, "it has 3 running or waiting requests"),

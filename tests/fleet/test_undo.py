@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gpumond.features.fleet.undo import outdated, steps
+from tests.helpers import forks
 from tests.helpers.agents import GIB
 from tests.helpers.stubs import Answer, SimulatedMachine, fleet, simulated, stub, write_targets
 
@@ -109,9 +110,7 @@ def command(machine: SimulatedMachine, operation: str, *arguments: str) -> subpr
     """Run a gpumond command on a machine, as a part of an operation."""
     environ = {**os.environ, "GPUMOND_URL": machine.daemon.url, "GPUMOND_TOKEN": machine.token}
     argv = [sys.executable, "-m", "gpumond", *arguments]
-    return subprocess.run(
-        argv, env={**environ, "GPUMOND_OPERATION": operation}, capture_output=True, text=True, timeout=60
-    )
+    return forks.run(argv, env={**environ, "GPUMOND_OPERATION": operation})
 
 
 def active(machine: SimulatedMachine) -> int:

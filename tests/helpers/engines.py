@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
 import subprocess
 import sys
 import threading
@@ -13,10 +10,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import send_fds, socket, socketpair
+from socket import socketpair
 from typing import Any
 
 from gpumond.facts.program import ProcessKey
@@ -24,8 +20,7 @@ from gpumond.facts.snapshot import Reading
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.sim.device import SimDevice, Spec, create
 from tests.helpers.agents import GIB
-
-ROOT = Path(__file__).parents[2]
+from tests.helpers.forks import Fork
 
 
 def device(directory: Path, size_gib: int = 16) -> SimDevice:
@@ -47,7 +42,7 @@ def used_bytes(card: SimDevice) -> int:
 class FakeEngine:
     """A fake that runs."""
 
-    def __init__(self, kind: str, url: str, process: Fork | subprocess.Popen[str]) -> None:
+    def __init__(self, kind: str, url: str, process: subprocess.Popen[Any]) -> None:
         self.kind, self.url, self.process = kind, url, process
 
     def declaration(self, **fields: Any) -> EngineConfig:
@@ -112,64 +107,16 @@ def answering(body: bytes, status: int = 200) -> Iterator[str]:
             server.shutdown()
 
 
-FORKS = """
-import json, os, signal, sys
-from socket import recv_fds, socket
-from tests.engines.fake_engine import main
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-requests = socket(fileno=os.dup(0))
-while (request := recv_fds(requests, 1 << 16, 1))[0]:
-    if not os.fork():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        requests.close()
-        for descriptor in (0, 1):
-            os.dup2(request[1][0], descriptor)
-        os.close(request[1][0])
-        sys.argv[1:], sys.stdin, sys.stdout = json.loads(request[0]), open(0), open(1, "w")
-        print(os.getpid(), flush=True)
-        main()
-    os.close(request[1][0])
-"""
-
-
-@cache
-def _forks() -> tuple[socket, subprocess.Popen[bytes]]:
-    """Start a process whose forks are fakes, until the tests end: the start of Python takes longer than most tests."""
-    ours, its = socketpair()
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUMOND_TEST_PROCESS")}
-    with its:
-        return ours, subprocess.Popen([sys.executable, "-c", FORKS], cwd=ROOT, env=environ, stdin=its)
-
-
-class Fork:
-    """A fork, with the methods of ``subprocess.Popen``."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid, self._descriptor = pid, os.pidfd_open(pid)
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
-
-    def wait(self) -> None:
-        select.select([self._descriptor], [], [])
-
-    def close(self) -> None:
-        self.kill()
-        self.wait()
-        os.close(self._descriptor)
-
-
 @contextmanager
 def fake_engine(kind: str, card: SimDevice, *faults: str, path: Path | None = None) -> Iterator[FakeEngine]:
     arguments = [kind, "--card", str(card.directory), *(part for fault in faults for part in ("--fault", fault))]
     arguments += ["--socket", str(path)] if path else []
-    ours, its = socketpair()
-    with ours, its, ours.makefile() as lines:
-        send_fds(_forks()[0], [json.dumps(arguments).encode()], [its.fileno()])
+    command = [sys.executable, "-m", "tests.engines.fake_engine", *arguments]
+    ours, its = socketpair()  # it ends with this process
+    with ours, its, Fork(command, stdin=its, stdout=subprocess.PIPE, text=True) as process:
         its.close()
-        process = Fork(int(lines.readline()))
+        assert process.stdout is not None
         try:
-            yield FakeEngine(kind, lines.readline().strip(), process)
+            yield FakeEngine(kind, process.stdout.readline().strip(), process)
         finally:
-            process.close()
+            process.kill()

@@ -18,6 +18,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.helpers import forks
+
 T = TypeVar("T")
 D = TypeVar("D", bound="RunningDaemon")
 START_SECONDS = 60.0
@@ -87,7 +89,7 @@ class RunningDaemon:
         argv += ["--socket", str(self.socket), "--state-dir", str(directory / "state"), *options]
         self.environ = {**os.environ, **(environ or {}), "GPUMOND_SOCKET": str(self.socket), "GPUMOND_URL": self.url}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(argv, env=self.environ, stdout=log, stderr=log)
+            self.process = forks.start(argv, env=self.environ, stdout=log, stderr=log)
         try:
             until(lambda: self.process.poll() is not None or self.healthy(), START_SECONDS)
         except AssertionError as error:
@@ -148,8 +150,7 @@ class RunningDaemon:
         """Run a gpumond command against this daemon, in a process of its own only if it changes its process."""
         if arguments[0] not in ("doctor", "run", "serve"):
             return gpumond_here(*arguments, **self.environ)
-        command = [sys.executable, "-m", "gpumond", *arguments]
-        return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=60)
+        return forks.run([sys.executable, "-m", "gpumond", *arguments], env=self.environ)
 
     def stop(self) -> int:
         """End the daemon and return its exit status. It is killed if it does not end."""
@@ -170,8 +171,7 @@ class RunningDaemon:
 
 
 def gpumond(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpumond", *arguments]
-    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
+    return forks.run([sys.executable, "-m", "gpumond", *arguments], env={**os.environ, **environ})
 
 
 def gpumond_here(*arguments: str, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[str]:

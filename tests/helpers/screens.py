@@ -9,12 +9,13 @@ import pty
 import re
 import select
 import struct
-import subprocess
 import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from tests.helpers import forks
 
 TOP = [sys.executable, "-m", "gpumond", "top"]
 KEYS = {"up": "\x1b[A", "down": "\x1b[B", "right": "\x1b[C", "left": "\x1b[D", "enter": "\r", "escape": "\x1b"}
@@ -80,7 +81,7 @@ class Session:
             for name, value in os.environ.items()
             if name not in ("NO_COLOR", "COLORTERM", "COLUMNS", "LINES")
         }
-        self.process = subprocess.Popen(
+        self.process = forks.start(
             command,
             stdin=self.terminal,
             stdout=self.terminal,

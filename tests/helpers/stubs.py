@@ -19,6 +19,7 @@ from urllib.parse import parse_qs
 
 from gpumond.commands.main import main
 from tests.fakenvml import GIB, Device, FakeDriver, Process
+from tests.helpers import forks
 from tests.helpers.running import RunningDaemon, until
 
 Answer = tuple[int, Any] | None
@@ -253,7 +254,7 @@ class Confirming:
         own = {**others, **(environ or {})}
         command = [sys.executable, "-m", "gpumond", "fleet", "flush", *arguments]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, env=own, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        self.process = forks.start(command, env=own, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         assert self.process.stdout is not None
         while "would release" not in (line := self.process.stdout.readline()):
             assert line, self.process.stderr

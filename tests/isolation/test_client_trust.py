@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import forks
 from tests.helpers.running import free_port
 from tests.helpers.stubs import stub
 from tests.helpers.users import ATTACKER, ROOT, SERVICE, as_user, obstacle, python
@@ -83,14 +84,8 @@ def listen() -> Iterator[Callable[..., Listener]]:
 
 def gpumond(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUMOND_")}
-    return subprocess.run(
-        [sys.executable, "-m", "gpumond", *arguments],
-        env=kept | {"GPUMOND_SOCKET": "/nowhere/agent.sock"} | environ,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    environ = kept | {"GPUMOND_SOCKET": "/nowhere/agent.sock"} | environ
+    return forks.run([sys.executable, "-m", "gpumond", *arguments], env=environ, cwd=ROOT)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.sim.device import MIB, SimDevice, Spec, create
+from tests.helpers import forks
 
 SIZE = 8192 * MIB
 
@@ -30,7 +31,7 @@ def running(device: SimDevice | None, *arguments: str, **environ: str) -> Iterat
     if device is not None:
         command += ["--sim-device", str(device.directory)]
     env = {**os.environ, "GPUMOND_SOCKET": "/nonexistent/agent.sock", **environ}
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with forks.start(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:

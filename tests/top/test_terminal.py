@@ -16,6 +16,7 @@ import pytest
 from gpumond.facts.frame import Alert, StatedFault
 from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import human
+from tests.helpers import forks
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.screens import TOP, terminal
@@ -94,14 +95,7 @@ def test_top_ends_immediately_while_the_daemon_hangs(fake: FakeDaemon):
 
 
 def run(*arguments: str, url: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TOP, "--url", url, *arguments],
-        env={**os.environ, **environ},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return forks.run([*TOP, "--url", url, *arguments], env={**os.environ, **environ}, stdin=subprocess.DEVNULL)
 
 
 def numbers(frame: dict[str, Any]) -> Iterator[str]:
@@ -116,17 +110,11 @@ def numbers(frame: dict[str, Any]) -> Iterator[str]:
 def test_values_equal_those_of_status_for_the_same_frame(demo: RunningDaemon):
     with fake_daemon(demo.get("frame")) as fake:
         fake.answers["/api/v1/status"] = (200, demo.get("status"))
-        status = subprocess.run(
-            [sys.executable, "-m", "gpumond", "status", "--json", "--url", fake.url],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
+        status = forks.run([sys.executable, "-m", "gpumond", "status", "--json", "--url", fake.url])
         expected = sorted(set(numbers(json.loads(status.stdout))))
         assert len(expected) > 8
         once = run("--once", url=fake.url).stdout
-        assert [number for number in expected if number not in once] == []
+        assert [number for number in expected if number not in once] == [], once
         assert (
             json.loads(run("--once", "--json", url=fake.url).stdout)["snapshot"]["seq"]
             == json.loads(status.stdout)["seq"]
@@ -156,7 +144,7 @@ def test_missing_driver_shows_the_remedy_once_and_no_empty_table(fake: FakeDaemo
     )
     fake.show(make_frame(source=down, faults=(fault,), alerts=(alert,)))
     command = [sys.executable, "-m", "gpumond", *command, "--url", fake.url]
-    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    output = forks.run(command).stdout
     assert output.count(remedy) == 1
     assert "driver-down firing" in output
     assert "\nGPU " not in output
@@ -210,7 +198,7 @@ def test_once_without_a_daemon_is_one_line_with_the_remedy():
 def test_other_server_is_reported_on_one_line(fake: FakeDaemon, command: tuple[str, ...]):
     fake.answers["/api/v1/frame"] = (200, {"status": "ok"})
     command = [sys.executable, "-m", "gpumond", *command, "--url", fake.url]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    refused = forks.run(command)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "isn't gpumond" in refused.stderr
     assert refused.stderr.count("\n") == 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from gpumond.facts.engines import NOT_READ
 from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.facts.units import human
 from gpumond.features.fleet.connection import Machine
@@ -18,6 +19,7 @@ from gpumond.view.frame import frame_of
 
 Key = tuple[int, int | None]
 """Pid and start of a process."""
+UNREAD = "the daemon hasn't read the engine yet; try again in 10 s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +203,8 @@ def _select_engines(
 def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: int, criteria: Criteria) -> str:
     """Return the reason for which an engine is not flushed or woken, or an empty string. The daemon checks more."""
     if not engine["up"]:
-        return f"the engine doesn't respond: {engine['problem']}"
+        unread = engine["problem"] == NOT_READ
+        return UNREAD if unread else f"the engine doesn't respond: {engine['problem']}"
     if criteria.wake:
         return "it doesn't sleep" if engine["sleeping"] is False and not engine.get("paused") else ""
     if not engine["methods"]:
