@@ -240,7 +240,7 @@ def test_programs_get_the_agents_directory_read_only_and_nothing_else_of_the_dae
     mounts = [(entry["mountPath"], entry.get("readOnly", False)) for entry in program["volumeMounts"]]
     (in_pod,) = manifest("sidecar/pod.yaml")["spec"]["containers"]
     assert in_pod["volumeMounts"] == [{"name": "gpumond-socket", "mountPath": "/run/gpumond", "readOnly": True}]
-    documented = re.findall(r"`-v (/run/gpumond):/run/gpumond(:ro)?`", document_text("how-to/install.md"))
+    documented = re.findall(r"-v (/run/gpumond):/run/gpumond(:ro)? ", document_text("how-to/install-container.md"))
     assert [mounted(volume) for volume in train["volumes"]] == [("/run/gpumond", True)]
     assert [(place, only) for place, only in mounts if place.startswith(("/run", "/tmp", "/var"))] == [
         ("/run/gpumond", True)
