@@ -1,4 +1,4 @@
-"""Webhook: alerts as JSON, or as a message of a chat service; docs/how-to/notifications.md has the schema.
+"""Webhook: alerts as JSON, or as a message of a chat service; docs/reference/notifications.md has the schema.
 
 Signed if a secret is configured.
 """
@@ -259,7 +259,7 @@ class Webhook(HttpReceiver):
     template: Template | None = Field(
         None,
         description="message format: `slack`, `teams`, `discord`, or `json` (title, text, fields, link); by "
-        "default the document of [the webhook](../how-to/notifications.md#the-webhook)",
+        "default the document of [the webhook](notifications.md#the-webhook)",
     )
     page_url: str | None = Field(
         None, max_length=1024, description="address of the web UI, to which messages with a `template` link"
