@@ -1,4 +1,4 @@
-# The daemon: docker build -t gpumond --build-arg REVISION=$(git rev-parse HEAD) . For Docker, Podman and Kubernetes: docs/how-to/install.md
+# The daemon: docker build -t gpumond --build-arg REVISION=$(git rev-parse HEAD) . For Docker, Podman and Kubernetes: docs/how-to/install-container.md
 FROM python:3.13.7-slim-trixie AS build
 WORKDIR /src
 COPY pyproject.toml hatch_build.py README.md LICENSE ./

@@ -1,9 +1,9 @@
-"""Verdicts scored on the planned loads of the load generator; docs/explanation/diagnosis.md describes the protocol.
+"""Verdicts scored on the planned loads of the load generator; docs/reference/benchmarks.md describes the protocol.
 
 python -m bench.diagnosis [--seeds N] [--first SEED] [--scenario NAME ...] [--save]
 
 Each scenario runs in virtual time with N seeds (20), and the same load without the injected fault.
-``--save`` stores the figures and writes the confusion matrix into docs/explanation/diagnosis.md. The method was tuned
+``--save`` stores the figures and writes the confusion matrix into docs/reference/benchmarks.md. The method was tuned
 on the seeds from 0 on; ``--first 20`` uses other seeds and stores their figures separately.
 """
 
@@ -141,7 +141,7 @@ SAMPLED = dict.fromkeys(("fleet", *SERVING), 57.0)
 """Seconds between two samples, if not 1: as for the fleet in section D of the protocol."""
 NEVER = ("warm-up", "autotune", "preallocated", "cache-saturates", "periodic-eval", "curriculum")
 ANSWERS = ("leak", "fragmentation", "orphan", "crash", "crash-loop", "none")
-DOCUMENT = Path(__file__).parent.parent / "docs" / "explanation" / "diagnosis.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "benchmarks.md"
 BEGIN, END = "<!-- matrix -->", "<!-- end of matrix -->"
 
 

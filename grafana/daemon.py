@@ -142,7 +142,7 @@ WORK = [
 AGENTS = [
     series(
         "Agents",
-        "Programs with a connected agent, by workload.",
+        "Processes with a connected agent, by workload.",
         "short",
         Query(f"sum by (workload) ({of('agents')})", "{{workload}}"),
         stacked=True,

@@ -117,8 +117,8 @@ LEDGER = [
 
 POOLS = [
     series(
-        "Reclaimable, by program",
-        "Memory that a flush of the program would most likely release, by pool.",
+        "Reclaimable, by process",
+        "Memory that a flush of the process would most likely release, by pool.",
         "bytes",
         Query(
             f"max by (workload, pid, allocator) (gpumond_pool_reclaimable_bytes{{{DEVICE}}})",
@@ -190,7 +190,7 @@ ECC = of("ecc_errors_total", ', scope="volatile"')
 
 UNMAPPED = [
     series(
-        "Unmapped, by program",
+        "Unmapped, by process",
         "Memory that an allocator counts while its pages are released (sleep mode). It is not part of used memory.",
         "bytes",
         Query(

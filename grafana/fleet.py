@@ -93,7 +93,7 @@ GLANCE = [
     ),
     figure(
         "Agent coverage",
-        "Programs with an agent, as a part of all programs on the devices. Only these can be flushed.",
+        "Processes with an agent, as a part of all processes on the devices. Only these can be flushed.",
         "percentunit",
         f"sum({of_machines('agent_processes')}) / sum({of_machines('processes')})",
         levels=((0.5, WARNING), (0.9, GOOD)),
@@ -115,7 +115,7 @@ GLANCE = [
     ),
     figure(
         "Leaks",
-        "Programs with a verdict of leak.",
+        "Processes with a verdict of leak.",
         "short",
         or_none(f"sum({LEAKS})", FLEET),
         levels=ANY,
@@ -158,10 +158,10 @@ OVER_TIME = [
         runbooks=("reclaimable-waste", "idle-holder"),
     ),
     series(
-        "Programs with an agent",
-        "Programs on the devices, and those of them that have an agent.",
+        "Processes with an agent",
+        "Processes on the devices, and those of them that have an agent.",
         "short",
-        Query(f"sum({of_machines('processes')})", "programs"),
+        Query(f"sum({of_machines('processes')})", "processes"),
         Query(f"sum({of_machines('agent_processes')})", "with an agent"),
     ),
 ]
@@ -250,7 +250,7 @@ RANKED = [
     ),
     ranking(
         "Lowest agent coverage",
-        "The ten machines with the smallest part of programs that have an agent.",
+        "The ten machines with the smallest part of processes that have an agent.",
         "percentunit",
         Query(f"bottomk(10, {recorded('agent_coverage:ratio')})", "{{instance}}"),
         levels=((0.5, WARNING), (0.9, GOOD)),
@@ -316,7 +316,7 @@ WASTE = [
 DIAGNOSED = [
     listing(
         "Verdicts",
-        "Number of active verdicts on programs and devices, except those for healthy patterns.",
+        "Number of active verdicts on processes and devices, except those for healthy patterns.",
         (Column("kind", "Verdict", runbook_of("verdicts")), MACHINE, Column("user", "User"), WORKLOAD),
         Query(f"sum by (instance, user, workload, kind) ({VERDICTS})", "Active"),
         sort="Verdict",

@@ -15,8 +15,8 @@ def of_programs(expression: str) -> str:
 
 GLANCE = [
     figure(
-        "Programs",
-        "Programs of the workload with a connected agent.",
+        "Processes",
+        "Processes of the workload with a connected agent.",
         "short",
         f"sum(gpumond_agents{{{WORKLOAD}}})",
         runbooks=("agent-gone",),
@@ -80,8 +80,8 @@ LIFE = [
         runbooks=("leak", "fragmentation", "reclaimable-waste"),
     ),
     series(
-        "Live, by program",
-        "Live memory by program and allocator.",
+        "Live, by process",
+        "Live memory by process and allocator.",
         "bytes",
         Query(
             f"max by (instance, gpu, pid, allocator) (gpumond_pool_live_bytes{{{WORKLOAD}}})",
@@ -141,8 +141,8 @@ FLUSHES = [
 
 GROWTH = [
     series(
-        "Time to full, by program",
-        "Time until the device is full at the present rate of growth of the program.",
+        "Time to full, by process",
+        "Time until the device is full at the present rate of growth of the process.",
         "s",
         Query(
             f"min by (instance, gpu, pid) ({of_programs(f'gpumond_time_to_full_seconds{{{FLEET}}}')})",
@@ -175,7 +175,7 @@ STEPS = [
     ),
     series(
         "Steps/s",
-        "Steps per second, by program.",
+        "Steps per second, by process.",
         PER_SECOND,
         Query(
             f"sum by (instance, pid) (rate(gpumond_steps_total{{{WORKLOAD}}}[$__rate_interval]))",

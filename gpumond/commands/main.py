@@ -267,7 +267,10 @@ def _run(argv: Sequence[str]) -> int:
         if word is not None:
             parser_of_command.error(unknown_word("option", word, options(parser_of_command)))
         argv = [argv[0], *options_last(parser_of_command, argv[1:])]
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    if rest:
+        used, word = parser_of_command or parser, rest[0]
+        used.error(unknown_word("option" if word.startswith("--") else "argument", word, options(used)))
     try:
         return _module(arguments.command_name).run(arguments)
     except ImportError as error:

@@ -247,8 +247,8 @@ class SettingsConfig(Strict):
         None,
         pattern=r"^[!-~]{1,256}$",
         description="audience of the Kubernetes [service-account "
-        "tokens](../how-to/access.md#kubernetes-service-accounts) that the daemon accepts; the API server verifies "
-        "them by TokenReview",
+        "tokens](../how-to/machine-identities.md#kubernetes-service-accounts) that the daemon accepts; the API server "
+        "verifies them by TokenReview",
     )
     token_review_directory: Path = Field(
         Path("/var/run/secrets/kubernetes.io/serviceaccount"),

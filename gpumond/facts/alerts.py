@@ -184,6 +184,7 @@ def ended(alert: Alert, at: float, reason: str = "") -> Alert:
     if reason:
         summary = dict(alert.annotations).get("summary", "")
         texts = {**dict(alert.annotations), "summary": f"{reason}; the alert was: {summary}" if summary else reason}
+        texts.pop("description", None)  # the next step is pointless now
         alert = replace(alert, annotations=tuple(texts.items()))
     return replace(alert, phase="resolved", resolved_at=at)
 

@@ -128,7 +128,7 @@ FAULTS: Mapping[str, str] = {
     "limit_refused": "run the daemon as root, in the host's cgroup namespace and with /sys/fs/cgroup, or remove "
     "cgroup_limit from the quota; gpumond retries automatically",
 }
-"""Remedy of each kind of fault, in one line; docs/how-to/troubleshoot.md has a row for each."""
+"""Remedy of each kind of fault, in one line; docs/reference/faults.md has a row for each."""
 
 ReturnCode = NewType("ReturnCode", str)
 """A return code of NVML in lower case, such as ``corrupted_inforom``, or ``error_NUMBER``; NVML may add more."""

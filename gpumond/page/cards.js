@@ -66,11 +66,13 @@ function silencedText(alert, now, silences) {
 export const reasonsOf = ({ alert }, silences) =>
   silencesOf(alert, silences).map(({ author, reason }) => `${author}: ${reason}`).join("; ");
 
+const textOf = ({ summary, description }) => [summary, description].filter(Boolean).join("; ");
+
 /** The line of a card. Its present values are those of `row`, the process, if it still exists. */
 export function lineOf({ alert, verdict }, row, now) {
   const evidence = Object.fromEntries(verdict?.evidence ?? []);
   const write = verdict && row && LINES[verdict.kind];
-  return write ? write(evidence, row, verdict, now) : (verdict?.summary ?? alert.notes.summary ?? "");
+  return write ? write(evidence, row, verdict, now) : (verdict?.summary ?? textOf(alert.notes));
 }
 
 const held = ({ live_bytes: live, cached_bytes: cached, stranded_bytes: stranded }) => (live ?? 0) + (cached ?? 0) + (stranded ?? 0);

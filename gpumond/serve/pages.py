@@ -186,10 +186,13 @@ def _document(title: str, *parts: str) -> Response:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Convert paragraphs, lists and tables with code, bold words and links to sections of the document."""
-    for part in text.split("\n\n"):
-        if part.strip():
-            bold = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", words(part.strip()))
+    """Convert paragraphs, lists, tables and blocks of code, with bold words and links to sections of the document."""
+    for place, part in enumerate(text.split("```\n")):
+        if place % 2:
+            yield f"<pre tabindex=0>{escape(part)}</pre>"
+            continue
+        for block in filter(str.strip, part.split("\n\n")):
+            bold = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", words(block.strip()))
             yield _block(LINK.sub(_link, bold))
 
 

@@ -76,9 +76,10 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         silenced = ", silenced" if alert.get("silenced_by") else ""
         rule = plain(alert["rule"], 60)
         title = f"{rule} {'firing' if firing else 'pending'} for {age}{silenced}"
-        summary = plain(dict(alert["annotations"]).get("summary", ""), 400)
+        texts = dict(alert["annotations"])
+        text = plain("; ".join(filter(None, map(texts.get, ("summary", "description")))), 400)
         level: Level = _MARKS[_severity(alert)] if firing and not silenced else "note"
-        yield FrameNotice(level, title, summary, f"alert {rule}")
+        yield FrameNotice(level, title, text, f"alert {rule}")
 
 
 def once(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:

@@ -57,7 +57,7 @@ def test_slack_message_has_plain_text_blocks_and_a_link(listener: Listener):
     message = sent(listener, "slack", (LEAK,))
     header, section, context, link = message["blocks"]
     assert header == {"type": "header", "text": {"type": "plain_text", "text": "leak fires", "emoji": False}}
-    assert section["text"]["text"] == "train is leaking 32 MiB/min; flushed train"
+    assert section["text"]["text"] == "train is leaking 32 MiB/min\nflushed train"
     facts, runbook = context["elements"]
     assert facts["text"] == "severity: critical   workload: train   gpu: 0   pid: 42"
     assert runbook["text"] == f"<{LINK}docs/runbooks/leak|Runbook>"
@@ -102,7 +102,7 @@ def test_generic_message_has_title_text_fields_and_link(listener: Listener):
     message = sent(listener, "json", (LEAK,))
     assert message.keys() == {"title", "text", "fields", "link", "alerts"}
     assert message["title"].startswith("leak fires on ")
-    assert message["text"] == "leak fires: train is leaking 32 MiB/min; flushed train"
+    assert message["text"] == "leak fires: train is leaking 32 MiB/min\nflushed train"
     assert {"name": "workload", "value": "train"} in message["fields"]
     assert message["link"] == LINK
     (alert,) = message["alerts"]

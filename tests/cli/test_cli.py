@@ -51,6 +51,8 @@ def test_examples_are_valid(name: str, example: str):
     [
         (("stats",), "unknown command 'stats'; did you mean status?"),
         (("flush", "--devcie", "0"), "unknown option '--devcie'; did you mean --device?"),
+        (("run", "--device", "0", "--", "true"), "unknown option '--device'; did you mean --need-device?"),
+        (("status", "train"), "gpumond status: unknown argument 'train'"),
         (("baseline", "record", "x", "--workloads=a"), "unknown option '--workloads=a'; did you mean --workload?"),
         (("status", "--zzz"), "unknown option '--zzz'"),
         (("fleet", "wakeup"), "unknown command 'wakeup'; did you mean wake?"),

@@ -115,11 +115,15 @@ def test_limit_of_a_program_that_does_not_allow_it_names_the_remedy(daemon: Runn
     shown(daemon, "limit", "--pid", "1", "none", code=3)
 
 
-def test_alerts_of_built_in_rules_have_the_address_of_their_runbook(daemon: RunningDaemon, module_driver: FakeDriver):
+def test_alerts_of_built_in_rules_have_their_next_step_and_the_address_of_their_runbook(
+    daemon: RunningDaemon, module_driver: FakeDriver
+):
     module_driver.devices[0].used_bytes = 140 * GIB
     module_driver.write()
     until(lambda: daemon.value("gpumond_alerts", rule="device-nearly-full", phase="pending"))
-    found = [line for line in shown(daemon, "alerts") if line.startswith("runbook for ")]
+    lines = shown(daemon, "alerts")
+    assert "device-nearly-full: gpumond status lists the programs" in lines
+    found = [line for line in lines if line.startswith("runbook for ")]
     assert f"runbook for device-nearly-full: {daemon.url}/docs/runbooks/device-nearly-full" in found
     assert not [line for line in found if "hog" in line]
 

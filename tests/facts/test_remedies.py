@@ -1,4 +1,4 @@
-"""Remedies: one line for every kind of fault, condition and verdict, and a row in docs/how-to/troubleshoot.md."""
+"""Remedies: one line for every kind of fault, condition and verdict, and a row in docs/reference/faults.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpumond.facts.verdicts import KINDS, VerdictName
 
 ROWS = [
     line
-    for line in (Path(gpumond.__file__).parents[1] / "docs/how-to/troubleshoot.md").read_text().splitlines()
+    for line in (Path(gpumond.__file__).parents[1] / "docs/reference/faults.md").read_text().splitlines()
     if line.startswith("| ") and line.count("|") >= 4
 ]
 

@@ -23,7 +23,7 @@ TRIES = 10
 
 EMPTY = {
     ("workload", "Pinned host memory"): "the simulated allocator pins no memory of the host",
-    ("device", "Unmapped, by program"): "no program is in sleep mode",
+    ("device", "Unmapped, by process"): "no process is in sleep mode",
 }
 """Panels without data in this session, with the reason."""
 

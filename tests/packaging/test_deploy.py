@@ -17,7 +17,7 @@ from gpumond.config.settings import SettingsConfig
 from gpumond.facts.alerts import Rule
 from gpumond.facts.units import seconds
 from gpumond.features.loadgen import command as load_command
-from gpumond.features.rules.built_in import BUILT_IN, TEMPLATES, daemon_summary
+from gpumond.features.rules.built_in import BUILT_IN, TEXTS, daemon_texts
 from gpumond.features.rules.command import run_file
 from gpumond.features.rules.settings import RuleConfig, written
 from gpumond.host.runtime_directory import SERVICE_RUNTIME_DIRECTORY
@@ -124,13 +124,13 @@ def test_alerts_have_a_test_that_fires_them_and_one_that_does_not():
 
 
 @pytest.mark.parametrize("file", alerts.FILES, ids=lambda file: file.name)
-def test_alerts_have_the_daemons_summaries(file: Path):
+def test_alerts_have_the_daemons_texts(file: Path):
     text = file.read_text()
-    assert alerts.with_summaries(text) == text, "run `make docs`"
+    assert alerts.with_texts(text) == text, "run `make docs`"
 
 
-def test_a_daemons_summary_refers_to_no_other_machine():
-    assert [name for name in TEMPLATES if "on that machine" in daemon_summary(name)] == []
+def test_a_daemons_text_refers_to_no_other_machine():
+    assert [name for name in TEXTS if "on that machine" in " ".join(daemon_texts(name))] == []
 
 
 def test_alerts_have_a_runbook():
@@ -240,7 +240,7 @@ def test_programs_get_the_agents_directory_read_only_and_nothing_else_of_the_dae
     mounts = [(entry["mountPath"], entry.get("readOnly", False)) for entry in program["volumeMounts"]]
     (in_pod,) = manifest("sidecar/pod.yaml")["spec"]["containers"]
     assert in_pod["volumeMounts"] == [{"name": "gpumond-socket", "mountPath": "/run/gpumond", "readOnly": True}]
-    documented = re.findall(r"`-v (/run/gpumond):/run/gpumond(:ro)?`", document_text("how-to/install.md"))
+    documented = re.findall(r"-v (/run/gpumond):/run/gpumond(:ro)? ", document_text("how-to/install-container.md"))
     assert [mounted(volume) for volume in train["volumes"]] == [("/run/gpumond", True)]
     assert [(place, only) for place, only in mounts if place.startswith(("/run", "/tmp", "/var"))] == [
         ("/run/gpumond", True)

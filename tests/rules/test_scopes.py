@@ -115,7 +115,7 @@ def test_advice_on_fragmentation_names_the_variable_of_the_programs_pytorch_vers
         "pool", RuleContext(snapshot, attribute(snapshot), remember(RuleWindow(), snapshot), active_verdicts([]))
     )
     words = {**found.texts(found.rows[0]), "value": "", "threshold": ""}
-    assert f"set {name}=expandable_segments:True for PyTorch" in dict(rule.annotations)["summary"].format(**words)
+    assert f"set {name}=expandable_segments:True for PyTorch" in dict(rule.annotations)["description"].format(**words)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_alert_of_an_out_of_memory_error_ends_with_the_advice_that_applies(stran
     snapshot = make_snapshot(make_device(used_bytes=40 * GIB), reports=(report,))
     found = subjects("pool", advanced(snapshot))
     words = {**found.texts(found.rows[0]), "value": "", "threshold": ""}
-    assert dict(rule.annotations)["summary"].format(**words).endswith(ends)
+    assert dict(rule.annotations)["description"].format(**words).endswith(ends)
 
 
 def test_verdict_is_a_value_of_its_process_and_its_device():

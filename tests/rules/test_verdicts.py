@@ -132,7 +132,8 @@ def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():
         "uuid": "GPU-a",
         "severity": "warning",
     }
-    assert dict(alert.annotations)["summary"].startswith(f"{LEAK.summary}; find out what keeps the memory: gpumond why")
+    assert dict(alert.annotations)["summary"] == LEAK.summary
+    assert dict(alert.annotations)["description"].startswith("find out what keeps the memory: gpumond why --pid")
 
 
 def test_alert_on_a_process_has_the_workload_of_its_start():

@@ -96,6 +96,12 @@ at the start, the daemon exits with status 2.
 
 You don't need a reload after a change to the files of `web_config` and `tokens_file`, or to a certificate: the daemon
 uses the new contents within a second.
+
+## Logs
+
+The daemon logs to standard error, as text or, with `log_format: json`, as JSON objects (`at`, `level`, `logger`,
+`message`). Control characters are escaped. The daemon writes at most ten lines of the same kind per second, and counts
+the rest in `gpumond_log_dropped_total`.
 """
 
 TYPES: Mapping[Any, str] = {str: "text", Path: "path", float: "duration", bool: "true or false"}

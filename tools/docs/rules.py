@@ -44,7 +44,7 @@ with a built-in rule's name replaces it; `disabled_rules: [name]` disables one. 
 | `for`, `keep_firing_for` | durations: `30s`, `5m`, `1h30m` |
 | `match` | globs on the scope's labels, for example `{workload: "train-*"}`; all must match |
 | `labels` | added to the labels of the alert |
-| `annotations` | texts, with placeholders such as `{used}` |
+| `annotations` | texts, with placeholders such as `{used}`: `summary` says what happened, `description` what to do |
 | `receivers` | names from `receivers:`; the default is all receivers |
 | `action` | flush the alert's subject when it fires: `flush: {min_reclaimable: 1GiB, steps: [cache]}`, \
 `cooldown: 10m`, `max_per_hour: 6`, `workloads: ["*"]`, `dry_run: false`. \

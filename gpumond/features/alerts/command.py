@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
@@ -11,7 +11,7 @@ from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.frame import Alert
 from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
-from gpumond.view.text import moment, table
+from gpumond.view.text import moment, safe, table
 
 PAIRS = ("labels", "annotations")
 """Fields that are objects in the output, so that jq can name a label."""
@@ -29,13 +29,22 @@ def run(arguments: argparse.Namespace) -> int:
     if any(alert.get("silenced_by") for alert in found) and not arguments.past:
         silences = [entry["silence"] for entry in client.get(arguments.url, "/api/v1/silences")]
         ends = {silence["id"]: silence["ends_at"] for silence in silences}
-    rules = sorted({alert["rule"] for alert in found} & RUNBOOKS)
-    links = ["", *(_runbook(arguments.url, rule) for rule in rules)] if rules else []
     nothing = "no resolved alert" if arguments.past else "no alert is active"
     header = ("PHASE", "RULE", "SINCE", "RESOLVED", "SUMMARY")
     facts = [{**alert, **{name: dict(alert[name]) for name in PAIRS}} for alert in found]
-    print_answer(arguments, facts, lambda: "\n".join((table(header, _rows(found, ends)), *links)) if found else nothing)
+    lines = [table(header, _rows(found, ends)), *_next_steps(facts, arguments.url)] if found else [nothing]
+    print_answer(arguments, facts, lambda: "\n".join(lines))
     return DONE
+
+
+def _next_steps(alerts: Sequence[Mapping[str, Any]], url: str) -> Iterator[str]:
+    """Yield the descriptions of each rule's alerts, and the rule's runbook."""
+    for rule in sorted({alert["rule"] for alert in alerts}):
+        texts = (alert["annotations"].get("description") for alert in alerts if alert["rule"] == rule)
+        steps = [f"{rule}: {safe(text)}" for text in dict.fromkeys(texts) if text]
+        runbook = [_runbook(url, rule)] if rule in RUNBOOKS else []
+        if steps or runbook:
+            yield from ("", *steps, *runbook)
 
 
 def _runbook(url: str, rule: str) -> str:

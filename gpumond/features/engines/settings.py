@@ -1,4 +1,4 @@
-"""Serving engines in the configuration file; docs/how-to/engines/index.md describes the keys.
+"""Serving engines in the configuration file; docs/reference/engines.md describes the keys.
 
 An engine is declared, never discovered. Its address is on this machine: loopback, a Unix socket, or, with TLS, an
 address of a pod.

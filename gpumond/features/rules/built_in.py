@@ -1,4 +1,4 @@
-"""Built-in rules, active unless the configuration replaces or disables them, and the summaries of their alerts.
+"""Built-in rules, active unless the configuration replaces or disables them, and the texts of their alerts.
 
 deploy/prometheus/gpumond.rules.yaml has the same rules for fleets, and docs/how-to/runbooks.md a section on each.
 """
@@ -18,77 +18,133 @@ ON = "on GPU {gpu}[| of {instance}]"
 PROGRAM = f"{{workload}} (pid {{pid}}) {ON}"
 PROCESS = f"[{{comm}} (pid {{pid}}, workload {{workload}})|pid {{pid}}] {ON}"
 
-TEMPLATES: Mapping[str, str] = {
-    "device-nearly-full": f"{GPU} is nearly full[: {{used}} of {{size}}, most of it used by {{top_process}}, and a "
-    "flush releases only {reclaimable}; gpumond status lists the programs|: {value} of its memory is used, and no "
-    "flush releases it; gpumond status on that machine lists the programs]",
-    "reclaimable-waste": f"{GPU} [{{shortage}}|is at least 80% full, or had too little room for a program in the last "
-    "10 minutes], and [{reclaimable}|{value}] of it is unused cache[, most of it held by {top_cache}]; "
-    "gpumond flush --device {gpu} releases it",
-    "fragmentation": f"{PROGRAM}: {{value}} of the memory held by {{allocator}} was fragmented even at peak use"
-    "[ ({stranded} stranded at its last report)]; set [{torch_setting}=]expandable_segments:True for PyTorch, or "
-    "restart the program",
-    "leak": f"[{{verdicts}}; {REMEDIES['leak']}|"
-    f"pid {{pid}} {ON} is leaking memory{{time_to_full}}; gpumond why --pid {{pid}} on that machine shows what retains "
-    "it]",
-    "out-of-memory": f"{PROGRAM} ran out of memory[ (errors in 10 minutes: {{value}}; {{live}} live and "
-    "{stranded} stranded at its last report)]; gpumond oom show[| on that machine] says what would have prevented "
-    "it[{advice}]",
-    "allocation-retries": f"{PROGRAM} is short of memory: its allocator emptied its cache and retried an allocation "
-    "{value} times in 10 minutes, which slows the program down; reduce the batch size, or free memory on the "
-    "GPU[{advice}]",
-    "orphan-memory": f"{GPU} has [{{unattributed}}|{{value}} of its memory] in use that the driver attributes to no "
-    "process, usually managed memory (cudaMallocManaged) of a program without the agent, or memory of an exited "
-    "process; gpumond status lists the programs and the processes that have the GPU open",
-    "idle-holder": f"[{{verdicts}}|pid {{pid}} {ON} has held memory for half an hour without GPU activity]; "
-    + REMEDIES["idle-holder"],
-    "quota-exceeded": f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the {{quota}} quota "
-    "({soft_limit})|its quota]; gpumond flush --pid {pid} releases its cache",
-    "reserve-unavailable": f"{{value}} of the [{{reserve}}|memory] reserved for [{{comm}} (pid {{pid}}, quota "
-    f"{{reserve_quota}})|pid {{pid}}] {ON} is taken by other programs; gpumond status lists them",
-    "device-lost": "GPU {gpu} [({name}, {uuid})|of {instance} ({uuid})] doesn't respond to its driver; look for Xid "
-    "errors in dmesg",
-    "xid-errors": f"{GPU} reported Xid [{{xids}}|{{xid}}]; look it up in NVIDIA's Xid catalog, and find the process in "
-    "dmesg",
-    "thermal-throttling": f"{GPU} is thermally throttled[ at {{temperature}} ({{throttle_reasons}})]; check fans, "
-    "airflow and coolant, or lower its power limit: nvidia-smi -i {uuid} -pl WATTS",
-    "power-throttling": f"{GPU} is power-capped[: {{power}} of {{power_limit}}]; this is normal at full load; if the "
-    "limit was lowered, raise it: nvidia-smi -i {uuid} -pl WATTS",
-    "power-brake": f"{GPU} is throttled by the power brake signal, usually because a power supply failed or is "
-    "overloaded; check the power supplies and the power cables of the GPU",
-    "ecc-uncorrected": f"{GPU} had {{value}} uncorrected ECC errors since its driver was loaded: results may be wrong; "
-    "stop its programs, run nvidia-smi -i {uuid} --gpu-reset, and replace the GPU if errors recur",
-    "row-remap-pending": f"{GPU} has a faulty memory row that will be remapped at the next reset; stop its programs, "
-    "then run nvidia-smi -i {uuid} --gpu-reset",
-    "row-remap-failed": f"{GPU} has a faulty memory row and no spare row left; move its programs to another GPU, and "
-    "replace the faulty one",
-    "retired-pages-pending": f"{GPU} has faulty memory pages that will be retired at the next reset; stop its "
-    "programs, then run nvidia-smi -i {uuid} --gpu-reset",
-    "nvlink-errors": f"{GPU} had {{value}} NVLink errors in 10 minutes; nvidia-smi nvlink -i {{uuid}} -e lists them by "
-    "link; reseat the GPU or its bridge, and look for Xid 74 in dmesg",
-    "pcie-link-degraded": f"{GPU} has a degraded PCIe link: [{{pcie_link}} under load, at most {{pcie_link_max}}|"
-    "{value} of its bandwidth is missing under load]; reseat the GPU and its riser, and check the slot's firmware "
-    "settings",
-    "persistence-mode-off": f"{GPU} loses its driver state whenever no program uses it, which slows program startup "
-    "and resets its counters; run nvidia-smi -i {uuid} -pm 1, or enable nvidia-persistenced",
-    "driver-unresponsive": "the driver[| of {instance}] hasn't responded to gpumond for at least 5 s[ ({reason})]; the "
-    "affected GPUs have no values until it responds; look for Xid errors in dmesg",
-    "driver-down": "gpumond[| on {instance}] can't read any GPU[: {reason}|{down_reason}]; to "
-    "find out why, run gpumond doctor[| on that machine]",
-    "agent-gone": f"[{{workload}} (pid {{pid}}, {{state}})|pid {{pid}}] {ON} still holds [{{used}}|{{bytes}}], but its "
-    "agent has stopped reporting; check whether the program is hung or stopped",
-    "engine-out-of-service": "{engine} ({kind})[| on {instance}] hasn't served requests for {value}: gpumond asked it "
-    "to release memory, the release failed or returned nothing, and the server hasn't resumed[ ({reason})]; gpumond "
-    "keeps trying; if that doesn't help, restart the server",
-    "store-not-writable": "gpumond[| on {instance}] can't write to its store: alerts still work, but changes to "
-    "rules can't be saved; check that the state directory is writable and its disk has free space",
+TEXTS: Mapping[str, tuple[str, str]] = {
+    "device-nearly-full": (
+        f"{GPU} is nearly full[: {{used}} of {{size}}, most of it used by {{top_process}}, and a flush releases only "
+        "{reclaimable}|: {value} of its memory is used, and no flush releases it]",
+        "gpumond status[| on that machine] lists the programs",
+    ),
+    "reclaimable-waste": (
+        f"{GPU} [{{shortage}}|is at least 80% full, or had too little room for a program in the last 10 minutes], and "
+        "[{reclaimable}|{value}] of it is unused cache[, most of it held by {top_cache}]",
+        "gpumond flush --device {gpu} releases the cache",
+    ),
+    "fragmentation": (
+        f"{PROGRAM}: {{value}} of the memory held by {{allocator}} was fragmented even at peak use[ ({{stranded}} "
+        "stranded at its last report)]",
+        "set [{torch_setting}=]expandable_segments:True for PyTorch, or restart the program",
+    ),
+    "leak": (
+        f"[{{verdicts}}|pid {{pid}} {ON} is leaking memory{{time_to_full}}]",
+        f"[{REMEDIES['leak']}|gpumond why --pid {{pid}} on that machine shows what retains it]",
+    ),
+    "out-of-memory": (
+        f"{PROGRAM} ran out of memory[ (errors in 10 minutes: {{value}}; {{live}} live and {{stranded}} stranded at "
+        "its last report)]",
+        "gpumond oom show[| on that machine] says what would have prevented it[{advice}]",
+    ),
+    "allocation-retries": (
+        f"{PROGRAM} is short of memory: its allocator emptied its cache and retried an allocation {{value}} times in "
+        "10 minutes, which slows the program down",
+        "reduce the batch size, or free memory on the GPU[{advice}]",
+    ),
+    "orphan-memory": (
+        f"{GPU} has [{{unattributed}}|{{value}} of its memory] in use that the driver attributes to no process",
+        "this is usually managed memory (cudaMallocManaged) of a program without the agent, or memory of an exited "
+        "process; gpumond status lists the programs and the processes that have the GPU open",
+    ),
+    "idle-holder": (
+        f"[{{verdicts}}|pid {{pid}} {ON} has held memory for half an hour without GPU activity]",
+        REMEDIES["idle-holder"],
+    ),
+    "quota-exceeded": (
+        f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the {{quota}} quota ({{soft_limit}})|its "
+        "quota]",
+        "gpumond flush --pid {pid} releases its cache",
+    ),
+    "reserve-unavailable": (
+        f"{{value}} of the [{{reserve}}|memory] reserved for [{{comm}} (pid {{pid}}, quota {{reserve_quota}})|pid "
+        f"{{pid}}] {ON} is taken by other programs",
+        "gpumond status lists the programs",
+    ),
+    "device-lost": (
+        "GPU {gpu} [({name}, {uuid})|of {instance} ({uuid})] doesn't respond to its driver",
+        "look for Xid errors in dmesg",
+    ),
+    "xid-errors": (
+        f"{GPU} reported Xid [{{xids}}|{{xid}}]",
+        "look it up in NVIDIA's Xid catalog, and find the process in dmesg",
+    ),
+    "thermal-throttling": (
+        f"{GPU} is thermally throttled[ at {{temperature}} ({{throttle_reasons}})]",
+        "check fans, airflow and coolant, or lower its power limit: nvidia-smi -i {uuid} -pl WATTS",
+    ),
+    "power-throttling": (
+        f"{GPU} is power-capped[: {{power}} of {{power_limit}}]",
+        "this is normal at full load; if the limit was lowered, raise it: nvidia-smi -i {uuid} -pl WATTS",
+    ),
+    "power-brake": (
+        f"{GPU} is throttled by the power brake signal",
+        "usually, a power supply has failed or is overloaded; check the power supplies and the power cables of the GPU",
+    ),
+    "ecc-uncorrected": (
+        f"{GPU} had {{value}} uncorrected ECC errors since its driver was loaded: results may be wrong",
+        "stop its programs, run nvidia-smi -i {uuid} --gpu-reset, and replace the GPU if errors recur",
+    ),
+    "row-remap-pending": (
+        f"{GPU} has a faulty memory row that will be remapped at the next reset",
+        "stop its programs, then run nvidia-smi -i {uuid} --gpu-reset",
+    ),
+    "row-remap-failed": (
+        f"{GPU} has a faulty memory row and no spare row left",
+        "move its programs to another GPU, and replace the faulty one",
+    ),
+    "retired-pages-pending": (
+        f"{GPU} has faulty memory pages that will be retired at the next reset",
+        "stop its programs, then run nvidia-smi -i {uuid} --gpu-reset",
+    ),
+    "nvlink-errors": (
+        f"{GPU} had {{value}} NVLink errors in 10 minutes",
+        "nvidia-smi nvlink -i {uuid} -e lists them by link; reseat the GPU or its bridge, and look for Xid 74 in dmesg",
+    ),
+    "pcie-link-degraded": (
+        f"{GPU} has a degraded PCIe link: [{{pcie_link}} under load, at most {{pcie_link_max}}|{{value}} of its "
+        "bandwidth is missing under load]",
+        "reseat the GPU and its riser, and check the slot's firmware settings",
+    ),
+    "persistence-mode-off": (
+        f"{GPU} loses its driver state whenever no program uses it, which slows program startup and resets its "
+        "counters",
+        "run nvidia-smi -i {uuid} -pm 1, or enable nvidia-persistenced",
+    ),
+    "driver-unresponsive": (
+        "the driver[| of {instance}] hasn't responded to gpumond for at least 5 s[ ({reason})]",
+        "the affected GPUs have no values until it responds; look for Xid errors in dmesg",
+    ),
+    "driver-down": (
+        "gpumond[| on {instance}] can't read any GPU[: {reason}|{down_reason}]",
+        "to find out why, run gpumond doctor[| on that machine]",
+    ),
+    "agent-gone": (
+        f"[{{workload}} (pid {{pid}}, {{state}})|pid {{pid}}] {ON} still holds [{{used}}|{{bytes}}], but its agent has "
+        "stopped reporting",
+        "check whether the program is hung or stopped",
+    ),
+    "engine-out-of-service": (
+        "{engine} ({kind})[| on {instance}] hasn't served requests for {value}[ ({reason})]",
+        "gpumond asked it to release memory, the release failed or returned nothing, and the server hasn't resumed; "
+        "gpumond keeps trying; if that doesn't help, restart the server",
+    ),
+    "store-not-writable": (
+        "gpumond[| on {instance}] can't write to its store",
+        "alerts still work, but changes to rules can't be saved; check that the state directory is writable and its "
+        "disk has free space",
+    ),
 }
-"""Summaries of the alerts, one template for the daemon and Prometheus: the subject first, then the fact, then the next
-step.
+"""Summary (subject and fact) and description (cause and next step) of each alert, for the daemon and Prometheus.
 
-``[a|b]`` is *a* in the daemon's summary and *b* in the one of Prometheus, whose series lack some labels; ``[a]`` is in
-the daemon's only. ``python -m tools.docs.alerts`` writes the summaries of deploy/prometheus and
-deploy/kubernetes/monitoring.
+``[a|b]`` is *a* in the daemon's text and *b* in the one of Prometheus, whose series lack some labels; ``[a]`` is in the
+daemon's only. ``python -m tools.docs.alerts`` writes the texts of deploy/prometheus and deploy/kubernetes/monitoring.
 """
 
 _CHOICE = re.compile(r"\[([^][|]*)(?:\|([^][]*))?\]")
@@ -114,16 +170,24 @@ def _chosen(template: str, side: int) -> str:
     return template.replace(" PID", " {pid}")
 
 
-def daemon_summary(rule: str) -> str:
-    """Return the summary of a built-in rule, with the rule's placeholders."""
-    return _chosen(TEMPLATES[rule], 1)
+def daemon_texts(rule: str) -> tuple[str, str]:
+    """Return the summary and the description of a built-in rule, with the rule's placeholders."""
+    summary, description = (_chosen(text, 1) for text in TEXTS[rule])
+    return summary, description
 
 
-def prometheus_summary(rule: Rule, unit: Unit) -> str:
-    """Return the summary of the rule's alert in Prometheus, a template of Go. ``unit``: that of the rule's value."""
+def prometheus_texts(rule: Rule, unit: Unit) -> tuple[str, str]:
+    """Return the summary and the description of the rule's alert in Prometheus, templates of Go.
+
+    ``unit``: that of the rule's value.
+    """
     words = {**_EXPRESSIONS, "value": _VALUES.get(unit, "{{ $value | humanize }}")}
-    text = _chosen(TEMPLATES[rule.name], 2)
-    return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], f"{{{{ $labels.{found[1]} }}}}"), text)
+
+    def expanded(text: str) -> str:
+        return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], f"{{{{ $labels.{found[1]} }}}}"), text)
+
+    summary, description = (expanded(_chosen(text, 2)) for text in TEXTS[rule.name])
+    return summary, description
 
 
 def _rule(name: str, scope: Scope, value: str, severity: str, **fields: Any) -> Rule:
@@ -132,7 +196,7 @@ def _rule(name: str, scope: Scope, value: str, severity: str, **fields: Any) -> 
         scope=scope,
         value=value,
         labels=(("severity", severity),),
-        annotations=(("summary", daemon_summary(name)),),
+        annotations=tuple(zip(("summary", "description"), daemon_texts(name), strict=True)),
         **fields,
     )
 

@@ -1,4 +1,4 @@
-"""Webhook: alerts as JSON, or as a message of a chat service; docs/how-to/notifications.md has the schema.
+"""Webhook: alerts as JSON, or as a message of a chat service; docs/reference/notifications.md has the schema.
 
 Signed if a secret is configured.
 """
@@ -38,7 +38,10 @@ FIRST = ("severity", "workload", "gpu", "pid", "user", "engine", "uuid")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One alert of a message: plain text without control characters. ``runbook`` is an address, or empty."""
+    """One alert of a message: plain text without control characters; ``text`` has a line for each annotation.
+
+    ``runbook`` is an address, or empty.
+    """
 
     rule: str
     title: str
@@ -86,7 +89,7 @@ def _section(status: Literal["firing", "resolved"], alert: Alert) -> Section:
     return Section(
         rule=plain(alert.rule),
         title=f"{plain(alert.rule)} {'fires' if status == 'firing' else 'resolved'}",
-        text=plain("; ".join(text for text in texts if text)) or plain(alert.rule),
+        text="\n".join(plain(text) for text in texts if text) or plain(alert.rule),
         fields=tuple((plain(name), plain(labels[name])) for name in shown if labels[name]),
         color=RESOLVED_COLOUR if status == "resolved" else COLOURS.get(labels.get("severity", ""), COLOURS["warning"]),
         status=status,
@@ -159,7 +162,7 @@ def _teams(message: Message) -> Any:
         color = "Good" if section.status == "resolved" else "Attention"
         if len(message.sections) > 1:
             blocks.append(_teams_text(cut(section.title, 80), weight="Bolder", color=color))
-        blocks.append(_teams_text(cut(section.text, each // 2)))
+        blocks += [_teams_text(line) for line in cut(section.text, each // 2).split("\n")]
         if facts:
             blocks.append(_teams_text(cut(facts, each // 3), isSubtle=True))
     card: dict[str, Any] = {
@@ -256,7 +259,7 @@ class Webhook(HttpReceiver):
     template: Template | None = Field(
         None,
         description="message format: `slack`, `teams`, `discord`, or `json` (title, text, fields, link); by "
-        "default the document of [the webhook](../how-to/notifications.md#the-webhook)",
+        "default the document of [the webhook](notifications.md#the-webhook)",
     )
     page_url: str | None = Field(
         None, max_length=1024, description="address of the web UI, to which messages with a `template` link"
