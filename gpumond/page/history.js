@@ -44,7 +44,7 @@ const COLUMNS = [
   { title: "Since", text: (alert) => clock(beginOf(alert), now()) },
   { title: "Duration", text: (alert) => duration(endOf(alert) - beginOf(alert)), number: true },
   { title: "Summary", text: ({ notes }) => textOf(notes.summary ?? ""), wide: true },
-  { title: "Actions", nodes: () => [make("a", "Chart"), " ", make("a", "Runbook"), " ", make("a", "Case"), make("div.acts")], update: showActions },
+  { title: "Actions", nodes: () => [make("a", "Chart"), make("a", "Runbook"), make("a", "Case"), make("div.acts")], update: showActions },
 ];
 
 function showActions(cell, alert) {
