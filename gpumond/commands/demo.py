@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,14 @@ def device(index: int) -> Spec:
         can_suspend=True,
     )
 
+
+WITH_PARENT = f"""
+import ctypes, sys
+ctypes.CDLL(None).prctl(1, {int(signal.SIGTERM)}, 0, 0, 0)  # PR_SET_PDEATHSIG
+from gpumond.commands.main import main
+sys.exit(main())
+"""
+"""`gpumond`, with its program, ends with its parent, however that ends: a demo that was killed leaves no request."""
 
 QUOTAS = ({"name": "chat-api", "match": {"workload": "chat-api"}, "soft_limit": "5GiB", "limit": "8GiB"},)
 SUSPENSIONS = {"allow_suspend": True, "suspend_after_idle": "1d"}
@@ -162,7 +171,7 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
             commands[name] = (sys.executable, "-m", "gpumond.sim.programs", pattern, "--workload", name, *options)
     if count > 1:
         need = ("--need", f"{NEED_GIB}GiB", "--need-device", "1", "--wait", "1d", "--url", address)
-        commands[NEED] = (sys.executable, "-m", "gpumond", "run", "--workload", NEED, *need, "--", "sleep", "30")
+        commands[NEED] = (sys.executable, "-c", WITH_PARENT, "run", "--workload", NEED, *need, "--", "sleep", "30")
 
     def start(name: str) -> subprocess.Popen[bytes]:
         quiet = subprocess.DEVNULL if name == NEED else None

@@ -265,8 +265,9 @@ class Diagnosis:
         room = self._room(tracked.uuid, device)
         allocations = allocation_growth(tracked, leak.what, pace)
         line = fit(leak, tracked, self.history, room, allocations)
-        per_second = line.slope_bytes_per_second if line and line.full_at else leak.slope * pace
+        per_second, window = leak.slope * pace, leak.window / pace
         if line is not None and line.full_at is not None:
+            per_second, window = line.slope_bytes_per_second, line.at - line.points[0][0]
             left: float | None = line.full_at - self.history.unix(self.history.now)
         else:
             left = None if room is None else room / per_second
@@ -276,7 +277,7 @@ class Diagnosis:
         evidence: list[tuple[str, float]] = [
             ("slope_bytes_per_second", per_second),
             ("growth_bytes", leak.growth),
-            ("window_seconds", leak.window / pace),
+            ("window_seconds", window),
             ("significance", leak.significance),
             ("processes", 1.0),
             ("devices", 1.0),

@@ -135,8 +135,9 @@ class QueuedRequest:
 
     ``ahead``: number of requests for the device whose turn is before. ``available_bytes``: free memory that no earlier
     request and no reserve claims; None if unknown, negative if they claim more. ``missing_bytes``: what is missing even
-    after the flushes that the daemon may do for it. ``workload``: the name that the caller states for the program.
-    ``since``: unix time of the first frame in which it waits.
+    after the flushes that the daemon may do for it. ``user``: the name of the program's user, or the uid; None if
+    unknown. ``workload``: the name that the caller states for the program. ``since``: unix time of the first frame in
+    which it waits.
     """
 
     id: str
@@ -145,7 +146,7 @@ class QueuedRequest:
     available_bytes: int | None
     missing_bytes: int
     ahead: int
-    user: str
+    user: str | None
     workload: str
     pid: int | None
     since: float

@@ -1,7 +1,7 @@
 // What the cards of problems contain. No element of the document.
 
 import { about, clock, duration, human, percent } from "./format.js";
-import { processKey } from "./store.js";
+import { label, processKey } from "./store.js";
 import { NOTES, ORDINARY } from "./words.js";
 
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
@@ -66,29 +66,38 @@ function silencedText(alert, now, silences) {
 export const reasonsOf = ({ alert }, silences) =>
   silencesOf(alert, silences).map(({ author, reason }) => `${author}: ${reason}`).join("; ");
 
-const textOf = ({ summary, description }) => [summary, description].filter(Boolean).join("; ");
-
 /** The line of a card. Its present values are those of `row`, the process, if it still exists. */
 export function lineOf({ alert, verdict }, row, now) {
   const evidence = Object.fromEntries(verdict?.evidence ?? []);
   const write = verdict && row && LINES[verdict.kind];
-  return write ? write(evidence, row, verdict, now) : (verdict?.summary ?? textOf(alert.notes));
+  return write ? write(evidence, row, verdict, now) : verdict ? textOf(verdict.summary) : alertText(alert.notes);
 }
+
+const HERE = { "oom show": "Case", flush: "Flush", why: "Why", status: "Processes" };
+
+/** A text of the daemon: each command after the name of what does the same here. */
+const textOf = (text) =>
+  text.replace(/gpumond (oom show|flush|why|status)\b(?: --\w+ [\w-]+)?/g, (command, verb) => `${HERE[verb]} (${command})`);
+
+export const alertText = ({ summary, description }) => textOf([summary, description].filter(Boolean).join("; "));
 
 const held = ({ live_bytes: live, cached_bytes: cached, stranded_bytes: stranded }) => (live ?? 0) + (cached ?? 0) + (stranded ?? 0);
 
 const LINES = {
-  leak: ({ slope_bytes_per_second: slope }, row, { since }, now) =>
-    `grows by ${human(60 * slope)} a minute since ${clock(since, now)}; now ${human(row.live_bytes ?? row.used_bytes)}`,
+  leak: ({ slope_bytes_per_second: slope, window_seconds: seconds }, row, { since }, now) =>
+    `leaks since ${clock(since, now)}, ${human(60 * slope)}/min in the last ${duration(seconds)}; ` +
+    `now ${human(row.live_bytes ?? row.used_bytes)}${row.live_bytes === null ? "" : " live"}`,
   fragmentation: ({ fragmentation_ratio: ratio, peak_live_bytes: live, peak_kept_bytes: kept }, row) =>
     `now ${human(held(row))} held, ${human(row.live_bytes)} live, ${human(row.stranded_bytes)} stranded; ` +
-    `at its peak ${human(live)} of ${human(kept)} live, ${percent(ratio, 1)} fragmented`,
+    `at its peak so far ${human(live)} of ${human(kept)} live, ${percent(ratio, 1)} fragmented`,
 };
 
-/** The time that is left until the device is full, in words; empty if it is unknown. */
-export function leftOf({ verdict }) {
+/** When the device is full, in words; empty if it is unknown. */
+export function leftOf({ uuid, verdict }, devices) {
   const left = verdict?.time_to_full_seconds;
-  return left === null || left === undefined ? "" : `${about(left)} left until the GPU is full`;
+  const device = devices.get(verdict?.fit?.device_uuid ?? uuid);
+  if (left === null || left === undefined || !device) return "";
+  return `${label(device)} (${human(device.size_bytes)}) is full in ${about(left)}`;
 }
 
 /** How many verdicts there are of each kind that may become a problem, in words. */

@@ -48,7 +48,7 @@ export function shapes(fit) {
 export function summary(fit, now = fit.at) {
   const minute = (slope) => human(60 * slope);
   const { slope_bytes_per_second: slope, slope_low_bytes_per_second: slow, slope_high_bytes_per_second: fast } = fit;
-  const rate = `${minute(slope)}/min (${minute(slow)} to ${minute(fast)})`;
+  const rate = `${minute(slope)}/min (${minute(slow)} to ${minute(fast)}) in the ${duration(fit.at - fit.points[0][0])} that are drawn`;
   if (fit.full_at === null) return `${rate}.`;
   const moment = (at) => clock(at, now);
   const earliest = fit.full_at_earliest === null ? "" : `earliest ${moment(fit.full_at_earliest)}`;

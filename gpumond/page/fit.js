@@ -5,6 +5,8 @@ import { figures, limits, shapes, summary } from "./evidence.js";
 import { clean, clock, human } from "./format.js";
 import { label, state } from "./store.js";
 
+const SAID = ["slope_bytes_per_second", "window_seconds"]; // what the sentence about the line contains
+
 export function createFit() {
   const plot = make("div.plot", make("span.top"), make("span.from"), make("span.to"));
   const node = make("details.fit", make("summary", "Evidence"), plot, make("p"), make("ul.ruled-out"), make("dl.facts"));
@@ -27,7 +29,7 @@ function draw(node) {
   put(node.querySelector("p"), fit ? whose(fit) + summary(fit, node.now) : "");
   sync(
     node.querySelector(".facts"),
-    figures(evidence),
+    figures(fit ? evidence.filter(([key]) => !SAID.includes(key)) : evidence),
     ([term]) => term,
     ([term]) => make("div", make("dt", term), make("dd")),
     (entry, [, value]) => put(entry.lastChild, value),

@@ -13,8 +13,8 @@ const remarks = (receipt) => [...differences(receipt, { expected: receipt.planne
 
 const COLUMNS = [
   { title: "Time", text: ({ started_at: at }) => clock(at, state.frame.snapshot.taken_at) },
-  { title: "Program", text: ({ workload, pid }) => `${clean(workload || "?", 80)} (pid ${pid})` },
-  { title: "GPU", text: gpu, wide: true },
+  { title: "Program", text: ({ workload, pid }) => `${clean(workload || "?", 80)} (pid ${pid})`, name: true },
+  { title: "GPU", text: gpu, name: true, wide: true },
   { title: "Pool", text: ({ allocator }) => allocator ?? "", wide: true },
   { title: "Outcome", text: ({ outcome }) => outcome },
   { title: "Planned", text: ({ planned }) => amount(planned), number: true, wide: true },

@@ -2,6 +2,7 @@
 // and the actions of their cards.
 
 import { linkTo } from "./address.js";
+import { alertText } from "./cards.js";
 import { button, make, sync } from "./elements.js";
 import { clean, clock, duration } from "./format.js";
 import { createListing } from "./lists.js";
@@ -42,8 +43,8 @@ const COLUMNS = [
   { title: "Severity", text: ({ labels }) => labels.severity ?? "", wide: true },
   { title: "Since", text: (alert) => clock(beginOf(alert), now()) },
   { title: "Duration", text: (alert) => duration(endOf(alert) - beginOf(alert)), number: true },
-  { title: "Summary", text: ({ notes }) => notes.summary ?? "", wide: true },
-  { title: "Actions", nodes: () => [make("a", "Chart"), " ", make("a", "Runbook"), " ", make("a", "Case"), make("div.acts")], update: showActions },
+  { title: "Summary", text: ({ notes }) => alertText(notes), wide: true },
+  { title: "Actions", nodes: () => [make("a", "Chart"), make("a", "Runbook"), make("a", "Case"), make("div.acts")], update: showActions },
 ];
 
 function showActions(cell, alert) {

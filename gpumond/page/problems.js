@@ -77,7 +77,7 @@ function flushableDevice({ uuid, process }) {
 function create() {
   const drawing = svg("svg", { class: "trend", viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" });
   const acts = make("div.acts");
-  const node = make("li", make("div.what", make("b"), " ", make("bdi"), make("time")), drawing, make("bdi.line"), make("strong"), acts, createFit());
+  const node = make("li", make("div.what", make("b"), " ", make("bdi"), make("time")), drawing, make("p.line", make("strong"), " ", make("bdi")), acts, createFit());
   for (const [word, { act }] of Object.entries(ACTIONS)) acts.append(button(word, () => act(node), "button.plain"));
   acts.append(make("a", "Runbook"), make("a", "Case"));
   return node;
@@ -94,8 +94,8 @@ function update(node, card) {
   name(of, subject, 80);
   put(age, ageOf(card, now, state.frame.silences));
   age.title = clean(reasonsOf(card, state.frame.silences), 600);
-  name(node.querySelector("bdi.line"), lineOf(card, row, now), 600);
-  put(node.querySelector("strong"), leftOf(card));
+  name(node.querySelector(".line bdi"), lineOf(card, row, now), 600);
+  put(node.querySelector("strong"), leftOf(card, state.devices));
   drawTrend(node.querySelector(".trend"), card.verdict?.fit);
   const buttons = node.querySelectorAll(".acts button");
   Object.entries(ACTIONS).forEach(([word, { of: applies }], place) => {

@@ -107,6 +107,8 @@ function showDetails(body, row, open) {
     return;
   }
   if (!body.children[1]) body.append(createDetails(body, row));
+  const shown = [...body.firstChild.children].filter((cell) => cell.checkVisibility()).length;
+  if (body.lastChild.firstChild.colSpan !== shown) body.lastChild.firstChild.colSpan = shown; // more would be columns, too
   updateSuspension(body.querySelector(".suspension"), row);
   const asks = body.querySelector(".why button");
   asks.parentNode.hidden = !row.agent?.pools.length;
@@ -127,7 +129,6 @@ function createDetails(body, row) {
   const asks = button("Why…", () => why(row.pid, body.subject));
   const chart = createChart({ uuid: row.device_uuid, pid: row.pid, start_ticks: row.start_ticks });
   const cell = make("td", chart, make("dl.facts"), make("p.why", asks), createSuspension(() => body.item));
-  cell.colSpan = COLUMNS.length + 1;
   return make("tr.more", cell);
 }
 

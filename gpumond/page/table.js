@@ -37,13 +37,13 @@ export function showProcesses() {
   const { devices, reports } = state.frame.snapshot;
   showDevices(devices);
   openByAddress();
+  $("processes").className = filled(rows, devices.length).map((id) => `has-${id}`).join(" ");
+  $("processes").classList.toggle("changes", showsChanges());
   arrange();
   const known = devices.some((device) => device.processes !== null && device.missed_readings < MISSED_LIMIT);
   $("processes").hidden = !rows.length;
   if (!rows.length) put($("shown"), known ? "No process uses a GPU." : "The processes are unknown.");
   $("no-agents").hidden = reports.length > 0 || !known || !rows.length || !find(rows, filter, gpu).length;
-  $("processes").className = filled(rows, devices.length).map((id) => `has-${id}`).join(" ");
-  $("processes").classList.toggle("changes", showsChanges());
 }
 
 /** `reorder`: also while the pointer or the focus is in the table, where rows otherwise keep their places, which a text says. */

@@ -2,7 +2,7 @@
 
 import { $, named, put } from "./elements.js";
 import { attempt, entryOf } from "./flush.js";
-import { clean, human, percent, sum } from "./format.js";
+import { clean, clock, human, percent, sum } from "./format.js";
 import { MEANINGS } from "./meanings.js";
 import { save } from "./session.js";
 import { label, state } from "./store.js";
@@ -64,7 +64,7 @@ function entryOfShares(row) {
   if (!held) return [];
   const facts = known.map(([share, bytes]) => [share, `${human(bytes)} (${percent(bytes, held)})`]);
   const remarks = known.slice(1).map(([share, bytes]) => bytes && `${share}: ${MEANINGS[share]}`);
-  return [entryOf([named(row.device ? label(row.device) : row.device_uuid, 40), `${human(held)} held`], facts, remarks)];
+  return [entryOf([named(row.device ? label(row.device) : row.device_uuid, 40), `${human(held)} held at ${clock(state.frame.snapshot.taken_at)}`], facts, remarks)];
 }
 
 function entryOfClasses(found, kvCache) {
@@ -75,7 +75,7 @@ function entryOfClasses(found, kvCache) {
   if (known.length < Object.keys(CLASSES).length)
     facts.push([known.length < REGISTERED ? "unknown" : "other tensors and activations", part(Math.max(0, rest))]);
   const device = state.devices.get(found.device_uuid);
-  const where = `${device ? ` on ${label(device)}` : ""}: ${human(found.live_bytes)} live`;
+  const where = `${device ? ` on ${label(device)}` : ""}: ${human(found.live_bytes)} live when asked`;
   const ofKvCache = kvCache !== null && `${human(kvCache)} of the other leaf tensors are KV cache.`;
   return entryOf([named(found.allocator, 40), where], facts, [ofKvCache]);
 }

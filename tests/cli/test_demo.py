@@ -180,6 +180,15 @@ def test_idle_program_is_suspended_and_resumed_as_the_tutorial_says(serve: Calla
     assert receipts[0]["released_bytes"] == receipts[0]["host_bytes"] == receipts[1]["expected_bytes"]
 
 
+def test_waiting_program_ends_with_a_killed_demo(serve: Callable[..., RunningDaemon]):
+    demo = serve("--devices", "2", command="demo")
+    (waiting,) = until(lambda: demo.get("frame")["queue"])
+    program = Path(f"/proc/{waiting['pid']}")
+    assert program.exists()
+    demo.process.kill()
+    until(lambda: not program.exists())
+
+
 def test_log_and_audit_distinguish_plan_flush_refusal_and_forced_flush(demo: RunningDaemon):
     training = {"target": {"pid": next(a["pid"] for a in demo.get("agents") if a["workload"] == "train-llm")}}
     plan = demo.flush(**training, dry_run=True)[1]

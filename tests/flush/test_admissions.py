@@ -107,6 +107,19 @@ def test_process_of_another_user_is_ignored(world: World):
     assert world.ask(8, wait=False).state == "granted"
 
 
+def test_queue_states_the_user_of_the_program_and_not_the_caller(world: World):
+    def users() -> list[str | None]:
+        return [each.user for each in world.admissions.queue(with_free(10))]
+
+    world.ask(20, owner="token", pid=1)
+    assert users() == [str(RESEARCH)]
+    world.ask(20, owner="token")
+    assert users() == [str(RESEARCH), None]
+    (process, *_) = DEVICE.processes or ()
+    named = replace(DEVICE, processes=(replace(process, uid=RESEARCH, user="ann"),))
+    assert world.admissions.queue(replace(SNAPSHOT, devices=(named,)))[0].user == "ann"
+
+
 def test_refused_request_keeps_no_place(world: World):
     assert world.ask(90, wait=False).missing_bytes == 40 * GIB
     assert world.ask(8, wait=False).state == "granted"

@@ -178,6 +178,20 @@ def test_flush_without_a_token_is_refused(session: PageSession, demo: RunningDae
     assert demo.get("receipts") == before
 
 
+def test_columns_keep_their_places_while_rows_open_and_get_values(session: PageSession):
+    page = session.page
+    places = "() => [...document.querySelectorAll('#columns > *')].map(cell => cell.getBoundingClientRect().left)"
+    for width in (390, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(1000)
+        before = page.evaluate(places)
+        page.get_by_role("button", name="notebook", exact=True).click()
+        page.locator("tr.more .plot").wait_for()
+        page.wait_for_timeout(1000)
+        assert page.evaluate(places) == before
+        page.get_by_role("button", name="notebook", exact=True).click()
+
+
 def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
     page = session.page
     page.get_by_role("button", name="Program").focus()

@@ -58,7 +58,7 @@ def test_nothing_is_alarming_in_the_first_minute(browser: Browser, serve: Serve)
             session.page.wait_for_timeout(2000)
             text = session.page.locator("#problems").inner_text()
             assert "growing" not in text
-            assert " left" not in text
+            assert " full " not in text
 
 
 def test_figures_of_cards_are_those_of_the_rows_beside_them(browser: Browser, demo: RunningDaemon):
@@ -75,7 +75,7 @@ def test_figures_of_cards_are_those_of_the_rows_beside_them(browser: Browser, de
 
     with open_page(browser, demo, rewrite=fragmented) as session:
         session.page.locator("#alerts .line").get_by_text("now").first.wait_for()
-        (line,), rows = session.texts("#alerts bdi.line", "tbody.process tr")
+        (line,), rows = session.texts("#alerts .line bdi", "tbody.process tr")
         row = next(text for text in rows if "etl" in text)
         live = re.search(r"held, (.+?) live", line)
         assert live is not None

@@ -208,7 +208,7 @@ def test_summary_states_the_time_left():
     fit = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")["fit"]
     text = run_module("evidence", "m.summary(given[0], given[1])", fit, TAKEN_AT)
     rate = r"32\.0 MiB/min \(31\.6 MiB to 32\.4 MiB\)"
-    assert re.match(rf"{rate}; the GPU will be full at .+, in 1 h 4 min \(", text)
+    assert re.match(rf"{rate} in the 2 min that are drawn; the GPU will be full at .+, in 1 h 4 min \(", text)
 
 
 def test_figures_of_a_verdict_have_units():

@@ -163,6 +163,27 @@ def test_crossing_with_the_size_is_drawn_where_it_is_near():
         assert limits["high"] >= max(level for _, level in fit["points"])
 
 
+def test_texts_name_the_actions_of_the_web_ui_before_commands():
+    texts = {
+        "gpumond oom show says why": "Case (gpumond oom show) says why",
+        "; gpumond flush --device 1 releases it": "; Flush (gpumond flush --device 1) releases it",
+        "find out: gpumond why --pid 25; restart it": "find out: Why (gpumond why --pid 25); restart it",
+    }
+    assert run_module("cards", "given.map(m.textOf)", *texts) == list(texts.values())
+
+
+def test_leak_states_the_window_of_its_rate_and_what_will_be_full():
+    device = {"uuid": "GPU-a", "index": 1, "size_bytes": 24 * GIB}
+    evidence = [["slope_bytes_per_second", 1 << 20], ["window_seconds", 120.0]]
+    verdict = {"kind": "leak", "since": 10.0, "evidence": evidence, "fit": None, "time_to_full_seconds": 600.0}
+    card = {"verdict": verdict, "uuid": "GPU-a"}
+    line = run_module("cards", "m.lineOf(given[0], given[1], 130)", card, {"live_bytes": GIB})
+    assert line.endswith(", 60.0 MiB/min in the last 2 min; now 1.0 GiB live")
+    left = "m.leftOf(given[0], new Map(given[1]))"
+    assert run_module("cards", left, card, [["GPU-a", device]]) == "GPU 1 (24.0 GiB) is full in about 10 min"
+    assert run_module("cards", left, card, []) == ""
+
+
 def test_events_with_one_cause_are_one():
     ended = [
         {"id": 1, "at": 10.0, "pid": 7, "kind": "agent-connected"},

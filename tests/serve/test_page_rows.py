@@ -67,6 +67,14 @@ def test_alert_on_a_process_hides_its_healthy_pattern():
         assert run_module("rows", expression, frame) == [shown]
 
 
+def test_columns_of_pools_appear_together():
+    expression = "m.filled(m.rowsOf(given[0]), 1)"
+    pools = {"waste", "live", "cached", "stranded", "overhead", "verdict"}
+    assert pools <= set(run_module("rows", expression, frame_of_two_devices()))
+    bare = make_frame(make_device("GPU-0", used_bytes=GIB, processes=(make_process(10, GIB),)))
+    assert not pools & set(run_module("rows", expression, bare))
+
+
 def test_groups_have_sums_of_what_is_known():
     frame = frame_of_two_devices()
     groups = listed(frame, "user")

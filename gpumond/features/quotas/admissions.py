@@ -355,6 +355,12 @@ def _neighbor(
     )
 
 
+def _user_name(uid: int, snapshot: Snapshot) -> str:
+    """Return the name of a user who has a process on a device; the uid of another one."""
+    processes = (process for device in snapshot.devices for process in device.processes or ())
+    return next((process.user for process in processes if process.uid == uid and process.user), str(uid))
+
+
 def _uids(device: DeviceReading, key: ProcessKey, snapshot: Snapshot) -> set[int]:
     process, report = device.processes_by_key.get(key), snapshot.reports_by_process.get(key)
     uid = report.uid if report else process.uid if process else None
@@ -545,7 +551,7 @@ class Admissions:
             available_bytes=answer.available_bytes,
             missing_bytes=answer.missing_bytes,
             ahead=answer.ahead,
-            user=request.owner,
+            user=None if request.program_uid is None else _user_name(request.program_uid, snapshot),
             workload=request.workload,
             pid=request.pid,
             since=self._since[request.id],

@@ -107,7 +107,7 @@ def queue_table(frame: Mapping[str, Any]) -> str:
         ">AHEAD",
         ">PID",
         "PROGRAM",
-        "CALLER",
+        "USER",
         ">WAITING",
     )
     now = frame["snapshot"]["taken_at"]
@@ -124,7 +124,7 @@ def queue_table(frame: Mapping[str, Any]) -> str:
                 str(request["ahead"]),
                 "-" if request["pid"] is None else str(request["pid"]),
                 request["workload"] or "-",
-                request["user"],
+                request["user"] or "-",
                 duration(max(0.0, now - request["since"])),
             ]
         )
