@@ -52,6 +52,11 @@ def test_receipt_table_has_planned_expected_released_and_the_drivers_count():
     assert total == f"2.0 GiB released at {moment(1_000_000.0)} by token (administrator)"
 
 
+def test_a_wake_releases_nothing_and_has_no_total():
+    _, row = receipt_table([make_receipt(outcome="woken", released_bytes=0)]).splitlines()
+    assert "woken" in row
+
+
 def test_past_receipts_state_when_and_by_whom():
     past = make_receipt(started_at=1_000_000.0, requested_by="token", reason="busy")
     header, row, *_ = receipt_table([past], past=True).splitlines()

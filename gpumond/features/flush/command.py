@@ -133,6 +133,8 @@ def receipt_table(receipts: Sequence[Mapping[str, Any]], past: bool = False) -> 
         rows = (
             [moment(each["started_at"]), *row[:-1], caller_text(each["requested_by"]), row[-1]] for row, each in pairs
         )
+    if receipts and all(receipt["outcome"] == "woken" for receipt in receipts):
+        return table(header, rows)
     total = f"{size(sum(receipt['released_bytes'] or 0 for receipt in receipts))} released"
     if receipts and not past:
         first = min(receipts, key=itemgetter("started_at"))
