@@ -43,6 +43,7 @@ function updateRow(node, row) {
   DEVICE_COLUMNS.forEach((column, place) => {
     if (column.spark) showSpark(cells[place].firstChild, device, state.frame.snapshot.taken_at);
     else name(cells[place], column.text(row), 120);
+    cells[place].classList.toggle("zero", ["0 B", "-"].includes(cells[place].given));
   });
   node.classList.toggle("lost", device.used_bytes === null);
 }
