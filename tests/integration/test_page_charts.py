@@ -116,7 +116,7 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
         sentence.wait_for()
         assert "train (pid 4242) is leaking" in sentence.inner_text()
         assert "(since 13:38:20 UTC)" in sentence.inner_text()
-        session.shows("about 65 min left")
+        session.shows("is full in about 65 min")
         page.get_by_role("button", name=re.compile("Evidence leak")).click()
         page.locator(".fit svg").wait_for()
         paths = dict(
@@ -130,7 +130,7 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
         assert page.evaluate("getComputedStyle(document.getElementById('alerts')).maxHeight") != "none"
     assert paths["points"].count("M") == len(fit["points"])
     assert {"band", "line", "projection"} <= paths.keys()
-    assert text.startswith("32.0 MiB/min (31.6 MiB to 32.4 MiB); the GPU will be full at ")
+    assert text.startswith("32.0 MiB/min (31.6 MiB to 32.4 MiB) in the 2 min that are drawn; the GPU will be full at ")
     assert refused == ["Ruled out: warm-up (last half's slope relative to the first half's: 0.99)."]
 
 
