@@ -169,7 +169,7 @@ def test_texts_name_the_actions_of_the_web_ui_before_commands():
         "; gpumond flush --device 1 releases it": "; Flush (gpumond flush --device 1) releases it",
         "find out: gpumond why --pid 25; restart it": "find out: Why (gpumond why --pid 25); restart it",
     }
-    assert run_module("cards", "given.map(m.textOf)", *texts) == list(texts.values())
+    assert run_module("cards", "given.map((summary) => m.alertText({ summary }))", *texts) == list(texts.values())
 
 
 def test_leak_states_the_window_of_its_rate_and_what_will_be_full():
