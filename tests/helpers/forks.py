@@ -35,7 +35,7 @@ IMPORTED = (
     "tests.engines.fake_engine",
 )
 """Modules that are imported before a fork."""
-AT_START = ("PYTHON", "LD_PRELOAD", "LC_", "LANG", "NODE_NAME", "TZ")
+AT_START = ("PYTHON", "LD_", "LC_", "LANG", "NODE_NAME", "TZ")
 """Beginnings of variables that have an effect at the start of a process only."""
 OPTIONS = {"cwd", "env", "start_new_session", "stderr", "stdin", "stdout", "text"}
 """Those of ``subprocess.Popen`` that a fork has."""
@@ -111,7 +111,10 @@ def can_fork(command: Sequence[str], options: Mapping[str, Any]) -> bool:
     utf8 = {"PYTHONUTF8": "1"} if getpreferredencoding(False) == "UTF-8" else {}
 
     def at_start(given: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in (utf8 | dict(given)).items() if name.startswith(AT_START)}
+        found = {name: value for name, value in (utf8 | dict(given)).items() if name.startswith(AT_START)}
+        if "--source" in command:  # only the child of the daemon loads the library of the driver
+            found.pop("LD_LIBRARY_PATH", None)
+        return found
 
     return at_start(options.get("env") or os.environ) == at_start(os.environ)
 

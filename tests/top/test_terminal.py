@@ -103,7 +103,7 @@ def numbers(frame: dict[str, Any]) -> Iterator[str]:
     for device in frame["devices"]:
         yield from (human(device[name]) for name in ("size_bytes", "used_bytes", "free_bytes"))
     for process in frame["processes"]:
-        names = ("used", "live", "cached", "stranded", "overhead", "opaque")
+        names = ("used", "live", "cached", "stranded", "overhead")
         yield from (human(process[f"{name}_bytes"]) for name in names if process[f"{name}_bytes"] is not None)
 
 
