@@ -204,17 +204,17 @@ def violations(own: Machine, waits: Sequence[tuple[float, Borrowed]]) -> list[st
     return found
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(each, marks=pytest.mark.soak) for each in (250, 500, 750))])
-def test_no_history_flushes_a_reserve_or_another_user_or_keeps_a_program_waiting(first: int):
+@pytest.mark.parametrize("count", [250, pytest.param(1000, marks=pytest.mark.soak)])
+def test_no_history_flushes_a_reserve_or_another_user_or_keeps_a_program_waiting(count: int):
     flushes = rescued = 0
-    for seed in range(first, first + 250):
+    for seed in range(count):
         own = machine(Random(seed))
         waits, _ = run(history(own))
         assert violations(own, waits) == [], seed
         flushes += len(own.flushes)
         rescued += sum(answer.fits and answer.released_bytes > 0 for _, answer in waits)
-    assert flushes > 125
-    assert rescued > 25
+    assert flushes > count // 2
+    assert rescued > count // 10
 
 
 def test_a_request_is_answered_while_a_driver_does_not_answer():

@@ -246,13 +246,18 @@ def capture_guards() -> CaptureGuards | None:
     """Return `allocators.cuda` if an adapter has imported it, as each adapter does that queries the driver."""
     if TYPE_CHECKING:
         return cuda_module
-    return sys.modules.get("gpumond.agent.allocators.cuda")
+    return _imported("gpumond.agent.allocators.cuda")
+
+
+def _imported(name: str) -> Any:
+    """Return a module that is completely imported, None otherwise."""
+    module = sys.modules.get(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
 
 
 def loaded(spec: AdapterSpec) -> AllocatorAdapter | None:
     """Return the adapter if the program has imported its library by itself, completely."""
-    module = sys.modules.get(spec.library)
-    if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
+    if _imported(spec.library) is None:
         return None
     adapter: AllocatorAdapter | None = import_module(spec.module).adapter()
     return adapter

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import ADAPTERS, HistoryRecording, TensorTracking
 from gpumond.agent.loaded_allocators import LOADED, collected
 from gpumond.agent.measure.steps import READ_SECONDS
@@ -95,6 +94,8 @@ def allocator_of(error: BaseException) -> str:
 
 def _device_of(error: BaseException) -> str | None:
     """Return the device that the error's text states, else the only one that the program uses."""
+    from gpumond.agent.allocators import cuda  # needed after an error only
+
     stated = re.search(XLA_DEVICE, _text(error))
     ordinals = [int(stated[1])] if stated else cuda.contexts()
     return cuda.device_uuid(ordinals[0]) if len(ordinals) == 1 else None
