@@ -145,7 +145,7 @@ def test_printed_commands_work_as_they_stand(common_demo: RunningDaemon):
 
     def output(command: str) -> str:
         done = subprocess.run(command, shell=True, env=environ, capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stderr) == (0, ""), command
+        assert (done.returncode, done.stderr) == (0, ""), f"{command}\n{done.stdout}"
         return done.stdout
 
     status, plan, _, why = commands

@@ -176,7 +176,7 @@ def test_call_that_hangs_is_not_repeated(kind: str, tmp_path: Path):
         first, second = asyncio.run(scenario())
         assert first.outcome == "timeout"
         assert "no response to POST" in first.reason
-        assert second.outcome == "refused"
+        assert second.outcome == "refused", (first, second)
         stops = first.reason.endswith("gpumond returns it to service")
         assert second.reason.startswith("gpumond is still returning it" if stops else "its last release didn't respond")
         calls = engine.record()["calls"]
