@@ -565,8 +565,8 @@ class EngineFlusher(EngineStep):
                 if not method.serves(await self.engines.read(name), released[0].models):
                     require(shortage(missing(released, before), before.free))
                     await self._undo(engine, method, released, WAKE_SECONDS)
+                    self._unanswered.pop(name, None)  # else the release may still be running
                 after = await self._memory(name)
-                self._unanswered.pop(name, None)
                 log.info("engine %s serves again", name)
                 if self._returned is not None:
                     by, models = released[0].requested_by, released[0].models
