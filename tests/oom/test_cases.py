@@ -156,9 +156,19 @@ def test_the_ledger_of_a_case_states_its_distance_from_the_error():
 
 
 @pytest.mark.parametrize(
-    ("allocator", "where"), [("rmm", "the pool's maximum_pool_size"), ("jax", "XLA_PYTHON_CLIENT_MEM_FRACTION")]
+    ("allocator", "limit", "text"),
+    [
+        ("rmm", 20, "raise the program's limit from 20.0 GiB by at least 4.0 GiB (the pool's maximum_pool_size)"),
+        ("jax", 20, "raise the program's limit from 20.0 GiB by at least 4.0 GiB (XLA_PYTHON_CLIENT_MEM_FRACTION)"),
+        (
+            "jax",
+            60,
+            "raise JAX's default limit, 75% of the GPU, from 60.0 GiB by at least 4.0 GiB "
+            "(XLA_PYTHON_CLIENT_MEM_FRACTION)",
+        ),
+    ],
 )
-def test_a_limit_that_the_program_set_itself_is_named_with_its_setting(allocator: str, where: str):
+def test_a_limit_of_the_library_is_named_with_its_setting(allocator: str, limit: int, text: str):
     device = make_device(used_bytes=GIB, free_bytes=79 * GIB)
     snapshot = make_snapshot(device)
     oom = Oom(
@@ -166,10 +176,10 @@ def test_a_limit_that_the_program_set_itself_is_named_with_its_setting(allocator
         at=1.0,
         seen="unhandled",
         device_uuid=device.uuid,
-        request_bytes=24 * GIB,
+        request_bytes=(limit + 4) * GIB,
         allocator=allocator,
-        limit_bytes=20 * GIB,
+        limit_bytes=limit * GIB,
     )
     case = case_file(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History())
-    assert case.remedies[0].text == f"raise the program's limit from 20.0 GiB by at least 4.0 GiB ({where})"
+    assert case.remedies[0].text == text
     assert (case.remedies[0].name, case.remedies[0].enough) == ("limit", True)

@@ -37,6 +37,10 @@ OWN_LIMITS = {
     "jax": "XLA_PYTHON_CLIENT_MEM_FRACTION",
 }
 """Where a program limits an allocator with the library's own function or setting."""
+DEFAULT_SHARES = {"jax": 0.75}
+"""Part of a device to which an allocator limits itself without a setting."""
+NEARLY = 0.02
+"""Part of a device by which its size differs between the driver and a library."""
 OPTIMIZERS = "/torch/optim/"
 PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size")
 
@@ -63,12 +67,20 @@ def _repeat(e: Evidence) -> Iterator[Remedy]:
 def _limit(e: Evidence) -> Iterator[Remedy]:
     if e.limited_by and e.limit is not None:
         size, quota = e.limit
-        what = f"the limit of the quota {quota}" if quota else "the program's limit"
-        where = "gpumond limit" if not quota else "quotas in the configuration, or PUT /api/v1/quotas"
+        what, where = f"the limit of the quota {quota}", "quotas in the configuration, or PUT /api/v1/quotas"
+        if not quota:
+            what, where = "the program's limit", "gpumond limit"
         if quota is None:
-            where = OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
+            what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
         text = f"raise {what} from {human(size)} by at least {human(e.limited_by)} ({where})"
         yield _remedy(e, "limit", text, e.limited_by, "measured", "the limit in force, and the bytes held at the error")
+
+
+def _own_limit(e: Evidence, size: int) -> str:
+    share, whole = DEFAULT_SHARES.get(e.oom.allocator), e.device.size_bytes if e.device else None
+    if share is None or whole is None or abs(size / whole - share) > NEARLY:
+        return "the program's limit"
+    return f"{e.oom.allocator.upper()}'s default limit, {share:.0%} of the GPU,"
 
 
 def _ranks(e: Evidence) -> Iterator[Remedy]:
