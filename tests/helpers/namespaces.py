@@ -13,7 +13,7 @@ from pathlib import Path
 NEW_MOUNTS, NEW_USER, NEW_PIDS = 0x00020000, 0x10000000, 0x20000000
 FIRST_UID = 100_000
 """Uid of the host that is 0 in a user namespace here, as in a container with subordinate uids."""
-ISOLATED = """
+ISOLATED = r"""
 import ctypes, os, sys
 libc, flags, uid = ctypes.CDLL(None), int(sys.argv[1]), int(sys.argv[2])
 assert libc.unshare(flags) == 0
@@ -54,7 +54,8 @@ def isolated(flags: int, uid: int, command: Sequence[str]) -> Iterator[tuple[int
                 Path(f"/proc/{pid}/{name}").write_text(f"0 {FIRST_UID} 65536")
             first = asked(".")
             if flags & NEW_PIDS:
-                pid, first = int(first), stdout.readline().decode().strip()
+                number, first = sorted((first, stdout.readline().decode().strip()))
+                pid = int(number)
             assert first == "ready", first
             yield pid, asked
         finally:

@@ -43,7 +43,7 @@ def access(pid: int, uid: int, where: str) -> str:
 @pytest.mark.parametrize("inside", [0, 1000])
 @pytest.mark.parametrize("flags", [NEW_USER, NEW_USER | NEW_MOUNTS | NEW_PIDS])
 def test_helper_reaches_a_program_in_a_user_namespace_as_its_user(flags: int, inside: int) -> None:
-    with isolated(flags, inside, ["/bin/sh", "-c", "echo ready; exec cat"]) as (pid, _):
+    with isolated(flags, inside, ["/bin/sh", "-c", "echo ready; read line"]) as (pid, _):
         uid = Path(f"/proc/{pid}").stat().st_uid
         assert uid == FIRST_UID + inside
         assert access(pid, uid, "helper").split(" ")[1:] == ["[]", "reached"]
@@ -51,5 +51,5 @@ def test_helper_reaches_a_program_in_a_user_namespace_as_its_user(flags: int, in
 
 
 def test_helper_takes_the_user_of_a_program_of_the_host() -> None:
-    with isolated(0, 65534, ["/bin/sh", "-c", "echo ready; exec cat"]) as (pid, _):
+    with isolated(0, 65534, ["/bin/sh", "-c", "echo ready; read line"]) as (pid, _):
         assert access(pid, 65534, "helper") == "65534 [] reached"
