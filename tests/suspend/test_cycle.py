@@ -132,7 +132,7 @@ def test_commands_print_receipts_and_the_state_and_a_flush_is_deferred(
 
 
 def test_suspensions_are_off_by_default(serve: Callable[..., RunningDaemon], device: SimDevice, cuda: FakeCuda) -> None:
-    daemon = ready(serve("--source", "sim", "--interval", "0.2", environ=cuda.env))
+    daemon = ready(serve("--source", "sim", "--interval", "0.2s", environ=cuda.env))
     with program(daemon, device) as notebook:
         until(lambda: is_reported(daemon, notebook.pid))
         assert suspend(daemon, notebook.pid)["remedy"] == "set allow_suspend: true"
