@@ -86,7 +86,9 @@ def test_rule_suspends_an_idle_program(serve: Callable[..., RunningDaemon], devi
         until(lambda: daemon.get("alerts"))
         do(notebook, f"{busy}(0.0)")
         until(lambda: cuda.state(notebook.pid) == "checkpointed")
-        until(lambda: "suspended notebook: 624.0 MiB" in str(daemon.get("alerts")))
+        until(lambda: f"process {notebook.pid} is suspended" in str(daemon.get("alerts/history")))
+        (receipt,) = daemon.get("suspensions/receipts")
+        assert (receipt["requested_by"], receipt["released_bytes"]) == ("rule:idle", 624 * MIB)
         assert cuda.state(other.pid) == "running"
 
 
