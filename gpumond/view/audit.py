@@ -46,7 +46,7 @@ def _pids(detail: Detail) -> str:
 def _flush(detail: Detail) -> str:
     forced = ", despite the cooldown" if detail.get("force") else ""
     action = "wake" if detail.get("wake") else "flush"
-    waits = f" for {detail['for']}" if detail.get("for") else ""
+    waits = f", for {detail['for']}" if detail.get("for") else ""
     steps = ", ".join(detail["steps"])
     return f"requested a {action} of {detail['target']}, steps {steps}{forced}{waits}{_operation(detail)}"
 
