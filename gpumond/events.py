@@ -283,7 +283,8 @@ def _flush(receipt: Receipt, frame: Frame) -> Event:
     where = f" on {_gpu(frame, receipt.device_uuid)}" if receipt.device_uuid else ""
     released = f", {receipt.allocator} released {human(receipt.released_bytes)}" if receipt.allocator else ""
     why = f" ({receipt.reason})" if receipt.reason else ""
-    summary = f"flush of {name}{where} by {caller_text(receipt.requested_by)}: {receipt.outcome}{released}{why}"
+    caller = caller_text(receipt.requested_by, receipt.requested_for)
+    summary = f"flush of {name}{where} by {caller}: {receipt.outcome}{released}{why}"
     details: Details = (
         ("outcome", receipt.outcome),
         ("allocator", receipt.allocator or ""),

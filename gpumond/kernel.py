@@ -216,7 +216,9 @@ class Grants(Protocol):
 class Suspends(Protocol):
     """Suspension of programs that allow it."""
 
-    async def suspend_idle(self, process: ProcessKey, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
+    async def suspend_idle(
+        self, process: ProcessKey, requested_by: str, dry_run: bool = False, requested_for: str = ""
+    ) -> SuspensionReceipt:
         """Suspend a program for a rule or for a request for memory, if nothing forbids it."""
 
 

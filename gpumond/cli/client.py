@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from gpumond.agent.transport import trusted_uids
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, address, print_error
-from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, HttpError
+from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, HttpError, did_you_mean
 from gpumond.facts.frame import device_uuid
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.host import http
@@ -184,16 +184,18 @@ def _selected(arguments: argparse.Namespace) -> list[Program]:
     if arguments.pid is not None:
         return [Program(arguments.pid, "")]
     uuid = None if arguments.device is None else device(arguments.url, arguments.device)
+    agents = get(arguments.url, "/api/v1/agents")
     found = [
         Program(agent["pid"], agent["workload"])
-        for agent in get(arguments.url, "/api/v1/agents")
+        for agent in agents
         if arguments.workload in (None, agent["workload"])
         and (uuid is None or uuid in {pool["device_uuid"] for pool in agent["pools"]})
     ]
     if not found:
         names = (("workload", arguments.workload), ("device", arguments.device))
         target = " and ".join(f"{name} {value}" for name, value in names if value is not None)
-        print_error(f"gpumond: no connected agent matches {target}; `gpumond status` lists the agents")
+        hint = did_you_mean(arguments.workload or "", (agent["workload"] for agent in agents))
+        print_error(f"gpumond: no connected agent matches {target}{hint or '; `gpumond status` lists the agents'}")
     return sorted(found)
 
 

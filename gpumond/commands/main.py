@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -225,6 +226,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         hint = "" if message.endswith("?") else f"; see `{self.prog} --help`"
+        example = re.search("^  (gpumond .+)$", self.epilog or "", re.MULTILINE)
+        if example and message.startswith("the following arguments are required"):
+            hint = f", as in `{example[1]}`{hint}"
         print_error(f"{self.prog}: {message}{hint}")
         raise SystemExit(WRONG_USE)
 

@@ -66,7 +66,7 @@ def together(one: str, programs: int, devices: int) -> str:
 def fragmentation(who: str, device: str, ratio: float, kept: float, live: float) -> str:
     return (
         f"{who} held {human(kept)} of {device} at its peak, but never used more than {human(live)} of it: "
-        f"{100 * ratio:.0f}% of its pool was fragmented, and a flush can't release that"
+        f"{100 * ratio:.0f}% of its pool was fragmented"
     )
 
 

@@ -161,6 +161,12 @@ class KeptAdmission:
     whole: bool = False
     workload: str = ""
 
+    @property
+    def program(self) -> str:
+        """Return the program that waits, such as ``train (pid 7)``."""
+        pid = "" if self.pid is None else f"pid {self.pid}"
+        return f"{self.workload} ({pid})" if self.workload and pid else self.workload or pid
+
 
 class Activity(NamedTuple):
     """State of one alert. ``*_elapsed`` are monotonic, so that no clock change fires or resolves.

@@ -29,7 +29,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NewType
 
 FaultKind = Literal[
@@ -175,6 +175,14 @@ class ProtocolError(GpumondError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean NAME?`` with the most similar known name, empty without one."""
+    import difflib  # needed for one error only, and not by agents
+
+    similar = difflib.get_close_matches(name, [*known], n=1)
+    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 class FlushError(GpumondError):

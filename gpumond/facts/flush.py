@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpumond.facts.engines import EngineReading
+from gpumond.facts.errors import NoSuchTarget, did_you_mean
 from gpumond.facts.pools import DEFAULT_STEPS, Outcome, Receipt, ordered_steps as ordered_steps
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
@@ -79,7 +80,7 @@ class Operation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushRequest:
     """``timeout_seconds`` is for each program. ``force`` overrides the cooldown. ``by_rule``: requested by a rule's
-    action.
+    action, or by a request for memory of the program ``requested_for``.
 
     ``plan``: the id of the plan that this flush executes. ``wake``: undo the last release of the step ``engine``.
     """
@@ -91,6 +92,7 @@ class FlushRequest:
     timeout_seconds: float = 30.0
     force: bool = False
     by_rule: bool = False
+    requested_for: str = ""
     plan: str | None = None
     wake: bool = False
     operation: Operation | None = None
@@ -101,6 +103,13 @@ class FlushOutcome:
     id: str
     receipts: tuple[Receipt, ...]
     released_bytes: int
+
+
+def no_agent(target: Target, reports: Iterable[AgentReport]) -> NoSuchTarget:
+    """Return the error about a target without a program; it names the workload with the most similar name."""
+    known = (report.workload for report in reports if target.uid in (None, report.uid))
+    hint = did_you_mean(target.workload, known) if target.workload else ""
+    return NoSuchTarget(f"no connected agent matches {target}{hint or '; `gpumond status` lists the agents'}")
 
 
 def empty_receipt(report: AgentReport, outcome: Outcome, reason: str, requested_by: str, started_at: float) -> Receipt:

@@ -153,7 +153,8 @@ class Receipt:
 
     Of a serving engine, ``pid`` is its listener, ``workload`` its name, and ``allocator`` its kind; the bytes are the
     driver's, for all its processes. ``method`` is the release method and ``models`` what it released. ``wake`` states
-    how the engine serves again, ``wake_seconds`` how long that took the last time.
+    how the engine serves again, ``wake_seconds`` how long that took the last time. ``requested_for``: the program that
+    waited for the memory, empty if none did.
     """
 
     pid: int
@@ -178,6 +179,7 @@ class Receipt:
     models: tuple[str, ...] = ()
     wake: str = ""
     wake_seconds: float | None = None
+    requested_for: str = ""
 
 
 def ordered_steps(steps: tuple[str, ...]) -> tuple[str, ...]:

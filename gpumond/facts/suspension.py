@@ -84,7 +84,7 @@ class SuspensionReceipt:
     this count has fallen; None for a resumption, and if the driver did not answer. ``host_bytes``: growth of the
     program's host memory. ``state``: the program's state afterwards, empty if it runs or has ended. ``missing_bytes``
     and ``holders``: what a resumption lacks, and who holds or is granted most of the device. ``steps``: seconds of
-    the driver's calls.
+    the driver's calls. ``requested_for``: the program that waited for the memory, empty if none did.
     """
 
     action: Literal["suspend", "resume"]
@@ -104,3 +104,4 @@ class SuspensionReceipt:
     holders: tuple[MemoryHolder, ...] = ()
     steps: tuple[tuple[str, float], ...] = ()
     duration_seconds: float = 0.0
+    requested_for: str = ""

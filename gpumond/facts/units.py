@@ -105,9 +105,12 @@ def counted(count: float, noun: str) -> str:
     return f"{count:g} {noun}{'' if count == 1 else plural}"
 
 
-def caller_text(name: str) -> str:
-    """Return the name of a caller for people: the daemon's own token, ``token``, has the rights of an administrator."""
-    return "token (administrator)" if name == "token" else name
+def caller_text(name: str, requested_for: str = "") -> str:
+    """Return the name of a caller for people, and the program that it waited for: the daemon's own token, ``token``,
+    has the rights of an administrator.
+    """
+    caller = "token (administrator)" if name == "token" else name
+    return f"{caller} for {requested_for}" if requested_for else caller
 
 
 def human(size: float) -> str:

@@ -21,7 +21,7 @@ const COLUMNS = [
   { title: "Expected at start", text: ({ expected }) => amount(expected), number: true, wide: true },
   { title: "Released", text: ({ released_bytes: bytes }) => human(bytes), number: true },
   { title: "Driver", text: ({ driver_released_bytes: bytes }) => human(bytes), number: true },
-  { title: "By", text: ({ requested_by: by }) => (by === "token" ? "token (administrator)" : by), wide: true },
+  { title: "By", text: ({ requested_by: by, requested_for: program }) => (by === "token" ? "token (administrator)" : by) + (program ? ` for ${program}` : ""), wide: true },
   { title: "Remarks", text: remarks, wide: true },
 ];
 

@@ -46,7 +46,9 @@ def _pids(detail: Detail) -> str:
 def _flush(detail: Detail) -> str:
     forced = ", despite the cooldown" if detail.get("force") else ""
     action = "wake" if detail.get("wake") else "flush"
-    return f"requested a {action} of {detail['target']}, steps {', '.join(detail['steps'])}{forced}{_operation(detail)}"
+    waits = f", for {detail['for']}" if detail.get("for") else ""
+    steps = ", ".join(detail["steps"])
+    return f"requested a {action} of {detail['target']}, steps {steps}{forced}{waits}{_operation(detail)}"
 
 
 def _operation(detail: Detail) -> str:
@@ -60,6 +62,14 @@ def _operation(detail: Detail) -> str:
 def _receipts(detail: Detail) -> str:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in detail["outcomes"].items())
     return f"flushed {_pids(detail)}: {human(detail['released_bytes'])} released ({counts})"
+
+
+def _suspension(detail: Detail) -> str:
+    """Describe the receipt of a suspension or resumption."""
+    waits = f" for {detail['requested_for']}" if detail.get("requested_for") else ""
+    released = detail["released_bytes"]
+    result = f"{human(released)} released" if released is not None else detail["reason"]
+    return f"{detail['action']} of {_program(detail)}{waits}: {detail['outcome']}" + (f" ({result})" if result else "")
 
 
 def _action(detail: Detail) -> str:
@@ -118,6 +128,8 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "flush.receipts": _receipts,
     "flush.refused": "couldn't flush: {problem}",
     "flush.interrupted": "was interrupted: {problem}",
+    "suspend.receipt": _suspension,
+    "resume.receipt": _suspension,
     "action": _action,
     "hook.flush": lambda detail: f"flushed {_pids(detail)} for the Alertmanager alert {detail['alert']}",
     "agent.limit": _limit,

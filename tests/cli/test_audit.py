@@ -28,6 +28,23 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
             {"pids": [7, 8], "released_bytes": 3 << 30, "outcomes": {"freed": 2}},
             "flushed pids 7, 8: 3.0 GiB released (2 freed)",
         ),
+        (
+            "flush.request",
+            {"target": "pid 7", "steps": ["cache"], "for": "pretrain (pid 9)"},
+            "requested a flush of pid 7, steps cache, for pretrain (pid 9)",
+        ),
+        (
+            "suspend.receipt",
+            {"action": "suspend", "pid": 7, "workload": "lab", "outcome": "suspended", "released_bytes": 1 << 30,
+             "reason": "", "requested_for": "pretrain (pid 9)"},
+            "suspend of lab (pid 7) for pretrain (pid 9): suspended (1.0 GiB released)",
+        ),
+        (
+            "resume.receipt",
+            {"action": "resume", "pid": 7, "workload": "lab", "outcome": "refused", "released_bytes": None,
+             "reason": "2.0 GiB is missing"},
+            "resume of lab (pid 7): refused (2.0 GiB is missing)",
+        ),
         ("flush.refused", {"problem": "no agent"}, "couldn't flush: no agent"),
         (
             "action",

@@ -56,6 +56,7 @@ def test_examples_are_valid(name: str, example: str):
         (("baseline", "record", "x", "--workloads=a"), "unknown option '--workloads=a'; did you mean --workload?"),
         (("status", "--zzz"), "unknown option '--zzz'"),
         (("status", "--gpu"), "unknown option '--gpu'"),
+        (("limit",), "the following arguments are required: SIZE|none, as in `gpumond limit --pid 4242 40GiB`"),
         (
             ("silence", "add", "rule=leak", "--reason", "x", "--for", "1"),
             "argument --for: '1': expected a unit, as in 1s, 1m or 1h",

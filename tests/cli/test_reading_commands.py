@@ -58,7 +58,10 @@ def shown(daemon: RunningDaemon, *arguments: str, code: int = 0) -> list[str]:
 
 
 def test_receipts_of_flushes_are_listed(daemon: RunningDaemon):
-    assert shown(daemon, "receipts") == ["no flush or suspension since the daemon started"]
+    (nothing,) = shown(daemon, "receipts")
+    assert nothing.startswith("no flush or suspension since the daemon started; gpumond flush --all --dry-run shows")
+    assert shown(daemon, "silence", "list")[0].startswith("no silence is active; gpumond silence add ")
+    assert "to add a quota, list it under quotas: in the configuration file" in "".join(shown(daemon, "quota"))
     assert daemon.flush(target={"all": True})[0] == 200
     assert daemon.run("flush", "--all", "--dry-run").returncode in (0, 3)
     lines = shown(daemon, "receipts", "--limit", "1")

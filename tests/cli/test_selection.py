@@ -11,7 +11,7 @@ from gpumond.cli.arguments import add_target
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.units import GIB, about, typed_size
-from gpumond.features.quotas.command import queue_table, queue_text
+from gpumond.features.quotas.command import NO_REQUEST, queue_table, queue_text
 from gpumond.features.quotas.need import WaitingLine, size
 from gpumond.view.frame import view
 from tests.helpers.frames import make_frame
@@ -116,7 +116,7 @@ def test_grant_is_shown_until_its_memory_is_used():
         "20.0 GiB of GPU 0 is granted to pid 4242, which uses 5.0 GiB of it so far",
     ]
     assert [notice.text for notice in view(frame).notices if notice.kind == "granted"] == sentences
-    assert queue_text(frame) == "\n".join(("no program waits for memory\n", *sentences))
+    assert queue_text(frame) == "\n".join((f"{NO_REQUEST}\n", *sentences))
 
 
 def test_waiting_is_one_line_in_a_log_until_something_changes(capsys: pytest.CaptureFixture[str]):

@@ -42,6 +42,7 @@ class World:
     def __init__(self, reclaim: ReclaimPolicy = "user", store: MemoryStore | None = None, now: float = 0.0) -> None:
         self.now, self.reclaim, self.alive, self.refuses = now, reclaim, True, False
         self.flushed: list[tuple[int | None, str]] = []
+        self.waiting: list[str] = []
         self.store = store or MemoryStore()
         self.admissions = Admissions(self.flush, lambda: self.reclaim, self.find, lambda: self.now, self.store)
 
@@ -53,6 +54,7 @@ class World:
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         self.flushed.append((request.target.pid, requested_by))
+        self.waiting.append(request.requested_for)
         assert request.by_rule
         if self.refuses:
             raise CooldownActive("soon", 10.0)

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, count, print_answer
 from gpumond.facts.errors import ConfigError, DaemonError
+from gpumond.facts.units import caller_text
 from gpumond.view.audit import sentence
 from gpumond.view.text import moment, table
 
@@ -67,7 +68,7 @@ def _show(arguments: argparse.Namespace) -> int:
 def _rows(entries: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
     for entry in entries:
         text = sentence(entry["action"], entry["detail"])
-        yield [str(entry["seq"]), moment(entry["at"]), entry["actor"], text]
+        yield [str(entry["seq"]), moment(entry["at"]), caller_text(entry["actor"]), text]
 
 
 def _verify(arguments: argparse.Namespace) -> int:

@@ -130,16 +130,18 @@ def receipt_table(receipts: Sequence[Mapping[str, Any]], past: bool = False) -> 
     if past:
         header = ["AT", *header[:-1], "BY", "REASON"]
         pairs = zip(rows, receipts, strict=True)
-        rows = (
-            [moment(each["started_at"]), *row[:-1], caller_text(each["requested_by"]), row[-1]] for row, each in pairs
-        )
+        rows = ([moment(each["started_at"]), *row[:-1], _caller(each), row[-1]] for row, each in pairs)
     if receipts and all(receipt["outcome"] == "woken" for receipt in receipts):
         return table(header, rows)
     total = f"{size(sum(receipt['released_bytes'] or 0 for receipt in receipts))} released"
     if receipts and not past:
         first = min(receipts, key=itemgetter("started_at"))
-        total += f" at {moment(first['started_at'])} by {caller_text(first['requested_by'])}"
+        total += f" at {moment(first['started_at'])} by {_caller(first)}"
     return f"{table(header, rows)}\n\n{total}"
+
+
+def _caller(receipt: Mapping[str, Any]) -> str:
+    return caller_text(receipt["requested_by"], receipt.get("requested_for", ""))
 
 
 def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
@@ -205,6 +207,6 @@ class Receipts:
         flushed = (each for each in receipts if each["outcome"] != "planned")
         found = sorted((*flushed, *suspensions), key=itemgetter("started_at"))[-arguments.limit :]
         shown = [_of_suspension(each) if "action" in each else each for each in found]
-        nothing = "no flush or suspension since the daemon started"
+        nothing = "no flush or suspension since the daemon started; gpumond flush --all --dry-run shows what to expect"
         print_answer(arguments, found, lambda: receipt_table(shown, past=True) if shown else nothing)
         return DONE

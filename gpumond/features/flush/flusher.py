@@ -15,12 +15,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from hashlib import sha256
+from itertools import chain
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import CONDITIONS, CooldownActive, FlushError, FlushInProgress, NoSuchTarget, StoreUnavailable
-from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt
+from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt, no_agent
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import (
     ENGINE_STEP,
@@ -350,7 +351,7 @@ class Flusher:
             if not steps:
                 where = "list it under engines: in the configuration"
                 raise NoSuchTarget(f"no configured serving engine matches {request.target}; {where}")
-            raise NoSuchTarget(f"no connected agent matches {request.target}; `gpumond status` lists the agents")
+            raise no_agent(request.target, reports)
         whole, request = request, replace(request, steps=steps)
         refusals = {} if request.dry_run else self._refusals(targets, request)
         free = [report for report in targets if identity_of(report) not in refusals]
@@ -368,10 +369,9 @@ class Flusher:
             if identity_of(report) in refusals
         ]
         engines = [await self._flush_engine(name, whole, requested_by) for name in names]
-        receipts = (
-            *(each for process in flushed for each in process),
-            *refused,
-            *(one for own in engines for one in own),
+        receipts = tuple(
+            replace(each, requested_for=request.requested_for)
+            for each in (*chain.from_iterable(flushed), *refused, *chain.from_iterable(engines))
         )
         for receipt in receipts:
             self.receipts.append(receipt)
@@ -585,7 +585,8 @@ class FlushPart(Part, Flushes):
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         """Flush, with an audit entry before and after. Raises FlushError, StoreUnavailable."""
         kind = "plan" if request.dry_run else "forced flush" if request.force else "flush"
-        description = f"{kind} of {request.target}, steps {','.join(request.steps)}, by {requested_by}"
+        caller = f"{requested_by} for {request.requested_for}" if request.requested_for else requested_by
+        description = f"{kind} of {request.target}, steps {','.join(request.steps)}, by {caller}"
         note = self._kernel.note if not request.dry_run else _nothing
         own = {"operation": request.operation.id} if request.operation else {}
         if not request.dry_run:
@@ -627,11 +628,12 @@ def _flags(request: FlushRequest) -> dict[str, bool]:
 
 
 def _stated(request: FlushRequest) -> dict[str, str]:
-    """Return the id of the request's operation, and the reason and the requester that the caller states."""
-    operation = request.operation
-    if operation is None:
-        return {}
-    stated = {"operation": operation.id, "reason": operation.reason, "by": operation.by}
+    """Return the program that waits, the id of the request's operation, and the reason and the requester that the
+    caller states.
+    """
+    operation, stated = request.operation, {"for": request.requested_for}
+    if operation is not None:
+        stated |= {"operation": operation.id, "reason": operation.reason, "by": operation.by}
     return {name: text for name, text in stated.items() if text}
 
 

@@ -409,7 +409,7 @@ def _is_request(kept: KeptAdmission) -> bool:
 
 class Admissions:
     """Requests of one daemon. ``reclaim`` returns the current setting; ``find`` a process by its pid, with its uid.
-    ``suspend`` suspends an idle program for the requester that it names.
+    ``suspend`` suspends an idle program for the requester and the program that it names.
 
     ``clock`` returns seconds of the machine's monotonic clock, which continue when the daemon restarts. After a change,
     call `keep` before the requester is answered.
@@ -422,7 +422,7 @@ class Admissions:
         find: Callable[[int], tuple[ProcessKey, int] | None],
         clock: Callable[[], float],
         store: Transactions,
-        suspend: Callable[[ProcessKey, str], Awaitable[object]] | None = None,
+        suspend: Callable[[ProcessKey, str, str], Awaitable[object]] | None = None,
     ) -> None:
         self._flush, self._reclaim, self._find, self._clock = flush, reclaim, find, clock
         self._suspend = suspend
@@ -736,20 +736,20 @@ class Admissions:
         pause.until = now + pause.seconds
         pause.seconds = min(MAX_PAUSE_SECONDS, 2 * pause.seconds)
         request = self._queue.find(key)
-        actor = request.owner if request else RESERVE
-        task = asyncio.create_task(self._carry_out(device, found, actor))
+        task = asyncio.create_task(self._carry_out(device, found, request))
         self._flushing[device] = task
         task.add_done_callback(lambda _: self._flushing.pop(device, None))
 
-    async def _carry_out(self, device: str, found: Plan, actor: str) -> None:
+    async def _carry_out(self, device: str, found: Plan, request: KeptAdmission | None) -> None:
         if found.missing_bytes:
             log.warning("reserves on %s are short of %s, even after flushes", device, human(found.missing_bytes))
+        actor, waits = (request.owner, request.program) if request else (RESERVE, "")
         targets = [Target(pid=each.process.pid, start_ticks=each.process.start_ticks) for each in found.flushes]
         requests: list[Awaitable[object]] = [
-            self._flush(FlushRequest(target=target, by_rule=True), actor) for target in targets
+            self._flush(FlushRequest(target=target, by_rule=True, requested_for=waits), actor) for target in targets
         ]
         if self._suspend is not None and not found.missing_bytes:
-            requests += [self._suspend(each.process, actor) for each in found.suspensions]
+            requests += [self._suspend(each.process, actor, waits) for each in found.suspensions]
         for result in await asyncio.gather(*requests, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, (FlushError, StoreUnavailable)):
                 raise result

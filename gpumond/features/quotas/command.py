@@ -15,6 +15,10 @@ from gpumond.view.text import size, table
 
 KINDS = ("soft_limit", "limit", "reserve", "cgroup_limit")
 
+HOW_TO_ADD = """\
+to add a quota, list it under quotas: in the configuration file, or send it to PUT /api/v1/quotas/NAME
+to limit a program that is running: gpumond limit NAME SIZE"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_arguments(parser)
@@ -28,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     frame = client.frame(arguments.url)
     cgroups = cgroup_table(frame)
     if not quotas:
-        print(f"no quota is defined\n\n{cgroups}" if cgroups else "no quota is defined")
+        print("\n\n".join(filter(None, ("no quota is defined", cgroups, HOW_TO_ADD))))
         return DONE
     header = ("QUOTA", "MATCHES", ">SOFT LIMIT", ">LIMIT", ">RESERVE", ">CONTAINER LIMIT", "ORIGIN")
     print(table(header, [[*_quota(entry)] for entry in quotas]))
@@ -37,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"\n{table(('>PID', 'PROGRAM', '>USED', '>SHORTAGE', 'QUOTA'), rows)}")
     if cgroups:
         print(f"\n{cgroups}")
+    print(f"\n{HOW_TO_ADD}")
     return DONE
 
 
@@ -83,6 +88,11 @@ def cgroup_table(frame: Mapping[str, Any]) -> str:
     return table(("GPU", ">USED", ">GUARANTEED", ">LIMIT", "QUOTA", "CGROUP"), rows) if rows else ""
 
 
+NO_REQUEST = (
+    "no program waits for memory; gpumond run --need SIZE --wait 10m -- COMMAND starts one as soon as there is room"
+)
+
+
 class Queue:
     """``gpumond queue``."""
 
@@ -97,7 +107,7 @@ class Queue:
 
 def queue_text(frame: Mapping[str, Any]) -> str:
     """Return the requests that wait, and the grants whose memory isn't all held yet."""
-    parts = [queue_table(frame) or "no program waits for memory", "\n".join(grant_sentences(frame))]
+    parts = [queue_table(frame) or NO_REQUEST, "\n".join(grant_sentences(frame))]
     return "\n\n".join(filter(None, parts))
 
 

@@ -310,10 +310,10 @@ class AdmissionsPart(Admissions, Part):
         kernel.provide(Grants, self)
         self._kernel = kernel
 
-    async def _suspend_idle(self, process: ProcessKey, requested_by: str) -> None:
+    async def _suspend_idle(self, process: ProcessKey, requested_by: str, requested_for: str) -> None:
         suspends = self._kernel.find(Suspends)
         if suspends is not None:
-            await suspends.suspend_idle(process, requested_by)
+            await suspends.suspend_idle(process, requested_by, requested_for=requested_for)
 
     def conclude(self, tick: Tick) -> Tick:
         queue, grants = self.queue(tick.frame.snapshot), self.granted(tick.frame.snapshot)

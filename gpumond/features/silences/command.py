@@ -94,7 +94,9 @@ def _is_rule(matcher: Mapping[str, str]) -> bool:
 def _list(arguments: argparse.Namespace) -> int:
     entries = [each for each in client.get(arguments.url, ROUTE) if arguments.all or each["state"] != "ended"]
     header = ("ID", "STATE", "MATCHERS", "STARTS", "ENDS", "AUTHOR", "REASON")
-    print_answer(arguments, entries, lambda: table(header, ([*_row(entry)] for entry in entries)))
+    nothing = "no silence is active; gpumond silence add rule=NAME --for 1h --reason TEXT adds one"
+    rows = [[*_row(entry)] for entry in entries]
+    print_answer(arguments, entries, lambda: table(header, rows) if rows else nothing)
     return DONE
 
 

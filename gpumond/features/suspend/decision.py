@@ -39,11 +39,15 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """``uid``: the caller, None for an administrator. ``idle_seconds``: the least time without work."""
+    """``uid``: the caller, None for an administrator. ``idle_seconds``: the least time without work.
+
+    ``requested_for``: the program that waits for the memory.
+    """
 
     process: ProcessKey
     uid: int | None = None
     idle_seconds: float = 0.0
+    requested_for: str = ""
 
 
 def usage_of(snapshot: Snapshot, process: ProcessKey) -> list[tuple[DeviceReading, ProcessUsage]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Depends, Request
@@ -10,10 +10,11 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
 from gpumond.config.models import Encodable
-from gpumond.facts.errors import NoSuchTarget
+from gpumond.facts.errors import NoSuchTarget, did_you_mean
+from gpumond.facts.flush import Target, no_agent
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.snapshot import Snapshot
+from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, SuspensionReceipt
 from gpumond.features.suspend.decision import Request as SuspendRequest, is_idle
 from gpumond.features.suspend.suspender import Suspender
@@ -116,7 +117,7 @@ async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(
     suspender, frame = kernel.get(Suspender), kernel.frame
     keys = list(_targets(frame.snapshot, body, caller.uid)) if frame else []
     if not keys:
-        raise NoSuchTarget("no matching program is idle and allows suspension; `gpumond run --suspendable` allows it")
+        raise _nothing_to_suspend(frame.snapshot.reports if frame else (), body.target, caller.uid)
     receipts = [
         await suspender.suspend(
             SuspendRequest(process=key, uid=caller.uid, idle_seconds=body.idle_for_seconds), caller.name, body.dry_run
@@ -143,7 +144,8 @@ async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(re
         key for key, each in suspender.programs.items() if body.target.matches(each.pid, each.workload)
     ]
     if not keys:
-        raise NoSuchTarget("no matching program is suspended")
+        hint = did_you_mean(body.target.workload or "", (each.workload for each in suspender.programs.values()))
+        raise NoSuchTarget(f"no matching program is suspended{hint or '; `gpumond status` lists those that are'}")
     if body.target.pid is None:
         keys = [key for key in keys if caller.uid in (None, suspender.programs[key].uid)]
     return _answer([await suspender.resume(key, caller.name, caller.uid, body.wait_seconds) for key in keys])
@@ -167,6 +169,16 @@ async def suspensions(request: Request) -> Response:
 async def receipts(request: Request) -> Response:
     """The last 1,000 since the daemon started. The audit log keeps them longer."""
     return answer_list(request, SuspensionReceipt, list(kernel_of(request).get(Suspender).receipts))
+
+
+def _nothing_to_suspend(reports: Sequence[AgentReport], target: ProgramTarget, uid: int | None) -> NoSuchTarget:
+    """Return the error about a request that selects no program."""
+    found = [each for each in reports if target.matches(each.pid, each.workload) and uid in (None, each.uid)]
+    if not found and not target.all:
+        return no_agent(Target(pid=target.pid, workload=target.workload, uid=uid), reports)
+    if not any(each.suspendable for each in found):
+        return NoSuchTarget("no matching program allows suspension; start it with `gpumond run --suspendable`")
+    return NoSuchTarget("no matching program that allows suspension has been idle for so long")
 
 
 def _targets(snapshot: Snapshot, body: SuspendBody, uid: int | None) -> Iterator[ProcessKey]:

@@ -301,8 +301,10 @@ class Suspender:
             await asyncio.sleep(0.05)
         self._resume_signals[report.key] = max(report.resume_signals + pending, self._resume_signals.get(report.key, 0))
 
-    async def suspend_idle(self, process: ProcessKey, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
-        request = Request(process=process, idle_seconds=self._idle_seconds())
+    async def suspend_idle(
+        self, process: ProcessKey, requested_by: str, dry_run: bool = False, requested_for: str = ""
+    ) -> SuspensionReceipt:
+        request = Request(process=process, idle_seconds=self._idle_seconds(), requested_for=requested_for)
         return await self.suspend(request, requested_by, dry_run)
 
     async def suspend(self, request: Request, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
@@ -326,6 +328,7 @@ class Suspender:
             outcome="refused",
             requested_by=requested_by,
             started_at=self._clock.wall(),
+            requested_for=request.requested_for,
         )
         began = self._clock.monotonic()
         if snapshot is None or report is None or key.start_ticks is None:
@@ -629,7 +632,8 @@ class Suspender:
         """Keep a receipt, log it and record it in the audit."""
         self.receipts.append(receipt)
         self._wake()  # the next frame shows the effect
-        named = f"{receipt.action} of pid {receipt.pid}, by {receipt.requested_by}"
+        by = f"{receipt.requested_by} for {receipt.requested_for}" if receipt.requested_for else receipt.requested_by
+        named = f"{receipt.action} of pid {receipt.pid}, by {by}"
         log.info("%s: %s%s", named, receipt.outcome, f": {receipt.reason}" if receipt.reason else "")
         await self._note(receipt.requested_by, f"{receipt.action}.receipt", asdict(receipt))
         return receipt
