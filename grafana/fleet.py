@@ -4,7 +4,7 @@ tables of owners and workloads read theirs.
 
 from __future__ import annotations
 
-from gpumond.view.text import COLOURS
+from gpumond.view.text import COLORS
 from grafana.columns import MACHINE, WORKLOAD
 from grafana.frames import alerts, board, happened, machine, namespace
 from grafana.parts import (
@@ -214,7 +214,7 @@ RANKED = [
         "The ten devices of which a flush would release the largest part.",
         "percentunit",
         Query(f"topk(10, {of_devices('cached')})", "{{instance}} GPU {{gpu}}"),
-        color=COLOURS["cached"],
+        color=COLORS["cached"],
         most=1,
         link=TO_DEVICE,
         runbooks=("reclaimable-waste",),
@@ -225,7 +225,7 @@ RANKED = [
         "fragmentation.",
         "percentunit",
         Query(f"topk(10, {of_devices('stranded')})", "{{instance}} GPU {{gpu}}"),
-        color=COLOURS["stranded"],
+        color=COLORS["stranded"],
         most=1,
         link=TO_DEVICE,
         runbooks=("fragmentation",),
