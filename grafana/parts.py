@@ -321,7 +321,7 @@ def _formats(query: Query) -> Iterator[model.DynamicConfigValue]:
 def _properties(column: Column) -> Iterator[model.DynamicConfigValue]:
     links = [{"title": f"Open {column.name}", "url": column.link}] if column.link else []
     if column.label == "instance":
-        links.append({"title": "Open the page of the machine", "url": page_of("__value.raw"), "targetBlank": True})
+        links.append({"title": "Open the machine's web UI", "url": page_of("__value.raw"), "targetBlank": True})
         yield model.DynamicConfigValue("custom.minWidth", 140)  # an address is not to be cut
     if links:
         yield model.DynamicConfigValue("links", links)
