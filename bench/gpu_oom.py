@@ -1,13 +1,14 @@
 """Out-of-memory errors on a card: calls that borrowed memory rescues, first remedies, and predicted peaks.
 
-    python -m bench.gpu_oom [rescues] [cases] [libraries] [fit] [--rounds N] [--save]
+    python -m bench.gpu_oom [rescues] [cases] [record] [libraries] [fit] [--rounds N] [--save]
 
 ``rescues``: A caches 70% of the card, B needs 43%; ``added_ms`` is what a rescued call takes more than one on an
 empty card, and ``equal`` says whether its result is bit for bit the same. ``cases``: programs that run out of memory
 for a known reason; ``right`` counts those whose first remedy is the cause, ``passes`` those that finish with it.
+``record``: milliseconds of a failing call whose error is recorded, and of the same call without an agent.
 ``libraries``: the same for CuPy, RMM and JAX beside a PyTorch program's cache, above a limit of their own, and too
 large for the card. ``fit``: relative errors of predicted peaks against those that PyTorch measured, without and with
-the margin.
+the margin; ``enough`` counts the programs that run when PyTorch may hold no more than was predicted with the margin.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import publish
-from gpumond.features.fit.command import MARGIN, replay, traced
+from gpumond.features.fit.command import MARGIN, needed, replay, traced
 from tests.helpers.running import RunningDaemon, until
 
 A = """
@@ -104,6 +105,31 @@ elif cause == "earlier-peak":
             tensor(1.2 if step == 8 and not fixed else 0.2)
         agent.step(); time.sleep(0.3)
 """
+RECORD = """
+import json, sys, time, torch, gpumond.agent as agent
+from torch import nn
+model = nn.Sequential(*(nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(100))).cuda()
+own = torch.optim.AdamW(model.parameters())
+kept = [torch.empty(1 << 16, device="cuda") for _ in range(2000)]
+def call(deep):
+    return call(deep - 1) if deep else torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+def failing(scope=None):
+    model(torch.randn(64, 1024, device="cuda")).square().mean().backward()
+    own.step()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    try:
+        if scope is None: call(30)
+        else:
+            with scope: call(30)
+    except torch.OutOfMemoryError:
+        return 1e3 * (time.perf_counter() - began)
+failing()
+plain = [failing() for _ in range(20)]
+agent.start(workload="record")
+time.sleep(3)
+print(json.dumps([plain, [failing(agent.scope("epoch")) for _ in range(20)]]))
+"""
 CAUSES = ("batch", "data-set", "optimizer", "limit", "leak", "nothing", "neighbor-cache", "earlier-peak")
 LIBRARY = """
 import sys, time, gpumond.agent as agent
@@ -137,6 +163,9 @@ TRAIN = """
 import json, os, sys, torch
 from torch import nn
 kind, optimizer, amp, checkpointed = sys.argv[1:5]
+if len(sys.argv) > 5:
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(int(sys.argv[5]) / total)
 amp, checkpointed = amp == "1", checkpointed == "1"
 def tokens(vocabulary, batch, length):
     return lambda: {"input_ids": (ids := torch.randint(0, vocabulary, (batch, length), device="cuda")), "labels": ids}
@@ -220,7 +249,7 @@ def asked(process: subprocess.Popen[str], line: str = "") -> str:
 def daemon() -> Iterator[RunningDaemon]:
     with (
         tempfile.TemporaryDirectory() as directory,
-        RunningDaemon(Path(directory) / "daemon", "--source", "nvml", "--interval", "1") as running,
+        RunningDaemon(Path(directory) / "daemon", "--source", "nvml", "--interval", "1s") as running,
     ):
         until(lambda: running.request("/api/v1/agents")[0] == 200)
         yield running
@@ -298,11 +327,25 @@ def cases(causes: Sequence[str] = CAUSES) -> dict[str, Any]:
             }
             if neighbor is not None:
                 end(neighbor)
-    right = sum(each["right"] for each in found.values())
     return {
         "causes": len(found),
-        "right": right,
+        "right": sum(each["right"] for each in found.values()),
         "passes": sum(each["passes"] for each in found.values()),
+        "latest_seconds": max(each["ready_seconds"] for each in found.values()),
+        "largest_bytes": max(each["bytes"] for each in found.values()),
+        "wrong": {cause: each["summary"] for cause, each in found.items() if not each["right"]},
+    }
+
+
+def record() -> dict[str, Any]:
+    with daemon() as running:
+        process = python(RECORD, GPUMOND_SOCKET=str(running.socket))
+        plain, recorded = json.loads(process.communicate(timeout=300)[0])
+    return {
+        "plain_ms_median": round(statistics.median(plain), 1),
+        "recorded_ms_median": round(statistics.median(recorded), 1),
+        "recorded_ms_max": round(max(recorded), 1),
+        "most_added_ms": round(max(recorded) - statistics.median(plain), 1),
     }
 
 
@@ -324,20 +367,24 @@ def libraries() -> dict[str, Any]:
             until(lambda: running.get("oom"), 30)
             remedies = running.get("oom/last")["case"]["remedies"]
             found[f"{library}: {cause}"] = remedies[0]["name"] if remedies else ""
+            print(f"{library}: {cause}:", *(each["text"] for each in remedies), sep="\n  ", file=sys.stderr)
             end(*neighbors)
     wrong = {case: name for case, name in found.items() if not case.endswith(name or "none")}
     return {"causes": len(found), "right": len(found) - len(wrong), "wrong": wrong}
 
 
 def measured(configuration: tuple[str, ...], script: Path) -> list[Any]:
-    """Return allocated and held peak of a configuration, each as PyTorch counts it and as predicted, or a reason."""
+    """Return allocated and held peak of a configuration, each as PyTorch counts it and as predicted, and whether it
+    runs with the predicted bytes; or a reason.
+    """
     command, name = [sys.executable, os.fspath(script), *configuration], " ".join(configuration)
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     trace = traced(command, 80 << 30)
     if run.returncode or trace["reason"]:
         return [name, trace["reason"] or run.stderr[-200:]]
     need, (allocated, reserved) = replay(trace), json.loads(run.stdout.splitlines()[-1])
-    return [name, allocated, need.live_bytes, reserved, need.held_bytes]
+    limited = subprocess.run([*command, str(needed(need, None))], capture_output=True, timeout=300)
+    return [name, allocated, need.live_bytes, reserved, need.held_bytes, limited.returncode == 0]
 
 
 def fits(configurations: Sequence[tuple[str, ...]] = CONFIGURATIONS) -> dict[str, Any]:
@@ -345,9 +392,9 @@ def fits(configurations: Sequence[tuple[str, ...]] = CONFIGURATIONS) -> dict[str
         script = Path(directory) / "train.py"
         script.write_text(TRAIN)
         rows = list(pool.map(lambda each: measured(each, script), configurations))
-    predicted = [row for row in rows if len(row) == 5]
-    errors = sorted(abs(live / allocated - 1) for _, allocated, live, _, _ in predicted)
-    held_errors = [abs(held / reserved - 1) for *_, reserved, held in predicted]
+    predicted = [row for row in rows if len(row) == 6]
+    errors = sorted(abs(live / allocated - 1) for _, allocated, live, *_ in predicted)
+    held_errors = [abs(held / reserved - 1) for *_, reserved, held, _ in predicted]
     return {
         "configurations": len(configurations),
         "predicted": len(predicted),
@@ -355,17 +402,21 @@ def fits(configurations: Sequence[tuple[str, ...]] = CONFIGURATIONS) -> dict[str
         "p95_error_percent": round(100 * errors[int(0.95 * (len(errors) - 1))], 2) if errors else None,
         "max_error_percent": round(100 * errors[-1], 2) if errors else None,
         "median_held_error_percent": round(100 * statistics.median(held_errors), 2) if held_errors else None,
-        "most_held_above_percent": round(100 * max(held / needed - 1 for *_, held, needed in predicted), 2)
+        "most_held_above_percent": round(
+            100 * max(held / predicted_held - 1 for *_, held, predicted_held, _ in predicted), 2
+        )
         if predicted
         else None,
-        "too_low_with_margin": sum(live * MARGIN < allocated for _, allocated, live, _, _ in predicted),
-        "held_too_low_with_margin": sum(held * MARGIN < reserved for *_, reserved, held in predicted),
+        "too_low_with_margin": sum(live * MARGIN < allocated for _, allocated, live, *_ in predicted),
+        "enough": sum(row[-1] for row in predicted),
+        "not_enough": [row[0] for row in predicted if not row[-1]],
+        "held_too_low_with_margin": sum(held * MARGIN < reserved for *_, reserved, held, _ in predicted),
     }
 
 
 def main() -> None:
     rounds = int(sys.argv[sys.argv.index("--rounds") + 1]) if "--rounds" in sys.argv else 50
-    parts = {"rescues": lambda: rescues(rounds), "cases": cases, "libraries": libraries, "fit": fits}
+    parts = {"rescues": lambda: rescues(rounds), "cases": cases, "record": record, "libraries": libraries, "fit": fits}
     chosen = [name for name in parts if name in sys.argv[1:]] or list(parts)
     publish("gpu_oom", {name: parts[name]() for name in chosen})
 

@@ -2,11 +2,11 @@
 
 Cycles of a program of ``--gib`` GiB: its tensors, an optimizer step and its random numbers must be the same, bit by
 bit, as without suspensions. The driver's count while it is suspended, a program that takes the memory meanwhile, the
-rates, and two bounds of them: the time in which the kernel provides host pages, and copies to pinned memory. Then a
-rule that suspends an idle program, refusals on the device, and whether the driver answers another process of the same
-user under the machine's setting of Yama.
+rates, and two bounds of them: the time in which the kernel provides host pages, and copies to pinned memory; ``pages``
+has the rates with huge pages. Then a rule that suspends an idle program, refusals on the device, who may suspend a
+program in which namespaces, and how the driver reaches another process (``reach``, from strace).
 
-    python -m bench.gpu_suspend --gib 60 --cycles 20 --save
+    python -m bench.gpu_suspend [cycles] [bounds] [pages] [refusals] [rule] [rights] [reach] [--gib 60] [--cycles 20]
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from bench.result import publish
+from gpumond.facts.messages import to_json
+from gpumond.features.suspend.helper import CudaDriver, Order, carry_out
+from gpumond.host.machine import start_ticks
+from tests.helpers.namespaces import FIRST_UID, NEW_MOUNTS, NEW_PIDS, NEW_USER, isolated
 from tests.helpers.running import RunningDaemon, until
 
 GIB = 1 << 30
@@ -117,20 +121,23 @@ RULE = {
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*")
     parser.add_argument("--gib", type=float, default=60.0)
     parser.add_argument("--cycles", type=int, default=20)
     parser.add_argument("--save", action="store_true", help="store the figures in bench/results")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, serving(Path(directory)) as daemon:
-        result = {
-            "gib": arguments.gib,
-            "driver": daemon.get("status")["source"]["driver_version"],
-            "cycles": cycles(daemon, arguments.gib, arguments.cycles),
-            "bounds": bounds(),
-            "refusals": refusals(daemon),
-            "rule": by_rule(daemon),
-            "rights": rights(),
+        parts: dict[str, Callable[[], Mapping[str, Any]]] = {
+            "cycles": lambda: cycles(daemon, arguments.gib, arguments.cycles),
+            "bounds": bounds,
+            "pages": pages,
+            "refusals": lambda: refusals(daemon),
+            "rule": lambda: by_rule(daemon),
+            "rights": rights,
+            "reach": reach,
         }
+        result: dict[str, Any] = {"gib": arguments.gib, "driver": daemon.get("status")["source"]["driver_version"]}
+        result |= {name: parts[name]() for name in arguments.parts or parts}
     publish("gpu_suspend", result)
 
 
@@ -296,36 +303,109 @@ def by_rule(daemon: RunningDaemon) -> Mapping[str, Any]:
         return {"count_is_0": gone, "resumed": back["outcome"], "equal": asked("digest") == reference}
 
 
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+SMALL = """
+import sys, torch
+kept = torch.arange(int(sys.argv[1]) << 27, device="cuda")
+torch.cuda.synchronize()
+print("ready", flush=True)
+for line in sys.stdin:
+    print(int(kept[-1]), flush=True)
+"""
+PROGRAMS = {
+    "root's program": (0, 0),
+    "a user's program": (0, 65534),
+    "a user's program in its own PID namespace": (NEW_MOUNTS | NEW_PIDS, 65534),
+    "a program in a user namespace": (NEW_USER, 1000),
+    "root's program in a user and a PID namespace": (NEW_USER | NEW_MOUNTS | NEW_PIDS, 0),
+}
+"""Flags of unshare(2), and the uid there."""
+
+
+def small(flags: int, uid: int, gib: int = 1) -> AbstractContextManager[tuple[int, Callable[[], str]]]:
+    return isolated(flags, uid, [sys.executable, "-c", SMALL, str(gib)])
+
+
+AS_USER = """
+import os, sys
+from gpumond.features.suspend import helper
+uid = int(sys.argv[1])
+if uid: os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
+helper.main(sys.argv[2:])
+"""
+
+
+def moved(pid: int, uid: int, caller: int = 0, prefix: Sequence[str] = ()) -> str:
+    """Suspend and resume a program with the helper, as this caller; return what failed. ``uid``: which the helper
+    takes.
+    """
+    for action, state in (("suspend", "checkpointed"), ("resume", "running")):
+        order = Order(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=uid)  # type: ignore[arg-type]
+        command = [*prefix, sys.executable, "-c", AS_USER, str(caller), to_json(order).decode()]
+        done = subprocess.run(command, capture_output=True, text=True)
+        answer = json.loads(done.stdout or "{}")
+        if answer.get("state") != state:
+            return f"{action}: {answer.get('error') or answer.get('state') or done.stderr[-200:]}"
+    return "suspended and resumed"
+
+
 def rights() -> Mapping[str, Any]:
-    """Whether the driver tells the state of a program to a process that is no parent of it, by user."""
-    code = "import torch; a = torch.ones(1, device='cuda'); print('ready', flush=True); input()"
-    asking = (
-        "import os, sys\n"
-        "from gpumond.features.suspend.helper import CudaDriver\n"
-        "uid = int(sys.argv[2])\n"
-        "if os.geteuid() == 0 and uid: os.setgroups([]); os.setgid(uid); os.setuid(uid)\n"
-        "driver = CudaDriver()\n"
-        "print(driver.init() or driver.state(int(sys.argv[1]))[1] or driver.lock(int(sys.argv[1]), 1000)\n"
-        "      or driver.unlock(int(sys.argv[1])) or 'allowed')"
-    )
-    path = Path("/proc/sys/kernel/yama/ptrace_scope")
-    found: dict[str, Any] = {
-        "ptrace_scope": path.read_text().strip() if path.exists() else None,
-        "uid_map": Path("/proc/self/uid_map").read_text().split(),
-        "capabilities": next(line for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line),
-    }
-    root = os.geteuid() == 0
-    for owner, caller in ((0, 0), (65534, 65534), (0, 65534), (65534, 0)) if root else ((os.geteuid(),) * 2,):
-        user: dict[str, Any] = {"user": owner, "group": owner, "extra_groups": []} if root else {}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        command = [sys.executable, "-c", code]
-        with subprocess.Popen(command, text=True, env={**os.environ, "HOME": "/tmp"}, **pipes, **user) as program:
-            assert program.stdout is not None
-            if program.stdout.readline() == "ready\n":
-                asked = [sys.executable, "-c", asking, str(program.pid), str(caller)]
-                answer = subprocess.run(asked, capture_output=True, text=True)
-                found[f"uid {caller} asks about uid {owner}"] = answer.stdout.strip() or answer.stderr[-200:]
-            program.kill()
+    """Who may suspend and resume a program, by its user and namespaces. Needs root."""
+    yama = Path("/proc/sys/kernel/yama/ptrace_scope")
+    found: dict[str, Any] = {"ptrace_scope": yama.read_text().strip() if yama.exists() else None}
+    for name, (flags, inside) in PROGRAMS.items():
+        uid = inside + FIRST_UID if flags & NEW_USER else inside
+        with small(flags, inside) as (pid, asked):
+            found[name] = {
+                "root": moved(pid, 0),
+                "root, which takes the program's user": moved(pid, uid),
+                "the program's user in the host's user namespace": moved(pid, uid, uid),
+                "another user": moved(pid, uid, 65533),
+            }
+            found[name]["continues"] = asked() == str((1 << 27) - 1)
+    return found
+
+
+def reach() -> Mapping[str, Any]:
+    """How the helper's calls reach the program: paths in its /proc directory, and calls that Yama restricts."""
+    calls = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_open", "pidfd_getfd", "kcmp", "kill", "connect")
+    with small(0, 65534) as (pid, _), tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "calls"
+        state = moved(pid, 65534, 65534, ("strace", "-f", "-A", "-o", str(out), "-e", f"trace=%file,{','.join(calls)}"))
+        lines = [line.partition(" ")[2].strip() for line in out.read_text().splitlines()]
+    about = [line for line in lines if f"/proc/{pid}/" in line or line.startswith(calls)]
+    return {"state": state, "calls": list(dict.fromkeys(line.replace(f"/{pid}/", "/PID/") for line in about))[:60]}
+
+
+def pages(gib: int = 16) -> Mapping[str, Any]:
+    """Seconds of checkpoint and restore by the machine's setting of huge pages, and with glibc's."""
+    before = HUGE_PAGES.read_text().split("[")[1].partition("]")[0]
+    found: dict[str, Any] = {}
+    for name, setting, environ in (
+        ("madvise", "madvise", ""),
+        ("always", "always", ""),
+        ("madvise, glibc.malloc.hugetlb=1", "madvise", "glibc.malloc.hugetlb=1"),
+    ):
+        HUGE_PAGES.write_text(setting)
+        os.environ["GLIBC_TUNABLES"] = environ
+        try:
+            with small(0, 0, gib) as (pid, _):
+                found[name] = [steps(pid) for _ in range(3)]
+        finally:
+            HUGE_PAGES.write_text(before)
+            del os.environ["GLIBC_TUNABLES"]
+    return {"gib": gib, **found}
+
+
+def steps(pid: int) -> dict[str, float]:
+    """Suspend and resume a program of this user, and return the seconds of each call."""
+    found: dict[str, float] = {}
+    for action in ("suspend", "resume"):
+        order = Order(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=0)  # type: ignore[arg-type]
+        answer = carry_out(order, CudaDriver())
+        found |= {name: round(seconds, 2) for name, seconds in answer.steps}
+        if answer.error:
+            raise RuntimeError(answer.error)
     return found
 
 

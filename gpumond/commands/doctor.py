@@ -26,10 +26,9 @@ from gpumond.agent.transport import SERVICE_DIRECTORY, service_uid, trusted_uids
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED
 from gpumond.devices import AUTOMATIC, SourceSpec
-from gpumond.devices.child.supervisor import Supervisor
+from gpumond.devices.child.probe import probe
 from gpumond.facts.errors import DaemonError, SourceUnavailable, remedy
 from gpumond.facts.messages import program_socket, to_json
-from gpumond.facts.snapshot import Reading, SourceState
 from gpumond.facts.units import counted, human
 from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import in_private_pid_namespace
@@ -132,16 +131,6 @@ def _stated(kind: str, detail: str) -> tuple[str, str]:
     """Return the problem and its remedy. The remedy is removed from details that end with it."""
     advice = remedy(kind)
     return f"{kind}: {detail.removesuffix(advice).rstrip(': ')}", advice
-
-
-async def probe(source: str) -> tuple[SourceState, Reading | None]:
-    """Take one reading through a separate device child, so that a hanging driver does not block doctor."""
-    supervisor = Supervisor(source)
-    supervisor.start()
-    reading = await supervisor.read(wait=6.0)
-    state = supervisor.state
-    await supervisor.stop()
-    return state, reading
 
 
 def device_nodes(dev: str) -> Iterator[Finding]:

@@ -202,7 +202,7 @@ class Oom:
     up to a second later.
     ``device_uuid``, ``request_bytes`` and the device's ``free_bytes`` are None if neither counters nor the error's text
     state them; torch writes the sizes with two decimals. ``allocator``: the one that failed, empty if unknown.
-    ``limit_bytes``: its limit, if the program has set one with the library's own functions.
+    ``limit_bytes``: its limit, if the program or the library has set one.
     ``scopes`` are those that keep most, ``open_scopes`` those that had begun and not ended. ``stack`` is that of the
     failing call, innermost first, without ``omitted_calls`` in its middle; it is empty if ``seen`` is ``counter`` and
     the program no longer handled the error. ``threads``: the other threads that were inside a library with an

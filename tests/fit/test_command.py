@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 
 from gpumond.features.fit.command import split
-from tests.helpers.running import gpumond_here
+from tests.fakenvml import Device, FakeDriver
+from tests.helpers.running import gpumond, gpumond_here
 
 
 @pytest.mark.parametrize(
@@ -35,3 +40,39 @@ def test_other_commands_are_refused_with_what_was_expected(command: str, message
     refused = gpumond_here("fit", "--", *command.split())
     assert refused.returncode == 2
     assert message in refused.stderr
+
+
+NO_DAEMON = ("--url", "http://127.0.0.1:9")
+TRAIN = """
+import sys, torch
+model = torch.nn.Linear(1024, 1024, device="cuda")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(2):
+    model(torch.randn(int(sys.argv[1]), 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    return script
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_without_a_daemon_the_driver_is_read_once(train: Path, tmp_path: Path, nvml_library: Path):
+    driver = FakeDriver(tmp_path, nvml_library, devices=[Device("GPU-a", total_bytes=24 << 30)])
+    batch = ("fit", *NO_DAEMON, "--batch", "1..2", "--device", "0", "--", sys.executable, str(train), "{batch}")
+    done = gpumond("fit", *NO_DAEMON, "--", sys.executable, str(train), "1", **driver.env)
+    assert "assumed" not in done.stdout
+    assert done.stdout.splitlines()[-1].split()[-1] == "now"
+    assert gpumond(*batch, **driver.env).stdout.endswith(" of 24.0 GiB\n")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_assumed_size_of_a_gpu_is_stated(train: Path):
+    assumed = "assumed: a GPU of 80.0 GiB, because neither the daemon nor the driver reports one"
+    assert assumed in gpumond("fit", *NO_DAEMON, "--", sys.executable, str(train), "1").stdout

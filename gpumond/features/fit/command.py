@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import logging
 import os
 import re
 import subprocess
@@ -11,6 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -19,7 +22,12 @@ from typing import Any
 import gpumond
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, print_error
-from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
+from gpumond.devices import detected
+from gpumond.devices.child.probe import probe
+from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, SourceUnavailable
+from gpumond.facts.frame import device_uuid
+from gpumond.facts.messages import to_json
+from gpumond.facts.snapshot import DeviceReading
 from gpumond.facts.units import GIB, MIB, human
 from gpumond.features.fit.tracer import ALLOCATE, STEP
 from gpumond.sim.allocator import CachingAllocator
@@ -30,7 +38,8 @@ MARGIN = 1.05
 """Factor for what the simulation leaves out, such as the workspaces of cuDNN."""
 SECONDS = 600.0
 ASSUMED_BYTES = 80 * GIB
-"""Size of the device that the program sees, without a daemon that states one."""
+"""Size of the device that the program sees if neither a daemon nor the driver states one."""
+ASSUMED = f"a GPU of {human(ASSUMED_BYTES)}, because neither the daemon nor the driver reports one"
 PLACE = "{batch}"
 
 
@@ -65,10 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
     devices, context = _machine(arguments.url)
     if arguments.batch is not None:
         return _largest_batch(arguments, command, devices, context)
-    trace = traced(command, max((each["size_bytes"] or 0 for each in devices), default=0) or ASSUMED_BYTES)
+    size, assumed = _size(devices)
+    trace = dict(traced(command, size))
     if trace["reason"]:
         print_error(f"gpumond fit: unknown: {trace['reason']}")
         return FAILED
+    trace["assumptions"] = [*assumed, *trace["assumptions"]]
     need = replay(trace)
     places = list(_places(devices, need, context))
     if arguments.json:
@@ -119,14 +130,14 @@ def needed(need: Need, context: int | None) -> int:
 
 
 def _machine(url: str) -> tuple[list[Mapping[str, Any]], int | None]:
-    """Return the devices of the daemon, each with its reclaimable bytes, and the context of a program there.
+    """Return the devices, each with its reclaimable bytes, and the context of a program there.
 
-    Without a daemon, neither is known.
+    Without a daemon, the driver is read once, and neither reclaimable bytes nor the context are known.
     """
     try:
         snapshot = client.get(url, "/api/v1/snapshot")
     except DaemonError:
-        return [], None
+        return [{**each, "reclaimable_bytes": 0} for each in json.loads(to_json(_read_driver()))], None
     reclaimable: dict[str, int] = {}
     for report in snapshot["reports"]:
         for pool in report["pools"] if report["flush_policy"] != "never" else ():
@@ -137,6 +148,20 @@ def _machine(url: str) -> tuple[list[Mapping[str, Any]], int | None]:
         {**each, "reclaimable_bytes": reclaimable.get(each["uuid"], 0)} for each in snapshot["devices"]
     ]
     return devices, int(median(contexts)) if contexts else None
+
+
+def _read_driver() -> Sequence[DeviceReading]:
+    logging.disable()  # what the probe would log is no part of the estimate
+    with suppress(SourceUnavailable, ImportError):
+        readings = [asyncio.run(probe(source.name))[1] for source in detected()]
+        return [device for reading in readings if reading for device in reading.devices]
+    return ()
+
+
+def _size(devices: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]]:
+    """Return the size of the largest device, and what was assumed for it."""
+    size = max((each["size_bytes"] or 0 for each in devices), default=0)
+    return (size, []) if size else (ASSUMED_BYTES, [ASSUMED])
 
 
 def _places(devices: Sequence[Mapping[str, Any]], need: Need, context: int | None) -> Iterator[dict[str, Any]]:
@@ -183,9 +208,13 @@ def _largest_batch(
     if not any(PLACE in word for word in command):
         raise ConfigError(f"fit: --batch: the command has no {PLACE}, such as --batch-size {PLACE}")
     if arguments.device is not None:
-        uuid = client.device(arguments.url, arguments.device)
+        fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
+        known = [DeviceReading(**{field: each[field] for field in fields}) for each in devices]
+        uuid = device_uuid(arguments.device, known)
         devices = [each for each in devices if each["uuid"] == uuid]
-    size = max((each["size_bytes"] or 0 for each in devices), default=0) or ASSUMED_BYTES
+    size, assumed = _size(devices)
+    for each in assumed:
+        print_error(f"gpumond fit: assumed {each}")
     best: tuple[int, int] | None = None
     while low <= high:
         batch = (low + high + 1) // 2

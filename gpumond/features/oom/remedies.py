@@ -13,12 +13,12 @@ from gpumond.diagnosis.messages import program
 from gpumond.events import own_line
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport
-from gpumond.facts.units import human
+from gpumond.facts.units import duration, human
 from gpumond.features.oom.case_file import Basis, Remedy
 from gpumond.features.oom.evidence import Evidence, NeighborUsage
 
 IDLE_SECONDS = 60.0
-"""Time without a request from which a serving engine may release its memory for another program."""
+"""Time without work from which a serving engine or a program may release its memory for another."""
 NOTABLE = 0.1
 """Part of the live bytes from which growth is a leak."""
 LARGE = 0.5
@@ -37,6 +37,10 @@ OWN_LIMITS = {
     "jax": "XLA_PYTHON_CLIENT_MEM_FRACTION",
 }
 """Where a program limits an allocator with the library's own function or setting."""
+DEFAULT_SHARES = {"jax": 0.75}
+"""Part of a device to which an allocator limits itself without a setting."""
+NEARLY = 0.02
+"""Part of a device by which its size differs between the driver and a library."""
 OPTIMIZERS = "/torch/optim/"
 PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size")
 
@@ -63,12 +67,20 @@ def _repeat(e: Evidence) -> Iterator[Remedy]:
 def _limit(e: Evidence) -> Iterator[Remedy]:
     if e.limited_by and e.limit is not None:
         size, quota = e.limit
-        what = f"the limit of the quota {quota}" if quota else "the program's limit"
-        where = "gpumond limit" if not quota else "quotas in the configuration, or PUT /api/v1/quotas"
+        what, where = f"the limit of the quota {quota}", "quotas in the configuration, or PUT /api/v1/quotas"
+        if not quota:
+            what, where = "the program's limit", "gpumond limit"
         if quota is None:
-            where = OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
+            what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
         text = f"raise {what} from {human(size)} by at least {human(e.limited_by)} ({where})"
         yield _remedy(e, "limit", text, e.limited_by, "measured", "the limit in force, and the bytes held at the error")
+
+
+def _own_limit(e: Evidence, size: int) -> str:
+    share, whole = DEFAULT_SHARES.get(e.oom.allocator), e.device.size_bytes if e.device else None
+    if share is None or whole is None or abs(size / whole - share) > NEARLY:
+        return "the program's limit"
+    return f"{e.oom.allocator.upper()}'s default limit, {share:.0%} of the GPU,"
 
 
 def _ranks(e: Evidence) -> Iterator[Remedy]:
@@ -156,6 +168,22 @@ def _neighbors(e: Evidence) -> Iterator[Remedy]:
             "does this automatically"
         )
         yield _remedy(e, "neighbor-cache", text, size, "reported", "agents of these programs")
+
+
+def _suspensions(e: Evidence) -> Iterator[Remedy]:
+    for other in sorted(e.others, key=lambda each: -each.held_bytes):
+        report, usage = other.report, e.device.processes_by_key.get(other.report.key) if e.device else None
+        idle = None if usage is None else usage.idle_seconds
+        if (
+            report.can_suspend
+            and idle is not None
+            and idle >= IDLE_SECONDS
+            and 2 * other.reclaimable_bytes < other.held_bytes
+        ):
+            text = (
+                f"suspend {_name(report)}, which has been idle for {duration(idle)}: gpumond suspend --pid {report.pid}"
+            )
+            yield _remedy(e, "suspension", text, other.held_bytes, "measured", "the driver's count of the program")
 
 
 def _preallocation(e: Evidence) -> Iterator[Remedy]:
@@ -338,6 +366,7 @@ REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
     _own_caches,
     _leak,
     _neighbors,
+    _suspensions,
     _preallocation,
     _engines,
     _spill,

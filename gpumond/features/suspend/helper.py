@@ -195,17 +195,38 @@ def host_size(pid: int, proc: str = "/proc") -> int | None:
 
 
 def take_user(order: Order, proc: str = "/proc") -> None:
-    """Take uid, gid and groups of the program, if this process may. Raises OSError."""
+    """Take groups, gid, user namespace and uid of the program, if this process may. Raises OSError.
+
+    The kernel lets a user access the own programs in its user namespace only.
+    """
     if os.geteuid() != 0 or order.uid == 0:
         return
-    lines = dict(line.partition(":")[::2] for line in text_of(f"{proc}/{order.pid}/status").splitlines())
-    groups = [int(word) for word in lines.get("Groups", "").split()]
-    gids = lines.get("Gid", "").split()
-    if not gids:
+    process = f"{proc}/{order.pid}"
+    ids = _ids(process)
+    if "Gid" not in ids:
         raise ProcessLookupError(order.pid)
-    os.setgroups(groups)
-    os.setresgid(*[int(gids[1])] * 3)
-    os.setresuid(*[order.uid] * 3)
+    os.setgroups(ids.get("Groups", []))
+    os.setresgid(*[ids["Gid"][1]] * 3)
+    uid = order.uid
+    if os.stat(f"{process}/ns/user").st_ino != os.stat(f"{proc}/self/ns/user").st_ino:
+        _enter(f"{process}/ns/user")
+        uid = _ids(process)["Uid"][1]  # as the namespace has it
+    os.setresuid(*[uid] * 3)
+
+
+def _ids(process: str) -> dict[str, list[int]]:
+    lines = dict(line.partition(":")[::2] for line in text_of(f"{process}/status").splitlines())
+    return {name: [int(word) for word in lines[name].split()] for name in ("Uid", "Gid", "Groups") if name in lines}
+
+
+def _enter(namespace: str) -> None:
+    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(descriptor, 0):  # os.setns is new in Python 3.12
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), namespace)
+    finally:
+        os.close(descriptor)
 
 
 def driver_of(pid: int) -> Driver:
