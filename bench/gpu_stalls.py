@@ -28,7 +28,7 @@ REPORT_SECONDS = 0.04
 SECONDS_WITH, SECONDS_ALONE = 40.0, 2.0
 LOADS = {"card is the limit": 64, "launches are the limit": 1}
 """Sequences of 512 in a batch."""
-NEIGHBOURS = 2
+NEIGHBORS = 2
 """Steps without a report, before and after, with which a step is compared."""
 STALL_MS = 1.0
 
@@ -194,8 +194,8 @@ def delays(steps: Sequence[Span], spans: Sequence[Span], reports: Sequence[Span]
         own = touched(span)
         others = {busy[index] for index in own if index in busy} - ({number} if spans is reports else set())
         earlier, later = bisect_left(clean, own.start), bisect_left(clean, own.stop)
-        around = clean[max(0, earlier - NEIGHBOURS) : earlier] + clean[later : later + NEIGHBOURS]
-        if not own or others or len(around) < 2 * NEIGHBOURS:
+        around = clean[max(0, earlier - NEIGHBORS) : earlier] + clean[later : later + NEIGHBORS]
+        if not own or others or len(around) < 2 * NEIGHBORS:
             continue
         usual = statistics.median(ends[index] - begins[index] for index in around)
         found[number] = 1e3 * sum(ends[index] - begins[index] - usual for index in own)

@@ -26,7 +26,7 @@ def lately(name: str) -> str:
 GLANCE = [
     figure(
         "Daemons up",
-        "Daemons that Prometheus can scrape, out of all that it has as targets.",
+        "Daemons that Prometheus can scrape, out of all daemons that are targets.",
         "percentunit",
         f"avg({SCRAPED})",
         levels=ALL_WELL,
@@ -88,7 +88,7 @@ GLANCE = [
     ),
     figure(
         "Series dropped",
-        "Series dropped by the per-page limit in the selected time range.",
+        "Series dropped by the limit per scrape in the selected time range.",
         "short",
         lately("series_dropped_total"),
         levels=ANY,
@@ -156,7 +156,7 @@ AGENTS = [
     ),
     series(
         "Agents refused",
-        "Rejected connections and messages of agents per minute, by reason.",
+        "Rejected agent connections and messages per minute, by reason.",
         "short",
         Query(a_minute("agent_connections_rejected_total", "reason"), "{{reason}}"),
     ),
@@ -177,7 +177,7 @@ DONE = [
     ),
     series(
         "Released, of what was expected",
-        "Bytes that flushes released, as a part of those that they expected to release.",
+        "Bytes that flushes released, as a fraction of the expected bytes.",
         "percentunit",
         Query(
             f"sum by (instance) (increase({of('flush_released_bytes_total')}[$__range])) / "
@@ -210,8 +210,8 @@ DONE = [
     ),
     listing(
         "Versions",
-        "Versions of each daemon, the commit of its build, the hashes of its configuration and rules, its Python, the "
-        "driver and the newest CUDA that the driver supports.",
+        "Each daemon's version, commit, configuration hash, rules hash and Python, and the driver with the latest CUDA "
+        "version that it supports.",
         (
             MACHINE,
             Column("version", "gpumond"),

@@ -34,7 +34,7 @@ SOON = ((600, WARNING), (3600, GOOD))
 GLANCE = [
     figure(
         "Up",
-        "Up if the device responds to its driver; otherwise its values are not shown.",
+        "Up if the device responds to its driver; otherwise its values aren't shown.",
         "short",
         f"max({of('up')})",
         levels=ALL_WELL,
@@ -44,35 +44,35 @@ GLANCE = [
     ),
     figure(
         "Used",
-        "Share of the device's memory that is used, as reported by the driver.",
+        "Fraction of the device's memory in use, as reported by the driver.",
         "percentunit",
         f"max({of('memory_used_bytes')} / {of('memory_size_bytes')})",
         runbooks=("device-nearly-full",),
     ),
     figure(
         "Reclaimable",
-        "Unused cache of programs; a flush of the device releases it.",
+        "The programs' unused cache; a flush of the device releases it.",
         "bytes",
         f"sum({share('cached', DEVICE)})",
         runbooks=("reclaimable-waste",),
     ),
     figure(
         "Stranded",
-        "Memory that is held but free, and that no flush releases: fragmentation.",
+        "Memory that is held but free, and that a flush can't release: fragmentation.",
         "bytes",
         f"sum({share('stranded', DEVICE)})",
         runbooks=("fragmentation",),
     ),
     figure(
         "Unattributed",
-        "Used memory that is owned by no visible process.",
+        "Used memory that belongs to no visible process.",
         "bytes",
         f"sum({share('unattributed', DEVICE)})",
         runbooks=("orphan-memory",),
     ),
     figure(
         "Time to full",
-        "Time until the device is full at the present rate of growth; unknown without a growing program.",
+        "Time until the device is full at the current growth rate; unknown without a growing program.",
         "s",
         f"min(gpumond_time_to_full_seconds{{{DEVICE}}})",
         levels=SOON,
@@ -191,7 +191,7 @@ ECC = of("ecc_errors_total", ', scope="volatile"')
 UNMAPPED = [
     series(
         "Unmapped, by process",
-        "Memory that an allocator counts while its pages are released (sleep mode). It is not part of used memory.",
+        "Memory that an allocator counts while its pages are released (sleep mode). It isn't part of used memory.",
         "bytes",
         Query(
             f"max by (workload, pid, allocator) (gpumond_pool_unmapped_bytes{{{DEVICE}}})",
@@ -252,7 +252,7 @@ SENSORS = [
     ),
     series(
         "Fan",
-        "Intended speed as a share of the maximum; passively cooled devices have no fan.",
+        "Target speed as a fraction of the maximum; passively cooled devices have no fan.",
         "percentunit",
         Query(f"max({of('fan_speed_ratio')})", "fan"),
     ),

@@ -4,7 +4,7 @@ tables of owners and workloads read theirs.
 
 from __future__ import annotations
 
-from gpumond.view.text import COLOURS
+from gpumond.view.text import COLORS
 from grafana.columns import MACHINE, WORKLOAD
 from grafana.frames import alerts, board, happened, machine, namespace
 from grafana.parts import (
@@ -77,7 +77,7 @@ GLANCE = [
     ),
     figure(
         "Devices lost",
-        "Known devices that do not respond: off the bus, or they or their driver are being reset.",
+        "Known devices that don't respond: off the bus, or the device or its driver is being reset.",
         "short",
         f'sum(gpumond_devices{{{FLEET}, state="down"}})',
         levels=ANY,
@@ -85,7 +85,7 @@ GLANCE = [
     ),
     figure(
         "Daemons down",
-        "Daemons that Prometheus has as targets and cannot scrape.",
+        "Daemons that are Prometheus targets, but can't be scraped.",
         "short",
         f"count(gpumond:up{{{FLEET}}} == 0) or count(gpumond:up{{{FLEET}}}) * 0",
         levels=ANY,
@@ -93,7 +93,7 @@ GLANCE = [
     ),
     figure(
         "Agent coverage",
-        "Processes with an agent, as a part of all processes on the devices. Only these can be flushed.",
+        "Processes with an agent, as a fraction of all processes on the devices. Only these can be flushed.",
         "percentunit",
         f"sum({of_machines('agent_processes')}) / sum({of_machines('processes')})",
         levels=((0.5, WARNING), (0.9, GOOD)),
@@ -101,7 +101,7 @@ GLANCE = [
     ),
     figure(
         "Used",
-        "Share of all memory that is used, as reported by the drivers.",
+        "Fraction of all memory in use, as reported by the drivers.",
         "percentunit",
         f"sum({USED}) / sum({SIZE})",
         runbooks=("device-nearly-full",),
@@ -115,7 +115,7 @@ GLANCE = [
     ),
     figure(
         "Leaks",
-        "Processes with a verdict of leak.",
+        "Processes with the verdict leak.",
         "short",
         or_none(f"sum({LEAKS})", FLEET),
         levels=ANY,
@@ -159,7 +159,7 @@ OVER_TIME = [
     ),
     series(
         "Processes with an agent",
-        "Processes on the devices, and those of them that have an agent.",
+        "Processes on the devices, and how many of them have an agent.",
         "short",
         Query(f"sum({of_machines('processes')})", "processes"),
         Query(f"sum({of_machines('agent_processes')})", "with an agent"),
@@ -202,7 +202,7 @@ RELEASED = [
 RANKED = [
     ranking(
         "Fullest devices",
-        "Used share of the ten fullest devices.",
+        "Used fraction of the ten fullest devices.",
         "percentunit",
         Query(f"topk(10, gpumond:device_memory_used:ratio{{{FLEET}}})", "{{instance}} GPU {{gpu}}"),
         most=1,
@@ -211,28 +211,28 @@ RANKED = [
     ),
     ranking(
         "Most reclaimable",
-        "The ten devices of which a flush would release the largest part.",
+        "The ten devices on which a flush would release the largest fraction of memory.",
         "percentunit",
         Query(f"topk(10, {of_devices('cached')})", "{{instance}} GPU {{gpu}}"),
-        color=COLOURS["cached"],
+        color=COLORS["cached"],
         most=1,
         link=TO_DEVICE,
         runbooks=("reclaimable-waste",),
     ),
     ranking(
         "Most stranded",
-        "The ten devices with the largest part of memory that is held but free, and that no flush releases: "
+        "The ten devices with the largest fraction of memory that is held but free, and that a flush can't release: "
         "fragmentation.",
         "percentunit",
         Query(f"topk(10, {of_devices('stranded')})", "{{instance}} GPU {{gpu}}"),
-        color=COLOURS["stranded"],
+        color=COLORS["stranded"],
         most=1,
         link=TO_DEVICE,
         runbooks=("fragmentation",),
     ),
     ranking(
         "Most wasted, by machine",
-        "The ten machines with most wasted memory in the last hour.",
+        "The ten machines with the most wasted memory in the last hour.",
         "suffix: GiB h",
         Query(f"topk(10, {recorded('wasted_gibibyte_hours:sum1h')})", "{{instance}}"),
         link=TO_MACHINE,
@@ -240,7 +240,7 @@ RANKED = [
     ),
     ranking(
         "Largest workloads",
-        "The ten workloads that use most memory, on all machines; no agent: programs without an agent.",
+        "The ten workloads that use the most memory, on all machines; no agent: programs without an agent.",
         "bytes",
         Query(
             named(f"topk(10, sum by (workload) (gpumond_owner_used_bytes{{{TARGETS}}}))"),
@@ -250,7 +250,7 @@ RANKED = [
     ),
     ranking(
         "Lowest agent coverage",
-        "The ten machines with the smallest part of processes that have an agent.",
+        "The ten machines with the smallest fraction of processes that have an agent.",
         "percentunit",
         Query(f"bottomk(10, {recorded('agent_coverage:ratio')})", "{{instance}}"),
         levels=((0.5, WARNING), (0.9, GOOD)),
@@ -278,7 +278,7 @@ def _most(metric: str) -> str:
 WASTE = [
     listing(
         "Owners",
-        "The fifty owners that wasted most memory in the last hour, on all machines: namespace, user, "
+        "The fifty owners that wasted the most memory in the last hour, on all machines: namespace, user, "
         "workload and Slurm account.",
         OWNER,
         Query(_most("gpumond_owner_used_bytes"), "Used", "bytes"),
@@ -324,7 +324,7 @@ DIAGNOSED = [
     ),
     listing(
         "Full soon",
-        "Time until a device is full at the present rate of growth of the owner's programs.",
+        "Time until a device is full at the current growth rate of the owner's programs.",
         (MACHINE, Column("user", "User"), WORKLOAD),
         Query(f"min by (instance, user, workload) (gpumond_owner_time_to_full_seconds{{{FLEET}}})", "Time left", "s"),
         sort="Time left",
@@ -349,7 +349,7 @@ AGES = f'(time() - ALERTS_FOR_STATE{{{FLEET}, alertname=~"Gpumond.+"}} and ignor
 RESPONSE = [
     series(
         "Age of firing alerts",
-        "Time since the condition of Prometheus' alerts began: of the oldest, and at the median.",
+        "Time since the conditions of Prometheus' firing alerts began: the oldest and the median.",
         "s",
         Query(f"max{AGES}", "oldest"),
         Query(f"quantile(0.5, {AGES})", "median"),
@@ -357,7 +357,7 @@ RESPONSE = [
     ),
     series(
         "Notifications",
-        "Notifications of the daemons to receivers in each interval, and those of them that failed.",
+        "Notifications that the daemons sent to receivers in each interval, and those that failed.",
         "short",
         Query(f"sum(increase(gpumond_notifications_total{{{FLEET}}}[$__rate_interval]))", "sent"),
         Query(f"sum(increase(gpumond_notifications_failed_total{{{FLEET}}}[$__rate_interval]))", "failed"),
@@ -369,7 +369,7 @@ RESPONSE = [
 BOARD = board(
     "fleet",
     "Fleet",
-    "Machines with unused, leaking or nearly full memory. Requires the recording rules of deploy/prometheus.",
+    "Machines with unused, leaking or nearly full memory. Requires the recording rules in deploy/prometheus.",
     [machine(several=True), namespace()],
     ("Overview", GLANCE),
     ("Over time", OVER_TIME),

@@ -88,19 +88,17 @@ def cluster() -> Variable:
 
 def job_of_daemons() -> Variable:
     query = 'label_values(gpumond_build_info{cluster=~"$cluster"}, job)'
-    return _chosen("job", "Scrape job", query, True, "Job as which Prometheus scrapes the daemons.")
+    return _chosen("job", "Scrape job", query, True, "The daemons' scrape job in Prometheus.")
 
 
 def namespace() -> Variable:
     query = f"label_values(gpumond_owner_used_bytes{{{TARGETS}}}, pod_namespace)"
-    return _chosen("namespace", "Namespace", query, True, "Kubernetes namespaces of the owners of memory.")
+    return _chosen("namespace", "Namespace", query, True, "Kubernetes namespaces of the memory's owners.")
 
 
 def machine(several: bool) -> Variable:
     query = f"label_values(gpumond_build_info{{{TARGETS}}}, instance)"
-    return _chosen(
-        "machine", "Machine", query, several, "Address at which Prometheus scrapes the daemon of the machine."
-    )
+    return _chosen("machine", "Machine", query, several, "Address at which Prometheus scrapes the machine's daemon.")
 
 
 def device() -> Variable:
@@ -120,7 +118,7 @@ def workload() -> Variable:
 
 def job() -> Variable:
     query = f'label_values(gpumond_process_info{{{FLEET}, job_id!=""}}, job_id)'
-    return _chosen("job_id", "Job", query, False, "Identity of the job, as its launcher states it to the agents.")
+    return _chosen("job_id", "Job", query, False, "The job's identity, as its launcher passes it to the agents.")
 
 
 def _chosen(name: str, label: str, query: str, several: bool, about: str) -> Variable:
@@ -151,7 +149,7 @@ def board(
     made = made.readonly().timezone("browser").time(since, "now").refresh("1m")
     made = made.tooltip(model.DashboardCursorSync.CROSSHAIR).link(_others())
     if of_machine:
-        page = dashboard.DashboardLink("Page of the machine").type(model.DashboardLinkType.LINK)
+        page = dashboard.DashboardLink("Web UI of the machine").type(model.DashboardLinkType.LINK)
         made = made.link(page.url(page_of("machine")).target_blank(True))
     source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
     made = made.with_variable(source.current(model.VariableOption(text=f"${{{INPUT}}}", value=f"${{{INPUT}}}")))
@@ -179,8 +177,8 @@ def _addresses() -> tuple[dashboard.TextBoxVariable, ...]:
     """Return the variables that links begin with."""
     runbooks = dashboard.TextBoxVariable("runbooks").label("Runbooks").hide(model.VariableHide.HIDE_VARIABLE)
     runbooks = runbooks.default_value("http://localhost:9917/docs/runbooks/")
-    page = dashboard.TextBoxVariable("page").label("Page").hide(model.VariableHide.HIDE_VARIABLE)
+    page = dashboard.TextBoxVariable("page").label("Web UI").hide(model.VariableHide.HIDE_VARIABLE)
     return (
-        runbooks.description("Beginning of links to runbooks: /docs/runbooks/ of any daemon."),
-        page.default_value("http://").description("Beginning of links to the page of a machine, before its name."),
+        runbooks.description("Prefix of links to runbooks: any daemon's /docs/runbooks/."),
+        page.default_value("http://").description("Prefix of links to a machine's web UI, before the machine's name."),
     )

@@ -46,7 +46,7 @@ GLANCE = [
         f"count(sum by (instance) ({USED}))",
         width=4,
     ),
-    figure("Used", "Device memory of all ranks, by the driver's count.", "bytes", f"sum({USED})", width=4),
+    figure("Used", "Device memory of all ranks, as reported by the driver.", "bytes", f"sum({USED})", width=4),
     figure("Median", "Device memory of the median rank.", "bytes", f"quantile(0.5, {BY_RANK})", width=4),
     figure(
         "Largest deviation",
@@ -58,7 +58,7 @@ GLANCE = [
     ),
     figure(
         "Out of memory",
-        "Failed allocations of any rank in the selected time range, also of ranks that have ended.",
+        "Failed allocations of all ranks in the selected time range, even ranks that have exited.",
         "short",
         f"sum({OOMS})",
         levels=ANY,
@@ -70,7 +70,7 @@ GLANCE = [
 MEMORY = [
     series(
         "Memory by rank",
-        "Device memory of each rank, by the driver's count. The ranks of most jobs use the same amount.",
+        "Device memory of each rank, as reported by the driver. The ranks of most jobs use the same amount.",
         "bytes",
         Query(BY_RANK, RANK),
         width=16,
@@ -132,7 +132,7 @@ DETAIL = [
 BOARD = board(
     "job",
     "Job",
-    "Memory of the ranks of a job over all machines.",
+    "Memory of a job's ranks on all machines.",
     [machine(several=True), job()],
     ("Overview", GLANCE),
     ("Memory", MEMORY),

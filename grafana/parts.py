@@ -21,7 +21,7 @@ from grafana_foundation_sdk.cog.variants import Dataquery
 from grafana_foundation_sdk.models import common as options, dashboard as model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from gpumond.view.text import COLOURS
+from gpumond.view.text import COLORS
 from grafana.queries import SHARES, share
 
 Panel = lines.Panel | stat.Panel | bargauge.Panel | table.Panel | statetimeline.Panel
@@ -226,7 +226,7 @@ def ledger(
     panel = panel.stacking(common.StackingConfig().mode(options.StackingMode.NORMAL).group("A"))
     panel = panel.legend(_table_of_values()).tooltip(_tooltip())
     for name in shares:
-        panel = panel.override_by_name(*_color(name, COLOURS[name]))
+        panel = panel.override_by_name(*_color(name, COLORS[name]))
     for number, level in enumerate(levels, 1):
         panel = panel.override_by_name(*_as_line(level.legend, (10, 10) if number == len(levels) else ()))
     return _dressed(panel, title, about, width, 11, runbooks)
@@ -321,7 +321,7 @@ def _formats(query: Query) -> Iterator[model.DynamicConfigValue]:
 def _properties(column: Column) -> Iterator[model.DynamicConfigValue]:
     links = [{"title": f"Open {column.name}", "url": column.link}] if column.link else []
     if column.label == "instance":
-        links.append({"title": "Open the page of the machine", "url": page_of("__value.raw"), "targetBlank": True})
+        links.append({"title": "Open the machine's web UI", "url": page_of("__value.raw"), "targetBlank": True})
         yield model.DynamicConfigValue("custom.minWidth", 140)  # an address is not to be cut
     if links:
         yield model.DynamicConfigValue("links", links)

@@ -24,7 +24,7 @@ GLANCE = [
     figure("Live", "Memory allocated to the programs.", "bytes", f"sum({share('live', WORKLOAD)})"),
     figure(
         "Peak",
-        "Peak of live memory of the largest pool, as reported by its allocator; the program may reset it.",
+        "Peak live memory of the largest pool, as reported by its allocator; the program may reset it.",
         "bytes",
         f"max(gpumond_pool_peak_live_bytes{{{WORKLOAD}}})",
     ),
@@ -37,14 +37,14 @@ GLANCE = [
     ),
     figure(
         "Stranded",
-        "Memory that is held but free, and that no flush releases: fragmentation.",
+        "Memory that is held but free, and that a flush can't release: fragmentation.",
         "bytes",
         f"sum({share('stranded', WORKLOAD)})",
         runbooks=("fragmentation",),
     ),
     figure(
         "Time to full",
-        "Time until a device is full at the present rate of growth; unknown without a growing program.",
+        "Time until a device is full at the current growth rate; unknown without a growing program.",
         "s",
         f"min({of_programs(f'gpumond_time_to_full_seconds{{{FLEET}}}')})",
         levels=((600, WARNING), (3600, GOOD)),
@@ -72,8 +72,8 @@ GLANCE = [
 LIFE = [
     ledger(
         "Memory by share",
-        "Memory of the workload by share, on all devices. The dashed line is the peak of live memory reported by the "
-        "allocators, summed over all pools.",
+        "The workload's memory by share, on all devices. The dashed line is the allocators' peak live memory, summed "
+        "over all pools.",
         WORKLOAD,
         Query(f"sum(gpumond_pool_peak_live_bytes{{{WORKLOAD}}})", "peak of live"),
         shares=SHARES[:-1],  # unattributed memory belongs to no workload
@@ -103,7 +103,7 @@ HELD = f"gpumond_pool_held_bytes{{{WORKLOAD}}}"
 FLUSHES = [
     series(
         "Before and after",
-        "Held and live memory of the allocators. A flush, shown as an annotation, reduces held towards live memory.",
+        "Held and live memory of the allocators. A flush, shown as an annotation, reduces held toward live memory.",
         "bytes",
         Query(f"sum({HELD})", "held"),
         Query(f"sum(gpumond_pool_live_bytes{{{WORKLOAD}}})", "live"),
@@ -112,7 +112,7 @@ FLUSHES = [
     ),
     series(
         "Expected and released",
-        "Expected and released memory of flushes of the workload, according to receipts.",
+        "Expected and released memory of the workload's flushes, according to receipts.",
         "bytes",
         Query(gained("flush_expected_bytes"), "expected"),
         Query(gained("flush_released_bytes"), "released"),
@@ -142,7 +142,7 @@ FLUSHES = [
 GROWTH = [
     series(
         "Time to full, by process",
-        "Time until the device is full at the present rate of growth of the process.",
+        "Time until the device is full at the process's current growth rate.",
         "s",
         Query(
             f"min by (instance, gpu, pid) ({of_programs(f'gpumond_time_to_full_seconds{{{FLEET}}}')})",
@@ -166,7 +166,7 @@ GROWTH = [
 STEPS = [
     series(
         "Retained per step",
-        "Live memory that each step retains: the trend over the last steps. A value above zero for long is a leak.",
+        "Live memory that each step retains: the trend over the last steps. A value that stays above zero is a leak.",
         "bytes",
         Query(f"max by (instance, pid) (gpumond_step_retained_bytes{{{WORKLOAD}}})", "{{instance}} {{pid}}"),
         least=None,
@@ -185,7 +185,7 @@ STEPS = [
     ),
     series(
         "Utilization",
-        "Utilization of devices by the programs, if the driver reports it.",
+        "The programs' device utilization, if the driver reports it.",
         "percentunit",
         Query(
             f"max by (instance, gpu, pid) ({of_programs(f'gpumond_process_utilization_ratio{{{FLEET}}}')})",
@@ -197,7 +197,7 @@ STEPS = [
     ),
     series(
         "Pinned host memory",
-        "Host memory that allocators hold for transfers; it is not device memory.",
+        "Host memory that allocators hold for transfers; it isn't device memory.",
         "bytes",
         Query(
             f"max by (instance, pid, allocator) (gpumond_host_pool_held_bytes{{{WORKLOAD}}})", "{{pid}} {{allocator}}"
@@ -215,7 +215,7 @@ VERDICTS = of_programs(f"gpumond_verdict{{{FLEET}}}")
 DETAIL = [
     listing(
         "Scopes",
-        "Live memory retained by named blocks of the programs, in total and per entry, and its peak.",
+        "Live memory that the programs' measured scopes retain, in total and per entry, and its peak.",
         (Column("scope", "Scope"), MACHINE, GPU, DEVICE, PID),
         Query(KEPT, "Retained", "bytes"),
         Query(f"{KEPT} / on (instance, pid, scope) group_left () {ENTRIES}", "Retained per entry", "bytes"),
@@ -238,7 +238,7 @@ DETAIL = [
 BOARD = board(
     "workload",
     "Workload",
-    "Memory use of the programs of one workload over time.",
+    "Memory use of one workload's programs over time.",
     [machine(several=True), workload()],
     ("Overview", GLANCE),
     ("Memory over time", LIFE),

@@ -153,7 +153,7 @@ class Session:
             self._requests = deque((each for each in self._requests if each.id != name), MAX_REQUESTS)
             return
         if self._commands.pop(name, None) or self.waiting.pop(name, None):
-            self._transport.send(FlushResult(name, "deferred", "the daemon cancelled the flush; nothing was done"))
+            self._transport.send(FlushResult(name, "deferred", "the daemon canceled the flush; nothing was done"))
 
     def close(self, exiting: bool) -> None:
         """Send a last report and a Goodbye, which states how the program ends if it is ``exiting``."""

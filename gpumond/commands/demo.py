@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use the simulated GPU in DIR/card0, in real time and without the sample programs",
     )
     parser.add_argument("--devices", type=int, choices=(1, 2), default=2, help="number of simulated GPUs (default: 2)")
-    add_common_arguments(parser)
+    add_common_arguments(parser, "0.2s; 1s with --config or --sim-device")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_arguments(parser)
 
 
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ``serve`` and ``demo`` share."""
+def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s") -> None:
+    """Add the options that ``serve`` and ``demo`` share. ``interval``: the default, in words."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="your configuration file (YAML)")
     parser.add_argument(
         "--listen",
@@ -40,7 +40,9 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         "--runtime-dir", metavar="PATH", help="directory for api.sock and the token (default: the agent socket's)"
     )
     parser.add_argument("--state-dir", metavar="PATH", help="directory for persistent state")
-    parser.add_argument("--interval", type=duration, metavar="DURATION", help="time between ticks (default: 1s)")
+    parser.add_argument(
+        "--interval", type=duration, metavar="DURATION", help=f"time between ticks (default: {interval})"
+    )
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="allow non-loopback addresses without TLS"
     )

@@ -30,7 +30,7 @@ FILLS: Mapping[str, str] = {
 }
 """The character of each share on terminals without color."""
 
-COLOURS: Mapping[str, str] = {
+COLORS: Mapping[str, str] = {
     "live": "#3351FD",
     "cached": "#2DA595",
     "stranded": "#C5870C",
@@ -164,7 +164,7 @@ def _bridge(columns: list[T | None], times: Sequence[float], column_seconds: flo
         last = place
 
 
-GROUNDS: Mapping[str, str] = {**COLOURS, "free": FREE_ON_DARK, "reserved": "#6B7480"}
+GROUNDS: Mapping[str, str] = {**COLORS, "free": FREE_ON_DARK, "reserved": "#6B7480"}
 """The colors of the parts of a bar on a dark background."""
 
 Colors = Literal["none", "256", "true"]

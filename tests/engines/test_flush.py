@@ -374,7 +374,7 @@ def test_engine_that_sleeps_already_is_nothing(tmp_path: Path):
 
         first, second = asyncio.run(scenario())
         assert first.outcome == "freed"
-        assert (second.outcome, second.reason) == ("nothing", "it is already asleep")
+        assert (second.outcome, second.reason) == ("nothing", "it is already sleeping")
 
 
 def test_sleep_method_releases_the_weights_too(tmp_path: Path):

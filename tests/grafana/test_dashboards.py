@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.view.text import COLOURS
+from gpumond.view.text import COLORS
 from tests.grafana.boards import BOARDS, DIRECTORY, NAMES, ROOT, Target, marks, opened, panels, targets, variables
 from tools.docs.metrics import document
 
@@ -269,11 +269,11 @@ def test_links_to_runbooks_lead_to_existing_sections(name: str):
 def test_shares_have_the_same_colors_everywhere():
     found = 0
     for _, panel in panels():
-        names = {target.get("legendFormat") for target in panel["targets"]} & COLOURS.keys()
+        names = {target.get("legendFormat") for target in panel["targets"]} & COLORS.keys()
         overrides = {entry["matcher"]["options"]: entry["properties"] for entry in panel["fieldConfig"]["overrides"]}
         for name in names if len(names) > 3 else ():
             colors = [entry["value"] for entry in overrides[name] if entry["id"] == "color"]
-            assert colors == [{"mode": "fixed", "fixedColor": COLOURS[name]}]
+            assert colors == [{"mode": "fixed", "fixedColor": COLORS[name]}]
             found += 1
     assert found == 6 + 6 + 5
 

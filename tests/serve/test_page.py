@@ -18,7 +18,7 @@ from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import SHAPES
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.page.files import FILES, MODULES, PAGE, POLICY, bundle
-from gpumond.view.text import COLOURS, FREE_ON_DARK
+from gpumond.view.text import COLORS, FREE_ON_DARK
 from tests.helpers.color_vision import COLOR_VISION, MIN_DISTANCE, distance, linear
 from tests.helpers.values import TickState, advance, make_device, make_fault, make_snapshot
 from tests.serve.application import View, ask
@@ -197,8 +197,8 @@ def test_shares_contrast_with_the_ground_and_differ_from_one_another(scheme: str
 
 def test_style_has_the_colors_of_the_palette_in_one_scheme():
     light, dark = colors("light"), colors("dark")
-    assert {name for name, color in COLOURS.items() if color not in (light[name], dark[name])} == set()
-    assert (light["free"], dark["free"]) == (COLOURS["free"], FREE_ON_DARK)
+    assert {name for name, color in COLORS.items() if color not in (light[name], dark[name])} == set()
+    assert (light["free"], dark["free"]) == (COLORS["free"], FREE_ON_DARK)
 
 
 def frame_of(view: View) -> Any:

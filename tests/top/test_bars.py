@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gpumond.facts.shares import SHARES
-from gpumond.view.text import COLOURS, FILLS, GROUNDS, StackCell, bar, block, stack
+from gpumond.view.text import COLORS, FILLS, GROUNDS, StackCell, bar, block, stack
 
 PARTS = st.dictionaries(st.sampled_from((*SHARES, "reserved")), st.integers(0, 1 << 40))
 
@@ -37,7 +37,7 @@ def test_overcount_does_not_exceed_the_bar():
 
 def test_parts_have_distinct_marks_and_a_color():
     assert len(set(FILLS.values())) == len(FILLS) == len(set(GROUNDS.values()))
-    assert FILLS.keys() == GROUNDS.keys() == COLOURS.keys() | {"reserved"}
+    assert FILLS.keys() == GROUNDS.keys() == COLORS.keys() | {"reserved"}
     assert all(mark.isascii() and len(mark) == 1 for mark in FILLS.values())
 
 

@@ -24,8 +24,9 @@ system time never fires or resolves an alert.
 
 **Unknown values resolve nothing.** While a device doesn't respond, its process list is unreadable, or a running
 process's agent is silent, alerts stay unchanged. If the subject has ended (the process, all programs of the workload, a
-device that the driver no longer lists), the alert resolves with the next reading, and its `summary` says so;
-`keep_firing_for` doesn't apply. After a restart of the daemon, an alert waits ten minutes for its subject.
+device that the driver no longer lists) or its process is suspended, the alert resolves with the next reading, and its
+`summary` says so; `keep_firing_for` doesn't apply. After a daemon restart, an alert waits ten minutes for its subject,
+or two hours if it's about a verdict.
 
 ## Write a rule
 

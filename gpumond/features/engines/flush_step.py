@@ -393,7 +393,7 @@ class EngineFlusher(EngineStep):
             )
         state = await self.engines.read(name)
         if state.sleeping and not method.ends_holder:  # a process that sleeps keeps its context
-            raise Refused("it is already asleep", "nothing")
+            raise Refused("it is already sleeping", "nothing")
         if state.paused:
             raise Refused("it is paused, but not by gpumond: resume it first")
         if not flush.before.total:

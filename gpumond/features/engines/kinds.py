@@ -515,7 +515,7 @@ def _sglang_loads(answer: object) -> EngineState:
 
 SGLANG = EngineSpec(
     kind="sglang",
-    summary="SGLang (state only)",
+    summary="SGLang (monitoring only)",
     read=read_sglang,
     without_methods="its release crashes the server if a request runs, and health probes run requests",
 )

@@ -187,7 +187,7 @@ class EngineConfig(Strict):
             expected = f"expected one of {', '.join(names)}" if names else "remove the key"
             return f"kind {self.kind} has no method {self.method!r:.40}; {expected}"
         if self.allow and self.spec.without_methods:
-            return f"gpumond releases no memory of kind {self.kind}: {self.spec.without_methods}; remove allow"
+            return f"kind {self.kind} can't be released: {self.spec.without_methods}; remove allow"
         if self.kind == "generic" and self.state is None:
             return "kind generic requires state, a request that changes nothing, such as get: /status"
         if self.kind != "generic":

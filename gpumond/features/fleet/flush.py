@@ -350,8 +350,8 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             metavar="N|P%",
             help="maximum number or percentage of engines with one name that aren't awake (default: all but --keep)",
         )
-    parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be flushed, and flush nothing")
+    parser.add_argument("--force", action="store_true", help="ignore the cooldown after the previous flush")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, and change nothing")
     parser.add_argument("--yes", action="store_true", help=f"{what} without asking for confirmation")
     parser.add_argument(
         "--max-parallel",

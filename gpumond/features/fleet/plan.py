@@ -210,7 +210,7 @@ def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: 
     if not engine["methods"]:
         return "the configuration doesn't allow it; add allow: [engine]"
     if engine["sleeping"]:
-        return "it is already asleep"
+        return "it is already sleeping"
     active = (engine["running"] or 0) + (engine["waiting"] or 0)
     if active:
         return f"it has {active} running or waiting requests"

@@ -226,13 +226,13 @@ class Plans:
         return self._of.get(requested_by, {}).get(plan or "", {})
 
 
-NEIGHBOUR_SECONDS = 5.0
+NEIGHBOR_SECONDS = 5.0
 
 
 class Locks:
     """``neighbor_seconds``: the longest total wait of a flush for those of other users on its devices."""
 
-    def __init__(self, neighbor_seconds: float = NEIGHBOUR_SECONDS) -> None:
+    def __init__(self, neighbor_seconds: float = NEIGHBOR_SECONDS) -> None:
         self._neighbor_seconds = neighbor_seconds
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._silent: dict[str, Identity] = {}
@@ -303,7 +303,7 @@ class Flusher:
         done: Callable[[Receipt], None] = lambda receipt: None,
         cooldown_seconds: float = COOLDOWN_SECONDS,
         settle_seconds: float = SETTLE_SECONDS,
-        neighbor_seconds: float = NEIGHBOUR_SECONDS,
+        neighbor_seconds: float = NEIGHBOR_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         engines: EngineStep | None = None,
         keep: Callable[[Receipt], Awaitable[None]] | None = None,

@@ -93,7 +93,7 @@ def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) 
 
 
 def _amount(name: str, value: float) -> str:
-    return human(value) if name.endswith("_bytes") else f"{value:.4g}"
+    return human(value) if "_bytes" in name else f"{value:.4g}"
 
 
 def lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str]:

@@ -20,8 +20,8 @@ PROCESS = f"[{{comm}} (pid {{pid}}, workload {{workload}})|pid {{pid}}] {ON}"
 
 TEXTS: Mapping[str, tuple[str, str]] = {
     "device-nearly-full": (
-        f"{GPU} is nearly full[: {{used}} of {{size}}, most of it used by {{top_process}}, and a flush releases only "
-        "{reclaimable}|: {value} of its memory is used, and no flush releases it]",
+        f"{GPU} is nearly full: [{{used}} of {{size}} is used, most of it by {{top_process}}; a flush would release "
+        "only {reclaimable}|{value} of its memory is used, and a flush can't release it]",
         "gpumond status[| on that machine] lists the programs",
     ),
     "reclaimable-waste": (
@@ -84,7 +84,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "power-brake": (
         f"{GPU} is throttled by the power brake signal",
-        "usually, a power supply has failed or is overloaded; check the power supplies and the power cables of the GPU",
+        "usually, a power supply has failed or is overloaded; check the power supplies and the GPU's power cables",
     ),
     "ecc-uncorrected": (
         f"{GPU} had {{value}} uncorrected ECC errors since its driver was loaded: results may be wrong",

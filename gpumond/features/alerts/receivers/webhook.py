@@ -30,8 +30,8 @@ MAX_LINK = 320
 MAX_FIELDS = 6
 """Labels of an alert that a message shows; the generic document has all of them."""
 CUT = "…"
-COLOURS = {"critical": 0xB3241B, "page": 0xB3241B, "warning": 0xE08A00, "info": 0x1857B8}
-RESOLVED_COLOUR = 0x2E7D32
+COLORS = {"critical": 0xB3241B, "page": 0xB3241B, "warning": 0xE08A00, "info": 0x1857B8}
+RESOLVED_COLOR = 0x2E7D32
 FIRST = ("severity", "workload", "gpu", "pid", "user", "engine", "uuid")
 """Labels that are shown first."""
 
@@ -91,7 +91,7 @@ def _section(status: Literal["firing", "resolved"], alert: Alert) -> Section:
         title=f"{plain(alert.rule)} {'fires' if status == 'firing' else 'resolved'}",
         text="\n".join(plain(text) for text in texts if text) or plain(alert.rule),
         fields=tuple((plain(name), plain(labels[name])) for name in shown if labels[name]),
-        color=RESOLVED_COLOUR if status == "resolved" else COLOURS.get(labels.get("severity", ""), COLOURS["warning"]),
+        color=RESOLVED_COLOR if status == "resolved" else COLORS.get(labels.get("severity", ""), COLORS["warning"]),
         status=status,
         runbook=runbook,
     )
