@@ -137,7 +137,7 @@ LEDGER = Ledger(
     ),
     (Overcount(UUID, 0),),
 )
-HOLDING = replace(*holdings(Frame(SNAPSHOT, LEDGER)), idle_seconds=0.0)
+HOLDING = replace(*holdings(Frame(SNAPSHOT, LEDGER)), started_at=TAKEN_AT - 3600.0, idle_seconds=0.0)
 ALERT = Alert(
     rule="device-nearly-full",
     phase="firing",
