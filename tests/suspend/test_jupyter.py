@@ -37,9 +37,12 @@ def text(cell: object) -> str:
 
 TRAIN = """
 import sys
+import gpumond.agent
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import SimDevice
-kept = CachingAllocator(SimDevice(DIRECTORY)).malloc(SIZE)
+gpumond.agent.start()
+allocator = CachingAllocator(SimDevice(DIRECTORY))
+kept = allocator.malloc(SIZE)
 print("trains", flush=True)
 sys.stdin.read()
 """
