@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.host.systemd import notify
-from tests.fakenvml import Device, FakeDriver, machine
+from tests.fakenvml import Device, FakeDriver, Process, machine
 from tests.helpers.machine import ROOT, Machine, missing, wheels
 from tests.helpers.running import RunningDaemon, until
 
@@ -289,7 +289,8 @@ def test_service_with_the_documented_rights_takes_the_user_of_a_program(
     running.run("systemd-run", "--quiet", "--uid=65534", "--unit=train", "/opt/gpumond/bin/python3", "-c", agent)
     try:
         pid = int(running.show("train", "MainPID")[0])
-        driver.allocate(pid, 1 << 30)
+        driver.devices[0].processes = [Process(pid, 1 << 30)]
+        driver.devices[0].used_bytes = 1 << 30
         driver.write()
         until(lambda: [each for each in running.get("frame")["processes"] if each["pid"] == pid and each["workload"]])
         shown = running.shell(f"/opt/gpumond/bin/gpumond suspend --pid {pid} 2>&1 || test $? = 1")
