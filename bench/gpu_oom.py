@@ -249,7 +249,7 @@ def asked(process: subprocess.Popen[str], line: str = "") -> str:
 def daemon() -> Iterator[RunningDaemon]:
     with (
         tempfile.TemporaryDirectory() as directory,
-        RunningDaemon(Path(directory) / "daemon", "--source", "nvml", "--interval", "1") as running,
+        RunningDaemon(Path(directory) / "daemon", "--source", "nvml", "--interval", "1s") as running,
     ):
         until(lambda: running.request("/api/v1/agents")[0] == 200)
         yield running

@@ -157,7 +157,7 @@ def used(page: Page) -> dict[str, Any]:
 def tasks(browser: Browser, place: Path) -> dict[str, dict[str, float]]:
     """Return the seconds of each task, by mouse and by keyboard."""
     found: dict[str, dict[str, float]] = {}
-    with RunningDaemon(place, "--interval", "0.5", command="demo") as demo:
+    with RunningDaemon(place, "--interval", "0.5s", command="demo") as demo:
         ready(demo, PROGRAMS)
         for by in get_args(Input):
             put_rule(demo, name=f"{by}-rule")

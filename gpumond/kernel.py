@@ -25,7 +25,7 @@ from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.quota import Admission
+from gpumond.facts.quota import Admission, GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, Reading, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.host.event_loop import Signal
@@ -197,9 +197,12 @@ class Grants(Protocol):
         *,
         uid: int | None = None,
         pid: int | None = None,
+        workload: str = "",
         wait: bool = False,
         whole: bool = False,
     ) -> Admission: ...
+
+    def granted(self, snapshot: Snapshot) -> tuple[GrantedRequest, ...]: ...
 
     def renew(self, snapshot: Snapshot | None, name: str, owner: str) -> Admission: ...
 

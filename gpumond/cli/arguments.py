@@ -72,8 +72,8 @@ whole_number = _converted(int, "a whole number")
 number = _converted(float, "a number")
 count = value(_count)
 """A number of lines or entries, at least 1."""
-duration = value(units.seconds)
-"""A duration such as ``90``, ``90s`` or ``1h30m``, in seconds."""
+duration = value(units.typed_seconds)
+"""A duration such as ``90s`` or ``1h30m``, in seconds."""
 
 
 class Selected(argparse.Action):

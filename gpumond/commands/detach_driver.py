@@ -1,21 +1,20 @@
-"""``gpumond detach-driver --for SECONDS``: release the driver for maintenance."""
+"""``gpumond detach-driver --for DURATION``: release the driver for maintenance."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, WRONG_USE
-from gpumond.facts.units import seconds
+from gpumond.cli.arguments import DONE, duration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for",
         dest="duration",
+        type=duration,
         required=True,
         metavar="DURATION",
         help="how long to stay detached, such as 120s or 5m",
@@ -24,12 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        duration = seconds(arguments.duration)
-    except ValueError as error:
-        print(f"gpumond: --for {arguments.duration!r}: {error}", file=sys.stderr)
-        return WRONG_USE
-    answer = client.post(arguments.url, "/api/v1/release", {"for_seconds": duration}, timeout=30)
+    answer = client.post(arguments.url, "/api/v1/release", {"for_seconds": arguments.duration}, timeout=30)
     until = time.strftime("%H:%M:%S", time.localtime(answer["released_until"]))
     print(
         json.dumps(answer) if arguments.json else f"detached from the driver until {until}; gpumond then attaches again"

@@ -40,8 +40,9 @@ def examples(command: Command) -> str:
 
 def unknown_word(kind: str, word: str, known: Iterable[str]) -> str:
     """Return the message about a word that is not known, with the most similar known one."""
-    similar = difflib.get_close_matches(word.partition("=")[0], list(known), n=1)
-    return f"unknown {kind} {word!r:.80}" + (f"; did you mean {similar[0]}?" if similar else "")
+    names = {each.lstrip("-"): each for each in known}  # two short options are similar only in their hyphens
+    similar = difflib.get_close_matches(word.partition("=")[0].lstrip("-"), list(names), n=1)
+    return f"unknown {kind} {word!r:.80}" + (f"; did you mean {names[similar[0]]}?" if similar else "")
 
 
 def misspelt(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | None:

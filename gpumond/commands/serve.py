@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpumond.cli.arguments import DONE
+from gpumond.cli.arguments import DONE, duration
 from gpumond.devices import SOURCES, detected
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         "--runtime-dir", metavar="PATH", help="directory for api.sock and the token (default: the agent socket's)"
     )
     parser.add_argument("--state-dir", metavar="PATH", help="directory for persistent state")
-    parser.add_argument("--interval", metavar="DURATION", help="time between ticks (default: 1s)")
+    parser.add_argument("--interval", type=duration, metavar="DURATION", help="time between ticks (default: 1s)")
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="allow non-loopback addresses without TLS"
     )

@@ -150,6 +150,9 @@ class Diagnosis:
             if device_series is not None and device_series.sampled_at == now:
                 self._check_device(device_series, device)
                 self._check_orphans(device_series, device, snapshot)
+        for tracked in self._tracker.tracked_series.values() if snapshot.unresponsive else ():
+            if tracked.process in snapshot.unresponsive:
+                tracked.verdicts.clear()
         self._events = [event for event in self._events if event[0] > now]
         self._loops = {key: loop for key, loop in self._loops.items() if loop[0] > now}
         return True

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.program import ProcessKey, process_key
-from gpumond.facts.quota import EffectiveQuota, QueuedRequest
+from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import DeviceReading, Owner, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
@@ -150,6 +150,8 @@ class Frame:
     """Those that have not ended."""
     queue: tuple[QueuedRequest, ...] = ()
     """Requests for memory that wait, the next one of each device first."""
+    grants: tuple[GrantedRequest, ...] = ()
+    """Requests whose memory is granted, and not all held yet."""
     owners: Mapping[Owner, float] | None = None
     """Owners with series of their own, and the elapsed seconds at which each last had a program; None: all have."""
 
@@ -351,6 +353,7 @@ class FullFrame:
     alerts: tuple[Alert, ...]
     silences: tuple[Silence, ...]
     queue: tuple[QueuedRequest, ...] = ()
+    grants: tuple[GrantedRequest, ...] = ()
     processes: tuple[ProcessHolding, ...]
     faults: tuple[StatedFault, ...]
     conditions: tuple[StatedCondition, ...]

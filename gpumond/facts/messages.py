@@ -358,10 +358,11 @@ def own_socket(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def program_socket(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path where a program's agent connects: the stated one, else that of the user's daemon if there is one,
-    else that of the service.
+    """Return the path where a program's agent connects: the stated one, else that of the daemon in the stated runtime
+    directory or of the user's daemon, if there is one, else that of the service.
     """
-    path, own = environ.get("GPUMOND_SOCKET"), own_socket(environ)
-    if not path and own and os.path.exists(own):
-        path = own
-    return path or SERVICE_SOCKET
+    if path := environ.get("GPUMOND_SOCKET"):
+        return path
+    runtime, own = environ.get("GPUMOND_RUNTIME_DIR"), own_socket(environ)
+    places = (os.path.join(runtime, "agent.sock") if runtime else None, own)
+    return next((each for each in places if each and os.path.exists(each)), SERVICE_SOCKET)

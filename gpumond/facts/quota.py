@@ -152,6 +152,23 @@ class QueuedRequest:
     since: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantedRequest:
+    """A request for device memory that is granted, and whose program doesn't hold all of it yet.
+
+    ``unused_bytes``: what the program doesn't hold yet, which no other program is granted. ``user``, ``workload``,
+    ``pid``: as those of a QueuedRequest.
+    """
+
+    id: str
+    device_uuid: str
+    need_bytes: int
+    unused_bytes: int
+    user: str | None
+    workload: str
+    pid: int | None
+
+
 ReclaimPolicy = Literal["user", "all", "off"]
 """The programs that are flushed for another: those of the same user, all, or none."""
 

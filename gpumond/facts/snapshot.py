@@ -329,7 +329,8 @@ class AgentReport(HasProcessKey):
     its identity on all machines, such as ``slurm/4711``, or empty. ``account``: its Slurm account, or empty.
     ``suspended``: see Suspension. ``suspendable``: the program allows the daemon to suspend it.
     ``resume_signals``: signals SIGCONT that the agent has received for it.
-    ``may_suspend``: it is idle, and may be suspended when another program needs memory.
+    ``can_suspend``: nothing forbids it when a user requests it. ``may_suspend``: it is idle, too, for long enough to be
+    suspended when another program needs memory.
     ``components``: what the agent has seen in the program that takes memory outside of its pools.
     """
 
@@ -355,6 +356,7 @@ class AgentReport(HasProcessKey):
     components: tuple[str, ...] = ()
     suspendable: bool = False
     resume_signals: int = 0
+    can_suspend: bool = False
     may_suspend: bool = False
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumond.facts.program import ProcessKey
+from gpumond.facts.units import human
 
 SuspensionState = Literal["suspending", "suspended", "waiting", "resuming", "stuck"]
 """``waiting``: to be resumed as soon as its memory is granted. ``stuck``: the driver reports an error that it cannot
@@ -61,11 +62,18 @@ class SuspendedProgram:
 
 @dataclass(frozen=True, slots=True)
 class MemoryHolder:
-    """A program that holds memory of a device."""
+    """A program that holds memory of a device. ``granted_bytes``: what it is granted besides, and doesn't hold yet."""
 
-    pid: int
+    pid: int | None
     workload: str
     used_bytes: int
+    granted_bytes: int = 0
+
+    def __str__(self) -> str:
+        granted = f"{human(self.granted_bytes)} granted" if self.granted_bytes else ""
+        used = human(self.used_bytes) if self.used_bytes else ""
+        pid = "" if self.pid is None else f"pid {self.pid}"
+        return f"{self.workload or 'a process'} ({', '.join(filter(None, (pid, used, granted)))})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +83,8 @@ class SuspensionReceipt:
     ``expected_bytes``: what the driver counted for the program before it was suspended. ``released_bytes``: by how much
     this count has fallen; None for a resumption, and if the driver did not answer. ``host_bytes``: growth of the
     program's host memory. ``state``: the program's state afterwards, empty if it runs or has ended. ``missing_bytes``
-    and ``holders``: what a resumption lacks, and who holds most of the device. ``steps``: seconds of the driver's
-    calls.
+    and ``holders``: what a resumption lacks, and who holds or is granted most of the device. ``steps``: seconds of
+    the driver's calls.
     """
 
     action: Literal["suspend", "resume"]

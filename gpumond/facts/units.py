@@ -53,6 +53,14 @@ def typed_size(text: str) -> int:
     return size
 
 
+def typed_seconds(text: str) -> float:
+    """Convert a duration that a user types, which has a unit unless it is 0. Raises ValueError."""
+    duration = seconds(text)
+    if duration and (number := text.strip()).replace(".", "", 1).isdecimal():
+        raise ValueError(f"expected a unit, as in {number}s, {number}m or {number}h")
+    return duration
+
+
 def _finite(number: float) -> float:
     if not isfinite(number):
         raise ValueError("expected a smaller number")

@@ -82,25 +82,23 @@ class Validator:
         entries = [
             (field.name, self.of(hints[field.name]), self._default(field, hints[field.name])) for field in fields(cls)
         ]
-        required = [name for name, _, default in entries if default is MISSING]
         record = self._record
 
         def convert(value: Any) -> Any:
             if type(value) is not dict:
                 raise Mismatch("an object", value)
-            for name in required:
-                if name not in value:
-                    raise Mismatch("", path=f".{name}")
             found = {}
-            try:
-                for name, to, default in entries:
-                    if name in value:
+            for name, to, default in entries:
+                if name in value:
+                    try:
                         found[name] = to(value[name])
-                    elif default is not ABSENT:
-                        found[name] = default
-            except Mismatch as mismatch:
-                mismatch.path = f".{name}{mismatch.path}"
-                raise
+                    except Mismatch as mismatch:
+                        mismatch.path = f".{name}{mismatch.path}"
+                        raise
+                elif default is MISSING:
+                    raise Mismatch("", path=f".{name}")
+                elif default is not ABSENT:
+                    found[name] = default
             return record(cls, found)
 
         return convert

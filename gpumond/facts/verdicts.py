@@ -133,7 +133,8 @@ KINDS = (
         name="idle-holder",
         meaning="has held at least 5% of a device for half an hour without GPU activity",
         evidence="bytes, seconds",
-        remedy="stop the program, or flush it: gpumond flush --pid PID",
+        remedy="stop the program, flush it (gpumond flush --pid PID) or, if it's suspendable, suspend it "
+        "(gpumond suspend --pid PID)",
     ),
     VerdictKind(
         name="crash",

@@ -124,9 +124,10 @@ function showChoice(devices) {
   $("hero-of").parentNode.hidden = all.length < 2;
 }
 
-/** Why a request waits, in the words of `gpumond status`: the program, and the rest of the sentence. */
-function waiting({ workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, ahead, since }, of, now) {
+/** The state of a request or grant in the words of `gpumond status`: the program, and the rest of the sentence. */
+function stateOf({ workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, unused_bytes: unused, ahead, since }, of, now) {
   const [first, ...more] = [workload, pid === null ? "" : `pid ${pid}`, user].filter(Boolean);
+  if (unused) return [first, `${more.length ? `(${more.join(", ")}) ` : ""}is granted ${human(need)} of ${of}; ${human(unused)} of it isn't used yet`];
   const after = available !== null && need - available > missing ? " even after flushes" : "";
   const claimed = ahead && available !== null && available < 0; // by earlier requests, more than there is
   const rest = [
@@ -138,17 +139,17 @@ function waiting({ workload, pid, user, need_bytes: need, available_bytes: avail
   return [first, rest.join("")];
 }
 
-/** Requests for memory of these devices that wait. */
+/** Requests for memory of these devices that wait, or are granted and not used completely. */
 function showQueue(devices) {
   const of = new Map(devices.map((device) => [device.uuid, label(device)]));
   const now = state.frame.snapshot.taken_at;
   sync(
     $("hero-queue"),
-    state.frame.queue.filter((each) => of.has(each.device_uuid)),
+    [...state.frame.queue, ...state.frame.grants].filter((each) => of.has(each.device_uuid)),
     (each) => each.id,
     () => make("li", make("b", make("bdi")), " ", make("bdi")),
     (entry, request) => {
-      const [program, rest] = waiting(request, of.get(request.device_uuid), now);
+      const [program, rest] = stateOf(request, of.get(request.device_uuid), now);
       name(entry.firstChild.firstChild, program, 80);
       name(entry.lastChild, rest, 200);
     },

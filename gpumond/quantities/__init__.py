@@ -65,22 +65,24 @@ def subjects(scope: Scope, context: RuleContext) -> Subjects[Any]:
 
 
 def hidden(snapshot: Snapshot, recent: RuleWindow) -> Hidden:
-    """Return devices that were not read completely, processes whose agent is silent or that are suspended, and
-    connected processes.
+    """Return devices that were not read completely, processes whose agent is silent or that may be suspended, connected
+    processes, and suspended ones.
     """
-    silent, failed = recent.silent, unlisted(snapshot)
+    suspended, failed = snapshot.unresponsive, unlisted(snapshot)
+    silent = recent.silent - suspended
     return Hidden(
         frozenset(
             each.uuid for each in snapshot.devices if each.missed_readings >= MISSED_LIMIT or each.uuid in failed
         ),
-        silent | snapshot.suspended,
+        silent | (snapshot.suspended - suspended),
         frozenset((str(uid), name) for uid, name in (recent.agents[process] for process in silent)),
-        snapshot.reports_by_process.keys(),
+        snapshot.reports_by_process.keys() - suspended if suspended else snapshot.reports_by_process.keys(),
+        suspended,
     )
 
 
 def departure(scope: Scope, alert: Alert, snapshot: Snapshot) -> str:
-    """Return a sentence that states that the subject has ended; empty if it still exists, or may exist."""
+    """Return a sentence that states that the subject has ended or is suspended; empty if it exists, or may exist."""
     labels, process = dict(alert.labels), alert.process
     if scope == "workload":
         name, uid = labels.get("workload", ""), labels.get("uid", "")
@@ -93,4 +95,6 @@ def departure(scope: Scope, alert: Alert, snapshot: Snapshot) -> str:
     if scope == "device":
         exists = snapshot.device(labels.get("uuid", "")) is not None
         return "" if exists else f"GPU {labels.get('gpu', '')} is no longer listed by its driver"
+    if process in snapshot.unresponsive:
+        return f"process {alert.pid} is suspended"
     return "" if process is None or snapshot.may_contain(process) else f"process {process.pid} has ended"

@@ -169,7 +169,22 @@ def _process_texts(row: _Process) -> dict[str, str]:
         "soft_limit": "" if row.quota.soft_limit_bytes is None else size(row.quota.soft_limit_bytes),
         "reserve_quota": row.quota.reserve_quota,
         "reserve": "" if row.quota.reserve_bytes is None else size(row.quota.reserve_bytes),
+        "idle_remedy": _idle_remedy(row),
     }
+
+
+def _idle_remedy(row: _Process) -> str:
+    """Return how an idle program's memory is released: by a suspension where a flush returns less than half of it."""
+    pid, report = row.process.pid, row.report
+    if row.process is NOBODY:
+        return "stop the program, if you don't need it"
+    used = row.snapshot.used_by(row.process.key, row.device) or 0
+    flushed = row.snapshot.reclaimable_from(report, row.device) if report and report.flush_policy != "never" else 0
+    if report and report.can_suspend and 2 * flushed < used:
+        return f"gpumond suspend --pid {pid} returns {size(used)}; if you don't need the program, stop it"
+    if flushed:
+        return f"gpumond flush --pid {pid} returns {size(flushed)}; if you don't need the program, stop it"
+    return "no flush releases its memory; if you don't need the program, stop it"
 
 
 def _usage(row: _Process) -> ProcessUsage:
@@ -304,6 +319,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         "soft_limit": "its soft limit; empty without one",
         "reserve_quota": "name of the quota that sets its reserve; empty without one",
         "reserve": "its reserve; empty without one",
+        "idle_remedy": "how its memory is released while it's idle",
         **VERDICT_TEXTS,
     },
     texts=_process_texts,

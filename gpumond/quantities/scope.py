@@ -138,7 +138,8 @@ class Hidden(NamedTuple):
     """Subjects that cannot be read now but have not ended: their alerts are unchanged.
 
     ``connected``: processes with a connected agent. They have not ended, even if the driver does not list them: an
-    alert on one without a row resolves after ``keep_firing_for``.
+    alert on one without a row resolves after ``keep_firing_for``. ``suspended``: processes that are known to be
+    suspended. They are no subjects, and their alerts resolve at once.
     """
 
     devices: frozenset[str] = frozenset()
@@ -146,6 +147,7 @@ class Hidden(NamedTuple):
     workloads: frozenset[tuple[str, str]] = frozenset()
     """uid and name"""
     connected: Collection[ProcessKey] = frozenset()
+    suspended: Collection[ProcessKey] = frozenset()
 
     def covers(self, labels: Mapping[str, str], process: ProcessKey | None) -> bool:
         return (

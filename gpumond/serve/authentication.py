@@ -1,4 +1,4 @@
-"""Authorization of requests: tokens, client certificates, passwords, browsers that signed in, and local users.
+"""Authentication of requests: tokens, client certificates, passwords, browsers that signed in, and local users.
 
 Tokens of Kubernetes service accounts are verified by the API server (TokenReview of authentication.k8s.io/v1). The
 daemon's own token and the authority for this are read for each review, since the kubelet renews them.

@@ -35,6 +35,7 @@ def full_frame(frame: Frame) -> FullFrame:
         alerts=frame.alerts,
         silences=frame.silences,
         queue=frame.queue,
+        grants=frame.grants,
         processes=tuple(holdings(frame)),
         faults=stated_faults(frame.snapshot),
         conditions=stated_conditions(frame.snapshot),

@@ -1,1 +1,1 @@
-"""One tick without I/O: observed facts, claims, ledger, history and events."""
+"""One tick without I/O: observed facts, claims, ledger and history."""

@@ -1,4 +1,7 @@
-"""Bounded history of each device and of each process on a device: samples in rows of numbers. No I/O."""
+"""Bounded history of each device and of each process on a device: samples in rows of numbers. No I/O.
+
+`diagnosis.tracker` adds the samples, and `store` keeps them over a restart.
+"""
 
 from __future__ import annotations
 

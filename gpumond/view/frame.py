@@ -25,10 +25,12 @@ from gpumond.view.rows import (
     ProcessRow,
     cached_lines,
     devices,
+    grant_sentences,
     plain,
     process_of,
     processes,
     reclaimable,
+    requester,
 )
 from gpumond.view.text import safe
 
@@ -195,7 +197,7 @@ def view(answer: object) -> View:
         up=bool(snapshot["source"]["up"]),
         devices=tuple(devices(frame, refusing)),
         processes=tuple(processes(frame)),
-        notices=(*about_itself, *_queue(frame)),
+        notices=(*about_itself, *_queue(frame), *_grants(frame)),
         alerts=tuple(once(alerts(frame), about_itself)),
         verdicts=tuple(verdicts(frame)),
         stuck=tuple(
@@ -211,9 +213,7 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
     """Yield a notice about each request for memory that waits."""
     index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
-        pid = "" if request["pid"] is None else f"pid {request['pid']}"
-        named = [each for each in (request["workload"], pid, request["user"]) if each]
-        who = f"{named[0]} ({', '.join(named[1:])})" if named[1:] else named[0]
+        who = requester(request)
         behind = f", behind {request['ahead']}" if request["ahead"] else ""
         lasted = duration(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
         device = index.get(request["device_uuid"], request["device_uuid"])
@@ -221,6 +221,11 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
             f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{behind}{_missing(request)}"
         )
         yield FrameNotice("note", "waiting", sentence, "waiting")
+
+
+def _grants(frame: CheckedFrame) -> Iterator[FrameNotice]:
+    """Yield a notice about each grant whose memory isn't all held yet."""
+    return (FrameNotice("note", "granted", sentence, "granted") for sentence in grant_sentences(frame))
 
 
 def _missing(request: Mapping[str, Any]) -> str:

@@ -237,6 +237,25 @@ def shows_opaque(rows: Iterable[ProcessRow]) -> bool:
     return any(row.shares["opaque"] and row.shares["live"] is None for row in rows)
 
 
+def requester(request: Mapping[str, Any]) -> str:
+    """Return the program of a request for memory, such as ``train (pid 7, ann)``."""
+    pid = "" if request["pid"] is None else f"pid {request['pid']}"
+    first, *more = [plain(each) for each in (request["workload"], pid, request["user"]) if each] or ["a program"]
+    return f"{first} ({', '.join(more)})" if more else first
+
+
+def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence about each grant whose memory isn't all held yet."""
+    index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
+    for grant in frame.get("grants") or ():
+        device, used = (
+            index.get(grant["device_uuid"], grant["device_uuid"]),
+            grant["need_bytes"] - grant["unused_bytes"],
+        )
+        so_far = f"uses {human(used)} of it so far" if used else "doesn't use it yet"
+        yield f"{human(grant['need_bytes'])} of {device} is granted to {requester(grant)}, which {so_far}"
+
+
 def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
     """Return the state of a program that gpumond has suspended, such as ``suspended for 2 h, 60.0 GiB on the host,
     resume needs 61.2 GiB``.

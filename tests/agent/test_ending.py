@@ -109,7 +109,7 @@ HANDLED = "suppressed(lambda: allocator.malloc(2000 * MIB))"
 
 @pytest.fixture
 def sim_daemon(serve: Callable[..., RunningDaemon], tmp_path: Path) -> RunningDaemon:
-    return serve("--source", "sim", "--interval", "0.2", environ={"GPUMOND_SIM_DIR": os.fspath(tmp_path / "cards")})
+    return serve("--source", "sim", "--interval", "0.2s", environ={"GPUMOND_SIM_DIR": os.fspath(tmp_path / "cards")})
 
 
 def verdicts_on_the_end(daemon: RunningDaemon, directory: Path, lines: list[str]) -> dict[str, str]:

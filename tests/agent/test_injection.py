@@ -248,7 +248,7 @@ def test_start_of_python_starts_the_agent_if_the_variable_is_set(
 @pytest.mark.parametrize("start", [SITE, SITE_3_15], ids=["pth", "start"])
 def test_start_of_python_with_a_broken_package_prevents_no_program(site: Path, start: str) -> None:
     (site / "gpumond").unlink()
-    (site / "gpumond" / "agent").mkdir(parents=True)
+    shutil.copytree(INJECT, site / "gpumond" / "agent" / "inject")
     (site / "gpumond" / "__init__.py").touch()
     autostart = Path(INJECT).with_name("autostart.py").read_text()
     (site / "gpumond" / "agent" / "autostart.py").write_text(autostart)

@@ -29,7 +29,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     """Daemon of all tests, which the last of them stops."""
     directory = tmp_path_factory.mktemp("daemon")
     environ = {"GPUMOND_SIM_DIR": os.fspath(directory / "cards")}
-    with RunningDaemon(directory / "daemon", "--source", "sim", "--interval", "0.2", environ=environ) as daemon:
+    with RunningDaemon(directory / "daemon", "--source", "sim", "--interval", "0.2s", environ=environ) as daemon:
         yield daemon
 
 

@@ -19,7 +19,7 @@ from tests.helpers.running import RunningDaemon, until
 def daemon(serve: Callable[..., RunningDaemon], driver: FakeDriver) -> RunningDaemon:
     driver.devices = machine(1, pids=[os.getpid()])
     driver.write()
-    started: RunningDaemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    started: RunningDaemon = serve("--source", "nvml", "--interval", "0.2s", environ=driver.env)
     until(lambda: started.request("/-/ready")[0] == 200)
     return started
 

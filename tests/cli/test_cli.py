@@ -55,6 +55,12 @@ def test_examples_are_valid(name: str, example: str):
         (("status", "train"), "gpumond status: unknown argument 'train'"),
         (("baseline", "record", "x", "--workloads=a"), "unknown option '--workloads=a'; did you mean --workload?"),
         (("status", "--zzz"), "unknown option '--zzz'"),
+        (("status", "--gpu"), "unknown option '--gpu'"),
+        (
+            ("silence", "add", "rule=leak", "--reason", "x", "--for", "1"),
+            "argument --for: '1': expected a unit, as in 1s, 1m or 1h",
+        ),
+        (("serve", "--interval", "0.5"), "argument --interval: '0.5': expected a unit, as in 0.5s, 0.5m or 0.5h"),
         (("fleet", "wakeup"), "unknown command 'wakeup'; did you mean wake?"),
         (("flush", "--pid", "x"), "argument --pid: 'x': expected a whole number"),
         (("completion", "tcsh"), "argument shell: 'tcsh': expected one of bash, zsh, fish"),

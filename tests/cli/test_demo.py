@@ -178,13 +178,26 @@ def test_idle_program_is_suspended_and_resumed_as_the_tutorial_says(serve: Calla
     for command in (("status",), ("top", "--once")):
         assert "on the host, resume needs" in demo.run(*command).stdout
     until(lambda: "embeddings is suspended, and resume needs" in demo.log.read_text())
+    until(lambda: demo.get("frame")["grants"])
+    for command in ("queue", "status", "top --once"):
+        assert re.search(
+            r"20\.0 GiB of GPU 1 is granted to pretrain \(.+\), which doesn't", demo.run(*command.split()).stdout
+        )
+    refused = demo.run("resume", "embeddings").stdout
+    assert re.search(r"GiB is missing on GPU 1, held by pretrain \(pid \d+, 20\.0 GiB granted\), finetune", refused), (
+        refused
+    )
     waiting = [sys.executable, "-m", "gpumond", *resume.split()]
     done = subprocess.run(waiting, env=demo.environ, capture_output=True, text=True, timeout=150)
     assert (done.returncode, "resumed" in done.stdout) == (0, True), done
     until(lambda: (row().get("live_bytes") or 0) > 8 * GIB)
     receipts = [each for each in json.loads(demo.run("receipts", "--json").stdout) if "action" in each]
-    assert [(each["action"], each["outcome"]) for each in receipts] == [("suspend", "suspended"), ("resume", "resumed")]
-    assert receipts[0]["released_bytes"] == receipts[0]["host_bytes"] == receipts[1]["expected_bytes"]
+    assert [(each["action"], each["outcome"]) for each in receipts] == [
+        ("suspend", "suspended"),
+        ("resume", "refused"),
+        ("resume", "resumed"),
+    ]
+    assert receipts[0]["released_bytes"] == receipts[0]["host_bytes"] == receipts[2]["expected_bytes"]
 
 
 def test_waiting_program_ends_with_a_killed_demo(serve: Callable[..., RunningDaemon]):

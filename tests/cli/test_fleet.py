@@ -107,7 +107,7 @@ def test_status_names_each_machine_that_does_not_answer_and_the_reason(tmp_path:
             "node-2": present.address,
         }
         file = write_targets(tmp_path / "targets.json", addresses, wrong={"__scheme__": "https"})
-        options = ("status", "--targets", str(file), "--timeout", "60")
+        options = ("status", "--targets", str(file), "--timeout", "60s")
         shown = fleet(*options, GPUMOND_CA_FILE=str(place / "ca.crt"), GPUMOND_TOKEN="secret")
         assert shown.returncode == 1
         assert [line.split()[0] for line in shown.stdout.splitlines()[1:3]] == ["node-1", "node-2"]

@@ -46,7 +46,7 @@ def options(directory: Path, machines: list[SimulatedMachine], **others: str) ->
     tokens.write_text("".join(f"{each.name}: {each.token}\n" for each in machines))
     https = {"__scheme__": "https"}
     file = write_targets(directory / "targets.json", addresses, wrong=https)
-    return ["--targets", str(file), "--tokens", str(tokens), "--timeout", "60"]
+    return ["--targets", str(file), "--tokens", str(tokens), "--timeout", "60s"]
 
 
 def document(done: subprocess.CompletedProcess[str], code: int) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def test_flushes_stop_after_a_program_that_does_not_answer(tmp_path: Path, machi
         for workload in machine.programs:
             machine.change(workload, answer="silence")
     command = ["flush", *options(tmp_path, machines), "--machine", "node-*", "--yes", "--json"]
-    found = document(fleet(*command, "--max-parallel", "1", "--flush-timeout", "1"), 1)
+    found = document(fleet(*command, "--max-parallel", "1", "--flush-timeout", "1s"), 1)
     assert {(each["wave"], each["result"]) for each in found["results"]} == {
         (1, "failed"),
         (2, "skipped"),

@@ -38,7 +38,7 @@ def daemon(module_driver: FakeDriver, tmp_path_factory: pytest.TempPathFactory) 
     driver.write()
     directory = tmp_path_factory.mktemp("daemon")
     (directory / "gpumond.yaml").write_text(CONFIG)
-    options = ("--source", "nvml", "--config", str(directory / "gpumond.yaml"), "--interval", "0.2")
+    options = ("--source", "nvml", "--config", str(directory / "gpumond.yaml"), "--interval", "0.2s")
     with RunningDaemon(directory / "daemon", *options, environ=driver.env) as running:
         agent_options = {"device_uuid": driver.devices[0].uuid, "workload": "train", "cached_bytes": 3 * GIB}
         command = [sys.executable, "-m", "tests.helpers.agents", str(running.socket), json.dumps(agent_options)]

@@ -103,7 +103,7 @@ def test_record_writes_snapshots_of_a_real_daemon_until_it_is_interrupted(
 ):
     driver.devices = machine(2)
     driver.write()
-    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    daemon = serve("--source", "nvml", "--interval", "0.2s", environ=driver.env)
     file = tmp_path / "log.jsonl"
     command = [sys.executable, "-m", "gpumond", "record", "--out", str(file)]
     recorder = subprocess.Popen(command, env=daemon.environ, stderr=subprocess.PIPE)

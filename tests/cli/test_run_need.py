@@ -41,7 +41,7 @@ Start = Callable[..., subprocess.Popen[str]]
 def daemon(serve: Callable[..., RunningDaemon], tmp_path: Path) -> RunningDaemon:
     create(tmp_path / "cards" / "card0", Spec(UUID, 0, "sim", 1024 * MIB))
     environ = {"GPUMOND_SIM_DIR": os.fspath(tmp_path / "cards")}
-    daemon = serve("--source", "sim", "--interval", "0.1", environ=environ)
+    daemon = serve("--source", "sim", "--interval", "0.1s", environ=environ)
     until(lambda: daemon.request("/-/ready")[0] == 200)
     return daemon
 
@@ -55,7 +55,7 @@ def restarted(daemon: RunningDaemon) -> Iterator[Callable[[], RunningDaemon]]:
             daemon.process.kill()
             daemon.process.wait()
             environ = {"GPUMOND_SIM_DIR": daemon.environ["GPUMOND_SIM_DIR"]}
-            options = ("--source", "sim", "--interval", "0.1")
+            options = ("--source", "sim", "--interval", "0.1s")
             again = RunningDaemon(daemon.directory, *options, environ=environ, url=daemon.url)
             running.enter_context(again)
             until(lambda: again.request("/-/ready")[0] == 200)

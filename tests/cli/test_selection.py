@@ -9,9 +9,9 @@ import pytest
 
 from gpumond.cli.arguments import add_target
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.quota import QueuedRequest
+from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.units import GIB, about, typed_size
-from gpumond.features.quotas.command import queue_table
+from gpumond.features.quotas.command import queue_table, queue_text
 from gpumond.features.quotas.need import WaitingLine, size
 from gpumond.view.frame import view
 from tests.helpers.frames import make_frame
@@ -97,6 +97,26 @@ def test_queue_is_shown_with_what_is_missing_and_since_when():
     ]
     notices = [notice for notice in view(frame).notices if notice.kind == "waiting"]
     assert [(notice.title, notice.text) for notice in notices] == [("waiting", sentence)]
+
+
+def test_grant_is_shown_until_its_memory_is_used():
+    grant = GrantedRequest(
+        id="b",
+        device_uuid="GPU-a",
+        need_bytes=20 * GIB,
+        unused_bytes=20 * GIB,
+        user="ann",
+        workload="pretrain",
+        pid=4242,
+    )
+    partly = replace(grant, unused_bytes=15 * GIB, workload="", user=None)
+    frame = make_frame(make_device(used_bytes=GIB), grants=(grant, partly))
+    sentences = [
+        "20.0 GiB of GPU 0 is granted to pretrain (pid 4242, ann), which doesn't use it yet",
+        "20.0 GiB of GPU 0 is granted to pid 4242, which uses 5.0 GiB of it so far",
+    ]
+    assert [notice.text for notice in view(frame).notices if notice.kind == "granted"] == sentences
+    assert queue_text(frame) == "\n".join(("no program waits for memory\n", *sentences))
 
 
 def test_waiting_is_one_line_in_a_log_until_something_changes(capsys: pytest.CaptureFixture[str]):

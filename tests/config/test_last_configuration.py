@@ -43,7 +43,7 @@ def arguments(directory: Path, file: Path) -> list[str]:
 def test_failed_reload_is_a_metric_a_fault_and_a_finding_of_doctor(serve: Serve, tmp_path: Path):
     file = tmp_path / "gpumond.yaml"
     file.write_text(VALID)
-    daemon = serve("--source", "sim", "--interval", "0.2", "--config", os.fspath(file))
+    daemon = serve("--source", "sim", "--interval", "0.2s", "--config", os.fspath(file))
     until(lambda: daemon.request("/api/v1/status")[0] == 200)
     loaded_at = daemon.value(LOADED_AT)
     assert (daemon.value(SUCCESSFUL), faults(daemon)) == (1, [])
@@ -66,7 +66,7 @@ def test_failed_reload_is_a_metric_a_fault_and_a_finding_of_doctor(serve: Serve,
 def test_hashes_are_those_of_the_settings_and_rules_in_effect(serve: Serve, tmp_path: Path):
     file = tmp_path / "gpumond.yaml"
     file.write_text(VALID)
-    daemon = serve("--source", "sim", "--interval", "0.2", "--config", os.fspath(file))
+    daemon = serve("--source", "sim", "--interval", "0.2s", "--config", os.fspath(file))
     until(lambda: daemon.request("/api/v1/status")[0] == 200)
 
     def hashes() -> tuple[str, str]:
@@ -96,7 +96,7 @@ def test_hashes_are_those_of_the_settings_and_rules_in_effect(serve: Serve, tmp_
 def test_daemon_starts_with_the_last_valid_configuration(serve: Serve, tmp_path: Path):
     file = tmp_path / "gpumond.yaml"
     file.write_text(VALID)
-    options = ("--source", "sim", "--interval", "0.2", "--config", os.fspath(file))
+    options = ("--source", "sim", "--interval", "0.2s", "--config", os.fspath(file))
     first = serve(*options)
     copy = first.directory / "state" / COPY
     assert (copy.stat().st_mode & 0o777, VALID in copy.read_text()) == (0o600, True)

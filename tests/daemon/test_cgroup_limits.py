@@ -64,7 +64,7 @@ def test_daemon_in_a_partition_says_so_and_its_ledger_adds_up(serve: Serve, driv
     driver.devices[0].partition_used = 2 * GIB
     driver.write()
     driver.limit(0, "/elsewhere")
-    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    daemon = serve("--source", "nvml", "--interval", "0.2s", environ=driver.env)
     until(lambda: [each["kind"] for each in daemon.get("status")["conditions"]] == ["memory_partition"])
     (device,) = daemon.get("devices")
     assert (device["size_bytes"], device["partition_bytes"]) == (driver.devices[0].total_bytes, 16 * GIB)

@@ -71,7 +71,7 @@ def test_metrics_equal_the_values_of_the_driver_exactly(serve: Serve, driver: Fa
 
 def test_lost_device_has_no_values_until_it_is_back_and_others_continue(serve: Serve, driver: FakeDriver):
     driver.devices = machine(4)
-    daemon = start(serve, driver, "--interval", "0.2")
+    daemon = start(serve, driver, "--interval", "0.2s")
     lost, other = driver.devices[1].uuid, driver.devices[2].uuid
     driver.lose(1)
     driver.devices[2].used_bytes += 4096
@@ -91,7 +91,7 @@ def test_commands_wait_for_the_first_reading(serve: Serve, driver: FakeDriver):
     driver.devices = machine(1)
     driver.hang("nvmlDeviceGetCount_v2", seconds=1.5, times=1)
     driver.write()
-    daemon = serve("--source", "nvml", "--interval", "10", environ=driver.env)
+    daemon = serve("--source", "nvml", "--interval", "10s", environ=driver.env)
     status, _, headers = daemon.request("/api/v1/frame")
     assert (status, headers.get("Retry-After")) in ((503, "1"), (200, None))  # a slow machine has read them by now
     done = daemon.run("status")
@@ -131,7 +131,7 @@ def test_hanging_device_is_excluded_and_others_continue(serve: Serve, driver: Fa
 
 def test_device_that_crashes_the_driver_repeatedly_is_excluded(serve: Serve, driver: FakeDriver):
     driver.devices = machine(3)
-    daemon = start(serve, driver, "--interval", "0.2")
+    daemon = start(serve, driver, "--interval", "0.2s")
     driver.crash("nvmlDeviceGetMemoryInfo_v2", 1)
     driver.write()
     until(lambda: daemon.value("gpumond_device_fault", gpu="1", kind="skipped"))
@@ -141,7 +141,7 @@ def test_device_that_crashes_the_driver_repeatedly_is_excluded(serve: Serve, dri
 
 def test_release_ends_the_driver_process_until_it_expires(serve: Serve, driver: FakeDriver):
     driver.devices = machine(1)
-    daemon = start(serve, driver, "--interval", "0.2")
+    daemon = start(serve, driver, "--interval", "0.2s")
     held = subprocess.run(["pgrep", "-P", str(daemon.process.pid)], capture_output=True, text=True).stdout.split()
     assert len(held) == 1
     assert daemon.run("detach-driver", "--for", "3s").returncode == 0
@@ -156,7 +156,7 @@ def test_release_ends_the_driver_process_until_it_expires(serve: Serve, driver: 
 
 def test_driver_crash_restarts_the_collector_process_only(serve: Serve, driver: FakeDriver):
     driver.devices = machine(2)
-    daemon = start(serve, driver, "--interval", "0.2")
+    daemon = start(serve, driver, "--interval", "0.2s")
     driver.crash("nvmlDeviceGetMemoryInfo_v2", 1)
     driver.write()
     until(lambda: (daemon.value("gpumond_collector_restarts_total") or 0) >= 2)

@@ -26,7 +26,7 @@ def two(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     directory = tmp_path_factory.mktemp("two")
     driver = FakeDriver(directory, nvml_library, machine(2))
     driver.write()
-    with RunningDaemon(directory / "d", "--source", "nvml", "--interval", "0.2", environ=driver.env) as daemon:
+    with RunningDaemon(directory / "d", "--source", "nvml", "--interval", "0.2s", environ=driver.env) as daemon:
         until(lambda: daemon.value("gpumond_device_power_limit_watts", gpu="0"))
         yield daemon, driver
 
@@ -98,7 +98,7 @@ CONDITIONS_OF = {
 def test_conditions_are_in_metrics_status_and_doctor(serve: Serve, driver: FakeDriver):
     driver.devices = [*CONDITIONS_OF.values()]
     driver.write()
-    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    daemon = serve("--source", "nvml", "--interval", "0.2s", environ=driver.env)
     until(lambda: daemon.value("gpumond_device_condition", condition="mps"))
     stated = daemon.get("status")["conditions"]
     shown = {command: daemon.run(command).stdout for command in ("doctor", "status")}
@@ -123,7 +123,7 @@ def test_idle_process_is_distinguished_from_an_active_one(serve: Serve, driver: 
     processes = [Process(own, GIB, utilization=97), Process(other, GIB)]
     driver.devices = [Device("GPU-0", used_bytes=2 * GIB, gpu_utilization=97, process_sampling=1, processes=processes)]
     driver.write()
-    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    daemon = serve("--source", "nvml", "--interval", "0.2s", environ=driver.env)
     until(lambda: daemon.value("gpumond_process_utilization_ratio", pid=str(other)) == 0)
     until(lambda: (idle(daemon)[other] or 0) > 0)
     assert idle(daemon)[own] == 0
@@ -148,7 +148,7 @@ def test_orphan_is_named_with_its_remedy(serve: Serve, driver: FakeDriver, tmp_p
         pid = int(pid_file.read_text())
         driver.devices = [Device("GPU-0", used_bytes=GIB, processes=[Process(pid, GIB)])]
         driver.write()
-        daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+        daemon = serve("--source", "nvml", "--interval", "0.2s", environ=driver.env)
         until(lambda: daemon.value("gpumond_process_memory_used_bytes", pid=str(pid)))
         (process,) = daemon.get("processes")
         unit = place(Path("/proc/self/cgroup").read_text()).unit
@@ -176,7 +176,7 @@ def test_private_pid_namespace_is_in_metrics_and_status(
         pytest.skip("the tests run in a PID namespace of their own")
     driver.devices = machine(1)
     driver.write()
-    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env, around=around)
+    daemon = serve("--source", "nvml", "--interval", "0.2s", environ=driver.env, around=around)
     until(lambda: daemon.value("gpumond_private_pid_namespace") == is_private)
     until(lambda: daemon.get("devices"))
     status = daemon.get("status")

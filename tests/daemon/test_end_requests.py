@@ -29,7 +29,7 @@ def start(serve: Serve, directory: Path, **settings: Any) -> RunningDaemon:
     file = directory / "gpumond.yaml"
     file.write_text(yaml.safe_dump({"rules": [RULE], **settings}))
     environ = {"GPUMOND_SIM_DIR": os.fspath(directory / "cards")}
-    return serve("--source", "sim", "--interval", "0.1", "--config", os.fspath(file), environ=environ)
+    return serve("--source", "sim", "--interval", "0.1s", "--config", os.fspath(file), environ=environ)
 
 
 def note(daemon: RunningDaemon) -> str:

@@ -28,7 +28,7 @@ def place(tmp_path: Path) -> Path:
 def daemon(serve: Callable[..., RunningDaemon], place: Path, tmp_path: Path) -> RunningDaemon:
     environ = {"GPUMOND_SIM_DIR": str(tmp_path)}
     own = ("--socket", str(place / "agent.sock"), "--runtime-dir", str(tmp_path / "own"))
-    return serve("--source", "sim", "--interval", "0.1", *own, environ=environ)
+    return serve("--source", "sim", "--interval", "0.1s", *own, environ=environ)
 
 
 def is_heard(place: Path) -> bool:

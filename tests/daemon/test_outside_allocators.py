@@ -50,7 +50,7 @@ def programs() -> Iterator[ExitStack]:
 def daemon(serve: Callable[..., RunningDaemon], driver: FakeDriver) -> RunningDaemon:
     driver.devices = [Device(uuid=UUID, used_bytes=200 * MIB, gpu_utilization=0, minor=0)]
     driver.write()
-    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    daemon = serve("--source", "nvml", "--interval", "0.2s", environ=driver.env)
     until(lambda: daemon.request("/api/v1/frame")[0] == 200)
     return daemon
 

@@ -57,7 +57,7 @@ def daemon(serve: Callable[..., RunningDaemon], driver: FakeDriver) -> Iterator[
     driver.devices = [Device(UUID, used_bytes=GIB)]
     driver.write()
     environ = driver.env | {"GPUMOND_SOCKET_MODE": "0666"}
-    daemon = serve("--source", "nvml", "--interval", "0.2", environ=environ, around=APART)
+    daemon = serve("--source", "nvml", "--interval", "0.2s", environ=environ, around=APART)
     until(lambda: daemon.request("/-/ready")[0] == 200)
     yield daemon
     daemon.process.kill()  # unshare does not pass other signals on

@@ -36,7 +36,7 @@ def start(serve: Serve, tmp_path: Path) -> Callable[..., RunningDaemon]:
     def start(*quotas: Mapping[str, Any], **fields: Any) -> RunningDaemon:
         write(tmp_path, *quotas)
         environ = {"GPUMOND_SIM_DIR": os.fspath(tmp_path / "cards")}
-        options = ("--source", "sim", "--interval", "0.1", "--config", os.fspath(tmp_path / "gpumond.yaml"))
+        options = ("--source", "sim", "--interval", "0.1s", "--config", os.fspath(tmp_path / "gpumond.yaml"))
         return serve(*options, environ=environ, **fields)
 
     return start
@@ -91,7 +91,7 @@ def restarted() -> Iterator[Restart]:
             daemon.process.send_signal(signal.SIGKILL)
             daemon.process.wait()
             file = daemon.directory.parent / "gpumond.yaml"
-            options = ("--source", "sim", "--interval", "0.1", "--config", os.fspath(file))
+            options = ("--source", "sim", "--interval", "0.1s", "--config", os.fspath(file))
             environ = {"GPUMOND_SIM_DIR": daemon.environ["GPUMOND_SIM_DIR"]}
             return running.enter_context(RunningDaemon(daemon.directory, *options, environ=environ))
 

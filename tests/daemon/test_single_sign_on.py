@@ -39,7 +39,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iter
     other = subprocess.Popen([*as_user(VICTIM), "sleep", "600"])
     driver.devices[0].processes = [Process(os.getpid(), 4 * GIB), Process(other.pid, 15 * GIB)]
     driver.write()
-    options = ("--config", str(directory / "gpumond.yaml"), "--source", "nvml", "--interval", "0.2")
+    options = ("--config", str(directory / "gpumond.yaml"), "--source", "nvml", "--interval", "0.2s")
     try:
         with RunningDaemon(directory / "daemon", *options, environ=driver.env) as running:
             until(lambda: running.request("/-/ready")[0] == 200)

@@ -45,7 +45,7 @@ def device(tmp_path: Path) -> SimDevice:
 @pytest.fixture
 def daemon(serve: Callable[..., RunningDaemon], device: SimDevice) -> RunningDaemon:
     environ = {"GPUMOND_SIM_DIR": str(device.directory.parent)}
-    return with_frame(serve("--source", "sim", "--interval", "0.2", environ=environ))
+    return with_frame(serve("--source", "sim", "--interval", "0.2s", environ=environ))
 
 
 def with_frame(daemon: RunningDaemon) -> RunningDaemon:
@@ -153,7 +153,7 @@ def test_flush_that_a_suspension_overtakes_is_not_executed_when_the_program_resu
     serve: Callable[..., RunningDaemon], device: SimDevice
 ):
     environ = {"GPUMOND_SIM_DIR": str(device.directory.parent)}
-    daemon = with_frame(serve("--source", "sim", "--interval", "4", environ=environ))  # too slow to see it in time
+    daemon = with_frame(serve("--source", "sim", "--interval", "4s", environ=environ))  # too slow to see it in time
     with program(daemon, device) as process:
         until(lambda: is_live(daemon))
         device.suspend(process.pid)

@@ -17,7 +17,7 @@ from tests.helpers.values import make_pool
 def test_uncounted_pool_has_a_share_and_a_remedy_everywhere(serve: Callable[..., RunningDaemon], driver: FakeDriver):
     driver.devices = [Device("GPU-0", used_bytes=6 * GIB, processes=[Process(os.getpid(), 5 * GIB)])]
     driver.write()
-    daemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    daemon = serve("--source", "nvml", "--interval", "0.2s", environ=driver.env)
     pool = make_pool("GPU-0", allocator="rmm", live_bytes=None, held_bytes=4 * GIB)
     with socket.socket(socket.AF_UNIX) as agent:
         agent.connect(str(daemon.socket))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from math import exp, inf, nan
 
 import pytest
@@ -43,7 +44,7 @@ from tests.helpers.curves import (
     onsets,
     steps_of,
 )
-from tests.helpers.values import make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_suspended
 
 
 def at(found: list[tuple[float, Verdict]], kind: str) -> float | None:
@@ -148,6 +149,17 @@ def test_idle_holder_is_the_pool_of_a_process_that_the_driver_does_not_count():
 def test_idle_holder_uses_the_idle_time_of_the_reading():
     found = onsets(by_process(lambda at: 30 * GIB, steps_of(5), idle_seconds=4000.0))
     assert "idle-holder" in kinds(found)
+
+
+def test_suspended_program_has_no_verdict():
+    def idle(at: float) -> Snapshot:
+        return next(by_process(lambda _: 30 * GIB, (at,), busy=0.0))
+
+    suspended = (make_suspended(10, 30 * GIB),)
+    later = (40 * MINUTE + at for at in steps_of(5))
+    hidden = (at_moment(at, of_device(0, (), busy=0.0), suspended_programs=suspended) for at in later)
+    assert {verdict.kind for verdict in last(map(idle, steps_of(40)))} >= {"idle-holder", "steady"}
+    assert last(chain(map(idle, steps_of(40)), hidden)) == ()
 
 
 def snapshots_of_an_end(before: float, **fields: object) -> list[tuple[float, Verdict]]:

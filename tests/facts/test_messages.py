@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
@@ -21,6 +23,14 @@ def test_message_round_trips(message: messages.Message):
     assert encoded.endswith(b"\n")
     assert encoded.count(b"\n") == 1
     assert messages.decode(encoded) == message
+
+
+def test_programs_connect_to_the_daemon_in_the_stated_runtime_directory(tmp_path: Path):
+    environ = {"GPUMOND_RUNTIME_DIR": os.fspath(tmp_path)}
+    assert messages.program_socket(environ) == messages.SERVICE_SOCKET  # it has no daemon
+    (tmp_path / "agent.sock").touch()
+    assert messages.program_socket(environ) == f"{tmp_path}/agent.sock"
+    assert messages.program_socket({**environ, "GPUMOND_SOCKET": "/other/agent.sock"}) == "/other/agent.sock"
 
 
 def test_reading_round_trips():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.facts.units import counted, human
+from gpumond.facts.units import counted, human, seconds, typed_seconds
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,17 @@ from gpumond.facts.units import counted, human
 )
 def test_counted_uses_the_plural_except_for_one(count: int, noun: str, words: str):
     assert counted(count, noun) == words
+
+
+@pytest.mark.parametrize(("text", "value"), [("90s", 90.0), ("1h30m", 5400.0), ("250ms", 0.25), ("0", 0.0)])
+def test_typed_duration_has_a_unit(text: str, value: float):
+    assert typed_seconds(text) == value
+
+
+def test_typed_duration_without_a_unit_is_refused_with_units_to_choose_from():
+    assert seconds("1") == 1.0
+    with pytest.raises(ValueError, match="expected a unit, as in 1s, 1m or 1h"):
+        typed_seconds("1")
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_command_prints_each_problem_once(tmp_path: Path):
     with stub(lambda path, body: (200, frame(agent=False))) as served:
         addresses = {f"node-{number}": served.address for number in range(7)}
         file = write_targets(tmp_path / "targets.json", addresses)
-        shown = fleet("doctor", "--targets", str(file), "--timeout", "30")
+        shown = fleet("doctor", "--targets", str(file), "--timeout", "30s")
         assert shown.returncode == 0, shown.stderr
         first, second = shown.stdout.splitlines()
         assert first == "note  programs without an agent: node-0, node-1, node-2, node-3, node-4 and 2 more"

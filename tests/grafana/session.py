@@ -82,7 +82,7 @@ def running(directory: Path, nvml_library: Path) -> Iterator[Session]:
             return program
 
         demo = running.enter_context(RunningDaemon(directory / "demo", *options, command="demo", environ=own))
-        serving = ("--source", "nvml", "--interval", "0.2")
+        serving = ("--source", "nvml", "--interval", "0.2s")
         node = running.enter_context(RunningDaemon(directory / "node", *serving, environ=driver.env))
         everything = {
             "gpumond": {"static_configs": [{"targets": [address(demo), address(node)]}]},

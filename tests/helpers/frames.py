@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from gpumond.facts.frame import Alert, Frame, FullFrame, StatedCondition, StatedFault, Verdict
-from gpumond.facts.quota import QueuedRequest
+from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.serve.full_frame import holdings
@@ -30,6 +30,7 @@ def make_frame(
     faults: tuple[StatedFault, ...] = (),
     conditions: tuple[StatedCondition, ...] = (),
     queue: tuple[QueuedRequest, ...] = (),
+    grants: tuple[GrantedRequest, ...] = (),
     **fields: Any,
 ) -> dict[str, Any]:
     snapshot = make_snapshot(*devices, **fields)
@@ -45,6 +46,7 @@ def make_frame(
         alerts=alerts,
         silences=(),
         queue=queue,
+        grants=grants,
         processes=processes,
         faults=faults,
         conditions=conditions,

@@ -55,7 +55,7 @@ devices = {{values = ["{device}"]}}
 @contextmanager
 def demo(directory: Path) -> Iterator[RunningDaemon]:
     """Run a daemon with simulated programs."""
-    with RunningDaemon(directory / "daemon", "--interval", "1", command="demo") as daemon:
+    with RunningDaemon(directory / "daemon", "--interval", "1s", command="demo") as daemon:
         until(lambda: daemon.request("/-/ready")[0] == 200 and daemon.get("agents"))
         yield daemon
 

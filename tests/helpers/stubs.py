@@ -125,7 +125,7 @@ class SimulatedMachine:
         uuid = f"GPU-{zlib.crc32(name.encode()):08x}-1111-2222-3333-444455556666"
         self.driver = FakeDriver(directory, library, [Device(uuid=uuid)])
         environ = {**self.driver.env, "GPUMOND_FLUSH_COOLDOWN": "0"}
-        self.daemon = RunningDaemon(directory / "daemon", "--source", "nvml", "--interval", "0.2", environ=environ)
+        self.daemon = RunningDaemon(directory / "daemon", "--source", "nvml", "--interval", "0.2s", environ=environ)
         self.address = self.daemon.url.removeprefix("http://")
         self._options = {
             workload: {"device_uuid": uuid, "workload": workload, "cached_bytes": 3 * GIB, "answer": "release", **own}

@@ -14,6 +14,7 @@ from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, ProcessQuota, ProcessUsage, Snapshot, SourceState
+from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB as GIB
 from gpumond.features.rules.evaluation import Awaited, RuleState, evaluate as evaluate_rules
 from gpumond.quantities.window import RuleWindow, remember
@@ -52,6 +53,19 @@ def make_report(pid: int = 10, pools: tuple[PoolUsage, ...] = (), **fields: Any)
         "flush_policy": "allow",
     }
     return AgentReport(pid=pid, pools=pools, **defaults | fields)
+
+
+def make_suspended(pid: int = 10, size: int = GIB, **fields: Any) -> SuspendedProgram:
+    defaults: dict[str, Any] = {
+        "id": f"{pid}-100",
+        "start_ticks": 100,
+        "uid": 1000,
+        "workload": "train",
+        "state": "suspended",
+        "since": 1.0,
+        "memory": (SuspendedMemory("GPU-a", 0, size),),
+    }
+    return SuspendedProgram(pid=pid, **defaults | fields)
 
 
 def make_quotas(

@@ -22,7 +22,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    with RunningDaemon(tmp_path_factory.mktemp("page") / "demo", "--interval", "0.5", command="demo") as daemon:
+    with RunningDaemon(tmp_path_factory.mktemp("page") / "demo", "--interval", "0.5s", command="demo") as daemon:
         ready(daemon, PROGRAMS)
         yield daemon
 

@@ -38,7 +38,7 @@ def main() -> None:
     os.environ["NODE_NAME"] = "gpu-01"
     with (
         tempfile.TemporaryDirectory(prefix="gpumond-pictures-") as directory,
-        RunningDaemon(Path(directory), "--interval", "0.2", "--devices", "1", command="demo") as demo,
+        RunningDaemon(Path(directory), "--interval", "0.2s", "--devices", "1", command="demo") as demo,
         chromium() as browser,
     ):
         ready(demo, PROGRAMS)

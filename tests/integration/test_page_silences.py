@@ -27,7 +27,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     directory = tmp_path_factory.mktemp("silences")
     config = directory / "config.yaml"
     config.write_text(RULE)
-    with RunningDaemon(directory / "demo", "--config", str(config), "--interval", "0.5", command="demo") as daemon:
+    with RunningDaemon(directory / "demo", "--config", str(config), "--interval", "0.5s", command="demo") as daemon:
         yield daemon
 
 
@@ -98,7 +98,7 @@ def test_alert_is_silenced_and_the_silence_ended(browser: Browser, daemon: Runni
 def test_name_of_a_built_in_rule_leads_to_its_runbook(browser: Browser, serve: Serve, tmp_path: Path):
     config = tmp_path / "config.yaml"
     config.write_text("rules: [{name: device-nearly-full, scope: device, value: used_bytes, above: 0}]")
-    daemon = serve("--config", str(config), "--interval", "0.2", command="demo")
+    daemon = serve("--config", str(config), "--interval", "0.2s", command="demo")
     with open_page(browser, daemon) as session:
         session.page.get_by_role("link", name="Runbook device-nearly-full").click(timeout=60_000)
         session.page.get_by_role("heading", name="Runbook: device-nearly-full").wait_for()

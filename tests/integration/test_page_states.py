@@ -38,7 +38,7 @@ def test_page_names_a_hanging_driver_and_withdraws_its_values(browser: Browser, 
     driver.devices = machine(2)
     driver.devices[0].used_bytes = 5 * GIB
     driver.write()
-    daemon = serve("--source", "nvml", "--interval", "1", environ=driver.env)
+    daemon = serve("--source", "nvml", "--interval", "1s", environ=driver.env)
     with open_page(browser, daemon) as session:
         session.shows("of 282.0 GiB used")
         driver.hang("nvmlDeviceGetCount_v2", seconds=60)

@@ -51,7 +51,7 @@ def test_no_word_of_any_view_is_broken(browser: Browser, demo: RunningDaemon):
 
 
 def test_nothing_is_alarming_in_the_first_minute(browser: Browser, serve: Serve):
-    daemon = serve("--interval", "0.2", command="demo")
+    daemon = serve("--interval", "0.2s", command="demo")
     with open_page(browser, daemon) as session:
         session.page.locator("tbody .of-program").first.wait_for()
         for _ in range(10):

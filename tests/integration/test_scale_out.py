@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("prometheus")]
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Any:
     directory = tmp_path_factory.mktemp("scale-out")
-    with RunningDaemon(directory / "demo", "--devices", "1", "--interval", "0.5", command="demo") as running:
+    with RunningDaemon(directory / "demo", "--devices", "1", "--interval", "0.5s", command="demo") as running:
         until(lambda: running.request("/api/v1/agents")[0] == 200 and running.get("agents"))
         yield running
 

@@ -129,6 +129,14 @@ def test_package_gpumond_next_to_the_program_is_the_programs(installed: Path, tm
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
+def test_program_in_the_environment_of_another_installation_has_the_agent(installed: Path, tmp_path: Path):
+    program = [sys.executable, "-c", "import sys; print('gpumond.agent' in sys.modules)"]
+    command = [os.fspath(installed / "bin" / "gpumond"), "run", "--", *program]
+    environ = {**ENVIRON, "GPUMOND_SOCKET": "/nowhere/agent.sock"}
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 @pytest.mark.parametrize("module", ["sitecustomize", "usercustomize"])
 def test_sitecustomize_of_the_program_runs_once(installed: Path, tmp_path: Path, module: str):
     (tmp_path / f"{module}.py").write_text("print('started')\n")

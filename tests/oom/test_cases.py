@@ -8,8 +8,9 @@ import pytest
 
 from gpumond.facts.frame import Frame, Line
 from gpumond.facts.program import Oom, OomPool, Program, ScopeDevice, ScopeUsage, StepUsage
+from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB
-from gpumond.features.oom.case_file import CaseFile, document, plain, sections
+from gpumond.features.oom.case_file import CaseFile, Remedy, document, plain, sections
 from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, case_file, opaque_case, timeline
 from gpumond.features.oom.evidence import Evidence
 from gpumond.features.oom.remedies import remedies
@@ -118,6 +119,45 @@ def test_what_a_program_gained_after_its_last_report_is_counted_once():
     assert evidence.held + evidence.overhead == int(79.5 * GIB)
 
 
+def test_the_figures_of_a_case_add_up_after_the_program_has_returned_its_cache():
+    """Its last report counts 36 GiB; the allocator returned 32 of them before it failed."""
+    own, other = make_process(10, 37 * GIB), make_process(11, 30 * GIB)
+    device = make_device(used_bytes=67 * GIB, free_bytes=13 * GIB, processes=(own, other))
+    report = make_report(10, (make_pool(live=4 * GIB, cached=32 * GIB),), workload="finetune")
+    snapshot = make_snapshot(device, reports=(report,))
+    pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=4 * GIB, cached_bytes=0, stranded_bytes=0)
+    oom = Oom(number=1, at=snapshot.taken_at, seen="scope", device_uuid=device.uuid, request_bytes=60 * GIB)
+    oom = replace(oom, free_bytes=45 * GIB, pools=(pool,))
+    case = case_file(Evidence(oom, report, Frame(snapshot, attribute(snapshot))), History(1.0))
+    assert {(line.pid, line.share): line.used_bytes for line in case.lines if line.used_bytes} == {
+        (10, "live"): 4 * GIB,
+        (10, "overhead"): GIB,
+        (11, "opaque"): 30 * GIB,
+    }
+    assert sum(line.used_bytes for line in case.lines) + 45 * GIB == device.size_bytes
+    assert "the program itself 5.0 GiB" in case.summary
+    assert ["", "free", "45.0 GiB"] in [*sections(case, ())][1][2]
+
+
+def test_an_idle_program_that_can_be_suspended_is_a_remedy():
+    idle = make_process(11, 30 * GIB, idle_seconds=90.0)
+    device = make_device(used_bytes=31 * GIB, free_bytes=49 * GIB, processes=(make_process(10, GIB), idle))
+    holder = make_report(11, (make_pool(live=30 * GIB),), workload="embeddings", can_suspend=True)
+    report = make_report(10, (make_pool(live=GIB),), workload="finetune")
+    oom = Oom(number=1, at=1.0, seen="scope", device_uuid=device.uuid, request_bytes=60 * GIB, free_bytes=49 * GIB)
+
+    def found(holder: AgentReport, device: DeviceReading = device) -> dict[str, Remedy]:
+        snapshot = make_snapshot(device, reports=(report, holder))
+        return {each.name: each for each in remedies(Evidence(oom, report, Frame(snapshot, attribute(snapshot))))}
+
+    assert "suspension" not in found(replace(holder, can_suspend=False))
+    busy = replace(device, processes=(make_process(10, GIB), replace(idle, idle_seconds=5.0)))
+    assert "suspension" not in found(holder, busy)
+    first = next(iter(found(holder).values()))
+    text = "suspend embeddings (pid 11), which has been idle for 1 min 30 s: gpumond suspend --pid 11"
+    assert (first.text, first.size_bytes, first.enough) == (text, 30 * GIB, True)
+
+
 def test_an_error_is_compared_with_runs_that_had_room():
     """The peak of a scope whose runs all failed contains none of their requests."""
     device = make_device(used_bytes=40 * GIB, free_bytes=40 * GIB, processes=(make_process(10, 40 * GIB),))
@@ -146,10 +186,12 @@ def test_the_ledger_of_a_case_states_its_distance_from_the_error():
     pool = OomPool(allocator="torch", device_uuid="GPU-a", live_bytes=GIB, cached_bytes=0, stranded_bytes=0)
     line = Line(device_uuid="GPU-a", share="cached", used_bytes=7 * GIB, pid=10)
     oom = Oom(number=1, at=9.0, seen="scope", pools=(pool,))
-    case = replace(CASE, at=9.0, oom=oom, lines=(line,), lines_at=8.8, reported_at=8.1)
-    titles = [title for title, _, _ in sections(case, ())]
+    case = replace(CASE, at=9.0, oom=oom, lines=(line,), lines_at=8.8)
+    reported = replace(case, oom=replace(oom, pools=()), reported_at=8.1)
+    titles = [title for each in (case, reported) for title, _, _ in sections(each, ())]
     assert titles == [
         "The program's pools at the error",
+        "Ledger of the device 0.2 s before the error (the program's own bytes: at the error)",
         "Ledger of the device 0.2 s before the error (the program's report: 0.9 s before)",
     ]
     assert moment(9.0) in document(case, ())

@@ -22,7 +22,7 @@ MIB = 1 << 20
 def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
     environ = {"GPUMOND_SIM_DIR": os.fspath(tmp_path / "cards")}
     (tmp_path / "cards").mkdir()
-    with RunningDaemon(tmp_path / "daemon", "--source", "sim", "--interval", "0.2", environ=environ) as daemon:
+    with RunningDaemon(tmp_path / "daemon", "--source", "sim", "--interval", "0.2s", environ=environ) as daemon:
         yield daemon
 
 

@@ -32,7 +32,7 @@ def test_daemon_runs_with_the_lowest_versions(tmp_path: Path):
     python = str(tmp_path / "env/bin/python")
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
     subprocess.run([*install, *requirements], check=True, timeout=600)
-    with RunningDaemon(tmp_path / "daemon", "--interval", "0.2", command="demo", python=python) as daemon:
+    with RunningDaemon(tmp_path / "daemon", "--interval", "0.2s", command="demo", python=python) as daemon:
         until(lambda: daemon.request("/-/ready")[0] == 200, 120)
         until(lambda: daemon.get("agents"), 120)
         for route in ("frame", "devices", "alerts", "rules", "receipts", "audit", "status"):

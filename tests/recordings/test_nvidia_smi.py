@@ -143,15 +143,15 @@ def test_program_name_with_a_comma_is_complete():
     ("log", "complaint"),
     [
         ("timestamp, name\n2024/05/01 12:00:00, T4\n", r"line 1: no column memory\.used.*--query-gpu=timestamp"),
-        ("uuid, memory.used [MiB]\nGPU-a, 5 MiB\n", r"line 1: no column timestamp.*--interval N"),
+        ("uuid, memory.used [MiB]\nGPU-a, 5 MiB\n", r"line 1: no column timestamp.*--interval, such as 5s"),
         (
             "+-----------------------------------------+\n| NVIDIA-SMI 550 |\n",
-            r"line 2: this table has no timestamp.*--interval N",
+            r"line 2: this table has no timestamp.*--interval, such as 5s",
         ),
         ("Sat Jan 24 21:52:14 2026\n", "contains no readings"),
         ("Sat Feb 31 21:52:14 2026\n", "isn't a time"),
         ("# gpu    pwr  gtemp\n# Idx      W      C\n", r"line 1: no column of used memory.*record with"),
-        ("# gpu  fb\n# Idx  MB\n 0  7\n", r"line 1: no column Time.*--interval N"),
+        ("# gpu  fb\n# Idx  MB\n 0  7\n", r"line 1: no column Time.*--interval, such as 1s"),
         ("==============NVSMI LOG==============\n", r"line 1: this is the output of nvidia-smi -q.*record with"),
         ("0, 5, 3\n0, 6, 3\n", r"line 1: no header, and the column memory\.used is ambiguous.*--query-gpu"),
         ("2024/05/01 12:00:00, 81559\n2024/05/01 12:00:01, 81559\n", r"the column memory\.used is ambiguous"),

@@ -79,7 +79,7 @@ def test_record_writes_a_whole_trace(tmp_path: Path):
         fake.answers["/api/v1/snapshot"] = (200, frame["snapshot"])
         fake.answers["/api/v1/events"] = (200, [FLUSH])
         out = tmp_path / "trace.json"
-        assert main(["record", "--perfetto", str(out), "--for", "0.3", "--url", fake.url]) == 0
+        assert main(["record", "--perfetto", str(out), "--for", "0.3s", "--url", fake.url]) == 0
     entries = json.loads(out.read_text())["traceEvents"]
     assert {entry["ph"] for entry in entries} == {"C", "M", "i"}
 

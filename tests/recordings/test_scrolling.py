@@ -99,7 +99,7 @@ def test_dcgmi_dmon_without_used_memory_has_size_minus_free_and_reserved():
 @pytest.mark.parametrize(
     ("log", "interval", "complaint"),
     [
-        (DCGMI, None, "line 1: no column Time.*--interval N"),
+        (DCGMI, None, "line 1: no column Time.*--interval"),
         (DCGMI.replace("FBUSD", "PCITX"), 1.0, "line 1: no column of used memory.*record with"),
         ("# gpu  pid  type  sm  command\n 0  7  C  5  python\n", 1.0, "line 1: no column of used memory"),
         ("#Entity FBUSD\nGPU 0 seven\n", 1.0, "1 of 1 lines are malformed"),

@@ -41,8 +41,8 @@ OTHER_NAMES = {
     PoolUsage: {},
     EngineReading: {"running": "running_requests", "waiting": "waiting_requests", "age_seconds": "state_age_seconds"},
 }
-SUSPENSION = {"suspended", "suspendable", "may_suspend", "resume_signals"}
-"""A suspended process is no subject, and its alerts do not change; the others are requests of the program."""
+SUSPENSION = {"suspended", "suspendable", "can_suspend", "may_suspend", "resume_signals"}
+"""A suspended process is no subject, and its alerts end; the others are requests of the program."""
 SETTINGS = {
     "unified",
     "distributed",

@@ -29,7 +29,7 @@ def start(serve: Serve, tmp_path: Path) -> Callable[..., RunningDaemon]:
     def started(*options: str) -> RunningDaemon:
         environ = {"GPUMOND_SIM_DIR": str(tmp_path / "cards")}
         config = ("--config", str(tmp_path / "gpumond.yaml"), "--state-dir", str(tmp_path / "state"))
-        daemon = serve("--source", "sim", "--interval", "0.2", *config, environ=environ)
+        daemon = serve("--source", "sim", "--interval", "0.2s", *config, environ=environ)
         until(lambda: daemon.value("gpumond_driver_up"))
         return daemon
 
@@ -133,7 +133,7 @@ def test_command_line_overrides_and_restores_a_rule(start: Callable[..., Running
     assert (restored["enabled"], restored["overrides"]) == (True, {})
     again = daemon.run("rules", "restore", "leak")
     assert (again.returncode, "leak isn't overridden over the API" in again.stderr) == (2, True)
-    for options, text in (((), "pass at least one of"), (("--for", "soon"), "--for: expected a duration")):
+    for options, text in (((), "pass at least one of"), (("--for", "soon"), "--for: 'soon': expected a duration")):
         wrong = daemon.run("rules", "override", "leak", *options)
         assert (wrong.returncode, text in wrong.stderr) == (2, True)
 

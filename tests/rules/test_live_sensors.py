@@ -26,7 +26,7 @@ def daemon(serve: Callable[..., RunningDaemon], driver: FakeDriver) -> RunningDa
     device = driver.devices[0]
     device.ecc_uncorrected, device.remapped_failure, device.persistence, device.throttle = 0, 0, 1, 0
     driver.write()
-    started: RunningDaemon = serve("--source", "nvml", "--interval", "0.2", environ=driver.env)
+    started: RunningDaemon = serve("--source", "nvml", "--interval", "0.2s", environ=driver.env)
     until(lambda: started.request("/-/ready")[0] == 200)
     return started
 

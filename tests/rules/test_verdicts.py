@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
 from gpumond.facts.alerts import Rule
 from gpumond.facts.frame import Verdict
+from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
 from tests.helpers.agents import GIB
@@ -22,6 +24,7 @@ from tests.helpers.values import (
     make_process,
     make_report,
     make_snapshot,
+    make_suspended,
 )
 
 MIB = 1024**2
@@ -164,6 +167,24 @@ def test_leak_alert_continues_without_the_agent_and_ends_with_the_process():
     assert [len(tick.frame.alerts) for tick in ticks] == [1, 1, 1, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("pool", "fields", "remedy"),
+    [
+        (make_pool(live=29 * GIB), {"can_suspend": True}, "gpumond suspend --pid 10 returns 30.0 GiB"),
+        (make_pool(live=9 * GIB, cached=20 * GIB), {"can_suspend": True}, "gpumond flush --pid 10 returns 20.0 GiB"),
+        (make_pool(live=28 * GIB, cached=GIB), {}, "gpumond flush --pid 10 returns 1.0 GiB"),
+        (make_pool(live=29 * GIB), {}, "no flush releases its memory"),
+        (make_pool(cached=29 * GIB), {"flush_policy": "never"}, "no flush releases its memory"),
+    ],
+)
+def test_alert_on_an_idle_holder_advises_what_releases_its_memory(pool: PoolUsage, fields: dict[str, Any], remedy: str):
+    rules = [rule for rule in BUILT_IN if rule.name == "idle-holder"]
+    snapshot = make_snapshot(DEVICE, reports=(make_report(10, (pool,), **fields),))
+    idle = replace(LEAK, kind="idle-holder", time_to_full_seconds=None, summary="train (pid 10) is idle")
+    (alert,) = evaluate(TickState(), rules, snapshot, (idle,)).frame.alerts
+    assert dict(alert.annotations)["description"] == f"{remedy}; if you don't need the program, stop it"
+
+
 KEEPING = (
     Rule(
         name="hog",
@@ -196,6 +217,18 @@ def test_alerts_on_an_ended_process_resolve_with_the_next_reading_and_a_note():
         "pool": "process 10 has ended",
         "workload": "every program of train has ended",
     }
+
+
+def test_alerts_on_a_suspended_process_resolve_at_once_and_say_so():
+    suspended = make_snapshot(make_device(), reports=REPORT, suspended_programs=(make_suspended(10, 9 * GIB),))
+    ticks = keeping(make_snapshot(HOG, reports=REPORT), suspended, make_snapshot(HOG, reports=REPORT))
+    assert [sorted(alert.rule for alert in tick.frame.alerts) for tick in ticks] == [
+        ["hog", "pool", "workload"],
+        ["workload"],
+        ["hog", "pool", "workload"],
+    ]
+    texts = {alert.rule: dict(alert.annotations)["summary"] for alert in ticks[1].resolved}
+    assert texts == {"hog": "process 10 is suspended; the alert was: a hog", "pool": "process 10 is suspended"}
 
 
 def test_resolved_alert_of_an_existing_process_has_no_note_of_its_end():

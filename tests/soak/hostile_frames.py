@@ -73,7 +73,7 @@ def send_fuzzed_messages(directory: Path, frames: int) -> dict[str, object]:
     cards.mkdir()
     daemon = RunningDaemon(
         directory / "daemon",
-        *("--source", "sim", "--interval", "0.2"),
+        *("--source", "sim", "--interval", "0.2s"),
         environ={"GPUMOND_SIM_DIR": str(cards), "GPUMOND_SOCKET_MODE": "666"},
     )
     agent = ValidAgent(daemon.socket)

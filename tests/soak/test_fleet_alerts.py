@@ -73,7 +73,7 @@ class Fleet:
             place = directory / f"{name}-driver"
             place.mkdir()
             driver = FakeDriver(place, library, devices=[healthy(f"GPU-{name}-{number}") for number in range(8)])
-            options = ["--source", "nvml", "--interval", "2"]
+            options = ["--source", "nvml", "--interval", "2s"]
             if name in (FULL, UNLOADED):  # these send their own alerts in addition
                 options += ["--config", str(settings)]
             named = ("unshare", "--uts", "sh", "-c", f'hostname {name}; exec "$@"', "sh")

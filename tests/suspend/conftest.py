@@ -14,7 +14,7 @@ from gpumond.sim.device import MIB, SimDevice, Spec, create
 from tests.fakecuda import FakeCuda, build
 from tests.helpers.running import RunningDaemon, until
 
-OPTIONS = ("--source", "sim", "--interval", "0.2")
+OPTIONS = ("--source", "sim", "--interval", "0.2s")
 ALLOWED = {"GPUMOND_ALLOW_SUSPEND": "true", "GPUMOND_SUSPEND_AFTER_IDLE": "0s"}
 
 

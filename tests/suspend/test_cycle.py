@@ -87,7 +87,9 @@ def test_rule_suspends_an_idle_program(serve: Callable[..., RunningDaemon], devi
         until(lambda: daemon.get("alerts"))
         do(notebook, f"{busy}(0.0)")
         until(lambda: cuda.state(notebook.pid) == "checkpointed")
-        until(lambda: "suspended notebook: 624.0 MiB" in str(daemon.get("alerts")))
+        until(lambda: f"process {notebook.pid} is suspended" in str(daemon.get("alerts/history")))
+        (receipt,) = daemon.get("suspensions/receipts")
+        assert (receipt["requested_by"], receipt["released_bytes"]) == ("rule:idle", 624 * MIB)
         assert cuda.state(other.pid) == "running"
 
 
@@ -146,7 +148,7 @@ def test_commands_print_receipts_and_the_state_and_a_flush_is_deferred(
 
 
 def test_suspensions_are_off_by_default(serve: Callable[..., RunningDaemon], device: SimDevice, cuda: FakeCuda) -> None:
-    daemon = ready(serve("--source", "sim", "--interval", "0.2", environ=cuda.env))
+    daemon = ready(serve("--source", "sim", "--interval", "0.2s", environ=cuda.env))
     with program(daemon, device) as notebook:
         until(lambda: is_reported(daemon, notebook.pid))
         assert suspend(daemon, notebook.pid)["remedy"] == "set allow_suspend: true"

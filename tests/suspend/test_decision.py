@@ -10,6 +10,7 @@ import pytest
 
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import ProcessKey
+from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot, SourceState, Suspension
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB
@@ -139,6 +140,19 @@ def test_holders_are_named_largest_first():
     others = tuple(replace(USAGE, pid=pid, used_bytes=pid * GIB, comm=f"c{pid}") for pid in (1, 2, 3, 4))
     snapshot = replace(SNAPSHOT, devices=(replace(DEVICE, processes=(USAGE, *others)),))
     assert [each.workload for each in holders(snapshot, "GPU-a", KEY)] == ["c4", "c3", "c2"]
+
+
+def test_grant_that_is_not_used_yet_counts_as_held():
+    grant = GrantedRequest(
+        id="a", device_uuid="GPU-a", need_bytes=5 * GIB, unused_bytes=4 * GIB, user="ann", workload="pretrain", pid=1
+    )
+    grants = (grant, replace(grant, pid=2), replace(grant, pid=3, device_uuid="GPU-b"), replace(grant, pid=KEY.pid))
+    train = replace(USAGE, pid=1, used_bytes=GIB, comm="train")
+    snapshot = replace(SNAPSHOT, devices=(replace(DEVICE, processes=(USAGE, train)),))
+    assert [str(each) for each in holders(snapshot, "GPU-a", KEY, grants)] == [
+        "train (pid 1, 1.0 GiB, 4.0 GiB granted)",
+        "pretrain (pid 2, 4.0 GiB granted)",
+    ]
 
 
 def competitor(pid: int, cached: int, suspendable: int) -> Neighbor:

@@ -29,7 +29,7 @@ BLOCKED = ("pydantic", "fastapi", "uvicorn", "yaml", "prometheus_client", "textu
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    with RunningDaemon(tmp_path_factory.mktemp("top") / "demo", "--interval", "0.2", command="demo") as daemon:
+    with RunningDaemon(tmp_path_factory.mktemp("top") / "demo", "--interval", "0.2s", command="demo") as daemon:
         until(lambda: daemon.request("/-/ready")[0] == 200)
         until(lambda: reclaimable(daemon) > GIB, 60)
         yield daemon

@@ -71,7 +71,10 @@ rules:
 | others | `$XDG_RUNTIME_DIR/gpumond/agent.sock` |
 | without a runtime directory | `~/.local/state/gpumond/agent.sock` |
 
-Agents connect to `socket`. The runtime directory (`runtime_dir`) contains the token and `api.sock`. The directory of
+Agents connect to `GPUMOND_SOCKET`. If you don't set this variable, they connect to `agent.sock` in
+`GPUMOND_RUNTIME_DIR`, or else in the default directories: your own daemon's and the service's.
+
+The runtime directory (`runtime_dir`) contains the token and `api.sock`. The directory of
 `socket` and the runtime directory must belong to the daemon's user, and no other user may have write access. If
 containers mount the directory of `socket`, use a separate `runtime_dir`. The service uses `/run/gpumond-api`, the image
 `/tmp/gpumond`.

@@ -28,7 +28,7 @@ if os.environ.get("GPUMOND_AGENT") == "1" and sys.version_info >= (3, 10):
         else:
             # gpumond.py or a package of the program itself is not imported.
             _place = next(iter(_found.submodule_search_locations or [""]))
-            if _place == _PACKAGE or os.path.exists(os.path.join(os.path.dirname(_place), "_gpumond_start.py")):
+            if _place == _PACKAGE or os.path.exists(os.path.join(_place, "agent", "inject", "sitecustomize.py")):
                 import gpumond.agent.autostart
 
                 gpumond.agent.autostart.start()

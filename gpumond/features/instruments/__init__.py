@@ -26,7 +26,7 @@ FEATURE = Feature(
             group="Programs",
             examples=(
                 "gpumond why --workload train",
-                "gpumond why --pid 4242 --record 60 --folded sites.folded",
+                "gpumond why --pid 4242 --record 60s --folded sites.folded",
             ),
         ),
         Command(

@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import add_target
+from gpumond.cli.arguments import add_target, duration
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
-from gpumond.facts.units import human, seconds, typed_size
+from gpumond.facts.units import human, typed_size
 from gpumond.facts.verdicts import REMEDIES, SHAPES
 from gpumond.view.text import moment, safe, size, table
 
@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    body = recording(arguments.record)
+    body = recording(arguments)
     one_for = None if arguments.folded is None else "--folded"
-    answers, status = client.ask_programs(arguments, "why", body, duration(body) + ANSWER_SECONDS, one_for)
+    answers, status = client.ask_programs(arguments, "why", body, arguments.record + ANSWER_SECONDS, one_for)
     gpus = client.gpu_names(arguments.url) if answers and not arguments.json else {}
     frame, rules = _concluded(arguments.url) if answers and not arguments.json else ({}, {})
     for program, found in answers:
@@ -144,23 +144,16 @@ ANSWER_SECONDS = 60.0
 def add_recording(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record",
+        type=duration,
+        default=0.0,
         metavar="DURATION",
         help="first record allocation stacks for this long, such as 60s; also writes them for flame graphs",
     )
 
 
-def recording(text: str | None) -> dict[str, float]:
-    """Return the body of a request. Raises ConfigError for a wrong duration."""
-    if text is None:
-        return {}
-    try:
-        return {"record_seconds": seconds(text)}
-    except ValueError as error:
-        raise ConfigError(f"--record {text!r}: {error}") from None
-
-
-def duration(body: dict[str, float]) -> float:
-    return body.get("record_seconds", 0.0)
+def recording(arguments: argparse.Namespace) -> dict[str, float]:
+    """Return the body of a request."""
+    return {"record_seconds": arguments.record} if arguments.record else {}
 
 
 def fetch(url: str, pid: int, dump: dict[str, Any], out: str) -> None:
@@ -191,9 +184,9 @@ class Snapshot:
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
-        body = recording(arguments.record)
+        body = recording(arguments)
         one_for = None if arguments.out is None else "--out"
-        answers, status = client.ask_programs(arguments, "snapshot", body, duration(body) + ANSWER_SECONDS, one_for)
+        answers, status = client.ask_programs(arguments, "snapshot", body, arguments.record + ANSWER_SECONDS, one_for)
         for program, dump in answers:
             if arguments.out is not None:
                 fetch(arguments.url, program.pid, dump, arguments.out)

@@ -60,7 +60,8 @@ class CaseFile:
 
     ``summary`` is one sentence. ``oom`` is the program's record; None for a program without an agent, of which only
     the driver's numbers are known. ``missing_bytes``: what the request lacked. ``lines`` are the ledger of the device
-    at the last tick before the error, at ``lines_at``; ``reported_at`` is the time of the program's report in it.
+    at the last tick before the error, at ``lines_at``, with the program's own bytes at the error; ``reported_at`` is
+    the time of the program's report, if the record doesn't state its own bytes.
     """
 
     id: str
@@ -210,6 +211,8 @@ def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, 
         rows = [
             [_label(line.pid, line.workload), line.share, human(line.used_bytes)] for line in lines if line.used_bytes
         ]
+        if case.free_bytes is not None:
+            rows.append(["", "free", human(case.free_bytes)])
         yield _ledger_title(case), ("PROGRAM", "SHARE", ">BYTES"), rows
     if len(ranks) > 1:
         rows = [[str(each.rank), str(each.pid), f"{each.seconds_later:.1f} s", each.id] for each in ranks]
@@ -230,8 +233,10 @@ def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, 
 def _ledger_title(case: CaseFile) -> str:
     if case.lines_at is None:
         return "Ledger of the device"
-    reported = "" if case.reported_at is None else f" (the program's report: {_from(case.at, case.reported_at)})"
-    return f"Ledger of the device {_from(case.at, case.lines_at)} the error{reported}"
+    own = "" if case.reported_at is None else f" (the program's report: {_from(case.at, case.reported_at)})"
+    if case.oom is not None and case.oom.pools:
+        own = " (the program's own bytes: at the error)"
+    return f"Ledger of the device {_from(case.at, case.lines_at)} the error{own}"
 
 
 def _from(error: float, at: float) -> str:

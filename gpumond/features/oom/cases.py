@@ -6,12 +6,13 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpumond.facts.errors import StoreUnavailable
-from gpumond.facts.frame import Alert, Frame
+from gpumond.facts.frame import Alert, Frame, Line
 from gpumond.facts.program import ProcessKey
+from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
 from gpumond.facts.units import human
 from gpumond.features.oom.case_file import CaseFile, Curve, RankError, Remedy, Timeline, rank_order
@@ -208,11 +209,35 @@ def case_file(e: Evidence, history: History) -> CaseFile:
         job=report.job,
         rank=report.rank,
         oom=oom,
-        lines=tuple(e.lines),
+        lines=tuple(_ledger(e)),
         lines_at=e.snapshot.taken_at,
-        reported_at=None if e.earlier is None else e.snapshot.taken_at - e.earlier.age_seconds,
+        reported_at=None if e.earlier is None or e.pools else e.snapshot.taken_at - e.earlier.age_seconds,
         timeline=Timeline() if e.uuid is None else timeline(history, e.before, e.uuid, oom.at),
     )
+
+
+def _ledger(e: Evidence) -> Iterator[Line]:
+    """Yield the ledger of the device: the program's own lines are those of its record, if this states its pools."""
+    own = e.report
+    if not e.pools or e.uuid is None:
+        yield from e.lines
+        return
+    yield from (line for line in e.lines if line.process != own.key)
+    shares: Mapping[Share, int] = {
+        "live": e.live,
+        "cached": sum(pool.cached_bytes for pool in e.pools),
+        "stranded": sum(pool.stranded_bytes for pool in e.pools),
+        "overhead": e.overhead,
+    }
+    for share, size in shares.items():
+        yield Line(
+            device_uuid=e.uuid,
+            share=share,
+            used_bytes=size,
+            pid=own.pid,
+            start_ticks=own.start_ticks,
+            workload=own.workload,
+        )
 
 
 def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, history: History) -> CaseFile | None:

@@ -13,12 +13,12 @@ from gpumond.diagnosis.messages import program
 from gpumond.events import own_line
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport
-from gpumond.facts.units import human
+from gpumond.facts.units import duration, human
 from gpumond.features.oom.case_file import Basis, Remedy
 from gpumond.features.oom.evidence import Evidence, NeighborUsage
 
 IDLE_SECONDS = 60.0
-"""Time without a request from which a serving engine may release its memory for another program."""
+"""Time without work from which a serving engine or a program may release its memory for another."""
 NOTABLE = 0.1
 """Part of the live bytes from which growth is a leak."""
 LARGE = 0.5
@@ -168,6 +168,22 @@ def _neighbors(e: Evidence) -> Iterator[Remedy]:
             "does this automatically"
         )
         yield _remedy(e, "neighbor-cache", text, size, "reported", "agents of these programs")
+
+
+def _suspensions(e: Evidence) -> Iterator[Remedy]:
+    for other in sorted(e.others, key=lambda each: -each.held_bytes):
+        report, usage = other.report, e.device.processes_by_key.get(other.report.key) if e.device else None
+        idle = None if usage is None else usage.idle_seconds
+        if (
+            report.can_suspend
+            and idle is not None
+            and idle >= IDLE_SECONDS
+            and 2 * other.reclaimable_bytes < other.held_bytes
+        ):
+            text = (
+                f"suspend {_name(report)}, which has been idle for {duration(idle)}: gpumond suspend --pid {report.pid}"
+            )
+            yield _remedy(e, "suspension", text, other.held_bytes, "measured", "the driver's count of the program")
 
 
 def _preallocation(e: Evidence) -> Iterator[Remedy]:
@@ -350,6 +366,7 @@ REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
     _own_caches,
     _leak,
     _neighbors,
+    _suspensions,
     _preallocation,
     _engines,
     _spill,

@@ -17,7 +17,7 @@ from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.quota import NO_QUOTA, Admission, PlannedFlush, QueuedRequest, ReclaimPolicy
+from gpumond.facts.quota import NO_QUOTA, Admission, GrantedRequest, PlannedFlush, QueuedRequest, ReclaimPolicy
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.host.peer import counted_name
@@ -355,8 +355,11 @@ def _neighbor(
     )
 
 
-def _user_name(uid: int, snapshot: Snapshot) -> str:
-    """Return the name of a user who has a process on a device; the uid of another one."""
+def _user_of(request: KeptAdmission, snapshot: Snapshot) -> str | None:
+    """Return the name of a program's user, if the user has a process on a device, else the uid; None if unknown."""
+    uid = request.program_uid
+    if uid is None:
+        return None
     processes = (process for device in snapshot.devices for process in device.processes or ())
     return next((process.user for process in processes if process.uid == uid and process.user), str(uid))
 
@@ -542,6 +545,23 @@ class Admissions:
         found = [self._queued(snapshot, each) for each in waiting]
         return tuple(sorted(found, key=lambda each: (each.device_uuid, each.ahead)))
 
+    def granted(self, snapshot: Snapshot) -> tuple[GrantedRequest, ...]:
+        """Return the grants whose program doesn't hold all of its memory yet."""
+        held = allocated(snapshot, self._queue.grants)
+        return tuple(
+            GrantedRequest(
+                id=grant.id,
+                device_uuid=grant.device_uuid,
+                need_bytes=grant.need_bytes,
+                unused_bytes=grant.need_bytes - held.get(grant.id, 0),
+                user=_user_of(grant, snapshot),
+                workload=grant.workload,
+                pid=grant.pid,
+            )
+            for grant in self._queue.grants
+            if held.get(grant.id, 0) < grant.need_bytes
+        )
+
     def _queued(self, snapshot: Snapshot, request: KeptAdmission) -> QueuedRequest:
         answer = self._answer(snapshot, request)
         return QueuedRequest(
@@ -551,7 +571,7 @@ class Admissions:
             available_bytes=answer.available_bytes,
             missing_bytes=answer.missing_bytes,
             ahead=answer.ahead,
-            user=None if request.program_uid is None else _user_name(request.program_uid, snapshot),
+            user=_user_of(request, snapshot),
             workload=request.workload,
             pid=request.pid,
             since=self._since[request.id],

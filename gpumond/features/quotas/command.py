@@ -10,7 +10,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.units import duration, human
-from gpumond.view.rows import plain, quota_sentence
+from gpumond.view.rows import grant_sentences, plain, quota_sentence
 from gpumond.view.text import size, table
 
 KINDS = ("soft_limit", "limit", "reserve", "cgroup_limit")
@@ -91,8 +91,14 @@ class Queue:
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
         frame = client.frame(arguments.url)
-        print_answer(arguments, frame["queue"], lambda: queue_table(frame) or "no program waits for memory")
+        print_answer(arguments, frame["queue"], lambda: queue_text(frame))
         return DONE
+
+
+def queue_text(frame: Mapping[str, Any]) -> str:
+    """Return the requests that wait, and the grants whose memory isn't all held yet."""
+    parts = [queue_table(frame) or "no program waits for memory", "\n".join(grant_sentences(frame))]
+    return "\n\n".join(filter(None, parts))
 
 
 def queue_table(frame: Mapping[str, Any]) -> str:

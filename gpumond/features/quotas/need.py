@@ -62,7 +62,7 @@ def auto_need(url: str, workload: str, device: str | None, world_size: int) -> i
 def wait_seconds(text: str | None) -> float:
     """Return the seconds of a text such as 10m; 0 without one. Raises ConfigError."""
     try:
-        return units.seconds(text) if text else 0.0
+        return units.typed_seconds(text) if text else 0.0
     except ValueError as error:
         raise ConfigError(f"--wait {text!r:.80}: {error}") from None
 

@@ -316,8 +316,8 @@ class AdmissionsPart(Admissions, Part):
             await suspends.suspend_idle(process, requested_by)
 
     def conclude(self, tick: Tick) -> Tick:
-        queue = self.queue(tick.frame.snapshot)
-        return replace(tick, frame=replace(tick.frame, queue=queue)) if queue else tick
+        queue, grants = self.queue(tick.frame.snapshot), self.granted(tick.frame.snapshot)
+        return replace(tick, frame=replace(tick.frame, queue=queue, grants=grants)) if queue or grants else tick
 
     def act(self, tick: Tick) -> None:
         self.execute(tick.frame.snapshot)

@@ -17,7 +17,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import byte_size, counted, duration, human, seconds
+from gpumond.facts.units import byte_size, counted, duration, human, typed_seconds
 from gpumond.facts.verdicts import SHAPES
 from gpumond.features.recordings.formats import FORMATS, snapshots
 from gpumond.features.recordings.reader import Remarks, day_and_time, open_lines
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--interval",
-        type=above_zero(seconds),
+        type=above_zero(typed_seconds),
         metavar="DURATION",
         help="time between readings, if your log has no timestamps",
     )

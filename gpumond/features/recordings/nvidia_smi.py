@@ -134,8 +134,8 @@ class _Log:
             raise ConfigError(f"{where}: no column memory.used (nor memory.free and memory.total); {REMEDY}")
         if "time" not in columns and self._interval is None:
             raise ConfigError(
-                f"{where}: no column timestamp; add it to --query-gpu, or pass the seconds between two"
-                " readings with --interval N, as in -l N"
+                f"{where}: no column timestamp; add it to --query-gpu, or pass the time between two"
+                " readings with --interval, such as 5s for -l 5"
             )
         self._columns = columns
         self._identity = next((name for name in IDENTITIES if name in columns), None)
@@ -347,8 +347,8 @@ def _table_rows(numbered: Iterator[tuple[int, str]], remarks: Remarks, interval:
             at = interval * tables if at is None and interval is not None else at
             if at is None:
                 raise ConfigError(
-                    f"{remarks.name}, line {number}: this table has no timestamp; pass the number of seconds between"
-                    " tables with --interval N"
+                    f"{remarks.name}, line {number}: this table has no timestamp; pass the time between tables with"
+                    " --interval, such as 5s"
                 )
             started, at, device = at, None, None
             tables += 1

@@ -44,7 +44,7 @@ FIELDS: Mapping[str, str] = {
 }
 REMEDY = (
     "record with: nvidia-smi dmon -s um -o DT, nvidia-smi pmon -s um -o DT, or dcgmi dmon -e 203,250,252 -d 1000 and "
-    "--interval 1"
+    "--interval 1s"
 )
 DAY_SECONDS = 86_400
 _COMMA = re.compile(r"\s*,\s*")
@@ -88,8 +88,8 @@ class _Table:
             raise ConfigError(f"{where}: no column of used memory (fb, FBUSD); {REMEDY}")
         if "time" not in self._columns and self._interval is None:
             raise ConfigError(
-                f"{where}: no column Time; record with -o DT, or pass the seconds between two readings with "
-                "--interval N, as in -d N (dcgmi: milliseconds)"
+                f"{where}: no column Time; record with -o DT, or pass the time between two readings with "
+                "--interval, such as 1s for -d 1 (dcgmi: -d 1000)"
             )
 
     def row(self, number: int, line: str) -> Row | None:

@@ -39,8 +39,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         f"[{REMEDIES['leak']}|gpumond why --pid {{pid}} on that machine shows what retains it]",
     ),
     "out-of-memory": (
-        f"{PROGRAM} ran out of memory[ (errors in 10 minutes: {{value}}; {{live}} live and {{stranded}} stranded at "
-        "its last report)]",
+        f"{PROGRAM} ran out of memory[ (errors in 10 minutes: {{value}})]",
         "gpumond oom show[| on that machine] says what would have prevented it[{advice}]",
     ),
     "allocation-retries": (
@@ -55,7 +54,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "idle-holder": (
         f"[{{verdicts}}|pid {{pid}} {ON} has held memory for half an hour without GPU activity]",
-        REMEDIES["idle-holder"],
+        f"[{{idle_remedy}}|{REMEDIES['idle-holder']}]",
     ),
     "quota-exceeded": (
         f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the {{quota}} quota ({{soft_limit}})|its "

@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, print_answer
+from gpumond.cli.arguments import DONE, FAILED, duration, print_answer
 from gpumond.config.expectations import MISSING, expectation
 from gpumond.config.loading import key_at, load, read_yaml
 from gpumond.config.models import Seconds, Strict
@@ -62,7 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         each.add_argument("name", metavar="NAME", help="a built-in rule")
     override.add_argument("--threshold", metavar="THRESHOLD", help="new threshold, such as 0.9, 90%% or 1GiB")
     override.add_argument(
-        "--for", metavar="DURATION", help="how long the condition must last before the alert fires, such as 5m"
+        "--for",
+        type=duration,
+        metavar="DURATION",
+        help="how long the condition must last before the alert fires, such as 5m",
     )
     override.add_argument("--severity", metavar="WORD", help="new severity, such as info, warning or critical")
     state = override.add_mutually_exclusive_group()

@@ -84,13 +84,15 @@ def step(
         value = value_of(row)
         if not absent and (value is None or not (value < below if above is None else value > above)):
             continue  # nearly every subject of nearly every tick
+        process = subjects.process(row)
+        if process in hidden.suspended:
+            continue
         labels = subjects.labels(row)
         activity = absent.pop(labels, None)
         if activity is None and (value is None or not breached(rule, value, active=False)):
             continue
         if rule.match and not rule.concerns(dict(labels), subjects.programs(row)):
             continue
-        process = subjects.process(row)
         if activity is not None and not same_process(activity.process, process):
             activity = None  # the process of the alert has ended, and its pid is reused
         if value is not None:

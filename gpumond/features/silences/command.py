@@ -10,10 +10,10 @@ from datetime import datetime
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, print_answer, print_error
+from gpumond.cli.arguments import DONE, duration, print_answer, print_error
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import OPERATORS
-from gpumond.facts.units import counted, seconds
+from gpumond.facts.units import counted
 from gpumond.view.text import moment, table
 
 ROUTE = "/api/v1/silences"
@@ -31,7 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MATCHER",
         help=f"a label, one of {' '.join(OPERATORS)}, and a value: rule=leak, 'workload=~train.*'",
     )
-    add.add_argument("--for", dest="duration", required=True, metavar="DURATION", help="how long, such as 1h or 30m")
+    add.add_argument(
+        "--for",
+        dest="duration",
+        type=duration,
+        required=True,
+        metavar="DURATION",
+        help="how long, such as 1h or 30m",
+    )
     add.add_argument("--reason", required=True, metavar="TEXT", help="why you silence them")
     add.add_argument("--start", metavar="TIME", help="start in local time, such as 2026-11-22T18:00 (default: now)")
     add.add_argument("--author", default="", metavar="NAME", help="who is responsible (default: you)")
@@ -51,7 +58,7 @@ def _add(arguments: argparse.Namespace) -> int:
     matchers = [matcher(text) for text in arguments.matchers]
     body = {
         "matchers": matchers,
-        "for_seconds": _duration(arguments.duration),
+        "for_seconds": arguments.duration,
         "author": arguments.author,
         "reason": arguments.reason,
     }
@@ -111,13 +118,6 @@ def matcher(text: str) -> dict[str, str]:
     if quoted := _QUOTED.fullmatch(value):
         value = _ESCAPE.sub(r"\1", quoted[1])
     return {"name": name, "operator": operator, "value": value}
-
-
-def _duration(text: str) -> float:
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise ConfigError(f"--for {text!r:.80}: {error}") from None
 
 
 def _time(text: str) -> float:

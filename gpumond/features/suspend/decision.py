@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpumond.facts.program import ProcessKey
+from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.suspension import MemoryHolder, SuspendedMemory, SuspendedProgram, SuspensionOutcome
 from gpumond.facts.units import duration, human
@@ -66,6 +67,11 @@ def idle_seconds(snapshot: Snapshot, process: ProcessKey) -> float | None:
     return min(known) if known and len(known) == len(times) else None
 
 
+def is_idle(snapshot: Snapshot, process: ProcessKey, least_seconds: float) -> bool:
+    """Return whether a process is known to have been idle for so long."""
+    return not least_seconds or (idle_seconds(snapshot, process) or 0.0) >= least_seconds
+
+
 def refusal(
     snapshot: Snapshot,
     report: AgentReport,
@@ -112,11 +118,10 @@ def _refusals(
         yield Refusal("it uses managed memory, which the driver can't suspend", "don't use managed memory")
     if "nccl" in report.components:
         yield Refusal("it has NCCL communicators, which may hang after a suspension", "end torch.distributed first")
-    if request.idle_seconds:
+    if not is_idle(snapshot, report.key, request.idle_seconds):
         idle = idle_seconds(snapshot, report.key)
-        if idle is None or idle < request.idle_seconds:
-            known = "an unknown time" if idle is None else duration(idle)
-            yield Refusal(f"it has been idle for {known}, not for {duration(request.idle_seconds)}", "try again later")
+        known = "an unknown time" if idle is None else duration(idle)
+        yield Refusal(f"it has been idle for {known}, not for {duration(request.idle_seconds)}", "try again later")
     if surroundings is not None:
         yield from _of_machine(
             report,
@@ -169,12 +174,15 @@ def _of_machine(report: AgentReport, used: int, found: Surroundings, pending_byt
         )
 
 
-def candidates(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> Iterator[ProcessKey]:
-    """Yield the programs that may be suspended without a request, since they are idle."""
-    for report in snapshot.reports if allowed else ():
-        request = Request(process=report.key, idle_seconds=least_idle_seconds)
-        if report.key not in snapshot.unresponsive and not refusal(snapshot, report, request, allowed, None):
-            yield report.key
+def marked(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> Iterator[AgentReport]:
+    """Yield the reports, with marks on the programs that can be suspended on request, and without one."""
+    for report in snapshot.reports:
+        request = Request(process=report.key)
+        if report.key in snapshot.unresponsive or refusal(snapshot, report, request, allowed, None):
+            yield report
+        else:
+            idle = is_idle(snapshot, report.key, least_idle_seconds)
+            yield replace(report, can_suspend=True, may_suspend=idle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +227,10 @@ def settle(program: SuspendedProgram, answer: Answer | None, asked: bool = False
     return Settled(program, None, error, again=True)
 
 
-def holders(snapshot: Snapshot, device_uuid: str, but: ProcessKey) -> tuple[MemoryHolder, ...]:
-    """Return who holds most of a device."""
+def holders(
+    snapshot: Snapshot, device_uuid: str, but: ProcessKey, grants: Iterable[GrantedRequest] = ()
+) -> tuple[MemoryHolder, ...]:
+    """Return who holds or is granted most of a device."""
     device = snapshot.device(device_uuid)
     if device is None:
         return ()
@@ -230,7 +240,12 @@ def holders(snapshot: Snapshot, device_uuid: str, but: ProcessKey) -> tuple[Memo
         for key, usage in known.items()
         if usage.used_bytes and key != but
     ]
-    return tuple(sorted(held, key=lambda each: -each.used_bytes)[:HOLDERS_SHOWN])
+    for grant in grants:
+        if grant.device_uuid == device_uuid and grant.pid != but.pid:
+            own = next((each for each in held if each.pid == grant.pid), MemoryHolder(grant.pid, grant.workload, 0))
+            held = [each for each in held if each is not own]
+            held.append(replace(own, granted_bytes=own.granted_bytes + grant.unused_bytes))
+    return tuple(sorted(held, key=lambda each: -each.used_bytes - each.granted_bytes)[:HOLDERS_SHOWN])
 
 
 def _name(snapshot: Snapshot, usage: ProcessUsage) -> str:

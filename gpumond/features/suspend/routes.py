@@ -15,7 +15,7 @@ from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, SuspensionReceipt
-from gpumond.features.suspend.decision import Request as SuspendRequest, idle_seconds
+from gpumond.features.suspend.decision import Request as SuspendRequest, is_idle
 from gpumond.features.suspend.suspender import Suspender
 from gpumond.serve import examples
 from gpumond.serve.authentication import Caller
@@ -174,8 +174,7 @@ def _targets(snapshot: Snapshot, body: SuspendBody, uid: int | None) -> Iterator
     for report in snapshot.reports:
         if not body.target.matches(report.pid, report.workload):
             continue
-        idle = idle_seconds(snapshot, report.key)
-        enough = not body.idle_for_seconds or (idle is not None and idle >= body.idle_for_seconds)
+        enough = is_idle(snapshot, report.key, body.idle_for_seconds)
         if body.target.pid is not None or (report.suspendable and uid in (None, report.uid) and enough):
             yield report.key
 

@@ -31,8 +31,8 @@ from gpumond.features.suspend.decision import (
     Refusal,
     Request,
     Surroundings,
-    candidates,
     holders,
+    marked,
     memory_of,
     refusal,
     settle,
@@ -250,11 +250,9 @@ class Suspender:
             reports=tuple(changed.get(each.key, each) for each in snapshot.reports),
             suspended_programs=tuple(self.programs.values()),
         )
-        idle = set(candidates(snapshot, self._allowed(), self._idle_seconds()))
-        if not idle:
+        if not self._allowed():
             return snapshot
-        marked = tuple(replace(each, may_suspend=True) if each.key in idle else each for each in snapshot.reports)
-        return replace(snapshot, reports=marked)
+        return replace(snapshot, reports=tuple(marked(snapshot, True, self._idle_seconds())))
 
     def execute(self, snapshot: Snapshot) -> None:
         """Note the programs that have ended, and ask for states that are unknown. Waits for nothing."""
@@ -453,7 +451,15 @@ class Suspender:
             return None
         try:
             return self._grants.request(
-                snapshot, device, size, program.requested_by, uid=program.uid, pid=program.pid, wait=True, whole=True
+                snapshot,
+                device,
+                size,
+                program.requested_by,
+                uid=program.uid,
+                pid=program.pid,
+                workload=program.workload,
+                wait=True,
+                whole=True,
             )
         except TooManyAdmissions:
             return None
@@ -477,13 +483,12 @@ class Suspender:
         if missing is None:
             return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store", state="suspended")
         snapshot = self._snapshot()
-        found = holders(snapshot, missing.device_uuid, program.key) if snapshot else ()
+        grants = self._grants.granted(snapshot) if snapshot else ()
+        found = holders(snapshot, missing.device_uuid, program.key, grants) if snapshot else ()
         lacks = missing.need_bytes - max(0, missing.available_bytes or 0)
-        names = ", ".join(
-            f"{each.workload or 'a process'} (pid {each.pid}, {human(each.used_bytes)})" for each in found
-        )
+        names = ", ".join(map(str, found))
         reason = f"{human(lacks)} of {human(missing.need_bytes)} is missing on GPU {missing.device_index}"
-        remedy = "gpumond resume --wait 10m waits for it"
+        remedy = f"gpumond resume --pid {program.pid} --wait 10m waits for it"
         return replace(
             receipt,
             reason=f"{reason}, held by {names}" if names else reason,
