@@ -15,7 +15,8 @@ FIRST_UID = 100_000
 """Uid of the host that is 0 in a user namespace here, as in a container with subordinate uids."""
 ISOLATED = r"""
 import ctypes, os, sys
-libc, flags, uid = ctypes.CDLL(None), int(sys.argv[1]), int(sys.argv[2])
+libc, (flags, uid, owner) = ctypes.CDLL(None), map(int, sys.argv[1:4])
+os.setresuid(owner, owner, owner)
 assert libc.unshare(flags) == 0
 os.write(1, b"unshared\n")
 sys.stdin.buffer.raw.read(1)
@@ -27,17 +28,17 @@ if flags & 0x00020000:
     assert libc.mount(b"proc", b"/proc", b"proc", 0, None) == 0
 os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
 os.environ["HOME"] = "/tmp"
-os.execv(sys.argv[3], sys.argv[3:])
+os.execv(sys.argv[4], sys.argv[4:])
 """
 
 
 @contextmanager
-def isolated(flags: int, uid: int, command: Sequence[str]) -> Iterator[tuple[int, Callable[[], str]]]:
+def isolated(flags: int, uid: int, command: Sequence[str], owner: int = 0) -> Iterator[tuple[int, Callable[[], str]]]:
     """Run a program that prints ready and answers lines, with the flags of unshare(2), as ``uid`` there.
 
-    Yield its pid, and a function that asks it.
+    ``owner`` makes the namespaces. Yield the program's pid, and a function that asks it.
     """
-    start = [sys.executable, "-u", "-c", ISOLATED, str(flags), str(uid), *command]
+    start = [sys.executable, "-u", "-c", ISOLATED, str(flags), str(uid), str(owner), *command]
     with subprocess.Popen(start, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.host.systemd import notify
-from tests.fakenvml import FakeDriver, machine
+from tests.fakenvml import Device, FakeDriver, Process, machine
 from tests.helpers.machine import ROOT, Machine, missing, wheels
 from tests.helpers.running import RunningDaemon, until
 
@@ -261,3 +261,40 @@ def test_service_with_an_invalid_configuration_keeps_the_last_one_or_is_not_rest
         until(lambda: running.show("gpumond.service", "ActiveState") == ["failed"])
     finally:
         running.shell("cp /var/tmp/gpumond.yaml /etc/gpumond/gpumond.yaml; systemctl reset-failed gpumond")
+
+
+def rights() -> list[str]:
+    """Lines of the drop-in in docs/how-to/suspend.md."""
+    block = re.search(r"```ini\n\[Service\]\n(.*?)```", (ROOT / "docs/how-to/suspend.md").read_text(), re.DOTALL)
+    assert block
+    return block.group(1).split("\n")[:-1]
+
+
+@nspawn
+@patient
+@pytest.mark.parametrize(
+    "more", [[], ["RestrictNamespaces=user", "CapabilityBoundingSet=CAP_SYS_PTRACE CAP_SYS_ADMIN"]]
+)
+def test_service_with_the_documented_rights_takes_the_user_of_a_program(
+    running: Machine, nvml_library: Path, more: list[str]
+):
+    """The helper comes as far as the driver, which this machine doesn't have."""
+    driver = FakeDriver(running.shared, nvml_library, devices=[Device("GPU-a")])
+    shutil.copy(nvml_library, running.shared / "later.so")
+    running.shell("mkdir -p /var/cache/driver; cp /shared/later.so /var/cache/driver/libnvidia-ml.so.1")
+    environ = f"FAKENVML_FILE=/shared/{driver.path.name} LD_LIBRARY_PATH=/var/cache/driver GPUMOND_ALLOW_SUSPEND=true"
+    configure(running, f"Environment={environ}", *rights(), *more)
+    until(lambda: running.show("gpumond.service", "StatusText")[0].startswith("1 device"), 60)
+    agent = AGENT.replace("workload='train'", "workload='train', suspendable=True")
+    running.run("systemd-run", "--quiet", "--uid=65534", "--unit=train", "/opt/gpumond/bin/python3", "-c", agent)
+    try:
+        pid = int(running.show("train", "MainPID")[0])
+        driver.devices[0].processes = [Process(pid, 1 << 30)]
+        driver.devices[0].used_bytes = 1 << 30
+        driver.write()
+        until(lambda: [each for each in running.get("frame")["processes"] if each["pid"] == pid and each["workload"]])
+        shown = running.shell(f"/opt/gpumond/bin/gpumond suspend --pid {pid} 2>&1 || test $? = 1")
+        assert "cuInit: missing" in shown
+    finally:
+        running.run("systemctl", "stop", "train")
+        running.shell("chown gpumond: /run/gpumond")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 from gpumond.commands.main import main
 from gpumond.facts.frame import Frame
 from gpumond.facts.units import GIB
-from gpumond.features.recordings.record import counters, instants, program_names as names
+from gpumond.features.recordings.record import Tracks, base_of, instants, program_names as names
 from gpumond.tick.ledger import attribute
 from tests.helpers.frames import busy_frame, fake_daemon
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
@@ -21,11 +26,38 @@ FRAME = Frame(SNAPSHOT, attribute(SNAPSHOT))
 FLUSH = {"id": 5, "kind": "flush", "at": 7.5, "pid": 10, "summary": "flush of\x1b train"}
 
 
+def tracks(frame: Frame, known: Tracks) -> dict[tuple[int, str], dict[str, int]]:
+    return {(entry["pid"], entry["name"]): entry["args"] for entry in known.of(frame)}
+
+
 def test_the_tracks_of_a_device_add_up_to_its_used_bytes():
-    tracks = {(entry["pid"], entry["name"]): entry["args"] for entry in counters(FRAME)}
-    assert tracks[10, "GPU 0 memory"] == {"live": 12 * GIB, "cached": 6 * GIB, "stranded": 0, "overhead": 2 * GIB}
-    assert sum(size for shares in tracks.values() for size in shares.values()) == 30 * GIB
-    assert {entry["ts"] for entry in counters(FRAME)} == {SNAPSHOT.taken_at * 1e6}
+    found = tracks(FRAME, Tracks(0))
+    assert found[10, "GPU 0 memory"] == {"live": 12 * GIB, "cached": 6 * GIB, "stranded": 0, "overhead": 2 * GIB}
+    assert sum(size for shares in found.values() for size in shares.values()) == 30 * GIB
+    base = int(SNAPSHOT.taken_at) - 1
+    assert {entry["ts"] for entry in Tracks(base).of(FRAME)} == {(SNAPSHOT.taken_at - base) * 1e6}
+
+
+def test_a_share_or_program_that_is_gone_has_0_once():
+    """The agent of 10 has left, and 11 has ended."""
+    snapshot = make_snapshot(make_device(used_bytes=20 * GIB, processes=(make_process(10, 20 * GIB),)))
+    later, known = Frame(snapshot, attribute(snapshot)), Tracks(0)
+    tracks(FRAME, known)
+    found = tracks(later, known)
+    assert found[10, "GPU 0 memory"] == dict.fromkeys(("live", "cached", "stranded", "overhead"), 0) | {
+        "opaque": 20 * GIB
+    }
+    assert set(found[11, "GPU 0 memory"].values()) == {0}
+    assert sum(size for shares in found.values() for size in shares.values()) == 20 * GIB
+    again = tracks(later, known)
+    assert again[10, "GPU 0 memory"] == {"opaque": 20 * GIB}
+    assert (11, "GPU 0 memory") not in again
+
+
+def test_tracks_of_a_device_that_cannot_be_read_have_no_value():
+    unread, known = make_snapshot(), Tracks(0)
+    tracks(FRAME, known)
+    assert tracks(Frame(unread, attribute(unread)), known) == {}
 
 
 def test_each_program_is_named_once():
@@ -36,8 +68,8 @@ def test_each_program_is_named_once():
 
 def test_events_are_instants_of_their_program():
     connected = FLUSH | {"kind": "agent-connected"}
-    (entry,) = instants([connected, FLUSH])
-    assert (entry["ph"], entry["pid"], entry["ts"]) == ("i", 10, 7.5e6)
+    (entry,) = instants([connected, FLUSH], 5)
+    assert (entry["ph"], entry["pid"], entry["ts"]) == ("i", 10, 2.5e6)
     assert entry["args"] == {"summary": "flush of? train"}
 
 
@@ -50,3 +82,26 @@ def test_record_writes_a_whole_trace(tmp_path: Path):
         assert main(["record", "--perfetto", str(out), "--for", "0.3s", "--url", fake.url]) == 0
     entries = json.loads(out.read_text())["traceEvents"]
     assert {entry["ph"] for entry in entries} == {"C", "M", "i"}
+
+
+PROFILE = """
+import sys, time, torch
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    print(time.time())
+    torch.ones(1).add_(1)
+    print(time.time())
+profile.export_chrome_trace(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_times_are_those_of_the_profiler(tmp_path: Path):
+    path = tmp_path / "torch.json"
+    done = subprocess.run([sys.executable, "-c", PROFILE, str(path)], capture_output=True, text=True, check=True)
+    before, after = map(float, done.stdout.split())
+    trace = json.loads(path.read_text())
+    base = base_of(before)
+    assert trace["baseTimeNanoseconds"] == base * 10**9
+    (add,) = [entry for entry in trace["traceEvents"] if entry["name"] == "aten::add_"]
+    assert before < base + add["ts"] / 1e6 < after

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -90,6 +91,19 @@ def test_rule_suspends_an_idle_program(serve: Callable[..., RunningDaemon], devi
         (receipt,) = daemon.get("suspensions/receipts")
         assert (receipt["requested_by"], receipt["released_bytes"]) == ("rule:idle", 624 * MIB)
         assert cuda.state(other.pid) == "running"
+
+
+def test_reserve_suspends_an_idle_program(
+    serve: Callable[..., RunningDaemon], device: SimDevice, cuda: FakeCuda
+) -> None:
+    match = {"user": pwd.getpwuid(os.geteuid()).pw_name, "workload": "train"}
+    quota = {"name": "training", "match": match, "reserve": "700MiB"}
+    config = device.directory.parent.parent / "config.yaml"
+    config.write_text(json.dumps({"quotas": [quota], "allow_suspend": True, "suspend_after_idle": "0s"}))
+    daemon = ready(serve(*OPTIONS, "--config", str(config), environ=cuda.env))
+    with program(daemon, device) as notebook, program(daemon, device, "train", 100 * MIB, suspendable=False):
+        until(lambda: cuda.state(notebook.pid) == "checkpointed")
+        until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
 
 
 def test_program_of_run_is_resumed_by_a_signal(daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda) -> None:

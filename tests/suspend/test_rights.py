@@ -32,10 +32,10 @@ print(os.stat(f"/proc/self").st_uid, os.getgroups(), reached)
 """
 
 
-def access(pid: int, uid: int, where: str) -> str:
+def access(pid: int, uid: int, where: str, *prefix: str) -> str:
     """Return the user on the host of a process that took a program's user, and whether it reaches the program."""
     order = Order(action="settle", pid=pid, start_ticks=start_ticks(pid) or 0, uid=uid)
-    command = [sys.executable, "-c", CODE, to_json(order).decode(), where]
+    command = [*prefix, sys.executable, "-c", CODE, to_json(order).decode(), where]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout.strip() or done.stderr
 
@@ -53,3 +53,16 @@ def test_helper_reaches_a_program_in_a_user_namespace_as_its_user(flags: int, in
 def test_helper_takes_the_user_of_a_program_of_the_host() -> None:
     with isolated(0, 65534, ["/bin/sh", "-c", "echo ready; read line"]) as (pid, _):
         assert access(pid, 65534, "helper") == "65534 [] reached"
+
+
+@pytest.mark.needs("setpriv")
+def test_helper_needs_no_more_than_the_capabilities_of_the_documentation() -> None:
+    few = ("setpriv", "--bounding-set=-all,+setuid,+setgid")
+    more = ("setpriv", "--bounding-set=-all,+setuid,+setgid,+sys_ptrace,+sys_admin")
+    command = ["/bin/sh", "-c", "echo ready; read line"]
+    with isolated(0, 65534, command) as (pid, _):
+        assert access(pid, 65534, "helper", *few) == "65534 [] reached"
+    with isolated(NEW_USER, 1000, command, owner=65534) as (pid, _):  # as in a rootless container
+        uid = FIRST_UID + 1000
+        assert access(pid, uid, "helper", *few) == f"{uid} [] refused"
+        assert access(pid, uid, "helper", *more) == "1000 [] reached"

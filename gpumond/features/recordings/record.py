@@ -79,20 +79,38 @@ def run(arguments: argparse.Namespace) -> int:
 KINDS = frozenset(("flush", "oom", "verdict-began", "verdict-ended", "alert-fired", "process-ended"))
 """Events that are instants of a trace."""
 MICROSECONDS = 1e6
+PERIOD_SECONDS = 7_889_238
+"""Times in traces of torch.profiler (2.4 and later) begin at the last multiple of this period, a quarter of a year."""
 Entry = dict[str, Any]
 
 
-def counters(frame: Frame) -> Iterator[Entry]:
-    """Yield the values of all tracks at one time: bytes by share, of each program and of the rest of a device."""
-    at = frame.snapshot.taken_at * MICROSECONDS
-    gpus = frame.snapshot.gpu_labels
-    tracks: dict[tuple[int, str], dict[str, int]] = {}
-    for line in frame.ledger.lines:
-        name = f"GPU {gpus.get(line.device_uuid, '?')} memory"
-        own = tracks.setdefault((line.pid or 0, name), {})
-        own[line.share] = own.get(line.share, 0) + line.used_bytes
-    for (pid, name), shares in tracks.items():
-        yield {"ph": "C", "pid": pid, "name": name, "ts": at, "args": shares}
+def base_of(at: float) -> int:
+    """Return the unix time from which torch.profiler counts the times of a trace."""
+    return int(at // PERIOD_SECONDS) * PERIOD_SECONDS
+
+
+class Tracks:
+    """Bytes by share, of each program and of the rest of a device. A share or program that is gone has 0 once more,
+    since a counter of a trace keeps its value.
+    """
+
+    def __init__(self, base: int) -> None:
+        self._base = base
+        self._last: dict[tuple[int, str], dict[str, int]] = {}
+
+    def of(self, frame: Frame) -> Iterator[Entry]:
+        """Yield the values of all tracks at one time."""
+        at = (frame.snapshot.taken_at - self._base) * MICROSECONDS
+        gpus = frame.snapshot.gpu_labels
+        now: dict[tuple[int, str], dict[str, int]] = {}
+        for line in frame.ledger.lines:
+            own = now.setdefault((line.pid or 0, line.device_uuid), {})
+            own[line.share] = own.get(line.share, 0) + line.used_bytes
+        before, self._last = self._last, now
+        for pid, uuid in {**before, **now}:
+            if uuid in gpus:
+                shares = dict.fromkeys(before.get((pid, uuid), ()), 0) | now.get((pid, uuid), {})
+                yield {"ph": "C", "pid": pid, "name": f"GPU {gpus[uuid]} memory", "ts": at, "args": shares}
 
 
 def program_names(ledger: Ledger, known: set[int]) -> Iterator[Entry]:
@@ -106,7 +124,7 @@ def program_names(ledger: Ledger, known: set[int]) -> Iterator[Entry]:
             yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": safe(name)}}
 
 
-def instants(events: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+def instants(events: Iterable[Mapping[str, Any]], base: int) -> Iterator[Entry]:
     """Yield the events of a daemon that a trace shows."""
     for event in events:
         if event["kind"] in KINDS:
@@ -116,7 +134,7 @@ def instants(events: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
                 "pid": event["pid"] or 0,
                 "tid": 0,
                 "name": event["kind"],
-                "ts": event["at"] * MICROSECONDS,
+                "ts": (event["at"] - base) * MICROSECONDS,
                 "args": {"summary": safe(event["summary"])},
             }
 
@@ -126,12 +144,13 @@ def _trace(arguments: argparse.Namespace) -> int:
     if arguments.csv or arguments.out is not None:
         raise ConfigError("record: --perfetto can't be combined with --csv or --out")
     known: set[int] = set()
-    count = 0
+    count, base = 0, base_of(time.time())
+    tracks = Tracks(base)
     events = _events(arguments.url, 0)
     last = events[-1]["id"] if events else 0
     try:
         with open(arguments.perfetto, "w", encoding="utf-8") as out:
-            out.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            out.write(f'{{"displayTimeUnit": "ms", "baseTimeNanoseconds": {base * 10**9}, "traceEvents": [\n')
             separator = ""
 
             def add(entries: Iterable[Entry]) -> None:
@@ -145,12 +164,12 @@ def _trace(arguments: argparse.Namespace) -> int:
                 for snapshot in taken(arguments.url, arguments.duration):
                     frame = Frame(snapshot, attribute(snapshot, frame))
                     add(program_names(frame.ledger, known))
-                    add(counters(frame))
+                    add(tracks.of(frame))
                     count += 1
             except KeyboardInterrupt:
                 pass
             finally:
-                add(instants(_events(arguments.url, last)))
+                add(instants(_events(arguments.url, last), base))
                 out.write("\n]}\n")
     except OSError as error:
         raise ConfigError(f"--perfetto {arguments.perfetto}: {error.strerror or error}") from None

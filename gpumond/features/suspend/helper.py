@@ -208,9 +208,10 @@ def take_user(order: Order, proc: str = "/proc") -> None:
     os.setgroups(ids.get("Groups", []))
     os.setresgid(*[ids["Gid"][1]] * 3)
     uid = order.uid
-    if os.stat(f"{process}/ns/user").st_ino != os.stat(f"{proc}/self/ns/user").st_ino:
-        _enter(f"{process}/ns/user")
-        uid = _ids(process)["Uid"][1]  # as the namespace has it
+    with suppress(PermissionError):  # without CAP_SYS_PTRACE, which it needs to enter as well
+        if os.stat(f"{process}/ns/user").st_ino != os.stat(f"{proc}/self/ns/user").st_ino:
+            _enter(f"{process}/ns/user")
+            uid = _ids(process)["Uid"][1]  # as the namespace has it
     os.setresuid(*[uid] * 3)
 
 
