@@ -72,6 +72,7 @@ export const reasonsOf = ({ alert }, silences) =>
 export function lineOf({ alert, verdict }, row, now, subject = "") {
   const evidence = Object.fromEntries(verdict?.evidence ?? []);
   const write = verdict && row && LINES[verdict.kind];
+  if (!verdict && row && alert.rule === "fragmentation") return `${amountsOf(row)}; ${percent(alert.value, 1)} fragmented at its peak so far`;
   return write ? write(evidence, row, verdict, now) : withoutSubject(verdict ? textOf(verdict.summary) : alertText(alert.notes), subject);
 }
 
@@ -99,13 +100,14 @@ export const alertText = ({ summary, description }) => textOf([summary, descript
 
 const held = ({ live_bytes: live, cached_bytes: cached, stranded_bytes: stranded }) => (live ?? 0) + (cached ?? 0) + (stranded ?? 0);
 
+const amountsOf = (row) => `now ${human(held(row))} held, ${human(row.live_bytes)} live, ${human(row.stranded_bytes)} stranded`;
+
 const LINES = {
   leak: ({ slope_bytes_per_second: slope, window_seconds: seconds }, row, { since }, now) =>
     `leaks since ${clock(since, now)}, ${human(60 * slope)}/min in the last ${duration(seconds)}; ` +
     `now ${human(row.live_bytes ?? row.used_bytes)}${row.live_bytes === null ? "" : " live"}`,
   fragmentation: ({ fragmentation_ratio: ratio, peak_live_bytes: live, peak_kept_bytes: kept }, row) =>
-    `now ${human(held(row))} held, ${human(row.live_bytes)} live, ${human(row.stranded_bytes)} stranded; ` +
-    `at its peak so far ${human(live)} of ${human(kept)} live, ${percent(ratio, 1)} fragmented`,
+    `${amountsOf(row)}; at its peak so far ${human(live)} of ${human(kept)} live, ${percent(ratio, 1)} fragmented`,
 };
 
 /** When the device is full, in words; empty if it is unknown. */

@@ -172,6 +172,18 @@ def test_texts_name_the_actions_of_the_web_ui_before_commands():
     assert run_module("cards", "given.map((summary) => m.alertText({ summary }))", *texts) == list(texts.values())
 
 
+def test_fragmentation_is_stated_in_the_same_way_before_its_verdict():
+    alert = {"rule": "fragmentation", "value": 0.256, "notes": {"summary": "another text"}}
+    verdict = {"kind": "fragmentation", "evidence": [["fragmentation_ratio", 0.256]]}
+    row = {"live_bytes": GIB, "cached_bytes": 0, "stranded_bytes": GIB}
+    lines = [
+        run_module("cards", "m.lineOf(...given)", {"alert": alert, "verdict": found}, row, 0)
+        for found in (None, verdict)
+    ]
+    assert lines[0] == "now 2.0 GiB held, 1.0 GiB live, 1.0 GiB stranded; 26% fragmented at its peak so far"
+    assert lines[1].startswith("now 2.0 GiB held, 1.0 GiB live, 1.0 GiB stranded; at its peak so far ")
+
+
 @pytest.mark.parametrize(
     ("text", "subject", "line"),
     [
