@@ -179,10 +179,14 @@ def table_rows(
         yield from map(TableRow, listed)
 
 
-def table_head(columns: Sequence[TableColumn], order: SortOrder) -> Line:
-    """Return the line of the column names, with an arrow for the order."""
+def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = "") -> Line:
+    """Return the line of the column names, with an arrow for the order. ``count``: rows that are visible, of all."""
     arrow = "↑" if order.reverse else "↓"
-    names = [f"{column.name.upper()}{arrow if column.name == order.column else ''}" for column in columns]
+    names = [
+        f"{column.name.upper()}{arrow if column.name == order.column else ''}"
+        f"{f' {count}' if count and column.name == 'program' else ''}"
+        for column in columns
+    ]
     cells = [fitted(name, column.width, bool(column.number)) for name, column in zip(names, columns, strict=True)]
     return [Span(" " + " ".join(cells), "head")]
 
@@ -271,7 +275,7 @@ class Table:
         self.first = min(max(self.first, self._cursor - count + 1), self._cursor)
         columns = laid_out(width, (row.process for row in self.rows))
         visible = self.rows[self.first : self.first + count]
-        found = [table_head(columns, self.order)]
+        found = [table_head(columns, self.order, f"{len(visible)}/{len(self.rows)}" if len(self.rows) > count else "")]
         for place, row in enumerate(visible, self.first):
             marked = all(process.key in self.marks for process in row.processes)
             found.append(table_line(row, columns, width, marked, place == self._cursor))

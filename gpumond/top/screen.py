@@ -209,7 +209,8 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
     return lines
 
 
-LEAST_TABLE = 6
+LEAST_TABLE, TABLE_RATIO = 6, 0.4
+"""Lines that the table has at least, and the part of the screen up to which its rows precede chart and notices."""
 DEVICES_RATIO, REMARKS_RATIO = 0.45, 0.25
 """Largest parts of the screen that devices and notices take."""
 FILTER_HINT = "words that all match; user:root in one field, -word without it"
@@ -270,7 +271,7 @@ class Screen:
         }
         free = height - sum(wanted.values()) - len(table.rows) - 3  # the heads of table and chart, and a gap
         chart = chart_lines(width, chart_rows(height + 2, free))
-        room = heights(height, {**wanted, "chart": len(chart)})
+        room = heights(height, {**wanted, "chart": len(chart)}, len(table.rows) + 1)
         own = max(1, room["devices"] - len(legend))
         if len(devices) > own > 1 and shown:
             own -= 1
@@ -309,11 +310,15 @@ def panel_lines(panel: Panel, width: int, height: int) -> list[Line]:
     return [*([Span(" "), *clipped(line, width - 2)] for line in lines), *blank]
 
 
-def heights(rows: int, wanted: Mapping[str, int]) -> dict[str, int]:
-    """Return the height of each part. The table takes the rest; on a small screen other parts are shortened for it."""
+def heights(rows: int, wanted: Mapping[str, int], table: int = 0) -> dict[str, int]:
+    """Return the height of each part. The table takes the rest; on a small screen other parts are shortened for it.
+
+    ``table``: the lines of the complete table.
+    """
     found = dict(wanted)
+    needed = max(LEAST_TABLE, min(table, int(rows * TABLE_RATIO)))
     for part, least in (("remarks", 2), ("estimate", 0), ("chart", 0), ("devices", 3), ("remarks", 1)):
-        excess = sum(found.values()) + LEAST_TABLE - rows
+        excess = sum(found.values()) + needed - rows
         if excess > 0:
             found[part] = max(min(least, found[part]), found[part] - excess)
     if found["chart"] < min(2, wanted["chart"]):  # the line of text alone
@@ -428,12 +433,18 @@ def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[F
 
 
 def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:
-    """Return the notices in at most ``rows`` lines, one for each kind."""
+    """Return the notices in at most ``rows`` lines: one for each kind, or its whole text where there is room."""
     groups = grouped(notices)
-    lines = [clipped(_summary(group), width) for group in groups]
-    if len(lines) > rows:
+    if len(groups) > rows:
         hidden = sum(map(len, groups[max(0, rows - 1) :]))
-        lines[max(0, rows - 1) :] = [[Span(f"{hidden} more: press a")]] if rows else []
+        more: list[Line] = [[Span(f"{hidden} more: press a")]] if rows else []
+        return [*(clipped(_summary(group), width) for group in groups[: max(0, rows - 1)]), *more]
+    lines: list[Line] = []
+    free = rows - len(groups)
+    for group in groups:
+        whole = wrapped(_summary(group), width)
+        lines += whole if len(whole) - 1 <= free else [clipped(_summary(group), width)]
+        free = rows - len(lines) - (len(groups) - groups.index(group) - 1)
     return lines
 
 

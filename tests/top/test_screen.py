@@ -36,6 +36,13 @@ def test_parts_of_a_screen_of_24_rows(wanted: dict[str, int], expected: tuple[in
     assert tuple(found[part] for part in ("devices", "estimate", "chart", "remarks", "table")) == expected
 
 
+def test_rows_of_the_table_precede_chart_and_notices():
+    wanted = {"devices": 7, "estimate": 1, "filter": 0, "chart": 3, "remarks": 5}
+    assert heights(22, wanted, 5)["table"] == 6
+    assert heights(22, wanted, 7) == {**wanted, "remarks": 4, "table": 7}
+    assert heights(22, wanted, 50)["table"] == 8, "not all of the screen"
+
+
 @pytest.mark.parametrize(("rows", "free", "expected"), [(24, 12, 2), (60, 0, 9), (60, 20, 20), (60, 50, 30)])
 def test_chart_takes_free_rows_of_a_large_screen(rows: int, free: int, expected: int):
     assert chart_rows(rows, free) == expected
@@ -51,6 +58,18 @@ def test_selected_device_is_scrolled_into_view():
 def test_line_belongs_to_the_device_above():
     lines = [[Span("GPU 0", "bold")], [Span("####")], [Span("# live")], [Span("GPU 1", "chosen")], [Span("##")]]
     assert [device_at(lines, place) for place in range(5)] == [0, 0, 0, 1, 1]
+
+
+def test_notices_are_complete_where_there_is_room():
+    notices = [FrameNotice("warn", kind, f"{kind} " + 9 * "word ", kind) for kind in ("leak", "oom")]
+    lines = [plain_text(line).rstrip() for line in remark_lines(notices, 40, 3)]
+    assert lines == [
+        "leak: leak word word word word word word",
+        "word word word",
+        "oom: oom word word word word word word …",
+    ]
+    assert len(remark_lines(notices, 40, 4)) == 4
+    assert len(remark_lines(notices, 40, 2)) == 2
 
 
 def test_notices_of_one_kind_take_one_line_and_are_complete_in_full():

@@ -11,7 +11,7 @@ from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.facts.frame import Alert, StatedCondition, StatedFault, Verdict
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.snapshot import SourceState
-from gpumond.top.processes import SortOrder, arranged, fitting
+from gpumond.top.processes import SortOrder, Table, arranged, fitting
 from gpumond.top.screen import described as details
 from gpumond.view.frame import view
 from gpumond.view.notices import FrameNotice
@@ -321,6 +321,13 @@ def test_sorting_puts_largest_numbers_first_and_unknown_last(order: SortOrder, p
 )
 def test_filter_searches_all_names_of_a_process(words: str, pids: list[int]):
     assert [row.pid for row in arranged(ROWS, SortOrder(), words)] == pids
+
+
+def test_head_of_the_table_counts_the_rows_if_not_all_are_visible():
+    table = Table()
+    table.fill(ROWS, {})
+    assert "PROGRAM 2/3" in plain_text(table.lines(80, 3)[0])
+    assert "/" not in plain_text(table.lines(80, 4)[0])
 
 
 @pytest.mark.parametrize("width", [40, 79, 90, 119, 200])
