@@ -117,7 +117,7 @@ def run_daemon(arguments: list[str]) -> int:
     clocks = Clocks()
     signal.signal(signal.SIGURG, lambda *_: clocks.write("main"))
     from gpumond.devices.child.supervisor import Child
-    from gpumond.programs.server import AgentServer
+    from gpumond.programs.agent_server import AgentServer
     from gpumond.serve.http import HttpProtocol
 
     for owner, *names in PARTS_OF_A_TICK:

@@ -33,8 +33,8 @@ from gpumond.host.runtime_directory import unusual
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Scrape
 from gpumond.metrics.telemetry import Telemetry
+from gpumond.programs.agent_server import AgentServer
 from gpumond.programs.audited_requests import AuditedRequests
-from gpumond.programs.server import AgentServer
 from gpumond.quantities.window import RuleWindow
 from gpumond.store.store import Store
 from gpumond.tick.history import History

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gpumond.agent.program_report import place_in_job
     from gpumond.cli import client
     from gpumond.cli.arguments import address
-    from gpumond.features.quotas import need as admission
+    from gpumond.features.quotas import admission_client as admission
 
     try:
         url = address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)

@@ -28,8 +28,8 @@ from gpumond.host.runtime_directory import AgentSocket
 from gpumond.kernel import Dependencies, Kernel, Operations, Part, Tick
 from gpumond.metrics.owners import admitted
 from gpumond.metrics.telemetry import Telemetry
+from gpumond.programs.agent_server import AgentServer
 from gpumond.programs.connection import Limits
-from gpumond.programs.server import AgentServer
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.store.store import Bounds, HistoryPersistence, Store
 from gpumond.tick.ledger import attribute

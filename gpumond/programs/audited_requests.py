@@ -16,7 +16,7 @@ from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.messages import AgentRequest, AgentResponse, Asked
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import Identity
-from gpumond.programs.server import ASK_SECONDS, AgentServer
+from gpumond.programs.agent_server import ASK_SECONDS, AgentServer
 
 MAX_FILE_BYTES = 256 << 20
 MAX_PART_BYTES = 1 << 20

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gpumond.features.quotas.need import NO_ROOM, explanation
+from gpumond.features.quotas.admission_client import NO_ROOM, explanation
 
 GIB = 1 << 30
 LOST = (404, {"detail": "no request has this id"})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.features.quotas.need import NO_ROOM
+from gpumond.features.quotas.admission_client import NO_ROOM
 from gpumond.sim.device import MIB, Spec, create
 from tests.helpers import forks
 from tests.helpers.running import RunningDaemon, until

@@ -11,8 +11,8 @@ from gpumond.cli.arguments import add_target
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.units import GIB, about, typed_size
+from gpumond.features.quotas.admission_client import WaitingLine, size
 from gpumond.features.quotas.command import NO_REQUEST, queue_table, queue_text
-from gpumond.features.quotas.need import WaitingLine, size
 from gpumond.view.frame import view
 from tests.helpers.frames import make_frame
 from tests.helpers.values import make_device

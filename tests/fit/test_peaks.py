@@ -15,7 +15,7 @@ from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.snapshot import ProcessEnd, Snapshot
 from gpumond.facts.units import GIB
 from gpumond.features.fit.part import KEPT_RUNS, AutoNeed, Peaks, PeaksPart, RunPeak, upper_bound
-from gpumond.features.quotas.need import auto_need
+from gpumond.features.quotas.admission_client import auto_need
 from tests.helpers.frames import busy_frame, fake_daemon
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot

@@ -16,8 +16,8 @@ from gpumond.facts.snapshot import AgentReport
 from gpumond.host.machine import start_ticks
 from gpumond.host.peer import Identity
 from gpumond.host.runtime_directory import bind_agent_socket
+from gpumond.programs.agent_server import AgentServer
 from gpumond.programs.connection import Limits
-from gpumond.programs.server import AgentServer
 from tests.helpers.values import make_pool
 
 HELLO = encode(Hello("train"))

@@ -30,7 +30,7 @@ from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.peer import Identity
 from gpumond.kernel import Clock, Dependencies, Tick
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.programs.server import AgentServer
+from gpumond.programs.agent_server import AgentServer
 from gpumond.store.store import Bounds, Store
 from tests.helpers.world import TICK_SECONDS
 

@@ -25,7 +25,7 @@ from bench.scrape import rss
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import from_json
 from gpumond.facts.snapshot import AgentReport, Reading, SourceState
-from gpumond.programs.server import AgentServer
+from gpumond.programs.agent_server import AgentServer
 from gpumond.store.table import to_text
 from tests.helpers.simulated_daemon import CountingReceiver, SimulatedDaemon
 from tests.helpers.world import EPOCH

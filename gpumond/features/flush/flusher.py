@@ -40,7 +40,7 @@ from gpumond.facts.units import human
 from gpumond.features.flush.alertmanager import AlertmanagerHook
 from gpumond.host.peer import Identity
 from gpumond.kernel import EngineStep, Flushes, Kernel, Part
-from gpumond.programs.server import AgentServer
+from gpumond.programs.agent_server import AgentServer
 from gpumond.store.table import to_text
 
 

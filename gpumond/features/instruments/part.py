@@ -15,7 +15,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.host.event_loop import cancelled
 from gpumond.host.peer import Identity
 from gpumond.kernel import Kernel, Part, Tick
-from gpumond.programs.server import AgentServer
+from gpumond.programs.agent_server import AgentServer
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Requests for device memory by ``gpumond run --need``."""
+"""The client of admissions: `gpumond run --need` requests device memory, waits for it and keeps it for its program."""
 
 from __future__ import annotations
 
