@@ -3,10 +3,12 @@
 Cycles of a program of ``--gib`` GiB: its tensors, an optimizer step and its random numbers must be the same, bit by
 bit, as without suspensions. The driver's count while it is suspended, a program that takes the memory meanwhile, the
 rates, and two bounds of them: the time in which the kernel provides host pages, and copies to pinned memory; ``pages``
-has the rates with huge pages. Then a rule that suspends an idle program, refusals on the device, who may suspend a
+has the seconds with huge pages. Then a rule that suspends an idle program, refusals on the device, who may suspend a
 program in which namespaces, and how the driver reaches another process (``reach``, from strace).
 
-    python -m bench.gpu_suspend [cycles] [bounds] [pages] [refusals] [rule] [rights] [reach] [--gib 60] [--cycles 20]
+    python -m bench.gpu_suspend [cycles] [bounds] [refusals] [rule] [pages] [rights] [reach] [--gib 60] [--cycles 20]
+
+``pages``, ``rights`` and ``reach`` need root, and run only if they are named.
 """
 
 from __future__ import annotations
@@ -109,6 +111,7 @@ gpumond.agent.start(workload="refused", suspendable=True)
 print("ready", flush=True)
 input()
 """
+WITHOUT_ROOT = ("cycles", "bounds", "refusals", "rule")
 RULE = {
     "name": "idle",
     "scope": "process",
@@ -137,7 +140,7 @@ def main() -> None:
             "reach": reach,
         }
         result: dict[str, Any] = {"gib": arguments.gib, "driver": daemon.get("status")["source"]["driver_version"]}
-        result |= {name: parts[name]() for name in arguments.parts or parts}
+        result |= {name: parts[name]() for name in arguments.parts or WITHOUT_ROOT}
     publish("gpu_suspend", result)
 
 

@@ -49,7 +49,7 @@ def test_use_of_an_oom_pool_is_an_alert_while_the_program_runs(tmp_path: Path):
     devices.mkdir()
     create(devices / "card", Spec(UUID, 0, "sim", 1024 * MIB, context_bytes=16 * MIB))
     environ = {"GPUMOND_SIM_DIR": os.fspath(devices)}
-    with RunningDaemon(tmp_path / "daemon", "--source", "sim", "--interval", "0.2", environ=environ) as daemon:
+    with RunningDaemon(tmp_path / "daemon", "--source", "sim", "--interval", "0.2s", environ=environ) as daemon:
         own = environment(daemon.socket, FAKES, LD_LIBRARY_PATH=str(build(tmp_path)), FAKE_CUDA="c")
         command = [sys.executable, str(script), str(devices / "card")]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -83,7 +83,7 @@ def test_rule_flushes_a_neighbor_before_a_device_is_full(tmp_path: Path):
     config.write_text(json.dumps({"rules": [RULE]}))
     (tmp_path / "cards").mkdir()
     environ = {"GPUMOND_SIM_DIR": os.fspath(tmp_path / "cards")}
-    options = ("--source", "sim", "--interval", "0.2", "--config", str(config))
+    options = ("--source", "sim", "--interval", "0.2s", "--config", str(config))
     with RunningDaemon(tmp_path / "daemon", *options, environ=environ) as daemon:
         device = card(daemon)
         with program(daemon, device, "notebook") as neighbor, program(daemon, device, "train") as train:
