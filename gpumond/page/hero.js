@@ -125,7 +125,7 @@ function showChoice(devices) {
 }
 
 /** The state of a request or grant in the words of `gpumond status`: the program, and the rest of the sentence. */
-function stateOf({ workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, unused_bytes: unused, ahead, since }, of, now) {
+function sentenceOf({ workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, unused_bytes: unused, ahead, since }, of, now) {
   const [first, ...more] = [workload, pid === null ? "" : `pid ${pid}`, user].filter(Boolean);
   if (unused) return [first, `${more.length ? `(${more.join(", ")}) ` : ""}is granted ${human(need)} of ${of}; ${human(unused)} of it isn't used yet`];
   const after = available !== null && need - available > missing ? " even after flushes" : "";
@@ -149,7 +149,7 @@ function showQueue(devices) {
     (each) => each.id,
     () => make("li", make("b", make("bdi")), " ", make("bdi")),
     (entry, request) => {
-      const [program, rest] = stateOf(request, of.get(request.device_uuid), now);
+      const [program, rest] = sentenceOf(request, of.get(request.device_uuid), now);
       name(entry.firstChild.firstChild, program, 80);
       name(entry.lastChild, rest, 200);
     },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import TypeAdapter
@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import human
 from gpumond.features.suspend.routes import RECEIPT
+from tests.helpers.agents import GIB
 from tests.helpers.browser import (
     PHONE,
     PROGRAMS,
@@ -157,3 +158,21 @@ def test_view_that_cannot_be_loaded_says_so(browser: Browser, demo: RunningDaemo
         session.page.unroute("**/later-*.js")
         session.page.reload()
         session.page.get_by_role("table", name="Rules").wait_for()
+
+
+def with_requests(frame: Any) -> None:
+    """Add a request for memory that waits, and a grant whose program uses a part of its memory."""
+    own = {"device_uuid": frame["snapshot"]["devices"][0]["uuid"], "user": "ann", "need_bytes": 20 * GIB}
+    since = frame["snapshot"]["taken_at"] - 60
+    later = {"available_bytes": GIB, "missing_bytes": 7 * GIB, "ahead": 0, "since": since}
+    frame["queue"] = [own | later | {"id": "a", "workload": "later", "pid": 42}]
+    frame["grants"] = [own | {"id": "b", "workload": "pretrain", "pid": 43, "unused_bytes": 15 * GIB}]
+
+
+def test_requests_that_wait_and_grants_that_are_not_used_are_listed(browser: Browser, demo: RunningDaemon):
+    with open_page(browser, demo, rewrite=with_requests) as session:
+        session.page.locator("#hero-queue li").first.wait_for()
+        assert session.page.locator("#hero-queue li").all_text_contents() == [
+            "later (pid 42, ann) has waited 1 min for 20.0 GiB of GPU 0; 7.0 GiB is missing even after flushes",
+            "pretrain (pid 43, ann) is granted 20.0 GiB of GPU 0; 15.0 GiB of it isn't used yet",
+        ]
