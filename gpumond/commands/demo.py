@@ -55,8 +55,8 @@ sys.exit(main())
 """`gpumond`, with its program, ends with its parent, however that ends: a demo that was killed leaves no request."""
 
 QUOTAS = ({"name": "chat-api", "match": {"workload": "chat-api"}, "soft_limit": "5GiB", "limit": "8GiB"},)
-SUSPENSIONS = {"allow_suspend": True, "suspend_after_idle": "1d"}
-"""Programs are suspended on request only: a waiting program suspends none."""
+SUSPENSIONS = {"allow_suspend": True, "suspend_after_idle": "3m"}
+"""A waiting program suspends one that has been idle for this long, unless somebody does so before."""
 
 STORY_SECONDS = 2.0
 """Interval between two looks at the daemon for captions."""

@@ -101,15 +101,22 @@ def serving(memory: ProgramMemory, random: Random) -> Iterator[float]:
         yield 0.5
 
 
+AWAY_SECONDS = 480
+
+
 def idle(memory: ProgramMemory, random: Random) -> Iterator[float]:
-    """Keep a large model and its results, and do nothing more, as a notebook does whose user has left."""
+    """Keep a large model and the results of a few cells, as a notebook does whose user leaves for some minutes."""
     memory.allocate(0.3, "parameters")
-    for _ in range(10):
-        memory.busy(random.uniform(0.3, 0.5))
-        memory.allocate(0.006, "tensors")
-        yield 1.0
-    memory.busy(0.0)
-    yield from repeat(1.0)
+    while True:
+        results = []
+        for _ in range(10):
+            results.append(memory.allocate(0.006, "tensors"))
+            memory.busy(random.uniform(0.3, 0.5))
+            yield 1.0
+        memory.busy(0.0)
+        yield from repeat(1.0, AWAY_SECONDS)
+        os.kill(os.getpid(), signal.SIGCONT)  # resumes it if it is suspended; its next call waits for that
+        memory.free(*results)
 
 
 def finetune(memory: ProgramMemory, random: Random) -> Iterator[float]:
@@ -217,7 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="multiply the speed by X")
     parser.add_argument("--parent", type=int, metavar="PID", help="end when PID is no longer the parent process")
     options = parser.parse_args(arguments)
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before other threads start, which inherit the mask; see pause
+    # Before other threads start, which inherit the mask. See `pause`; the agent counts SIGCONT.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCONT))
     end = time.monotonic() + options.duration
 
     from gpumond import agent

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from gpumond.features.suspend.helper import CudaDriver, Order, carry_out, driver
 from gpumond.host.machine import start_ticks
 from gpumond.sim.device import SimDevice, Spec, create
 from gpumond.sim.driver import SimDriver
+from tests.helpers.agent_daemon import environment
 from tests.helpers.holding import holder
 from tests.helpers.running import RunningDaemon, until
 from tests.suspend.conftest import ALLOWED, OPTIONS, ready
@@ -27,6 +31,10 @@ SPEC = Spec("GPU-simulated", 0, "sim", 1024 * MIB, context_bytes=CONTEXT, can_su
 @pytest.fixture
 def device(tmp_path: Path) -> SimDevice:
     return create(tmp_path / "devices" / "card", SPEC)
+
+
+def receipts(daemon: RunningDaemon) -> Any:
+    return [each for each in daemon.get("suspensions/receipts") if "action" in each]
 
 
 def order(action: str, pid: int) -> Order:
@@ -96,3 +104,21 @@ def test_killed_daemon_knows_its_suspended_program_again(
             until(lambda: row(daemon, notebook.pid).get("cached_bytes") == HELD)
         finally:
             daemon.stop()
+
+
+@pytest.mark.slow
+def test_idle_program_of_the_demo_gives_way_to_one_that_needs_memory_and_comes_back(
+    serve: Callable[..., RunningDaemon], device: SimDevice
+) -> None:
+    daemon = ready(serve(*OPTIONS, environ=ALLOWED | {"GPUMOND_SIM_DIR": str(device.directory.parent)}))
+    command = [sys.executable, "-m", "gpumond.sim.programs", "idle", "--card", str(device.directory), "--speed", "40"]
+    with subprocess.Popen(command, env=environment(daemon.socket)) as notebook:
+        try:
+            until(lambda: any(each["may_suspend"] for each in daemon.get("agents")))
+            need = ("--need", "800MiB", "--wait", "1m", "--url", daemon.url, "--", sys.executable, "-c", "")
+            assert daemon.run("run", *need).returncode == 0
+            until(lambda: [each["action"] for each in receipts(daemon)] == ["suspend", "resume"])
+            assert {each["outcome"] for each in receipts(daemon)} == {"suspended", "resumed"}
+            assert receipts(daemon)[1]["requested_by"] == "SIGCONT"
+        finally:
+            notebook.terminate()
