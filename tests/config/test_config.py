@@ -109,6 +109,14 @@ rule_overrides:
         ("rules: [{name: a, scope: device, value: used_ratio}]", ["rules[0]", "above", "below"]),
         ("rules: [{name: a, scope: device, value: used_ratio, above: lots}]", ["rules[0].above", "'lots'", "80%"]),
         (
+            "rules: [{name: a, scope: device, value: used_ratio, above: 1GiB}]",
+            ["rules[0]", "above: 1GiB doesn't fit used_ratio, whose unit is ratio"],
+        ),
+        (
+            "rules: [{name: a, scope: device, value: used_bytes, below: 90%}]",
+            ["rules[0]", "below: 90% doesn't fit used_bytes, whose unit is bytes"],
+        ),
+        (
             "rules: [{name: a, scope: device, value: used_ratio, above: 1, clear: 2}]",
             ["rules[0]", "must not be higher than above"],
         ),

@@ -94,9 +94,9 @@ def test_rules_round_trip_unchanged():
         ({"labels": {"pid": "1"}}, "'pid' is set by gpumond itself"),
         ({"labels": {"a b": "1"}}, "'a b' isn't a valid label name"),
         ({"action": {"flush": {"steps": ["reboot"]}}}, "'reboot'"),
-        ({"scope": "daemon", "value": "agents", "action": {"flush": {}}}, "nothing to flush"),
+        ({"scope": "daemon", "value": "agents", "above": 1, "action": {"flush": {}}}, "nothing to flush"),
         (
-            {"scope": "device", "value": "used_ratio", "action": {"flush": {}, "request_end": True}},
+            {"scope": "device", "value": "used_ratio", "above": "90%", "action": {"flush": {}, "request_end": True}},
             "request_end requires the process scope",
         ),
         ({"name": "other"}, "differs from the name in the path"),

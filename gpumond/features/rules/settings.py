@@ -136,6 +136,19 @@ class RuleConfig(Strict):
                 raise ValueError(f"{name!r:.40}: {text!r:.40} has a control character, such as a line end; remove it")
         return texts
 
+    @model_validator(mode="before")
+    @classmethod
+    def _units(cls, body: Any) -> Any:
+        """Refuse a size or a percentage as the threshold of a value that is neither."""
+        of_scope: Mapping[Any, Mapping[str, Unit]] = UNITS
+        known = isinstance(body, dict) and isinstance(body.get("scope"), str) and isinstance(body.get("value"), str)
+        unit = of_scope.get(body["scope"], {}).get(body["value"]) if known else None
+        for name in ("above", "below", "clear") if unit else ():
+            text = str(body.get(name)).strip()
+            if (text.endswith("%") and unit != "ratio") or (text.endswith("B") and unit not in ("bytes", "bytes/s")):
+                raise ValueError(f"{name}: {text:.40} doesn't fit {body['value']}, whose unit is {unit}")
+        return body
+
     @model_validator(mode="after")
     def _consistent(self) -> RuleConfig:
         if self.value not in VALUES[self.scope]:
