@@ -321,7 +321,10 @@ def _service(engine: Mapping[str, Any]) -> str:
     return "sleeping" if engine["sleeping"] else "paused" if engine.get("paused") else "up"
 
 
-def notes(content: View, flush_all: str = "gpumond flush --all") -> Iterator[str]:
+FLUSH_ALL = "gpumond flush --all"
+
+
+def notes(content: View, flush_all: str = FLUSH_ALL) -> Iterator[str]:
     """Yield paragraphs of notices, alerts and verdicts with their remedies. Some may be empty.
 
     ``flush_all``: the command that flushes all programs.
@@ -346,13 +349,16 @@ def _lines(word: str, remarks: Iterable[FrameNotice]) -> str:
     return "\n".join(word + remark.title + (f": {remark.text}" if remark.text else "") for remark in remarks)
 
 
-def page(content: View, one_line: bool = False) -> str:
-    """Return devices, processes and notices as text. ``one_line``: several devices have one line each."""
+def page(content: View, one_line: bool = False, flush_all: str = FLUSH_ALL) -> str:
+    """Return devices, processes and notices as text.
+
+    ``one_line``: several devices have one line each. ``flush_all``: the complete command.
+    """
     colors = colors_of(os.environ) if sys.stdout.isatty() else "none"
     width = output_width() or 80
     lines = device_lines(content, width, 0 if one_line else sys.maxsize, monochrome=colors == "none")
     devices = "\n".join(plain_text(line) if colors == "none" else ansi(line, colors) for line in lines)
-    paragraphs = (broken(note, output_width()) for note in notes(content))
+    paragraphs = (broken(note, output_width()) for note in notes(content, flush_all))
     return "\n\n".join(section for section in (devices, process_table(content, output_width()), *paragraphs) if section)
 
 

@@ -248,6 +248,8 @@ def test_command_line_shows_and_flushes_programs(demo: RunningDaemon):
     assert device["uuid"] not in status.stdout
     assert re.search(f"{device['uuid']} +{device['pci_bus_id'] or '-'}", demo.run("status", "-v").stdout)
     assert json.loads(demo.run("status", "--json").stdout)["devices"]
+    flush_all = re.compile(r"a flush of all programs would release .+: (.+)")
+    assert flush_all.findall(demo.run("top", "--once").stdout) == flush_all.findall(status.stdout)
     plan = demo.run("flush", "--workload", "train-llm", "--dry-run", "--json")
     assert json.loads(plan.stdout)["receipts"][0]["outcome"] == "planned"
     missing = demo.run("flush", "--pid", "1")
