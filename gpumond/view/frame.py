@@ -183,6 +183,9 @@ class View:
     refused_bytes: int
 
 
+SHOWN_NAMES = 3
+
+
 def view(answer: object) -> View:
     """Convert a response to a view. Raises DaemonError if the response is not a frame."""
     frame = frame_of(answer)
@@ -197,7 +200,7 @@ def view(answer: object) -> View:
         up=bool(snapshot["source"]["up"]),
         devices=tuple(devices(frame, refusing)),
         processes=tuple(processes(frame)),
-        notices=(*about_itself, *_queue(frame), *_grants(frame)),
+        notices=(*about_itself, *_queue(frame), *_grants(frame), *_without_memory(frame)),
         alerts=tuple(once(alerts(frame), about_itself)),
         verdicts=tuple(verdicts(frame)),
         stuck=tuple(
@@ -207,6 +210,18 @@ def view(answer: object) -> View:
         reclaimable_bytes=reclaimable(lines, refusing),
         refused_bytes=sum(line["used_bytes"] for line in cached_lines(lines) if process_of(line) in refusing),
     )
+
+
+def _without_memory(frame: CheckedFrame) -> Iterator[FrameNotice]:
+    """Yield a notice about the workloads that run the agent, and have no process on a device."""
+    on_device = {process["workload"] for process in frame["processes"]}
+    waiting = {request["workload"] for request in frame["queue"]}
+    others = {report["workload"] for report in frame["snapshot"]["reports"]} - on_device - waiting - {""}
+    names = [plain(name, 40) for name in sorted(others)]
+    if names:
+        more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+        text = f"connected, without GPU memory: {', '.join(names[:SHOWN_NAMES])}{more}"
+        yield FrameNotice("note", text, "")
 
 
 def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:

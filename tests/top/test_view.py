@@ -339,3 +339,10 @@ def test_columns_fit_the_screen_or_are_minimal(width: int):
     assert sum(column.width + 1 for column in columns) <= max(width, 51)
     assert ("verdict" in names) == (width >= 79)
     assert ("opaque" in names) == (width >= 119)
+
+
+def test_programs_with_an_agent_and_without_device_memory_are_named_by_workload():
+    launcher, trainer = make_report(20, (), workload="train"), make_report(21, (), workload="cpu-only")
+    (report,) = (make_report(10, (make_pool(live=20 * GIB),), workload="train"),)
+    content = view(busy_frame(reports=(report, launcher, trainer)))
+    assert [notice.title for notice in content.notices] == ["connected, without GPU memory: cpu-only"]
