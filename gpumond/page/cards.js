@@ -2,11 +2,12 @@
 
 import { about, clock, duration, human, percent } from "./format.js";
 import { label, processKey } from "./store.js";
-import { NOTES, ORDINARY } from "./words.js";
+import { NOTES, ORDINARY, REMEDIES } from "./words.js";
 
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
 const healthy = new Set(ORDINARY);
 const notes = new Set(NOTES);
+const ORDINARY_LABELS = ["alertname", "gpu", "severity", "uuid"];
 const PAST = "memory-freed"; // no state, but something that has happened: events list it
 
 const subjectKey = (uuid, process) => `${uuid ?? ""} ${process?.pid ? processKey(process) : ""}`;
@@ -17,7 +18,8 @@ export function cardsOf(frame) {
   for (const alert of frame.alerts) {
     const labels = Object.fromEntries(alert.labels);
     const own = { ...alert, labels, notes: Object.fromEntries(alert.annotations) };
-    const key = `${alert.rule} ${subjectKey(labels.uuid, alert)} ${JSON.stringify(alert.pid ? {} : labels)}`;
+    const others = alert.pid ? [] : alert.labels.filter(([label]) => !ORDINARY_LABELS.includes(label));
+    const key = `${alert.rule} ${subjectKey(labels.uuid, alert)} ${others}`;
     cards.set(key, { key, kind: alert.rule, uuid: labels.uuid, process: alert.pid ? alert : null, alert: own, verdict: null });
   }
   for (const verdict of frame.verdicts) {
@@ -26,16 +28,16 @@ export function cardsOf(frame) {
     const same = [...cards.values()].find((card) => card.kind === verdict.kind && subjectKey(card.uuid, card.process) === subject);
     if (same) same.verdict = verdict;
     else {
-      const key = `verdict ${verdict.kind} ${subject}`;
+      const key = `${verdict.kind} ${subject} `; // an alert on it continues the card
       const process = verdict.pid ? verdict : null;
       cards.set(key, { key, kind: verdict.kind, uuid: verdict.device_uuid, process, alert: null, verdict });
     }
   }
   const rank = ({ alert, verdict }) => {
-    if (!alert) return 15 - (verdict.time_to_full_seconds === null ? 0 : 1);
+    if (!alert) return 15;
     return 10 * (alert.phase !== "firing") + 20 * (alert.silenced_by.length > 0) + (SEVERITY[alert.labels.severity] ?? 1);
   };
-  const since = ({ alert, verdict }) => verdict?.since ?? alert.active_at;
+  const since = ({ alert, verdict }) => alert?.active_at ?? verdict.since;
   return [...cards.values()].sort((one, other) => rank(one) - rank(other) || since(one) - since(other));
 }
 
@@ -66,11 +68,26 @@ function silencedText(alert, now, silences) {
 export const reasonsOf = ({ alert }, silences) =>
   silencesOf(alert, silences).map(({ author, reason }) => `${author}: ${reason}`).join("; ");
 
-/** The line of a card. Its present values are those of `row`, the process, if it still exists. */
-export function lineOf({ alert, verdict }, row, now) {
+/** The line of a card whose head states the subject. Its present values are those of `row`, the process, if it still exists. */
+export function lineOf({ alert, verdict }, row, now, subject = "") {
   const evidence = Object.fromEntries(verdict?.evidence ?? []);
   const write = verdict && row && LINES[verdict.kind];
-  return write ? write(evidence, row, verdict, now) : verdict ? textOf(verdict.summary) : alertText(alert.notes);
+  if (!verdict && row && alert.rule === "fragmentation") return `${amountsOf(row)}; ${percent(alert.value, 1)} fragmented at its peak so far`;
+  return write ? write(evidence, row, verdict, now) : withoutSubject(verdict ? textOf(verdict.summary) : alertText(alert.notes), subject);
+}
+
+const SUBJECT = /^(?:(GPU \d+)(?: \([^)]*\))?|(\S+) \(pid \d+\)(?: on GPU \d+)?:?) /;
+
+/** The text without the program and the device, if the subject states them. */
+function withoutSubject(text, subject) {
+  const [whole, device, program] = SUBJECT.exec(text) ?? [];
+  return whole && subject.startsWith(device ?? program) ? text.slice(whole.length) : text;
+}
+
+/** What to do about a problem, for a process or a device. */
+export function remedyOf(kind, { pid, device }) {
+  const text = (REMEDIES[kind] ?? "").replace("PID", pid ?? "PID").replace("INDEX", device?.index ?? "INDEX");
+  return textOf(text);
 }
 
 const HERE = { "oom show": "Case", flush: "Flush", why: "Why", status: "Processes" };
@@ -83,13 +100,14 @@ export const alertText = ({ summary, description }) => textOf([summary, descript
 
 const held = ({ live_bytes: live, cached_bytes: cached, stranded_bytes: stranded }) => (live ?? 0) + (cached ?? 0) + (stranded ?? 0);
 
+const amountsOf = (row) => `now ${human(held(row))} held, ${human(row.live_bytes)} live, ${human(row.stranded_bytes)} stranded`;
+
 const LINES = {
   leak: ({ slope_bytes_per_second: slope, window_seconds: seconds }, row, { since }, now) =>
     `leaks since ${clock(since, now)}, ${human(60 * slope)}/min in the last ${duration(seconds)}; ` +
     `now ${human(row.live_bytes ?? row.used_bytes)}${row.live_bytes === null ? "" : " live"}`,
   fragmentation: ({ fragmentation_ratio: ratio, peak_live_bytes: live, peak_kept_bytes: kept }, row) =>
-    `now ${human(held(row))} held, ${human(row.live_bytes)} live, ${human(row.stranded_bytes)} stranded; ` +
-    `at its peak so far ${human(live)} of ${human(kept)} live, ${percent(ratio, 1)} fragmented`,
+    `${amountsOf(row)}; at its peak so far ${human(live)} of ${human(kept)} live, ${percent(ratio, 1)} fragmented`,
 };
 
 /** When the device is full, in words; empty if it is unknown. */

@@ -12,7 +12,7 @@ import { CHART_RANGES, between, limits, moved, newest, rangeOf, rangeText, zoome
 import { intervals } from "./intervals.js";
 import { addShares } from "./shares.js";
 import { columnAt, layersOf } from "./stack.js";
-import { drawing, eventsSince, label, processKey, roots, sharesOfAll, state } from "./store.js";
+import { changed, drawing, eventsSince, label, processKey, roots, sharesOfAll, state } from "./store.js";
 import { OF_PROCESSES, SHARES } from "./words.js";
 
 const PAUSE = 10_000; // between requests for the newest values
@@ -124,7 +124,8 @@ async function draw(node) {
   if (!state.frame || !node.isConnected) return;
   const own = range;
   const { target } = node;
-  if (node.range !== own) Object.assign(node, { range: own, past: null, fresh: [] });
+  const fresh = node.range !== own;
+  if (fresh) Object.assign(node, { range: own, past: null, fresh: [] });
   node.due = performance.now() + Math.min(Math.max(PAUSE, 5 * own.seconds), LONGEST_PAUSE);
   try {
     const past = await readPast(target, { from: limits(own, now()).from, to: own.to }, node.past);
@@ -133,7 +134,8 @@ async function draw(node) {
   } catch {
     return; // a notice says that the daemon does not answer
   }
-  show(node);
+  if (fresh && document.documentElement.dataset.seq !== String(state.frame.snapshot.seq)) changed(); // so that all figures are of one frame
+  if (fresh || own.to !== null || own.seconds > FOLLOWED) show(node);
 }
 
 /** Draws what is known: the history, and the frames that came after it. */
@@ -144,16 +146,17 @@ function show(node) {
   const { to, ...whole } = limits(own, now());
   const from = own.to === null && own.seconds <= YOUNG ? Math.max(whole.from, Math.min(started, to - SHORTEST)) : whole.from;
   const about = { from, to, started };
-  const last = past.points.at(-1)?.at ?? -Infinity;
+  const last = (past.points.at(-1)?.at ?? -Infinity) + (past.seconds ?? 0);
   node.fresh = node.fresh.filter(({ at }) => at > last);
-  const points = past.seconds === null ? [...past.points, ...node.fresh] : past.points;
-  const within = points.filter(({ at }) => at < to);
+  const points = [...past.points, ...node.fresh];
+  const newest = own.to === null ? newestPoint(target, to) : null;
+  const within = [...points.filter(({ at }) => at < to), ...(newest ? [newest] : [])];
   const columns = intervals(within, past.seconds, from, to, about.started);
   for (const column of columns) column.layers = layersOf(column, node.left);
   const size = sizeOf(target);
   const marks = marksOf([...state.events.values()], target, from, to);
   const view = { ...about, columns, blocks: past.seconds !== null, size, marks, whole: target.pid === null };
-  node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: columns.length ? summary(columns, about, own, (past.seconds === null && within.at(-1)) || columns.at(-1)) : withoutData(target, to) };
+  node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: columns.length ? summary(columns, about, own, columns.at(-1)) : withoutData(target, to) };
   node.view.top = drawPlot(node.plot, node.view);
   node.plot.dataset.range = rangeText(own);
   const unmarked = eventsSince() > from && `Events before ${clock(eventsSince(), to)} have no mark.`;
@@ -167,10 +170,10 @@ function sizeOf({ uuid }) {
   return sizes.some((size) => size === null) ? null : sum(sizes);
 }
 
-/** Continues a chart with the newest frame, if it shows samples. */
+/** Continues a chart with the newest frame. */
 function follow(node) {
   const at = now();
-  if (node.fresh.at(-1)?.at === at || node.past?.seconds !== null) return;
+  if (node.fresh.at(-1)?.at === at || !node.past) return;
   const point = newestPoint(node.target, at);
   if (point) node.fresh.push(point);
 }

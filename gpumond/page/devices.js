@@ -41,7 +41,7 @@ function updateRow(node, row) {
   head.firstChild.setAttribute("aria-pressed", String(isChosen(device)));
   showThinBar(first.firstChild, sums, device.size_bytes ?? 0);
   DEVICE_COLUMNS.forEach((column, place) => {
-    if (column.spark) showSpark(cells[place].firstChild, device, state.frame.snapshot.taken_at);
+    if (column.spark) showSpark(cells[place].firstChild, device, state.frame.snapshot);
     else name(cells[place], column.text(row), 120);
     cells[place].classList.toggle("zero", ["0 B", "-"].includes(cells[place].given));
   });

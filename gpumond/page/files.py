@@ -14,7 +14,7 @@ from gpumond.events import Kind
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
-from gpumond.facts.verdicts import KINDS, SHAPES
+from gpumond.facts.verdicts import KINDS, REMEDIES, SHAPES
 from gpumond.page.runbooks import RUNBOOKS
 
 IMPORT = re.compile(r'^import (?:(?:\{([^}]*)\}|\* as (\w+)) from )?"\./(\w+)\.js";\n', re.MULTILINE)
@@ -38,9 +38,24 @@ def bundle(modules: Mapping[str, str], entry: str) -> str:
 
     Raises ValueError if modules import one another in a circle, or contain another import or export.
     """
+    return "".join(_joined(modules, entry).values())
+
+
+def bundles(modules: Mapping[str, str], entry: str, later: str) -> tuple[str, str]:
+    """Return the module of ``entry``, and one that does what ``later`` does. The second imports what they share.
+
+    Raises ValueError as ``bundle`` does.
+    """
+    first = _joined(modules, entry)
+    rest = "".join(text for name, text in _joined(modules, later).items() if name not in first)
+    shared = ", ".join(f"${name}" for name in first if f" = ${name};\n" in rest)
+    return f"{''.join(first.values())}export {{ {shared} }};\n", f'import {{ {shared} }} from "./{entry}.js";\n{rest}'
+
+
+def _joined(modules: Mapping[str, str], entry: str) -> dict[str, str]:
     joined: dict[str, str] = {}
     _add(entry, modules, joined, ())
-    return "".join(joined.values())
+    return joined
 
 
 def _add(name: str, modules: Mapping[str, str], joined: dict[str, str], importers: tuple[str, ...]) -> None:
@@ -132,6 +147,7 @@ def words() -> str:
         "ORDINARY": sorted(SHAPES),
         "NOTES": sorted(kind.name for kind in KINDS if not kind.is_shape and not kind.remedy),
         "VERDICTS": {kind.name: kind.meaning.replace("`", "") for kind in KINDS},
+        "REMEDIES": REMEDIES,
         "MISSED_LIMIT": MISSED_LIMIT,
         "NOT_READ": NOT_READ,
         "MARKS": MARKS,
@@ -153,19 +169,27 @@ def _lean(text: str) -> str:
 
 
 def page_files() -> dict[str, File]:
-    """Return the files of the page by path. The document names script and style, whose names contain their hash."""
+    """Return the files of the page by path. The document names scripts and style, whose names contain their hash.
+
+    ``later.js`` is requested when one of its views is opened.
+    """
     found = {}
     page = _lean((DIRECTORY / "index.html").read_text())
+    script, later = bundles(MODULES, "page", "later")
+    names: dict[str, str] = {}
     for name, source, media_type in (
-        ("page.js", bundle(MODULES, "page"), "text/javascript"),
+        ("page.js", script, "text/javascript"),
+        ("later.js", later, "text/javascript"),
         ("early.js", MODULES["early"], "text/javascript"),
         ("page.css", (DIRECTORY / "page.css").read_text(), "text/css"),
     ):
         text = _lean(source)
+        for known, hashed in names.items():
+            text = text.replace(f'"./{known}"', f'"./{hashed}"')
         stem, suffix = name.split(".")
-        hashed = f"{stem}-{_tag(text.encode())}.{suffix}"
-        found[f"/{hashed}"] = file(text.encode(), media_type, IMMUTABLE)
-        page = page.replace(f'"{name}"', f'"{hashed}"')
+        names[name] = f"{stem}-{_tag(text.encode())}.{suffix}"
+        found[f"/{names[name]}"] = file(text.encode(), media_type, IMMUTABLE)
+        page = page.replace(f'"{name}"', f'"{names[name]}"')
     return {"/": file(page.encode(), "text/html"), **found}
 
 

@@ -9,16 +9,16 @@ const SAID = ["slope_bytes_per_second", "window_seconds"]; // what the sentence 
 
 export function createFit() {
   const plot = make("div.plot", make("span.top"), make("span.from"), make("span.to"));
-  const node = make("details.fit", make("summary", "Evidence"), plot, make("p"), make("ul.ruled-out"), make("dl.facts"));
+  const node = make("details.fit", make("summary", "Evidence"), plot, make("p"), make("ul.ruled-out"), make("dl.facts"), make("p.next"));
   node.addEventListener("toggle", () => draw(node));
   return node;
 }
 
-/** Shows the evidence of a verdict, of a frame that was taken at `now`. */
-export function showFit(node, verdict, now) {
+/** Shows the evidence of a verdict, of a frame that was taken at `now`, and the remedy. */
+export function showFit(node, verdict, now, remedy) {
   const { fit, evidence = [] } = verdict;
   node.hidden = !fit && !evidence.length;
-  Object.assign(node, { verdict, now });
+  Object.assign(node, { verdict, now, remedy });
   draw(node);
 }
 
@@ -26,6 +26,7 @@ function draw(node) {
   if (!node.open || node.hidden) return;
   const { fit, evidence = [] } = node.verdict;
   node.querySelector(".plot").hidden = !fit;
+  put(node.lastChild, node.remedy && `Next: ${node.remedy}`);
   put(node.querySelector("p"), fit ? whose(fit) + summary(fit, node.now) : "");
   sync(
     node.querySelector(".facts"),

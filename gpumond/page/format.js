@@ -56,6 +56,7 @@ export function about(seconds) {
 
 const parts = (large, unit, small, subunit) => (small ? `${large} ${unit} ${small} ${subunit}` : `${large} ${unit}`);
 
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 export const percent = (part, whole) => `${Math.round((100 * part) / whole)}%`;
 
 const two = (number) => String(number).padStart(2, "0");

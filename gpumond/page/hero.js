@@ -181,7 +181,8 @@ export function showHero() {
   put(article.querySelector(".state"), devices.length === 1 ? stateOf(devices[0]) : "");
   put(article.querySelector(".sensors"), known ? sensors(devices) : "");
   article.classList.toggle("lost", !known);
-  put(article.querySelector(".estimate"), estimate(flushed, devices.length > 1 ? "Flushing all programs" : "A flush"));
+  const parts = estimate(flushed, devices.length > 1 ? "Flushing all programs" : "A flush");
+  article.querySelectorAll(".estimate > :not(button)").forEach((part, place) => put(part, parts[place]));
   $("hero-flush").hidden = !state.frame.snapshot.reports.length;
   $("hero-flush").disabled = !flushed.bytes;
   put($("hero-flush"), state.frame.snapshot.devices.length > 1 && devices.length === 1 ? `Flush ${title}…` : "Flush all…");

@@ -58,7 +58,7 @@ function showActions(cell, alert) {
   runbook.setAttribute("aria-label", `Runbook of ${alert.rule}`);
   const id = alert.notes.case; // of an out-of-memory error
   oomCase.hidden = !id;
-  oomCase.href = `api/v1/oom/${encodeURIComponent(id)}/report`;
+  oomCase.href = linkTo({ view: "cases", case: id });
   oomCase.setAttribute("aria-label", `Case of ${clean(subjectOf(alert), 100)}`);
   sync(
     acts,

@@ -3,17 +3,22 @@
 export const NARROW = 0.01; // unknown parts below this share of the range are not marked
 
 /** The points as intervals of time within the range. A block has a length, and the first one of the daemon begins with
-the daemon. A sample lasts until the next one, unless that is more than three times the usual distance away. */
+the daemon. A sample lasts until the next one, unless that is more than three times the usual distance away. One at the
+end of the range begins at the end of the one before it, at the latest halfway. */
 export function intervals(points, length, from, to, started = -Infinity) {
   const times = points.map((point) => point.at);
   const distances = times.slice(1).map((at, place) => at - times[place]);
   const usual = [...distances].sort((one, other) => one - other)[distances.length >> 1] ?? 1;
+  const before = times.at(-2);
+  if (distances.length && times.at(-1) >= to)
+    times[times.length - 1] = to - before > 3 * usual ? to - usual : before + Math.min(usual, (to - before) / 2);
   const limit = length === null ? 3 * Math.max(1, usual) : length;
   return points
     .map((point, place) => {
       const next = times[place + 1] ?? to;
-      const end = next - point.at <= 1.1 * limit ? next : point.at + (length ?? usual);
-      const begin = end > started ? Math.max(point.at, started) : point.at;
+      const at = times[place];
+      const end = next - at <= 1.1 * limit ? next : at + (length ?? usual);
+      const begin = end > started ? Math.max(at, started) : at;
       return { ...point, at: Math.max(from, begin), end: Math.min(end, to) };
     })
     .filter((point) => point.end > point.at);

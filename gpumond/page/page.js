@@ -3,21 +3,16 @@
 // The stream is first: the browser answers while the other modules are evaluated.
 import { setPaused } from "./stream.js";
 
-import "./baselines.js";
 import { showDevices } from "./devices.js";
 import { $, name, put } from "./elements.js";
 import { showEngines } from "./engines.js";
 import { showEvents } from "./events.js";
 import { clock, duration } from "./format.js";
-import "./flushes.js";
 import "./help.js";
 import { showHero } from "./hero.js";
-import "./history.js";
 import { showNotices } from "./notices.js";
 import "./palette.js";
 import { showProblems } from "./problems.js";
-import "./quotas.js";
-import "./rules.js";
 import { showSilences } from "./silences.js";
 import { drawing, state } from "./store.js";
 import { captionAt, captionsOf } from "./story.js";

@@ -1,16 +1,18 @@
 // The command palette: jumps to devices, programs and views, and actions, found by their words.
 
 import { showRange } from "./chart.js";
+import { isMarked, setMarked } from "./compare.js";
 import { $, control, named, put } from "./elements.js";
 import { newestEvents, showMinute } from "./events.js";
 import { flush } from "./flush.js";
 import { clean, clock } from "./format.js";
+import { expire, matchersOf } from "./silences.js";
 import { choose, showDevice } from "./hero.js";
 import { cardCommands } from "./problems.js";
 import { CHART_RANGES } from "./range.js";
 import { COLUMNS, GROUPS, rowsOf } from "./rows.js";
 import { label, reclaimableOf, state } from "./store.js";
-import { filterBy, groupBy, showProcess, sortById } from "./table.js";
+import { filterBy, groupBy, showProcess, sortById, suspendRow } from "./table.js";
 import { setTheme, themes } from "./theme.js";
 import { TITLES, openView } from "./views.js";
 import { why } from "./why.js";
@@ -44,6 +46,11 @@ function* commandsOf() {
   for (const row of rows.filter(({ agent, cached_bytes: bytes }) => agent && agent.flush_policy !== "never" && bytes))
     yield [`Flush ${subjectOf(row)}`, () => flush({ pid: row.pid, start_ticks: row.start_ticks }, subjectOf(row))];
   for (const row of rows.filter(({ agent }) => agent?.pools.length)) yield [`Why ${subjectOf(row)}`, () => why(row.pid, subjectOf(row))];
+  for (const row of rows.filter(({ suspension, agent }) => suspension || agent?.suspendable))
+    yield [`${row.suspension ? "Resume" : "Suspend"} ${subjectOf(row)}`, () => visit(() => suspendRow(row.key))];
+  for (const row of rows.filter(({ device }) => device))
+    yield [`${isMarked(row) ? "Remove from comparison" : "Compare"} ${subjectOf(row)}`, () => setMarked(row, !isMarked(row))];
+  for (const silence of state.frame.silences) yield [`End the silence of ${matchersOf(silence)}`, () => expire(silence.id)];
   for (const event of newestEvents()) yield [`Minute before ${clock(event.at)} ${event.summary}`, () => visit(() => showMinute(event))];
 }
 

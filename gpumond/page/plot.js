@@ -97,7 +97,7 @@ function hatching(part, { from, to, started }, wide) {
   const near = Math.abs(part.to - started) < Math.max(10, NARROW * (to - from));
   const label = near ? `daemon started ${clock(started)}` : "no data";
   const fits = (wide * (part.to - part.from)) / (to - from) > (near ? 2 : 1) * SPACE;
-  const node = make("div.unknown", make("span", fits ? label : ""));
+  const node = make(near ? "div.unknown.unstarted" : "div.unknown", make("span", fits ? label : ""));
   node.style.left = `${(100 * (part.from - from)) / (to - from)}%`;
   node.style.width = `${(100 * (part.to - part.from)) / (to - from)}%`;
   node.title = label;

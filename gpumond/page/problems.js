@@ -1,6 +1,7 @@
 // Problems: a card for each alert and verdict, with what can be done about it.
 
-import { cardsOf, ageOf, leftOf, levelOf, lineOf, reasonsOf, restOf } from "./cards.js";
+import { linkTo } from "./address.js";
+import { cardsOf, ageOf, leftOf, levelOf, lineOf, reasonsOf, remedyOf, restOf } from "./cards.js";
 import { showSince } from "./chart.js";
 import { $, button, make, name, put, svg, sync } from "./elements.js";
 import { shapes } from "./evidence.js";
@@ -17,6 +18,8 @@ import { why } from "./why.js";
 import { RUNBOOKS } from "./words.js";
 
 const SHOWN = 24; // cards that are drawn; the view of alerts lists all
+const ROWS = 2; // of cards that are shown at first
+const FEWEST = 3; // cards that are shown at first where a row has room for one
 const STEADY = 5000; // milliseconds after a movement of the pointer below the cards for which they keep their height
 const MARGIN = 120; // seconds that a chart shows before a problem began
 
@@ -47,39 +50,39 @@ function showChart({ uuid, process, alert, verdict }) {
 function showEvidence(node) {
   const away = !isOpen("");
   if (away) openView("");
+  if (node.hidden) $("problems-all").click();
   node.lastChild.toggleAttribute("open", away || undefined);
   if (away) node.scrollIntoView({ block: "nearest" });
 }
 
-/** Actions of a card by their name. `of`: whether it applies. */
+/** Actions of a card by their name. `of`: whether the card has it; `on`: whether it would do something now. What comes and
+goes with the verdict is the last. */
 const ACTIONS = {
   Chart: { of: () => true, act: ({ card }) => showChart(card) },
   Flush: {
-    of: ({ card, row }) => Boolean(row ? row.cached_bytes && agentOf(row)?.flush_policy !== "never" && agentOf(row) : flushableDevice(card)),
+    of: ({ card, row }) => (row ? flushes(agentOf(row)) : !card.process && state.devices.has(card.uuid) && state.frame.snapshot.reports.some(flushes)),
+    on: ({ card, row }) => Boolean(row ? row.cached_bytes : reclaimableOf([state.devices.get(card.uuid)]).bytes > 0),
     act: ({ card, row, subject }) =>
       row ? flush({ pid: row.pid, start_ticks: row.start_ticks }, subject) : flush({ device: card.uuid }, subject),
   },
   Silence: { of: ({ card }) => card.alert && !card.alert.silenced_by.length, act: ({ card }) => silence(card.alert) },
+  Why: { of: ({ row }) => Boolean(row && agentOf(row)?.pools.length), act: ({ row, subject }) => why(row.pid, subject) },
   Evidence: {
     of: ({ card: { verdict } }) => Boolean(verdict?.fit || verdict?.evidence?.length),
     act: showEvidence,
   },
-  Why: { of: ({ row }) => Boolean(row && agentOf(row)?.pools.length), act: ({ row, subject }) => why(row.pid, subject) },
 };
+const can = (node, { of, on }) => of(node) && (!on || on(node));
 
 const agentOf = (row) => state.frame.snapshot.reports.find((report) => processKey(report) === processKey(row));
-
-function flushableDevice({ uuid, process }) {
-  const device = !process && state.devices.get(uuid);
-  return device && reclaimableOf([device]).bytes > 0;
-}
+const flushes = (agent) => Boolean(agent && agent.flush_policy !== "never");
 
 function create() {
   const drawing = svg("svg", { class: "trend", viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" });
   const acts = make("div.acts");
   const node = make("li", make("div.what", make("b"), " ", make("bdi"), make("time")), drawing, make("p.line", make("strong"), " ", make("bdi")), acts, createFit());
   for (const [word, { act }] of Object.entries(ACTIONS)) acts.append(button(word, () => act(node), "button.plain"));
-  acts.append(make("a", "Runbook"), make("a", "Case"));
+  acts.lastChild.before(make("a", "Runbook"), make("a", "Case"));
   return node;
 }
 
@@ -94,12 +97,13 @@ function update(node, card) {
   name(of, subject, 80);
   put(age, ageOf(card, now, state.frame.silences));
   age.title = clean(reasonsOf(card, state.frame.silences), 600);
-  name(node.querySelector(".line bdi"), lineOf(card, row, now), 600);
+  name(node.querySelector(".line bdi"), lineOf(card, row, now, subject), 600);
   put(node.querySelector("strong"), leftOf(card, state.devices));
   drawTrend(node.querySelector(".trend"), card.verdict?.fit);
   const buttons = node.querySelectorAll(".acts button");
-  Object.entries(ACTIONS).forEach(([word, { of: applies }], place) => {
-    buttons[place].hidden = !applies(node);
+  Object.entries(ACTIONS).forEach(([word, action], place) => {
+    buttons[place].hidden = !action.of(node);
+    buttons[place].disabled = !can(node, action);
     buttons[place].setAttribute("aria-label", clean(`${word} ${card.kind} ${subject}`, 200));
   });
   const [runbook, oomCase] = node.querySelectorAll(".acts a");
@@ -108,8 +112,8 @@ function update(node, card) {
   runbook.setAttribute("aria-label", clean(`Runbook ${card.kind}`, 200));
   const id = card.alert?.notes.case; // of an out-of-memory error
   oomCase.hidden = !id;
-  if (id) oomCase.href = `api/v1/oom/${encodeURIComponent(id)}/report`;
-  showFit(node.lastChild, card.verdict ?? {}, now);
+  if (id) oomCase.href = linkTo({ view: "cases", case: id });
+  showFit(node.lastChild, card.verdict ?? {}, now, remedyOf(card.kind, { pid: card.process?.pid, device: state.devices.get(card.uuid) }));
 }
 
 /** What the card of an active alert offers besides its chart: pairs of a word and an action. */
@@ -117,17 +121,18 @@ export function actsOf({ rule, active_at: at, pid, labels }) {
   const key = JSON.stringify([rule, at, pid, labels]);
   const isOf = ({ card: { alert } }) => alert && JSON.stringify([alert.rule, alert.active_at, alert.pid, alert.labels]) === key;
   const node = [...$("alerts").children].find(isOf);
-  const own = Object.entries(ACTIONS).filter(([word, { of }]) => node && word !== "Chart" && of(node));
+  const own = Object.entries(ACTIONS).filter(([word, action]) => node && word !== "Chart" && can(node, action));
   return own.map(([word, { act }]) => [word, () => act(node)]);
 }
 
 /** What the cards offer, as commands: pairs of a text and an action. */
 export const cardCommands = () =>
   [...$("alerts").children].flatMap((node) => {
-    const own = Object.entries(ACTIONS).filter(([, { of }]) => of(node));
+    const own = Object.entries(ACTIONS).filter(([, action]) => can(node, action));
     const { card, subject } = node;
     const text = (word) => (["Flush", "Why"].includes(word) ? `${word} ${subject} (${card.kind})` : `${word} ${card.kind} (${subject})`);
-    return own.map(([word, { act }]) => [text(word), () => act(node)]);
+    const links = [...node.querySelectorAll(".acts a:not([hidden])")];
+    return [...own.map(([word, { act }]) => [text(word), () => act(node)]), ...links.map((link) => [text(link.textContent), () => link.click()])];
   });
 
 function drawTrend(drawing, fit) {
@@ -148,6 +153,18 @@ function holdHeight() {
   style.overflow = held ? "auto" : "";
 }
 
+let whole = false; // whether all cards are shown
+
+/** Shows the first rows of cards, or all of them. */
+function fold() {
+  const cards = [...$("alerts").children];
+  const columns = getComputedStyle($("alerts")).gridTemplateColumns.split(" ").length;
+  const most = Math.max(FEWEST, ROWS * columns);
+  cards.forEach((card, place) => (card.hidden = !whole && place >= most));
+  $("problems-all").hidden = cards.length <= most;
+  put($("problems-all"), whole ? "Show fewer" : `Show all ${cards.length}`);
+}
+
 export function showProblems() {
   holdHeight();
   const cards = cardsOf(state.frame);
@@ -162,6 +179,7 @@ export function showProblems() {
   ];
   put($("problems-count"), parts.filter(Boolean).join(" · "));
   $("alerts").hidden = !cards.length;
+  fold();
   const { silences } = state.frame;
   $("silences-open").hidden = !silences.length;
   put($("silences-open"), many(silences.length, "silence"));
@@ -170,4 +188,9 @@ export function showProblems() {
 }
 
 addEventListener("pointermove", () => (movedAt = performance.now()), { passive: true });
+addEventListener("resize", () => requestAnimationFrame(fold));
+$("problems-all").addEventListener("click", () => {
+  whole = !whole;
+  fold();
+});
 $("silences-open").addEventListener("click", () => openView("alerts"));

@@ -1,13 +1,12 @@
 // Rows of the table of processes: what they contain, which are shown, their order and their groups.
 
-import { clock, duration, human, signed, sum } from "./format.js";
+import { capital, clock, duration, human, signed, sum } from "./format.js";
 import { label, ordinary, processKey } from "./store.js";
 import { OF_PROCESSES } from "./words.js";
 
-const title = (word) => word[0].toUpperCase() + word.slice(1);
 const size = (id, bytes = `${id}_bytes`) => ({
   id,
-  title: title(id),
+  title: capital(id),
   bytes,
   of: (row) => row[bytes] ?? -1,
   text: (row) => (row.partial?.has(id) ? "≥ " : "") + human(row[bytes]),

@@ -32,6 +32,8 @@ export function silence(alert) {
   $("silence").showModal();
 }
 
+/** The matchers of a silence, as one text. */
+export const matchersOf = ({ matchers }) => matchers.map(matcher).join(" ");
 const matcher = (each) => `${each.name}${each.operator}${each.value}`;
 
 async function submit() {
@@ -46,7 +48,8 @@ async function submit() {
   refresh();
 }
 
-async function expire(id) {
+/** Ends a silence. */
+export async function expire(id) {
   const answer = await attempt("DELETE", `silences/${encodeURIComponent(id)}`);
   put($("silences-refused"), answer?.detail ?? "");
   refresh();
@@ -61,12 +64,12 @@ export function showSilences() {
     (each) => each.id,
     (each) => {
       const end = button("End", () => expire(each.id));
-      end.setAttribute("aria-label", `End the silence of ${clean(each.matchers.map(matcher).join(" "), 120)}`);
+      end.setAttribute("aria-label", `End the silence of ${clean(matchersOf(each), 120)}`);
       return make("li", make("b"), make("time"), make("bdi"), end);
     },
     (node, each) => {
       const from = each.starts_at > now ? `from ${clock(each.starts_at, now)} ` : "";
-      name(node.children[0], each.matchers.map(matcher).join(" "), 200);
+      name(node.children[0], matchersOf(each), 200);
       put(node.children[1], `${from}until ${clock(each.ends_at, now)}`);
       name(node.children[2], `${each.author}: ${each.reason}`, 200);
     },

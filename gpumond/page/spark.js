@@ -6,6 +6,7 @@ import { sparkLine } from "./sparkline.js";
 
 const SECONDS = 900;
 const STEP = 15; // seconds between two points
+const YOUNGEST = 120; // seconds that the line of a younger daemon spans
 const GAP = 60; // seconds without a point after which the past is requested again
 
 const known = new Map(); // points of each device, by UUID
@@ -17,14 +18,14 @@ export function createSpark() {
 }
 
 /** Shows the line up to a frame that was taken at `now`. */
-export function showSpark(drawing, { uuid, used_bytes: used, size_bytes: size }, now) {
+export function showSpark(drawing, { uuid, used_bytes: used, size_bytes: size }, { taken_at: now, elapsed_seconds: elapsed }) {
   if (!known.has(uuid)) known.set(uuid, { points: [], asked: -Infinity });
   const series = known.get(uuid);
   const last = series.points.at(-1)?.at ?? -Infinity;
   if (now - Math.max(last, series.asked) > GAP) request(series, uuid, now);
   if (now - last >= STEP && used !== null)
     series.points = [...series.points.filter(({ at }) => at > now - SECONDS), { at: now, median: used }];
-  const line = sparkLine(series.points, size, now - SECONDS, now, GAP);
+  const line = sparkLine(series.points, size, now - Math.min(SECONDS, Math.max(elapsed, YOUNGEST)), now, GAP);
   if (drawing.line !== line) drawing.firstChild.setAttribute("d", (drawing.line = line));
 }
 

@@ -96,9 +96,9 @@ export function reclaimableOf(devices) {
   return { bytes: (cached ?? 0) - refused, refused, known: cached !== undefined };
 }
 
-/** What a flush would release, as a sentence. */
-export function estimate({ bytes, refused, known }, subject = "A flush") {
-  if (!known) return "";
-  const more = refused ? ` Programs that don't allow a flush hold ${human(refused)} more in their caches.` : "";
-  return `${subject} would release ${bytes ? `about ${human(bytes)}` : "nothing"}.${more}`;
+/** What a flush would release, as the parts of a sentence: the amount is the second. */
+export function estimate({ bytes, refused, known }, subject) {
+  if (!known) return ["", "", ""];
+  const more = refused ? `Programs that don't allow a flush hold ${human(refused)} more in their caches.` : "";
+  return [`${subject} would release${bytes ? " about" : ""}`, bytes ? human(bytes) : "nothing", more];
 }

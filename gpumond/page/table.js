@@ -223,6 +223,12 @@ export function showProcess(key) {
   focusOn(list.findIndex((item) => item.key === key));
 }
 
+/** Opens the row with this key, and suspends or resumes its program there, where the result is shown. */
+export function suspendRow(key) {
+  if (!opened.has(key) || !rows.some((row) => row.key === key)) showProcess(key);
+  $("processes").kept.get(key)?.querySelector(".suspension button").click();
+}
+
 /** Moves the focus to a row, which is scrolled into view. */
 function focusOn(place) {
   const at = Math.min(Math.max(place, 0), list.length - 1);

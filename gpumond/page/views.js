@@ -1,17 +1,18 @@
 // Views besides the present state, such as rules and receipts. The address contains the one that is open.
 
 import * as address from "./address.js";
-import { $, button, sync } from "./elements.js";
+import { $, button, make, sync } from "./elements.js";
 import { changed } from "./store.js";
 
 const PAUSE = 5000; // between requests of the open view
 
 /** Titles of the views by name. */
-export const TITLES = { "": "Overview", alerts: "Alerts", rules: "Rules", receipts: "Receipts", quotas: "Quotas", compare: "Compare", baselines: "Baselines" };
+export const TITLES = { "": "Overview", alerts: "Alerts", rules: "Rules", cases: "Cases", receipts: "Receipts", quotas: "Quotas", compare: "Compare", baselines: "Baselines" };
 
 const views = {}; // those besides the present state, by name
 let open = Object.hasOwn(TITLES, address.read("view")) ? address.read("view") : "";
 let due = 0; // performance.now() of the next request
+let coming = null; // the script with the other views, while it is requested
 
 /** `create` returns the view's element; `load` requests what it shows, when it opens and every five seconds. */
 export function addView(name, create, load) {
@@ -43,13 +44,32 @@ export function showViews(hidden) {
     (name) => button(TITLES[name], () => openView(name), "button.plain"),
     (node, name) => node.setAttribute("aria-current", name === open ? "page" : "false"),
   );
-  if (open && !hidden) showView(views[open]);
+  if (open && !hidden) {
+    if (views[open]) showView(views[open]);
+    else coming ??= requestViews().finally(() => (coming = null));
+  }
   return !open;
+}
+
+const missing = make("p.quiet", "This view can’t be loaded: the daemon may have been updated. Reload the page.");
+
+async function requestViews() {
+  try {
+    await import(`./${document.querySelector("[data-later]").dataset.later}`);
+    changed();
+  } catch {
+    $("view").append(missing);
+    showOnly(missing);
+  }
+}
+
+function showOnly(shown) {
+  for (const node of $("view").children) node.hidden = node !== shown;
 }
 
 function showView(view) {
   if (!view.node) $("view").append((view.node = view.create()));
-  for (const node of $("view").children) node.hidden = node !== view.node;
+  showOnly(view.node);
   if (performance.now() < due) return;
   due = performance.now() + PAUSE;
   view.load().catch(() => {}); // a notice says that the daemon does not answer

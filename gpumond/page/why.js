@@ -1,11 +1,12 @@
 // What the live memory of a program consists of: the dialog of a process.
 
-import { $, named, put } from "./elements.js";
-import { attempt, entryOf } from "./flush.js";
-import { clean, clock, human, percent, sum } from "./format.js";
+import { remedyOf } from "./cards.js";
+import { $, button, make, named, put } from "./elements.js";
+import { attempt, entryOf, flush } from "./flush.js";
+import { capital, clean, clock, human, percent, sum } from "./format.js";
 import { MEANINGS } from "./meanings.js";
 import { save } from "./session.js";
-import { label, state } from "./store.js";
+import { isProblem, label, processKey, state } from "./store.js";
 
 const CLASSES = {
   parameters: "parameters",
@@ -23,7 +24,8 @@ export async function why(pid, subject) {
   const dialog = $("why");
   const show = (text, entries = []) => {
     put($("why-words"), text, 600);
-    $("why-classes").replaceChildren(...state.frame.processes.filter((row) => row.pid === pid).flatMap(entryOfShares), ...entries);
+    const rows = state.frame.processes.filter((row) => row.pid === pid);
+    $("why-classes").replaceChildren(...rows.flatMap(entryOfShares), ...entries, ...(rows.length ? [nextSteps(rows, subject)] : []));
   };
   put($("why-title"), `Memory of ${clean(subject, 120)}`);
   show("Waiting for the program, which may pause for up to 250 ms…");
@@ -65,6 +67,19 @@ function entryOfShares(row) {
   const facts = known.map(([share, bytes]) => [share, `${human(bytes)} (${percent(bytes, held)})`]);
   const remarks = known.slice(1).map(([share, bytes]) => bytes && `${share}: ${MEANINGS[share]}`);
   return [entryOf([named(row.device ? label(row.device) : row.device_uuid, 40), `${human(held)} held at ${clock(state.frame.snapshot.taken_at)}`], facts, remarks)];
+}
+
+/** What you can do now: the remedies of the program's problems, and a flush if it would release something. */
+function nextSteps(rows, subject) {
+  const [{ pid, start_ticks, workload }] = rows;
+  const agent = state.frame.snapshot.reports.find((report) => processKey(report) === processKey(rows[0]));
+  const kinds = new Set(state.frame.verdicts.filter((verdict) => isProblem(verdict) && verdict.pid === pid).map(({ kind }) => kind));
+  const remedies = [...kinds].map((kind) => remedyOf(kind, rows[0]).split("; ").filter((clause) => !/gpumond (why|flush)/.test(clause)).join("; ")).filter(Boolean);
+  const bytes = agent?.flush_policy === "never" ? 0 : sum(rows.map((row) => row.cached_bytes ?? 0));
+  const others = bytes || remedies.length ? [] : ["A flush would release nothing: live memory returns when the program frees it or exits."];
+  const entry = entryOf([make("b", "Next steps")], [], [...remedies.map(capital), ...others, bytes && `A flush releases about ${human(bytes)} while the program runs: gpumond flush ${workload || pid}`]);
+  if (bytes) entry.lastChild.append(" ", button("Flush…", () => $("why").close() ?? flush({ pid, start_ticks }, subject)));
+  return entry;
 }
 
 function entryOfClasses(found, kvCache) {

@@ -123,11 +123,10 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
             page.evaluate("""() => [...document.querySelectorAll('.fit path')].map(
             path => [path.className.baseVal, path.getAttribute('d')])""")
         )
-        (text,), refused = session.texts(".fit[open] p", ".fit[open] .ruled-out li")
+        (text,), refused = session.texts(".fit[open] p:not(.next)", ".fit[open] .ruled-out li")
         assert page.evaluate(FITS_IN_LIST)
         page.get_by_role("button", name=re.compile("Evidence leak")).click()
         page.locator(".fit[open]").wait_for(state="detached")
-        assert page.evaluate("getComputedStyle(document.getElementById('alerts')).maxHeight") != "none"
     assert paths["points"].count("M") == len(fit["points"])
     assert {"band", "line", "projection"} <= paths.keys()
     assert text.startswith("32.0 MiB/min (31.6 MiB to 32.4 MiB) in the 2 min that are drawn; the GPU will be full at ")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytestmark = [needs_chromium, pytest.mark.timeout(240)]
-VIEWS = ("", "alerts", "rules", "receipts", "quotas", "compare", "baselines")
+VIEWS = ("", "alerts", "rules", "cases", "receipts", "quotas", "compare", "baselines")
 BROKEN = """() => {
     const range = document.createRange();
     const broken = [];
@@ -41,7 +41,7 @@ def test_no_word_of_any_view_is_broken(browser: Browser, demo: RunningDaemon):
         for view in VIEWS:
             session.page.goto("about:blank")
             session.page.goto(f"{demo.url}/#view={view}")
-            session.page.locator("#content:not([hidden]), #view:not([hidden]) section").first.wait_for()
+            session.page.locator("#content:not([hidden]), #view:not([hidden]) section:visible").first.wait_for()
             session.page.wait_for_timeout(1500)
             for width in (390, 1440, 1920):
                 session.page.set_viewport_size({"width": width, "height": 900})

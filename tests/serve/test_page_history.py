@@ -127,6 +127,14 @@ def test_newest_point_of_a_chart_has_the_known_shares_of_the_process():
     assert point == {"at": 9, "live": 4, "cached": 4, "stranded": 0}
 
 
+def test_chart_ends_with_the_newest_point():
+    points = [{"at": at, "used": at} for at in (1, 2, 3, 5)]
+    found = run_module("intervals", "m.intervals(given[0], null, 0, 5)", points)
+    assert [(each["at"], each["end"], each["used"]) for each in found] == [(1, 2, 1), (2, 3, 2), (3, 4, 3), (4, 5, 5)]
+    after_a_gap = run_module("intervals", "m.intervals(given[0], null, 0, 20)", [*points[:3], {"at": 20, "used": 9}])
+    assert [(each["at"], each["end"]) for each in after_a_gap][-2:] == [(3, 4), (19, 20)]
+
+
 def test_close_marks_are_one_group():
     found = run_module(
         "marks", "m.together(given[0], 10).map((group) => group.length)", [{"at": at} for at in (0, 5, 9, 10, 30)]

@@ -172,6 +172,33 @@ def test_texts_name_the_actions_of_the_web_ui_before_commands():
     assert run_module("cards", "given.map((summary) => m.alertText({ summary }))", *texts) == list(texts.values())
 
 
+def test_fragmentation_is_stated_in_the_same_way_before_its_verdict():
+    alert = {"rule": "fragmentation", "value": 0.256, "notes": {"summary": "another text"}}
+    verdict = {"kind": "fragmentation", "evidence": [["fragmentation_ratio", 0.256]]}
+    row = {"live_bytes": GIB, "cached_bytes": 0, "stranded_bytes": GIB}
+    lines = [
+        run_module("cards", "m.lineOf(...given)", {"alert": alert, "verdict": found}, row, 0)
+        for found in (None, verdict)
+    ]
+    assert lines[0] == "now 2.0 GiB held, 1.0 GiB live, 1.0 GiB stranded; 26% fragmented at its peak so far"
+    assert lines[1].startswith("now 2.0 GiB held, 1.0 GiB live, 1.0 GiB stranded; at its peak so far ")
+
+
+@pytest.mark.parametrize(
+    ("text", "subject", "line"),
+    [
+        ("etl (pid 7) on GPU 0: 57% is fragmented", "etl on GPU 0", "57% is fragmented"),
+        ("etl (pid 7) ran out of memory", "etl on GPU 0", "ran out of memory"),
+        ("GPU 0 (H100) is nearly full", "GPU 0", "is nearly full"),
+        ("etl (pid 7) ran out of memory", "pid 7 on GPU 0", "etl (pid 7) ran out of memory"),
+        ("the driver doesn't respond", "this machine", "the driver doesn't respond"),
+    ],
+)
+def test_line_of_a_card_does_not_repeat_its_head(text: str, subject: str, line: str):
+    card = {"alert": None, "verdict": {"kind": "other", "summary": text, "evidence": []}}
+    assert run_module("cards", "m.lineOf(given[0], null, 0, given[1])", card, subject) == line
+
+
 def test_leak_states_the_window_of_its_rate_and_what_will_be_full():
     device = {"uuid": "GPU-a", "index": 1, "size_bytes": 24 * GIB}
     evidence = [["slope_bytes_per_second", 1 << 20], ["window_seconds", 120.0]]

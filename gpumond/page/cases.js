@@ -1,0 +1,150 @@
+// The view of cases of out-of-memory errors: the chosen one, and the list of all.
+
+import * as address from "./address.js";
+import { button, make, named, svg } from "./elements.js";
+import { flush } from "./flush.js";
+import { capital, clean, clock, duration, human } from "./format.js";
+import { createListing, createTable, showTable } from "./lists.js";
+import { state } from "./store.js";
+import { read } from "./stream.js";
+import { addView } from "./views.js";
+
+const ENOUGH = new Map([[true, "yes"], [false, "no"], [null, "unknown"]]);
+const CALLS = 3; // of a site
+
+const now = () => state.frame.snapshot.taken_at;
+const programOf = ({ workload, pid }) => `${workload || "a program"} (pid ${pid})`;
+const gpuOf = ({ device_uuid: uuid }) => (state.devices.has(uuid) ? `GPU ${state.devices.get(uuid).index}` : "");
+const rowOf = ({ workload, pid }) => (pid === null ? workload || "unattributed" : `${workload || "pid"} ${pid}`);
+const callText = ({ file, line, function: what }) => `${file}:${line} ${what}`;
+const bytes = (title, key) => ({ title, text: (row) => human(row[key]), number: true });
+const plain = (title, text) => ({ title, text });
+
+const COLUMNS = [
+  plain("Time", ({ at }) => clock(at, now())),
+  { title: "Program", text: programOf, name: true },
+  { title: "GPU", text: gpuOf, name: true },
+  bytes("Missing", "missing_bytes"),
+  { title: "Remedy", text: ({ remedy }) => remedy, wide: true },
+  { title: "Actions", nodes: () => [make("a", "Case")], update: showLink },
+];
+
+function showLink(cell, { id, ...found }) {
+  cell.firstChild.href = address.linkTo({ view: "cases", case: id });
+  cell.firstChild.setAttribute("aria-label", clean(`Case of ${programOf(found)}`, 100));
+}
+
+const REMEDIES = [
+  plain("What would have been enough", ({ text }) => text),
+  plain("Bytes", ({ size_bytes: size, basis }) => `${basis === "estimate" && size !== null ? "about " : ""}${human(size)}`),
+  plain("Enough alone", ({ enough }) => ENOUGH.get(enough)),
+  plain("Known from", ({ source }) => source),
+  { title: "", nodes: (row) => [button("Flush…", () => row.item.flush())], update: (cell, { flush: act }) => (cell.firstChild.hidden = !act) },
+];
+REMEDIES[1].number = true;
+
+/** Tables of facts of a case: the title, the columns and the rows of each. */
+function* tablesOf({ oom, lines, device_uuid: uuid }, ranks) {
+  yield ["Memory of the GPU just before", [plain("Program", rowOf), plain("Share", ({ share }) => share), bytes("Bytes", "used_bytes")], lines.filter((line) => line.used_bytes).sort((one, other) => other.used_bytes - one.used_bytes)];
+  const later = ({ seconds_later: seconds }) => `${seconds.toFixed(1)} s`;
+  if (ranks.length > 1) yield ["Order of the ranks", [plain("Rank", ({ rank }) => String(rank)), plain("PID", ({ pid }) => String(pid)), plain("Later", later)], ranks];
+  if (!oom) return;
+  const pools = oom.pools.filter((pool) => !uuid || pool.device_uuid === uuid);
+  yield ["The program’s pools at the error", [plain("Allocator", ({ allocator }) => allocator), ...["live", "cached", "stranded"].map((share) => bytes(capital(share), `${share}_bytes`))], pools];
+  for (const found of oom.classes) {
+    const known = Object.entries(found).filter(([key, value]) => /_bytes$/.test(key) && key !== "live_bytes" && value);
+    yield [`Live memory of ${found.allocator} by class`, [plain("Class", ([key]) => key.replace("_bytes", "")), { title: "Bytes", text: ([, value]) => human(value), number: true }], known];
+  }
+  yield ["Largest allocation sites", [bytes("Bytes", "size_bytes"), plain("Calls, innermost first", ({ calls }) => calls.slice(0, CALLS).map(callText).join(" < "))], oom.sites];
+  yield ["Scopes that retain most", [plain("Scope", ({ name: scope }) => scope), bytes("Bytes", "retained_bytes")], oom.scopes];
+  yield ["Failing call, innermost first", [plain("Call", callText)], oom.stack];
+}
+
+const hue = (place) => `hsl(${(225 + 67 * place) % 360} 50% 55%)`;
+
+/** The memory of each program over time, stacked. An unknown value has no height. */
+function drawTimeline({ at, curves }) {
+  const sums = at.map((_, place) => curves.reduce((sum, { used_bytes: used }) => sum + (used[place] ?? 0), 0));
+  const top = Math.max(1, ...sums);
+  const [from, to] = [at[0], at.at(-1)];
+  const x = (place) => ((1000 * (at[place] - from)) / Math.max(1, to - from)).toFixed(2);
+  const y = (value) => (100 - (100 * value) / top).toFixed(2);
+  const drawing = svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": `Memory by program in the last ${duration(to - from)} before the error, at most ${human(top)}` });
+  const keys = make("div.keys");
+  let base = at.map(() => 0);
+  curves.forEach((curve, place) => {
+    const upper = base.map((low, step) => low + (curve.used_bytes[step] ?? 0));
+    const edge = [...upper.map((value, step) => `${x(step)} ${y(value)}`), ...base.map((value, step) => `${x(step)} ${y(value)}`).reverse()];
+    const area = svg("path", { d: `M${edge.join("L")}Z` });
+    const sign = make("i");
+    area.style.fill = sign.style.background = hue(place);
+    drawing.append(area);
+    keys.append(make("span", sign, named(rowOf(curve), 80)));
+    base = upper;
+  });
+  const plot = make("div.plot", drawing, make("span.top", human(top)), make("span.from", clock(from, now())), make("span.to", `${clock(to, now())}, the error`));
+  return [make("h3", "The GPU before the error"), plot, keys];
+}
+
+function table(title, columns, rows) {
+  const found = createTable(title, columns);
+  found.classList.toggle("wrapping", columns === REMEDIES); // the others are narrow
+  rows.forEach((row, place) => (row.place = place));
+  showTable(found, rows, (row) => row.place);
+  return found;
+}
+
+/** What was requested, and what there was. */
+function requestOf({ oom, request_bytes: request, free_bytes: free, missing_bytes: missing }) {
+  const facts = [
+    request === null ? "" : `requested ${human(request)}`,
+    free === null ? "" : `${human(free)} was free`,
+    missing === null ? "" : `${human(missing)} was missing`,
+    oom?.scope ? `in ${oom.scope}` : "",
+    oom?.stack.length ? `at ${callText(oom.stack[0])}` : "",
+  ];
+  return capital(facts.filter(Boolean).join(" · "));
+}
+
+/** Everything that is known of a case. */
+function documentOf({ case: found, ranks }) {
+  const title = make("div.title", make("h2", named(`${programOf(found)} ran out of memory${gpuOf(found) && ` on ${gpuOf(found)}`}`, 160)), make("time", clock(found.at, now())));
+  const save = make("a", "Save as HTML");
+  save.href = `api/v1/oom/${encodeURIComponent(found.id)}/report`;
+  save.download = `case-${found.id}.html`;
+  const chart = make("a", "Chart");
+  const device = state.devices.get(found.device_uuid);
+  if (device) chart.href = address.linkTo({ gpu: device.index, range: `${Math.round(found.at - 300)}-${Math.round(found.at + 60)}` });
+  title.append(make("div.controls", ...(device ? [chart] : []), save));
+  const remedies = found.remedies.map((remedy) => ({ ...remedy, flush: remedy.name === "neighbor-cache" && device && (() => flush({ device: device.uuid }, gpuOf(found))) }));
+  const parts = [...tablesOf(found, ranks)].filter(([, , rows]) => rows.length);
+  const grid = make("div.compared", ...parts.map(([heading, columns, rows]) => make("div.part", make("h3", heading), table(heading, columns, rows))));
+  const drawn = found.timeline.at.length > 1 ? drawTimeline(found.timeline) : [];
+  return [title, make("p", named(requestOf(found), 400)), make("div.part", table("Remedies", REMEDIES, remedies)), ...drawn, grid];
+}
+
+const record = (found) => found;
+const NONE = "No program with an agent has run out of memory. A case says what held the GPU, and what would have been enough.";
+const chosen = make("section.case");
+let listing;
+let shown = ""; // id of the case that is drawn
+
+function create() {
+  chosen.hidden = true;
+  listing = createListing("Cases", COLUMNS, ({ id }) => id, record, NONE);
+  return make("div", chosen, listing);
+}
+
+async function load() {
+  const answer = await read("api/v1/oom");
+  if (answer.ok) listing.show((await answer.json()).reverse());
+  const id = address.read("case");
+  if (!id || id === shown) return;
+  const found = await read(`api/v1/oom/${encodeURIComponent(id)}`);
+  chosen.hidden = false;
+  const content = await found.json();
+  chosen.replaceChildren(...(found.ok ? documentOf(content) : [make("p.refused", content.detail)]));
+  shown = id;
+}
+
+addView("cases", create, load);

@@ -1,0 +1,8 @@
+// The views that are requested when one of them is opened.
+
+import "./baselines.js";
+import "./cases.js";
+import "./flushes.js";
+import "./history.js";
+import "./quotas.js";
+import "./rules.js";

@@ -1,0 +1,86 @@
+"""The view of out-of-memory cases, from the card of its alert and back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from gpumond.features.oom.case_file import CaseSummary, Curve, RankedCase, Timeline, summary_of
+from gpumond.features.oom.routes import EXAMPLE
+from tests.helpers.agents import GIB
+from tests.helpers.browser import PHONE, PageSession, check_access, needs_chromium, open_page
+from tests.helpers.running import RunningDaemon, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+
+
+def serve_case(session: PageSession, daemon: RunningDaemon) -> None:
+    """Answer requests for cases with one on the daemon's device."""
+    uuid = until(lambda: daemon.get("devices"))[0]["uuid"]
+    curves = tuple(
+        Curve(pid=pid, workload=name, used_bytes=(GIB, 3 * GIB, None))
+        for pid, name in ((4242, "train"), (17, "notebook"))
+    )
+    case = replace(EXAMPLE, device_uuid=uuid, timeline=Timeline((1.0, 2.0, 3.0), curves))
+    listed = TypeAdapter(list[CaseSummary]).dump_json([summary_of(case)]).decode()
+    whole = TypeAdapter(RankedCase).dump_json(RankedCase(case=case)).decode()
+    page = session.page
+    page.route("**/api/v1/oom", lambda route: route.fulfill(content_type="application/json", body=listed))
+    page.route(f"**/api/v1/oom/{case.id}", lambda route: route.fulfill(content_type="application/json", body=whole))
+
+
+def with_alert(frame: Any) -> None:
+    """Replace the problems by an alert that names the case."""
+    labels = [["severity", "critical"], ["uuid", frame["snapshot"]["devices"][0]["uuid"]]]
+    annotations = [["summary", "train ran out of memory"], ["case", EXAMPLE.id]]
+    alert = {
+        "rule": "out-of-memory",
+        "phase": "firing",
+        "labels": labels,
+        "annotations": annotations,
+        "silenced_by": [],
+    }
+    frame["alerts"] = [alert | {"pid": None, "start_ticks": None, "value": 1.0, "active_at": 1.0, "fired_at": 1.0}]
+    frame["verdicts"] = []
+
+
+@pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
+def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewport: Any):
+    with open_page(browser, demo, viewport, rewrite=with_alert) as session:
+        serve_case(session, demo)
+        page = session.page
+        page.locator(".card").get_by_role("link", name="Case").click()
+        page.get_by_role("heading", name="train (pid 4242) ran out of memory on GPU 0").wait_for()
+        assert page.locator("#views [aria-current=page]").inner_text() == "Cases"
+        session.shows("Requested 10.0 GiB · 1.0 GiB was free · 9.0 GiB was missing")
+        remedy = page.get_by_role("table", name="Remedies").locator("tbody tr")
+        remedy.get_by_text("flush notebook (pid 17)").wait_for()
+        assert "30.0 GiB" in remedy.inner_text()
+        assert page.locator(".case .plot path").count() == 2
+        assert "train.py:31 step" in page.get_by_role("table", name="Failing call").inner_text()
+        assert page.get_by_role("link", name="Save as HTML").get_attribute("download")
+        assert session.fits()
+        check_access(session)
+        remedy.get_by_role("button", name="Flush…").click()
+        page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").click()
+        page.go_back()
+        page.locator("#hero .plot svg").wait_for()
+
+
+def test_cases_are_listed_and_an_unknown_one_is_named(browser: Browser, demo: RunningDaemon):
+    with open_page(browser, demo) as session:
+        serve_case(session, demo)
+        page = session.page
+        page.get_by_role("button", name="Cases", exact=True).click()
+        page.get_by_role("row", name=re.compile("train .pid 4242.* 9.0 GiB")).get_by_role("link", name="Case").click()
+        page.get_by_role("heading", name=re.compile("ran out of memory")).wait_for()
+        page.goto("about:blank")
+        page.goto(f"{demo.url}/#view=cases&case=1-2-3")
+        session.shows("no case 1-2-3 exists")

@@ -1,0 +1,173 @@
+"""Cards of problems: their place and size, and what they lead to. The headline, and the chart beside it."""
+
+from __future__ import annotations
+
+import re
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpumond.facts.verdicts import REMEDIES
+from tests.helpers.agents import GIB
+from tests.helpers.browser import PHONE, PageSession, needs_chromium, open_page, signed_in
+from tests.helpers.running import RunningDaemon, until
+from tests.integration.page_tasks import cached
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+BOXES = """() => [...document.querySelectorAll('.card, .card .acts > :not([hidden]), #devices-section, #processes')]
+    .filter(node => node.checkVisibility())
+    .map(node => [node, node.getBoundingClientRect()])
+    .map(([node, box]) => [node.textContent.slice(0, 8), box.x, box.y, box.height])"""
+
+
+def process_of(frame: Any, workload: str) -> Any:
+    return next(each for each in frame["processes"] if each["workload"] == workload)
+
+
+def leak_of(frame: Any, workload: str) -> dict[str, Any]:
+    process = process_of(frame, workload)
+    subject = {name: process[name] for name in ("device_uuid", "pid", "start_ticks")}
+    taken_at = frame["snapshot"]["taken_at"]
+    evidence = [["slope_bytes_per_second", 1e6], ["window_seconds", 60.0]]
+    about = {"kind": "leak", "since": taken_at - 60, "evidence": evidence, "summary": "", "form": "linear", "fit": None}
+    return subject | about | {"time_to_full_seconds": 600.0}
+
+
+def alert_of(verdict: dict[str, Any], workload: str, phase: str) -> dict[str, Any]:
+    labels = [["alertname", "leak"], ["severity", "warning"], ["uuid", verdict["device_uuid"]], ["workload", workload]]
+    times = {"active_at": verdict["since"], "fired_at": verdict["since"] if phase == "firing" else None}
+    subject = {name: verdict[name] for name in ("pid", "start_ticks")}
+    about = {"rule": "leak", "phase": phase, "labels": labels, "annotations": [["summary", "leaks"]], "value": 1.0}
+    return subject | about | times | {"silenced_by": []}
+
+
+def test_card_keeps_place_and_size_while_it_changes(browser: Browser, demo: RunningDaemon):
+    number = count()
+
+    def changing(frame: Any) -> None:
+        """A verdict, then its alert, whose program has nothing to flush in every second frame."""
+        at = next(number)
+        process_of(frame, "notebook")["cached_bytes"] = GIB * (at % 2)
+        verdict = leak_of(frame, "notebook")
+        frame["verdicts"] = [verdict]
+        frame["alerts"] = [alert_of(verdict, "notebook", "firing" if at > 2 else "pending")] if at else []
+
+    with open_page(browser, demo, rewrite=changing) as session:
+        page = session.page
+        page.locator(".card", has_text="firing").wait_for()
+        page.locator(".card").evaluate("node => { node.marked = true; }")
+        boxes = [(page.evaluate(BOXES), page.wait_for_timeout(700))[0] for _ in range(6)]
+        assert [each for each in boxes if each != boxes[0]] == []
+        assert page.locator(".card").evaluate("node => node.marked")
+        flush = page.get_by_role("button", name="Flush leak notebook")
+        until(flush.is_enabled)
+        until(flush.is_disabled)
+
+
+def test_alert_continues_the_card_of_its_verdict(browser: Browser, demo: RunningDaemon):
+    alerting: list[bool] = []
+
+    def leaking(frame: Any) -> None:
+        verdict = leak_of(frame, "notebook")
+        frame["verdicts"], frame["alerts"] = [verdict], [alert_of(verdict, "notebook", "firing") for _ in alerting[:1]]
+
+    with open_page(browser, demo, rewrite=leaking) as session:
+        page = session.page
+        page.get_by_role("button", name="Evidence leak").click()
+        next_step = page.locator(".card .fit[open] .next")
+        next_step.wait_for()
+        assert "Next: find out what keeps the memory: Why (gpumond why --pid " in next_step.inner_text()
+        alerting.append(True)
+        page.locator(".card", has_text="firing").wait_for()
+        assert next_step.is_visible()
+
+
+@pytest.mark.parametrize(
+    ("viewport", "shown"), [({"width": 1440, "height": 900}, 6), (PHONE, 3)], ids=["wide", "phone"]
+)
+def test_more_problems_than_two_rows_are_folded(browser: Browser, demo: RunningDaemon, viewport: Any, shown: int):
+    def many(frame: Any) -> None:
+        verdict = leak_of(frame, "notebook")
+        found = [alert_of(verdict, "notebook", "firing") | {"rule": f"rule-{number}"} for number in range(8)]
+        frame["verdicts"], frame["alerts"] = [], found
+
+    with open_page(browser, demo, viewport, rewrite=many) as session:
+        page = session.page
+        page.get_by_role("button", name="Show all 8").wait_for()
+        assert page.locator(".card:visible").count() == shown
+        page.get_by_role("button", name="Show all 8").click()
+        assert page.locator(".card:visible").count() == 8
+        page.get_by_role("button", name="Show fewer").click()
+        assert page.locator(".card:visible").count() == shown
+        assert page.title().startswith("(8) gpumond")
+
+
+def test_headline_legend_and_chart_state_the_same_bytes(session: PageSession):
+    page = session.page
+    page.locator("#hero .plot path.used").wait_for(state="attached")
+    for _ in range(8):
+        (total,), (summary,), rows, legend, (reclaimable,) = session.texts(
+            "#hero .total", "#hero .summary", "tbody.process .of-used", "#hero .legend > div", "#hero .estimate b"
+        )
+        used = total.split(" of ")[0]
+        assert f"; {used} last." in summary
+        assert reclaimable in (
+            next(each for each in legend if each.startswith("cached")).removeprefix("cached"),
+            "nothing",
+        )
+        assert len(rows) == 4
+        page.wait_for_timeout(350)
+
+
+def test_why_ends_with_what_to_do(browser: Browser, demo: RunningDaemon):
+    until(lambda: cached(demo, "train-llm") > GIB / 2, 60)
+    with signed_in(browser, demo) as session:
+        page = session.page
+        session.shows_content()
+        page.get_by_role("rowheader", name="train-llm").get_by_role("button").first.click()
+        page.get_by_role("button", name="Why… Memory of train-llm").click()
+        steps = page.get_by_role("dialog", name="Memory of train-llm").locator("article").last
+        steps.get_by_text("gpumond flush train-llm").wait_for()
+        steps.get_by_role("button", name="Flush…").click()
+        page.get_by_role("dialog", name="Flush train-llm").wait_for()
+        assert not page.get_by_role("dialog", name="Memory of train-llm").is_visible()
+
+
+def test_why_names_the_remedy_of_a_problem(browser: Browser, demo: RunningDaemon):
+    def leaking(frame: Any) -> None:
+        frame["verdicts"], frame["alerts"] = [leak_of(frame, "notebook")], []
+
+    with open_page(browser, demo, rewrite=leaking) as session:
+        page = session.page
+        page.get_by_role("button", name="Why leak notebook").click()
+        page.get_by_role("dialog", name="Sign in").wait_for()
+        last = REMEDIES["leak"].split("; ")[-1]
+        assert last[0].upper() + last[1:] in page.locator("#why article").last.inner_text()
+
+
+def test_palette_suspends_compares_and_ends_silences(browser: Browser, demo: RunningDaemon):
+    def suspendable(frame: Any) -> None:
+        for report in frame["snapshot"]["reports"]:
+            report["suspendable"] = report["workload"] == "notebook"
+        now = frame["snapshot"]["taken_at"]
+        matchers = [{"name": "rule", "operator": "=", "value": "leak"}]
+        silence = {"id": "1", "matchers": matchers, "author": "ann", "reason": "planned"}
+        frame["silences"] = [silence | {"starts_at": now - 1, "ends_at": now + 60}]
+
+    with open_page(browser, demo, rewrite=suspendable) as session:
+        page = session.page
+        session.shows_content()
+        for words, name in (("suspend note", "Sign in"), ("end silence leak", "Sign in")):
+            page.keyboard.press("Control+k")
+            page.keyboard.type(words)
+            page.keyboard.press("Enter")
+            page.get_by_role("dialog", name=name).get_by_role("button", name="Cancel").click()
+        assert page.locator("tbody.process .suspension").is_visible(), "the result is shown in the details"
+        page.keyboard.press("Control+k")
+        page.keyboard.type("compare notebook")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name=re.compile("Compare 1")).wait_for()
