@@ -53,7 +53,7 @@ function updateGroup(node, [event, ...more]) {
   const [time, kind, summary] = node.children;
   put(time, clock(event.at));
   put(kind, words(event.kind));
-  name(summary, [event.summary, ...new Set(more.map((each) => words(each.kind)))].join(" · "), 400);
+  name(summary, [event.summary, ...new Set(more.map((each) => words(each.kind)))].join(" · "), 900);
 }
 
 export function showEvents() {

@@ -158,7 +158,7 @@ let whole = false; // whether all cards are shown
 /** Shows the first rows of cards, or all of them. */
 function fold() {
   const cards = [...$("alerts").children];
-  const columns = getComputedStyle($("alerts")).gridTemplateColumns.split(" ").length;
+  const columns = cards.length > FEWEST ? getComputedStyle($("alerts")).gridTemplateColumns.split(" ").length : 1; // which computes the layout
   const most = Math.max(FEWEST, ROWS * columns);
   cards.forEach((card, place) => (card.hidden = !whole && place >= most));
   $("problems-all").hidden = cards.length <= most;
