@@ -6,7 +6,7 @@ import { clean, clock, duration, human, percent } from "./format.js";
 import { createTable, showTable } from "./lists.js";
 import { attempt } from "./session.js";
 import { state } from "./store.js";
-import { read } from "./stream.js";
+import { read } from "./live.js";
 import { addView, reload } from "./views.js";
 
 const NOW = ""; // the value of a new measurement in the choice of what to compare with

@@ -6,7 +6,7 @@ import { flush } from "./flush.js";
 import { capital, clean, clock, duration, human } from "./format.js";
 import { createListing, createTable, showTable } from "./lists.js";
 import { state } from "./store.js";
-import { read } from "./stream.js";
+import { read } from "./live.js";
 import { addView } from "./views.js";
 
 const ENOUGH = new Map([[true, "yes"], [false, "no"], [null, "unknown"]]);

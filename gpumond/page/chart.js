@@ -6,7 +6,7 @@ import { chartTable, csvOf } from "./downloads.js";
 import { button, make, put, saveBlob } from "./elements.js";
 import { clock, duration, human, sum, words } from "./format.js";
 import { marksAt, marksOf } from "./marks.js";
-import { readPast } from "./past.js";
+import { readPast } from "./history.js";
 import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
 import { CHART_RANGES, between, limits, moved, newest, rangeOf, rangeText, zoomed } from "./range.js";
 import { intervals } from "./intervals.js";

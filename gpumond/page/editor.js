@@ -5,7 +5,7 @@ import { clean } from "./format.js";
 import { showPreview } from "./preview.js";
 import { fieldsOf, overrideOf, problemOf, ruleOf } from "./ruleform.js";
 import { attempt } from "./session.js";
-import { read } from "./stream.js";
+import { read } from "./live.js";
 import { reload } from "./views.js";
 
 const OVERRIDDEN = ["threshold", "for", "severity", "enabled"]; // the fields of a built-in rule that can be changed

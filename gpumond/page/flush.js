@@ -5,7 +5,7 @@ import { clean, clock, extent, human, sum } from "./format.js";
 import { differences } from "./receipts.js";
 import { post } from "./session.js";
 import { label, processKey, state } from "./store.js";
-import { refresh } from "./stream.js";
+import { refresh } from "./live.js";
 
 const UNANSWERED = "The daemon doesn't respond. Its receipts will show whether the flush took place.";
 

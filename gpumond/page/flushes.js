@@ -4,7 +4,7 @@ import { clean, clock, extent, human } from "./format.js";
 import { createListing } from "./lists.js";
 import { differences, record } from "./receipts.js";
 import { label, state } from "./store.js";
-import { read } from "./stream.js";
+import { read } from "./live.js";
 import { addView } from "./views.js";
 
 const gpu = ({ device_uuid: uuid }) => (state.devices.has(uuid) ? label(state.devices.get(uuid)) : (uuid ?? ""));

@@ -1,104 +1,27 @@
-// The view of alerts: those that are active and those that have ended, with links to their charts and runbooks,
-// and the actions of their cards.
+// Reads the history of the shares of a device, a process or the machine: completely at first, and then what is new.
 
-import { linkTo } from "./address.js";
-import { alertText } from "./cards.js";
-import { button, make, sync } from "./elements.js";
-import { clean, clock, duration } from "./format.js";
-import { createListing } from "./lists.js";
-import { actsOf } from "./problems.js";
-import { between, rangeText } from "./range.js";
-import { label, state } from "./store.js";
-import { read } from "./stream.js";
-import { addView } from "./views.js";
-import { RUNBOOKS } from "./words.js";
+import { joined } from "./intervals.js";
+import { pointsOf } from "./stack.js";
+import { read } from "./live.js";
 
-const MARGIN = 300; // seconds that a chart shows before and after an alert
+const MOST = 1000; // points above which all are read again, in the resolution that fits the range
 
-const runbooks = new Set(RUNBOOKS);
-const now = () => state.frame.snapshot.taken_at;
-const beginOf = (alert) => alert.fired_at ?? alert.active_at;
-const endOf = (alert) => alert.resolved_at ?? now();
-
-function subjectOf({ labels, pid }) {
-  const device = state.devices.get(labels.uuid);
-  const program = labels.workload || labels.engine;
-  const process = pid && (program ? `${program} (pid ${pid})` : `pid ${pid}`);
-  return [process || program, device ? label(device) : labels.gpu && `GPU ${labels.gpu}`].filter(Boolean).join(" on ");
+/** Points of a range and the length of a block, null for samples. `known`: what the last call returned for the same
+range, if there was one. `to`: the end of a closed range, null if the range follows the newest frame. */
+export async function readPast(target, { from, to }, known) {
+  const continued = known && known.points.length > 1 && known.points.length < MOST;
+  const query = new URLSearchParams({ since: from });
+  if (to !== null) query.set("until", to);
+  if (continued) {
+    const [before, last] = known.points.slice(-2);
+    query.set("since", (before.at + last.at) / 2);
+    query.set("resolution", known.resolution ?? 1);
+  }
+  for (const name of ["uuid", "pid", "start_ticks"]) if (target[name]) query.set(name, target[name]);
+  const answer = await read(`api/v1/history/shares?${query}`);
+  if (!answer.ok) return { points: [], seconds: null };
+  const found = await answer.json();
+  const fresh = pointsOf(found);
+  const points = continued ? joined(known.points, fresh, from) : fresh;
+  return { points, seconds: found.block_seconds, resolution: found.resolution_seconds };
 }
-
-/** The address of the charts of an alert's subject while it was active. */
-function chartOf(alert) {
-  const device = state.devices.get(alert.labels.uuid);
-  if (!device) return "";
-  const range = rangeText(between(beginOf(alert) - MARGIN, endOf(alert) + MARGIN, now()));
-  const found = { gpu: device.index, range };
-  return linkTo(alert.pid ? { ...found, open: `${device.index}:${alert.labels.workload || alert.pid}` } : found);
-}
-
-const COLUMNS = [
-  { title: "Alert", text: ({ rule }) => rule },
-  { title: "Subject", text: subjectOf, name: true },
-  { title: "State", text: ({ phase, silenced_by: silences }) => (silences?.length ? `${phase}, silenced` : phase) },
-  { title: "Severity", text: ({ labels }) => labels.severity ?? "", wide: true },
-  { title: "Since", text: (alert) => clock(beginOf(alert), now()) },
-  { title: "Duration", text: (alert) => duration(endOf(alert) - beginOf(alert)), number: true },
-  { title: "Summary", text: ({ notes }) => alertText(notes), wide: true },
-  { title: "Actions", nodes: () => [make("a", "Chart"), make("a", "Runbook"), make("a", "Case"), make("div.acts")], update: showActions },
-];
-
-function showActions(cell, alert) {
-  const [chart, runbook, oomCase, acts] = cell.children;
-  const href = chartOf(alert);
-  chart.hidden = !href;
-  if (chart.getAttribute("href") !== href) chart.href = href;
-  chart.setAttribute("aria-label", `Chart of ${alert.rule} since ${clock(beginOf(alert), now())}`);
-  runbook.hidden = !runbooks.has(alert.rule);
-  runbook.href = `docs/runbooks/${encodeURIComponent(alert.rule)}`;
-  runbook.setAttribute("aria-label", `Runbook of ${alert.rule}`);
-  const id = alert.notes.case; // of an out-of-memory error
-  oomCase.hidden = !id;
-  oomCase.href = linkTo({ view: "cases", case: id });
-  oomCase.setAttribute("aria-label", `Case of ${clean(subjectOf(alert), 100)}`);
-  sync(
-    acts,
-    alert.resolved_at ? [] : actsOf(alert),
-    ([word]) => word,
-    ([word]) => {
-      const act = button(word, () => act.run(), "button.plain");
-      act.setAttribute("aria-label", clean(`${word} ${alert.rule} ${subjectOf(alert)}`, 200));
-      return act;
-    },
-    (act, [, run]) => (act.run = run),
-  );
-}
-
-const record = ({ notes, ...alert }) => ({
-  rule: alert.rule,
-  phase: alert.phase,
-  active_at: alert.active_at,
-  fired_at: alert.fired_at,
-  resolved_at: alert.resolved_at ?? null,
-  value: alert.value,
-  pid: alert.pid,
-  labels: JSON.stringify(alert.labels),
-  summary: notes.summary ?? null,
-});
-
-const keyOf = (alert) => JSON.stringify([alert.rule, alert.active_at, alert.pid, alert.labels]);
-const NONE = "No alert has fired yet. Open Rules to see when one does.";
-let section;
-
-async function load() {
-  const answer = await read("api/v1/alerts/history");
-  if (!answer.ok) return;
-  const all = [...state.frame.alerts, ...(await answer.json()).reverse()];
-  const entries = all.map((alert) => ({
-    ...alert,
-    labels: Object.fromEntries(alert.labels),
-    notes: Object.fromEntries(alert.annotations),
-  }));
-  section.show(entries.sort((one, other) => beginOf(other) - beginOf(one)));
-}
-
-addView("alerts", () => (section = createListing("Alert history", COLUMNS, keyOf, record, NONE)), load);

@@ -3,6 +3,6 @@
 import "./baselines.js";
 import "./cases.js";
 import "./flushes.js";
-import "./history.js";
+import "./alerts.js";
 import "./quotas.js";
 import "./rules.js";

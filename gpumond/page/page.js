@@ -1,7 +1,7 @@
 // The web UI: draws the latest frame. Each number is from that frame, except in charts, events and receipts.
 
 // The stream is first: the browser answers while the other modules are evaluated.
-import { setPaused } from "./stream.js";
+import { setPaused } from "./live.js";
 
 import { showDevices } from "./devices.js";
 import { $, name, put } from "./elements.js";

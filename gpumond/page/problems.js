@@ -5,7 +5,7 @@ import { cardsOf, ageOf, leftOf, levelOf, lineOf, reasonsOf, remedyOf, restOf } 
 import { showSince } from "./chart.js";
 import { $, button, make, name, put, svg, sync } from "./elements.js";
 import { shapes } from "./evidence.js";
-import { createFit, showFit } from "./fit.js";
+import { createFit, showFit } from "./evidencechart.js";
 import { flush } from "./flush.js";
 import { clean, many } from "./format.js";
 import { showDevice } from "./hero.js";

@@ -1,6 +1,6 @@
 // Requests of the history of many series: few at a time, so that others need not wait for a connection.
 
-import { read } from "./stream.js";
+import { read } from "./live.js";
 
 const AT_ONCE = 2;
 

@@ -3,7 +3,7 @@
 import { human } from "./format.js";
 import { createListing } from "./lists.js";
 import { state } from "./store.js";
-import { read } from "./stream.js";
+import { read } from "./live.js";
 import { addView } from "./views.js";
 
 const amount = (kind) => ({ quota }) => (quota[kind] === undefined || quota[kind] === null ? "-" : human(quota[kind]));

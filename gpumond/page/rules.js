@@ -5,7 +5,7 @@ import { edit } from "./editor.js";
 import { createTable, showTable } from "./lists.js";
 import { expression, hold } from "./ruleform.js";
 import { state } from "./store.js";
-import { read } from "./stream.js";
+import { read } from "./live.js";
 import { addView } from "./views.js";
 import { RUNBOOKS } from "./words.js";
 

@@ -4,7 +4,7 @@ import { $, button, make, name, put, sync } from "./elements.js";
 import { clean, clock } from "./format.js";
 import { attempt } from "./session.js";
 import { state } from "./store.js";
-import { refresh } from "./stream.js";
+import { refresh } from "./live.js";
 import { isOpen } from "./views.js";
 
 const NAMES = ["workload", "engine"]; // a silence is of the rule and one of these, else of the process or the device, unless the user changes it

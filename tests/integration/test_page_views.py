@@ -162,7 +162,7 @@ def test_view_that_cannot_be_loaded_says_so(browser: Browser, demo: RunningDaemo
 
 def with_requests(frame: Any) -> None:
     """Add a request for memory that waits, and a grant whose program uses a part of its memory."""
-    own = {"device_uuid": frame["snapshot"]["devices"][0]["uuid"], "user": "ann", "need_bytes": 20 * GIB}
+    own = {"device_uuid": frame["snapshot"]["devices"][0]["uuid"], "user": "dev", "need_bytes": 20 * GIB}
     since = frame["snapshot"]["taken_at"] - 60
     later = {"available_bytes": GIB, "missing_bytes": 7 * GIB, "ahead": 0, "since": since}
     frame["queue"] = [own | later | {"id": "a", "workload": "later", "pid": 42}]
@@ -173,6 +173,6 @@ def test_requests_that_wait_and_grants_that_are_not_used_are_listed(browser: Bro
     with open_page(browser, demo, rewrite=with_requests) as session:
         session.page.locator("#hero-queue li").first.wait_for()
         assert session.page.locator("#hero-queue li").all_text_contents() == [
-            "later (pid 42, ann) has waited 1 min for 20.0 GiB of GPU 0; 7.0 GiB is missing even after flushes",
-            "pretrain (pid 43, ann) is granted 20.0 GiB of GPU 0; 15.0 GiB of it isn't used yet",
+            "later (pid 42, dev) has waited 1 min for 20.0 GiB of GPU 0; 7.0 GiB is missing even after flushes",
+            "pretrain (pid 43, dev) is granted 20.0 GiB of GPU 0; 15.0 GiB of it isn't used yet",
         ]
