@@ -69,7 +69,7 @@ def test_page_applies_changes_to_a_frame(seed: int):
     found = [changes_as_json(before, after) for before, after in pairwise(wholes)]
     expression = """((frame) => [JSON.stringify(frame), ...given[1].map(
         (changes) => (m.applyChanges(frame, changes), JSON.stringify(frame)))])(given[0])"""
-    shown = run_module("live", expression, as_json(wholes[0]), found)
+    shown = run_module("messages", expression, as_json(wholes[0]), found)
     assert [json.loads(each) for each in shown] == [as_json(whole) for whole in wholes]
 
 
