@@ -115,6 +115,12 @@ def command(words: str, url: str, program: str = "gpumond") -> str:
     return f"{variable}{program} {words}{option}"
 
 
+def is_over_socket(url: str) -> bool:
+    """Return whether requests to ``url`` may go over a daemon's Unix socket, so that its address is unknown."""
+    other = unusual(next(runtime_directories()))
+    return url.startswith("unix:") or (other is not None and url.rstrip("/") == DEFAULT_URL)
+
+
 def is_local(url: str) -> bool:
     return url.startswith("unix://") or is_loopback(urlsplit(url).hostname)
 

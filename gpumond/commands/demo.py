@@ -142,6 +142,7 @@ def _narrate(address: str) -> None:
         time.sleep(STORY_SECONDS)
         with suppress(GpumondError):
             frame, receipts = client.get(address, "/api/v1/frame"), client.get(address, "/api/v1/receipts")
+            receipts += client.get(address, "/api/v1/suspensions/receipts")
             for subject, text in captions(frame, receipts, command):
                 if subject not in told:
                     told.add(subject)
@@ -240,7 +241,7 @@ def captions(
 
     Args:
         frame: The response of `/api/v1/frame`.
-        receipts: That of `/api/v1/receipts`.
+        receipts: Those of `/api/v1/receipts` and `/api/v1/suspensions/receipts`.
         command: Returns the complete command line of a command.
     """
     for wait in frame["queue"]:
@@ -266,6 +267,12 @@ def captions(
         if verdict["kind"] in ("leak", "fragmentation") and verdict["pid"] in names:
             yield verdict["kind"], f"{verdict['summary']}. Try: {command('why ' + names[verdict['pid']])}"
     for receipt in receipts:
+        name = receipt["workload"]
+        if receipt["outcome"] == "suspended" and receipt["requested_for"]:
+            yield "share", f"{name} was idle, and gpumond suspended it for {receipt['requested_for']}"
+        if receipt["outcome"] == "resumed" and receipt["requested_by"] == "SIGCONT":
+            text = f"The user of {name} is back, and gpumond resumed it after {duration(receipt['duration_seconds'])}"
+            yield "back", f"{text}. See: {command('receipts')}"
         if receipt["outcome"] == "freed" and receipt["released_bytes"]:
             released, by = human(receipt["released_bytes"]), caller_text(receipt["requested_by"]).replace(":", " ")
             yield "flush", f"A flush of {receipt['workload']} released {released}, by {by}. See: {command('receipts')}"

@@ -33,13 +33,15 @@ def test_captions_contain_the_figures_of_the_daemon():
     verdict = {"kind": "leak", "pid": 2, "summary": "notebook grows by 840.0 MiB/min"}
     alert = {"labels": [["workload", "finetune"], ["gpu", "1"]], "annotations": [["case", "c1"]]}
     receipt = {"outcome": "freed", "released_bytes": GIB, "workload": "etl", "requested_by": "rule:flush"}
+    moved = {"workload": "embeddings", "requested_for": "pretrain (pid 4)", "requested_by": "token"}
+    back = {"workload": "embeddings", "requested_by": "SIGCONT", "duration_seconds": 28.0}
     found = told(
         queue=[{"need_bytes": 20 * GIB, "workload": "pretrain"}],
         processes=[training, notebook, idle],
         snapshot={"suspended_programs": [suspended]},
         verdicts=[verdict],
         alerts=[alert],
-        receipts=[receipt],
+        receipts=[receipt, moved | {"outcome": "suspended"}, back | {"outcome": "resumed"}],
     )
     assert found == {
         "queue": "pretrain waits for 20.0 GiB of a GPU. See: gpumond queue",
@@ -48,6 +50,8 @@ def test_captions_contain_the_figures_of_the_daemon():
         "suspend embeddings",
         "suspended": "embeddings is suspended, and resume needs 10.0 GiB. Try: gpumond resume embeddings --wait 2m",
         "leak": "notebook grows by 840.0 MiB/min. Try: gpumond why notebook",
+        "share": "embeddings was idle, and gpumond suspended it for pretrain (pid 4)",
+        "back": "The user of embeddings is back, and gpumond resumed it after 28 s. See: gpumond receipts",
         "flush": "A flush of etl released 1.0 GiB, by rule flush. See: gpumond receipts",
         "oom": "finetune ran out of memory on GPU 1. See: gpumond oom show c1",
     }

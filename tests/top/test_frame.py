@@ -143,6 +143,12 @@ def test_number_that_is_not_finite_or_text_is_refused(path: str, value: str):
     assert MALFORMED in str(refused.value) or "finite" in str(refused.value)
 
 
+@pytest.mark.parametrize("value", ["Infinity", "1e999", "NaN"])
+def test_answer_of_unknown_type_has_finite_numbers(value: str):
+    with pytest.raises(DaemonError, match="finite"):
+        decoded(200, f'{{"unknown": [{value}]}}'.encode())
+
+
 def test_long_text_is_cut():
     frame = full_frame()
     frame["version"] = "v" * 1_000_000

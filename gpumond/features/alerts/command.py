@@ -48,8 +48,8 @@ def _next_steps(alerts: Sequence[Mapping[str, Any]], url: str) -> Iterator[str]:
 
 
 def _runbook(url: str, rule: str) -> str:
-    """Return a line with the address of a runbook; over a Unix socket, with its path."""
-    return f"runbook for {rule}: {'' if url.startswith('unix:') else url.rstrip('/')}/docs/runbooks/{rule}"
+    """Return a line with the address of a runbook; its path if the daemon was reached over a Unix socket."""
+    return f"runbook for {rule}: {'' if client.is_over_socket(url) else url.rstrip('/')}/docs/runbooks/{rule}"
 
 
 def _rows(alerts: Iterable[dict[str, Any]], ends: Mapping[str, float]) -> Iterator[list[str]]:

@@ -668,6 +668,8 @@ def _not_resumable(
     program: SuspendedProgram | None, key: ProcessKey, uid: int | None, snapshot: Snapshot | None
 ) -> Refusal | None:
     if program is None:
+        if snapshot is not None and any(each.key == key for each in snapshot.suspended_programs):
+            return Refusal("it has just been resumed", "gpumond receipts shows by whom")
         if snapshot is not None and key in snapshot.suspended:
             return Refusal("gpumond hasn't suspended it", "resume it with the tool that suspended it")
         return Refusal("it isn't suspended", "gpumond status lists suspended programs")
