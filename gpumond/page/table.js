@@ -226,7 +226,9 @@ export function showProcess(key) {
 /** Opens the row with this key, and suspends or resumes its program there, where the result is shown. */
 export function suspendRow(key) {
   if (!opened.has(key) || !rows.some((row) => row.key === key)) showProcess(key);
-  $("processes").kept.get(key)?.querySelector(".suspension button").click();
+  const act = $("processes").kept.get(key)?.querySelector(".suspension button");
+  act?.focus();
+  act?.click();
 }
 
 /** Moves the focus to a row, which is scrolled into view. */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -149,13 +150,31 @@ def test_why_names_the_remedy_of_a_problem(browser: Browser, demo: RunningDaemon
         assert last[0].upper() + last[1:] in page.locator("#why article").last.inner_text()
 
 
+def test_button_suspends_an_idle_program_and_resumes_it(browser: Browser, serve: Callable[..., RunningDaemon]):
+    demo = serve("--devices", "2", command="demo")
+    until(lambda: demo.request("/-/ready")[0] == 200)
+    until(lambda: any((each["idle_seconds"] or 0) > 1 for each in demo.get("processes")))
+    with signed_in(browser, demo) as session:
+        page = session.page
+        page.keyboard.press("Control+k")
+        page.keyboard.type("suspend embeddings")
+        page.keyboard.press("Enter")
+        session.shows("use the GPU until you resume it. To suspend it, click again")
+        page.locator(".suspension").get_by_role("button", name="Suspend").click()
+        session.shows("suspended; 8.9 GiB released")
+        until(lambda: [each["workload"] for each in demo.get("suspensions")] == ["embeddings"])
+        page.locator(".suspension").get_by_role("button", name="Resume").click()
+        session.shows("Resuming as soon as its memory is free")
+        until(lambda: not demo.get("suspensions"), 120)
+
+
 def test_palette_suspends_compares_and_ends_silences(browser: Browser, demo: RunningDaemon):
     def suspendable(frame: Any) -> None:
         for report in frame["snapshot"]["reports"]:
             report["suspendable"] = report["workload"] == "notebook"
         now = frame["snapshot"]["taken_at"]
         matchers = [{"name": "rule", "operator": "=", "value": "leak"}]
-        silence = {"id": "1", "matchers": matchers, "author": "ann", "reason": "planned"}
+        silence = {"id": "1", "matchers": matchers, "author": "dev", "reason": "planned"}
         frame["silences"] = [silence | {"starts_at": now - 1, "ends_at": now + 60}]
 
     with open_page(browser, demo, rewrite=suspendable) as session:
@@ -165,6 +184,9 @@ def test_palette_suspends_compares_and_ends_silences(browser: Browser, demo: Run
             page.keyboard.press("Control+k")
             page.keyboard.type(words)
             page.keyboard.press("Enter")
+            if words.startswith("suspend"):
+                session.shows("To suspend it, click again")
+                page.keyboard.press("Enter")
             page.get_by_role("dialog", name=name).get_by_role("button", name="Cancel").click()
         assert page.locator("tbody.process .suspension").is_visible(), "the result is shown in the details"
         page.keyboard.press("Control+k")

@@ -74,7 +74,8 @@ def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str
         if verdict["pid"] == pid and verdict["kind"] not in SHAPES:
             evidence = ", ".join(f"{name} {_amount(name, value)}" for name, value in verdict["evidence"])
             yield safe(f"verdict {verdict['kind']} since {moment(verdict['since'])}: {verdict['summary']} ({evidence})")
-            if remedy := REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)):
+            steps = REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)).split("; ")
+            if remedy := "; ".join(step for step in steps if "gpumond why" not in step):
                 yield f"  -> {remedy}"
     for alert in frame.get("alerts", ()):
         if alert.get("pid") == pid:
