@@ -64,7 +64,8 @@ function entriesOf(devices, sums) {
   };
   const known = devices.filter((device) => device.used_bytes !== null);
   if (!known.length) return [];
-  const more = Object.entries(extra).filter(([, bytes]) => bytes);
+  // An overcount lasts a moment: its row stays, because the page would move.
+  const more = Object.entries(extra).filter(([name, bytes]) => bytes || name === "overcount");
   const free = known.every((device) => device.free_bytes !== null) ? [["free", total(known, "free_bytes")]] : [];
   return [...more, ...free, ...[...SHARES].reverse().map((share) => [share, sums[share] ?? 0])];
 }

@@ -263,7 +263,7 @@ def _legend(frame: Any, device: Any) -> list[tuple[str, str]]:
 def _legend_of_page(frame: Any, device: Any) -> list[tuple[str, str]]:
     """Return what the web UI lists beside the bar, from its upper end."""
     shares = [(share, human(_held(frame, device, share) or 0)) for share in reversed(SHARES)]
-    return [*(part for part in _rest(frame, device) if part[1] != human(0)), *shares]
+    return [*(part for part in _rest(frame, device) if part[0] == "overcount" or part[1] != human(0)), *shares]
 
 
 def _rest(frame: Any, device: Any) -> list[tuple[str, str]]:

@@ -52,8 +52,10 @@ def test_numbers_of_the_page_equal_those_of_the_api_in_the_same_frame(session: P
     }
     ratio = round(100 * device["used_bytes"] / device["size_bytes"])
     assert used == [f"{human(device['used_bytes'])} of {human(device['size_bytes'])} used · {ratio}%"]
+    (overcount,) = frame["ledger"]["overcounts"]
     assert legend == [
         human(device["reserved_bytes"]),
+        human(overcount["overcount_bytes"]),
         human(device["free_bytes"]),
         *(human(share[name]) for name in reversed(SHARES)),
     ]
