@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from gpumond.config.expectations import MISSING, expectation, written_at, yaml_problem
 from gpumond.config.settings import ONLY_IN_FILE, RECEIVER_TYPES, Settings, SettingsConfig
-from gpumond.facts.errors import ConfigError
+from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.host.files import read_text
 
 
@@ -137,11 +136,10 @@ def explain(error: Any, origin: Mapping[str, str], where: str, values: object = 
     if error["type"] == "extra_forbidden":
         own = _model(location)
         known = [field.alias or name for name, field in own.model_fields.items()]
-        close = difflib.get_close_matches(str(location[-1]), known, n=1)
         if location[0] == "receivers" and any(location[-1] in each.model_fields for each in RECEIVER_TYPES.values()):
             return f"{place}: {key}: not a key of type {location[2]}; expected one of {', '.join(known)}"
-        hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
-        return f"{place}: {key}: unknown key; {hint}"
+        hint = did_you_mean(str(location[-1]), known) or f"; expected one of {', '.join(known)}"
+        return f"{place}: {key}: unknown key{hint}"
     if error["type"].startswith("union_tag"):
         return f"{place}: {key}.type: expected one of {', '.join(RECEIVER_TYPES)}"
     written = written_at(values, location)

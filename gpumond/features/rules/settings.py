@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from pydantic import (
 from gpumond.config.models import Seconds, Strict
 from gpumond.facts import units
 from gpumond.facts.alerts import Action, Rule, Scope
+from gpumond.facts.errors import did_you_mean
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
 from gpumond.facts.units import has_control_characters
 from gpumond.features.rules.evaluation import PLACEHOLDER
@@ -152,9 +152,8 @@ class RuleConfig(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> RuleConfig:
         if self.value not in VALUES[self.scope]:
-            close = difflib.get_close_matches(self.value, VALUES[self.scope], n=1)
-            known = f"did you mean {close[0]}?" if close else f"it has {', '.join(VALUES[self.scope])}"
-            raise ValueError(f"scope {self.scope} has no value {self.value!r}; {known}")
+            hint = did_you_mean(self.value, VALUES[self.scope]) or f"; it has {', '.join(VALUES[self.scope])}"
+            raise ValueError(f"scope {self.scope} has no value {self.value!r}{hint}")
         if (self.above is None) == (self.below is None):
             raise ValueError("set exactly one of above and below")
         if self.value == "time_to_full_seconds" and self.below is None:
