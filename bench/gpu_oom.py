@@ -325,6 +325,7 @@ def cases(causes: Sequence[str] = CAUSES) -> dict[str, Any]:
                 "bytes": len(json.dumps(case)),
                 "summary": case["summary"],
             }
+            print(cause, found[cause], file=sys.stderr)
             if neighbor is not None:
                 end(neighbor)
     return {

@@ -272,9 +272,7 @@ def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
     where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
     request = "" if oom.request_bytes is None else f" when it requested {human(oom.request_bytes)}"
     scope = f" in {oom.scope}" if oom.scope else ""
-    line = own_line(oom.stack)
-    at = f" at {line}" if line else ""
-    what = "has used its out-of-memory pool" if oom.seen == "oom_pool" else "ran out of memory"
+    what, at = oom_texts(oom)
     return f"{_name(report)} {what}{where}{scope}{at}{request}: {amounts(oom)}"
 
 
@@ -434,6 +432,13 @@ def oom_details(oom: Oom) -> Details:
         ),
     ]
     return tuple((name, value) for name, value in known if value is not None)
+
+
+def oom_texts(oom: Oom) -> tuple[str, str]:
+    """Return what happened, and the program's own line, such as `` at train.py:31 step``; empty if it isn't known."""
+    line = own_line(oom.stack)
+    what = "has used its out-of-memory pool" if oom.seen == "oom_pool" else "ran out of memory"
+    return what, f" at {line}" if line else ""
 
 
 def own_line(calls: Sequence[Call]) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.advice import case_of, sentence, torch_setting
 from gpumond.diagnosis.detectors import FRAGMENTED_FROM, kept_bytes
+from gpumond.events import oom_texts
 from gpumond.facts.alerts import Labels
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
@@ -77,7 +78,15 @@ def _pool_texts(row: _Pool) -> dict[str, str]:
         "stranded": size(STRANDED.read(pool)),
         "torch_setting": torch_setting(row.report.frameworks),
         "advice": sentence(case_of(row.report, pool.device_uuid, row.snapshot, retried)),
+        "oom": _last_oom(row),
     }
+
+
+def _last_oom(row: _Pool) -> str:
+    """Return the event of the program's last out-of-memory error on the device, with the program's own line."""
+    of_device = (oom for oom in row.report.program.ooms if oom.device_uuid in (None, row.pool.device_uuid))
+    last = max(of_device, key=lambda oom: oom.number, default=None)
+    return "" if last is None else "".join(oom_texts(last))
 
 
 def _values(*names: str) -> Iterator[Quantity[_Pool]]:
@@ -144,6 +153,7 @@ POOL = ScopeSpec(
         "stranded": "held and free, but not released by a flush",
         "torch_setting": "environment variable that configures the allocator of its PyTorch",
         "advice": "settings and changes that apply to the program, each after a semicolon; empty if none does",
+        "oom": "what the last out-of-memory error did, and the program's line; empty without a record",
     },
     texts=_pool_texts,
     programs=lambda row: (row.report.workload,),

@@ -418,6 +418,9 @@ SEEDED = (
     Plan(cause="ranks", rank=0, batch=40, neighbors=(Neighbor(live=38 * GIB, rank=1, workload="train"),)),
     Plan(cause="data-set", data_set=62 * GIB, batch=8),
     Plan(cause="optimizer", weights=22 * GIB, batch=4, per_sample=GIB // 2),
+    Plan(
+        cause="optimizer", weights=22 * GIB, batch=4, per_sample=GIB // 2, fragments=GIB // 2, most_fragments=GIB // 2
+    ),
     Plan(cause="other-device", batch=24, second_device=80 * GIB, neighbors=(Neighbor(live=50 * GIB, agent=False),)),
     Plan(cause="own-cache", batch=24, own_cache=40 * GIB),
     Plan(

@@ -66,6 +66,8 @@ def test_use_of_an_oom_pool_is_an_alert_while_the_program_runs(tmp_path: Path):
             served = f"the out-of-memory pool served a request: train (pid {train.pid}) requested 4.0 MiB at {script}:"
             assert case["summary"].startswith(served)
             assert dict(alert["annotations"])["case"] == case["id"]
+            used = f"train (pid {train.pid}) on GPU 0 has used its out-of-memory pool at {script}:"
+            assert dict(alert["annotations"])["summary"].startswith(used)
             train.kill()
 
 

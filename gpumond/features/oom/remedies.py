@@ -23,6 +23,8 @@ NOTABLE = 0.1
 """Part of the live bytes from which growth is a leak."""
 LARGE = 0.5
 """Part of the live bytes from which one class is the cause."""
+FRAGMENTED = 0.01
+"""Part of the held bytes from which free blocks are the cause: less serves one request, and the next one fails."""
 LEAKING_STEPS, USUAL_STEPS = 10, 3
 """Steps from which their growth, or their peak, is known."""
 CHECKPOINTED = 0.75
@@ -115,7 +117,7 @@ def _fragmentation(e: Evidence) -> Iterator[Remedy]:
             "fixed by #191302); until then, call torch.cuda.empty_cache() first"
         )
         yield _remedy(e, "free-block", text, pool.largest_free_bytes, "measured", "the largest free block")
-    elif pool.stranded_bytes >= free // 2:
+    elif pool.stranded_bytes >= max(free // 2, FRAGMENTED * e.held):
         setting = torch_setting(e.report.frameworks)
         largest = "" if pool.largest_free_bytes is None else f", at most {human(pool.largest_free_bytes)} in one block"
         text = f"set {setting}=expandable_segments:True: {human(free)} is free in the program's pool{largest}"

@@ -39,7 +39,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         f"[{REMEDIES['leak']}|gpumond why --pid {{pid}} on that machine shows what retains it]",
     ),
     "out-of-memory": (
-        f"{PROGRAM} ran out of memory[ (errors in 10 minutes: {{value}})]",
+        f"{PROGRAM} [{{oom}}|ran out of memory][ (errors in 10 minutes: {{value}})]",
         "gpumond oom show[| on that machine] says what would have prevented it[{advice}]",
     ),
     "allocation-retries": (
