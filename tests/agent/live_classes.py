@@ -254,6 +254,23 @@ def test_training_with_adam_is_exact_to_the_byte():
     assert growth(before) == {"parameters": size, "optimizer": 2 * size + steps, "buffers": buffers}
 
 
+def test_blocks_of_a_snapshot_and_their_allocations_name_the_class():
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 64)).sum().backward()
+    optimizer.step()
+    moment = optimizer.state[model.weight]["exp_avg"]
+    own = {"weight": model.weight, "grad": model.weight.grad, "moment": moment, "other": torch.ones(64)}
+    addresses = {name: tensor.untyped_storage().data_ptr() for name, tensor in own.items()}
+    blocks = [{"address": address} for address in addresses.values()]
+    scope = {"action": "alloc", "addr": addresses["moment"], "user_metadata": "epoch/update"}
+    before = {"action": "alloc", "addr": addresses["moment"]}
+    snapshot = {"segments": [{"blocks": [*blocks, {"size": 512}]}], "device_traces": [[before, scope]]}
+    torch_classes.annotate(torch, "cpu", snapshot)
+    assert [block.get("user_metadata") for block in blocks] == ["parameters", "gradients", "optimizer", None]
+    assert (scope["user_metadata"], before.get("user_metadata")) == ("epoch/update: optimizer", None)
+
+
 def test_views_share_their_storage():
     before = measured()
     whole = torch.zeros(1000)

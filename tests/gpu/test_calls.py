@@ -76,6 +76,10 @@ SNAPSHOT = """
 import os, pickle, signal, sys, tempfile, time, torch, gpumond.agent as agent
 from gpumond.agent.measure import snapshots
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+model = torch.nn.Linear(1000, 1000, device="cuda")
+model(torch.ones(1, 1000, device="cuda")).sum().backward()
+optimizer = torch.optim.Adam(model.parameters())
+optimizer.step()
 blocks = [torch.empty(300_000, dtype=torch.uint8, device="cuda") for _ in range(20_000)]
 path = os.path.join(tempfile.mkdtemp(), "memory.pickle")
 started = time.perf_counter()
@@ -85,9 +89,17 @@ assert dump.path == path and dump.size_bytes == os.path.getsize(path), dump
 with open(path, "rb") as file:
     content = pickle.load(file)  # the test's own file
 active = sum(b["state"] == "active_allocated" for s in content["segments"] for b in s["blocks"])
-assert active == 20_000 and "device_traces" in content, active
+assert active >= 20_000 and "device_traces" in content, active
+found = [b.get("user_metadata") for s in content["segments"] for b in s["blocks"]]
+assert [found.count(name) for name in ("parameters", "gradients")] == [2, 2], set(found)
+assert found.count("optimizer") >= 4, set(found)
 assert snapshots.write(path, guarded=True).path == path
 torch.cuda.memory._record_memory_history()
+head = torch.nn.Linear(1000, 10, device="cuda")
+assert agent.snapshot(path).reason == ""
+with open(path, "rb") as file:
+    history = [entry for trace in pickle.load(file)["device_traces"] for entry in trace if entry["action"] == "alloc"]
+assert [entry.get("user_metadata") for entry in history].count("parameters") == 2, history
 assert "records its memory history" in snapshots.write(path, guarded=True).reason
 assert snapshots.write(path, max_bytes=1000).path is None
 print(f"20000 blocks, {dump.size_bytes} bytes in {seconds:.3f} s")

@@ -7,6 +7,7 @@ PyTorch that has not initialized CUDA is not queried, and a device without a liv
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import sys
 import time
@@ -194,11 +195,18 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         return self._fractions.get(ordinal) or (float(query(ordinal)) if query else 1.0)
 
     def dump(self, path: str, guarded: bool) -> None:
-        """Write the pickle for pytorch.org/memory_viz with PyTorch's own function. It contains the history if the
-        program records one.
+        """Write PyTorch's snapshot for pytorch.org/memory_viz, with the classes of its blocks. It contains the history
+        if the program records one.
         """
         self._check_snapshot(guarded)
-        self._cuda.memory._dump_snapshot(path)
+        snapshot = self._annotated_snapshot()
+        with open(path, "wb") as file:
+            pickle.dump(snapshot, file)
+
+    def _annotated_snapshot(self) -> Mapping[str, Any]:
+        snapshot: Mapping[str, Any] = self._cuda.memory._snapshot()
+        torch_classes.annotate(self._torch, "cuda", snapshot)
+        return snapshot
 
     def _check_snapshot(self, guarded: bool) -> None:
         if not self._cuda.is_initialized():
@@ -234,7 +242,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
     def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
         memory = self._cuda.memory
         try:
-            snapshot = memory._snapshot()
+            snapshot = self._annotated_snapshot()
         finally:
             memory._record_memory_history(enabled=None)
         return write(snapshot), *sites(snapshot["segments"])

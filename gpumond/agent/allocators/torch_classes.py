@@ -14,7 +14,7 @@ import sys
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -61,6 +61,28 @@ def measure(torch: Any, kind: str, search_seconds: float = 0.0) -> Classes:
             if tensors is not None:
                 visit.add(_with_gradients(_living(tensors)), deadline + VISIT_SECONDS)
         return visit.devices()
+
+
+def annotate(torch: Any, kind: str, snapshot: Mapping[str, Any]) -> None:
+    """Add the class of each parameter, gradient, optimizer state and buffer to its block in a memory snapshot, and to
+    the allocation in its history, as ``user_metadata``, which follows that of the program.
+    """
+    read_address = getattr(torch._C, "_data_address", None)
+    if read_address is None:
+        return
+    if not TORCH_OBJECTS.complete:
+        search(torch, time.thread_time() + VISIT_SECONDS)
+    visit = _Visit(kind, read_address)
+    with torch._C.DisableTorchFunctionSubclass():
+        if TORCH_OBJECTS.complete:
+            visit.add_registered(time.thread_time() + VISIT_SECONDS)
+    blocks = {block.get("address"): block for segment in snapshot["segments"] for block in segment["blocks"]}
+    for history in snapshot["device_traces"]:
+        last = {entry["addr"]: entry for entry in history if entry["action"] == "alloc"}
+        for known in (blocks, last):
+            for address in known.keys() & visit.addresses.keys():
+                names = (known[address].get("user_metadata"), visit.addresses[address])
+                known[address]["user_metadata"] = ": ".join(filter(None, names))
 
 
 def search(torch: Any, deadline: float = float("inf")) -> list[Reference] | None:
@@ -163,8 +185,11 @@ class _Kinds(dict[type, int]):
 class _Visit:
     """One visit of all tensors. The first class that reaches a storage counts it."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, read_address: Callable[[Any], int] | None = None) -> None:
         self._kind = kind
+        self._read_address = read_address
+        self.addresses: dict[int, str] = {}
+        """Class by the address of a storage, if addresses are read."""
         self._storages: set[int] = set()
         self._devices: defaultdict[int, list[int]] = defaultdict(lambda: [0] * len(CLASSES))
         self._finished = 0
@@ -212,6 +237,8 @@ class _Visit:
         if device.type == self._kind and key not in self._storages:
             self._storages.add(key)
             self._devices[device.index or 0][self._finished] += storage.nbytes()
+            if self._read_address is not None:
+                self.addresses[self._read_address(tensor)] = CLASSES[self._finished]
 
 
 def _values(modules: Iterable[Mapping[str, Any]], name: str) -> Iterator[Any]:
