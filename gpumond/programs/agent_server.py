@@ -49,7 +49,7 @@ ACCEPTED_AT_ONCE = 16
 REJECTED_PAUSE_SECONDS = 0.004
 """Pause after each ``ACCEPTED_AT_ONCE`` rejected connections. A full queue of 4096 then takes less than two seconds."""
 REPORT = b'{"v":%d,"type":"report"' % VERSION
-PAUSE_SECONDS = 0.1
+READING_PAUSE_SECONDS = 0.1
 """Pause after a reading of the connections: a wake-up for each message takes longer than to read it."""
 DEPARTED_KEPT = 256
 ENDS_KEPT = 8192
@@ -323,7 +323,7 @@ class AgentServer:
         self.receive()
         if not self._awaited:
             self._loop.remove_reader(self._arrivals.fileno())
-            self._reading_pause = self._loop.call_later(PAUSE_SECONDS, self._read_on)
+            self._reading_pause = self._loop.call_later(READING_PAUSE_SECONDS, self._read_on)
 
     def _watch(self, peer: AgentConnection) -> None:
         if peer.hello is None:
