@@ -153,6 +153,7 @@ class Daemon(Operations):
         """Read, conclude, publish, then act. The frame is swapped before receivers are notified and programs are
         flushed. Requests that arrive meanwhile are answered between two stages, from the previous frame."""
         kernel, interval = self.kernel, self.kernel.settings.interval
+        kernel.programs.receive()  # so that a report that has arrived is older than the reading
         reading = await kernel.devices.read(wait=READ_SHARE * interval)
         with kernel.telemetry.tick_duration.time():
             snapshot = self._observe(reading)

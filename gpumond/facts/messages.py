@@ -211,8 +211,12 @@ _NAMES = {cls: name for name, cls in MESSAGES.items()}
 
 
 def encode(message: Message) -> bytes:
-    """Return the line of a message, with its newline."""
-    return to_json({"v": VERSION, "type": _NAMES[type(message)], **_fields(message)}) + b"\n"
+    """Return the line of a message, with its newline.
+
+    It states all fields of the message, and of the objects in it those that differ from their default.
+    """
+    body = {"v": VERSION, "type": _NAMES[type(message)], **_fields(message)}
+    return _MESSAGE_TO_JSON.encode(body).encode("ascii") + b"\n"
 
 
 def decode(line: bytes) -> Message:
@@ -249,7 +253,13 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
+def _stated_fields(value: Any) -> dict[str, Any]:
+    fields = value.__dataclass_fields__.values()
+    return {field.name: own for field in fields if (own := getattr(value, field.name)) is not field.default}
+
+
 _TO_JSON = json.JSONEncoder(default=_fields, separators=(",", ":"))
+_MESSAGE_TO_JSON = json.JSONEncoder(default=_stated_fields, separators=(",", ":"))
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from gpumond.facts.engines import EngineReading
@@ -451,15 +452,18 @@ class Owner(NamedTuple):
     pod_namespace: str = ""
     slurm_account: str = ""
 
+    def without_workload(self) -> Owner:
+        return Owner("", self.user, self.pod_namespace, self.slurm_account)
+
 
 def owner_of(process: ProcessUsage | None, report: AgentReport | None) -> Owner:
     uid = process.uid if process else report.uid if report else None
     user = process.user if process else None
     return Owner(
-        workload=report.workload if report else "",
-        user=user or ("" if uid is None else str(uid)),
-        pod_namespace=(process.pod_namespace if process else None) or "",
-        slurm_account=report.account if report else "",
+        report.workload if report else "",
+        user or ("" if uid is None else str(uid)),
+        (process.pod_namespace if process else None) or "",
+        report.account if report else "",
     )
 
 
@@ -640,7 +644,7 @@ class Snapshot:
 
     def may_contain(self, process: ProcessKey) -> bool:
         """Return False if no process that a driver lists or whose agent reports may be this one."""
-        tables = (self.reports_by_process, *(device.processes_by_key for device in self.devices))
+        tables = chain((self.reports_by_process,), (device.processes_by_key for device in self.devices))
         if process.start_ticks is None:
             return any(process.may_be(key) for table in tables for key in table)
         return any(process in table or ProcessKey(process.pid, None) in table for table in tables)

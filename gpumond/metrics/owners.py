@@ -188,7 +188,7 @@ def admitted(before: Mapping[Owner, float], snapshot: Snapshot) -> dict[Owner, f
     named = sum(bool(owner.workload) for owner in kept)
     room = {True: MAX_OWNERS - named, False: MAX_OWNERS - (len(kept) - named)}
     for owner in dict.fromkeys(snapshot.owners.values()):
-        for each in dict.fromkeys((owner, owner._replace(workload=""))):
+        for each in (owner, owner.without_workload()):
             if each not in kept:
                 if room[bool(each.workload)] <= 0:
                     continue
@@ -205,7 +205,7 @@ def shown(owner: Owner, owners: Mapping[Owner, float] | None) -> Owner:
     """
     if owners is None or owner in owners:
         return owner
-    coarse = owner._replace(workload="")
+    coarse = owner.without_workload()
     return coarse if coarse in owners else NOBODY
 
 

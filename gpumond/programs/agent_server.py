@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import resource
+import select
 import socket
 import time
 from collections import deque
@@ -48,6 +49,8 @@ ACCEPTED_AT_ONCE = 16
 REJECTED_PAUSE_SECONDS = 0.004
 """Pause after each ``ACCEPTED_AT_ONCE`` rejected connections. A full queue of 4096 then takes less than two seconds."""
 REPORT = b'{"v":%d,"type":"report"' % VERSION
+READING_PAUSE_SECONDS = 0.1
+"""Pause after a reading of the connections: a wake-up for each message takes longer than to read it."""
 DEPARTED_KEPT = 256
 ENDS_KEPT = 8192
 ASK_SECONDS = 30.0
@@ -80,6 +83,10 @@ class AgentServer:
         self._listener, self._clock, self._restored = listener, clock, restored
         self._reported, self._rejected = reported, rejected
         self._peers: dict[int, AgentConnection] = {}
+        self._arrivals = select.epoll()
+        """The connections that have sent a hello; those that have not are read by the event loop."""
+        self._awaited = 0
+        """Number of answers that are awaited."""
         self._departed: deque[AgentReport] = deque(maxlen=DEPARTED_KEPT)
         self._ends: deque[ProcessEnd] = deque(maxlen=ENDS_KEPT)
         self._usage = UserUsage(self._limits)
@@ -92,15 +99,19 @@ class AgentServer:
         self._paused_for_hellos = False
         self._sweeper: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None
+        self._reading_pause: asyncio.TimerHandle | None = None
 
     def serve(self) -> None:
         self._listener.setblocking(False)
         self._loop = asyncio.get_running_loop()
+        self._read_on()
         self._sweep()
 
     def close(self) -> None:
-        for timer in filter(None, (self._sweeper, self._pause)):
+        for timer in filter(None, (self._sweeper, self._pause, self._reading_pause)):
             timer.cancel()
+        if not self._arrivals.closed:
+            self._loop.remove_reader(self._arrivals.fileno())
         for task in self._borrow_tasks:
             task.cancel()
         self._accept_no_more()
@@ -108,6 +119,12 @@ class AgentServer:
         self._listener.close()  # before the drops: an agent that reconnects at once must wait for the next daemon
         for peer in list(self._peers.values()):
             self._drop(peer)
+        self._arrivals.close()
+
+    def receive(self) -> None:
+        """Read what has arrived."""
+        for descriptor, _ in self._arrivals.poll(0):
+            self._readable(self._peers[descriptor])
 
     def keep(self, suspended: Collection[ProcessKey]) -> None:
         """Set the suspended processes. Their agents may be silent: they stay connected, with their last report."""
@@ -131,6 +148,7 @@ class AgentServer:
 
     def reports(self) -> tuple[AgentReport, ...]:
         """Return the newest report of every process whose agent is connected and reported recently."""
+        self.receive()
         newest: dict[Identity, AgentReport] = {}
         for peer in list(self._peers.values()):
             report = self._report_of(peer)
@@ -142,6 +160,7 @@ class AgentServer:
 
     def report(self, identity: Identity) -> AgentReport | None:
         """Return the newest report of one process, as `reports` does, without decoding those of others."""
+        self.receive()
         newest: AgentReport | None = None
         for peer in [peer for peer in self._peers.values() if peer.identity == identity]:
             report = self._report_of(peer)
@@ -190,12 +209,15 @@ class AgentServer:
         if not self._send(peer, request):
             return None
         answer = answers[request.id] = self._loop.create_future()
+        self._awaited += 1
+        self._read_on()
         try:
             return await asyncio.wait_for(answer, seconds)
         except (asyncio.TimeoutError, ConnectionError):
             self._send(peer, Cancel(request.id))
             return None
         finally:
+            self._awaited -= 1
             answers.pop(request.id, None)
 
     def flushing(self, identity: Identity) -> bool:
@@ -268,7 +290,7 @@ class AgentServer:
         now = self._clock()
         peer = AgentConnection(connection, identity, pidfd, user, self._usage.add(user, now), now)
         self._peers[connection.fileno()] = peer
-        self._loop.add_reader(connection.fileno(), self._readable, peer)
+        self._watch(peer)
         if pidfd is not None:
             self._loop.add_reader(pidfd, self._ended, peer)  # readable when the process has exited
         self._readable(peer)  # a hello that waited in the queue does not count as pending
@@ -290,11 +312,36 @@ class AgentServer:
         self._rejected(reason)
         connection.close()
 
+    def _read_on(self) -> None:
+        """End a pause."""
+        if self._reading_pause is not None:
+            self._reading_pause.cancel()
+        self._loop.add_reader(self._arrivals.fileno(), self._arrived)
+
+    def _arrived(self) -> None:
+        """Read what has arrived, and pause unless an answer is awaited."""
+        self.receive()
+        if not self._awaited:
+            self._loop.remove_reader(self._arrivals.fileno())
+            self._reading_pause = self._loop.call_later(READING_PAUSE_SECONDS, self._read_on)
+
+    def _watch(self, peer: AgentConnection) -> None:
+        if peer.hello is None:
+            self._loop.add_reader(peer.socket.fileno(), self._readable, peer)
+        else:
+            self._arrivals.register(peer.socket.fileno(), select.EPOLLIN)
+
+    def _unwatch(self, peer: AgentConnection) -> None:
+        if peer.hello is None:
+            self._loop.remove_reader(peer.socket.fileno())
+        else:
+            self._arrivals.unregister(peer.socket.fileno())
+
     def _readable(self, peer: AgentConnection) -> None:
         now = self._clock()
         if (wait := peer.budget.wait(now)) > 0:
             self._rejected("rate")
-            self._loop.remove_reader(peer.socket.fileno())
+            self._unwatch(peer)
             self._loop.call_later(max(wait, 0.1), self._resume, peer)
             return
         try:
@@ -330,7 +377,9 @@ class AgentServer:
             if not isinstance(message, Hello):
                 raise ProtocolError("hello", "the first message isn't a hello")
             check_hello(message)
+            self._unwatch(peer)
             peer.hello = message
+            self._watch(peer)
             self._no_longer_pending(peer.user)
         elif isinstance(message, Hello):
             raise ProtocolError("hello", "a second hello")
@@ -375,7 +424,7 @@ class AgentServer:
 
     def _resume(self, peer: AgentConnection) -> None:
         if self._peers.get(peer.socket.fileno()) is peer:
-            self._loop.add_reader(peer.socket.fileno(), self._readable, peer)
+            self._watch(peer)
 
     def _ended(self, peer: AgentConnection) -> None:
         """Read the last messages of a process that has ended, and drop it."""

@@ -7,7 +7,6 @@ import re
 import socket
 from collections import Counter
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any, TypeVar
 
 from gpumond.facts.errors import ProtocolError
@@ -44,8 +43,10 @@ class AgentConnection:
         self.buffer = b""
         self.hello: Hello | None = None
         self.report: Report | None = None
-        self.unread = self._read = b""
-        """Message of a report that has not been decoded, and digest of the message of ``report``."""
+        self.unread = b""
+        """Message of a report that has not been decoded."""
+        self._read: int | None = None
+        """Hash of the message of ``report``; None if that was decoded at once."""
         self.received_at = self.partial_since = now
         self.resumed_at = float("-inf")
         """End of the last suspension of its process, after which the agent may be silent for a moment."""
@@ -61,33 +62,32 @@ class AgentConnection:
         """
         if self.unread:
             encoded, self.unread = self.unread, b""
-            digest = blake2b(encoded, digest_size=16).digest()
-            if digest == self._read:
+            if hash(encoded) == self._read:
                 return self.report
             report = decode(encoded)
             if not isinstance(report, Report):
                 raise ProtocolError("type", "malformed report")
-            self.set_report(report, digest)
+            self.set_report(report, hash(encoded))
         return self.report
 
-    def set_report(self, report: Report, digest: bytes = b"") -> None:
+    def set_report(self, report: Report, read: int | None = None) -> None:
         """Set the newest report, with at most ``MAX_REPORTED_POOLS`` pools and their sums. Raises ProtocolError."""
         check_report(report)
         if len(report.pools) > MAX_REPORTED_POOLS:
             report = replace(report, pools=bounded(report.pools, most=MAX_REPORTED_POOLS))
-        self.report, self.unread, self._read = report, b"", digest
+        self.report, self.unread, self._read = report, b"", read
 
     def split(self, chunk: bytes, now: float) -> list[bytes]:
         """Return the messages that are complete with these bytes. Raises ProtocolError."""
         if not self.buffer:
             self.partial_since = now
-        *messages, rest = (self.buffer + chunk).split(b"\n")
-        if len(rest) > MAX_MESSAGE_BYTES or any(len(message) > MAX_MESSAGE_BYTES for message in messages):
+        lines = (self.buffer + chunk).split(b"\n")
+        if max(map(len, lines)) > MAX_MESSAGE_BYTES:
             raise ProtocolError("oversize", f"a message of more than {MAX_MESSAGE_BYTES} bytes")
-        if messages:
+        self.buffer = lines.pop()
+        if lines:
             self.partial_since = now
-        self.buffer = rest
-        return messages
+        return lines
 
     def send(self, message: Message) -> bool:
         """Send a whole message. False if the agent does not read its socket."""
@@ -165,7 +165,9 @@ def agent_report(identity: Identity, hello: Hello, report: Report, age: float, s
 
 def own_limits(report: Report) -> tuple[PoolLimit, ...]:
     """Return the limits of pools that the report contains; a program may have stated any others, or zero."""
-    pools = {(pool.allocator, pool.device_uuid) for pool in report.pools} if report.limits else ()
+    if not report.limits:
+        return ()
+    pools = {(pool.allocator, pool.device_uuid) for pool in report.pools}
     stated = {(each.allocator, each.device_uuid): each for each in report.limits}
     return tuple(limit for pool, limit in stated.items() if pool in pools and limit.limit_bytes)
 

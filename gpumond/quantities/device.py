@@ -136,8 +136,10 @@ def _unreclaimable(row: _Device) -> int | None:
 def _wasted(row: _Device) -> int | None:
     if row.cached is None or row.used_ratio is None or row.used_ratio >= NEARLY_FULL:
         return row.cached
+    if not row.short:
+        return 0
     caches = {line.process: line.used_bytes for line in row.lines if line.share == "cached"}
-    return max((row.cached - caches.get(process, 0) for process in row.short), default=0)
+    return max(row.cached - caches.get(process, 0) for process in row.short)
 
 
 def _shortage(row: _Device) -> str:

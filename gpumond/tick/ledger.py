@@ -53,9 +53,12 @@ class _Pools(NamedTuple):
 
     def within(self, held: int) -> _Pools:
         """Return the pools after a change to this size: what was added is opaque, and what was freed was cached."""
-        if held >= self.held:
-            return self._replace(opaque=self.opaque + held - self.held)
-        return self._replace(cached=max(0, self.cached - (self.held - held))).at_most(held)
+        more = held - self.held
+        if more == 0:
+            return self
+        if more > 0:
+            return self._replace(opaque=self.opaque + more)
+        return self._replace(cached=max(0, self.cached + more)).at_most(held)
 
     def at_most(self, held: int) -> _Pools:
         live = min(self.live, held)
@@ -205,7 +208,7 @@ def _shares(pool: PoolUsage) -> _Pools:
     if live + cached > held:
         live = min(live, held)
         cached = min(cached, held - live)
-    return _Pools(live, cached, held - live - cached, split=1)
+    return _Pools(live, cached, held - live - cached, 0, 1)
 
 
 def _process_lines(

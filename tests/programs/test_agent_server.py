@@ -39,7 +39,8 @@ async def test_messages_may_arrive_in_pieces_and_the_newest_report_counts(tmp_pa
         with harness.connect() as agent:
             for byte in HELLO + REPORT + encode(Report(pools=(make_pool(live=8),))):
                 agent.send(bytes([byte]))
-                await asyncio.sleep(0)  # yields, because unread small pieces would fill the socket
+                await asyncio.sleep(0)
+                harness.server.receive()  # because unread small pieces would fill the socket
             await eventually(lambda: [r.pools[0].live_bytes for r in harness.server.reports()] == [8])
 
 

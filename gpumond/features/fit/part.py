@@ -84,9 +84,11 @@ class PeaksPart(Part):
 
     def act(self, tick: Tick) -> None:
         snapshot = tick.frame.snapshot
-        for device in snapshot.devices:
-            for report in snapshot.reports_by_device.get(device.uuid, ()):
-                self._follow(snapshot, device, report)
+        for process, report in snapshot.reports_by_process.items():
+            for uuid in {pool.device_uuid for pool in report.pools}:
+                device = snapshot.device(uuid)
+                if device is not None:
+                    self._follow(snapshot, device, process, report)
         failed = {end.key for end in snapshot.ends if end.ending == "out-of-memory"}
         for key in [key for key in self._running if not snapshot.may_contain(key[0])]:
             run = self._running.pop(key)
@@ -96,14 +98,15 @@ class PeaksPart(Part):
     async def close(self) -> None:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _follow(self, snapshot: Snapshot, device: DeviceReading, report: AgentReport) -> None:
-        used, key = snapshot.used_by(report.key, device), (report.key, device.uuid)
-        if used is None or not report.workload or (key not in self._running and len(self._running) >= MAX_FOLLOWED):
-            return
-        pools = [pool for pool in report.pools if pool.device_uuid == device.uuid and pool.inside is None]
-        unseen = sum(max(0, (pool.peak_held_bytes or 0) - pool.held_bytes) for pool in pools)
+    def _follow(self, snapshot: Snapshot, device: DeviceReading, process: ProcessKey, report: AgentReport) -> None:
+        used, key = snapshot.used_by(process, device), (process, device.uuid)
         before = self._running.get(key)
-        peak = max(used + unseen, before.peak_bytes if before else 0)
+        if used is None or not report.workload or (before is None and len(self._running) >= MAX_FOLLOWED):
+            return
+        for pool in report.pools:
+            if pool.device_uuid == device.uuid and pool.inside is None:
+                used += max(0, (pool.peak_held_bytes or 0) - pool.held_bytes)  # what the driver's count has missed
+        peak = max(used, before.peak_bytes) if before else used
         self._running[key] = Run(report.uid, report.workload, device.name, report.world_size or 1, peak)
 
     def _store(self, key: tuple[ProcessKey, str], run: Run, at: float) -> None:
