@@ -124,7 +124,8 @@ class AgentServer:
     def receive(self) -> None:
         """Read what has arrived."""
         for descriptor, _ in self._arrivals.poll(0):
-            self._readable(self._peers[descriptor])
+            if (peer := self._peers.get(descriptor)) is not None:
+                self._readable(peer)
 
     def keep(self, suspended: Collection[ProcessKey]) -> None:
         """Set the suspended processes. Their agents may be silent: they stay connected, with their last report."""
