@@ -263,11 +263,12 @@ def test_blocks_of_a_snapshot_and_their_allocations_name_the_class():
     own = {"weight": model.weight, "grad": model.weight.grad, "moment": moment, "other": torch.ones(64)}
     addresses = {name: tensor.untyped_storage().data_ptr() for name, tensor in own.items()}
     blocks = [{"address": address} for address in addresses.values()]
+    torch_classes.annotate(torch, "cpu", {"segments": [{"blocks": blocks}], "device_traces": []})
+    assert [block.get("user_metadata") for block in blocks] == ["parameters", "gradients", "optimizer", None]
     scope = {"action": "alloc", "addr": addresses["moment"], "user_metadata": "epoch/update"}
     before = {"action": "alloc", "addr": addresses["moment"]}
-    snapshot = {"segments": [{"blocks": [*blocks, {"size": 512}]}], "device_traces": [[before, scope]]}
+    snapshot = {"segments": [{"blocks": [{"size": 512}]}], "device_traces": [[before, scope]]}
     torch_classes.annotate(torch, "cpu", snapshot)
-    assert [block.get("user_metadata") for block in blocks] == ["parameters", "gradients", "optimizer", None]
     assert (scope["user_metadata"], before.get("user_metadata")) == ("epoch/update: optimizer", None)
 
 

@@ -63,26 +63,28 @@ def measure(torch: Any, kind: str, search_seconds: float = 0.0) -> Classes:
         return visit.devices()
 
 
-def annotate(torch: Any, kind: str, snapshot: Mapping[str, Any]) -> None:
+def annotate(torch: Any, kind: str, snapshot: Mapping[str, Any], search_seconds: float = 0.2) -> None:
     """Add the class of each parameter, gradient, optimizer state and buffer to its block in a memory snapshot, and to
-    the allocation in its history, as ``user_metadata``, which follows that of the program.
+    the allocation in its history, as ``user_metadata``, which follows that of the program. ``search_seconds``: time
+    limit for a search of modules and optimizers that are older than the agent.
     """
     read_address = getattr(torch._C, "_data_address", None)
     if read_address is None:
         return
     if not TORCH_OBJECTS.complete:
-        search(torch, time.thread_time() + VISIT_SECONDS)
+        search(torch, time.thread_time() + search_seconds)
     visit = _Visit(kind, read_address)
     with torch._C.DisableTorchFunctionSubclass():
         if TORCH_OBJECTS.complete:
             visit.add_registered(time.thread_time() + VISIT_SECONDS)
     blocks = {block.get("address"): block for segment in snapshot["segments"] for block in segment["blocks"]}
-    for history in snapshot["device_traces"]:
-        last = {entry["addr"]: entry for entry in history if entry["action"] == "alloc"}
-        for known in (blocks, last):
-            for address in known.keys() & visit.addresses.keys():
-                names = (known[address].get("user_metadata"), visit.addresses[address])
-                known[address]["user_metadata"] = ": ".join(filter(None, names))
+    newest = (
+        {each["addr"]: each for each in trace if each["action"] == "alloc"} for trace in snapshot["device_traces"]
+    )
+    for entries in (blocks, *newest):
+        for address in entries.keys() & visit.addresses.keys():
+            names = (entries[address].get("user_metadata"), visit.addresses[address])
+            entries[address]["user_metadata"] = ": ".join(filter(None, names))
 
 
 def search(torch: Any, deadline: float = float("inf")) -> list[Reference] | None:
