@@ -21,7 +21,7 @@ PROCESS = f"[{{comm}} (pid {{pid}}, workload {{workload}})|pid {{pid}}] {ON}"
 TEXTS: Mapping[str, tuple[str, str]] = {
     "device-nearly-full": (
         f"{GPU} is nearly full: [{{used}} of {{size}} is used, most of it by {{top_process}}; a flush would release "
-        "only {reclaimable}|{value} of its memory is used, not counting what a flush would release]",
+        "{reclaimable}|{value} of its memory is used, not counting what a flush would release]",
         "gpumond status[| on that machine] lists the programs",
     ),
     "reclaimable-waste": (
