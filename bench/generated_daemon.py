@@ -19,7 +19,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.events import EventLog
 from gpumond.features import routers
 from gpumond.host.event_loop import background
-from gpumond.host.machine import collect_seldom
+from gpumond.host.machine import reduce_garbage_collection
 from gpumond.kernel import Kernel
 from gpumond.serve.app import create_app
 from gpumond.serve.authentication import Tokens
@@ -72,7 +72,7 @@ def main() -> None:
         async with background(view.run()):
             yield
 
-    collect_seldom()  # as a daemon does
+    reduce_garbage_collection()  # as a daemon does
     app: Any = create_app(cast("Kernel", view), Tokens("secret"), lifespan, routers=routers())
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 

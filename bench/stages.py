@@ -39,7 +39,7 @@ DIRECTORY = "STAGES_DIRECTORY"
 PARTS_OF_A_TICK = (
     ("features.alerts.dispatcher.AlertDispatcher", "decide", "execute"),
     ("features.quotas.admissions.Admissions", "execute"),
-    ("features.instruments.part.LeakInquiry", "consider"),
+    ("features.instruments.part.RetainerRequests", "consider"),
     ("features.baselines.recordings.BaselineService", "add"),
     ("events.EventLog", "publish"),
     ("store.store.HistoryPersistence", "advance"),

@@ -29,7 +29,7 @@ from gpumond.facts.quota import Admission, GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, Reading, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.host.event_loop import Signal
-from gpumond.host.runtime_directory import unusual
+from gpumond.host.runtime_directory import nonstandard_directory
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Scrape
 from gpumond.metrics.telemetry import Telemetry
@@ -255,7 +255,7 @@ class Kernel:
         self.store, self.telemetry, self.faults = dependencies.store, dependencies.telemetry, dependencies.faults
         self.started_at, self.began = dependencies.clock.wall(), dependencies.clock.monotonic()
         self.store_file = dependencies.store.path.absolute()
-        self.runtime_dir = unusual(settings.runtime_directory())
+        self.runtime_dir = nonstandard_directory(settings.runtime_directory())
         self.agent_socket = settings.agent_socket().absolute()
         self.diagnosis = Diagnosis(pace)
         self.events = EventLog(self.started_at)

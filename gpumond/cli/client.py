@@ -40,7 +40,7 @@ from gpumond.host.http import (
     response_to,
     trust,
 )
-from gpumond.host.runtime_directory import TOKEN_FILE, runtime_directories, unusual
+from gpumond.host.runtime_directory import TOKEN_FILE, nonstandard_directory, runtime_directories
 from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decoded, frame_of
 
 DEFAULT_URL = "http://127.0.0.1:9917"
@@ -109,7 +109,7 @@ def command(words: str, url: str, program: str = "gpumond") -> str:
 
     ``words``: the command with its arguments. ``program``: the path of `gpumond`.
     """
-    other = unusual(next(runtime_directories()))
+    other = nonstandard_directory(next(runtime_directories()))
     variable = "" if other is None else f"GPUMOND_RUNTIME_DIR={shlex.quote(str(other))} "
     option = "" if url.rstrip("/") == DEFAULT_URL else f" --url {shlex.quote(url.rstrip('/'))}"
     return f"{variable}{program} {words}{option}"
@@ -117,7 +117,7 @@ def command(words: str, url: str, program: str = "gpumond") -> str:
 
 def is_over_socket(url: str) -> bool:
     """Return whether requests to ``url`` may go over a daemon's Unix socket, so that its address is unknown."""
-    other = unusual(next(runtime_directories()))
+    other = nonstandard_directory(next(runtime_directories()))
     return url.startswith("unix:") or (other is not None and url.rstrip("/") == DEFAULT_URL)
 
 

@@ -24,7 +24,7 @@ from gpumond.features import routers
 from gpumond.host import systemd
 from gpumond.host.event_loop import background
 from gpumond.host.logs import RateLimitFilter
-from gpumond.host.machine import collect_seldom, http_connections, http_connections_of_user, raise_limit
+from gpumond.host.machine import http_connections, http_connections_of_user, raise_limit, reduce_garbage_collection
 from gpumond.host.runtime_directory import API_SOCKET, bind_api_socket, write_token
 from gpumond.serve.api import Api
 from gpumond.serve.authentication import Tokens, make_token_reviews
@@ -109,7 +109,7 @@ async def serve(
         await stack.enter_async_context(background(systemd.keep_alive(lambda: daemon.kernel.frame)))
         if listener is None:
             await stack.enter_async_context(background(_await_port(settings, server, daemon)))
-        collect_seldom()
+        reduce_garbage_collection()
         await server.serve(sockets=[api] if listener is None else [listener, api])
 
 

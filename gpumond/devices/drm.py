@@ -121,7 +121,7 @@ class DrmDevice:
         listed = next(filter(None, (_listed(path, vendor, device) for path in pci_ids)), None)
         return clean(self._read_text("device/product_name") or listed or f"{self.vendor} {vendor}:{device}")
 
-    def asleep(self) -> bool:
+    def is_powered_down(self) -> bool:
         """Return True if the kernel has powered the device down; reading it would power it up."""
         return self._read_text("device/power/runtime_status") == "suspended"
 
@@ -178,7 +178,7 @@ class DrmDevice:
         return text.strip() if text else None
 
 
-def cards(root: str) -> Iterator[DrmDevice]:
+def drm_devices(root: str) -> Iterator[DrmDevice]:
     """Yield the devices of the supported drivers by PCI address; all nodes of a device are one device."""
     nodes: dict[str, list[str]] = {}
     for entry in glob(f"{root}/class/drm/*[0-9]"):
@@ -192,7 +192,7 @@ def cards(root: str) -> Iterator[DrmDevice]:
 
 def detect(sys: str) -> bool:
     """Return True if the machine has such a device."""
-    return any(cards(sys))
+    return any(drm_devices(sys))
 
 
 def kind_of(error: OSError) -> FaultKind:
@@ -467,7 +467,7 @@ class DrmSource:
         self._energy: dict[str, tuple[float, float]] = {}
 
     def open(self) -> None:
-        if not any(cards(self._sys)):
+        if not any(drm_devices(self._sys)):
             reason = "no_driver" if may_have_gpu(self._sys, self._dev) else NO_DEVICE
             raise SourceUnavailable(reason, f"no amdgpu, i915 or xe device in /sys/class/drm: {remedy(reason)}")
 
@@ -476,10 +476,10 @@ class DrmSource:
 
     def read(self) -> Reading:
         tally, now = FaultCounter(), self._clock()
-        present = {card.uuid: card for card in cards(self._sys)}
+        present = {card.uuid: card for card in drm_devices(self._sys)}
         for card in present.values():
             self._seen.setdefault(card.uuid, (len(self._seen), card.name()))
-        awake = {card.uuid for card in present.values() if not card.asleep()}
+        awake = {card.uuid for card in present.values() if not card.is_powered_down()}
         shared = self._shared(card for card in present.values() if card.uuid in awake)
         compute = self._kfd.read()
         pids = {pid for by_pid in shared.values() for pid in by_pid}

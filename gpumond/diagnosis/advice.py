@@ -116,7 +116,7 @@ def _names(case: Case) -> str:
     name = torch_setting(case.report.frameworks)
     if name == NEW_NAME:
         return f"{NEW_NAME} ({OLD_NAME} before PyTorch {ALLOC_CONF_SINCE[0]}.{ALLOC_CONF_SINCE[1]})"
-    return f"{OLD_NAME} ({NEW_NAME} from PyTorch {ALLOC_CONF_SINCE[0]}.{ALLOC_CONF_SINCE[1]} on)"
+    return f"{OLD_NAME} ({NEW_NAME} since PyTorch {ALLOC_CONF_SINCE[0]}.{ALLOC_CONF_SINCE[1]})"
 
 
 def _pools(report: AgentReport, allocator: str, device_uuid: str) -> list[PoolUsage]:
@@ -266,9 +266,8 @@ ADVICE = (
         "short of memory, and a JAX program on the device holds a quarter of it but doesn't use it",
         lambda case: _preallocates(case, "jax"),
         lambda case: (
-            "set XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller XLA_CLIENT_MEM_FRACTION instead of "
-            "XLA_PYTHON_CLIENT_MEM_FRACTION, for "
-            f"{_holders(case, 'jax')}"
+            "set XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller XLA_CLIENT_MEM_FRACTION (formerly "
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION), for {_holders(case, 'jax')}"
         ),
     ),
     Advice(

@@ -312,7 +312,7 @@ class Diagnosis:
                 found.kind,
                 since,
                 evidence,
-                messages.of_shape(found.kind, who, dict(evidence), since, tracked.main == STEP_END),
+                messages.pattern(found.kind, who, dict(evidence), since, tracked.main == STEP_END),
             )
 
     def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
@@ -588,7 +588,7 @@ def _for_all(representative: TrackedSeries, group: Collection[TrackedSeries]) ->
         evidence=tuple(evidence.items()),
         time_to_full_seconds=first.time_to_full_seconds,
         fit=fit,
-        summary=messages.together(first.summary, count, devices),
+        summary=messages.growing_together(first.summary, count, devices),
     )
 
 

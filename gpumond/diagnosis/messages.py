@@ -58,7 +58,7 @@ def _number(growth: AllocationGrowth | None) -> tuple[str, ...]:
     return (f"{growth.per_minute:.3g} more allocations/min" if growth.rises else "few large allocations",)
 
 
-def together(one: str, programs: int, devices: int) -> str:
+def growing_together(one: str, programs: int, devices: int) -> str:
     where = f"{devices} GPUs" if devices > 1 else "one GPU"
     return f"{programs} programs on {where} started growing at the same time (higher load, or the same bug): {one}"
 
@@ -108,7 +108,7 @@ def crash_loop(who: str, device: str, times: int) -> str:
     return f"{who} crashed {times} times on {device} within an hour"
 
 
-def of_shape(kind: str, who: str, evidence: Mapping[str, float], since: float, by_step: bool = False) -> str:
+def pattern(kind: str, who: str, evidence: Mapping[str, float], since: float, by_step: bool = False) -> str:
     """Describe a shape. ``by_step``: it is that of the live bytes at the end of each step."""
     if kind == "warm-up":
         return f"{who} is starting up and uses {human(evidence['level_bytes'])} so far"

@@ -146,7 +146,7 @@ GC_THRESHOLD = 50_000
 """Threshold of the garbage collection. A frame of 1000 programs has 16,000 objects, none of them in a cycle."""
 
 
-def collect_seldom() -> None:
+def reduce_garbage_collection() -> None:
     """Exclude what exists from garbage collections, and make them rare: a full one stops the program for 40 ms."""
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)

@@ -42,7 +42,7 @@ def runtime_directories(environ: Mapping[str, str] = os.environ) -> Iterator[Pat
             yield Path(path).parent
 
 
-def unusual(directory: Path, environ: Mapping[str, str] = os.environ) -> Path | None:
+def nonstandard_directory(directory: Path, environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the daemon's directory if the command line finds it only by ``GPUMOND_RUNTIME_DIR``, else None."""
     found = directory.absolute()
     usual = runtime_directories({name: value for name, value in environ.items() if not name.startswith("GPUMOND_")})

@@ -125,7 +125,7 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
         "bytes",
         "Memory of the owner's largest program on one device of a model, without its cached part.",
         attrgetter("needed"),
-        note=" Of a program without an agent, all of its memory.",
+        note=" A program without an agent counts with all of its memory.",
     ),
     Quantity(
         "device_processes",

@@ -196,14 +196,14 @@ class Telemetry:
         )
         self._config_info = Gauge(
             "gpumond_config_info",
-            "Hashes of the settings (without addresses and directories) and of the rules in effect. They are equal on "
-            "machines with the same ones.",
+            "Hashes of the settings (without addresses and directories) and of the rules in effect, which are equal "
+            "on machines with the same settings and rules.",
             ["hash", "rules_hash"],
             registry=registry,
         )
         build = Gauge(
             "gpumond_build_info",
-            "Version of the daemon, the commit of its build (empty if unknown), and version of its Python interpreter.",
+            "Version of the daemon, the commit it was built from (empty if unknown), and its Python version.",
             ["version", "revision", "python"],
             registry=registry,
         )

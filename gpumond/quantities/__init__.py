@@ -48,7 +48,7 @@ DAEMON = ScopeSpec(
 )
 
 
-__all__ = ["SCOPES", "RuleContext", "departure", "hidden", "subjects"]
+__all__ = ["SCOPES", "RuleContext", "ending_sentence", "hidden", "subjects"]
 
 SCOPES: Mapping[Scope, ScopeSpec[Any]] = {
     "device": DEVICE,
@@ -81,7 +81,7 @@ def hidden(snapshot: Snapshot, recent: RuleWindow) -> Hidden:
     )
 
 
-def departure(scope: Scope, alert: Alert, snapshot: Snapshot) -> str:
+def ending_sentence(scope: Scope, alert: Alert, snapshot: Snapshot) -> str:
     """Return a sentence that states that the subject has ended or is suspended; empty if it exists, or may exist."""
     labels, process = dict(alert.labels), alert.process
     if scope == "workload":

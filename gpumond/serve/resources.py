@@ -416,7 +416,7 @@ async def history(
     uuid = device_named(uuid, kernel_of(request).frame, others=known.devices)
     key = (uuid, _process(known, uuid, pid, start_ticks))
     fitting = _fitting(known, [known.age(key)], since, resolution)
-    points = thinned(known.series(key, signal, since or 0.0, fitting, _end(until)))
+    points = sampled(known.series(key, signal, since or 0.0, fitting, _end(until)))
     if not points and not any(known.series(key, other) for other in SIGNALS):
         raise HTTPException(404, f"no history of {uuid if pid is None else f'pid {pid} on {uuid}'}")
     seconds, length = _lengths(known, fitting)
@@ -465,13 +465,13 @@ async def share_history(
         key = (uuid, _process(known, uuid, pid, start_ticks))
         fitting = _fitting(known, [known.age(key)], since, resolution)
         points = known.shares(key, since or 0.0, _end(until), fitting)
-    return answer(request, ShareHistory, _columns(uuid, pid, thinned(points), *_lengths(known, fitting)))
+    return answer(request, ShareHistory, _columns(uuid, pid, sampled(points), *_lengths(known, fitting)))
 
 
 Each = TypeVar("Each")
 
 
-def thinned(points: Sequence[Each]) -> Sequence[Each]:
+def sampled(points: Sequence[Each]) -> Sequence[Each]:
     """Return every n-th point, at most 901 of them: accelerated time has more samples in 15 minutes."""
     return points[:: max(1, ceil((len(points) - 1) / SAMPLES))]
 

@@ -198,7 +198,7 @@ class _Driver:
         count = self.counts.get(pool.device_uuid, {}).get(process)
         return count is not None and pool.held_bytes <= count and not _exceeds(pool, self.sizes[pool.device_uuid])
 
-    def is_at_rest(self, process: ProcessKey, uuid: str) -> bool:
+    def is_count_stable(self, process: ProcessKey, uuid: str) -> bool:
         """Return False while the count changes, as it does while a process is being suspended or resumed."""
         last = self._previous.device(uuid) if self._previous else None
         if last is None:
@@ -286,7 +286,7 @@ def _excess(report: AgentReport, uuid: str, claimed: int, driver: _Driver, ticks
         workload=report.workload,
         claimed_bytes=claimed,
         limit_bytes=most,
-        ticks=ticks + (_is_fresh(report, device) and driver.is_at_rest(report.key, uuid)),
+        ticks=ticks + (_is_fresh(report, device) and driver.is_count_stable(report.key, uuid)),
     )
 
 

@@ -271,7 +271,7 @@ SETTLING_SECONDS = 2.0
 """Time from the first sight of a component until its memory is allocated."""
 
 
-def following(
+def tracked_overheads(
     devices: Sequence[DeviceReading],
     reports: Sequence[AgentReport],
     suspensions: Sequence[Suspension],

@@ -27,7 +27,7 @@ from gpumond.facts.snapshot import (
     Suspension,
 )
 from gpumond.tick.claims import check_claims, complete_lists, is_confirmed
-from gpumond.tick.ledger import following
+from gpumond.tick.ledger import tracked_overheads
 
 SILENT_SECONDS = 3.0
 """Age from which a report is that of a silent agent: it would have reported twice since."""
@@ -206,7 +206,7 @@ def observe(
         excesses=excesses,
         uptime_seconds=uptime_seconds,
         suspensions=suspensions,
-        overheads=tuple(following(devices, reports, suspensions, previous, elapsed_seconds)),
+        overheads=tuple(tracked_overheads(devices, reports, suspensions, previous, elapsed_seconds)),
     )
 
 

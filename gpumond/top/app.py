@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Literal
 
 from gpumond.facts.errors import DaemonError
-from gpumond.host.machine import collect_seldom
+from gpumond.host.machine import reduce_garbage_collection
 from gpumond.top import screen
 from gpumond.top.actions import FlushDialog, FlushTarget, SignalDialog, SuspensionDialog
 from gpumond.top.connection import Connection, DaemonClient, Requests, combined, names
-from gpumond.top.processes import TREE, Lineages, Table, Vitals, column_at, laid_out
+from gpumond.top.processes import TREE, AncestorCache, ProcessStats, Table, column_at, laid_out
 from gpumond.top.screen import (
     HistoryChart,
     Panel,
@@ -49,8 +49,8 @@ class Top:
         self.requests = Requests(terminal.wake)
         self.table = Table()
         self.screen = Screen(self.monochrome)
-        self.lineages = Lineages()
-        self.vitals = Vitals()
+        self.lineages = AncestorCache()
+        self.vitals = ProcessStats()
         self.panel: Panel | None = None
         self.shown: View | None = None
         self.paused: View | None = None
@@ -91,7 +91,7 @@ class Top:
 
     def run(self) -> None:
         """Run until the user quits. Raises SystemExit if the terminal is closed, or at SIGTERM."""
-        collect_seldom()
+        reduce_garbage_collection()
         with self.terminal:
             due = time.monotonic()
             while not self._ended:

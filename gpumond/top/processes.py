@@ -431,7 +431,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGSTOP", "SIGCONT")
 
 
-class Lineages:
+class AncestorCache:
     """Ancestors of processes. They are read once for each process."""
 
     def __init__(self) -> None:
@@ -443,7 +443,7 @@ class Lineages:
         return self._known
 
 
-class Vitals:
+class ProcessStats:
     """Command lines, ages, host memory and processor time of processes, read at most once a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -11,7 +11,7 @@ from gpumond.cli.arguments import add_target
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.units import GIB, about, typed_size
-from gpumond.features.quotas.admission_client import WaitingLine, size
+from gpumond.features.quotas.admission_client import WaitStatusLine, size
 from gpumond.features.quotas.command import NO_REQUEST, queue_table, queue_text
 from gpumond.view.frame import view
 from tests.helpers.frames import make_frame
@@ -122,7 +122,7 @@ def test_grant_is_shown_until_its_memory_is_used():
 def test_waiting_is_one_line_in_a_log_until_something_changes(capsys: pytest.CaptureFixture[str]):
     answer = {"state": "waiting", "need_bytes": 20 * GIB, "device_index": 0, "available_bytes": 3 * GIB, "ahead": 0}
     answer |= {"missing_bytes": 17 * GIB, "plan": ()}
-    line = WaitingLine()
+    line = WaitStatusLine()
     for at in range(29):
         line.show(answer | {"available_bytes": 3 * GIB + at}, float(at))
     line.show(answer | {"available_bytes": 5 * GIB}, 29.0)

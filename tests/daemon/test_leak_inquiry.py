@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.messages import AgentRequest, AgentResponse
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.instruments.part import LeakInquiry
+from gpumond.features.instruments.part import RetainerRequests
 from gpumond.host.peer import Identity
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_device, make_report, make_snapshot
@@ -43,7 +43,7 @@ def test_each_leak_is_asked_about_once():
     agents = Agents()
 
     async def run() -> None:
-        inquiry = LeakInquiry(agents)
+        inquiry = RetainerRequests(agents)
         for _ in range(3):
             inquiry.consider(frame(LEAK))
             await asyncio.sleep(0)
@@ -60,7 +60,7 @@ def test_other_verdicts_and_programs_without_an_agent_are_not_asked_about():
     agents = Agents()
 
     async def run() -> None:
-        inquiry = LeakInquiry(agents)
+        inquiry = RetainerRequests(agents)
         for verdict in (
             replace(LEAK, kind="steady"),
             replace(LEAK, pid=11),
@@ -78,7 +78,7 @@ def test_end_does_not_wait_for_an_answer():
     agents = Agents(answers=False)
 
     async def run() -> None:
-        inquiry = LeakInquiry(agents)
+        inquiry = RetainerRequests(agents)
         inquiry.consider(frame(LEAK))
         await asyncio.sleep(0)
         await asyncio.wait_for(inquiry.close(), 30)
@@ -91,7 +91,7 @@ def test_growth_that_is_only_suspected_is_asked_about():
     agents = Agents()
 
     async def run() -> None:
-        inquiry = LeakInquiry(agents)
+        inquiry = RetainerRequests(agents)
         inquiry.consider(frame(replace(LEAK, kind="growing")))
         await asyncio.sleep(0)
         await inquiry.close()

@@ -68,8 +68,8 @@ def test_expandable_segments_are_not_advised_for_a_program_that_can_sleep(own: d
     ("framework", "text"),
     [
         ("torch 2.13.0", "set PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11) to expandable"),
-        ("torch 2.10.1+cu126", "set PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF from PyTorch 2.11 on) to expandable"),
-        ("torch unknown", "set PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF from PyTorch 2.11 on) to expandable"),
+        ("torch 2.10.1+cu126", "set PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF since PyTorch 2.11) to expandable"),
+        ("torch unknown", "set PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF since PyTorch 2.11) to expandable"),
         ("torch 2.0.1", "to max_split_size_mb:512"),
         ("torch 2.13.0+rocm6.4", "to max_split_size_mb:512"),
     ],

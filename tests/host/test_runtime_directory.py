@@ -18,8 +18,8 @@ from gpumond.host.runtime_directory import (
     SERVICE_RUNTIME_DIRECTORY,
     bind_agent_socket,
     bind_api_socket,
+    nonstandard_directory,
     runtime_directories,
-    unusual,
 )
 from tests.helpers.running import RunningDaemon, until
 
@@ -241,4 +241,4 @@ def test_unsafe_parent_directory_is_refused_with_the_remedy(tmp_path: Path, obst
 )
 def test_only_an_unusual_directory_needs_the_variable(directory: str, found: Path | None):
     environ = {"XDG_RUNTIME_DIR": "/run/user/7", "GPUMOND_RUNTIME_DIR": "/srv/own", "GPUMOND_SOCKET": "/srv/a.sock"}
-    assert unusual(Path(directory), environ) == found
+    assert nonstandard_directory(Path(directory), environ) == found

@@ -17,7 +17,14 @@ from gpumond.facts.quota import EffectiveQuota, ReclaimPolicy
 from gpumond.facts.snapshot import ProcessQuota, Reading, Snapshot
 from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import Admissions, DeviceCapacity, Neighbor
-from gpumond.features.quotas.borrow import ANSWER_SECONDS, Borrows, EarlierFlush, borrow_plan, idle_engines, is_resting
+from gpumond.features.quotas.borrow import (
+    ANSWER_SECONDS,
+    Borrows,
+    EarlierFlush,
+    borrow_plan,
+    idle_engines,
+    is_cooling_down,
+)
 from gpumond.host.peer import Identity
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
@@ -65,10 +72,10 @@ def test_a_borrower_is_not_flushed_for_itself():
 
 def test_a_program_that_allocated_flushed_memory_again_rests_for_ten_minutes():
     flushed = {ProcessKey(20, 100): EarlierFlush(100.0, 3)}
-    assert is_resting(neighbor(20, OWN, refilled_flushes=3), flushed, 105.0)
-    assert not is_resting(neighbor(20, OWN, refilled_flushes=3), flushed, 107.0)
-    assert is_resting(neighbor(20, OWN, refilled_flushes=4), flushed, 699.0)
-    assert not is_resting(neighbor(20, OWN, refilled_flushes=4), flushed, 701.0)
+    assert is_cooling_down(neighbor(20, OWN, refilled_flushes=3), flushed, 105.0)
+    assert not is_cooling_down(neighbor(20, OWN, refilled_flushes=3), flushed, 107.0)
+    assert is_cooling_down(neighbor(20, OWN, refilled_flushes=4), flushed, 699.0)
+    assert not is_cooling_down(neighbor(20, OWN, refilled_flushes=4), flushed, 701.0)
 
 
 @pytest.mark.parametrize(

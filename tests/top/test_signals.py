@@ -14,7 +14,7 @@ import pytest
 
 from gpumond.facts.program import ProcessKey
 from gpumond.host.machine import start_ticks
-from gpumond.top.processes import Lineages, refusal, send
+from gpumond.top.processes import AncestorCache, refusal, send
 from gpumond.view.frame import view
 from gpumond.view.rows import ProcessRow
 from tests.helpers.agents import GIB
@@ -117,7 +117,7 @@ def test_ended_program_receives_no_signal():
 def test_ancestors_of_a_process_of_this_machine_are_known():
     with program() as process:
         ticks = start_ticks(process.pid)
-        lineages = Lineages()
+        lineages = AncestorCache()
         known, foreign = ProcessKey(process.pid, ticks), ProcessKey(process.pid, 7)
         found = lineages.of([known, foreign])
         assert found[known][0].pid == os.getpid()

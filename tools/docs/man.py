@@ -25,26 +25,26 @@ FOOTER = r"""
 .SH ENVIRONMENT
 .TP
 .B GPUMOND_URL
-Address of the daemon, if \-\-url is not given.
+Your daemon's address, unless you pass \-\-url.
 .TP
 .B GPUMOND_TOKEN
-Token for requests that change something.
+Your token.
 .TP
 .B GPUMOND_CA_FILE
-Authorities that certify the daemon, for https.
+CA bundle that verifies your daemons' certificates (default: system CAs).
 .TP
 .B GPUMOND_RUNTIME_DIR
-Directory of the token and the API socket of a daemon of this machine.
+Directory with the local daemon's token and api.sock.
 .TP
 .B GPUMOND_SOCKET
-Socket for agents.
+Unix socket to which agents connect.
 .SH FILES
 .TP
 .I /etc/gpumond/gpumond.yaml
-Configuration of the packaged service.
+The service's configuration.
 .TP
 .I /var/lib/gpumond/gpumond.db
-Store of the service.
+The service's store.
 """
 
 

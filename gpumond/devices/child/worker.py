@@ -18,7 +18,7 @@ from gpumond.devices.child.pipe import DevicePosition, ReadingChanges, ReadReque
 from gpumond.devices.process.metadata import ProcessMetadata
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.messages import clean, from_json, to_json
-from gpumond.host.machine import collect_seldom, raise_limit
+from gpumond.host.machine import raise_limit, reduce_garbage_collection
 
 PR_SET_PDEATHSIG = 1
 
@@ -41,7 +41,7 @@ def main(place: int, name: str) -> int:
         source.open()
         answer(ReadResponse())
         owners, changes = ProcessMetadata(), ReadingChanges()
-        collect_seldom()
+        reduce_garbage_collection()
         for line in sys.stdin.buffer:
             request = from_json(ReadRequest, line)
             progress.leave_out = {device.index: device.uuid for device in request.leave_out}

@@ -179,7 +179,7 @@ def last_release_receipts(receipts: Iterable[Receipt], name: str) -> tuple[Recei
     return tuple(last)
 
 
-def had_no_effect(receipts: Sequence[Receipt]) -> bool:
+def released_too_little(receipts: Sequence[Receipt]) -> bool:
     """Return True if a release has returned too little to keep a server out of service for it."""
     if all(receipt.outcome in ("freed", "partial", "gone") for receipt in receipts):
         held = sum((receipt.before.driver_used_bytes or 0) if receipt.before else 0 for receipt in receipts)
@@ -332,7 +332,7 @@ class EngineFlusher(EngineStep):
         """Continue to return servers to service, as the previous daemon did."""
         for reading in self.engines.readings():
             released = last_release_receipts(self._receipts(), reading.name)
-            if had_no_effect(released):
+            if released_too_little(released):
                 self._begin_return(reading.name, released)
 
     async def close(self) -> None:
@@ -438,7 +438,7 @@ class EngineFlusher(EngineStep):
         if outcome == "timeout" or isinstance(error, EngineTimeout):
             self._unanswered[name] = flush.before.listeners
         receipts = flush.receipts(after, outcome, reason, time.monotonic() - began)
-        if method.stops_service and method.undo and engine.wake and had_no_effect(receipts):
+        if method.stops_service and method.undo and engine.wake and released_too_little(receipts):
             self._begin_return(name, receipts)
             receipts = [
                 replace(each, reason=join_reasons(each.reason, "gpumond returns it to service")) for each in receipts

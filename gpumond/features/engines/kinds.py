@@ -303,7 +303,7 @@ def _triton_path(model: str, action: str) -> str:
 def mistake_triton(engine: EngineConfig) -> str:
     if engine.models and engine.metrics_address:
         return ""
-    return "allow requires models, those to unload, and metrics_url, for the pending requests"
+    return "allow requires models (the ones to unload) and metrics_url (to see pending requests)"
 
 
 TRITON = EngineSpec(

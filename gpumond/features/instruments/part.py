@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 MAX_REMEMBERED = 4096
 
 
-class LeakInquiry:
+class RetainerRequests:
     """Remembers the growth for which it has sent a request."""
 
     def __init__(self, agents: AgentServer) -> None:
@@ -56,7 +56,7 @@ class LeakInquiry:
             log.info("pid %d isn't searched for the lines that keep its memory: %s", identity.pid, reason)
 
 
-class InstrumentsPart(LeakInquiry, Part):
+class InstrumentsPart(RetainerRequests, Part):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.programs)
 

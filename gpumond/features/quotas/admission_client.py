@@ -81,7 +81,7 @@ def admitted(url: str, need_bytes: int, device: str | None, workload: str, secon
     }
     if device is not None:
         body["device"] = device
-    end, waiting = time.monotonic() + seconds, WaitingLine()
+    end, waiting = time.monotonic() + seconds, WaitStatusLine()
     answer = client.post(url, ROUTE, body, 30.0)
     try:
         while answer["state"] == "waiting" and time.monotonic() < end:
@@ -104,7 +104,7 @@ def admitted(url: str, need_bytes: int, device: str | None, workload: str, secon
                 client.delete(url, f"{ROUTE}/{answer['id']}")
 
 
-class WaitingLine:
+class WaitStatusLine:
     """Why a request waits, on standard error: one line that is rewritten on a terminal; in a log a line when the
     available memory has changed by 1 GiB, the queue has changed, or 30 s have passed.
     """

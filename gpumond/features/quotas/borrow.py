@@ -44,7 +44,7 @@ class EarlierFlush:
     refilled_flushes: int
 
 
-def is_resting(each: Neighbor, flushed: Mapping[ProcessKey, EarlierFlush], now: float) -> bool:
+def is_cooling_down(each: Neighbor, flushed: Mapping[ProcessKey, EarlierFlush], now: float) -> bool:
     """Return True if a program may not be flushed again yet."""
     before = flushed.get(each.process)
     if before is None:
@@ -70,7 +70,7 @@ def borrow_plan(
         for each in room.neighbors
         if each.process != borrower.process
         and (each.uid == borrower.uid or reclaim == "all")
-        and not is_resting(each, flushed, now)
+        and not is_cooling_down(each, flushed, now)
     ]
     short = need - available
     own = reclaim_plan((each for each in allowed if each.uid == borrower.uid), short, available)

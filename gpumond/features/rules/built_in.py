@@ -21,7 +21,7 @@ PROCESS = f"[{{comm}} (pid {{pid}}, workload {{workload}})|pid {{pid}}] {ON}"
 TEXTS: Mapping[str, tuple[str, str]] = {
     "device-nearly-full": (
         f"{GPU} is nearly full: [{{used}} of {{size}} is used, most of it by {{top_process}}; a flush would release "
-        "only {reclaimable}|{value} of its memory is used, and a flush can't release it]",
+        "{reclaimable}|{value} of its memory is used, not counting what a flush would release]",
         "gpumond status[| on that machine] lists the programs",
     ),
     "reclaimable-waste": (
@@ -36,7 +36,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "leak": (
         f"[{{verdicts}}|pid {{pid}} {ON} is leaking memory{{time_to_full}}]",
-        f"[{REMEDIES['leak']}|gpumond why --pid {{pid}} on that machine shows what retains it]",
+        f"[{REMEDIES['leak']}|gpumond why --pid {{pid}} on that machine shows what keeps it]",
     ),
     "out-of-memory": (
         f"{PROGRAM} [{{oom}}|ran out of memory][ (errors in 10 minutes: {{value}})]",

@@ -22,7 +22,7 @@ from gpumond.facts.frame import Alert, Frame, Phase, Verdict, device_uuid
 from gpumond.facts.messages import to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
-from gpumond.quantities import departure, hidden, subjects
+from gpumond.quantities import ending_sentence, hidden, subjects
 from gpumond.quantities.quantity import readable
 from gpumond.quantities.scope import NO_VERDICT, Hidden, Row, RuleContext, Subjects, active_verdicts
 from gpumond.quantities.window import RuleWindow, remember
@@ -181,7 +181,7 @@ def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot
     scopes: dict[str, Scope] = {rule.name: rule.scope for rule in rules}
     for alert in alerts:
         scope = scopes.get(alert.rule)
-        reason = departure(scope, alert, snapshot) if scope is not None else ""
+        reason = ending_sentence(scope, alert, snapshot) if scope is not None else ""
         yield ended(alert, snapshot.taken_at, reason)
 
 

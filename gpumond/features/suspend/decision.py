@@ -190,7 +190,7 @@ def marked(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> Iter
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class HelperResult:
     """What follows from a helper's answer: the program, None if it runs or has ended, and the outcome.
 
     ``outcome`` is None if the state is the same as before, or unknown. ``again``: the driver must be asked again later.
@@ -202,33 +202,35 @@ class Settled:
     again: bool = False
 
 
-def settle(program: SuspendedProgram, answer: Answer | None, asked: bool = False) -> Settled:
+def settle(program: SuspendedProgram, answer: Answer | None, asked: bool = False) -> HelperResult:
     """Return what the driver's state means. ``answer`` is None if the helper has not answered in time.
 
     ``asked``: the helper has only asked for the state, since that of an earlier helper is unknown. A program that was
     to be resumed then still waits, and keeps its grants.
     """
     if answer is None:
-        return Settled(program, "timeout", "the driver hasn't responded in time, and may still be working", again=True)
+        return HelperResult(
+            program, "timeout", "the driver hasn't responded in time, and may still be working", again=True
+        )
     error = answer.error
     if answer.state == "gone":
-        return Settled(None, "gone", "the program has exited")
+        return HelperResult(None, "gone", "the program has exited")
     if answer.state == "failed":
         reason = error or "the driver reports that it has failed"
-        return Settled(replace(program, state="stuck", reason=reason), "failed", reason)
+        return HelperResult(replace(program, state="stuck", reason=reason), "failed", reason)
     if answer.state == "running":
         done: SuspensionOutcome = "failed" if program.state == "suspending" else "resumed"
-        return Settled(None, done, error)
+        return HelperResult(None, done, error)
     if answer.state == "checkpointed" and program.state == "suspending":
-        return Settled(replace(program, state="suspended", host_bytes=answer.host_bytes), "suspended")
+        return HelperResult(replace(program, state="suspended", host_bytes=answer.host_bytes), "suspended")
     if answer.state == "checkpointed" and asked and program.state in ("waiting", "resuming"):
-        return Settled(replace(program, state="waiting"), None)
+        return HelperResult(replace(program, state="waiting"), None)
     if answer.state == "checkpointed":
         back = replace(program, state="suspended", reason=error)
-        return Settled(back, "failed" if program.state == "resuming" else None, error)
+        return HelperResult(back, "failed" if program.state == "resuming" else None, error)
     if program.state in ("resuming", "suspending"):
-        return Settled(program, "timeout", error or "the driver's state is unknown", again=True)
-    return Settled(program, None, error, again=True)
+        return HelperResult(program, "timeout", error or "the driver's state is unknown", again=True)
+    return HelperResult(program, None, error, again=True)
 
 
 def holders(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumond.devices import load
-from gpumond.devices.drm import DrmSource, cards
+from gpumond.devices.drm import DrmSource, drm_devices
 from gpumond.devices.plausibility import MemoryCounts
 from gpumond.devices.process.procfs import OpenDeviceNodes
 from gpumond.facts.errors import SourceUnavailable
@@ -127,7 +127,7 @@ def test_devices_are_listed_once_in_bus_order(machine: Machine):
     (machine.sys.root / "class/drm/version").write_text("drm 1.1.0 20060810\n")
     found = [(device.index, device.pci_bus_id) for device in machine.source.read().devices]
     assert found == [(0, "0000:03:00.0"), (1, "0000:04:00.0"), (2, "0000:05:00.0")]
-    assert [sorted(card.nodes) for card in cards(str(machine.sys.root))][1] == ["card1", "renderD129"]
+    assert [sorted(card.nodes) for card in drm_devices(str(machine.sys.root))][1] == ["card1", "renderD129"]
 
 
 def test_device_without_a_unique_id_is_named_after_its_slot(machine: Machine):
@@ -140,7 +140,7 @@ def test_name_comes_from_the_machines_list_of_devices(machine: Machine, tmp_path
         "# list\n1001  Other\n\t744c  Wrong\n1002  AMD\n\t744c  Navi 31\n\t\t1002 0e3b  Sub\n"
     )
     machine.sys.amdgpu(product_name="")
-    (card,) = cards(str(machine.sys.root))
+    (card,) = drm_devices(str(machine.sys.root))
     assert card.name((str(tmp_path / "none"), str(tmp_path / "pci.ids"))) == "Navi 31"
     assert card.name(()) == "amd 1002:744c"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices.drm import cards
+from gpumond.devices.drm import drm_devices
 from gpumond.devices.nvml.source import LISTS_SECONDS
 from tests.devices.nvml.child import NvmlChild, kinds, used_by_pid
 from tests.fakenvml import GIB, NOT_AVAILABLE, Device, FakeDriver, Process, machine
@@ -293,7 +293,7 @@ def test_serve_does_not_advise_to_install_a_driver_that_cannot_be_loaded(tmp_pat
     unloadable(tmp_path, "symbol")
     command = [sys.executable, "-m", "gpumond", "serve", "--config", os.devnull, "--state-dir", str(tmp_path / "state")]
     environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
-    if any(cards("/sys")):
+    if any(drm_devices("/sys")):
         pytest.skip("this machine has a GPU of AMD or Intel")
     refused = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 1
