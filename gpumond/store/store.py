@@ -3,8 +3,7 @@ notifications, requests for memory, history, baselines.
 
 SQLite in WAL mode with synchronous=FULL: an acknowledged change is on the disk. One thread writes, so that the event
 loop waits for no disk. A store that cannot commit reports it (``writable``, ``trouble``), rejects changes, and tries
-again every few seconds; the daemon continues without it. Of the history, a few series are written at each tick, so that
-no tick waits for all.
+again every few seconds; the daemon continues without it.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -405,15 +403,13 @@ def _full(directory: Path) -> bool:
 
 
 HISTORY_SECONDS = 300.0
-SERIES_A_TICK = 4
-"""Number of series gathered at a tick, at about 0.3 ms each."""
 
 
 class HistoryPersistence:
+    """Writes the history every five minutes. Ticks go on while its series are gathered, at about 0.3 ms each."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._under_way: Iterator[CoarseSeries] | None = None
-        self._gathered: list[CoarseSeries] = []
         self._due = HISTORY_SECONDS
         self._writing: asyncio.Future[None] | None = None
 
@@ -426,24 +422,21 @@ class HistoryPersistence:
             pass  # the store has logged it
 
     def advance(self, history: History, earlier_uses: EarlierUses, elapsed: float) -> None:
-        """Gather and write the part of one tick. Waits for nothing."""
-        if self._under_way is None:
-            if elapsed < self._due:
-                return
-            self._under_way = history.coarse()
-        batch = list(islice(self._under_way, SERIES_A_TICK))
-        self._gathered += batch
-        if not batch:
-            series, self._gathered = tuple(self._gathered), []
-            self._under_way, self._due = None, elapsed + HISTORY_SECONDS
-            self._writing = asyncio.ensure_future(self._write(series, earlier_uses))
+        """Begin to write when it is due. Waits for nothing."""
+        if elapsed >= self._due:
+            self._due = elapsed + HISTORY_SECONDS
+            self._writing = asyncio.ensure_future(self._write(history, earlier_uses))
 
     async def close(self, history: History, earlier_uses: EarlierUses) -> None:
         if self._writing is not None:
             await self._writing
-        await self._write(tuple(history.coarse()), earlier_uses)
+        await self._write(history, earlier_uses)
 
-    async def _write(self, series: tuple[CoarseSeries, ...], earlier_uses: EarlierUses) -> None:
+    async def _write(self, history: History, earlier_uses: EarlierUses) -> None:
+        series = []
+        for each in history.coarse():
+            series.append(each)
+            await asyncio.sleep(0)
         try:
             await self._store.keep_history(series)
             await self._store.keep_earlier_uses(earlier_uses.records())
