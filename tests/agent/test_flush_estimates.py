@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpumond import agent
-from gpumond.agent.flushing import StrandedEstimate
-from gpumond.agent.prediction import expected, promises
+from gpumond.agent.flushing import StrandedEstimate, expected, promises
 from gpumond.facts.messages import PoolChange
 from gpumond.facts.pools import Exactness, Expected, PoolUsage, Reclaimable
 

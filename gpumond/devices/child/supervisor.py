@@ -457,3 +457,18 @@ def add_up(first: Iterable[XidErrors], second: Iterable[XidErrors]) -> tuple[Xid
         count = errors.count + (before.count if before else 0)
         sums[errors.device_uuid, errors.xid] = replace(errors, count=count)
     return tuple(sums.values())
+
+
+PROBE_SECONDS = 6.0
+
+
+async def probe(source: str) -> tuple[SourceState, Reading | None]:
+    """Take one reading without a daemon, through a child of its own, so that a hanging driver does not block the
+    caller.
+    """
+    supervisor = Supervisor(source)
+    supervisor.start()
+    reading = await supervisor.read(wait=PROBE_SECONDS)
+    state = supervisor.state
+    await supervisor.stop()
+    return state, reading
