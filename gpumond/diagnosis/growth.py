@@ -13,10 +13,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf, nan
+from statistics import median
 from typing import NamedTuple
 
 from gpumond.diagnosis.leak_tests import Leak, LeakCase, curve, load_rises
-from gpumond.diagnosis.trend import least_squares, mann_kendall, median, sen, spread
+from gpumond.diagnosis.trend import least_squares, mann_kendall, sen, spread
 from gpumond.facts.program import StepUsage
 from gpumond.facts.units import MIB
 from gpumond.tick.history import MEDIAN, MIN, MINUTE, TIERS, highest

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, isfinite
+from statistics import median
 from typing import NamedTuple
 
 from gpumond.diagnosis.course import downsampled
 from gpumond.diagnosis.shapes import WARM_UP_SECONDS, PlateauStep
-from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
+from gpumond.diagnosis.trend import mann_kendall, sen, spread
 from gpumond.facts.units import HOUR_SECONDS, MIB
 from gpumond.tick.history import (
     FIVE_MINUTES,

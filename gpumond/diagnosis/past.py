@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import median
 
-from gpumond.diagnosis.trend import median
 from gpumond.facts.units import MIB
 
 MAX_PROGRAMS = 1000

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
+from statistics import median
 from typing import NamedTuple
 
 from gpumond.diagnosis.leak_tests import (
@@ -27,7 +28,7 @@ from gpumond.diagnosis.leak_tests import (
     has_stopped,
     load_rises,
 )
-from gpumond.diagnosis.trend import deviation, mann_kendall, median, quantile, sen, slopes
+from gpumond.diagnosis.trend import deviation, mann_kendall, quantile, sen, slopes
 from gpumond.facts.units import HOUR_SECONDS, MIB
 from gpumond.tick.history import FIVE_MINUTES, MEDIAN, MINUTE, QUARTER, TIERS, Rows, Series, highest
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis.trend import mann_kendall, median
+from gpumond.diagnosis.trend import mann_kendall
 from gpumond.facts.verdicts import VerdictName
 from gpumond.tick.history import MAX, MIN, MINUTE, Series
 

@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from dataclasses import replace
 from pathlib import Path
 
-from hypothesis import given, strategies as st
-
 from gpumond.agent.transport import Transport
-from gpumond.facts.messages import Report, decode, encode, to_json
+from gpumond.facts.messages import Report, decode
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from tests.agent.driver import run
 from tests.helpers.agent_daemon import FakeDaemon, environment, finished, host
 
-BYTES = st.integers(0, 2**63 - 1)
-OPTIONAL = st.none() | BYTES
-TEXT = st.text(max_size=20)
-EXACTNESS = st.sampled_from(["exact", "interval", "not_releasable"])
-POOLS = st.builds(
-    PoolUsage,
-    allocator=TEXT,
-    device_uuid=TEXT,
-    live_bytes=OPTIONAL,
-    held_bytes=BYTES,
-    reclaimable=st.builds(Reclaimable, BYTES, BYTES, BYTES, EXACTNESS),
-    stranded_bytes=BYTES,
-    inside=st.none() | TEXT,
-    peak_live_bytes=OPTIONAL,
-    peak_held_bytes=OPTIONAL,
-    ooms=OPTIONAL,
-    retries=OPTIONAL,
-    device_allocations=OPTIONAL,
-    device_frees=OPTIONAL,
-    refilled_flushes=BYTES,
-    held_known=st.booleans(),
-    spillable_bytes=OPTIONAL,
-    unmapped_bytes=OPTIONAL,
-    private_bytes=OPTIONAL,
-    live_allocations=OPTIONAL,
-    managed=st.booleans(),
-)
 POOL = PoolUsage(
     allocator="torch",
     device_uuid="GPU-a",
@@ -50,13 +20,6 @@ POOL = PoolUsage(
     reclaimable=Reclaimable(14, 14, 14),
     stranded_bytes=0,
 )
-
-
-@given(st.lists(POOLS, max_size=3))
-def test_pools_of_a_report_are_encoded_like_any_dataclass(pools: list[PoolUsage]) -> None:
-    frame = encode(Report(pools=tuple(pools)))
-    assert frame.endswith(b"\n")
-    assert json.loads(frame) == {"v": 1, "type": "report", **json.loads(to_json(Report(pools=tuple(pools))))}
 
 
 def test_report_is_sent_with_its_changes(tmp_path: Path) -> None:
