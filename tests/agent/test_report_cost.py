@@ -9,7 +9,6 @@ from pathlib import Path
 from gpumond.agent.transport import Transport
 from gpumond.facts.messages import Report, decode
 from gpumond.facts.pools import PoolUsage, Reclaimable
-from tests.agent.driver import run
 from tests.helpers.agent_daemon import FakeDaemon, environment, finished, host
 
 POOL = PoolUsage(
@@ -49,40 +48,3 @@ print([name for name in sys.modules if "scopes" in name])
     with host(code, environment(daemon.path)) as process:
         daemon.wait_message(Report)
         assert finished(process) == "[]\n"
-
-
-def test_missing_driver_is_not_searched_for_at_each_report(library: Path) -> None:
-    """No object is left for the program's garbage collector, which may have to visit millions."""
-    code = """
-import gc, sys, torch
-from gpumond.agent.loaded_allocators import LOADED
-LOADED.read()
-looked = []
-sys.addaudithook(lambda event, arguments: looked.append(event) if event == "ctypes.dlopen" else None)
-gc.collect()
-gc.disable()
-for _ in range(20):
-    LOADED.read()
-print(looked, gc.collect())
-"""
-    assert run(code, library, "c") == ["[] 0"]
-
-
-def test_driver_is_searched_for_at_the_first_capture(library: Path) -> None:
-    code = """
-import ctypes
-from gpumond.agent.allocators import cuda
-class Graph:
-    def capture_begin(self): pass
-    def capture_end(self): pass
-cuda.watch_captures(Graph)
-with cuda.capture_safe():
-    pass
-driver = ctypes.CDLL("libcuda.so.1")
-graph = Graph()
-graph.capture_begin()
-with cuda.capture_safe():
-    cuda.pool_bytes(cuda.default_pool(0))
-print(driver.fake_spoiled())
-"""
-    assert run(code, library, "c") == ["0"]
