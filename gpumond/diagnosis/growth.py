@@ -80,8 +80,6 @@ FLAT_SLOPE_RATIO, FLAT_SCATTER_RATIO = 0.15, 0.1
 class StepRecord:
     """Steps of a program in its last blocks of 15 s; unknown without an agent's count."""
 
-    __slots__ = ("_blocks", "_measured_at", "are_measured", "count")
-
     def __init__(self) -> None:
         self.count: int | None = None
         self.are_measured = False

@@ -118,8 +118,6 @@ class UpperQuartiles:
     Memory: 288 rows of 16 bytes.
     """
 
-    __slots__ = ("_signal", "rows")
-
     def __init__(self) -> None:
         self.rows = Rows(2, KEPT_BLOCKS)
         self._signal: int | None = None

@@ -182,8 +182,6 @@ class PlateauStep(NamedTuple):
 class Plateaus:
     """Level at which a curve rests, and the steps up since it last fell."""
 
-    __slots__ = ("_left_at", "_peak", "last", "level", "steps")
-
     def __init__(self) -> None:
         self.level: float | None = None
         self.steps: list[PlateauStep] = []

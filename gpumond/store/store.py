@@ -219,9 +219,7 @@ class Store:
 
     async def receipts(self, limit: int = 1000) -> list[Receipt]:
         """Return the newest receipts, oldest first."""
-        query = "SELECT body FROM receipts ORDER BY seq DESC LIMIT ?"
-        rows = await self.run(lambda db: db.execute(query, (limit,)).fetchall())
-        return self.rows.read("receipts", reversed(rows), partial(from_text, Receipt))
+        return (await self._values("receipts", Receipt, f"ORDER BY seq DESC LIMIT {limit:d}"))[::-1]
 
     def keep(
         self, alerts: Iterable[StoredAlert], notices: Sequence[Notice], over: Sequence[Alert] = ()
@@ -248,41 +246,39 @@ class Store:
 
     async def kept(self) -> tuple[list[StoredAlert], Heartbeat | None]:
         """Return the stored alerts, and the last activity of the daemon that stored them."""
-        rows = await self.run(lambda db: db.execute("SELECT body FROM alerts").fetchall())
-        return self.rows.read("alerts", rows, partial(from_text, StoredAlert)), self._database.before
+        return await self._values("alerts", StoredAlert), self._database.before
 
     async def past_alerts(self, limit: int = 1000) -> list[Alert]:
         """Return the newest alerts that have ended, oldest first."""
-        query = "SELECT body FROM past_alerts ORDER BY seq DESC LIMIT ?"
-        rows = await self.run(lambda db: db.execute(query, (limit,)).fetchall())
-        return self.rows.read("past_alerts", reversed(rows), partial(from_text, Alert))
+        return (await self._values("past_alerts", Alert, f"ORDER BY seq DESC LIMIT {limit:d}"))[::-1]
 
     async def keep_history(self, history: Iterable[CoarseSeries]) -> None:
         """Store the history, replacing the previous one."""
-
-        def keep(db: sqlite3.Connection) -> None:
-            db.execute("DELETE FROM history")
-            db.executemany("INSERT INTO history VALUES (?)", ((coarse_text(series),) for series in history))
-
-        await self.run(keep)
+        await self._replace("history", map(coarse_text, history))
 
     async def history(self) -> list[CoarseSeries]:
-        rows = await self.run(lambda db: db.execute("SELECT body FROM history").fetchall())
-        return self.rows.read("history", rows, partial(from_text, CoarseSeries))
+        return await self._values("history", CoarseSeries)
 
     async def keep_earlier_uses(self, earlier_uses: Iterable[EarlierUse]) -> None:
         """Store what programs did before, replacing the previous records."""
-        rows = [(to_text(past),) for past in earlier_uses]
-
-        def keep(db: sqlite3.Connection) -> None:
-            db.execute("DELETE FROM pasts")
-            db.executemany("INSERT INTO pasts VALUES (?)", rows)
-
-        await self.run(keep)
+        await self._replace("pasts", map(to_text, earlier_uses))
 
     async def earlier_uses(self) -> list[EarlierUse]:
-        rows = await self.run(lambda db: db.execute("SELECT body FROM pasts").fetchall())
-        return self.rows.read("pasts", rows, partial(from_text, EarlierUse))
+        return await self._values("pasts", EarlierUse)
+
+    async def _values(self, table: str, kind: type[T], order: str = "") -> list[T]:
+        """Return the values of a table's rows that can be read."""
+        rows = await self.run(lambda db: db.execute(f"SELECT body FROM {table} {order}").fetchall())
+        return self.rows.read(table, rows, partial(from_text, kind))
+
+    async def _replace(self, table: str, texts: Iterable[str]) -> None:
+        """Store these rows instead of the present ones. The store's thread encodes them."""
+
+        def replace(db: sqlite3.Connection) -> None:
+            db.execute(f"DELETE FROM {table}")
+            db.executemany(f"INSERT INTO {table} VALUES (?)", ((text,) for text in texts))
+
+        await self.run(replace)
 
     async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
         """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""
