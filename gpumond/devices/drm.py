@@ -26,6 +26,7 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from glob import glob
 from typing import Any, NamedTuple
 
@@ -199,15 +200,12 @@ def kind_of(error: OSError) -> FaultKind:
 def _listed(path: str, vendor: str, device: str) -> str | None:
     """Return the device's name from a pci.ids file, in which a vendor's devices are indented by one tab."""
     here = False
-    try:
-        with open(path, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if not line.startswith(("\t", "#")):
-                    here = line.startswith(f"{vendor} ")
-                elif here and line.startswith(f"\t{device} "):
-                    return line[len(device) + 1 :].strip()
-    except OSError:
-        pass
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if not line.startswith(("\t", "#")):
+                here = line.startswith(f"{vendor} ")
+            elif here and line.startswith(f"\t{device} "):
+                return line[len(device) + 1 :].strip()
     return None
 
 

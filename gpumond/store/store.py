@@ -14,6 +14,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -346,10 +347,8 @@ class Store:
             self._live(db)
             return self._database.set_aside()
 
-        try:
+        with suppress(StoreUnavailable):  # the store has logged it
             self._set_aside = await self.run(beat)
-        except StoreUnavailable:
-            pass  # the store has logged it
 
     def _live(self, db: sqlite3.Connection) -> None:
         now = self._clock()
@@ -373,10 +372,8 @@ class Store:
                 remove_old(db, self.bounds, self._trimmed.at)
             remove_excess(db, self.bounds)
 
-        try:
+        with suppress(StoreUnavailable):  # the store has logged it
             await self.run(trim)
-        except StoreUnavailable:
-            pass  # the store has logged it
 
     def record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
         if (operation := audit_table.OPERATION.get()) and isinstance(detail, dict):
@@ -411,11 +408,9 @@ class HistoryPersistence:
 
     async def restore(self, history: History, earlier_uses: EarlierUses) -> None:
         """Restore the previous daemon's series for devices and processes that still exist, and its records."""
-        try:
+        with suppress(StoreUnavailable):  # the store has logged it
             history.restore(await self._store.history())
             earlier_uses.restore(await self._store.earlier_uses())
-        except StoreUnavailable:
-            pass  # the store has logged it
 
     def advance(self, history: History, earlier_uses: EarlierUses, elapsed: float) -> None:
         """Begin to write when it is due. Waits for nothing."""
@@ -433,8 +428,6 @@ class HistoryPersistence:
         for each in history.coarse():
             series.append(each)
             await asyncio.sleep(0)
-        try:
+        with suppress(StoreUnavailable):  # the store has logged it; the next write includes it
             await self._store.keep_history(series)
             await self._store.keep_earlier_uses(earlier_uses.records())
-        except StoreUnavailable:
-            pass  # the store has logged it; the next write includes it

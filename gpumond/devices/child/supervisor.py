@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -96,10 +97,8 @@ class Child:
 
     def ask(self, request: ReadRequest) -> Request:
         self.request = Request(time.monotonic())
-        try:
+        with suppress(OSError):  # the child has exited; the end of its stdout reports that
             self.stdin.write(to_json(request) + b"\n")
-        except OSError:
-            pass  # the child has exited; the end of its stdout reports that
         return self.request
 
     def decode(self, line: bytes) -> ReadResponse:

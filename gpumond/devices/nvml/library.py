@@ -12,6 +12,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -148,10 +149,8 @@ class Library:
     def close(self) -> None:
         if self._initialized:
             self._initialized = False
-            try:
+            with suppress(pynvml.NVMLError):  # the driver is already unloaded
                 pynvml.nvmlShutdown()
-            except pynvml.NVMLError:
-                pass  # the driver is already unloaded
 
     def version(self, name: str) -> str | None:
         try:

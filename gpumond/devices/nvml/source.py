@@ -14,6 +14,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -139,10 +140,8 @@ class XidEvents:
             events, self._set = self._set, None
             self._uuids.clear()
             self._registered.clear()
-            try:
+            with suppress(pynvml.NVMLError):  # the driver is already unloaded
                 pynvml.nvmlEventSetFree(events)
-            except pynvml.NVMLError:
-                pass  # the driver is already unloaded
 
     def _fail(self, uuid: str | None, refusal: Refusal) -> None:
         self._retry_at = self._clock() + RETRY_SECONDS

@@ -21,6 +21,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -257,10 +258,8 @@ class Kubelet:
             return
         call, self._call = self._call, None
         if call.exception() is None:
-            try:
+            with suppress(ValueError):  # not a response of a kubelet
                 self._answer = _Answer(self._asked_at, _allocated(call.result()))
-            except ValueError:
-                pass  # not a response of a kubelet
 
     def _ask(self) -> None:
         now = self._clock()
