@@ -1,4 +1,4 @@
-"""One flush of one allocator: its steps, its result, and the free bytes that it could not return.
+"""One flush of one allocator: its prediction, its steps, its result, and the free bytes that it could not return.
 
 A step that is unsafe is skipped, and its result states the reason. The result compares the pools before and after.
 """
@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, capture_guards
 from gpumond.agent.pending_calls import Busy, run
-from gpumond.agent.prediction import RETURNING, promises
 from gpumond.agent.settings import Hook
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, clean
 from gpumond.facts.pools import STEPS, SUSPENDED, Expected, Outcome, PoolBytes, PoolUsage, Reclaimable, StepResult
@@ -28,6 +27,45 @@ RELEASING = frozenset(("gc", "hooks", "spill", "ipc", "workspaces", "plans"))
 
 REFUSED = "refused: "
 """Beginning of the detail of a step that was not carried out because it was unsafe."""
+
+RETURNING = frozenset(("spill", "cache", "trim"))
+"""Steps that return bytes to the driver; the other steps only make bytes returnable."""
+
+UNPREDICTABLE = frozenset(("gc", "workspaces", "plans"))
+"""Steps whose effect is unknown beforehand."""
+
+
+def promises(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: int | None) -> list[Expected]:
+    """Return the bytes that the steps return of each pool.
+
+    ``hook_bytes``: the bytes that the program's functions free of all pools together, None if unknown. Each pool gets
+    a part in proportion to its live bytes.
+    """
+    live = sum(pool.live_bytes or 0 for pool in pools)
+    return [
+        expected(pool, steps, hook_bytes if not hook_bytes or not live else hook_bytes * (pool.live_bytes or 0) // live)
+        for pool in pools
+    ]
+
+
+def expected(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None = 0) -> Expected:
+    """Return the bytes that the steps return of one pool. Spillable bytes are live, and so not in ``reclaimable``.
+
+    If the effect of a step is unknown, the high value is all held bytes, and the likely value does not change.
+    """
+    spilled = (pool.spillable_bytes or 0) if "spill" in steps else 0
+    cached, low, likely, high = pool.reclaimable, 0, 0, 0
+    if RETURNING.intersection(steps) - {"spill"}:
+        low, likely, high = cached.low, cached.likely, cached.high
+    if spilled:
+        likely, high = likely + spilled, high + spilled
+    if cached.exactness == "not_releasable":
+        return Expected(low, likely, high, cached.exactness)
+    if (hook_bytes is None and "hooks" in steps) or (pool.live_bytes != 0 and UNPREDICTABLE.intersection(steps)):
+        high = max(high, pool.held_bytes)
+    if hook_bytes and "hooks" in steps:
+        likely, high = min(pool.held_bytes, likely + hook_bytes), max(high, min(pool.held_bytes, high + hook_bytes))
+    return Expected(low, likely, high, "exact" if low == high else "interval")
 
 
 class Permissions(NamedTuple):

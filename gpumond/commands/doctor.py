@@ -26,7 +26,7 @@ from gpumond.agent.transport import SERVICE_DIRECTORY, service_uid, trusted_uids
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED
 from gpumond.devices import AUTOMATIC, SourceSpec
-from gpumond.devices.child.probe import probe
+from gpumond.devices.child.supervisor import probe
 from gpumond.facts.errors import DaemonError, SourceUnavailable, remedy
 from gpumond.facts.messages import program_socket, to_json
 from gpumond.facts.units import counted, human

@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -234,11 +234,9 @@ class Daemon(Operations):
                 skipped = int(late // interval) + 1
                 kernel.telemetry.ticks_skipped.inc(skipped)
                 due += skipped * interval
-            try:
+            with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(kernel.dependencies.wake.wait(), max(0.0, due - time.monotonic()))
                 due = time.monotonic()
-            except asyncio.TimeoutError:
-                pass
 
     async def _load_part(self, part: Part) -> None:
         """Load what the store keeps, or leave it to a later tick. Logs each row that is skipped."""
@@ -295,10 +293,8 @@ class Daemon(Operations):
         self._start(self._release(RELEASE_SECONDS, "SIGUSR1"))
 
     async def _reload_quietly(self) -> None:
-        try:
+        with suppress(ConfigError):  # reload has logged it
             await self.reload("SIGHUP")
-        except ConfigError:
-            pass  # reload has logged it
 
     async def _release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         log.info("detached from the driver for %g s, by %s", seconds, requested_by)

@@ -26,6 +26,7 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from glob import glob
 from typing import Any, NamedTuple
 
@@ -40,11 +41,12 @@ from gpumond.devices.plausibility import (
     processes,
     usages,
 )
-from gpumond.devices.process.procfs import Node, OpenDeviceNodes, ProcessOwner, ProcessTable, read_text
+from gpumond.devices.process.procfs import Node, OpenDeviceNodes, ProcessOwner, ProcessTable
 from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
 from gpumond.facts.messages import MAX_INTEGER, clean
 from gpumond.facts.snapshot import NO_DEVICE, DeviceReading, ProcessUsage, Reading, Sensors
 from gpumond.facts.units import counted
+from gpumond.host.machine import text_of
 
 DRIVERS = {"amdgpu": "amd", "i915": "intel", "xe": "intel"}
 """Vendor by kernel driver."""
@@ -102,13 +104,13 @@ class DrmDevice:
         self._directory = directory
         self.nodes, self.pci_bus_id, self.driver = nodes, pci_bus_id, driver
         self.vendor = DRIVERS[driver]
-        unique = (self._read_text("device/unique_id") or "").removeprefix("0x").lower()
+        unique = self._text("device/unique_id").removeprefix("0x").lower()
         self.unique_id = unique if re.fullmatch(r"[0-9a-f]{1,32}", unique) and unique.strip("0") else None
         self.uuid = f"AMD-{self.unique_id}" if self.unique_id else f"DRM-pci-{pci_bus_id}"
         # The host memory of an integrated AMD GPU counts as device memory, because the host cannot use it.
         self.unified = self.vendor == "intel" and pci_bus_id == INTEL_INTEGRATED
         watchers = glob(f"{directory}/device/hwmon/hwmon*")
-        own = [watcher for watcher in watchers if (_content(f"{watcher}/name") or "").strip() == driver]
+        own = [watcher for watcher in watchers if text_of(f"{watcher}/name").strip() == driver]
         self._hwmon = (own or watchers or [f"{directory}/device/hwmon"])[0]
 
     @property
@@ -117,13 +119,13 @@ class DrmDevice:
 
     def name(self, pci_ids: tuple[str, ...] = PCI_IDS) -> str:
         """Return the name from the driver, else from the PCI ID database, else the numeric IDs."""
-        vendor, device = (((self._read_text(f"device/{file}") or "0x?")[2:]) for file in ("vendor", "device"))
+        vendor, device = ((self._text(f"device/{file}") or "0x?")[2:] for file in ("vendor", "device"))
         listed = next(filter(None, (_listed(path, vendor, device) for path in pci_ids)), None)
-        return clean(self._read_text("device/product_name") or listed or f"{self.vendor} {vendor}:{device}")
+        return clean(self._text("device/product_name") or listed or f"{self.vendor} {vendor}:{device}")
 
     def is_powered_down(self) -> bool:
         """Return True if the kernel has powered the device down; reading it would power it up."""
-        return self._read_text("device/power/runtime_status") == "suspended"
+        return self._text("device/power/runtime_status") == "suspended"
 
     def memory(self, tally: FaultCounter) -> MemoryCounts:
         if self.driver == "amdgpu":
@@ -144,7 +146,7 @@ class DrmDevice:
                     values[field] = number / per
                     break
         for field, table in (("sm_clock_hertz", "pp_dpm_sclk"), ("memory_clock_hertz", "pp_dpm_mclk")):
-            current = re.search(r"(\d{1,6})mhz \*", (self._read_text(f"device/{table}") or "").lower())
+            current = re.search(r"(\d{1,6})mhz \*", self._text(f"device/{table}").lower())
             if field not in values and current:
                 values[field] = int(current[1]) * 1e6
         return values
@@ -155,11 +157,11 @@ class DrmDevice:
     def _number(self, file: str, limit: int, tally: FaultCounter) -> int | None:
         path = f"{self._directory}/{file}".replace(f"{self._directory}/HWMON", self._hwmon)
         try:
-            text = _content(path)
+            with open(path, encoding="utf-8", errors="replace") as content:
+                text = content.read(4096)
         except OSError as error:
-            tally.add(self.uuid, kind_of(error), f"{file}: {error.strerror}")
-            return None
-        if text is None:
+            if error.errno not in _ABSENT:
+                tally.add(self.uuid, kind_of(error), f"{file}: {error.strerror}")
             return None
         try:
             number = int(text)
@@ -170,12 +172,8 @@ class DrmDevice:
         tally.add(self.uuid, IMPOSSIBLE, f"{file} {text.strip()[:32]}")
         return None
 
-    def _read_text(self, file: str) -> str | None:
-        try:
-            text = _content(f"{self._directory}/{file}")
-        except OSError:
-            return None
-        return text.strip() if text else None
+    def _text(self, file: str) -> str:
+        return text_of(f"{self._directory}/{file}").strip()
 
 
 def drm_devices(root: str) -> Iterator[DrmDevice]:
@@ -199,29 +197,15 @@ def kind_of(error: OSError) -> FaultKind:
     return "no_permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
 
 
-def _content(path: str) -> str | None:
-    """Return the content of a file, or None if it does not exist."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(4096)
-    except OSError as error:
-        if error.errno in _ABSENT:
-            return None
-        raise
-
-
 def _listed(path: str, vendor: str, device: str) -> str | None:
     """Return the device's name from a pci.ids file, in which a vendor's devices are indented by one tab."""
     here = False
-    try:
-        with open(path, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if not line.startswith(("\t", "#")):
-                    here = line.startswith(f"{vendor} ")
-                elif here and line.startswith(f"\t{device} "):
-                    return line[len(device) + 1 :].strip()
-    except OSError:
-        pass
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if not line.startswith(("\t", "#")):
+                here = line.startswith(f"{vendor} ")
+            elif here and line.startswith(f"\t{device} "):
+                return line[len(device) + 1 :].strip()
     return None
 
 
@@ -249,20 +233,20 @@ class Kfd:
     def _used(self) -> Iterator[tuple[int, str, int]]:
         for pid in _names(f"{self._root}/proc"):
             for file in _names(f"{self._root}/proc/{pid}"):
-                size = read_text(f"{self._root}/proc/{pid}/{file}") if file.startswith("vram_") else ""
+                size = text_of(f"{self._root}/proc/{pid}/{file}").strip() if file.startswith("vram_") else ""
                 if pid.isdecimal() and size.isdecimal():
                     yield int(pid), file.removeprefix("vram_"), int(size)
 
     def _topology(self) -> Iterator[tuple[str, str]]:
         for node in _names(f"{self._root}/topology/nodes"):
             directory = f"{self._root}/topology/nodes/{node}"
-            lines = (line.split() for line in read_text(f"{directory}/properties").splitlines())
+            lines = (line.split() for line in text_of(f"{directory}/properties").splitlines())
             properties = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
             where = properties.get("location_id", 0)
             if where:
                 bus, device, function = where >> 8 & 0xFF, where >> 3 & 0x1F, where & 7
                 address = f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
-                yield read_text(f"{directory}/gpu_id"), address
+                yield text_of(f"{directory}/gpu_id").strip(), address
 
 
 def _names(directory: str) -> list[str]:

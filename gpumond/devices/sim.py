@@ -10,7 +10,6 @@ from pathlib import Path
 from gpumond import __version__
 from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
 from gpumond.facts.errors import SourceUnavailable, remedy
-from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Fault, Reading
 from gpumond.sim.device import Damaged, simulated_devices
 
@@ -22,7 +21,6 @@ class SimSource:
         self._environ = environ
         self._root = Path()
         self._table = ProcessTable()
-        self._known: dict[ProcessKey, ProcessOwner] = {}
         self._uuids: dict[Path, str] = {}
         """UUIDs of devices that have been read once; they are reported as lost if they cannot be read."""
 
@@ -51,20 +49,20 @@ class SimSource:
         for directory in self._uuids.keys() - {simulated.directory for simulated in present}:
             faults.append(Fault(self.name, "lost", self._uuids[directory], f"{directory} is gone"))
         devices.sort(key=lambda device: device.index)
-        known, self._known = self._known, {}
-        named = tuple(self._named(device, known) for device in devices)
+        owners = self._table.read(process.pid for device in devices for process in device.processes or ())
+        named = tuple(_named(device, owners) for device in devices)
         return Reading(devices=named, faults=tuple(faults), driver_version=f"sim {__version__}")
 
     def close(self) -> None:
         self._uuids.clear()
 
-    def _named(self, device: DeviceReading, known: Mapping[ProcessKey, ProcessOwner]) -> DeviceReading:
-        """Return the device with names and owners of its processes, each looked up once per process."""
-        processes = []
-        for process in device.processes or ():
-            key = process.key
-            identity = self._known[key] = known.get(key) or self._table.read([process.pid])[process.pid]
-            if identity.start_ticks == process.start_ticks:
-                process = replace(process, comm=identity.comm, uid=identity.uid, user=identity.user)
-            processes.append(process)
-        return replace(device, processes=tuple(processes))
+
+def _named(device: DeviceReading, owners: Mapping[int, ProcessOwner]) -> DeviceReading:
+    """Return the device with names and owners of its processes."""
+    processes = []
+    for process in device.processes or ():
+        owner = owners[process.pid]
+        if owner.start_ticks == process.start_ticks:
+            process = replace(process, comm=owner.comm, uid=owner.uid, user=owner.user)
+        processes.append(process)
+    return replace(device, processes=tuple(processes))

@@ -11,9 +11,10 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
+from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis.trend import median, sen
+from gpumond.diagnosis.trend import sen
 from gpumond.facts.units import MIB
 
 EXPONENTS = tuple(1.16**i for i in range(-15, 14))

@@ -108,21 +108,6 @@ class Peaks:
     use is low.
     """
 
-    __slots__ = (
-        "_begun",
-        "_failed",
-        "_last",
-        "_minutes",
-        "_never",
-        "_ooms",
-        "_reported",
-        "_rescues",
-        "_retries",
-        "failed_at",
-        "lowest",
-        "retried_at",
-    )
-
     def __init__(self, never: float) -> None:
         self._minutes = array("d")
         self.failed_at = self.retried_at = self._never = never
@@ -224,8 +209,6 @@ class Flat(NamedTuple):
 
 class Rises:
     """Rises of a process while its device is nearly full: the time of the last one, and the time between two."""
-
-    __slots__ = ("_at", "_between", "_used")
 
     def __init__(self) -> None:
         self._used: float | None = None
@@ -343,8 +326,6 @@ class _Begin(NamedTuple):
 
 class LiveAllocations:
     """Numbers of the last block of 15 s, and of the block in which a verdict on growth began."""
-
-    __slots__ = ("_begin", "_closed", "_open")
 
     def __init__(self) -> None:
         self._begin: _Begin | None = None

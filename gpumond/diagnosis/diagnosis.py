@@ -564,12 +564,8 @@ def _together(alike: Collection[TrackedSeries]) -> list[TrackedSeries]:
     """Return the largest group whose onsets lie within one window; the earliest of such groups."""
     onsets = sorted((tracked.leak.onset, i) for i, tracked in enumerate(alike) if tracked.leak is not None)
     ordered = list(alike)
-    best: list[TrackedSeries] = []
-    for begin, _ in onsets:
-        group = [ordered[i] for onset, i in onsets if begin <= onset <= begin + WINDOW_SECONDS]
-        if len(group) > len(best):
-            best = group
-    return best
+    groups = ([ordered[i] for onset, i in onsets if begin <= onset <= begin + WINDOW_SECONDS] for begin, _ in onsets)
+    return max(groups, key=len, default=[])
 
 
 def _for_all(representative: TrackedSeries, group: Collection[TrackedSeries]) -> Verdict:

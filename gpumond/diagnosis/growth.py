@@ -13,10 +13,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf, nan
+from statistics import median
 from typing import NamedTuple
 
 from gpumond.diagnosis.leak_tests import Leak, LeakCase, curve, load_rises
-from gpumond.diagnosis.trend import least_squares, mann_kendall, median, sen, spread
+from gpumond.diagnosis.trend import least_squares, mann_kendall, sen, spread
 from gpumond.facts.program import StepUsage
 from gpumond.facts.units import MIB
 from gpumond.tick.history import MEDIAN, MIN, MINUTE, TIERS, highest
@@ -78,8 +79,6 @@ FLAT_SLOPE_RATIO, FLAT_SCATTER_RATIO = 0.15, 0.1
 
 class StepRecord:
     """Steps of a program in its last blocks of 15 s; unknown without an agent's count."""
-
-    __slots__ = ("_blocks", "_measured_at", "are_measured", "count")
 
     def __init__(self) -> None:
         self.count: int | None = None

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import sqrt
+from statistics import median
 from typing import NamedTuple
 
 from gpumond.diagnosis import leak_tests, messages, serving
@@ -19,7 +20,7 @@ from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.diagnosis.growth import BLOCK, Growth, growing, quick, rises, update
 from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, LeakCase, curve, load_has_risen
 from gpumond.diagnosis.tracker import TrackedSeries
-from gpumond.diagnosis.trend import deviation, least_squares, median, sen, spread
+from gpumond.diagnosis.trend import deviation, least_squares, sen, spread
 from gpumond.facts.frame import Fit, RuledOut, Verdict
 from gpumond.facts.units import MIB
 from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, MINUTE, QUARTER, TIERS, UTILIZATION, History

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, isfinite
+from statistics import median
 from typing import NamedTuple
 
 from gpumond.diagnosis.course import downsampled
 from gpumond.diagnosis.shapes import WARM_UP_SECONDS, PlateauStep
-from gpumond.diagnosis.trend import mann_kendall, median, sen, spread
+from gpumond.diagnosis.trend import mann_kendall, sen, spread
 from gpumond.facts.units import HOUR_SECONDS, MIB
 from gpumond.tick.history import (
     FIVE_MINUTES,
@@ -163,7 +164,7 @@ class Leak:
     """Growth that does not end by itself. Times and slope are those of the History's clock."""
 
     what: int
-    kind: int
+    kind: int = MEDIAN
     tier: int
     blocks: int
     onset: float
@@ -171,7 +172,7 @@ class Leak:
     top: float
     slope: float
     first_slope: float
-    significance: float
+    significance: float = 0.0
     window: float
     """Length of the evaluated window in seconds."""
     pause: float = 0.0
@@ -182,6 +183,13 @@ class Leak:
     @property
     def growth(self) -> float:
         return self.top - self.base
+
+    def continued(self, times: Sequence[float], values: Sequence[float], slope: float) -> Leak | None:
+        """Return its state after these blocks; None if most of its growth was returned, or has stopped."""
+        top = max(self.top, values[-1])
+        if max(values[-2:]) < self.base + RETURNED_RATIO * (top - self.base) or has_stopped(self, times, values):
+            return None
+        return replace(self, top=top, slope=slope if slope > 0 else self.slope)
 
 
 class LeakCurve(NamedTuple):
@@ -244,7 +252,6 @@ def from_stairs(steps: Sequence[PlateauStep], what: int) -> Leak:
     slope = (top - steps[0].after) / span
     return Leak(
         what=what,
-        kind=MEDIAN,
         tier=MINUTE,
         blocks=0,
         onset=steps[0].at,
@@ -252,7 +259,6 @@ def from_stairs(steps: Sequence[PlateauStep], what: int) -> Leak:
         top=top,
         slope=slope,
         first_slope=slope,
-        significance=0.0,
         window=span,
         pause=pause,
     )
@@ -266,7 +272,6 @@ def from_floors(floors: Sequence[tuple[float, float]], what: int) -> Leak | None
     slope = (top - base) / (end - begin)
     return Leak(
         what=what,
-        kind=MEDIAN,
         tier=QUARTER,
         blocks=round((end - begin) / TIERS[QUARTER].seconds),
         onset=begin,
@@ -274,7 +279,6 @@ def from_floors(floors: Sequence[tuple[float, float]], what: int) -> Leak | None
         top=top,
         slope=slope,
         first_slope=slope,
-        significance=0.0,
         window=end - begin,
     )
 
@@ -295,15 +299,8 @@ def update(leak: Leak, series: Series, closed: int) -> Leak | None:
     times, values, _, _ = curve(series, leak.tier, leak.what, leak.kind)
     if len(values) < 2 or series.times(leak.tier, 1)[-1] - times[-1] > UNKNOWN_BLOCKS * seconds:
         return None
-    top = max(leak.top, values[-1])
-    if max(values[-2:]) < leak.base + RETURNED_RATIO * (top - leak.base):
-        return None
-    begin = bisect_left(times, leak.onset)
-    begin = min(begin, max(0, len(times) - leak.blocks))
-    slope = sen(times[begin:][-2 * leak.blocks :], values[begin:][-2 * leak.blocks :])
-    if has_stopped(leak, times, values):
-        return None
-    return replace(leak, top=top, slope=slope if slope > 0 else leak.slope)
+    begin = max(min(bisect_left(times, leak.onset), len(times) - leak.blocks), len(times) - 2 * leak.blocks, 0)
+    return leak.continued(times, values, sen(times[begin:], values[begin:]))
 
 
 def has_stopped(leak: Leak, times: Sequence[float], values: Sequence[float]) -> bool:

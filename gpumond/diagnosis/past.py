@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import median
 
-from gpumond.diagnosis.trend import median
 from gpumond.facts.units import MIB
 
 MAX_PROGRAMS = 1000
@@ -96,8 +96,6 @@ class Lifetime:
     a long one, was returned; 0 while there is none.
     """
 
-    __slots__ = ("_begin", "_high", "_high_at", "_jump", "_last", "_low", "_low_at", "fell_from", "held", "returned")
-
     def __init__(self) -> None:
         self.held = self.returned = self.fell_from = 0.0
         self._begin: tuple[float, float] | None = None
@@ -159,8 +157,6 @@ LASTING_RATIO = 0.75
 
 class Floors:
     """Lowest levels of a life, one for each four hours: they show growth that is slower than its load changes."""
-
-    __slots__ = ("_quarters", "values")
 
     def __init__(self) -> None:
         self.values: list[tuple[float, float]] = []

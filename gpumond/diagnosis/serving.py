@@ -13,23 +13,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
+from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak_tests import (
-    RETURNED_RATIO,
-    UNKNOWN_BLOCKS,
-    Leak,
-    LeakCase,
-    curve as curve_of,
-    has_stopped,
-    load_rises,
-)
-from gpumond.diagnosis.trend import deviation, mann_kendall, median, quantile, sen, slopes
+from gpumond.diagnosis.leak_tests import UNKNOWN_BLOCKS, Leak, LeakCase, curve as curve_of, load_rises
+from gpumond.diagnosis.trend import deviation, mann_kendall, quantile, sen, slopes
 from gpumond.facts.units import HOUR_SECONDS, MIB
-from gpumond.tick.history import FIVE_MINUTES, MEDIAN, MINUTE, QUARTER, TIERS, Rows, Series, highest
+from gpumond.tick.history import FIVE_MINUTES, MINUTE, QUARTER, TIERS, Rows, Series, highest
 
 KEPT_BLOCKS = 288
 """Number of blocks that are kept: 24 hours, so that the load of a whole day is known."""
@@ -125,8 +118,6 @@ class UpperQuartiles:
     Memory: 288 rows of 16 bytes.
     """
 
-    __slots__ = ("_signal", "rows")
-
     def __init__(self) -> None:
         self.rows = Rows(2, KEPT_BLOCKS)
         self._signal: int | None = None
@@ -167,13 +158,7 @@ def update(leak: Leak, curve: UpperQuartiles, series: Series) -> Leak | None:
     newest, seconds = series.times(FIVE_MINUTES, 1)[-1], TIERS[FIVE_MINUTES].seconds
     if len(values) < count or newest - times[-1] > UNKNOWN_BLOCKS * seconds:
         return None
-    top = max(leak.top, values[-1])
-    if max(values[-2:]) < leak.base + RETURNED_RATIO * (top - leak.base):
-        return None
-    if has_stopped(leak, times, values):
-        return None
-    slope = sen(times[-count:], values[-count:])
-    return replace(leak, top=top, slope=slope if slope > 0 else leak.slope)
+    return leak.continued(times, values, sen(times[-count:], values[-count:]))
 
 
 def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | None:
@@ -216,7 +201,6 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
     onset = max(times[test.skipped_blocks], at[-1] - (window[-1] - base) / slope)
     return Leak(
         what=case.what,
-        kind=MEDIAN,
         tier=FIVE_MINUTES,
         blocks=count,
         onset=onset,

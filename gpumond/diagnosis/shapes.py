@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis.trend import mann_kendall, median
+from gpumond.diagnosis.trend import mann_kendall
 from gpumond.facts.verdicts import VerdictName
 from gpumond.tick.history import MAX, MIN, MINUTE, Series
 
@@ -180,8 +181,6 @@ class PlateauStep(NamedTuple):
 
 class Plateaus:
     """Level at which a curve rests, and the steps up since it last fell."""
-
-    __slots__ = ("_left_at", "_peak", "last", "level", "steps")
 
     def __init__(self) -> None:
         self.level: float | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from math import sqrt
+from statistics import median
 
 CONSISTENT = 1.4826
 """Factor from the median absolute deviation to the standard deviation of normal noise."""
@@ -51,15 +52,6 @@ def spread(times: Sequence[float], values: Sequence[float], slope: float) -> flo
     rest = [value - slope * at for at, value in zip(times, values, strict=True)]
     middle = median(rest)
     return CONSISTENT * median([abs(value - middle) for value in rest])
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the median. Raises ValueError if there are no values."""
-    ordered = sorted(values)
-    if not ordered:
-        raise ValueError("a median needs a value")
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def deviation(values: Sequence[float]) -> float:

@@ -1,31 +1,4 @@
-"""Exceptions that gpumond raises, and the kinds of faults with their remedies.
-
-* GpumondError
-  - ConfigError         bad configuration or command line: exit code 2
-  - SourceUnavailable   no driver, no permission: the daemon retries, `/-/ready` answers 503
-  - ProtocolError       a peer sent a malformed message: its connection is closed and counted
-  - FlushError          a flush cannot start; its subclasses are the HTTP answers
-    · NoSuchTarget, FlushInProgress, CooldownActive
-  - NoSuchDevice        the name matches no device: HTTP 404
-  - AmbiguousDevice     the name matches several devices: HTTP 422
-  - StoreUnavailable    a change cannot be stored, so it was not made: HTTP 503, or 507 on a full disk
-  - NoSuchDefinition    no rule or quota has that name: HTTP 404
-  - DefinitionChanged   the rule or quota has changed since the caller read it: HTTP 412
-  - DefinitionConflict  the rule or quota is read-only or exists already: HTTP 409
-  - NoSuchAdmission     the caller has no request for memory with that id: HTTP 404
-  - TooManyAdmissions   the limit of requests for memory is reached: HTTP 429
-  - NoSuchBaseline      no baseline has that name, or there is nothing to compare it with: HTTP 404
-  - TooManyBaselines    the limit is reached; delete one first: HTTP 409
-  - NoSuchSilence       no silence has that id: HTTP 404
-  - TooManySilences     the caller's limit is reached; delete one first: HTTP 409
-  - NoSuchReceiver      no receiver has that name: HTTP 404
-  - HttpError           an HTTP exchange failed; each client raises an error of its own instead
-  - EngineError         a serving engine does not answer, or not as its kind does
-    · EngineRejected, EngineTimeout
-  - DaemonError         the daemon cannot be reached or returned an error: exit code 1
-  - TokenReviewError    the API server of Kubernetes does not verify a token: HTTP 503
-  - DiscoveryError      the machines cannot be listed or selected, or one has no single address: exit code 1
-"""
+"""Exceptions that gpumond raises, and the kinds of faults with their remedies. serve/problems.py has their statuses."""
 
 from __future__ import annotations
 

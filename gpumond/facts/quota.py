@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import translate
-from functools import lru_cache
+from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 MAX_KNOWN_OWNERS = 4096
-MAX_COMPILED_PATTERNS = 8192
 
 
 class Owner(NamedTuple):
@@ -75,7 +72,6 @@ class QuotaTable:
 
     def __init__(self, quotas: Sequence[Quota] = ()) -> None:
         self.quotas = tuple(quotas)
-        self._conditions = [(_conditions(quota), quota) for quota in self.quotas]
         self._known: dict[Owner, EffectiveQuota] = {}
 
     def of(self, owner: Owner) -> EffectiveQuota:
@@ -85,8 +81,7 @@ class QuotaTable:
         if owner not in self._known:
             if len(self._known) >= MAX_KNOWN_OWNERS:
                 self._known.clear()
-            texts = owner.attributes()
-            self._known[owner] = _effective([quota for every, quota in self._conditions if _all_match(every, texts)])
+            self._known[owner] = _effective([quota for quota in self.quotas if _matches(quota, owner)])
         return self._known[owner]
 
 
@@ -111,22 +106,9 @@ def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
     return NO_QUOTA if found == NO_QUOTA else found
 
 
-Conditions = tuple[tuple[int, re.Pattern[str]], ...]
-
-
-def _conditions(quota: Quota) -> Conditions:
-    """Return the patterns of a quota, each with the index of its attribute. Any text matches ``*``."""
-    patterns = enumerate(quota.patterns())
-    return tuple((index, _compiled(pattern)) for index, pattern in patterns if pattern is not None and pattern != "*")
-
-
-def _all_match(conditions: Conditions, texts: Sequence[Sequence[str]]) -> bool:
-    return all(any(pattern.match(text) for text in texts[index]) for index, pattern in conditions)
-
-
-@lru_cache(maxsize=MAX_COMPILED_PATTERNS)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(translate(pattern))
+def _matches(quota: Quota, owner: Owner) -> bool:
+    stated = zip(quota.patterns(), owner.attributes(), strict=True)
+    return all(any(fnmatchcase(text, pattern) for text in texts) for pattern, texts in stated if pattern is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ A secret is sent over TLS, or to a listener of this machine whose user the kerne
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,6 @@ from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
@@ -31,8 +29,6 @@ CONNECT_SECONDS = 30.0
 ACCEPTED_SECONDS = 10.0
 """Longest wait until a server has accepted a connection over which a secret is sent."""
 MAX_ANSWER_BYTES = 32 << 20
-IDLE_SECONDS = 1.0
-"""A thread without work ends after this time."""
 
 
 class Request(NamedTuple):
@@ -290,38 +286,6 @@ async def exchange_async(
             connection.end()
 
 
-class _Threads:
-    """Threads that perform one exchange after the other, and do not delay the exit of the process."""
-
-    def __init__(self) -> None:
-        self._idle: list[SimpleQueue[Callable[[], None]]] = []
-        os.register_at_fork(after_in_child=self._idle.clear)
-
-    def start(self, work: Callable[[], None]) -> None:
-        """Perform the work in an idle thread, or in a new one."""
-        try:
-            works = self._idle.pop()
-        except IndexError:
-            works = SimpleQueue()
-            Thread(target=self._perform, args=(works,), name="gpumond-http", daemon=True).start()
-        works.put(work)
-
-    def _perform(self, works: SimpleQueue[Callable[[], None]]) -> None:
-        while True:
-            try:
-                work = works.get(timeout=IDLE_SECONDS)
-            except Empty:
-                with suppress(ValueError):  # it has been taken
-                    self._idle.remove(works)
-                    return
-                continue
-            work()
-            self._idle.append(works)
-
-
-_threads = _Threads()
-
-
 def _started(connection: Connection, request: Request, seconds: float, max_bytes: int) -> Future[HttpAnswer]:
     """Return the answer of an exchange in another thread."""
     answered: Future[HttpAnswer] = Future()
@@ -339,5 +303,5 @@ def _started(connection: Connection, request: Request, seconds: float, max_bytes
         else:
             answered.set_result(answer)
 
-    _threads.start(work)
+    Thread(target=work, name="gpumond-http", daemon=True).start()
     return answered

@@ -22,6 +22,8 @@ BOOTED_AT = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
+MAX_TEXT_BYTES = 65536
+
 STAT_BYTES = 1024
 """Size that contains a stat line up to its 22nd field."""
 
@@ -109,10 +111,10 @@ def start_of(fields: list[bytes]) -> ProcessStart:
 
 
 def text_of(path: str) -> str:
-    """Return the content of a text file, such as one of /proc; empty if it cannot be read."""
+    """Return a text file of the kernel, such as one of /proc; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+            return file.read(MAX_TEXT_BYTES)
     except OSError:
         return ""
 

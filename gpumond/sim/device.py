@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -46,7 +46,7 @@ class Spec:
     """The properties of a device. ``context_bytes``: the cost of every process before it allocates anything.
 
     The idle values are those of an unused device; the values that processes publish are added to them.
-    ``can_suspend``: `gpumond.sim.driver` suspends its programs.
+    ``can_suspend``: `SimDriver` suspends its programs.
     """
 
     uuid: str
@@ -326,6 +326,62 @@ def create(directory: str | os.PathLike[str], spec: Spec) -> SimDevice:
 def simulated_devices(root: str | os.PathLike[str]) -> list[SimDevice]:
     """Return the devices in the directories below ``root``, damaged ones included, in order of their names."""
     return [SimDevice(path.parent) for path in sorted(Path(root).glob("*/card.json"))]
+
+
+RUNNING, LOCKED, CHECKPOINTED = range(3)
+"""Numbers of CUprocessState."""
+FULL_SECONDS = 0.1
+"""Time between two looks of a restore whether its memory is free."""
+
+
+class SimDriver:
+    """The driver of simulated devices for the helper of `gpumond suspend`: the states of cuCheckpointProcess*.
+
+    The copy takes no time, and its bytes exist only as numbers. A program that uses several devices is suspended on all
+    of them. ``devices``: those below ``root`` that the process uses, and whose programs can be suspended.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], pid: int) -> None:
+        """Raises Damaged."""
+        found = (each for each in simulated_devices(root) if each.is_marked("processes", pid))
+        self.devices: list[SimDevice] = [each for each in found if each.spec().can_suspend]
+
+    def init(self) -> str:
+        return ""
+
+    def state(self, pid: int) -> tuple[int, str]:
+        if any(each.is_marked("suspended", pid) for each in self.devices):
+            return CHECKPOINTED, ""
+        return (LOCKED if any(each.is_marked("locked", pid) for each in self.devices) else RUNNING), ""
+
+    def lock(self, pid: int, milliseconds: int) -> str:
+        for each in self.devices:
+            each.lock(pid)
+        return ""
+
+    def checkpoint(self, pid: int) -> str:
+        for each in self.devices:
+            each.suspend(pid)
+        return ""
+
+    def restore(self, pid: int) -> str:
+        """Wait until all memory is free, or the process has ended. CUDA's restore never returns then."""
+        while process_start("/proc", pid) is not None and self.state(pid)[0] == CHECKPOINTED:
+            for each in self.devices:
+                if each.is_marked("suspended", pid):
+                    with suppress(OutOfMemory):
+                        each.resume(pid)
+            if self.state(pid)[0] == CHECKPOINTED:
+                time.sleep(FULL_SECONDS)
+        return ""
+
+    def unlock(self, pid: int) -> str:
+        for each in self.devices:
+            each.unlock(pid)
+        return ""
+
+    def moved_bytes(self, pid: int) -> int | None:
+        return sum(each.held_bytes(pid) for each in self.devices if each.is_marked("suspended", pid))
 
 
 def start_if_running(pid: int) -> int | None:

@@ -3,8 +3,7 @@ notifications, requests for memory, history, baselines.
 
 SQLite in WAL mode with synchronous=FULL: an acknowledged change is on the disk. One thread writes, so that the event
 loop waits for no disk. A store that cannot commit reports it (``writable``, ``trouble``), rejects changes, and tries
-again every few seconds; the daemon continues without it. Of the history, a few series are written at each tick, so that
-no tick waits for all.
+again every few seconds; the daemon continues without it.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -221,9 +220,7 @@ class Store:
 
     async def receipts(self, limit: int = 1000) -> list[Receipt]:
         """Return the newest receipts, oldest first."""
-        query = "SELECT body FROM receipts ORDER BY seq DESC LIMIT ?"
-        rows = await self.run(lambda db: db.execute(query, (limit,)).fetchall())
-        return self.rows.read("receipts", reversed(rows), partial(from_text, Receipt))
+        return (await self._values("receipts", Receipt, f"ORDER BY seq DESC LIMIT {limit:d}"))[::-1]
 
     def keep(
         self, alerts: Iterable[StoredAlert], notices: Sequence[Notice], over: Sequence[Alert] = ()
@@ -250,41 +247,39 @@ class Store:
 
     async def kept(self) -> tuple[list[StoredAlert], Heartbeat | None]:
         """Return the stored alerts, and the last activity of the daemon that stored them."""
-        rows = await self.run(lambda db: db.execute("SELECT body FROM alerts").fetchall())
-        return self.rows.read("alerts", rows, partial(from_text, StoredAlert)), self._database.before
+        return await self._values("alerts", StoredAlert), self._database.before
 
     async def past_alerts(self, limit: int = 1000) -> list[Alert]:
         """Return the newest alerts that have ended, oldest first."""
-        query = "SELECT body FROM past_alerts ORDER BY seq DESC LIMIT ?"
-        rows = await self.run(lambda db: db.execute(query, (limit,)).fetchall())
-        return self.rows.read("past_alerts", reversed(rows), partial(from_text, Alert))
+        return (await self._values("past_alerts", Alert, f"ORDER BY seq DESC LIMIT {limit:d}"))[::-1]
 
     async def keep_history(self, history: Iterable[CoarseSeries]) -> None:
         """Store the history, replacing the previous one."""
-
-        def keep(db: sqlite3.Connection) -> None:
-            db.execute("DELETE FROM history")
-            db.executemany("INSERT INTO history VALUES (?)", ((coarse_text(series),) for series in history))
-
-        await self.run(keep)
+        await self._replace("history", map(coarse_text, history))
 
     async def history(self) -> list[CoarseSeries]:
-        rows = await self.run(lambda db: db.execute("SELECT body FROM history").fetchall())
-        return self.rows.read("history", rows, partial(from_text, CoarseSeries))
+        return await self._values("history", CoarseSeries)
 
     async def keep_earlier_uses(self, earlier_uses: Iterable[EarlierUse]) -> None:
         """Store what programs did before, replacing the previous records."""
-        rows = [(to_text(past),) for past in earlier_uses]
-
-        def keep(db: sqlite3.Connection) -> None:
-            db.execute("DELETE FROM pasts")
-            db.executemany("INSERT INTO pasts VALUES (?)", rows)
-
-        await self.run(keep)
+        await self._replace("pasts", map(to_text, earlier_uses))
 
     async def earlier_uses(self) -> list[EarlierUse]:
-        rows = await self.run(lambda db: db.execute("SELECT body FROM pasts").fetchall())
-        return self.rows.read("pasts", rows, partial(from_text, EarlierUse))
+        return await self._values("pasts", EarlierUse)
+
+    async def _values(self, table: str, kind: type[T], order: str = "") -> list[T]:
+        """Return the values of a table's rows that can be read."""
+        rows = await self.run(lambda db: db.execute(f"SELECT body FROM {table} {order}").fetchall())
+        return self.rows.read(table, rows, partial(from_text, kind))
+
+    async def _replace(self, table: str, texts: Iterable[str]) -> None:
+        """Store these rows instead of the present ones. The store's thread encodes them."""
+
+        def replace(db: sqlite3.Connection) -> None:
+            db.execute(f"DELETE FROM {table}")
+            db.executemany(f"INSERT INTO {table} VALUES (?)", ((text,) for text in texts))
+
+        await self.run(replace)
 
     async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
         """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""
@@ -352,10 +347,8 @@ class Store:
             self._live(db)
             return self._database.set_aside()
 
-        try:
+        with suppress(StoreUnavailable):  # the store has logged it
             self._set_aside = await self.run(beat)
-        except StoreUnavailable:
-            pass  # the store has logged it
 
     def _live(self, db: sqlite3.Connection) -> None:
         now = self._clock()
@@ -379,10 +372,8 @@ class Store:
                 remove_old(db, self.bounds, self._trimmed.at)
             remove_excess(db, self.bounds)
 
-        try:
+        with suppress(StoreUnavailable):  # the store has logged it
             await self.run(trim)
-        except StoreUnavailable:
-            pass  # the store has logged it
 
     def record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
         if (operation := audit_table.OPERATION.get()) and isinstance(detail, dict):
@@ -405,47 +396,38 @@ def _full(directory: Path) -> bool:
 
 
 HISTORY_SECONDS = 300.0
-SERIES_A_TICK = 4
-"""Number of series gathered at a tick, at about 0.3 ms each."""
 
 
 class HistoryPersistence:
+    """Writes the history every five minutes. Ticks go on while its series are gathered, at about 0.3 ms each."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._under_way: Iterator[CoarseSeries] | None = None
-        self._gathered: list[CoarseSeries] = []
         self._due = HISTORY_SECONDS
         self._writing: asyncio.Future[None] | None = None
 
     async def restore(self, history: History, earlier_uses: EarlierUses) -> None:
         """Restore the previous daemon's series for devices and processes that still exist, and its records."""
-        try:
+        with suppress(StoreUnavailable):  # the store has logged it
             history.restore(await self._store.history())
             earlier_uses.restore(await self._store.earlier_uses())
-        except StoreUnavailable:
-            pass  # the store has logged it
 
     def advance(self, history: History, earlier_uses: EarlierUses, elapsed: float) -> None:
-        """Gather and write the part of one tick. Waits for nothing."""
-        if self._under_way is None:
-            if elapsed < self._due:
-                return
-            self._under_way = history.coarse()
-        batch = list(islice(self._under_way, SERIES_A_TICK))
-        self._gathered += batch
-        if not batch:
-            series, self._gathered = tuple(self._gathered), []
-            self._under_way, self._due = None, elapsed + HISTORY_SECONDS
-            self._writing = asyncio.ensure_future(self._write(series, earlier_uses))
+        """Begin to write when it is due. Waits for nothing."""
+        if elapsed >= self._due:
+            self._due = elapsed + HISTORY_SECONDS
+            self._writing = asyncio.ensure_future(self._write(history, earlier_uses))
 
     async def close(self, history: History, earlier_uses: EarlierUses) -> None:
         if self._writing is not None:
             await self._writing
-        await self._write(tuple(history.coarse()), earlier_uses)
+        await self._write(history, earlier_uses)
 
-    async def _write(self, series: tuple[CoarseSeries, ...], earlier_uses: EarlierUses) -> None:
-        try:
+    async def _write(self, history: History, earlier_uses: EarlierUses) -> None:
+        series = []
+        for each in history.coarse():
+            series.append(each)
+            await asyncio.sleep(0)
+        with suppress(StoreUnavailable):  # the store has logged it; the next write includes it
             await self._store.keep_history(series)
             await self._store.keep_earlier_uses(earlier_uses.records())
-        except StoreUnavailable:
-            pass  # the store has logged it; the next write includes it

@@ -397,8 +397,6 @@ class Rows:
     New rows are packed when they are read, since that takes less time for a quarter of a minute than for each.
     """
 
-    __slots__ = ("_capacity", "_data", "_head", "_new", "_times", "width")
-
     def __init__(self, width: int, capacity: int) -> None:
         self.width = width
         self._capacity = capacity
@@ -490,21 +488,6 @@ class Series:
 
     It has as many signals as the longest row: further ones are unknown, and take no memory.
     """
-
-    __slots__ = (
-        "_closes",
-        "_count",
-        "_due",
-        "_marks",
-        "_minutes",
-        "_phase",
-        "born",
-        "last",
-        "records",
-        "rows",
-        "signals",
-        "tiers",
-    )
 
     def __init__(self, signals: int, born: float, phase: float, samples: int = SAMPLES) -> None:
         self.signals = signals

@@ -1,9 +1,14 @@
-"""Search for allocators: they are found once, and again after an import."""
+"""Allocators of a program: they are found once, and again after an import; the interface of their adapters."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
+import pytest
+
+from gpumond.agent.allocators import adapters
+from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter
 from tests.agent.driver import run
 
 
@@ -25,11 +30,9 @@ import ctypes, time
 driver = ctypes.CDLL("libcuda.so.1")
 import gpumond.agent.allocators.cuda
 from gpumond.agent import loaded_allocators
-from gpumond.agent.allocators import mempools
 names = lambda: [adapter.name for adapter in loaded_allocators.LOADED.known()]
 def use(reserved):
     driver.fake_pool(0, ctypes.c_uint64(reserved), ctypes.c_uint64(reserved), ctypes.c_uint64(0))
-    mempools._search_at = 0.0
 print(names(), end=" ")
 use(64)
 print(names(), loaded_allocators.LOADED._search_at - time.monotonic() <= loaded_allocators.SEARCH_SECONDS, end=" ")
@@ -59,3 +62,40 @@ cuda.pool_bytes(cuda.default_pool(0))
 print(driver.fake_spoiled() > 0)
 """
     assert run(code, library, "c") == ["0 0 True"]
+
+
+CAPABILITIES = [
+    value
+    for value in vars(adapters).values()
+    if getattr(value, "_is_runtime_protocol", False) and value.__module__ == adapters.__name__
+]
+
+
+def members(protocol: type) -> set[str]:
+    return {name for name in {*vars(protocol), *protocol.__annotations__} if not name.startswith("_")}
+
+
+def adapter_class(module: str) -> type:
+    classes = vars(import_module(module)).values()
+    (own,) = (
+        value
+        for value in classes
+        if isinstance(value, type) and value.__module__ == module and AllocatorAdapter in value.__mro__
+        if "name" in vars(value)
+    )
+    return own
+
+
+@pytest.mark.parametrize("module", [spec.module for spec in ADAPTERS])
+def test_adapters_declare_each_public_member(module: str) -> None:
+    adapter = adapter_class(module)
+    capabilities = [base for base in CAPABILITIES if base in adapter.__mro__]
+    own = {name for name in vars(adapter) if not name.startswith("_")}
+    declared = set().union(*map(members, capabilities))
+    assert declared <= own
+    assert own <= declared | members(AllocatorAdapter)
+    assert own >= {"name", "read"}
+
+
+def test_capabilities_of_adapters_are_found() -> None:
+    assert len(CAPABILITIES) == 2

@@ -1,4 +1,4 @@
-"""Scopes, steps and errors in messages, and the requests that an administrator may send."""
+"""Scopes, steps, errors and pinned host memory in messages, and the requests that an administrator may send."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResponse, Hello, Report, encode
-from gpumond.facts.pools import FlushPolicy
+from gpumond.facts.pools import FlushPolicy, HostPool
 from gpumond.facts.program import SCOPES, Oom, Program
-from tests.helpers.agent_daemon import FakeDaemon, environment, eventually, finished, host, run_in_program
+from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, eventually, finished, host, run_in_program
 from tests.helpers.scoped_program import MIB, WORKLOAD, attempt, program
 from tests.helpers.simulated import UUID
 
@@ -147,3 +147,27 @@ def test_old_agents_report_has_no_program_part():
     """The report of an older agent has no program; an older daemon ignores it."""
     assert Report().program == Program()
     assert Oom(number=1, at=2.0, seen="scope").pools == ()
+
+
+PROGRAM = """
+import sys, torch
+torch.WORLD.reset(host={statistics})
+import gpumond.agent
+gpumond.agent.start()
+sys.stdin.read()
+"""
+
+
+def test_report_contains_pinned_host_memory(daemon: FakeDaemon) -> None:
+    code = PROGRAM.format(statistics={"allocated_bytes": 96, "active_bytes": 64})
+    with host(code, environment(daemon.path, FAKES)) as process:
+        assert daemon.wait_message(Report).host_pools == (HostPool("torch", 64, 96),)
+        assert finished(process) == ""
+
+
+def test_failing_host_pool_leaves_the_report_complete(daemon: FakeDaemon) -> None:
+    code = PROGRAM.format(statistics={"allocated_bytes": "much", "active_bytes": "more"})
+    with host(code, environment(daemon.path, FAKES)) as process:
+        report = daemon.wait_message(Report)
+        assert (report.frameworks, report.host_pools) == (("torch 2.13.0",), ())
+        assert finished(process) == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from hypothesis import given, strategies as st
 from gpumond.agent.transport import Transport
 from gpumond.facts.messages import Report, decode, encode, to_json
 from gpumond.facts.pools import PoolUsage, Reclaimable
-from tests.agent.driver import run
 from tests.helpers.agent_daemon import FakeDaemon, environment, finished, host
 
 BYTES = st.integers(0, 2**63 - 1)
@@ -98,40 +96,3 @@ print([name for name in sys.modules if "scopes" in name])
     with host(code, environment(daemon.path)) as process:
         daemon.wait_message(Report)
         assert finished(process) == "[]\n"
-
-
-def test_missing_driver_is_not_searched_for_at_each_report(library: Path) -> None:
-    """No object is left for the program's garbage collector, which may have to visit millions."""
-    code = """
-import gc, sys, torch
-from gpumond.agent.loaded_allocators import LOADED
-LOADED.read()
-looked = []
-sys.addaudithook(lambda event, arguments: looked.append(event) if event == "ctypes.dlopen" else None)
-gc.collect()
-gc.disable()
-for _ in range(20):
-    LOADED.read()
-print(looked, gc.collect())
-"""
-    assert run(code, library, "c") == ["[] 0"]
-
-
-def test_driver_is_searched_for_at_the_first_capture(library: Path) -> None:
-    code = """
-import ctypes
-from gpumond.agent.allocators import cuda
-class Graph:
-    def capture_begin(self): pass
-    def capture_end(self): pass
-cuda.watch_captures(Graph)
-with cuda.capture_safe():
-    pass
-driver = ctypes.CDLL("libcuda.so.1")
-graph = Graph()
-graph.capture_begin()
-with cuda.capture_safe():
-    cuda.pool_bytes(cuda.default_pool(0))
-print(driver.fake_spoiled())
-"""
-    assert run(code, library, "c") == ["0"]

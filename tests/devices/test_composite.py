@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices import CompositeSource, load
+from gpumond.devices import CompositeSource
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.snapshot import DeviceReading, Fault, Reading, SourceState
 from gpumond.tick.observe import observe
@@ -70,10 +70,6 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "sys")
-
-
-def test_source_is_registered():
-    assert load("all").name == "all"
 
 
 def test_devices_of_all_vendors_have_distinct_indices(machine: Machine):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices import DeviceSource, load
 from gpumond.devices.sim import SimSource
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.sim.device import MIB
@@ -20,11 +19,6 @@ def source(tmp_path: Path) -> Iterator[SimSource]:
     source.open()
     yield source
     source.close()
-
-
-def test_source_is_registered() -> None:
-    source: DeviceSource = load("sim")
-    assert source.name == "sim"
 
 
 @pytest.mark.parametrize(("environ", "reason"), [({}, "unset"), ({"GPUMOND_SIM_DIR": "/nowhere"}, "missing")])

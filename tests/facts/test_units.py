@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.facts.units import counted, human, seconds, typed_seconds
+from gpumond.facts.units import accepts, counted, human, seconds, typed_seconds
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,23 @@ def test_typed_duration_without_a_unit_is_refused_with_units_to_choose_from():
 )
 def test_sizes_have_the_largest_unit_that_they_reach(size: int, text: str):
     assert human(size) == text
+
+
+@pytest.mark.parametrize(
+    ("header", "accepted"),
+    [
+        ("gzip", True),
+        ("GZip", True),
+        ("br, gzip;q=0.5", True),
+        ("deflate,gzip; q = 1", True),
+        ("", False),
+        ("x-gzip", False),
+        ("gzipped", False),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000, br", False),
+        ("br;q=gzip", False),
+        (";;,,;", False),
+    ],
+)
+def test_name_is_accepted_if_it_is_listed_with_a_weight(header: str, accepted: bool):
+    assert accepts(header, "gzip") is accepted

@@ -7,7 +7,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,23 +69,6 @@ def listener() -> Iterator[socket.socket]:
 
 def threads() -> int:
     return sum(thread.name == "gpumond-http" for thread in threading.enumerate())
-
-
-def test_exchanges_one_after_the_other_use_one_thread(listener: socket.socket):
-    def answer() -> None:
-        for _ in range(3):
-            accepted, _ = listener.accept()
-            with accepted:
-                accepted.recv(65536)
-                accepted.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
-
-    until(lambda: threads() == 0)
-    with ThreadPoolExecutor(1) as server:
-        served = server.submit(answer)
-        for _ in range(3):
-            assert exchange(Connection("127.0.0.1", listener.getsockname()[1]), Request("GET", "/"), 5.0).status == 204
-        served.result()
-    assert threads() == 1
 
 
 def give_up(connection: Connection, waits: bool = False) -> None:

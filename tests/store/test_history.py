@@ -13,7 +13,7 @@ import pytest
 from gpumond.diagnosis.past import EarlierUse, EarlierUses
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.program import ProcessKey
-from gpumond.store.store import HISTORY_SECONDS, SERIES_A_TICK, HistoryPersistence, Store
+from gpumond.store.store import HISTORY_SECONDS, HistoryPersistence, Store
 from gpumond.tick.history import CoarseSeries, History
 from tests.helpers.values import make_snapshot
 
@@ -72,22 +72,22 @@ def test_history_of_existing_processes_is_restored_after_a_restart(tmp_path: Pat
     assert after.processes[PROCESS_SERIES].born == pytest.approx(1.0 - at)
 
 
-def test_history_is_stored_periodically_a_few_series_a_tick(tmp_path: Path):
-    stored = history(processes=4 * SERIES_A_TICK)
+def test_history_is_stored_periodically_while_ticks_go_on(tmp_path: Path):
+    stored = history(processes=16)
 
-    async def work(store: Store) -> tuple[int, int]:
-        keeper, ticks = HistoryPersistence(store), 0
+    async def work(store: Store) -> int:
+        keeper = HistoryPersistence(store)
         keeper.advance(stored, EarlierUses(), HISTORY_SECONDS - 1)
+        await asyncio.sleep(0.05)
+        assert not await store.history()
+        keeper.advance(stored, EarlierUses(), HISTORY_SECONDS)
+        await asyncio.sleep(0)
+        stored.end(PROCESS_SERIES)  # a process that ends meanwhile is left out
         while not await store.history():
-            keeper.advance(stored, EarlierUses(), HISTORY_SECONDS + ticks)
-            stored.end(("GPU-a", 10, 100))  # a process that ends meanwhile is left out
-            ticks += 1
             await asyncio.sleep(0)
-        return ticks, len(await store.history())
+        return len(await store.history())
 
-    ticks, kept = with_store(tmp_path, work)
-    assert ticks >= 5
-    assert kept == 4 * SERIES_A_TICK + 1
+    assert with_store(tmp_path, work) == 16
 
 
 def test_stored_history_replaces_the_previous_one(tmp_path: Path):

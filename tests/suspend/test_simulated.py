@@ -17,8 +17,7 @@ import pytest
 from gpumond.facts.units import MIB
 from gpumond.features.suspend.helper import CudaDriver, Order, carry_out, driver_of
 from gpumond.host.machine import start_ticks
-from gpumond.sim.device import SimDevice, Spec, create
-from gpumond.sim.driver import SimDriver
+from gpumond.sim.device import SimDevice, SimDriver, Spec, create
 from tests.helpers.agent_daemon import environment
 from tests.helpers.holding import holder
 from tests.helpers.running import RunningDaemon, until

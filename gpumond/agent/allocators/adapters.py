@@ -32,8 +32,6 @@ class AdapterSpec:
     that do. A plain class: a dataclass would cost each program half a millisecond.
     """
 
-    __slots__ = ("library", "module", "oom_error", "oom_texts", "packages")
-
     def __init__(
         self,
         library: str,

@@ -10,7 +10,6 @@ import ctypes
 import functools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,13 +38,8 @@ RELAXED = 2
 CAPTURE_SECONDS = 1.0
 """Longest wait of a capture for a flush in progress."""
 
-ABSENT_SECONDS = 5.0
-"""Time for which reports do not search for a missing driver again: a search takes longer than the rest of the report.
-Any other query of the driver, and the first capture, end it.
-"""
 
 _driver: ctypes.CDLL | None = None
-_absent_until = 0.0
 _thread = threading.local()
 _count: int | None = None
 _flushing = threading.RLock()
@@ -197,18 +191,12 @@ def capture_safe() -> Iterator[None]:
 def make_thread_capture_safe() -> None:
     """Do the same for all future calls of this thread: it must be the agent's own."""
     if not getattr(_thread, "relaxed", False):
-        _thread.relaxed = _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(ctypes.c_int(RELAXED)))
+        _thread.relaxed = _exchange(ctypes.c_int(RELAXED))
 
 
 def _exchange(mode: ctypes.c_int) -> bool:
     """Exchange this thread's capture mode with ``mode``, if there is a driver."""
-    global _absent_until
-    if _driver is None and time.monotonic() < _absent_until:
-        return False
-    exchanged = _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-    if _driver is None:
-        _absent_until = time.monotonic() + ABSENT_SECONDS
-    return exchanged
+    return _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
 
 @contextmanager
@@ -262,10 +250,8 @@ def watch_captures(owner: Any, begin: str = "capture_begin", end: str = "capture
 
     @functools.wraps(begins)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        global _absent_until
         waited = _flushing.acquire(timeout=CAPTURE_SECONDS)
         CAPTURING.add(self)
-        _absent_until = 0.0
         if waited:
             _flushing.release()
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import combinations, compress
@@ -19,11 +18,6 @@ from typing import Any
 from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
-
-SEARCH_SECONDS = 0.05
-"""Lifetime of a search without result: one report requests the adapters several times."""
-
-_search_at = 0.0
 
 
 class CudaAdapter(AllocatorAdapter):
@@ -56,11 +50,6 @@ class MempoolsAdapter(CudaAdapter):
 
 def adapter() -> MempoolsAdapter | None:
     """Return None while these pools contain nothing that the adapter would count."""
-    global _search_at
-    now = time.monotonic()
-    if now < _search_at:
-        return None
-    _search_at = now + SEARCH_SECONDS
     with cuda.capture_safe():
         return MempoolsAdapter() if next(_pools(), None) else None
 

@@ -62,7 +62,6 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         self._torch, self._cuda, self._c = torch, torch.cuda, torch._C
         self._configuration = ",".join(environ.get(name, "") for name in CONFIGURATION)
         self._uuids: dict[int, str | None] = {}
-        self._last: dict[int, tuple[tuple[Figures, bool, int | None], PoolUsage]] = {}
         self._fractions: dict[int, float] = {}
         self._unmapped_segments = UnmappedSegments(lambda: self._segments(OOM_BLOCKS), is_mapped)
         cuda.watch_captures(torch.cuda.CUDAGraph)
@@ -95,13 +94,10 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
                 own = unmapped.get(ordinal, NOTHING)
                 statistics, unmapped_bytes = statistics.without(own), own.held
             if snapshot is not None:
-                pools.append(usage(uuid, statistics, snapshot.get(ordinal, Reclaimable(0, 0, 0)), unmapped_bytes))
-                continue
-            key = (statistics, expandable, unmapped_bytes)
-            if ordinal not in self._last or self._last[ordinal][0] != key:
+                reclaimable = snapshot.get(ordinal, Reclaimable(0, 0, 0))
+            else:
                 reclaimable = from_stats(statistics, expandable) if native else from_async_stats(statistics)
-                self._last[ordinal] = key, usage(uuid, statistics, reclaimable, unmapped_bytes)
-            pools.append(self._last[ordinal][1])
+            pools.append(usage(uuid, statistics, reclaimable, unmapped_bytes))
         return tuple(pools)
 
     def _unmapped(self, devices: Iterable[Figures]) -> Mapping[int, UnmappedBytes] | None:

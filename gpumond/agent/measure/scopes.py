@@ -50,8 +50,6 @@ def check(name: object, flush: object, gc: object, borrow: object) -> None:
 class ScopePeak:
     """The most live bytes on one device: at least ``low``, at most ``high`` (None: unknown)."""
 
-    __slots__ = ("high", "low")
-
     def __init__(self, low: int, high: int | None) -> None:
         self.low, self.high = low, high
 
@@ -179,8 +177,6 @@ class Scope:
 
 
 class DeviceTotal:
-    __slots__ = ("last_retained", "peak", "retained")
-
     def __init__(self, peak: ScopePeak) -> None:
         self.retained = self.last_retained = 0
         self.peak = ScopePeak(peak.low, peak.high)

@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -96,10 +97,8 @@ class Child:
 
     def ask(self, request: ReadRequest) -> Request:
         self.request = Request(time.monotonic())
-        try:
+        with suppress(OSError):  # the child has exited; the end of its stdout reports that
             self.stdin.write(to_json(request) + b"\n")
-        except OSError:
-            pass  # the child has exited; the end of its stdout reports that
         return self.request
 
     def decode(self, line: bytes) -> ReadResponse:
@@ -457,3 +456,18 @@ def add_up(first: Iterable[XidErrors], second: Iterable[XidErrors]) -> tuple[Xid
         count = errors.count + (before.count if before else 0)
         sums[errors.device_uuid, errors.xid] = replace(errors, count=count)
     return tuple(sums.values())
+
+
+PROBE_SECONDS = 6.0
+
+
+async def probe(source: str) -> tuple[SourceState, Reading | None]:
+    """Take one reading without a daemon, through a child of its own, so that a hanging driver does not block the
+    caller.
+    """
+    supervisor = Supervisor(source)
+    supervisor.start()
+    reading = await supervisor.read(wait=PROBE_SECONDS)
+    state = supervisor.state
+    await supervisor.stop()
+    return state, reading

@@ -12,6 +12,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from gpumond.devices.nvml import load_error, not_loadable
 from gpumond.devices.plausibility import FaultCounter
 from gpumond.facts.errors import FaultKind, ReturnCode, SourceUnavailable, remedy
 from gpumond.facts.messages import clean
+from gpumond.host.machine import text_of
 
 LEFT_OUT: FaultKind = "skipped"
 """Kind of the fault for an excluded device, on which the driver hangs or crashes."""
@@ -147,10 +149,8 @@ class Library:
     def close(self) -> None:
         if self._initialized:
             self._initialized = False
-            try:
+            with suppress(pynvml.NVMLError):  # the driver is already unloaded
                 pynvml.nvmlShutdown()
-            except pynvml.NVMLError:
-                pass  # the driver is already unloaded
 
     def version(self, name: str) -> str | None:
         try:
@@ -242,12 +242,7 @@ class Library:
         if kind != "lib_rm_version_mismatch":
             cause = _CAUSES.get(kind, f"NVML doesn't start ({kind.replace('_', ' ')})")
             return SourceUnavailable(kind, f"{cause}: {remedy(kind)}")
-        try:
-            with open(f"{self._proc}/driver/nvidia/version", errors="replace") as version:
-                module = version.read()
-        except OSError:
-            module = ""
-        number = re.search(r"\d+\.\d+(\.\d+)?", module)
+        number = re.search(r"\d+\.\d+(\.\d+)?", text_of(f"{self._proc}/driver/nvidia/version"))
         return SourceUnavailable(
             kind,
             f"the loaded kernel module is {number.group() if number else 'unknown'}, the NVML library "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -356,10 +357,8 @@ class Profile:
             self._free(sample)
 
     def _free(self, sample: Any) -> None:
-        try:
+        with suppress(pynvml.NVMLError):  # the driver is unloaded, and has freed the sample
             pynvml.nvmlGpmSampleFree(sample)
-        except pynvml.NVMLError:
-            pass  # the driver is unloaded, and has freed the sample
 
 
 def _values(uuid: str, answers: list[tuple[int, float]], tally: FaultCounter) -> dict[str, float]:

@@ -12,7 +12,9 @@ import ctypes
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ from gpumond.devices.nvml.library import (
     Device,
     DeviceLost,
     EnumerationFailed,
+    Functions,
     Inventory,
     Library,
     ProcessEntry,
@@ -32,7 +35,6 @@ from gpumond.devices.nvml.library import (
     Unsupported,
     functions,
 )
-from gpumond.devices.nvml.limits import CgroupLimits
 from gpumond.devices.nvml.sensors import SensorClocks
 from gpumond.devices.plausibility import (
     IMPOSSIBLE,
@@ -44,10 +46,21 @@ from gpumond.devices.plausibility import (
     processes,
     usages,
 )
+from gpumond.devices.process.metadata import limitable_cgroup
 from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
-from gpumond.facts.errors import ReturnCode
-from gpumond.facts.messages import MAX_INTEGER
-from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Reading, Sensors, XidErrors
+from gpumond.facts.errors import FaultKind, ReturnCode
+from gpumond.facts.messages import MAX_INTEGER, clean
+from gpumond.facts.program import ProcessKey
+from gpumond.facts.snapshot import (
+    MISSED_LIMIT,
+    CgroupLimit,
+    CgroupLimitChange,
+    DeviceReading,
+    Reading,
+    Sensors,
+    XidErrors,
+)
+from gpumond.host.machine import text_of
 
 MOST_AT_ONCE = 256
 """Number of events fetched in one reading; the others are fetched at the next."""
@@ -127,10 +140,8 @@ class XidEvents:
             events, self._set = self._set, None
             self._uuids.clear()
             self._registered.clear()
-            try:
+            with suppress(pynvml.NVMLError):  # the driver is already unloaded
                 pynvml.nvmlEventSetFree(events)
-            except pynvml.NVMLError:
-                pass  # the driver is already unloaded
 
     def _fail(self, uuid: str | None, refusal: Refusal) -> None:
         self._retry_at = self._clock() + RETRY_SECONDS
@@ -140,6 +151,126 @@ class XidEvents:
 
 def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+NO_LIMIT = 2**64 - 1
+CGROUPS = "/sys/fs/cgroup"
+FORGET_SECONDS = 30.0
+"""Interval after which the cgroups of processes are read again."""
+REFUSED: FaultKind = "limit_refused"
+
+
+class _Limits(ctypes.Structure):
+    """nvmlGetMemoryLimits_v1_t, with which nvmlSetMemoryLimits_v1_t agrees except for the last field."""
+
+    _fields_ = (
+        ("cgroup", ctypes.c_char_p),
+        ("soft", ctypes.c_ulonglong),
+        ("hard", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def _function(name: str) -> Functions:
+    """Return the library's function; older bindings have none."""
+
+    def call(handle: Any, limits: _Limits) -> None:
+        code = pynvml._nvmlGetFunctionPointer(name)(handle, ctypes.byref(limits))
+        if code:
+            raise pynvml.NVMLError(code)
+
+    return (call,)
+
+
+_GET, _SET = (_function(f"nvmlDevice{verb}MemoryLimits_v1") for verb in ("Get", "Set"))
+
+
+class CgroupLimits:
+    """Limits of device memory by cgroup, which NVIDIA's driver keeps from version 615 on.
+
+    ``supported`` is False as soon as the driver is known to lack them.
+
+    Written from NVIDIA's reference of nvmlDeviceGetMemoryLimits_v1 and nvmlDeviceSetMemoryLimits_v1, and tested with a
+    fake driver; not verified on hardware. Within a limited cgroup, nvmlDeviceGetMemoryInfo_v2 describes what that
+    cgroup can use instead of the device. features/quotas/cgroups.py decides which limits are set.
+    """
+
+    def __init__(self, library: Library, clock: Callable[[], float], proc: str) -> None:
+        self._library, self._clock, self._proc = library, clock, proc
+        self.supported = True
+        self._cgroups: dict[ProcessKey, str | None] = {}
+        self._forget_at = float("-inf")
+        self._refused: dict[tuple[str, str], str] = {}
+        """Refused changes, by device and cgroup, until one of them is made."""
+
+    def partition(self, device: Device, counted_bytes: int, size_bytes: int) -> int | None:
+        """Return the bytes that the daemon's own cgroup can use, if the driver limits it.
+
+        ``counted_bytes``: size of the device by nvmlDeviceGetMemoryInfo_v2, ``size_bytes`` by its first version, which
+        no limit changes.
+        """
+        own = limitable_cgroup(text_of(f"{self._proc}/self/cgroup")) or ""
+        limits = self._get(device, own)
+        hard = NO_LIMIT if limits is None else limits.hard
+        if counted_bytes == size_bytes and hard >= size_bytes and not (limits and limits.soft):
+            return None
+        return min(counted_bytes, hard)
+
+    def read(self, device: Device, processes: Iterable[ProcessKey]) -> tuple[CgroupLimit, ...]:
+        """Return the limits of the cgroups of a device's processes, those without a limit included."""
+        if self._clock() >= self._forget_at:
+            self._cgroups.clear()
+            self._forget_at = self._clock() + FORGET_SECONDS
+        pids: defaultdict[str, list[int]] = defaultdict(list)
+        for process in processes:
+            if process not in self._cgroups:
+                self._cgroups[process] = limitable_cgroup(text_of(f"{self._proc}/{process.pid}/cgroup"))
+            if cgroup := self._cgroups[process]:
+                pids[cgroup].append(process.pid)
+        return tuple(self._limit(device, cgroup, tuple(pids[cgroup])) for cgroup in sorted(pids)) if pids else ()
+
+    def change(self, device: Device, changes: Iterable[CgroupLimitChange], tally: FaultCounter) -> None:
+        """Make the changes of a device whose cgroups still have the limits that the changes expect."""
+        for change in changes:
+            if change.device_uuid != device.uuid:
+                continue
+            key = change.device_uuid, change.cgroup
+            self._refused.pop(key, None)
+            present = self._limit(device, change.cgroup, ())
+            if present.limit_bytes != change.before_bytes or present.guaranteed_bytes is not None:
+                continue
+            hard = NO_LIMIT if change.limit_bytes is None else change.limit_bytes
+            try:
+                self._library.query(_SET, device.handle, _Limits(_path(change.cgroup), 0, hard, 0))
+            except (EnumerationFailed, Unsupported) as refusal:
+                self._refused[key] = f"{clean(change.cgroup)}: {refusal}"
+        for (uuid, _), detail in self._refused.items():
+            if uuid == device.uuid:
+                tally.add(uuid, REFUSED, detail)
+
+    def _limit(self, device: Device, cgroup: str, pids: tuple[int, ...]) -> CgroupLimit:
+        found = self._get(device, cgroup)
+        hard = NO_LIMIT if found is None else found.hard
+        limit = hard if hard < (device.size_bytes or NO_LIMIT) else None
+        soft = found.soft or None if found else None
+        used = found.used if found and (limit is not None or soft) and found.used < 2**62 else None
+        return CgroupLimit(cgroup=cgroup, pids=pids, limit_bytes=limit, guaranteed_bytes=soft, used_bytes=used)
+
+    def _get(self, device: Device, cgroup: str) -> _Limits | None:
+        """Return the limits, None if the driver does not know any. Raises DeviceLost."""
+        limits = _Limits(_path(cgroup), 0, NO_LIMIT, 0)
+        try:
+            self._library.query(_GET, device.handle, limits)
+        except Unsupported as refusal:  # some drivers answer "not supported" for a cgroup that never had a limit
+            self.supported = self.supported and refusal.kind != "function_not_found"
+            return None
+        except EnumerationFailed:
+            return None
+        return limits
+
+
+def _path(cgroup: str) -> bytes:
+    return f"{CGROUPS}{cgroup}".encode("utf-8", "surrogateescape")
 
 
 NOT_AVAILABLE = 2**64 - 1
@@ -395,22 +526,13 @@ host's."""
 
 def shared_memory(name: str, proc: str) -> MemoryCounts | None:
     """Return the host's memory without the device's usage, or None unless ``name`` is an integrated device."""
-    if not INTEGRATED.search(name):
+    stated = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", text_of(f"{proc}/meminfo"), re.MULTILINE))
+    if not INTEGRATED.search(name) or len(stated) < 2:
         return None
-    try:
-        with open(f"{proc}/meminfo", "rb") as file:
-            lines = dict(line.split(b":", 1) for line in file if b":" in line)
-        size, free = (int(lines[key].split()[0]) * 1024 for key in (b"MemTotal", b"MemAvailable"))
-    except (OSError, ValueError, LookupError):
-        return None
-    return MemoryCounts(size, None, free, None)
+    return MemoryCounts(int(stated["MemTotal"]) << 10, None, int(stated["MemAvailable"]) << 10, None)
 
 
 def file_cache(node: int, sys: str) -> int | None:
     """Return the bytes of page cache in the memory of a NUMA node, or None if the node does not exist."""
-    try:
-        with open(f"{sys}/devices/system/node/node{node}/meminfo", "rb") as file:
-            lines = (line.split() for line in file if b"FilePages:" in line)
-            return int(next(lines)[3]) * 1024
-    except (OSError, ValueError, IndexError, StopIteration):
-        return None
+    stated = re.search(r"FilePages:\s+(\d+) kB", text_of(f"{sys}/devices/system/node/node{node}/meminfo"))
+    return int(stated[1]) << 10 if stated else None

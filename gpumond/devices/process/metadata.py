@@ -21,6 +21,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from gpumond.devices.process.procfs import DeviceHolders, OpenDeviceNodes
 from gpumond.facts.messages import clean
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
-from gpumond.host.machine import TICKS_PER_SECOND, ProcessStart, in_private_pid_namespace, process_start
+from gpumond.host.machine import TICKS_PER_SECOND, ProcessStart, in_private_pid_namespace, process_start, text_of
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 
@@ -257,10 +258,8 @@ class Kubelet:
             return
         call, self._call = self._call, None
         if call.exception() is None:
-            try:
+            with suppress(ValueError):  # not a response of a kubelet
                 self._answer = _Answer(self._asked_at, _allocated(call.result()))
-            except ValueError:
-                pass  # not a response of a kubelet
 
     def _ask(self) -> None:
         now = self._clock()
@@ -463,7 +462,7 @@ class ProcessMetadata:
         known = self._known.get(process)
         if known is not None:
             return known
-        where = place(self._cgroup(process.pid))
+        where = place(text_of(f"{self._proc}/{process.pid}/cgroup"))
         owner = _Owner(where, self._containers.names(where))
         again = process_start(self._proc, process.pid)
         if again is None or again.start_ticks != process.start_ticks:
@@ -475,10 +474,3 @@ class ProcessMetadata:
         if process not in self._same and self._nodes.nodes(process.pid):
             self._same.add(process)
         return process in self._same
-
-    def _cgroup(self, pid: int) -> str:
-        try:
-            with open(f"{self._proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
-                return file.read(16384)
-        except OSError:
-            return ""

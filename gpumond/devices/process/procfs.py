@@ -20,7 +20,7 @@ from typing import NamedTuple
 from gpumond.facts.messages import clean
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
-from gpumond.host.machine import KERNEL_THREAD, ProcessStart, process_start, read_head, start_of
+from gpumond.host.machine import KERNEL_THREAD, ProcessStart, process_start, read_head, start_of, text_of
 
 
 class ProcessOwner(NamedTuple):
@@ -261,7 +261,7 @@ def _nvidia(proc: str) -> Mapping[str, str]:
     return {
         f"/dev/nvidia{minor}": _address(os.path.basename(os.path.dirname(path)))
         for path in glob(f"{proc}/driver/nvidia/gpus/*/information")
-        for minor in re.findall(r"^Device Minor:\s*(\d+)", read_text(path), re.MULTILINE)
+        for minor in re.findall(r"^Device Minor:\s*(\d+)", text_of(path), re.MULTILINE)
     }
 
 
@@ -275,12 +275,3 @@ def _drm(sys: str) -> Mapping[str, str]:
 def _address(pci_bus_id: str) -> str:
     """Return the address in the format of sysfs; NVML has a longer domain in capitals."""
     return pci_bus_id[-12:].lower()
-
-
-def read_text(path: str) -> str:
-    """Return a file of the kernel; empty if it does not exist any more."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(65536).strip()
-    except OSError:
-        return ""

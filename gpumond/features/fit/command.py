@@ -23,7 +23,7 @@ import gpumond
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, print_error
 from gpumond.devices import detected
-from gpumond.devices.child.probe import probe
+from gpumond.devices.child.supervisor import probe
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, SourceUnavailable
 from gpumond.facts.frame import device_uuid
 from gpumond.facts.messages import to_json

@@ -234,7 +234,7 @@ def driver_of(pid: int) -> Driver:
     """Return the driver of a process: that of simulated devices if it uses one that suspends programs, else CUDA's."""
     root = os.environ.get("GPUMOND_SIM_DIR")
     if root:
-        from gpumond.sim.driver import SimDriver
+        from gpumond.sim.device import SimDriver
 
         simulated = SimDriver(root, pid)
         if simulated.devices:

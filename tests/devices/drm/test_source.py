@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gpumond.devices import load
 from gpumond.devices.drm import DrmSource, drm_devices
 from gpumond.devices.plausibility import MemoryCounts
 from gpumond.devices.process.procfs import OpenDeviceNodes
@@ -50,10 +49,6 @@ def machine(tmp_path: Path) -> Machine:
 
 def used(device: DeviceReading) -> dict[int, int | None]:
     return {process.pid: process.used_bytes for process in device.processes or ()}
-
-
-def test_source_is_registered():
-    assert load("drm").name == "drm"
 
 
 def test_missing_device_has_a_remedy(machine: Machine):
