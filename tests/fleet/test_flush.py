@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import ssl
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gpumond.facts.engines import EngineProcess, EngineReading
+from gpumond.facts.errors import DaemonError
 from gpumond.features.fleet.connection import Access, Client, Machine, machine
-from gpumond.features.fleet.flush import FlushOptions, ProcessResult, carry_out, plan
-from gpumond.features.fleet.plan import Criteria, PlannedFlush
+from gpumond.features.fleet.flush import FlushOptions, ProcessResult, carry_out, plan, result_of
+from gpumond.features.fleet.plan import Criteria, Limits, PlannedFlush, Replicas, limited, parse_unavailable, waves
+from gpumond.view.frame import receipts_of
 from tests.helpers.agents import GIB
+from tests.helpers.engines import device, fake_engine, used_bytes
 from tests.helpers.frames import make_frame
+from tests.helpers.running import RunningDaemon, until
+from tests.helpers.serving import SIM
 from tests.helpers.stubs import Answer, fleet, receipt, stub, write_targets
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 
@@ -221,3 +229,170 @@ def test_top_shows_several_machines_in_one_table(tmp_path: Path):
             ("other", True),
         ]
         assert "isn't a terminal" in fleet("top", "--targets", str(file)).stderr
+
+
+def planned(pid: int, machine: str = "a", **fields: Any) -> PlannedFlush:
+    own = Machine(machine, f"http://{machine}:9917")
+    return PlannedFlush(machine=own, pid=pid, start_ticks=1, **fields)
+
+
+def rank(pid: int, job: str = "slurm/7", **fields: Any) -> PlannedFlush:
+    return planned(pid, f"node-{pid}", **{"workload": "train", "job": job, "ranks": 6} | fields)
+
+
+def pids(found: list[list[PlannedFlush]]) -> list[list[int]]:
+    return [[each.pid for each in wave] for wave in found]
+
+
+def test_ranks_of_a_job_are_in_one_wave():
+    ranks = [rank(pid) for pid in range(6)]
+    others = [planned(10), planned(11)]
+    assert pids(waves([*ranks[:3], *others, *ranks[3:]], 4)) == [[0, 1, 2, 3, 4, 5], [10, 11]]
+
+
+def test_wave_has_at_most_the_number_of_processes():
+    assert pids(waves([planned(pid) for pid in range(5)], 2)) == [[0, 1], [2, 3], [4]]
+    assert waves([], 2, canary=True) == []
+
+
+def test_programs_of_one_workload_are_independent():
+    assert pids(waves([planned(pid, f"node-{pid}", workload="serving") for pid in range(3)], 1)) == [[0], [1], [2]]
+
+
+def test_jobs_with_the_same_workload_are_independent():
+    assert pids(waves([rank(1, "slurm/7"), rank(2, "slurm/8"), rank(3, "slurm/7")], 1)) == [[1, 3], [2]]
+    assert pids(waves([rank(1, user="ada"), rank(2, user="grace")], 1)) == [[1], [2]]
+
+
+def test_ranks_without_a_job_are_grouped_by_workload_user_and_number():
+    ranks = [rank(1, ""), rank(2, ""), rank(3, "", ranks=2), rank(4, "", workload="other"), rank(5, "", user="ada")]
+    assert pids(waves(ranks, 1)) == [[1, 2], [3], [4], [5]]
+
+
+def test_first_wave_with_a_canary_is_one_job_that_would_release_memory():
+    programs = [planned(1), rank(2, likely_bytes=5), planned(3, likely_bytes=5), rank(4, likely_bytes=5)]
+    assert pids(waves(programs, 8, canary=True)) == [[2, 4], [1, 3]]
+    assert pids(waves([planned(1), planned(2)], 8, canary=True)) == [[1], [2]]
+
+
+def refused(found: list[PlannedFlush]) -> dict[int, str]:
+    return {each.pid: each.refusal for each in found if each.refusal}
+
+
+def test_flushes_beyond_the_limit_of_machines_are_refused_by_job():
+    programs = [planned(10, "node-1"), rank(1), rank(2), rank(3), planned(11, "node-9"), planned(12, "node-1")]
+    assert refused(limited(programs, Limits(max_machines=2))) == dict.fromkeys(
+        (1, 2, 3), "it is beyond the limit of machines (--max-machines 2)"
+    )
+    assert refused(limited(programs, Limits(max_machines=4))) == {}
+    assert refused(limited(programs, Limits())) == {}
+
+
+def engine(pid: int, name: str = "chat", **fields: Any) -> PlannedFlush:
+    return planned(pid, f"node-{pid}", engine=name, workload=name, **fields)
+
+
+def test_engines_of_a_service_that_must_stay_awake_are_refused():
+    engines = [engine(1), engine(2, refusal="it is busy"), engine(3), engine(4, "embed")]
+    services = {"chat": Replicas(4, 3), "embed": Replicas(1, 1)}
+    assert refused(limited(engines, Limits(keep=2), services)) == {
+        2: "it is busy",
+        3: "it is one of the last 2 replicas awake (--keep 2)",
+        4: "it is the last replica awake (--keep 2)",
+    }
+    assert set(refused(limited(engines, Limits(keep=0), services))) == {2}
+    assert refused(limited(engines, Limits(max_unavailable=parse_unavailable("50%")), services)) == {
+        2: "it is busy",
+        3: "3 of 4 replicas would be unavailable (--max-unavailable 50%)",
+        4: "1 of 1 replicas would be unavailable (--max-unavailable 50%)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "result"),
+    [
+        (("freed",), "flushed"),
+        (("nothing",), "flushed"),
+        (("freed", "refused"), "flushed"),
+        (("refused", "refused"), "refused"),
+        (("freed", "timeout"), "failed"),
+        (("failed",), "failed"),
+        ((), "failed"),
+    ],
+)
+def test_result_of_a_process_is_that_of_its_receipts(outcomes: tuple[str, ...], result: str):
+    found = result_of(planned(1), 1, [receipt(outcome) for outcome in outcomes])
+    assert (found.result, found.released_bytes) == (result, 5 * len(outcomes))
+
+
+@pytest.mark.parametrize("fields", [{"released_bytes": "x"}, {"expected": {"low": 1}}, {"expected": 5}])
+def test_receipt_of_another_form_is_refused(fields: dict[str, Any]):
+    assert receipts_of({"receipts": [receipt("freed")]})[0]["released_bytes"] == 5
+    with pytest.raises(DaemonError, match="incompatible version"):
+        receipts_of({"receipts": [receipt("freed", **fields)]})
+
+
+pytestmark = pytest.mark.slow
+
+NAMES = ("node-1", "node-2", "node-3")
+
+
+def test_sleep_keeps_one_replica_and_its_undo_wakes_the_others(tmp_path: Path):
+    with ExitStack() as stack:
+        cards, daemons = [], {}
+        for name in NAMES:
+            (tmp_path / name).mkdir()
+            cards.append(device(tmp_path / name))
+            engine = stack.enter_context(fake_engine("vllm", cards[-1]))
+            own = {"name": "chat", "kind": "vllm", "url": engine.url, "allow": ["engine"]}
+            config = tmp_path / f"{name}.yaml"
+            config.write_text(yaml.safe_dump({"engines": [own], "interval": 0.2}))
+            options = (*SIM, "--config", str(config))
+            environ = {"GPUMOND_SIM_DIR": str(tmp_path / name)}
+            daemons[name] = stack.enter_context(RunningDaemon(tmp_path / f"{name}-daemon", *options, environ=environ))
+        used = {"engine": "chat"}
+        for daemon in daemons.values():  # the processes of an engine are known before its state
+            until(lambda own=daemon: own.value("gpumond_engine_memory_used_bytes", **used) == 7 * GIB, 60)
+            until(lambda own=daemon: own.value("gpumond_engine_sleeping", **used) == 0, 60)
+        addresses = {name: each.url.removeprefix("http://") for name, each in daemons.items()}
+        tokens = tmp_path / "tokens.yaml"
+        tokens.touch(0o600)
+        tokens.write_text(
+            "".join(f"{name}: {(each.directory / 'token').read_text().strip()}\n" for name, each in daemons.items())
+        )
+        given = ["--targets", str(write_targets(tmp_path / "all.json", addresses)), "--tokens", str(tokens)]
+
+        shown = fleet("sleep", *given, "--engine", "chat", "--reason", "night", "--yes")
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        assert "2 engines on 2 machines in 2 waves" in shown.stdout, shown.stdout
+        assert "it is the last replica awake (--keep 1)" in shown.stdout
+        assert [used_bytes(card) for card in cards] == [3 * GIB, 3 * GIB, 7 * GIB]
+
+        *_, undo = shown.stdout.splitlines()
+        command = shlex.split(undo.removeprefix("undo with: "))
+        assert command[:3] == ["gpumond", "fleet", "undo"]
+        until(lambda: all(daemons[name].value("gpumond_engine_sleeping", **used) == 1 for name in NAMES[:2]), 60)
+        undone = fleet(*command[2:], "--yes")
+        assert undone.returncode == 0, undone.stdout + undone.stderr
+        assert undone.stdout.count("wake the engine chat  undone") == 2
+        assert [used_bytes(card) for card in cards] == [7 * GIB] * 3
+
+        until(lambda: all(daemons[name].value("gpumond_engine_sleeping", **used) == 0 for name in NAMES[:2]), 60)
+        again = fleet("sleep", *given, "--engine", "chat", "--force", "--yes")
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert [used_bytes(card) for card in cards] == [3 * GIB, 3 * GIB, 7 * GIB]
+        until(lambda: all(daemons[name].value("gpumond_engine_sleeping", **used) == 1 for name in NAMES[:2]), 60)
+        woken = fleet("wake", *given, "--engine", "chat", "--yes", "--json")
+        assert woken.returncode == 0, woken.stdout + woken.stderr
+        assert [used_bytes(card) for card in cards] == [7 * GIB] * 3
+        operation = json.loads(woken.stdout)["operation"]
+        entries: list[dict[str, Any]] = json.loads(fleet("audit", *given, "--operation", operation, "--json").stdout)[
+            "entries"
+        ]
+        assert {(each["machine"], each["detail"]["wake"]) for each in entries if each["action"] == "flush.request"} == {
+            ("node-1", True),
+            ("node-2", True),
+        }
+        cannot = fleet("undo", *given, operation, "--dry-run")
+        assert cannot.returncode == 3
+        assert "an engine that was woken serves requests; use gpumond fleet sleep" in cannot.stdout

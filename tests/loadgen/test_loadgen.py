@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -186,3 +188,13 @@ def test_directory_without_a_device_is_refused(tmp_path: Path):
     status, _, err = load(None, "steady", "--sim-device", str(tmp_path))
     assert status == 1
     assert "no simulated device" in err
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "loadgen.md"
+
+
+def test_document_contains_the_current_list():
+    listed = subprocess.run(
+        [sys.executable, "-m", "gpumond", "loadgen", "--list"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert listed.stdout in DOCUMENT.read_text()

@@ -10,7 +10,7 @@ from gpumond.diagnosis.detectors import FRAGMENTED_FROM, kept_bytes
 from gpumond.facts.alerts import Labels
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
-from gpumond.quantities.exported import POOL as QUANTITIES, POOL_COUNTERS, STRANDED
+from gpumond.quantities.program import POOL as QUANTITIES, POOL_COUNTERS, STRANDED
 from gpumond.quantities.quantity import Quantity
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
