@@ -15,12 +15,11 @@ from typing import Any
 
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.facts.frame import Alert, StatedFault
-from gpumond.facts.snapshot import SourceState
+from gpumond.facts.frame import StatedFault
 from gpumond.facts.units import counted
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import progress, read_each, read_frames, selected
-from gpumond.view.frame import checked_as
+from gpumond.view.frame import checked_as, frame_of
 from gpumond.view.text import safe, size, table
 
 STATUS = "/api/v1/status"
@@ -251,52 +250,9 @@ def left_out(states: Sequence[MachineStatus], shown: Sequence[MachineStatus]) ->
     return f"{counted(rest, 'machine')} not shown" if rest else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Device:
-    uuid: str
-    parent_uuid: str | None
-    up: bool
-    size_bytes: int | None
-    used_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Report:
-    pid: int
-    start_ticks: int | None
-    flush_policy: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Snapshot:
-    source: SourceState
-    devices: tuple[_Device, ...]
-    reports: tuple[_Report, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Process:
-    pid: int
-    start_ticks: int | None
-    kinds: tuple[str, ...]
-    cached_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Frame:
-    """What is read of a frame; to check all of it for thousands of machines takes longer than to receive it."""
-
-    version: str
-    revision: str | None
-    snapshot: _Snapshot
-    processes: tuple[_Process, ...]
-    alerts: tuple[Alert, ...]
-    faults: tuple[StatedFault, ...]
-
-
 def of_frame(machine: Machine, answer: object) -> MachineStatus:
     """Return the state that a frame describes. Raises DaemonError if it is not a frame."""
-    frame = checked_as(_Frame, answer, "frame")
+    frame = frame_of(answer)
     snapshot, devices = frame["snapshot"], frame["snapshot"]["devices"]
     source = snapshot["source"]
     reports = {(report["pid"], report["start_ticks"]): report for report in snapshot["reports"]}
