@@ -1,7 +1,7 @@
 """Quantities of devices, their driver and the daemon.
 
-One table, from which `/metrics`, the values of rules and both reference pages derive. Each is read from one fact. Values
-of rules that need more than that are in the scopes (`device_scope`), and families without a value of rules in
+One table, from which `/metrics`, the values of rules and both reference pages derive. Each is read from one fact.
+Values of rules that need more than that are in the scopes (`device_scope`), and families without a value of rules in
 `metrics`. No I/O.
 """
 
