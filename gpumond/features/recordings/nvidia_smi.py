@@ -109,8 +109,8 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
         if not _NUMBER.search(first):
             raise ConfigError(f"{lines.name}, line 1: none of the columns {first[:120]} is known; {REMEDY}")
         raise ConfigError(
-            f"{lines.name}, line 1: no header; insert the names passed to --query-gpu as the first line of the log, such"
-            " as timestamp, index, memory.used"
+            f"{lines.name}, line 1: no header; insert the names passed to --query-gpu as the first line of the log,"
+            " such as timestamp, index, memory.used"
         )
     return parsed(numbered, log.row, remarks)
 
