@@ -6,23 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-import pytest
-from hypothesis import settings
-
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.outbox import Outbox, ReceiverQueue
 from gpumond.features.alerts.receivers.base import Rejected, Retry
-from tests.alerts.deliveries import (
-    FIRED,
-    QUICK,
-    RESOLVED,
-    Delivery,
-    DeliveryCounts,
-    Recorder,
-    UnwritableStore,
-    make_alert,
-    until,
-)
+from tests.alerts.deliveries import FIRED, QUICK, RESOLVED, DeliveryCounts, Recorder, UnwritableStore, make_alert, until
 
 T = TypeVar("T")
 
@@ -301,9 +288,3 @@ def test_batch_is_as_small_as_its_receiver_requires():
 
     with_outbox(work, receiver)
     assert sizes == [2, 2, 1]
-
-
-pytestmark = pytest.mark.slow
-
-Delivery.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
-TestDelivery = Delivery.TestCase

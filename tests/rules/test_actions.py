@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gpumond.facts.alerts import Action, Rule
-from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Expected, PoolBytes, Receipt
 from gpumond.facts.snapshot import AgentReport
@@ -26,9 +21,7 @@ from gpumond.features.alerts.actions import (
     forget,
     remembered,
 )
-from gpumond.features.rules.command import GONE, parse_series, run_file
 from tests.helpers.agents import GIB
-from tests.helpers.running import gpumond_here
 from tests.helpers.values import make_pool, make_report
 
 LABELS = (("alertname", "waste"), ("gpu", "0"), ("uuid", "GPU-a"))
@@ -265,98 +258,3 @@ def test_annotation_has_the_result_for_each_user():
     note = dict(annotate([ALERT], tracks)[0].annotations)[ANNOTATION]
     assert "flushed train: 1.0 GiB" in note
     assert "flushed serve: 1.0 GiB" in note
-
-
-RULES = """
-rules:
-  - {name: hog, scope: process, value: used_bytes, above: 40GiB, for: 1m,
-     annotations: {summary: "pid {pid} holds {used}"}}
-"""
-TESTS = """
-rule_files: [rules.yaml]
-tests:
-  - interval: 1m
-    input_series: [{series: 'process_used_bytes{pid="10"}', values: "1e9 5e10x9"}]
-    alert_rule_test:
-      - {eval_time: 1m, alertname: hog}
-      - eval_time: 1m60s
-        alertname: hog
-        exp_alerts: [{exp_labels: {pid: "%s"}, exp_annotations: {summary: "pid 10 holds 46.6 GiB"}}]
-"""
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    (tmp_path / "rules.yaml").write_text(RULES)
-    (tmp_path / "tests.yaml").write_text(TESTS % 10)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("text", "samples"),
-    [
-        ("1 2.5 -3 1e9", (1, 2.5, -3, 1e9)),
-        ("1x2", (1, 1, 1)),
-        ("1+2x3 4-1x2", (1, 3, 5, 7, 4, 3, 2)),
-        ("_ 1 _x2 stale", (None, 1, None, None, GONE)),
-    ],
-)
-def test_values_are_in_promtools_notation(text: str, samples: tuple[object, ...]):
-    assert parse_series("daemon_agents", text).samples == samples
-
-
-def test_series_has_scope_value_and_labels():
-    series = parse_series('pool_live_bytes{pid="10", workload="a \\"b\\""}', "1")
-    assert (series.scope, series.value) == ("pool", "live_bytes")
-    assert series.labels == (("pid", "10"), ("workload", 'a "b"'))
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "says"),
-    [
-        ("used_ratio", "1", "device_used_ratio"),
-        ("device_mood", "1", "device_ and one of up, used_bytes"),
-        ("device_up{gpu=0}", "1", "labels as in"),
-        ("device_up", "1+1", "0.5x10"),
-        ("device_up", "many", "0.5x10"),
-        ("device_up", "1x999999999", "more than"),
-    ],
-)
-def test_invalid_series_names_the_expected_form(name: str, values: str, says: str):
-    with pytest.raises(ValueError, match=says):
-        parse_series(name, values)
-
-
-def test_failed_expectation_is_shown_with_the_result(files: Path):
-    assert run_file(files / "tests.yaml") == (2, [])
-    (files / "tests.yaml").write_text(TESTS % 11)
-    count, (failure,) = run_file(files / "tests.yaml")
-    assert (count, failure.alertname, failure.eval_time) == (2, "hog", 120)
-    assert ("pid='11'" in failure.expected, "pid='10'" in failure.got) == (True, True)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "says"),
-    [
-        ("alertname: hog}", "alertname: hug}", "no rule is named 'hug'"),
-        ("interval: 1m", "interval: 0", r"tests\[0\].interval"),
-    ],
-)
-def test_invalid_file_is_named(files: Path, before: str, after: str, says: str):
-    (files / "tests.yaml").write_text((TESTS % 10).replace(before, after))
-    with pytest.raises(ConfigError, match=says):
-        run_file(files / "tests.yaml")
-
-
-def test_command_line_checks_and_tests_rules(files: Path):
-    shown = gpumond_here("rules", "check", str(files / "rules.yaml")).stdout
-    assert "process used_bytes above 40.0 GiB for 60 s" in shown
-    assert gpumond_here("rules", "test", str(files / "tests.yaml")).returncode == 0
-    (files / "tests.yaml").write_text(TESTS % 11)
-    failed = gpumond_here("rules", "test", str(files / "tests.yaml"))
-    assert (failed.returncode, "hog at 120 s" in failed.stderr) == (1, True)
-    (answer,) = json.loads(gpumond_here("rules", "test", "--json", str(files / "tests.yaml")).stdout)
-    assert answer["expectations"] == 2
-    assert [(failure["alertname"], failure["eval_time"]) for failure in answer["failures"]] == [("hog", 120.0)]
-    (files / "rules.yaml").write_text("rules: [{name: hog}]")
-    assert gpumond_here("rules", "check", str(files / "rules.yaml")).returncode == 2
