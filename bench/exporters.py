@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,6 @@ from tests.helpers.running import free_port, until
 ROOT = Path(__file__).resolve().parents[1]
 NVITOP_NAME = "nvitop-exporter"
 NVITOP = f"{NVITOP_NAME}==1.7.2"
-NODE_EXPORTER = "prometheus-node-exporter"
 INSTALL_SECONDS = 300
 STOP_SECONDS = 20
 RECEIVED_BYTES = 1 << 18
@@ -30,15 +29,12 @@ LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
 
 
 class Exporter(NamedTuple):
-    """``command`` contains ``PORT`` and ``DIRECTORY``. ``sample`` is the used memory of a device, or any sample if the
-    exporter does not read the driver.
-    """
+    """``command`` contains ``PORT`` and ``DIRECTORY``. ``sample`` is the used memory of a device."""
 
     name: str
     command: tuple[str, ...]
     sample: re.Pattern[bytes]
     version_command: tuple[str, ...]
-    reads_driver: bool = True
 
     def version(self) -> str:
         done = subprocess.run(self.version_command, cwd=ROOT, capture_output=True, text=True, timeout=30)
@@ -63,19 +59,6 @@ GPUMOND = Exporter(
     ),
     sample("gpumond_device_memory_used_bytes", "gpu"),
     (sys.executable, "-c", "import gpumond; print('gpumond', gpumond.__version__)"),
-)
-LOOP = Exporter(
-    "pynvml loop",
-    (sys.executable, "-m", "bench.pynvml_exporter", "PORT"),
-    sample("gpu_memory_used_bytes", "gpu"),
-    library(sys.executable, "prometheus-client"),
-)
-NODE = Exporter(
-    "node_exporter",
-    (NODE_EXPORTER, "--web.listen-address=127.0.0.1:PORT"),
-    sample("node_load1"),
-    (NODE_EXPORTER, "--version"),
-    reads_driver=False,
 )
 
 
@@ -104,22 +87,12 @@ def _environment(directory: Path) -> Path:
     return python
 
 
-def installed(names: Collection[str] = ()) -> tuple[list[Exporter], dict[str, str]]:
-    """Return the exporters of this machine, and the reason for each that is absent; with names, only these."""
-    found, absent = [GPUMOND, LOOP], dict[str, str]()
-    if not names or NVITOP_NAME in names:
-        try:
-            found.insert(1, nvitop())
-        except LookupError as error:
-            absent[NVITOP_NAME] = str(error)
-    if shutil.which(NODE_EXPORTER):
-        found.append(NODE)
-    else:
-        absent[NODE.name] = f"the command {NODE_EXPORTER} is not installed"
-    if names:
-        found = [exporter for exporter in found if exporter.name in names]
-        absent = {name: reason for name, reason in absent.items() if name in names}
-    return found, absent
+def installed() -> tuple[list[Exporter], dict[str, str]]:
+    """Return the exporters of this machine, and the reason for each that is absent."""
+    try:
+        return [GPUMOND, nvitop()], {}
+    except LookupError as error:
+        return [GPUMOND], {NVITOP_NAME: str(error)}
 
 
 class Connection:
@@ -204,8 +177,7 @@ class Running:
 
     def first_data(self, devices: int) -> float:
         """Return the seconds from the start to the first page with the samples of all devices."""
-        least = devices if self.exporter.reads_driver else 1
-        until(lambda: self._ended() or len(self.values()) >= least, every=0.01)
+        until(lambda: self._ended() or len(self.values()) >= devices, every=0.01)
         return time.perf_counter() - self.began
 
     def _ended(self) -> bool:

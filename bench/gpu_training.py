@@ -1,8 +1,7 @@
 """On a real device: cost of the agent for each step of a training loop, and effect of a flush during it.
 
 One process runs one transformer block, with a batch that fills half of the device. Periods with the agent at 1 Hz and
-without it alternate, so that clocks and temperature of the device are the same for both. gpu_stalls.py measures whether
-a report delays a single short step.
+without it alternate, so that clocks and temperature of the device are the same for both.
 """
 
 from __future__ import annotations

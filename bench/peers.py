@@ -1,7 +1,7 @@
-"""gpumond, nvitop-exporter, a bare pynvml loop and node_exporter in one run: scrapes, CPU time, memory, start, delay.
+"""gpumond and nvitop-exporter in one run: scrapes, CPU time, memory, start, delay.
 
     python -m bench.peers [--shapes 8x8,8x64,64x50] [--latency-us 0,20] [--minutes M] [--rounds N] [--save]
-    python -m bench.peers --card 0,8,48 [--only gpumond,nvitop-exporter] [--minutes M] [--rounds N] [--save]
+    python -m bench.peers --card 0,8,48 [--minutes M] [--rounds N] [--save]
 
 A shape is devices x processes of each on the fake driver, whose calls take the latency. The exporters run one after
 another, in each round in the reverse order of the round before. A value is the median of the rounds, a ratio the median
@@ -68,7 +68,7 @@ def measure(exporter: Exporter, setting: Setting, seconds: float) -> Measures:
         time.sleep(WARM_UP_SECONDS)
         found |= cost(started, seconds)
         found |= scrapes(started)
-        if setting.driver and exporter.reads_driver:
+        if setting.driver:
             found |= delays(started, setting.driver)
         return found
 
@@ -152,7 +152,7 @@ def delays(started: Running, driver: FakeDriver) -> Measures:
 def calls(exporter: Exporter, setting: Setting) -> Measures:
     """Return the driver calls a second of an exporter that is not scraped."""
     driver = setting.driver
-    if driver is None or not exporter.reads_driver:
+    if driver is None:
         return {}
     driver.count_calls()
     try:
@@ -227,11 +227,10 @@ def main() -> None:
     parser.add_argument("--shapes", default="8x8,8x64,64x50")
     parser.add_argument("--latency-us", default="0,20")
     parser.add_argument("--card", metavar="PROGRAMS")
-    parser.add_argument("--only", metavar="NAMES", default="")
     parser.add_argument("--save", action="store_true")
     wanted = parser.parse_args()
     compile_daemon()
-    exporters, absent = installed(list(filter(None, wanted.only.split(","))))
+    exporters, absent = installed()
     settings: dict[str, object] = {}
     figures = {
         "minutes": wanted.minutes,

@@ -2,7 +2,7 @@
 
 No state is kept between frames: the series of a device, process or pool that no longer exists are absent from the next
 scrape, and an unknown value is an absent series. To add a metric, add a Quantity or a Family; one that rules compare
-too is in `gpumond.quantities.exported`.
+too is in `gpumond.quantities`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
 from gpumond.facts.verdicts import KINDS, SHAPES
 from gpumond.metrics import owners
-from gpumond.quantities.exported import (
+from gpumond.quantities.device import (
     DEVICE_IDLE,
     DEVICE_UP,
     DRIVER_RESPONSIVE,
     DRIVER_UP,
+    MEMORY,
+    SENSORS,
+    SHARED_FAMILIES,
+)
+from gpumond.quantities.program import (
     ENGINE,
     ENGINE_USED,
     HOST_POOL,
-    MEMORY,
     POOL,
     PROCESS_USED,
     PROCESS_UTILIZATION,
     PROGRAM,
     REPORT_AGE,
-    SENSORS,
-    SHARED_FAMILIES,
     STEP,
 )
 from gpumond.quantities.quantity import Quantity

@@ -21,7 +21,7 @@ from gpumond.events import Event, Kind
 from gpumond.facts.frame import State
 from gpumond.facts.pools import Outcome, Receipt
 from gpumond.facts.snapshot import Fault
-from gpumond.quantities.exported import STORE_WRITABLE
+from gpumond.quantities.device import STORE_WRITABLE
 
 MAX_WORKLOADS = 100
 """Maximum number of workloads with their own series. A new workload replaces the oldest one without programs."""

@@ -11,11 +11,11 @@ from typing import Any
 from gpumond.facts.alerts import Scope
 from gpumond.facts.frame import Alert
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
-from gpumond.quantities.device import DEVICE
-from gpumond.quantities.engine import ENGINE
-from gpumond.quantities.exported import DRIVER_RESPONSIVE, DRIVER_UP, STORE_WRITABLE
-from gpumond.quantities.pool import POOL
-from gpumond.quantities.process import PROCESS, WORKLOAD
+from gpumond.quantities.device import DRIVER_RESPONSIVE, DRIVER_UP, STORE_WRITABLE
+from gpumond.quantities.device_scope import DEVICE
+from gpumond.quantities.engine_scope import ENGINE
+from gpumond.quantities.pool_scope import POOL
+from gpumond.quantities.process_scope import PROCESS, WORKLOAD
 from gpumond.quantities.quantity import Quantity
 from gpumond.quantities.scope import Hidden, RuleContext, ScopeSpec, Subjects
 from gpumond.quantities.window import RuleWindow, unlisted

@@ -1,416 +1,208 @@
-"""Rules on devices: memory, sensors, settings and error counters. No I/O."""
+"""Quantities of devices, their driver and the daemon.
+
+One table, from which `/metrics`, the values of rules and both reference pages derive. Each is read from one fact.
+Values of rules that need more than that are in the scopes (`device_scope`), and families without a value of rules in
+`metrics`. No I/O.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
-from typing import NamedTuple
+from typing import Any
 
-from gpumond.facts.frame import Line, Verdict
-from gpumond.facts.program import ProcessKey
-from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, Sensors, Snapshot
-from gpumond.facts.units import MINUTE_SECONDS, counted
-from gpumond.quantities.exported import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS
-from gpumond.quantities.quantity import Quantity, Unit, readable
-from gpumond.quantities.scope import (
-    DEVICE_LABELS,
-    FROM_A_FULL_WINDOW,
-    IN_WINDOW,
-    NAMED,
-    VERDICT_TEXTS,
-    VERDICTS,
-    RuleContext,
-    ScopeSpec,
-    Texts,
-    increase,
-    named,
-    ratio,
-    size,
-    texts_of_verdicts,
-    values_of_verdicts,
-    values_without_verdict,
+from gpumond.facts.snapshot import NO_DEVICE, RELEASED, STARTING, DeviceReading, Snapshot
+from gpumond.quantities.quantity import Quantity, Unit, attribute, number
+
+DEVICE_UP = Quantity[DeviceReading](
+    "up", "boolean", "1 while the device responds to its driver, else 0.", lambda device: float(device.up)
 )
-from gpumond.quantities.window import FILL_SECONDS, WINDOW_SECONDS, RuleWindow, combined
-from gpumond.tick.claims import complete_lists, is_confirmed
-
-LOADED_RATIO = 0.5
-"""Utilization from which a slow PCIe link is a deficit: an idle device slows its link down to save power."""
-
-THERMAL_REASONS = ("sw_thermal_slowdown", "hw_thermal_slowdown")
-NEARLY_FULL = 0.80
-
-
-class _Device(NamedTuple):
-    """One device. ``lines`` are its part of the ledger, ``short`` its processes that recently ran short of memory."""
-
-    device: DeviceReading
-    lines: Sequence[Line]
-    cached: int | None
-    stranded: int | None
-    unattributed: int | None
-    used_ratio: float | None
-    short: set[ProcessKey]
-    xids: Mapping[int, int]
-    verdicts: Sequence[Verdict]
-    verdict_values: Mapping[str, float | None]
-    driver_works: bool
-    recent: RuleWindow
-
-    @property
-    def watched(self) -> bool:
-        """True if a full window has been observed."""
-        return self.recent.elapsed >= WINDOW_SECONDS
-
-
-def devices(context: RuleContext) -> Sequence[_Device]:
-    snapshot, recent = context.snapshot, context.recent
-    lines: defaultdict[str, list[Line]] = defaultdict(list)
-    for line in context.ledger.lines:
-        lines[line.device_uuid].append(line)
-    verdicts_by_device: defaultdict[str, list[Verdict]] = defaultdict(list)
-    for (uuid, _), verdicts in context.active_verdicts.items():
-        verdicts_by_device[uuid] += verdicts
-    short = _short(recent, snapshot)
-    source = snapshot.source
-
-    def row(device: DeviceReading) -> _Device:
-        uuid, known = device.uuid, device.used_bytes is not None
-        sums = Counter[str]()
-        for line in lines[uuid]:
-            sums[line.share] += line.used_bytes
-        xids = {e.xid: recent.xids[uuid, e.xid].increase for e in snapshot.xids if e.device_uuid == uuid}
-        return _Device(
-            device=device,
-            lines=lines[uuid],
-            cached=sums["cached"] if known else None,
-            stranded=sums["stranded"] if known else None,
-            # Without a process list the owner of memory is unknown.
-            unattributed=sums["unattributed"] if known and device.processes is not None else None,
-            used_ratio=ratio(device.used_bytes, device.size_bytes),
-            short=short[uuid],
-            xids=xids,
-            verdicts=verdicts_by_device[uuid],
-            verdict_values=values_of_verdicts(verdicts_by_device[uuid], values_without_verdict(device)),
-            driver_works=source.up and source.responsive,
-            recent=recent,
-        )
-
-    return tuple(map(row, snapshot.devices))
-
-
-def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKey]]:
-    """Return by device the processes that ran out of memory, or needed a retry, within the window.
-
-    Where the driver's list of a device is complete, only processes in it count: they make others' caches waste.
-    """
-    short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
-    complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
-    counts = {device.uuid: device.counts for device in snapshot.devices if device.uuid in complete}
-    for (process, _, uuid), track in recent.pools.items():
-        if track.short and (uuid not in counts or is_confirmed(counts[uuid], process, True)):
-            short[uuid].add(process)
-    return short
-
-
-def short_users(recent: RuleWindow, snapshot: Snapshot) -> dict[str, frozenset[int]]:
-    """Return the users whose programs ran short of memory, for each device that is not nearly full.
-
-    There, `reclaimable_under_pressure_ratio` has no other evidence than what these programs state.
-    """
-    short = _short(recent, snapshot)
-    ratios = {device.uuid: ratio(device.used_bytes, device.size_bytes) for device in snapshot.devices}
-    return {
-        uuid: frozenset(recent.agents[process].uid for process in short[uuid] if process in recent.agents)
-        for uuid, used in ratios.items()
-        if used is None or used < NEARLY_FULL
-    }
-
-
-def _unreclaimable(row: _Device) -> int | None:
-    used = row.device.used_bytes
-    return None if used is None else max(0, used - (row.cached or 0))
-
-
-def _wasted(row: _Device) -> int | None:
-    if row.cached is None or row.used_ratio is None or row.used_ratio >= NEARLY_FULL:
-        return row.cached
-    if not row.short:
-        return 0
-    caches = {line.process: line.used_bytes for line in row.lines if line.share == "cached"}
-    return max(row.cached - caches.get(process, 0) for process in row.short)
-
-
-def _shortage(row: _Device) -> str:
-    """Return what makes caches waste, as the end of a sentence."""
-    if row.used_ratio is not None and (row.used_ratio >= NEARLY_FULL or not row.short):
-        return f"is {row.used_ratio:.0%} full"
-    names = sorted({line.workload or f"pid {line.pid}" for line in row.lines if line.process in row.short})
-    minutes = WINDOW_SECONDS / MINUTE_SECONDS
-    return f"had too little room for {' and '.join(names) or 'a program'} in the last {minutes:.0f} minutes"
-
-
-def _idle_used(row: _Device) -> float | None:
-    busy = row.device.sensors.gpu_utilization_ratio
-    return None if busy is None else row.used_ratio if busy == 0 else 0.0
-
-
-def _device_texts(row: _Device) -> Texts:
-    device = row.device
-    return {
-        **named(device),
-        "used": size(device.used_bytes),
-        "free": size(device.free_bytes),
-        "reclaimable": size(row.cached),
-        "stranded": size(row.stranded),
-        "unattributed": size(row.unattributed),
-        "top_process": lambda: _top_process(row),
-        "top_cache": lambda: _top_cache(row),
-        "shortage": lambda: _shortage(row),
-        "xids": ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count),
-        **_sensor_texts(device.sensors),
-        **texts_of_verdicts(row.verdicts),
-    }
-
-
-def _top_process(row: _Device) -> str:
-    top = max(row.device.processes or (), key=lambda process: process.used_bytes or 0, default=None)
-    return _program(row, top.key, top.used_bytes) if top else "no visible process"
-
-
-def _top_cache(row: _Device) -> str:
-    cache = max((line for line in row.lines if line.share == "cached"), key=lambda line: line.used_bytes, default=None)
-    if cache is None or cache.process is None:
-        return "no program with an agent"
-    return _program(row, cache.process, cache.used_bytes)
-
-
-def _program(row: _Device, process: ProcessKey, used_bytes: int | None) -> str:
-    """Return name, pid and size of a program."""
-    usage = row.device.processes_by_key.get(process)
-    own = (line.workload for line in row.lines if (line.pid, line.start_ticks) == process)
-    name = next(own, "") or (usage and usage.comm) or "unknown program"
-    return f"{name} (pid {process.pid}, {size(used_bytes)})"
-
-
-def _sensor(name: str, unit: Unit, meaning: str, read: Callable[[Sensors], float | None]) -> Quantity[_Device]:
-    return Quantity(name, unit, meaning, lambda row: read(row.device.sensors))
-
-
-def _throttle(*reasons: str) -> Callable[[Sensors], float | None]:
-    def read(sensors: Sensors) -> float | None:
-        active = sensors.throttle_reasons
-        return None if active is None else float(any(reason in active for reason in reasons))
-
-    return read
-
-
-def pcie_link_ratio(sensors: Sensors) -> float | None:
-    """Return the link's bandwidth over its maximum, where each generation doubles that of a lane."""
-    width = ratio(sensors.pcie_width, sensors.pcie_width_max)
-    generation, most = sensors.pcie_generation, sensors.pcie_generation_max
-    if width is None or generation is None or most is None:
-        return None
-    return min(1.0, width * 2.0 ** (generation - most))
-
-
-def _pcie_link_deficit(sensors: Sensors) -> float | None:
-    part, busy = pcie_link_ratio(sensors), sensors.gpu_utilization_ratio
-    if part is None or busy is None:
-        return None
-    return 1.0 - part if busy >= LOADED_RATIO else 0.0
-
-
-def _with_increase(sensor: Quantity[DeviceReading]) -> Iterator[Quantity[_Device]]:
-    """Yield the rule value of a sensor and, if it counts events, that of its increase."""
-    quantity = sensor.of(_device)
-    yield quantity
-    if sensor.counted:
-        yield increase(
-            quantity, DEVICE_COUNTERS.index(sensor.name), lambda row: row.recent.devices.get(row.device.uuid)
-        )
-
-
-def _device(row: _Device) -> DeviceReading:
-    return row.device
-
-
-OF_SENSORS: tuple[Quantity[_Device], ...] = tuple(chain.from_iterable(map(_with_increase, SENSORS)))
-NVLINK_INCREASES = [
-    value for value in OF_SENSORS if value.name.startswith("nvlink_") and value.name.endswith("_increase")
-]
-DERIVED: tuple[Quantity[_Device], ...] = (
-    _sensor(
-        "power_limit_ratio",
-        "ratio",
-        "Power draw as a fraction of its limit.",
-        lambda sensors: ratio(sensors.power_watts, sensors.power_limit_watts),
+DEVICE_IDLE: Quantity[DeviceReading] = attribute(
+    "idle_seconds",
+    "seconds",
+    "Time without activity on the device, according to the driver's samples since the daemon started.",
+)
+MEMORY: tuple[Quantity[DeviceReading], ...] = (
+    attribute("size_bytes", "bytes", "Total memory of the device.", "memory_size_bytes"),
+    attribute(
+        "used_bytes",
+        "bytes",
+        "Memory in use as reported by the driver, excluding its own reservation if that is known.",
+        "memory_used_bytes",
     ),
+    attribute("free_bytes", "bytes", "Free memory as reported by the driver.", "memory_free_bytes"),
+    attribute("reserved_bytes", "bytes", "Memory reserved by the driver.", "memory_reserved_bytes"),
+)
+
+
+def _sensor(name: str, unit: Unit, text: str, family: str | None = None, **options: Any) -> Quantity[DeviceReading]:
+    """Return the quantity of the field of `Sensors` with this name."""
+    return attribute(name, unit, text, family, field=f"sensors.{name}", **options)
+
+
+def _counter(name: str, text: str, family: str, **labels: str) -> Quantity[DeviceReading]:
+    return _sensor(name, "count", text, family, labels=labels, counted=True)
+
+
+def _temperature(name: str, text: str, family: str, **labels: str) -> Quantity[DeviceReading]:
+    return _sensor(f"{name}_temperature_celsius", "celsius", text, family, labels=labels)
+
+
+GPM = "measured by the hardware over the last ten seconds (Hopper and later)"
+
+SENSORS: tuple[Quantity[DeviceReading], ...] = (
+    _sensor("bar1_size_bytes", "bytes", "Size of the BAR1 window, through which the host accesses device memory."),
+    _sensor("bar1_used_bytes", "bytes", "Mapped part of the BAR1 window."),
+    _sensor(
+        "gpu_utilization_ratio",
+        "ratio",
+        "Fraction of the driver's last sampling period during which a kernel was running.",
+    ),
+    _sensor(
+        "memory_controller_utilization_ratio",
+        "ratio",
+        "Fraction of the driver's last sampling period during which memory was read or written. Not memory usage.",
+    ),
+    _sensor(
+        "encoder_utilization_ratio",
+        "ratio",
+        "Fraction of the sampling period during which the video encoder was active.",
+    ),
+    _sensor(
+        "decoder_utilization_ratio",
+        "ratio",
+        "Fraction of the sampling period during which the video decoder was active.",
+    ),
+    _sensor("graphics_engine_active_ratio", "ratio", f"Fraction of time during which a kernel was running, {GPM}."),
+    _sensor("sm_active_ratio", "ratio", f"Fraction of the SMs that were active, {GPM}."),
+    _sensor("sm_occupancy_ratio", "ratio", f"Resident warps as a fraction of the SMs' maximum, {GPM}."),
+    _sensor("tensor_active_ratio", "ratio", f"Fraction of time during which the tensor cores were active, {GPM}."),
+    _sensor("dram_active_ratio", "ratio", f"Fraction of the memory bandwidth in use, {GPM}."),
+    _sensor("nvlink_receive_bytes_per_second", "bytes/s", f"Traffic received over all NVLinks, {GPM}."),
+    _sensor("nvlink_transmit_bytes_per_second", "bytes/s", f"Traffic sent over all NVLinks, {GPM}."),
+    _sensor("sm_clock_hertz", "hertz", "SM clock frequency."),
+    _sensor("sm_clock_max_hertz", "hertz", "Maximum SM clock frequency."),
+    _sensor("memory_clock_hertz", "hertz", "Clock frequency of the memory."),
+    _sensor("memory_clock_max_hertz", "hertz", "Maximum clock frequency of the memory."),
+    _sensor("performance_state", "count", "Performance state, from 0 (fastest) to 15 (slowest)."),
+    _temperature("gpu", "Temperature of the GPU.", "temperature_celsius", sensor="gpu"),
+    _temperature("memory", "Temperature of the memory.", "temperature_celsius", sensor="memory"),
+    _temperature(
+        "slowdown", "GPU temperature at which the hardware slows down.", "temperature_limit_celsius", limit="slowdown"
+    ),
+    _temperature(
+        "shutdown", "GPU temperature at which the hardware shuts down.", "temperature_limit_celsius", limit="shutdown"
+    ),
+    _sensor("power_watts", "watts", "Power draw of the device."),
+    _sensor("power_limit_watts", "watts", "Enforced power limit."),
+    _sensor(
+        "energy_joules", "joules", "Energy consumed since the driver was loaded.", "energy_joules_total", counted=True
+    ),
+    _sensor("fan_speed_ratio", "ratio", "Target fan speed as a fraction of the maximum; may exceed 1."),
+    _sensor("pcie_generation", "count", "Current generation of the PCIe link."),
+    _sensor("pcie_generation_max", "count", "Highest PCIe generation that the device and the slot support."),
+    _sensor("pcie_width", "count", "Current number of PCIe lanes."),
+    _sensor("pcie_width_max", "count", "Highest number of PCIe lanes that the device and the slot support."),
+    _sensor(
+        "pcie_receive_bytes_per_second",
+        "bytes/s",
+        "PCIe traffic from the host to the device, sampled for 20 ms every ten seconds.",
+    ),
+    _sensor(
+        "pcie_transmit_bytes_per_second",
+        "bytes/s",
+        "PCIe traffic from the device to the host, sampled for 20 ms every ten seconds.",
+    ),
+    _counter("pcie_replays", "Packets retransmitted on the PCIe link.", "pcie_replays_total"),
+    _sensor("persistence_mode", "boolean", "1 if the driver stays loaded while no process uses the device."),
     *(
-        _sensor(
-            f"throttle_{reason}",
-            "boolean",
-            f"1 while the clocks are reduced for the `{reason}` reason.",
-            _throttle(reason),
+        _counter(
+            f"ecc_{kind}_{scope}",
+            f"{kind.capitalize()} ECC errors {since}.",
+            "ecc_errors_total",
+            kind=kind,
+            scope=scope,
         )
-        for reason in THROTTLE_REASONS
+        for kind in ("corrected", "uncorrected")
+        for scope, since in (
+            ("volatile", "since the driver was loaded (volatile counter)"),
+            ("aggregate", "over the lifetime of the device (aggregate counter)"),
+        )
+    ),
+    _counter(
+        "retired_pages_single_bit",
+        "Memory pages retired after several corrected errors (before Ampere).",
+        "retired_pages",
+        cause="single_bit",
+    ),
+    _counter(
+        "retired_pages_double_bit",
+        "Memory pages retired after an uncorrected error (before Ampere).",
+        "retired_pages",
+        cause="double_bit",
+    ),
+    _sensor("retired_pages_pending", "boolean", "1 if pages will be retired at the next reset."),
+    _counter(
+        "remapped_rows_correctable",
+        "Memory rows remapped to spare rows after corrected errors (Ampere and later).",
+        "remapped_rows",
+        cause="correctable",
+    ),
+    _counter(
+        "remapped_rows_uncorrectable",
+        "Memory rows remapped to spare rows after an uncorrected error (Ampere and later).",
+        "remapped_rows",
+        cause="uncorrectable",
+    ),
+    _sensor("remapped_rows_pending", "boolean", "1 if rows will be remapped at the next reset."),
+    _sensor("remapped_rows_failed", "boolean", "1 if remapping a row has failed; the device should be replaced."),
+    *(
+        _counter(f"nvlink_{kind}_errors", f"{text} on all NVLinks of the device.", "nvlink_errors_total", kind=kind)
+        for kind, text in (
+            ("crc_flit", "CRC errors of flits"),
+            ("crc_data", "CRC errors of data"),
+            ("replay", "Replays"),
+            ("recovery", "Recoveries"),
+        )
     ),
     _sensor(
-        "throttle_thermal",
-        "boolean",
-        f"1 while the clocks are reduced because of the temperature ({' or '.join(THERMAL_REASONS)}).",
-        _throttle(*THERMAL_REASONS),
+        "file_cache_bytes",
+        "bytes",
+        "Page cache of the host's kernel in device memory that is a NUMA node (Grace Hopper). It is unattributed, and "
+        "the kernel frees it when memory is low.",
     ),
-    _sensor(
-        "bar1_used_ratio",
-        "ratio",
-        "Mapped part of the BAR1 window as a fraction of its size.",
-        lambda sensors: ratio(sensors.bar1_used_bytes, sensors.bar1_size_bytes),
-    ),
-    _sensor(
-        "pcie_link_ratio",
-        "ratio",
-        "Bandwidth of the PCIe link as a fraction of its maximum, from lanes and generation. An idle device slows its "
-        "link down.",
-        pcie_link_ratio,
-    ),
-    _sensor(
-        "pcie_link_deficit_ratio",
-        "ratio",
-        f"1 - `pcie_link_ratio` while `gpu_utilization_ratio` is at least {LOADED_RATIO:.0%}, otherwise 0.",
-        _pcie_link_deficit,
-    ),
-    Quantity(
-        "nvlink_errors_increase",
-        "count",
-        f"Errors of all kinds on all NVLinks {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
-        lambda row: combined(tuple(value.read(row) for value in NVLINK_INCREASES)),
-    ),
+    _sensor("xid_events", "boolean", "1 while the driver reports Xid errors when they occur.", family=""),
 )
 
+SHARED_FAMILIES = {
+    "temperature_celsius": "Temperature by sensor.",
+    "temperature_limit_celsius": "GPU temperature at which the hardware slows down or shuts down.",
+    "ecc_errors_total": "ECC errors since the driver was loaded (volatile) and over the lifetime of the device "
+    "(aggregate).",
+    "retired_pages": "Retired memory pages (before Ampere).",
+    "remapped_rows": "Memory rows remapped to spare rows (Ampere and later).",
+    "nvlink_errors_total": "Errors on all NVLinks of the device by kind.",
+}
+"""HELP texts of the families with several sensors; others have the text of their sensor."""
 
-def _sensor_texts(sensors: Sensors) -> dict[str, str]:
-    return {
-        "temperature": _text("celsius", sensors.gpu_temperature_celsius),
-        "power": _text("watts", sensors.power_watts),
-        "power_limit": _text("watts", sensors.power_limit_watts),
-        "throttle_reasons": ", ".join(sensors.throttle_reasons or ()) or "none known",
-        "pcie_link": _link(sensors.pcie_generation, sensors.pcie_width),
-        "pcie_link_max": _link(sensors.pcie_generation_max, sensors.pcie_width_max),
-    }
-
-
-def _text(unit: Unit, value: float | None) -> str:
-    return "unknown" if value is None else readable(unit, value)
-
-
-def _link(generation: int | None, width: int | None) -> str:
-    return f"generation {'?' if generation is None else generation} x{'?' if width is None else width}"
-
-
-SIZE, USED, FREE, RESERVED = (quantity.of(_device) for quantity in MEMORY)
-
-DEVICE = ScopeSpec(
-    rows=devices,
-    values=(
-        replace(DEVICE_UP.of(_device), read=lambda row: float(row.device.up) if row.driver_works else None),
-        USED,
-        FREE,
-        Quantity("used_ratio", "ratio", "used bytes over size", lambda row: row.used_ratio),
-        Quantity(
-            "reclaimable_bytes",
-            "bytes",
-            "bytes that a flush of all programs on it would release",
-            lambda row: row.cached,
-        ),
-        Quantity(
-            "reclaimable_ratio",
-            "ratio",
-            "reclaimable bytes over size",
-            lambda row: ratio(row.cached, row.device.size_bytes),
-        ),
-        Quantity(
-            "unreclaimable_ratio",
-            "ratio",
-            "used bytes that no flush would release, over size",
-            lambda row: ratio(_unreclaimable(row), row.device.size_bytes),
-        ),
-        Quantity(
-            "time_to_full_30s_seconds",
-            "seconds",
-            f"time until the memory is full at the speed of the last {FILL_SECONDS:.0f} s; infinite if it doesn't fill",
-            lambda row: row.recent.time_to_full_30s_seconds(row.device.uuid),
-        ),
-        Quantity(
-            "reclaimable_under_pressure_ratio",
-            "ratio",
-            "reclaimable bytes over size while the device is at least 80% full; if a program on it had an "
-            f"out-of-memory error or a retry {IN_WINDOW}, reclaimable bytes of the other programs over size; else 0",
-            lambda row: ratio(_wasted(row), row.device.size_bytes),
-        ),
-        Quantity(
-            "stranded_bytes", "bytes", "held and free in pools, but not released by a flush", lambda row: row.stranded
-        ),
-        Quantity(
-            "unattributed_bytes",
-            "bytes",
-            "used memory without a visible owner; unknown where the driver lists no processes",
-            lambda row: row.unattributed,
-        ),
-        Quantity(
-            "unattributed_ratio",
-            "ratio",
-            "unattributed bytes over size",
-            lambda row: ratio(row.unattributed, row.device.size_bytes),
-        ),
-        Quantity("idle_used_ratio", "ratio", "used bytes over size while no kernel runs, 0 while one runs", _idle_used),
-        Quantity(
-            "xid_errors_increase",
-            "count",
-            f"Xid errors that the driver reported {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
-            lambda row: float(sum(row.xids.values())) or (0.0 if row.watched else None),
-        ),
-        SIZE,
-        RESERVED,
-        Quantity(
-            "processes",
-            "count",
-            "processes that the driver lists; unknown where it lists none at all",
-            lambda row: None if row.device.processes is None else float(len(row.device.processes)),
-        ),
-        DEVICE_IDLE.of(_device),
-        Quantity(
-            "missed_readings",
-            "count",
-            "consecutive readings without new values of the device",
-            lambda row: float(row.device.missed_readings),
-        ),
-        *OF_SENSORS,
-        *DERIVED,
-        *VERDICTS,
-    ),
-    labels={**DEVICE_LABELS, "workload": "workload of a program on the device"},
-    labels_of=lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
-    placeholders={
-        **NAMED,
-        "used": "memory in use",
-        "free": "memory free",
-        "reclaimable": "bytes that a flush would release",
-        "stranded": "held and free, but not released by a flush",
-        "unattributed": "used memory without a visible owner",
-        "top_process": "the largest process: name, pid, size",
-        "top_cache": "the program with the largest cache: name, pid, size",
-        "shortage": "how full it is, or which programs it had too little room for",
-        "xids": "Xid errors in the window, by number",
-        "temperature": "GPU temperature",
-        "power": "power draw",
-        "power_limit": "power limit",
-        "throttle_reasons": "reasons why the clocks are reduced",
-        "pcie_link": "the PCIe link's generation and lanes",
-        "pcie_link_max": "the PCIe link's highest generation and lanes",
-        **VERDICT_TEXTS,
-    },
-    texts=_device_texts,
-    programs=lambda row: tuple({line.workload: None for line in row.lines if line.workload}),
+DRIVER_UP = Quantity[Snapshot](
+    "driver_up",
+    "boolean",
+    "1 if the devices can be read, else 0.",
+    lambda row: None if row.source.reason in (STARTING, RELEASED, NO_DEVICE) else float(row.source.up),
+    note=" Absent on a machine without a device.",
+    rule_note=" Unknown before the first attempt and without any device.",
+    export=lambda row: None if row.source.reason == NO_DEVICE else float(row.source.up),
 )
+DRIVER_RESPONSIVE = Quantity[Snapshot](
+    "driver_responsive",
+    "boolean",
+    "0 while a driver call exceeds its deadline, else 1.",
+    lambda row: float(row.source.responsive),
+)
+STORE_WRITABLE = Quantity[Snapshot](
+    "store_writable",
+    "boolean",
+    "1 while changes and alerts can be written to disk, else 0.",
+    lambda row: number(row.store_writable),
+)
+
+DEVICE_COUNTERS = tuple(quantity.name for quantity in SENSORS if quantity.counted)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, Literal, TypeVar
 
 from gpumond.facts.units import duration, human
 
@@ -58,6 +59,13 @@ class Quantity(Generic[Row_contra]):
             return None if fact is None else number(read_part(fact))
 
         return Quantity(self.name, self.unit, self.meaning, read)
+
+
+def attribute(
+    name: str, unit: Unit, text: str, family: str | None = None, *, field: str = "", **options: Any
+) -> Quantity[Any]:
+    """Return the quantity that a fact has as an attribute: ``field``, or that of its name."""
+    return Quantity(name, unit, text, attrgetter(field or name), family, **options)
 
 
 def number(value: float | None) -> float | None:

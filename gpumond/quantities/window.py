@@ -13,7 +13,8 @@ from gpumond.diagnosis.detectors import kept_bytes, split_share
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import ProcessKey, Program
 from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, Sensors, Snapshot
-from gpumond.quantities.exported import DEVICE_COUNTERS, POOL_COUNTERS
+from gpumond.quantities.device import DEVICE_COUNTERS
+from gpumond.quantities.program import POOL_COUNTERS
 
 FILL_SECONDS = 30.0
 """Time over which the speed is taken at which a device fills, in seconds."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
+import json
 import os
 import shlex
 import socket
@@ -11,12 +13,18 @@ import sys
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
 from gpumond.cli.arguments import address
 from gpumond.commands.main import commands, main, make_parser, options_last
-from tests.helpers.running import free_port, gpumond, gpumond_here
+from gpumond.commands.serve import add_arguments, choose_source, flags
+from gpumond.config.loading import load
+from gpumond.facts.errors import ConfigError, SourceUnavailable
+from tests.helpers import forks
+from tests.helpers.running import RunningDaemon, free_port, gpumond, gpumond_here
+from tests.helpers.trees import SysTree
 
 
 @pytest.mark.parametrize("command", commands())
@@ -269,3 +277,81 @@ def test_top_refuses_a_dumb_terminal():
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "gpumond: a dumb terminal can't be drawn on; run gpumond top --once\n"
+
+
+@pytest.mark.parametrize("name", ["nvml", "drm", "sim"])
+def test_named_source_is_used(name: str):
+    assert choose_source(name) == name
+
+
+def test_flags_of_prometheus_exporters_are_accepted(tmp_path: Path):
+    web = tmp_path / "web.yml"
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_arguments(parser)
+    given = ["--web.listen-address", ":9400", "--web.config.file", str(web), "--log.level", "debug"]
+    settings = load(None, flags(parser.parse_args(given)), environ={})
+    assert (settings.listen, settings.web_config, settings.log_level) == ("0.0.0.0:9400", web, "debug")
+
+
+def test_unknown_log_level_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match="must be debug, info, warning or error"):
+        load(None, {"log_level": "verbose"}, environ={})
+
+
+def test_devices_of_all_vendors_are_served(tmp_path: Path):
+    tree = SysTree(tmp_path / "sys")
+    tree.amdgpu()
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        assert choose_source("auto", str(tree.root)) == "drm"
+        with pytest.raises(SourceUnavailable, match="gpumond demo"):
+            choose_source("auto", str(tmp_path))
+    else:
+        assert choose_source("auto", str(tree.root)) == "all"
+        assert choose_source("auto", str(tmp_path)) == "nvml"
+
+
+def run(daemon: RunningDaemon, *options: str) -> subprocess.CompletedProcess[str]:
+    environ = daemon.environ | {"GPUMOND_RUNTIME_DIR": str(daemon.directory)}
+    command = [sys.executable, "-m", "gpumond", "open", *options]
+    return forks.run(command, env=environ)
+
+
+def test_printed_address_signs_in_once(tmp_path: Path):
+    with RunningDaemon(tmp_path, "--source", "nvml") as daemon:
+        done = run(daemon, "--print", "--url", daemon.url)
+        assert done.returncode == 0, done.stderr
+        address, hint = done.stdout.splitlines()
+        assert address.startswith(f"{daemon.url}/#code=gpm_")
+        assert hint == "The address signs one browser in, within 1 min."
+        body = json.dumps({"code": address.partition("#code=")[2]}).encode()
+        headers = {"Content-Type": "application/json"}
+        with urlopen(Request(f"{daemon.url}/api/v1/sessions", body, headers), timeout=60) as answer:
+            assert json.load(answer)["token"].startswith("gpm_")
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["no token", "a token of another daemon"])
+def test_error_names_the_directory_of_a_readable_token(tmp_path: Path, stale: bool):
+    with RunningDaemon(tmp_path / "daemon", "--source", "nvml") as daemon:
+        other = tmp_path / "other"
+        other.mkdir()
+        if stale:
+            (other / "token").touch(0o600)
+            (other / "token").write_text("gpm_of_another_daemon")
+        command = [sys.executable, "-m", "gpumond", "flush", "--all", "--url", daemon.url]
+        environ = {name: value for name, value in daemon.environ.items() if not name.startswith("GPUMOND_")}
+        environ["GPUMOND_RUNTIME_DIR"] = str(other)
+        done = forks.run(command, env=environ)
+        directory = daemon.get("status")["runtime_dir"]
+        assert directory == str(daemon.directory)
+        assert done.stderr == (
+            f"gpumond: the daemon requires its own token; set GPUMOND_RUNTIME_DIR={directory}, which contains it\n"
+        )
+
+
+def test_address_of_a_socket_is_refused(tmp_path: Path):
+    command = [sys.executable, "-m", "gpumond", "open", "--url", "unix:///run/gpumond-api"]
+    done = forks.run(command)
+    assert done.returncode == 2
+    assert "a browser needs an http:// or https:// address" in done.stderr

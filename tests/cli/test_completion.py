@@ -15,7 +15,6 @@ import pytest
 from tests.helpers.frames import fake_daemon, make_frame
 from tests.helpers.running import gpumond_here
 
-SHELLS = ("bash", "zsh", "fish")
 SHOW = {
     "bash": """
 source {script}

@@ -86,7 +86,6 @@ def test_max_split_size_is_that_of_the_failed_request(request_mib: int, size: in
 
 
 TRAINING = classes(parameters=10, gradients=10, optimizer=20, activations=60)
-OF_TRAINING = ["gradient-checkpointing", "mixed-precision", "smaller-batch"]
 INFERENCE = classes(parameters=30, tensors=40, activations=30)
 
 

@@ -26,7 +26,6 @@ RELEASED = {"ollama": 4 * GIB, "llama-router": 4 * GIB, "vllm": 4 * GIB}
 """Bytes that a fake releases; 3 GiB if its own process holds the memory."""
 
 GONE = ("ollama", "llama-router")
-CUTS = ("llama-router", "a1111", "lmdeploy", "generic")
 """Kinds whose release cuts running requests."""
 
 

@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpumond import __version__, revision
 from gpumond.facts.frame import Frame, Verdict
-from gpumond.facts.pools import Receipt
+from gpumond.facts.pools import Exactness, HostPool, PoolUsage, Receipt, Reclaimable
 from gpumond.facts.program import PoolLimit
-from gpumond.facts.snapshot import Fault, Reading, SourceState
+from gpumond.facts.snapshot import AgentReport, Fault, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.metrics.catalogue import FAMILIES, PROCESSES_PER_DEVICE, Family
 from gpumond.metrics.exposition import Encoding, Exposition
@@ -27,6 +27,7 @@ from tests.helpers.values import (
     TickState,
     advance,
     make_device,
+    make_fault,
     make_pool,
     make_process,
     make_quotas,
@@ -210,3 +211,99 @@ def test_label_values_are_escaped():
 
 if __name__ == "__main__":
     GOLDEN.write_text(page(full_frame()).partition("# HELP gpumond_flushes_total")[0])
+
+
+def count(telemetry: Telemetry, fault: Fault) -> float | None:
+    return telemetry.registry.get_sample_value("gpumond_faults_total", {"source": fault.source, "kind": fault.kind})
+
+
+def test_lasting_fault_counts_once_and_a_returning_one_again():
+    telemetry, hidden = Telemetry(), make_fault("AMD-a", "processes_hidden", "drm")
+    for standing in ([hidden], [hidden], [], [hidden]):
+        telemetry.faults(standing)
+    assert count(telemetry, hidden) == 2
+
+
+def test_faults_are_counted_for_each_device():
+    telemetry = Telemetry()
+    telemetry.faults([make_fault("GPU-a"), make_fault("GPU-b")])
+    telemetry.faults([make_fault("GPU-a"), make_fault("GPU-b"), make_fault("GPU-c")])
+    assert count(telemetry, make_fault()) == 3
+
+
+def test_missing_reading_ends_no_fault():
+    telemetry = Telemetry()
+    telemetry.faults([make_fault("GPU-a")])
+    telemetry.faults([], complete=False)
+    telemetry.faults([make_fault("GPU-a")])
+    assert count(telemetry, make_fault()) == 1
+
+
+def series(*pools: PoolUsage, host_pools: tuple[HostPool, ...] = ()) -> dict[str, str]:
+    """Return the values of the pool series by name."""
+    report = AgentReport(
+        pid=4242,
+        start_ticks=1,
+        uid=0,
+        workload="train",
+        age_seconds=0.0,
+        frameworks=(),
+        flush_policy="allow",
+        pools=pools,
+        host_pools=host_pools,
+    )
+    frame = advance(TickState(), (), make_snapshot(make_device(uuid="GPU-a"), reports=(report,))).frame
+    page = Exposition(Telemetry()).page(frame, Encoding(False)).plain.decode()
+    return dict(re.findall(r"^gpumond_((?:host_)?pool_\w+)\{.*\} (\S+)$", page, re.MULTILINE))
+
+
+def pool_with(exactness: Exactness, held_known: bool) -> PoolUsage:
+    return PoolUsage(
+        allocator="rmm",
+        device_uuid="GPU-a",
+        live_bytes=50,
+        held_bytes=50,
+        reclaimable=Reclaimable(0, 0, 0, exactness),
+        stranded_bytes=0,
+        held_known=held_known,
+    )
+
+
+@pytest.mark.parametrize(
+    ("exactness", "held_known", "shown"),
+    [
+        ("exact", True, {"pool_held_bytes", "pool_stranded_bytes", "pool_reclaimable_bytes"}),
+        ("not_releasable", False, {"pool_reclaimable_bytes"}),
+        ("interval", False, set()),
+    ],
+)
+def test_unknown_values_have_no_series(exactness: Exactness, held_known: bool, shown: set[str]) -> None:
+    known = series(pool_with(exactness, held_known))
+    assert known.keys() - {"pool_live_bytes", "pool_refilled_flushes_total"} == shown
+    assert known["pool_live_bytes"] == "50"
+
+
+def test_unknown_live_bytes_have_no_series_and_nothing_that_follows_from_them() -> None:
+    unknown = series(replace(pool_with("interval", True), live_bytes=None))
+    assert unknown.keys() - {"pool_refilled_flushes_total"} == {"pool_held_bytes"}
+    arena = series(replace(pool_with("not_releasable", True), live_bytes=None))
+    assert arena.keys() - {"pool_refilled_flushes_total"} == {"pool_held_bytes", "pool_reclaimable_bytes"}
+
+
+def test_pinned_host_memory_is_in_no_series_of_a_device() -> None:
+    assert series(host_pools=(HostPool("torch", 64, 96),)) == {
+        "host_pool_live_bytes": "64",
+        "host_pool_held_bytes": "96",
+    }
+
+
+def test_unmapped_bytes_have_a_series_where_they_are_known() -> None:
+    sleeping = replace(pool_with("exact", True), unmapped_bytes=7)
+    assert series(sleeping)["pool_unmapped_bytes"] == "7"
+    assert series(replace(sleeping, unmapped_bytes=0))["pool_unmapped_bytes"] == "0"
+
+
+def test_live_allocations_have_a_series_where_they_are_counted() -> None:
+    counted = replace(pool_with("exact", True), live_allocations=7)
+    assert series(counted)["pool_live_allocations"] == "7"
+    assert series(replace(counted, live_allocations=0))["pool_live_allocations"] == "0"

@@ -29,7 +29,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sna
 from gpumond.facts.units import GIB
 from gpumond.features.oom.case_file import CaseFile
 from gpumond.features.oom.cases import case_file
-from gpumond.features.oom.evidence import Evidence
+from gpumond.features.oom.remedies import Evidence
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 

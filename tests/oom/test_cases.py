@@ -7,17 +7,18 @@ from dataclasses import replace
 import pytest
 
 from gpumond.facts.frame import Frame, Line
+from gpumond.facts.messages import to_json
 from gpumond.facts.program import Oom, OomPool, Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB
 from gpumond.features.oom.case_file import CaseFile, Remedy, document, plain, sections
 from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, case_file, opaque_case, timeline
-from gpumond.features.oom.evidence import Evidence
-from gpumond.features.oom.remedies import remedies
+from gpumond.features.oom.remedies import Evidence, remedies
 from gpumond.tick.history import History
 from gpumond.tick.ledger import attribute
 from gpumond.view.text import moment
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
+from tests.oom.seeded import APPLY, SEEDED, Plan, run
 
 CASE = CaseFile(
     id="1-10-1", at=1.0, pid=10, start_ticks=100, workload="train", device_uuid="GPU-a", gpu="0", summary="failed"
@@ -225,3 +226,31 @@ def test_a_limit_of_the_library_is_named_with_its_setting(allocator: str, limit:
     case = case_file(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History())
     assert case.remedies[0].text == text
     assert (case.remedies[0].name, case.remedies[0].enough) == ("limit", True)
+
+
+NAMES = [f"{number}-{plan.cause}" for number, plan in enumerate(SEEDED)]
+
+
+@pytest.mark.parametrize("plan", SEEDED, ids=NAMES)
+def test_the_first_remedy_removes_the_cause(plan: Plan):
+    case = run(plan)
+    assert case is not None
+    first = case.remedies[0]
+    assert first.name == plan.cause, [(each.name, each.enough, each.size_bytes) for each in case.remedies]
+    if first.name != "nothing":
+        assert run(APPLY[first.name](plan, case)) is None
+
+
+def test_a_model_that_is_too_large_has_no_remedy():
+    (plan,) = (plan for plan in SEEDED if plan.cause == "nothing")
+    case = run(plan)
+    assert case is not None
+    assert case.summary.endswith("no remedy is enough: the program needs 31.5 GiB more than this GPU has")
+
+
+@pytest.mark.parametrize("plan", SEEDED, ids=NAMES)
+def test_a_case_file_states_the_request_and_its_size_is_limited(plan: Plan):
+    case = run(plan)
+    assert case is not None
+    assert 0 < (case.missing_bytes or 0) <= 112 * GIB
+    assert len(to_json(case)) < 1 << 20

@@ -29,9 +29,6 @@ timestamp, uuid, memory.used [MiB], memory.total [MiB], utilization.gpu [%]
 """
 
 
-HEADERLESS = WITH_UNITS.split("\n", 1)[1]
-
-
 PROCESSES = """\
 timestamp, gpu_uuid, pid, process_name, used_gpu_memory [MiB]
 2024/05/01 12:00:00.100, GPU-a, 7, python, serve.py, 100 MiB

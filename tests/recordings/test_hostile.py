@@ -16,7 +16,6 @@ from tests.recordings.reading import read
 from tests.recordings.samples import (
     DMON,
     HEADER as SENSORS,
-    HEADERLESS,
     PROCESSES,
     ROWS as SENSOR_ROWS,
     WITH_UNITS,
@@ -29,7 +28,6 @@ from tests.recordings.samples import (
 
 LOGS = (
     WITH_UNITS,
-    HEADERLESS,
     PROCESSES,
     table(5, process(7, "4MiB"), at=date(0)) + table(6, at=date(1)),
     "time,gpu_id,memory_used_mib,mem_allocated_gb,utilization_gpu_pct\n0,1,5.5,0.001,7\n1,1,6,,8\n",

@@ -9,7 +9,7 @@ import pytest
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.snapshot import Snapshot
 from tests.recordings.reading import elapsed, read, read_with_notices, used
-from tests.recordings.samples import HEADERLESS, PROCESSES, UUID, WITH_UNITS
+from tests.recordings.samples import PROCESSES, UUID, WITH_UNITS
 
 MIB = 1024**2
 AT = 1714564800.123
@@ -31,8 +31,6 @@ HEADER_AGAIN = WITH_UNITS + "\n" + WITH_UNITS.splitlines()[0] + "\n"
         WITHOUT_UNITS,
         ANOTHER_ORDER,
         HEADER_AGAIN,
-        HEADERLESS,
-        WITHOUT_UNITS.split("\n", 1)[1],
         WITH_UNITS.replace("\n", "\r\n"),
         b"\xef\xbb\xbf" + WITH_UNITS.encode(),
         WITH_UNITS.encode("utf-16"),
@@ -40,7 +38,7 @@ HEADER_AGAIN = WITH_UNITS + "\n" + WITH_UNITS.splitlines()[0] + "\n"
         WITH_UNITS + "2024/05/01 12:00:02.123, " + UUID + ", 10",
         "\n\n" + WITH_UNITS,
     ],
-    ids=["units", "nounits", "order", "repeated", "noheader", "bare", "crlf", "bom", "utf16", "gzip", "half", "blank"],
+    ids=["units", "nounits", "order", "repeated", "crlf", "bom", "utf16", "gzip", "half", "blank"],
 )
 def test_equal_readings_in_different_notations_are_equal(log: str | bytes):
     snapshots = read(log)
@@ -153,8 +151,7 @@ def test_program_name_with_a_comma_is_complete():
         ("# gpu    pwr  gtemp\n# Idx      W      C\n", r"line 1: no column of used memory.*record with"),
         ("# gpu  fb\n# Idx  MB\n 0  7\n", r"line 1: no column Time.*--interval, such as 1s"),
         ("==============NVSMI LOG==============\n", r"line 1: this is the output of nvidia-smi -q.*record with"),
-        ("0, 5, 3\n0, 6, 3\n", r"line 1: no header, and the column memory\.used is ambiguous.*--query-gpu"),
-        ("2024/05/01 12:00:00, 81559\n2024/05/01 12:00:01, 81559\n", r"the column memory\.used is ambiguous"),
+        (WITHOUT_UNITS.split("\n", 1)[1], r"line 1: no header; insert the names passed to --query-gpu"),
         ("GPUId,TimeStampUs,Field,Values\n0,1,203,5\n", r"line 1: none of the columns GPUId.* is known"),
         ("\x1b[?1049h, 1\x1b[22;0;0t\n", r"line 1: terminal output"),
         ("[key] -> value\n", r"line 1: .* isn't a line of an nvidia-smi log"),
@@ -174,13 +171,6 @@ def test_log_without_timestamps_needs_only_the_interval():
     assert [len(snapshot.devices) for snapshot in snapshots] == [2, 2, 2]
 
 
-def test_headerless_log_has_the_index_in_its_counting_column():
-    rows = [f"2024/05/01 12:00:0{s}.{g}00, {g}, {40 + g}, {2000 + 10 * s + g}, 81559" for s in range(3) for g in (0, 1)]
-    snapshots = read("\n".join([*rows, ""]))
-    assert [d.uuid for d in snapshots[-1].devices] == ["gpu0", "gpu1"]
-    assert used(snapshots, "gpu1") == [2001 * MIB, 2011 * MIB, 2021 * MIB]
-
-
 def test_malformed_line_is_skipped_with_a_notice():
     rows = "".join(f"2024/05/01 12:00:{s:02}, GPU-a, {s} MiB\n" for s in range(20))
     log = "timestamp, uuid, memory.used [MiB]\n" + rows.replace("05, GPU-a, 5 MiB", "05, GPU-a, lots")
@@ -193,13 +183,3 @@ def test_mostly_malformed_log_is_refused_with_the_first_such_line():
     rows = "".join(f"2024/05/01 12:00:{s:02}, GPU-a, {'lots' if s % 5 == 3 else s}\n" for s in range(20))
     with pytest.raises(ConfigError, match="4 of 20 lines are malformed, more than a tenth; the first is line 5"):
         read("timestamp, uuid, memory.used [MiB]\n" + rows)
-
-
-def test_headerless_log_of_processes_is_not_read_as_devices():
-    log = (
-        PROCESSES.split("\n", 1)[1]
-        .replace("python, serve.py", "python")
-        .replace(", 7,", ", 4077,")
-        .replace(", 8,", ", 4078,")
-    )
-    assert processes(read(log)[0]) == [(4077, 100 * MIB, "python"), (4078, 50 * MIB, "/usr/bin/x")]

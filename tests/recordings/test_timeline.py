@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+
 import pytest
 
+from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.errors import ConfigError
+from gpumond.facts.frame import Verdict
+from gpumond.facts.messages import to_json
 from gpumond.facts.snapshot import Snapshot
+from gpumond.features.loadgen.plan import plan
+from gpumond.features.recordings.diagnose import Changes
+from gpumond.features.recordings.snapshots import NAMELESS
+from tests.helpers.simulated_snapshots import snapshots as virtual
 from tests.recordings.reading import elapsed, read, read_with_notices, used
 
 
@@ -76,3 +87,83 @@ def test_device_missing_from_readings_is_missed_and_then_removed():
 def test_snapshots_of_a_log_are_deterministic():
     rows = "time,uuid,pid,used_bytes\n" + log(*(t + (t * 7 % 5) for t in range(500)))
     assert read(rows) == read(rows)
+
+
+def make_verdict(kind: str = "leak", pid: int | None = 7, summary: str = "") -> Verdict:
+    return Verdict(
+        device_uuid="GPU-a", pid=pid, start_ticks=None if pid is None else 100, kind=kind, since=0.0, summary=summary
+    )
+
+
+def transitions(changes: Changes, at: float, *verdicts: Verdict) -> list[tuple[float, bool, str, int | None]]:
+    return [(c.at, c.onset, c.verdict.kind, c.verdict.pid) for c in changes.update(verdicts, at)]
+
+
+def test_verdict_has_one_beginning_and_one_end():
+    changes = Changes()
+    assert transitions(changes, 1, make_verdict()) == [(1, True, "leak", 7)]
+    assert transitions(changes, 2, make_verdict(summary="goes on")) == []
+    assert transitions(changes, 3, make_verdict("pressure")) == [(3, False, "leak", 7), (3, True, "pressure", 7)]
+    assert transitions(changes, 4, make_verdict("pressure"), make_verdict()) == [(4, True, "leak", 7)]
+
+
+def test_verdicts_of_processes_and_devices_are_distinct():
+    changes = Changes()
+    assert transitions(changes, 1, make_verdict(pid=7), make_verdict(pid=8), make_verdict(pid=None)) == [
+        (1, True, "leak", 7),
+        (1, True, "leak", 8),
+        (1, True, "leak", None),
+    ]
+
+
+def test_verdict_of_an_allocator_without_a_pid_is_its_devices_and_occurs_once():
+    changes = Changes()
+    own = make_verdict(pid=NAMELESS, summary=f"a program (pid {NAMELESS}) keeps more")
+    (change,) = changes.update((own, make_verdict(pid=None)), 1)
+    assert (change.verdict.pid, change.verdict.summary) == (None, "a program keeps more")
+
+
+Transitions = list[tuple[float, bool, str, int | None]]
+
+
+def verdicts(snapshots: Iterable[Snapshot]) -> Transitions:
+    diagnosis, changes, transitions = Diagnosis(), Changes(), []
+    for snapshot in snapshots:
+        diagnosis = diagnose(diagnosis, snapshot)
+        for change in changes.update(diagnosis.verdicts, snapshot.taken_at):
+            transitions.append((change.at, change.onset, change.verdict.kind, change.verdict.pid))
+    return transitions
+
+
+def as_csv(snapshots: Iterable[Snapshot]) -> Iterator[str]:
+    yield "time,uuid,pid,used_bytes,size_bytes,utilization\n"
+    for snapshot in snapshots:
+        for device in snapshot.devices:
+            load = device.sensors.gpu_utilization_ratio
+            yield f"{snapshot.taken_at},{device.uuid},,{device.used_bytes},{device.size_bytes},{load}\n"
+            for process in device.processes or ():
+                yield f"{snapshot.taken_at},{device.uuid},{process.pid},{process.used_bytes},,\n"
+
+
+@pytest.fixture(scope="module")
+def live() -> list[Snapshot]:
+    """Snapshots of a program that fills its device and crashes, on a daemon that has just started."""
+    snapshots_so_far = list(islice(virtual(plan("crash", seed=1)), 1200))
+    start = snapshots_so_far[0].elapsed_seconds
+    return [replace(snapshot, elapsed_seconds=snapshot.elapsed_seconds - start) for snapshot in snapshots_so_far]
+
+
+def test_replay_gives_the_live_verdicts(live: list[Snapshot]):
+    transitions = verdicts(live)
+    assert {kind for _, onset, kind, _ in transitions if onset} >= {"pressure", "crash"}
+    assert verdicts(read(b"".join(to_json(snapshot) + b"\n" for snapshot in live))) == transitions
+
+
+def test_plain_log_gives_the_live_alarms(live: list[Snapshot]):
+    assert not any(snapshot.reports for snapshot in live)
+    alarms = ("pressure", "crash", "leak", "orphan")
+
+    def alarms_of(transitions: Transitions) -> Transitions:
+        return [each for each in transitions if each[2] in alarms]
+
+    assert alarms_of(verdicts(read("".join(as_csv(live))))) == alarms_of(verdicts(live))

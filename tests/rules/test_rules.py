@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.alerts import Activities, Rule
+from gpumond.facts.alerts import Activities, Rule, overridden, own_fields
 from gpumond.facts.frame import Alert
 from gpumond.facts.program import ProcessKey
+from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import step
+from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 from gpumond.quantities.scope import Hidden
 from tests.rules.rows import Row, of
 
@@ -155,3 +157,31 @@ def test_alert_has_its_identity_and_filled_annotations():
     assert dict(alert.labels) == {"alertname": "full", "gpu": "0", "severity": "warning", "uuid": "GPU-a"}
     assert dict(alert.annotations) == {"summary": "0: 9 GiB used, 90.0% is above 50.0%, {what}"}
     assert (alert.active_at, alert.fired_at, alert.value) == (5.0, 5.0, 0.9)
+
+
+@pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
+def test_own_values_of_a_built_in_rule_are_an_override_without_effect(rule: Rule):
+    own = own_fields(rule)
+    assert OverrideConfig.model_validate(own).fields() == own
+    assert overridden(rule, own) == rule
+    assert overridden(rule, {}) == rule
+
+
+@pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("threshold", [-1.0, 0.0, 0.01, 0.5, 40.0])
+def test_overridden_rule_is_valid(rule: Rule, threshold: float):
+    changed = overridden(rule, {"threshold": threshold, "for": 5.0, "severity": "page"})
+    assert RuleConfig.model_validate(written(changed)).rule() == changed
+    assert changed.above == threshold or changed.below == threshold
+
+
+def test_clear_level_keeps_its_ratio():
+    rule = Rule(name="r", scope="device", value="used_ratio", above=0.8, clear=0.6)
+    assert overridden(rule, {"threshold": 0.4}).clear == pytest.approx(0.3)
+    below = replace(rule, above=None, below=0.5, clear=0.6)
+    assert overridden(below, {"threshold": 0.25}).clear == pytest.approx(0.3)
+
+
+def test_severity_replaces_only_its_label():
+    rule = Rule(name="r", scope="device", value="up", below=1, labels=(("team", "a"), ("severity", "info")))
+    assert overridden(rule, {"severity": "page"}).labels == (("team", "a"), ("severity", "page"))

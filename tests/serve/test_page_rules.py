@@ -111,3 +111,18 @@ def test_preview_is_drawn_as_intervals_of_each_subject():
     assert spans == {(None, None): [(40, 50)], ("GPU-b", 7): [(15, 25)], ("GPU-a", None): [(30, 60), (10, 20)]}
     (newest,) = run_module("ruleform", "m.spansOf(given[0], given[1])", {"fired": fired, "to_at": 60}, 1)
     assert newest["uuid"] is None
+
+
+def test_curves_of_two_baselines_have_one_scale():
+    def side(levels: list[float]) -> Any:
+        distribution = {"levels": levels, "peak": 8, "typical": 4, "low": 2, "high": 8}
+        return {"workloads": [{"workload": "train", "measures": [{"measure": "used", "distribution": distribution}]}]}
+
+    expression = "m.curves(given[0], given[1])"
+    (found,) = run_module("curves", expression, side([4, 8]), side([2]))
+    assert found == {
+        "workload": "train",
+        "top": 8,
+        "before": "M0 50.00H500.00V0.00H1000.00",
+        "after": "M0 75.00H1000.00",
+    }

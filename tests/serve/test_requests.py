@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import replace
 
 import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from gpumond.config.web_file import Web
+from gpumond.page.files import FILES
 from gpumond.serve.authentication import Tokens
+from gpumond.serve.examples import AUDIT_ENTRY, DEVICE
 from gpumond.serve.guard import Guard, Policy
 from gpumond.serve.limits import CHANGES_AT_ONCE, CONCURRENT_REQUESTS, MAX_BODY_BYTES
+from gpumond.serve.resources import ENTRIES_AT_ONCE
+from gpumond.store.audit import AuditEntry
+from tests.serve.application import AuditedStore, View, ask
 from tests.serve.guarded import ADMIN, FLUSH, RULE, GuardedApi, PeerMiddleware
 
 HOSTS = [
@@ -275,3 +282,53 @@ def test_api_schema_has_no_command_line_and_no_environment():
     document = GuardedApi().ask("GET", "/openapi.json").text
     assert "cmdline" not in document
     assert "environ" not in document
+
+
+class LongAudit(AuditedStore):
+    async def audit_entries(self, limit: int = 0, users: bool = True, operation: str | None = None) -> list[AuditEntry]:
+        return [replace(AUDIT_ENTRY, seq=number) for number in range(limit)]
+
+
+@pytest.mark.parametrize("count", [1, ENTRIES_AT_ONCE, ENTRIES_AT_ONCE + 1, 3 * ENTRIES_AT_ONCE])
+def test_all_entries_of_a_long_list_are_written(count: int):
+    view = View()
+    view.store = LongAudit()
+    answer = ask(view, f"/api/v1/audit?limit={count}")
+    assert answer.headers["content-type"] == "application/json"
+    assert [entry["seq"] for entry in json.loads(answer.content)] == list(range(count))
+
+
+STREAMS = ("/api/v1/events", "/api/v1/live")
+
+
+def test_head_answers_as_get_without_the_body():
+    documented = GuardedApi().ask("GET", "/openapi.json").json()["paths"]
+    routes = [path for path, methods in documented.items() if "get" in methods]
+    paths = [path.replace("{name}", "device-lost") for path in routes if path not in ("/api/v1/history", *STREAMS)]
+    pages = ("/docs", "/docs/runbooks/", "/docs/runbooks/leak", "/openapi.json")
+    for path in (*paths, *FILES, *pages, f"/api/v1/history?uuid={DEVICE.uuid}"):
+        api = GuardedApi()
+        full, head = api.ask("GET", path), api.ask("HEAD", path)
+        assert head.status_code == full.status_code, path
+        assert _steady(head) == _steady(full), path
+        assert head.headers.get("content-length", "0") != "0", path
+        assert head.content == b"", path
+        assert full.content, path
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_head_of_a_stream_ends(path: str):
+    head = GuardedApi().ask("HEAD", path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"].startswith("text/event-stream")
+
+
+def test_head_requires_a_get_route():
+    answer = GuardedApi().ask("HEAD", "/api/v1/flushes")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert GuardedApi().ask("DELETE", "/api/v1/frame").headers["allow"] == "GET, HEAD"
+
+
+def _steady(answer: httpx.Response) -> dict[str, str]:
+    """Return the headers without those that differ between responses of /status."""
+    return {name: value for name, value in answer.headers.items() if name != "content-length"}

@@ -6,20 +6,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.facts.frame import Alert, StatedCondition, StatedFault, Verdict
 from gpumond.facts.program import PoolLimit
+from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import SourceState
+from gpumond.facts.units import duration
 from gpumond.top.processes import SortOrder, Table, arranged, fitting
 from gpumond.top.screen import described as details
 from gpumond.view.frame import view
-from gpumond.view.notices import FrameNotice
+from gpumond.view.notices import LIKELY_MEANT, FrameNotice, stuck
 from gpumond.view.rows import ProcessRow, plain
 from gpumond.view.tables import device_lines, flush_estimate, process_table
-from gpumond.view.text import plain_text
+from gpumond.view.text import COLORS, FILLS, GROUNDS, StackCell, bar, block, plain_text, stack
 from tests.helpers.agents import GIB
-from tests.helpers.frames import busy_frame, make_frame
+from tests.helpers.frames import busy_frame, holding_with, make_frame
 from tests.helpers.values import make_device, make_pool, make_process, make_quotas, make_report
 
 LEAK = Verdict(
@@ -346,3 +349,151 @@ def test_programs_with_an_agent_and_without_device_memory_are_named_by_workload(
     (report,) = (make_report(10, (make_pool(live=20 * GIB),), workload="train"),)
     content = view(busy_frame(reports=(report, launcher, trainer)))
     assert [notice.title for notice in content.notices] == ["connected, without GPU memory: cpu-only"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "what", "remedy"),
+    [
+        ({"state": "zombie"}, "pid 7 (python) is a zombie and holds 3.0 GiB", "ps -o ppid= -p 7"),
+        ({"state": "gone", "comm": None}, "pid 7 (unknown program) is gone and holds 3.0 GiB", "reset the GPU"),
+        ({"state": "uninterruptible", "slurm_job": "47"}, "pid 7 (python in Slurm job 47) is uninterr", "dmesg"),
+        ({"state": "stopped", "workload": "train"}, "pid 7 (train) is stopped", "kill -CONT 7"),
+        (
+            {"kinds": ["holder"], "used_bytes": None, "container_name": "web"},
+            "pid 7 (python in container web)",
+            "kill 7",
+        ),
+        ({"orphaned": True}, "pid 7 (python) is orphaned and holds 3.0 GiB", "nohup"),
+        (
+            {"orphaned": True, "idle_seconds": 4000.0},
+            "pid 7 (python) is orphaned, idle for 1 h 7 min and holds 3.0 GiB",
+            "kill 7",
+        ),
+        ({"kinds": ["holder"], "used_bytes": None, "orphaned": True}, "pid 7 (python) is not listed", "kill 7"),
+        ({"state": "zombie", "orphaned": True}, "pid 7 (python) is a zombie and holds 3.0 GiB", "parent"),
+        (
+            {"idle_seconds": 2040.0, "unit": "web.service"},
+            "pid 7 (python in unit web.service) is idle for 34 min",
+            "--pid 7",
+        ),
+    ],
+)
+def test_stuck_process_is_named_with_its_remedy(fields: dict[str, Any], what: str, remedy: str):
+    (entry,) = stuck([holding_with(**fields), holding_with(**fields)])
+    assert entry.what.startswith(what)
+    assert remedy in entry.remedy
+
+
+def test_healthy_processes_are_not_stuck():
+    well = [{}, {"state": None}, {"idle_seconds": 1799.0}, {"idle_seconds": 9999.0, "used_bytes": GIB - 1}]
+    well += [{"orphaned": False}, {"idle_seconds": 9999.0, "used_bytes": None}]
+    assert list(stuck([holding_with(pid, **fields) for pid, fields in enumerate(well)])) == []
+
+
+def test_intended_kinds_are_distinguished():
+    kinds = [entry.kind for entry in stuck([holding_with(1, orphaned=True), holding_with(2, state="zombie")])]
+    assert [kind in LIKELY_MEANT for kind in kinds] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (60, "1 min"),
+        (99, "1 min 39 s"),
+        (179, "2 min 59 s"),
+        (599.4, "9 min 59 s"),
+        (599.6, "10 min"),
+        (629, "10 min"),
+        (630, "11 min"),
+        (1380, "23 min"),
+        (3569, "59 min"),
+        (3599, "1 h"),
+        (7500, "2 h 5 min"),
+        (86399, "1 d"),
+        (273600, "3 d 4 h"),
+        (273600 + 1801, "3 d 5 h"),
+    ],
+)
+def test_duration_is_readable(seconds: float, text: str):
+    assert duration(seconds) == text
+
+
+PARTS = st.dictionaries(st.sampled_from((*SHARES, "reserved")), st.integers(0, 1 << 40))
+
+
+@given(PARTS, st.integers(0, 1 << 41), st.integers(1, 300))
+def test_borders_are_within_half_a_cell(parts: dict[str, int], size: int, width: int):
+    cells = bar(parts, size, width)
+    assert sum(count for _, count in cells) == width
+    assert all(count > 0 for _, count in cells)
+    whole = max(size, sum(parts.values()), 1)
+    passed, drawn, counts = 0, 0, dict(cells)
+    for part in (*SHARES, "reserved"):
+        passed += parts.get(part, 0)
+        drawn += counts.get(part, 0)
+        assert abs(drawn - passed * width / whole) <= 0.5
+
+
+def test_parts_are_in_the_order_of_the_shares_and_the_rest_is_free():
+    assert bar({"reserved": 1, "cached": 2, "live": 4}, 10, 10) == [
+        ("live", 4),
+        ("cached", 2),
+        ("reserved", 1),
+        ("free", 3),
+    ]
+
+
+def test_overcount_does_not_exceed_the_bar():
+    assert bar({"live": 30, "cached": 10}, 20, 8) == [("live", 6), ("cached", 2)]
+
+
+def test_parts_have_distinct_marks_and_a_color():
+    assert len(set(FILLS.values())) == len(FILLS) == len(set(GROUNDS.values()))
+    assert FILLS.keys() == GROUNDS.keys() == COLORS.keys() | {"reserved"}
+    assert all(mark.isascii() and len(mark) == 1 for mark in FILLS.values())
+
+
+def outline(points: list[tuple[float, float]], end: float, width: int, rows: int) -> list[str]:
+    drawn = stack([(at, {"live": int(value)}) for at, value in points], 0, end, width, rows)
+    return ["".join(map(block, row)) for row in drawn]
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([], ["    ", "    "]),
+        ([(0, 1), (1, 2), (2, 3), (3, 4)], ["  ▄█", "▄███"]),
+        ([(0, 4), (3, 4)], ["████", "████"]),
+        ([(0, 4), (0.4, 8), (1, 0), (2, 8)], ["█ █ ", "█ █ "]),
+        ([(0, 0), (1, 0)], ["    ", "    "]),
+        ([(-5, 9), (9, 9), (1, 1)], [" █  ", " █  "]),
+    ],
+    ids=["nothing", "rising", "as often as it was read", "highest of an interval", "zero", "outside"],
+)
+def test_stack_shows_the_maximum_of_each_interval_from_zero(points: list[tuple[float, float]], expected: list[str]):
+    assert outline(points, 4, 4, 2) == expected
+
+
+def test_gap_in_the_history_remains_a_gap():
+    points = [(float(at), 1.0) for at in (*range(5), *range(15, 20))]
+    assert outline(points, 20, 20, 1) == ["█████          █████"]
+
+
+def test_stack_shows_the_parts_from_the_bottom_in_their_proportion():
+    parts = {"live": 8, "cached": 4, "overhead": 0, "unattributed": 4}
+    top, bottom = stack([(0.0, parts)], 0, 1, 1, 2)
+    assert bottom == [StackCell("live", "live", 8)]
+    assert top == [StackCell("cached", "unattributed", 4)]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(SHARES), st.integers(0, 1 << 40), min_size=1), min_size=1, max_size=20))
+def test_height_of_a_stack_is_that_of_its_sum(points: list[dict[str, int]]):
+    rows = stack([(float(at), parts) for at, parts in enumerate(points)], 0, len(points), len(points), 4)
+    top = max(sum(parts.values()) for parts in points) or 1
+    for column, parts in enumerate(points):
+        total = sum(parts.values())
+        height = sum(8 if row[column].upper else row[column].eighths for row in rows if row[column].lower)
+        assert height == (max(1, round(total * 32 / top)) if total else 0)

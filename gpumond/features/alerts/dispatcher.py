@@ -40,7 +40,7 @@ from gpumond.features.alerts.actions import FlushOrder, Key, Tracks, annotate, c
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
 from gpumond.features.alerts.receivers.base import NotSent, ReceiverType
 from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Suspends, Tick, flush_each
-from gpumond.quantities.device import short_users
+from gpumond.quantities.device_scope import short_users
 from gpumond.store.audit import AuditEntry
 from gpumond.store.store import Store
 

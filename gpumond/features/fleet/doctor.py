@@ -15,8 +15,7 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import counted
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import progress, read_frames, selected
-from gpumond.features.fleet.drift import Build, differences, read_builds, usual
-from gpumond.features.fleet.status import MachineStatus, of_frame
+from gpumond.features.fleet.status import Build, MachineStatus, differences, of_frame, read_builds, usual
 from gpumond.view.frame import frame_of
 from gpumond.view.text import safe
 

@@ -16,8 +16,7 @@ from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
 from gpumond.facts.units import human
 from gpumond.features.oom.case_file import CaseFile, Curve, RankError, Remedy, Timeline, rank_order
-from gpumond.features.oom.evidence import Evidence
-from gpumond.features.oom.remedies import remedies, sentence
+from gpumond.features.oom.remedies import Evidence, remedies, sentence
 from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.table import Table
 from gpumond.tick.history import History

@@ -310,7 +310,7 @@ QUIET_SECONDS = 2.0
 """Time for which nothing is printed, and between two lines."""
 
 
-def progressing(items: Iterable[T], what: str = "snapshots") -> Iterator[T]:
+def progressing(items: Iterable[T]) -> Iterator[T]:
     """Yield the items. Their number is printed from two seconds on: in one line that is rewritten on a terminal, and
     every half minute in a log.
     """
@@ -320,7 +320,7 @@ def progressing(items: Iterable[T], what: str = "snapshots") -> Iterator[T]:
     for number, item in enumerate(items, 1):
         if (now := time.monotonic()) >= due:
             start, end = ("\r", "") if terminal else ("", "\n")
-            print(f"{start}gpumond: {number:,} {what} read", end=end, file=sys.stderr, flush=True)
+            print(f"{start}gpumond: {number:,} snapshots read", end=end, file=sys.stderr, flush=True)
             due, printed = now + (QUIET_SECONDS if terminal else 15 * QUIET_SECONDS), True
         yield item
     if printed and terminal:

@@ -1,4 +1,4 @@
-"""Logs of ``nvidia-smi --query-gpu=… --format=csv[,noheader,nounits] -l N``, and of ``--query-compute-apps``.
+"""Logs of ``nvidia-smi --query-gpu=… --format=csv[,nounits] -l N``, and of ``--query-compute-apps``.
 
 Columns may be in any order, units in the header or in the cells. Headers may be repeated, and a log may contain
 several devices. The default table of ``nvidia-smi``, repeated (``-l N``), has devices and, where listed, their
@@ -8,8 +8,7 @@ processes. ``scrolling`` reads the tables of ``dmon`` and ``pmon``.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from itertools import chain, islice
 from typing import NamedTuple
@@ -58,7 +57,6 @@ FIELDS = {
 }
 IDENTITIES = ("uuid", "bus", "serial", "index")
 SAME_MOMENT_SECONDS = 0.02
-TO_INFER_FROM = 5000
 BEFORE_TABLE = 20
 """Number of first lines among which a table may begin: a script writes a line of its own before each."""
 _ESCAPE = "\x1b"
@@ -101,8 +99,8 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
         raise ConfigError(f"{lines.name}, line 1: this is the output of nvidia-smi -q, not CSV; {REMEDY}")
     log = _Log(lines, remarks, interval)
     if header(first) is None:
-        peeked = list(islice(numbered, TO_INFER_FROM))
-        if any(_START.match(line) for _, line in peeked[:BEFORE_TABLE]):
+        peeked = list(islice(numbered, BEFORE_TABLE))
+        if any(_START.match(line) for _, line in peeked):
             return _table_rows(chain(peeked, numbered), remarks, interval)
         if _ESCAPE in first:
             raise ConfigError(f"{lines.name}, line 1: terminal output, for example from watch; {REMEDY}")
@@ -110,8 +108,10 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
             raise ConfigError(f"{lines.name}, line 1: {first[:60]!r} isn't a line of an nvidia-smi log; {REMEDY}")
         if not _NUMBER.search(first):
             raise ConfigError(f"{lines.name}, line 1: none of the columns {first[:120]} is known; {REMEDY}")
-        log.use(infer(lines.name, [[cell.strip() for cell in line.split(",")] for _, line in peeked]))
-        numbered = chain(peeked, numbered)
+        raise ConfigError(
+            f"{lines.name}, line 1: no header; insert the names passed to --query-gpu as the first line of the log,"
+            " such as timestamp, index, memory.used"
+        )
     return parsed(numbered, log.row, remarks)
 
 
@@ -166,8 +166,6 @@ class _Log:
         columns = self._columns
         if not columns:
             raise ValueError("a reading before any header")
-        if not self._width:
-            self._width = len(cells) - 1
         if len(cells) - 1 != self._width:
             cells = self._joined(cells, columns)
         used, size, *rest = (self._bytes(cells, field) for field in ("used", "size", "free", "reserved"))
@@ -221,91 +219,6 @@ class _Log:
                 f"{self._lines.name}, line {number}: two readings at one time and no column that identifies the"
                 " devices; add uuid, index or pci.bus_id to --query-gpu"
             )
-
-
-MOST_ELSE = 110
-"""Upper limit of percentages, temperatures and indices."""
-
-_TIME = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d.*")
-_UUID = re.compile(r"(GPU|MIG)-\S{8,}")
-_BUS = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d")
-_MEMORY = re.compile(r"\d+ MiB|\[.*\]")
-_LOAD = re.compile(r"\d+ %")
-_INTEGER = re.compile(r"\d+|\[.*\]")
-PATTERNS = (("time", _TIME), ("uuid", _UUID), ("bus", _BUS))
-
-
-def infer(name: str, rows: Sequence[Sequence[str]]) -> Columns:
-    """Return the columns of a log without a header that are unambiguous. Raises ConfigError with the remedy."""
-    width = Counter(len(row) for row in rows).most_common(1)
-    cells = list(zip(*(row for row in rows if width and len(row) == width[0][0]), strict=True))
-    columns = {field: LogColumn(at) for field, pattern in PATTERNS for at in _matching(cells, pattern)[:1]}
-    # a device is identified by its uuid, its bus, or a column that counts
-    taken = {column.at for column in columns.values()}
-    device = next((columns[field].at for field in ("uuid", "bus") if field in columns), None)
-    if device is None and (device := _index(cells, taken)) is not None:
-        columns["index"] = LogColumn(device)
-        taken.add(device)
-    # amounts have a unit or, without one, are larger than other numbers
-    memory = [at for at in _matching(cells, _MEMORY) if at not in taken and any("MiB" in cell for cell in cells[at])]
-    large = [at for at in _matching(cells, _INTEGER) if at not in taken and _largest(cells[at]) > MOST_ELSE]
-    bare = not memory
-    if bare:
-        memory = large
-    elif len(large) == 1:  # if amounts have units, a large number without a unit is a pid
-        columns |= dict([("pid", LogColumn(large[0])), ("program", LogColumn(large[0] + 1))][: len(cells) - large[0]])
-    sizes = [at for at in memory if _is_size(cells, at, device, memory)]
-    used = [at for at in memory if at not in sizes]
-    if bare and len(used) == 1 and not sizes and len(set(cells[used[0]])) == 1:
-        used = []  # the column may as well be the size
-    if len(used) != 1 or len(sizes) > 1 or not cells:
-        raise ConfigError(
-            f"{name}, line 1: no header, and the column memory.used is ambiguous; record without noheader, or"
-            " insert the names passed to --query-gpu as the first line of the log: timestamp, index, memory.used"
-        )
-    load = _matching(cells, _LOAD)
-    found = [("used", used), ("size", sizes), ("utilization", load if len(load) == 1 else [])]
-    return columns | {field: LogColumn(at) for field, places in found for at in places}
-
-
-def _matching(columns: Sequence[Sequence[str]], pattern: re.Pattern[str]) -> list[int]:
-    return [at for at, cells in enumerate(columns) if all(pattern.fullmatch(cell) for cell in cells)]
-
-
-def _numbers(cells: Sequence[str]) -> Iterator[int]:
-    return (int(cell.split()[0]) for cell in cells if cell[:1].isdigit())
-
-
-def _largest(cells: Sequence[str]) -> int:
-    return max(_numbers(cells), default=0)
-
-
-def _index(columns: Sequence[Sequence[str]], taken: set[int]) -> int | None:
-    """Return the column that counts 0, 1, 2, … 0, 1, 2 like device indices. A column of zeros is ambiguous."""
-    for at, cells in enumerate(columns):
-        if at in taken or not all(cell.isdigit() for cell in cells):
-            continue
-        numbers = list(_numbers(cells))
-        count = max(numbers) + 1
-        if 1 < count <= 64 and len(numbers) >= 2 * count and numbers == [n % count for n in range(len(numbers))]:
-            return at
-    return None
-
-
-def _is_size(columns: Sequence[Sequence[str]], at: int, device: int | None, memory: Sequence[int]) -> bool:
-    """Return whether a column is constant for each device and never less than the others."""
-    values: dict[str, set[str]] = {}
-    for row, cell in enumerate(columns[at]):
-        values.setdefault(columns[device][row] if device is not None else "", set()).add(cell)
-    others = [columns[other] for other in memory if other != at]
-    if any(len(cells) != 1 for cells in values.values()) or not others:
-        return False
-    return all(
-        int(size.split()[0]) >= int(cell.split()[0])
-        for cells in others
-        for size, cell in zip(columns[at], cells, strict=True)
-        if cell[:1].isdigit() and size[:1].isdigit()
-    )
 
 
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")

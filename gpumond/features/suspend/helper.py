@@ -185,23 +185,23 @@ def carry_out(order: Order, driver: Driver) -> Answer:
     return _Run(order, driver).carry_out()
 
 
-def host_size(pid: int, proc: str = "/proc") -> int | None:
+def host_size(pid: int) -> int | None:
     """Return the bytes of a process in memory and swap, None if unknown."""
-    lines = dict(line.partition(":")[::2] for line in text_of(f"{proc}/{pid}/status").splitlines())
+    lines = dict(line.partition(":")[::2] for line in text_of(f"/proc/{pid}/status").splitlines())
     try:
         return sum(int(lines[name].split()[0]) << 10 for name in ("VmRSS", "VmSwap"))
     except (KeyError, ValueError, IndexError):
         return None
 
 
-def take_user(order: Order, proc: str = "/proc") -> None:
+def take_user(order: Order) -> None:
     """Take groups, gid, user namespace and uid of the program, if this process may. Raises OSError.
 
     The kernel lets a user access the own programs in its user namespace only.
     """
     if os.geteuid() != 0 or order.uid == 0:
         return
-    process = f"{proc}/{order.pid}"
+    process = f"/proc/{order.pid}"
     ids = _ids(process)
     if "Gid" not in ids:
         raise ProcessLookupError(order.pid)
@@ -209,7 +209,7 @@ def take_user(order: Order, proc: str = "/proc") -> None:
     os.setresgid(*[ids["Gid"][1]] * 3)
     uid = order.uid
     with suppress(PermissionError):  # without CAP_SYS_PTRACE, which it needs to enter as well
-        if os.stat(f"{process}/ns/user").st_ino != os.stat(f"{proc}/self/ns/user").st_ino:
+        if os.stat(f"{process}/ns/user").st_ino != os.stat("/proc/self/ns/user").st_ino:
             _enter(f"{process}/ns/user")
             uid = _ids(process)["Uid"][1]  # as the namespace has it
     os.setresuid(*[uid] * 3)

@@ -85,9 +85,9 @@ class Helpers:
     of the lock files.
     """
 
-    def __init__(self, directory: Path, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._environ = {name: text for name, text in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        self._environ = {name: text for name, text in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         self._processes: list[subprocess.Popen[bytes]] = []
 
     async def ask(self, order: Order, seconds: float) -> Answer | None:

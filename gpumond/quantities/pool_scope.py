@@ -11,7 +11,7 @@ from gpumond.events import oom_texts
 from gpumond.facts.alerts import Labels
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
-from gpumond.quantities.exported import POOL as QUANTITIES, POOL_COUNTERS, STRANDED
+from gpumond.quantities.program import POOL as QUANTITIES, POOL_COUNTERS, STRANDED
 from gpumond.quantities.quantity import Quantity
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
