@@ -57,7 +57,7 @@ function* tablesOf(found, ranks) {
   if (oom) yield ["The program’s pools at the error", [plain("Allocator", ({ allocator }) => allocator), ...["live", "cached", "stranded"].map((share) => bytes(capital(share), `${share}_bytes`))], oom.pools.filter((pool) => !uuid || pool.device_uuid === uuid)];
   const held = lines.filter((line) => line.used_bytes).sort((one, other) => other.used_bytes - one.used_bytes);
   if (held.length && free !== null) held.push({ share: "free", used_bytes: free });
-  yield [ledgerTitle(found), [plain("Program", (line) => (line.share === "free" ? "" : rowOf(line))), plain("Share", ({ share }) => share), bytes("Bytes", "used_bytes")], held];
+  yield [ledgerTitle(found), [plain("Program", (line) => (line.share === "free" ? "-" : rowOf(line))), plain("Share", ({ share }) => share), bytes("Bytes", "used_bytes")], held];
   const later = ({ seconds_later: seconds }) => `${seconds.toFixed(1)} s`;
   if (ranks.length > 1) yield ["Order of the ranks", [plain("Rank", ({ rank }) => String(rank)), plain("PID", ({ pid }) => String(pid)), plain("Later", later)], ranks];
   if (!oom) return;
