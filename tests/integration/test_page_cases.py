@@ -64,7 +64,7 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
         remedy.get_by_text("flush notebook (pid 17)").wait_for()
         assert "30.0 GiB" in remedy.inner_text()
         assert page.locator(".case .plot path").count() == 2
-        ledger = page.get_by_role("table", name="Ledger of the device 0.5 s before the error (the program’s own bytes")
+        ledger = page.get_by_role("table", name="Ledger of the device 0.5 s before the error (the program")
         assert ledger.locator("tbody tr").last.inner_text().split() == ["-", "free", "1.0", "GiB"]
         assert "train.py:31 step" in page.get_by_role("table", name="Failing call").inner_text()
         assert page.get_by_role("link", name="Save as HTML").get_attribute("download")
