@@ -191,7 +191,7 @@ def _exporting(act: Callable[[Page], None]) -> Callable[[Page], None]:
     def exported(page: Page) -> None:
         with page.expect_download() as saved:
             act(page)
-        assert saved.value.path().read_text().startswith("gpu,")
+        assert saved.value.path().read_text().startswith("taken_at,gpu,")
 
     return exported
 
