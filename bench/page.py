@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from bench.live import SIZES
 from bench.result import publish
+from gpumond.features.flush.flusher import PERSON_COOLDOWN_SECONDS
 from gpumond.page.files import PAGE
 from tests.helpers.agents import GIB
 from tests.helpers.browser import PROGRAMS, PageSession, chromium, open_page, put_rule, ready, signed_in
@@ -164,7 +165,7 @@ def tasks(browser: Browser, place: Path) -> dict[str, dict[str, float]]:
             with signed_in(browser, demo) as session:
                 session.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
                 session.page.locator(".card", has_text=f"{by}-rule").wait_for()
-                until(lambda: cached(demo, "train-llm") > GIB // 2, 120)
+                until(lambda: cached(demo, "train-llm") > GIB // 2 and rested(demo, "train-llm"), 120)
                 for task in (WASTE, flushing("train-llm"), silencing(f"{by}-rule"), MINUTE, LINK, EXPORT, COMPARE):
                     found.setdefault(task.name, {})[by] = timed(task, session, by)
                     session.page.reload()
@@ -174,6 +175,13 @@ def tasks(browser: Browser, place: Path) -> dict[str, dict[str, float]]:
                 task = finding("3077")
                 found.setdefault(task.name, {})[by] = timed(task, session, by)
     return found
+
+
+def rested(demo: RunningDaemon, workload: str) -> bool:
+    """Return True if the cooldown after the last flush of a program is over."""
+    flushes = [each for each in demo.get("receipts") if each["workload"] == workload and each["outcome"] != "planned"]
+    ends = [each["started_at"] + each["duration_seconds"] for each in flushes]
+    return time.time() - max(ends, default=0.0) > PERSON_COOLDOWN_SECONDS + 1
 
 
 def timed(task: Task, session: PageSession, by: Input) -> float:

@@ -88,7 +88,9 @@ ACROSS_PACKAGES = {
 
 FORBIDDEN = ("pickle", "marshal", "shelve", "multiprocessing")
 PICKLES = {
-    ("pickle", "agent.requests"),  # writes a snapshot in the format of memory_viz, and reads none
+    # They write a snapshot in the format of memory_viz, and read none.
+    ("pickle", "agent.requests"),
+    ("pickle", "agent.allocators.torch"),
 }
 
 

@@ -105,18 +105,11 @@ def torch_version(frameworks: Sequence[str]) -> tuple[int, int] | None:
 def torch_setting(frameworks: Sequence[str]) -> str:
     """Return the environment variable that configures the allocator of the PyTorch that an agent reports.
 
-    It is the older name where the version is unknown: every version reads it.
+    It is the older name where PyTorch's version is older or unknown: every version reads it.
     """
     version = torch_version(frameworks)
-    return NEW_NAME if version is not None and version >= ALLOC_CONF_SINCE else OLD_NAME
-
-
-def _names(case: Case) -> str:
-    """Return the name for the version in use, and the other one."""
-    name = torch_setting(case.report.frameworks)
-    if name == NEW_NAME:
-        return f"{NEW_NAME} ({OLD_NAME} before PyTorch {ALLOC_CONF_SINCE[0]}.{ALLOC_CONF_SINCE[1]})"
-    return f"{OLD_NAME} ({NEW_NAME} since PyTorch {ALLOC_CONF_SINCE[0]}.{ALLOC_CONF_SINCE[1]})"
+    older = any(name.startswith("torch ") for name in frameworks) and (version is None or version < ALLOC_CONF_SINCE)
+    return OLD_NAME if older else NEW_NAME
 
 
 def _pools(report: AgentReport, allocator: str, device_uuid: str) -> list[PoolUsage]:
@@ -219,13 +212,13 @@ ADVICE = (
         "5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; PyTorch "
         "2.1 or later on CUDA, without private pools or a sleep mode",
         lambda case: _fragmented(case) and _has_expandable_segments(case) and not _can_sleep(case),
-        lambda case: f"set {_names(case)} to expandable_segments:True",
+        lambda case: f"set {torch_setting(case.report.frameworks)} to expandable_segments:True",
     ),
     Advice(
         "max-split-size",
         "the same, where PyTorch has no reliable expandable segments (ROCm, or before 2.1)",
         lambda case: _fragmented(case) and not _has_expandable_segments(case),
-        lambda case: f"set {_names(case)} to max_split_size_mb:{_split_size(case)}",
+        lambda case: f"set {torch_setting(case.report.frameworks)} to max_split_size_mb:{_split_size(case)}",
     ),
     Advice(
         "gradient-checkpointing",

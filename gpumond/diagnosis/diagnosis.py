@@ -327,7 +327,7 @@ class Diagnosis:
             ("fragmentation_ratio", found.ratio),
             ("peak_live_bytes", found.live),
             ("peak_kept_bytes", found.kept),
-            ("crept_bytes", found.growth),
+            ("kept_growth_bytes", found.growth),
         )
         who = messages.program(tracked.name, tracked.pid, "")
         summary = messages.fragmentation(who, _label(device), found.ratio, found.kept, found.live)

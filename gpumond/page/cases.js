@@ -43,17 +43,27 @@ const REMEDIES = [
 ];
 REMEDIES[1].number = true;
 
+/** When the lines of a case were measured, as `gpumond oom show` says it. */
+function ledgerTitle({ at, oom, lines_at: measured, reported_at: reported }) {
+  if (measured === null) return "Ledger of the device";
+  const from = (time) => `${Math.abs(at - time).toFixed(1)} s ${time <= at ? "before" : "after"}`;
+  const report = reported === null ? "" : ` (the program’s report: ${from(reported)})`;
+  return `Ledger of the device ${from(measured)} the error${oom?.pools.length ? " (the program’s own bytes: at the error)" : report}`;
+}
+
 /** Tables of facts of a case: the title, the columns and the rows of each. */
-function* tablesOf({ oom, lines, device_uuid: uuid }, ranks) {
-  yield ["Memory of the GPU just before", [plain("Program", rowOf), plain("Share", ({ share }) => share), bytes("Bytes", "used_bytes")], lines.filter((line) => line.used_bytes).sort((one, other) => other.used_bytes - one.used_bytes)];
+function* tablesOf(found, ranks) {
+  const { oom, lines, device_uuid: uuid, free_bytes: free } = found;
+  if (oom) yield ["The program’s pools at the error", [plain("Allocator", ({ allocator }) => allocator), ...["live", "cached", "stranded"].map((share) => bytes(capital(share), `${share}_bytes`))], oom.pools.filter((pool) => !uuid || pool.device_uuid === uuid)];
+  const held = lines.filter((line) => line.used_bytes).sort((one, other) => other.used_bytes - one.used_bytes);
+  if (held.length && free !== null) held.push({ share: "free", used_bytes: free });
+  yield [ledgerTitle(found), [plain("Program", (line) => (line.share === "free" ? "-" : rowOf(line))), plain("Share", ({ share }) => share), bytes("Bytes", "used_bytes")], held];
   const later = ({ seconds_later: seconds }) => `${seconds.toFixed(1)} s`;
   if (ranks.length > 1) yield ["Order of the ranks", [plain("Rank", ({ rank }) => String(rank)), plain("PID", ({ pid }) => String(pid)), plain("Later", later)], ranks];
   if (!oom) return;
-  const pools = oom.pools.filter((pool) => !uuid || pool.device_uuid === uuid);
-  yield ["The program’s pools at the error", [plain("Allocator", ({ allocator }) => allocator), ...["live", "cached", "stranded"].map((share) => bytes(capital(share), `${share}_bytes`))], pools];
-  for (const found of oom.classes) {
-    const known = Object.entries(found).filter(([key, value]) => /_bytes$/.test(key) && key !== "live_bytes" && value);
-    yield [`Live memory of ${found.allocator} by class`, [plain("Class", ([key]) => key.replace("_bytes", "")), { title: "Bytes", text: ([, value]) => human(value), number: true }], known];
+  for (const one of oom.classes) {
+    const known = Object.entries(one).filter(([key, value]) => /_bytes$/.test(key) && key !== "live_bytes" && value);
+    yield [`Live memory of ${one.allocator} by class`, [plain("Class", ([key]) => key.replace("_bytes", "")), { title: "Bytes", text: ([, value]) => human(value), number: true }], known];
   }
   yield ["Largest allocation sites", [bytes("Bytes", "size_bytes"), plain("Calls, innermost first", ({ calls }) => calls.slice(0, CALLS).map(callText).join(" < "))], oom.sites];
   yield ["Scopes that retain most", [plain("Scope", ({ name: scope }) => scope), bytes("Bytes", "retained_bytes")], oom.scopes];
@@ -101,7 +111,6 @@ function requestOf({ oom, request_bytes: request, free_bytes: free, missing_byte
     free === null ? "" : `${human(free)} was free`,
     missing === null ? "" : `${human(missing)} was missing`,
     oom?.scope ? `in ${oom.scope}` : "",
-    oom?.stack.length ? `at ${callText(oom.stack[0])}` : "",
   ];
   return capital(facts.filter(Boolean).join(" · "));
 }

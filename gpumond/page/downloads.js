@@ -1,5 +1,7 @@
 // What is shown, as tables for CSV and as JSON.
 
+import { saveBlob } from "./elements.js";
+import { state } from "./store.js";
 import { SHARES } from "./words.js";
 
 const FIELDS = [
@@ -36,6 +38,24 @@ const pick = (item, fields) => Object.fromEntries(fields.map((field) => [field, 
 const changeOf = ({ change_bytes: bytes = null, partial }) =>
   bytes === null || partial?.has("change") ? {} : { change_bytes: bytes };
 
+/** A unix time as ISO 8601, which pandas and Excel read as a time. */
+export const isoTime = (at) => new Date(1000 * at).toISOString();
+
+const indexOf = (uuid) => state.devices.get(uuid)?.index ?? null;
+
+/** A record whose times are ISO 8601, and whose device has its index, too. */
+export function readable(record) {
+  const pairs = Object.entries(record).flatMap(([field, value]) => {
+    if (field === "device_uuid") return [["gpu", indexOf(value)], [field, value]];
+    return [[field, /(^|_)at$/.test(field) && value !== null ? isoTime(value) : value]];
+  });
+  return Object.fromEntries(pairs);
+}
+
+/** An event with its details, in place of `id` and `start_ticks`. */
+export const eventRecord = ({ at, kind, device_uuid, pid, workload, summary, details }) =>
+  ({ at, kind, device_uuid, pid, workload, summary, ...Object.fromEntries(details.filter(([field]) => /^\w+$/.test(field))) });
+
 function processRecord(row) {
   return { gpu: row.device?.index ?? null, device_uuid: row.device_uuid, ...pick(row, FIELDS), ...changeOf(row) };
 }
@@ -50,17 +70,21 @@ export function tableOf(all) {
   return [fields, ...all.map((record) => fields.map((field) => record[field] ?? null))];
 }
 
-/** The intervals of a chart as a table: times (ISO 8601, UTC) and bytes. */
+/** The intervals of a chart as a table. */
 export function chartTable({ columns }) {
   const fields = ["used", ...SHARES].filter((field) => columns.some((column) => field in column));
-  const time = (at) => new Date(1000 * at).toISOString();
-  const rows = columns.map((column) => [time(column.at), time(column.end), ...fields.map((field) => column[field] ?? null)]);
+  const rows = columns.map((column) => [isoTime(column.at), isoTime(column.end), ...fields.map((field) => column[field] ?? null)]);
   return [["from", "to", ...fields.map((field) => `${field}_bytes`)], ...rows];
 }
 
 /** A table as CSV (RFC 4180). Unknown values are empty. A text that a spreadsheet would compute begins with an
 apostrophe. */
 export const csvOf = (table) => table.map((row) => `${row.map(cell).join(",")}\r\n`).join("");
+
+/** Saves records as a CSV file. */
+export function saveCsv(name, all) {
+  saveBlob(`gpumond-${name}.csv`, new Blob([csvOf(tableOf(all.map(readable)))], { type: "text/csv" }));
+}
 
 function cell(value) {
   if (value === null) return "";

@@ -86,6 +86,9 @@ export function showChoices(select, pairs, value) {
   if (select.value !== value) select.value = value;
 }
 
+export const saveJson = (name, value) =>
+  saveBlob(`gpumond-${name}.json`, new Blob([`${JSON.stringify(value, null, 2)}\n`], { type: "application/json" }));
+
 /** Saves a blob as a file of the browser's user. */
 export function saveBlob(name, blob) {
   const link = make("a");

@@ -3,7 +3,8 @@
 import * as address from "./address.js";
 import { causesOf } from "./causes.js";
 import { showMinuteBefore } from "./chart.js";
-import { $, button, make, name, put, showChoices, sync } from "./elements.js";
+import { eventRecord, saveCsv } from "./downloads.js";
+import { $, button, make, put, showChoices, sync } from "./elements.js";
 import { clean, clock, words } from "./format.js";
 import { showDevice } from "./hero.js";
 import { state } from "./store.js";
@@ -16,7 +17,7 @@ const CHOICES = {
   all: () => true,
   alerts: (kind) => /^(alert|verdict|oom|xid)/.test(kind),
   flushes: (kind) => kind === "flush",
-  programs: (kind) => /^(agent|process)/.test(kind),
+  programs: (kind) => /^(agent|process|suspend|resume|wait|grant)/.test(kind),
 };
 
 const choice = () => CHOICES[$("events-of").value];
@@ -53,7 +54,8 @@ function updateGroup(node, [event, ...more]) {
   const [time, kind, summary] = node.children;
   put(time, clock(event.at));
   put(kind, words(event.kind));
-  name(summary, [event.summary, ...new Set(more.map((each) => words(each.kind)))].join(" · "), 900);
+  put(summary, event.summary, 900);
+  summary.title = [event, ...more].map((each) => clean(`${words(each.kind)}: ${each.summary}`)).join("\n");
 }
 
 export function showEvents() {
@@ -66,6 +68,10 @@ export function showEvents() {
 
 const wanted = address.read("events");
 showChoices($("events-of"), Object.keys(CHOICES).map((name) => [name]), Object.hasOwn(CHOICES, wanted) ? wanted : "all");
+$("events-csv").addEventListener("click", () => {
+  const chosen = [...state.events.values()].filter(({ kind }) => choice()(kind));
+  saveCsv("events", chosen.map(eventRecord));
+});
 $("events-of").addEventListener("change", () => {
   address.write("events", $("events-of").value === "all" ? "" : $("events-of").value);
   if (state.frame) showEvents();

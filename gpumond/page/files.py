@@ -119,15 +119,19 @@ def _tag(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()[:16]
 
 
-MARKS: dict[Kind, str] = {
+MARKS: dict[str, str] = {
     "oom": "✕",
     "xid": "✕",
     "device-lost": "○",
     "device-back": "●",
     "flush": "▼",
+    "suspend": "⏸",
+    "resume": "⏵",
     "process-ended": "○",
     "alert-fired": "▲",
     "verdict-began": "◆",
+    "grant": "●",
+    "wait": "○",
     "agent-connected": "●",
     "agent-disconnected": "○",
     "verdict-ended": "◇",
@@ -195,5 +199,8 @@ def page_files() -> dict[str, File]:
 
 PAGE = page_files()
 """They contain no data, and require no authentication, so that users can sign in."""
+
+STYLE = next(path for path in PAGE if path.endswith(".css"))
+"""Path of the style, which the pages under ``/docs`` have, too."""
 
 FILES = PAGE | {"/docs.css": file((DIRECTORY / "docs.css").read_bytes(), "text/css")}

@@ -126,7 +126,7 @@ function showChoice(devices) {
 }
 
 /** The state of a request or grant in the words of `gpumond status`: the program, and the rest of the sentence. */
-function sentenceOf({ workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, unused_bytes: unused, ahead, since }, of, now) {
+function sentenceOf({ workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, unused_bytes: unused, holders = [], ahead, since }, of, now) {
   const [first, ...more] = [workload, pid === null ? "" : `pid ${pid}`, user].filter(Boolean);
   if (unused) return [first, `${more.length ? `(${more.join(", ")}) ` : ""}is granted ${human(need)} of ${of}; ${human(unused)} of it isn't used yet`];
   const after = available !== null && need - available > missing ? " even after flushes" : "";
@@ -136,6 +136,7 @@ function sentenceOf({ workload, pid, user, need_bytes: need, available_bytes: av
     `has waited ${duration(Math.max(0, now - since))} for ${human(need)} of ${of}`,
     ahead ? `, behind ${ahead}` : "",
     missing && !claimed ? `; ${human(missing)} is missing${after}` : "",
+    holders.length ? `; ${holders.map((each) => `${each.name} holds ${human(each.bytes)}`).join(", ")}` : "",
   ];
   return [first, rest.join("")];
 }
@@ -152,7 +153,7 @@ function showQueue(devices) {
     (entry, request) => {
       const [program, rest] = sentenceOf(request, of.get(request.device_uuid), now);
       name(entry.firstChild.firstChild, program, 80);
-      name(entry.lastChild, rest, 200);
+      name(entry.lastChild, rest, 400);
     },
   );
 }

@@ -1,8 +1,8 @@
 // Tables of the views: columns, rows, a filter, and downloads.
 
 import * as address from "./address.js";
-import { csvOf, tableOf } from "./downloads.js";
-import { button, control, labeled, make, name, put, saveBlob, sync } from "./elements.js";
+import { saveCsv } from "./downloads.js";
+import { button, control, labeled, make, name, put, saveJson, sync } from "./elements.js";
 
 const MOST = 200; // rows that are drawn
 
@@ -58,12 +58,8 @@ export function createListing(title, columns, key, record, none) {
   const table = createTable(title, columns);
   const count = control("p", { role: "status" });
   const find = control("input", { type: "search", autocomplete: "off", value: address.read(`find-${named}`) });
-  const save = (kind, text) => {
-    const type = kind === "csv" ? "text/csv" : "application/json";
-    saveBlob(`gpumond-${named}.${kind}`, new Blob([text(found().map(record))], { type }));
-  };
-  const csv = button("CSV", () => save("csv", (all) => csvOf(tableOf(all))), "button.plain");
-  const json = button("JSON", () => save("json", (all) => `${JSON.stringify(all, null, 2)}\n`), "button.plain");
+  const csv = button("CSV", () => saveCsv(named, found().map(record)), "button.plain");
+  const json = button("JSON", () => saveJson(named, found().map(record)), "button.plain");
   const controls = make("div.controls", labeled("Filter", find), make("span", csv, json));
   const section = make("section", make("div.title", make("h2", title), count, controls), table);
   let all = [];

@@ -18,7 +18,7 @@ import { drawing, state } from "./store.js";
 import { captionAt, captionsOf } from "./story.js";
 import { showProcesses } from "./table.js";
 import "./tools.js";
-import { showViews } from "./views.js";
+import { openView, showViews } from "./views.js";
 import { MISSED_LIMIT } from "./words.js";
 
 function show() {
@@ -77,10 +77,10 @@ function pause() {
 
 put($("host"), location.host);
 $("pause").addEventListener("click", pause);
+const KEYS = { a: () => openView("alerts"), p: pause };
 addEventListener("keydown", (event) => {
-  if (event.key !== " " || event.target !== document.body) return;
-  event.preventDefault();
-  pause();
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!event.target.closest("input, select, textarea, dialog")) KEYS[event.key]?.();
 });
 drawing.addEventListener("change", show);
 setInterval(() => state.paused && $("moment").textContent && showMoment(), 1000);

@@ -84,7 +84,7 @@ function drawMarks(list, { marks, from, to }, width) {
     (node, group) => {
       const [worst] = [...group].sort((one, other) => URGENT.indexOf(other.sign) - URGENT.indexOf(one.sign));
       node.className = clean(worst.kind);
-      node.title = clean(group.map((mark) => `${clock(mark.at, to)}: ${words(mark.kind)}: ${mark.summary}`).join("\n"), 1200);
+      node.title = group.map((mark) => clean(`${clock(mark.at, to)}: ${words(mark.kind)}: ${mark.summary}`)).join("\n");
       put(node.firstChild, worst.sign);
       put(node.lastChild, group.length > 1 ? String(group.length) : "");
       node.style.left = `${((100 * (group[0].at - from)) / (to - from)).toFixed(2)}%`;

@@ -18,8 +18,7 @@ import { why } from "./why.js";
 import { RUNBOOKS } from "./words.js";
 
 const SHOWN = 24; // cards that are drawn; the view of alerts lists all
-const ROWS = 2; // of cards that are shown at first
-const FEWEST = 3; // cards that are shown at first where a row has room for one
+const FIRST = 3; // cards that are shown at first
 const STEADY = 5000; // milliseconds after a movement of the pointer below the cards for which they keep their height
 const MARGIN = 120; // seconds that a chart shows before a problem began
 
@@ -155,13 +154,11 @@ function holdHeight() {
 
 let whole = false; // whether all cards are shown
 
-/** Shows the first rows of cards, or all of them. */
+/** Shows the first cards, or all of them. */
 function fold() {
   const cards = [...$("alerts").children];
-  const columns = cards.length > FEWEST ? getComputedStyle($("alerts")).gridTemplateColumns.split(" ").length : 1; // which computes the layout
-  const most = Math.max(FEWEST, ROWS * columns);
-  cards.forEach((card, place) => (card.hidden = !whole && place >= most));
-  $("problems-all").hidden = cards.length <= most;
+  cards.forEach((card, place) => (card.hidden = !whole && place >= FIRST));
+  $("problems-all").hidden = cards.length <= FIRST;
   put($("problems-all"), whole ? "Show fewer" : `Show all ${cards.length}`);
 }
 
@@ -172,13 +169,14 @@ export function showProblems() {
   const loud = cards.filter(({ alert }) => !alert?.silenced_by.length).length;
   const silenced = cards.length - loud;
   const parts = [
-    cards.length ? many(loud, "problem") : "No alert is firing.",
+    cards.length ? many(loud, "problem") : "",
     silenced ? `${silenced} silenced` : "",
     cards.length > SHOWN ? `${SHOWN} are shown` : "",
     restOf(state.frame.verdicts),
   ];
   put($("problems-count"), parts.filter(Boolean).join(" · "));
   $("alerts").hidden = !cards.length;
+  $("no-problems").hidden = cards.length > 0;
   fold();
   const { silences } = state.frame;
   $("silences-open").hidden = !silences.length;
@@ -188,7 +186,6 @@ export function showProblems() {
 }
 
 addEventListener("pointermove", () => (movedAt = performance.now()), { passive: true });
-addEventListener("resize", () => requestAnimationFrame(fold));
 $("problems-all").addEventListener("click", () => {
   whole = !whole;
   fold();

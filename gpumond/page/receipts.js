@@ -37,5 +37,6 @@ export const record = ({ planned, expected, ...receipt }) => ({
   released_bytes: receipt.released_bytes,
   driver_released_bytes: receipt.driver_released_bytes,
   requested_by: receipt.requested_by,
+  requested_for: receipt.requested_for,
   reason: receipt.reason,
 });

@@ -59,6 +59,15 @@ function showMark(mark, on) {
   mark.ariaPressed = String(on);
 }
 
+/** Why a flush of a row's program is impossible; empty if it isn't. */
+export function refusalOf({ program, agent, suspension, cached_bytes: cached }) {
+  const who = clean(program, 80);
+  if (suspension) return `${who} is suspended.`;
+  if (!agent) return `${who} runs no agent, so it can’t be flushed.`;
+  if (agent.flush_policy === "never") return `${who} doesn’t allow a flush.`;
+  return cached ? "" : `${who} has nothing to flush: its cache is empty.`;
+}
+
 /** Shows a number; nothing and 0 are dim. */
 function putSize(cell, column, item) {
   put(cell, column.text(item));
@@ -86,16 +95,17 @@ function updateProcess(body, cells, opener, row, active) {
   put(verdict, row.verdict, 40);
   verdict.classList.toggle("notable", isProblem({ kind: row.verdict }));
   const remarks = [
-    row.suspension || (row.state && row.state !== "alive" ? row.state : ""),
+    row.suspension ? "suspended" : row.state && row.state !== "alive" ? row.state : "",
     words(row.alert),
     row.orphaned ? "orphaned" : "",
     row.kinds.includes("holder") ? "holds the device open" : "",
-    row.unmapped_bytes ? `${human(row.unmapped_bytes)} unmapped` : "",
+    row.unmapped_bytes && !row.suspension ? `${human(row.unmapped_bytes)} unmapped` : "",
   ];
   name(opener.nextSibling, remarks.filter(Boolean).join(", "), 160);
   const flushes = cells[COLUMNS.length].firstChild;
   flushes.hidden = !row.agent;
-  flushes.disabled = !row.agent || row.agent.flush_policy === "never" || !row.cached_bytes;
+  flushes.title = refusalOf(row);
+  flushes.disabled = Boolean(flushes.title);
   flushes.tabIndex = active ? 0 : -1;
   const label = `Flush ${clean(row.program, 80)}…`;
   if (flushes.ariaLabel !== label) flushes.ariaLabel = label;

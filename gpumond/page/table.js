@@ -4,7 +4,7 @@ import * as address from "./address.js";
 import { addChanges, createRanges, showsChanges } from "./changes.js";
 import { $, button, labeled, make, put, showChoices, sync } from "./elements.js";
 import { many } from "./format.js";
-import { classesOf, createRow, gap, reuse, updateRow } from "./row.js";
+import { classesOf, createRow, gap, refusalOf, reuse, updateRow } from "./row.js";
 import { COLUMNS, FILTER, GROUPS, addressOf, barBytes, filled, find, groupKey, isAt, kindOf, listed, rowsOf } from "./rows.js";
 import { state } from "./store.js";
 import { distanceOf, parts } from "./viewport.js";
@@ -258,18 +258,45 @@ function move(event) {
   return true;
 }
 
-/** Clicks the button of the row with the focus. */
-function press(label) {
-  const act = focusedBody()?.querySelector(label);
-  if (act && !act.hidden && !act.disabled) act.click();
-  return Boolean(act);
+/** Calls `act` with the row that has the focus. It returns why it can't act, which is shown. */
+function onRow(act) {
+  const row = focusedBody()?.item;
+  const group = row?.rows && "First open the group with Enter, and choose a program in it.";
+  put($("refusal"), (row ? group || act(row) : "First choose a program with j or k.") || "");
+  return true;
+}
+
+const click = (selector) => void focusedBody().querySelector(selector).click();
+
+function suspend(row) {
+  if (row.suspension) return `${row.program} is suspended already. To resume it, press Z.`;
+  return row.agent?.suspendable ? void suspendRow(row.key) : `${row.program} can’t be suspended. For the reason, run: gpumond suspend --pid ${row.pid}`;
+}
+
+const resume = (row) => (row.suspension ? void suspendRow(row.key) : `${row.program} isn’t suspended.`);
+
+function flushShown() {
+  if ($("hero-flush").disabled) put($("refusal"), "No program has anything to flush.");
+  else $("hero-flush").click();
+  return true;
+}
+
+function groupNext() {
+  const names = ["", ...Object.keys(GROUPS).filter((name) => rows.some(GROUPS[name]))];
+  groupBy(names[(names.indexOf(group) + 1) % names.length]);
+  return true;
 }
 
 const KEYS = {
   ...Object.fromEntries(Object.keys(MOVES).map((key) => [key, move])),
-  f: () => press(".of-act button"),
-  x: () => press(".of-program .mark"),
+  f: () => onRow((row) => refusalOf(row) || click(".of-act button")),
+  F: flushShown,
+  x: () => onRow(() => click(".of-program .mark")),
+  z: () => onRow(suspend),
+  Z: () => onRow(resume),
   s: () => sortNext() ?? true,
+  r: () => sortById(order.id) ?? true,
+  g: groupNext,
   "/": () => $("filter").focus() ?? true,
   Escape: () => Boolean(filter || gpu) && (setFilter("", "") ?? true),
 };
@@ -277,6 +304,7 @@ const KEYS = {
 document.addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || !rows.length) return;
   if ($("content").hidden || event.target.closest("input, select, textarea, dialog")) return;
+  put($("refusal"), "");
   if (KEYS[event.key]?.(event)) event.preventDefault();
 });
 $("filter").addEventListener("keydown", (event) => {

@@ -1,7 +1,7 @@
 // The link to what is shown, and downloads of the table of processes.
 
-import { csvOf, records, tableOf } from "./downloads.js";
-import { $, put, saveBlob } from "./elements.js";
+import { records, saveCsv } from "./downloads.js";
+import { $, put, saveJson } from "./elements.js";
 import { state } from "./store.js";
 import { shownList } from "./table.js";
 
@@ -34,8 +34,8 @@ function saveProcesses(kind) {
   const { taken_at } = state.frame.snapshot;
   const all = records(list);
   const document = { taken_at, host: state.frame.host, order, filter, group, gpu, processes: all };
-  if (kind === "csv") saveBlob("gpumond-processes.csv", new Blob([csvOf(tableOf(all))], { type: "text/csv" }));
-  else saveBlob("gpumond-processes.json", new Blob([`${JSON.stringify(document, null, 2)}\n`], { type: "application/json" }));
+  if (kind === "csv") saveCsv("processes", all.map((record) => ({ taken_at, ...record })));
+  else saveJson("processes", document);
 }
 
 $("link").addEventListener("click", copyLink);

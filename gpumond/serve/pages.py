@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from starlette.types import Scope
 
 from gpumond.facts.units import accepts
-from gpumond.page.files import FILES, HEADERS, File, file
+from gpumond.page.files import FILES, HEADERS, STYLE, File, file
 from gpumond.page.runbooks import INTRODUCTION, SECTIONS
 from gpumond.serve.answers import problem
 from gpumond.serve.authentication import header
@@ -31,12 +31,26 @@ HEAD = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,">
+<link rel="stylesheet" href="{root}{style}">
 <link rel="stylesheet" href="{root}docs.css">
 </head>
 <body>
-<header><h1><a href="{root}./">gpumond</a> {title}</h1></header>
+<header>
+<h1>gpumond</h1>
+<nav id="views" aria-label="Views">
+<a href="{root}./">Overview</a> <a href="{root}docs">API</a> <a href="{root}docs/runbooks/">Runbooks</a>
+<a href="{root}metrics">Metrics</a>
+</nav>
+</header>
+<main>
+<h2>{title}</h2>
 """
-"""Beginning of a page; ``root`` is the path from the page to the daemon's root."""
+END = "</main>\n</body>\n</html>\n"
+
+
+def _head(title: str, root: str = "") -> str:
+    """Return the beginning of a page; ``root`` is the path from the page to the daemon's root."""
+    return HEAD.format(title=escape(title), root=root, style=STYLE[1:])
 
 
 def reference(openapi: Schema) -> str:
@@ -44,12 +58,12 @@ def reference(openapi: Schema) -> str:
     info = openapi["info"]
     return "\n".join(
         (
-            HEAD.format(title=f"API {escape(info['version'])}", root=""),
-            f'<main><p>{words(info["description"])} Machine-readable: <a href="openapi.json">openapi.json</a>.</p>',
+            _head(f"API {info['version']}"),
+            f'<p>{words(info["description"])} Machine-readable: <a href="openapi.json">openapi.json</a>.</p>',
             *_operations(openapi["paths"]),
             "<h2>Types</h2>",
             *(_type(name, schema) for name, schema in sorted(openapi["components"]["schemas"].items())),
-            "</main>\n</body>\n</html>\n",
+            END,
         )
     )
 
@@ -181,7 +195,7 @@ async def runbook(name: str) -> Response:
 
 
 def _document(title: str, *parts: str) -> Response:
-    text = "\n".join((HEAD.format(title=escape(title), root=ROOT), "<main>", *parts, "</main>\n</body>\n</html>\n"))
+    text = "\n".join((_head(title, ROOT), *parts, END))
     return Response(text, media_type="text/html; charset=utf-8", headers=HEADERS)
 
 

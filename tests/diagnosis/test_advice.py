@@ -67,9 +67,9 @@ def test_expandable_segments_are_not_advised_for_a_program_that_can_sleep(own: d
 @pytest.mark.parametrize(
     ("framework", "text"),
     [
-        ("torch 2.13.0", "set PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11) to expandable"),
-        ("torch 2.10.1+cu126", "set PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF since PyTorch 2.11) to expandable"),
-        ("torch unknown", "set PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF since PyTorch 2.11) to expandable"),
+        ("torch 2.13.0", "set PYTORCH_ALLOC_CONF to expandable"),
+        ("torch 2.10.1+cu126", "set PYTORCH_CUDA_ALLOC_CONF to expandable"),
+        ("torch unknown", "set PYTORCH_CUDA_ALLOC_CONF to expandable"),
         ("torch 2.0.1", "to max_split_size_mb:512"),
         ("torch 2.13.0+rocm6.4", "to max_split_size_mb:512"),
     ],
@@ -161,7 +161,8 @@ def test_names_of_advice_are_unique():
 
 
 def test_setting_of_an_unknown_version_is_the_older_name():
-    assert torch_setting(()) == "PYTORCH_CUDA_ALLOC_CONF"
+    assert torch_setting(("torch unknown",)) == "PYTORCH_CUDA_ALLOC_CONF"
+    assert torch_setting(()) == "PYTORCH_ALLOC_CONF"
 
 
 def test_reference_lists_all_advice_with_its_condition():

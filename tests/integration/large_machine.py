@@ -47,5 +47,5 @@ def _used(pid: int) -> int:
 def show(session: PageSession, frame: dict[str, Any]) -> None:
     """Make the page show a frame, and pause it."""
     show_frame(session, frame)
-    session.page.keyboard.press("Space")
+    session.page.keyboard.press("p")
     session.page.get_by_role("button", name="Resume").wait_for()

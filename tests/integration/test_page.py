@@ -236,6 +236,36 @@ def test_keys_act_without_a_matching_process(session: PageSession):
     assert page.locator("#processes [aria-pressed=true]").count() == 1
 
 
+def test_keys_say_why_they_can_not_act(browser: Browser, demo: RunningDaemon):
+    def without_cache(frame: Any) -> None:
+        for process in frame["processes"]:
+            process["cached_bytes"] = 0
+
+    with open_page(browser, demo, rewrite=without_cache) as session:
+        page = session.page
+        session.shows("chat-api")
+        refusal = page.locator("#refusal")
+        for keys, text in (
+            ("f", "First choose a program with j or k."),
+            ("jf", "has nothing to flush: its cache is empty."),
+            ("F", "No program has anything to flush."),
+            ("z", "t be suspended. For the reason, run: gpumond suspend --pid"),
+            ("Z", "t suspended."),
+            ("gf", "First choose a program with j or k."),
+            ("jf", "First open the group with Enter, and choose a program in it."),
+        ):
+            for key in keys:
+                page.keyboard.press(key)
+            refusal.get_by_text(text).wait_for()
+        page.keyboard.press("x")
+        page.keyboard.press("s")
+        assert refusal.inner_text() == ""
+        page.keyboard.press("p")
+        page.get_by_role("button", name="Resume").wait_for()
+        page.keyboard.press("a")
+        page.get_by_role("heading", name="Alert history").wait_for()
+
+
 def test_workload_that_grew_since_an_hour_ago_is_first(session: PageSession, demo: RunningDaemon):
     frame, page = demo.get("frame"), session.page
     for process in frame["processes"]:

@@ -28,7 +28,7 @@ def serve_case(session: PageSession, daemon: RunningDaemon) -> None:
         Curve(pid=pid, workload=name, used_bytes=(GIB, 3 * GIB, None))
         for pid, name in ((4242, "train"), (17, "notebook"))
     )
-    case = replace(EXAMPLE, device_uuid=uuid, timeline=Timeline((1.0, 2.0, 3.0), curves))
+    case = replace(EXAMPLE, device_uuid=uuid, lines_at=EXAMPLE.at - 0.5, timeline=Timeline((1.0, 2.0, 3.0), curves))
     listed = TypeAdapter(list[CaseSummary]).dump_json([summary_of(case)]).decode()
     whole = TypeAdapter(RankedCase).dump_json(RankedCase(case=case)).decode()
     page = session.page
@@ -64,6 +64,8 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
         remedy.get_by_text("flush notebook (pid 17)").wait_for()
         assert "30.0 GiB" in remedy.inner_text()
         assert page.locator(".case .plot path").count() == 2
+        ledger = page.get_by_role("table", name="Ledger of the device 0.5 s before the error (the program")
+        assert ledger.locator("tbody tr").last.inner_text().split() == ["-", "free", "1.0", "GiB"]
         assert "train.py:31 step" in page.get_by_role("table", name="Failing call").inner_text()
         assert page.get_by_role("link", name="Save as HTML").get_attribute("download")
         assert session.fits()

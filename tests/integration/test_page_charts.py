@@ -130,6 +130,7 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
     assert paths["points"].count("M") == len(fit["points"])
     assert {"band", "line", "projection"} <= paths.keys()
     assert text.startswith("32.0 MiB/min (31.6 MiB to 32.4 MiB) in the 2 min that are drawn; the GPU will be full at ")
+    assert text.endswith(", counted from its highest recent use.")
     assert refused == ["Ruled out: warm-up (last half's slope relative to the first half's: 0.99)."]
 
 

@@ -170,7 +170,7 @@ def test_paused_window_keeps_its_frame_and_hands_its_requests_to_another(browser
     with open_page(browser, demo) as first:
         second = PageSession(first.page.context, demo.url)
         advances([first, second], 2)
-        first.page.keyboard.press("Space")
+        first.page.keyboard.press("p")
         first.shows("paused")
         before = seq(first)
         advances([second], 4)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.page.files import POLICY
+from gpumond.page.files import POLICY, STYLE
 from gpumond.serve.pages import reference, type_of
 from tests.serve.application import View, ask
 from tests.serve.docs_reader import Reader
@@ -42,8 +42,12 @@ def test_links_have_targets_and_elements_are_closed(read: Reader):
     assert inside <= read.all("id")
     assert {address for address in read.all("href") if not address.startswith("#")} == {
         "./",
+        "docs",
+        "docs/runbooks/",
+        "metrics",
         "openapi.json",
         "docs.css",
+        STYLE[1:],
         "data:,",
     }
     assert read.open == []

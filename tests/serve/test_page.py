@@ -163,7 +163,7 @@ def test_page_states_the_pace_of_the_demo():
 
 
 def test_page_is_small():
-    first = {path: file for path, file in FILES.items() if path != LATER_PATH}
+    first = {path: file for path, file in PAGE.items() if path != LATER_PATH}
     assert sum(len(file.compressed) for file in first.values()) < MAX_BYTES
     assert len(FILES[LATER_PATH].compressed) < MAX_LATER_BYTES
     assert len(PAGE) < MAX_FILES - 1  # one request is that for the stream of frames

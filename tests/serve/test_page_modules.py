@@ -113,6 +113,24 @@ def test_download_of_receipts_contains_planned_expected_and_released():
     assert {row["driver_released_bytes"] for row in table} == {str(40 * GIB)}
 
 
+def test_downloads_have_iso_times_and_name_whom_a_flush_was_for():
+    details = [["requested_for", "pretrain"], ["released_bytes", GIB], ["thread 1 (main)", "f"]]
+    event = {"id": 1, "at": 1790000000.5, "kind": "flush", "device_uuid": "GPU-1", "pid": 7, "start_ticks": 3}
+    event |= {"workload": "train", "summary": "flush", "details": details}
+    found = run_module("downloads", "m.readable(m.eventRecord(given[0]))", event)
+    assert found == {
+        "at": "2026-09-21T14:13:20.500Z",
+        "kind": "flush",
+        "gpu": None,
+        "device_uuid": "GPU-1",
+        "pid": 7,
+        "workload": "train",
+        "summary": "flush",
+        "requested_for": "pretrain",
+        "released_bytes": GIB,
+    }
+
+
 INTERVALS = """given.map(([times, length, started]) => {
     const found = m.intervals(times.map((at) => ({ at })), length, 0, 100, started);
     return [found.map((each) => [each.at, each.end]), m.unknown(found, 0, 100).map((each) => [each.from, each.to])];

@@ -61,7 +61,7 @@ def test_oom_event_has_the_details_of_its_snapshot():
         "largest_free_bytes": 512,
         "occurred_at": 999_999.5,
         "retained_bytes epoch": GIB,
-        "advice": "set PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11) to expandable_segments:True",
+        "advice": "set PYTORCH_ALLOC_CONF to expandable_segments:True",
     }
 
 
