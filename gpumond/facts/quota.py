@@ -9,6 +9,8 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from gpumond.facts.suspension import MemoryHolder
+
 MAX_KNOWN_OWNERS = 4096
 MAX_COMPILED_PATTERNS = 8192
 
@@ -137,7 +139,7 @@ class QueuedRequest:
     request and no reserve claims; None if unknown, negative if they claim more. ``missing_bytes``: what is missing even
     after the flushes that the daemon may do for it. ``user``: the name of the program's user, or the uid; None if
     unknown. ``workload``: the name that the caller states for the program. ``since``: unix time of the first frame in
-    which it waits.
+    which it waits. ``holders``: who holds or is granted most of the device.
     """
 
     id: str
@@ -150,6 +152,7 @@ class QueuedRequest:
     workload: str
     pid: int | None
     since: float
+    holders: tuple[MemoryHolder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,9 +130,8 @@ def finetune(memory: ProgramMemory, random: Random) -> Iterator[float]:
             memory.busy(random.uniform(0.2, 0.4))
             with agent.scope(f"batch-{size}"):
                 batch = memory.allocate(size / 100)
-                yield 2.0
+                yield 2.5
             memory.free(batch)
-            yield 0.5
 
 
 PRETRAIN_SHARE = 2 / 3
