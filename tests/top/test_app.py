@@ -53,7 +53,7 @@ def test_screen_of_80_by_24_shows_ledger_processes_and_keys(fake: FakeDaemon):
         assert "? opaque 10.0 GiB" in screen
         assert "#" * 20 + "+" * 12 + "x" * 6 + "=" * 2 + "?" * 10 + "." * 30 in screen
         assert "a flush of all programs would release about 12.0 GiB" in screen
-        for key in ("Help", "Filter", "Sort", "Group", "Mark", "Flush", "Signal", "Alerts", "Quit"):
+        for key in ("Help", "Filter", "Sort", "Group", "Mark", "Flush", "Suspend", "Alerts", "Quit"):
             assert key in session.screen.lines()[-1]
 
 
@@ -63,7 +63,7 @@ def test_keys_sort_and_reverse(fake: FakeDaemon):
         session.press("r")
         assert programs(session.shows("USED↑"))[:2] == ["python", "train"]
         session.press("s")
-        assert programs(session.shows("CACHED↓"))[:2] == ["train", "python"]
+        assert programs(session.shows("LIVE↓"))[:2] == ["train", "python"]
         session.press("<")
         session.shows("USED↓")
 
@@ -98,7 +98,7 @@ def test_help_lists_the_keys_and_closes(fake: FakeDaemon):
         session.shows("train")
         for key in ("?", "h", "f1"):
             session.press(key)
-            session.shows("group by user, workload or container", "processes as a tree", "flush the marked", "stranded")
+            session.shows("group by the next property", "processes as a tree", "flush the marked", "stranded")
             session.press("escape")
             session.shows("train", without="processes as a tree")
 
@@ -187,7 +187,7 @@ def test_flush_requires_a_confirmation(fake: FakeDaemon, key: str):
         session.press(key)
         session.shows("train", without="y: yes")
         session.press("y", "?")
-        session.shows("move the cursor")
+        session.shows("next and previous row")
         assert requested(fake) == [({"all": True}, True)]
 
 
@@ -280,7 +280,7 @@ def test_pause_keeps_the_values(fake: FakeDaemon):
         session.shows("PAUSED", "train")
         fake.show(make_frame(make_device(used_bytes=GIB, processes=(make_process(12, GIB, comm="new"),)), seq=2))
         session.press("s", "?")
-        session.shows("move the cursor", "PAUSED")
+        session.shows("next and previous row", "PAUSED")
         session.press("?")
         session.shows("train", without="new")
         session.press("p")
@@ -365,7 +365,7 @@ def test_requests_for_frames_continue_while_a_panel_is_open(fake: FakeDaemon):
     with top(fake.url) as session:
         session.shows("train")
         session.press("?")
-        session.shows("move the cursor")
+        session.shows("next and previous row")
         assert "Close" in last(session)
         before = len(fake.requests)
         until(lambda: len(fake.requests) > before + 1)

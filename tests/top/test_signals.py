@@ -52,11 +52,11 @@ def test_key_k_sends_the_signal_to_the_marked_programs_after_a_confirmation():
     with program() as one, program() as other, program() as third:
         with fake_daemon(frame_of(one.pid, other.pid, third.pid)) as fake, top(fake.url) as session:
             session.shows("sleep0", "sleep2")
-            session.press(" ", " ", "k")
+            session.press("x", " ", "K")
             session.shows("SIGTERM", f"(pid {one.pid})", f"(pid {other.pid})", "Send SIGTERM to 2 programs? y: yes")
             session.press("escape")
             session.shows("USED↓", without="SIGTERM")
-            session.press("k", "right", "right")
+            session.press("K", "right", "right")
             session.shows("Send SIGHUP to 2 programs?")
             session.press("y")
             session.shows("SIGHUP sent")
@@ -67,10 +67,10 @@ def test_key_k_sends_the_signal_to_the_marked_programs_after_a_confirmation():
 def test_no_signal_is_sent_without_a_confirmation():
     with program() as one, fake_daemon(frame_of(one.pid)) as fake, top(fake.url) as session:
         session.shows("sleep0")
-        session.press("k")
+        session.press("K")
         session.shows("Send SIGTERM to 1 program?")
         session.press("n", "y", "?")
-        session.shows("move the cursor")
+        session.shows("next and previous row")
         assert one.poll() is None
 
 
@@ -101,7 +101,7 @@ def test_program_of_another_user_receives_no_signal():
         assert send(row, True, "SIGKILL") == "not sent: it isn't your program"
         with fake_daemon(frame_of(pid)) as fake, top(fake.url) as session:
             session.shows("sleep0")
-            session.press("k")
+            session.press("K")
             session.shows("it isn't your program", without="y: yes")
         assert process.poll() is None
 

@@ -120,7 +120,11 @@ def test_values_equal_those_of_status_for_the_same_frame(demo: RunningDaemon):
             == json.loads(status.stdout)["seq"]
         )
         plain = subprocess.run(
-            [sys.executable, "-m", "gpumond", "status", "--url", fake.url], capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "gpumond", "status", "--url", fake.url],
+            env={**os.environ},  # without the COLUMNS that readline sets
+            capture_output=True,
+            text=True,
+            timeout=60,
         ).stdout
         table = re.search(r"^GPU +PID.*?(?=\n\n|\n\Z)", plain, re.DOTALL | re.MULTILINE)
         assert table
