@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
+from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import SHAPES
 
@@ -242,6 +243,20 @@ def requester(request: Mapping[str, Any]) -> str:
     pid = "" if request["pid"] is None else f"pid {request['pid']}"
     first, *more = [plain(each) for each in (request["workload"], pid, request["user"]) if each] or ["a program"]
     return f"{first} ({', '.join(more)})" if more else first
+
+
+def held_by(request: Mapping[str, Any]) -> str:
+    """Return who holds or is granted most of the memory that a request waits for; empty if nobody does."""
+    return ", ".join(
+        plain(str(MemoryHolder(**{name: each[name] for name in MemoryHolder.__slots__})))
+        for each in request.get("holders") or ()
+    )
+
+
+def held_sentence(request: Mapping[str, Any]) -> str:
+    """Return who holds what a request waits for, as a sentence; empty if nobody does."""
+    holders = held_by(request)
+    return f"{requester(request)} waits for memory that is held by {holders}" if holders else ""
 
 
 def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
