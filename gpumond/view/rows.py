@@ -212,14 +212,16 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
             shares=_sums(lines),
             unmapped_bytes=unmapped[device["uuid"]],
             reclaimable_bytes=reclaimable(lines, refusing),
-            state=_device_state(device),
+            state=_device_state(device, frame["snapshot"]["source"]["reason"]),
             busy_ratio=sensors["gpu_utilization_ratio"],
             celsius=sensors["gpu_temperature_celsius"],
             watts=sensors["power_watts"],
         )
 
 
-def _device_state(device: Mapping[str, Any]) -> str:
+def _device_state(device: Mapping[str, Any], reason: str | None) -> str:
+    if reason == "released":
+        return "detached: values not shown"
     missed = device["missed_readings"]
     readings = "1 reading" if missed == 1 else f"{missed} readings"
     if missed >= MISSED_LIMIT:
