@@ -208,7 +208,7 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
 
 
 DEVICES = {1: "A simulated GPU with four programs", 2: "Two simulated GPUs with six programs"}
-WAITS = {1: "", 2: f". A seventh, {NEED}, waits for memory"}
+WAITS = {1: ".", 2: f".\nA seventh, {NEED}, waits for memory."}
 
 
 def _welcome(address: str, count: int, opened: str, note: str) -> str:
@@ -219,7 +219,7 @@ def _welcome(address: str, count: int, opened: str, note: str) -> str:
     return f"""\
 open {opened}
 {note}
-{DEVICES[count]}: {", ".join(name for own in PROGRAMS[:count] for name in own)}{WAITS[count]}. In another terminal:
+{DEVICES[count]}: {", ".join(name for own in PROGRAMS[:count] for name in own)}{WAITS[count]} In another terminal:
 
 {commands}
 
