@@ -10,8 +10,9 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import add_target, duration
+from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
-from gpumond.facts.units import duration, human, typed_size
+from gpumond.facts.units import human, typed_size
 from gpumond.facts.verdicts import REMEDIES, SHAPES
 from gpumond.view.text import moment, safe, size, table
 
@@ -100,7 +101,7 @@ def _words(name: str) -> str:
 
 def _amount(name: str, value: float) -> str:
     if name.endswith("_seconds"):
-        return duration(value)
+        return units.duration(value)
     return human(value) if "_bytes" in name else f"{value:.4g}"
 
 
