@@ -132,6 +132,22 @@ def test_values_equal_those_of_status_for_the_same_frame(demo: RunningDaemon):
 
 
 @pytest.mark.parametrize("command", [("status",), ("top", "--once")])
+def test_live_and_cached_stay_in_eighty_columns_of_a_pipe(demo: RunningDaemon, command: tuple[str, ...]):
+    arguments = [sys.executable, "-m", "gpumond", *command]
+    text = forks.run(arguments, env=demo.environ | {"COLUMNS": "80"}, stdin=subprocess.DEVNULL).stdout
+    head = next(line for line in text.splitlines() if re.match("GPU +PID", line))
+    assert {"USED", "LIVE", "CACHED", "VERDICT"} <= {*head.split()}
+    assert "OVERHEAD" not in head
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_head_shows_the_socket_that_top_asks(demo: RunningDaemon):
+    runtime = str(demo.socket.parent)
+    with terminal(TOP, GPUMOND_RUNTIME_DIR=runtime, GPUMOND_URL="", NO_COLOR="1") as session:
+        assert session.shows("PROGRAM").startswith(f"gpumond unix://{runtime}/"[:60])
+
+
+@pytest.mark.parametrize("command", [("status",), ("top", "--once")])
 def test_missing_driver_shows_the_remedy_once_and_no_empty_table(fake: FakeDaemon, command: tuple[str, ...]):
     remedy = "install the driver"
     words = f"the library was not found: {remedy}"
