@@ -18,8 +18,10 @@ from gpumond.diagnosis.messages import clock, program
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site
+from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.snapshot import AgentReport, Snapshot
-from gpumond.facts.units import caller_text, human
+from gpumond.facts.suspension import SuspensionReceipt
+from gpumond.facts.units import caller_text, duration, human
 from gpumond.facts.verdicts import SHAPES
 from gpumond.host.event_loop import Signal
 
@@ -29,6 +31,10 @@ Kind = Literal[
     "process-ended",
     "oom",
     "flush",
+    "wait",
+    "grant",
+    "suspend",
+    "resume",
     "alert-fired",
     "alert-resolved",
     "verdict-began",
@@ -61,7 +67,8 @@ class EventState:
     """State that one frame passes to the next.
 
     ``ooms``: number of the last OOM snapshot that was reported, for each process that is or was connected. OOM
-    snapshots from before ``since`` were reported by a previous daemon.
+    snapshots from before ``since`` were reported by a previous daemon. ``left``: workloads of agents that have
+    disconnected, whose processes may end later.
     """
 
     last_id: int = 0
@@ -69,6 +76,7 @@ class EventState:
     frame: Frame | None = None
     ooms: Mapping[ProcessKey, int] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
+    left: Mapping[ProcessKey, str] = field(default_factory=dict)
 
 
 MAX_REMEMBERED = 4096
@@ -81,6 +89,7 @@ def advance_events(
     resolved: Sequence[Alert] = (),
     receipts: Sequence[Receipt] = (),
     departed: Sequence[AgentReport] = (),
+    suspensions: Sequence[SuspensionReceipt] = (),
 ) -> tuple[EventState, tuple[Event, ...]]:
     """Return the events of one tick, and the state for the next one.
 
@@ -91,11 +100,13 @@ def advance_events(
     lost = set(before.lost)
     now = frame.snapshot.reports_by_process
     earlier = before.frame.snapshot.reports_by_process if before.frame else {}
+    gone = {key: report.workload for key, report in earlier.items() if key not in now and report.workload}
+    left = dict(list({**before.left, **gone}.items())[-MAX_REMEMBERED:]) if gone else before.left
     drafts: list[Event] = [
         *_devices(before.frame, frame, lost),
         *_xids(before.frame, frame),
         *_agents(earlier, now, frame.snapshot),
-        *_ends(before.frame, frame),
+        *_ends(before.frame, frame, left),
         *(
             event
             for process, report in (*((last.key, last) for last in departed), *now.items())
@@ -103,7 +114,9 @@ def advance_events(
             for event in _ooms(report, earlier.get(process), frame, reported, before.since)
         ),
         *(_flush(receipt, frame) for receipt in receipts if receipt.outcome != "planned"),
-        *_verdicts(before.frame, frame),
+        *(_suspension(receipt, before.frame, frame) for receipt in suspensions),
+        *_requests(before.frame, frame),
+        *_verdicts(before.frame, frame, left),
         *(_alert("alert-fired", alert, frame.snapshot.taken_at) for alert in raised),
         *(_alert("alert-resolved", alert, frame.snapshot.taken_at) for alert in resolved),
     ]
@@ -115,6 +128,7 @@ def advance_events(
         frame=frame,
         ooms=ooms,
         lost=frozenset(lost),
+        left=left,
     ), events
 
 
@@ -199,7 +213,7 @@ def _agents(
             yield _by_report(report, "agent-disconnected", at, summary, details=details)
 
 
-def _ends(before: Frame | None, frame: Frame) -> Iterator[Event]:
+def _ends(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]) -> Iterator[Event]:
     """Yield the ends of processes that held memory. A crash has the event of its verdict."""
     snapshot = frame.snapshot
     for device in before.snapshot.devices if before else ():
@@ -207,7 +221,7 @@ def _ends(before: Frame | None, frame: Frame) -> Iterator[Event]:
         if now is None or now.missed_readings or now.processes is None:
             continue
         gone = device.processes_by_key.keys() - now.processes_by_key.keys()
-        names = _names(before) if gone else {}
+        names = _names(before, left) if gone else {}
         crashed = {each.process for each in frame.verdicts if each.kind == "crash" and each.device_uuid == device.uuid}
         for process in sorted(gone - crashed, key=attrgetter("pid")):
             held = device.processes_by_key[process].used_bytes
@@ -303,7 +317,71 @@ def _flush(receipt: Receipt, frame: Frame) -> Event:
     )
 
 
-def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
+def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) -> Event:
+    key = ProcessKey(receipt.pid, receipt.start_ticks)
+    programs = (each for own in (frame, before) if own for each in own.snapshot.suspended_programs if each.key == key)
+    memory = next((each.memory for each in programs), ())
+    uuid = memory[0].device_uuid if len(memory) == 1 else None
+    where = f" on {_gpu(frame, uuid)}" if uuid else ""
+    size = f", {human(receipt.expected_bytes)}" if receipt.expected_bytes is not None else ""
+    why = f" ({receipt.reason})" if receipt.reason else ""
+    who, by = program(receipt.workload, receipt.pid, ""), caller_text(receipt.requested_by, receipt.requested_for)
+    known = (
+        ("outcome", receipt.outcome),
+        ("expected_bytes", receipt.expected_bytes),
+        ("released_bytes", receipt.released_bytes),
+        ("host_bytes", receipt.host_bytes),
+        ("requested_by", receipt.requested_by),
+        ("requested_for", receipt.requested_for or None),
+        ("duration_seconds", receipt.duration_seconds),
+        ("started_at", receipt.started_at),
+    )
+    return _draft(
+        receipt.action,
+        frame.snapshot.taken_at,
+        f"{receipt.action} of {who}{where} by {by}: {receipt.outcome}{size}{why}",
+        device_uuid=uuid,
+        process=key,
+        workload=receipt.workload,
+        details=tuple((name, value) for name, value in known if value is not None),
+    )
+
+
+def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
+    """Yield the requests for memory that wait or are granted now, and weren't before."""
+    at = frame.snapshot.taken_at
+    waited = {each.id: each for each in (before.queue if before else ())}
+    granted = {each.id for each in (before.grants if before else ())}
+    for request in frame.queue:
+        if request.id not in waited:
+            names = ", ".join(map(str, request.holders))
+            held = f"; most of it is held by {names}" if names else ""
+            where = _gpu(frame, request.device_uuid)
+            summary = f"{_requester(request)} waits for {human(request.need_bytes)} of {where}{held}"
+            yield _of_request("wait", at, summary, request)
+    for grant in frame.grants:
+        if grant.id not in granted:
+            own = waited.get(grant.id)
+            after = f" after {duration(at - own.since)}" if own else ""
+            summary = f"{_requester(grant)} is granted {human(grant.need_bytes)} of {_gpu(frame, grant.device_uuid)}"
+            seconds: Details = (("waited_seconds", at - own.since),) if own else ()
+            yield _of_request("grant", at, f"{summary}{after}", grant, seconds)
+
+
+def _requester(request: QueuedRequest | GrantedRequest) -> str:
+    return request.workload or "a program" if request.pid is None else program(request.workload, request.pid, "")
+
+
+def _of_request(
+    kind: Kind, at: float, summary: str, request: QueuedRequest | GrantedRequest, details: Details = ()
+) -> Event:
+    process = None if request.pid is None else ProcessKey(request.pid, None)
+    own: Details = (("request", request.id), ("need_bytes", request.need_bytes))
+    user: Details = (("user", request.user),) if request.user else ()
+    return _draft(kind, at, summary, request.device_uuid, process, request.workload, (*own, *user, *details))
+
+
+def _verdicts(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]) -> Iterator[Event]:
     previous, now = _verdicts_by_key(before), _verdicts_by_key(frame)
     kinds: tuple[tuple[Kind, Mapping[object, Verdict], Mapping[object, Verdict]], ...] = (
         ("verdict-began", now, previous),
@@ -315,7 +393,7 @@ def _verdicts(before: Frame | None, frame: Frame) -> Iterator[Event]:
             if key in others or verdict.kind in (*SHAPES, "growing"):  # suspected only: it comes and goes
                 continue
             known, process = _names(frame), verdict.process
-            workload, name = known.get(process) or _names(before).get(process) or ("", "")
+            workload, name = known.get(process) or _names(before, left).get(process) or ("", "")
             who = _on(program(name, process.pid, "") if process else "", _gpu(frame, verdict.device_uuid))
             if kind == "verdict-began":
                 summary = _began(verdict, who, at)
@@ -346,13 +424,16 @@ def _began(verdict: Verdict, who: str, at: float) -> str:
     return summary if states_onset else f"{summary} (since {clock(verdict.since)})"
 
 
-def _names(frame: Frame | None) -> Mapping[ProcessKey | None, tuple[str, str]]:
+def _names(frame: Frame | None, left: Mapping[ProcessKey, str] = {}) -> Mapping[ProcessKey | None, tuple[str, str]]:
     """Return workload and name of every process in the frame: the name is the workload or the command's name."""
     names: dict[ProcessKey | None, tuple[str, str]] = {}
     if frame is None:
         return names
     for device in frame.snapshot.devices:
-        names.update((key, ("", process.comm or "")) for key, process in device.processes_by_key.items())
+        names.update(
+            (key, (left.get(key, ""), left.get(key) or process.comm or ""))
+            for key, process in device.processes_by_key.items()
+        )
     for key, report in frame.snapshot.reports_by_process.items():
         names[key] = (report.workload, report.workload or names.get(key, ("", ""))[1])
     return names
@@ -364,8 +445,8 @@ def _alert(kind: Kind, alert: Alert, at: float) -> Event:
     process = alert.process or (ProcessKey(int(pid), None) if pid.isdecimal() else None)
     who = _on(program(workload, process.pid, "") if process else workload, _index(labels))
     summary = annotations.get("summary") or f"{alert.rule}: {who}".removesuffix(": ")
-    if kind == "alert-resolved":
-        summary = f"resolved: {summary}"
+    if kind == "alert-resolved" and "the alert was: " not in summary:
+        summary = f"the alert {alert.rule} has ended; it was: {summary}"
     details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
     return _draft(
         kind, at, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details
@@ -502,12 +583,17 @@ class EventLog:
     def __init__(self, started_at: float, kept: int = KEPT) -> None:
         self._state = EventState(last_id=int(started_at) * 1000, since=started_at)
         self._receipts: list[Receipt] = []
+        self._suspensions: list[SuspensionReceipt] = []
         self._events: deque[Event] = deque(maxlen=kept)
         self._published = Signal()
 
     def flushed(self, receipt: Receipt) -> None:
         """Record a receipt; its event is published with the next frame."""
         self._receipts.append(receipt)
+
+    def suspended(self, receipt: SuspensionReceipt) -> None:
+        """Record the receipt of a suspension or resumption; its event is published with the next frame."""
+        self._suspensions.append(receipt)
 
     def publish(
         self,
@@ -517,8 +603,11 @@ class EventLog:
         departed: Sequence[AgentReport] = (),
     ) -> tuple[Event, ...]:
         """Publish the events between the previous frame and this one."""
-        self._state, events = advance_events(self._state, frame, raised, resolved, self._receipts, departed)
+        self._state, events = advance_events(
+            self._state, frame, raised, resolved, self._receipts, departed, self._suspensions
+        )
         self._receipts.clear()
+        self._suspensions.clear()
         self._events.extend(events)
         if events:
             self._published.send()

@@ -121,6 +121,16 @@ def is_over_socket(url: str) -> bool:
     return url.startswith("unix:") or (other is not None and url.rstrip("/") == DEFAULT_URL)
 
 
+def reached(url: str) -> str:
+    """Return the address that requests to ``url`` go to: that of a Unix socket, if they go over one."""
+    try:
+        connection = _route(url, READ_SECONDS, False).connection
+    except (OSError, GpumondError):
+        return url
+    connection.close()
+    return f"unix://{connection.path}" if connection.path else url
+
+
 def is_local(url: str) -> bool:
     return url.startswith("unix://") or is_loopback(urlsplit(url).hostname)
 

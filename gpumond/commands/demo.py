@@ -29,7 +29,7 @@ PROGRAMS = (
     {IDLE: "idle", "finetune": "finetune"},
 )
 """Workloads on each device, and what they do: a program of `gpumond.sim.programs`."""
-NEED, NEED_GIB = "pretrain", 20
+NEED, NEED_GIB = "pretrain", 16
 """A workload that waits for memory of the second device, which `embeddings` holds."""
 
 
@@ -127,16 +127,15 @@ def run(arguments: argparse.Namespace) -> int:
                     print(f"open {address}\n\nA simulated GPU without programs: {devices / 'card0'}", flush=True)
                     return
                 os.environ["GPUMOND_RUNTIME_DIR"] = str(settings.runtime_directory())
-                print(_welcome(address, count), flush=True)
-                threading.Thread(target=_narrate, args=(address,), name="gpumond-story", daemon=True).start()
+                threading.Thread(target=_narrate, args=(address, count), name="gpumond-story", daemon=True).start()
                 programs.enter_context(_programs(devices, count, settings, address))
 
             return serve(settings, "sim", reload, 1.0 if arguments.sim_device else PACE, started)
 
 
-def _narrate(address: str) -> None:
+def _narrate(address: str, count: int) -> None:
     """Print the address that signs a browser in, and then each caption when it becomes true."""
-    _sign_in(address)
+    print(_welcome(address, count, *_signed_in(address)), flush=True)
     told, command = set[str](), partial(client.command, url=address)
     while True:
         time.sleep(STORY_SECONDS)
@@ -149,12 +148,14 @@ def _narrate(address: str) -> None:
                     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
-def _sign_in(address: str) -> None:
-    """Print the address that signs a browser in, when the daemon answers."""
-    with suppress(GpumondError):
+def _signed_in(address: str) -> tuple[str, str]:
+    """Return the address that signs a browser in, and what it does; the plain one if the daemon doesn't answer."""
+    try:
         answer = client.post(address, "/api/v1/sessions/code", {"valid_seconds": SIGN_IN_SECONDS}, 30.0)
-        valid = duration(answer["valid_seconds"])
-        print(f"to sign in, open within {valid}: {address.rstrip('/')}/#code={answer['code']}", flush=True)
+    except GpumondError:
+        return address, ""
+    valid = duration(answer["valid_seconds"])
+    return f"{address.rstrip('/')}/#code={answer['code']}", f"\nThis address signs you in, within {valid} and once.\n"
 
 
 @contextmanager
@@ -168,11 +169,12 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
     commands: dict[str, tuple[str, ...]] = {}
     for index in range(count):
         options = ("--card", str(devices / f"card{index}"), "--parent", str(os.getpid()))
-        for name, pattern in PROGRAMS[index].items():
+        for name, pattern in PROGRAMS[index].items() | ({NEED: NEED}.items() if index else ()):
             commands[name] = (sys.executable, "-m", "gpumond.sim.programs", pattern, "--workload", name, *options)
     if count > 1:
         need = ("--need", f"{NEED_GIB}GiB", "--need-device", "1", "--wait", "1d", "--url", address)
-        commands[NEED] = (sys.executable, "-c", WITH_PARENT, "run", "--workload", NEED, *need, "--", "sleep", "30")
+        run = (sys.executable, "-c", WITH_PARENT, "run", "--workload", NEED, *need)
+        commands[NEED] = (*run, "--", *commands[NEED])
 
     def start(name: str) -> subprocess.Popen[bytes]:
         quiet = subprocess.DEVNULL if name == NEED else None
@@ -206,18 +208,18 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
 
 
 DEVICES = {1: "A simulated GPU with four programs", 2: "Two simulated GPUs with six programs"}
-WAITS = {1: "", 2: f". A seventh, {NEED}, waits for memory"}
+WAITS = {1: ".", 2: f".\nA seventh, {NEED}, waits for memory."}
 
 
-def _welcome(address: str, count: int) -> str:
-    """Return the text printed at start: the page's address in the first line, then commands to try."""
+def _welcome(address: str, count: int, opened: str, note: str) -> str:
+    """Return the text printed at start: the web UI's address in the first line, then commands to try."""
     program = sys.argv[0] if os.path.basename(sys.argv[0]) == "gpumond" else "gpumond"
     words = ("status", "flush --all --dry-run", f"flush {TRAINING}", f"why {TRAINING}")
     commands = "\n".join(f"  {client.command(each, address, program=program)}" for each in words)
     return f"""\
-open {address}
-
-{DEVICES[count]}: {", ".join(name for own in PROGRAMS[:count] for name in own)}{WAITS[count]}. In another terminal:
+open {opened}
+{note}
+{DEVICES[count]}: {", ".join(name for own in PROGRAMS[:count] for name in own)}{WAITS[count]} In another terminal:
 
 {commands}
 

@@ -229,6 +229,8 @@ class Parser(argparse.ArgumentParser):
         example = re.search("^  (gpumond .+)$", self.epilog or "", re.MULTILINE)
         if example and message.startswith("the following arguments are required"):
             hint = f", as in `{example[1]}`{hint}"
+        if required := re.fullmatch("one of the arguments (.+) (.+) is required", message):
+            message = f"one of {', '.join(required[1].split())} and {required[2]} is required"
         print_error(f"{self.prog}: {message}{hint}")
         raise SystemExit(WRONG_USE)
 

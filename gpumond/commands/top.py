@@ -17,19 +17,19 @@ from gpumond.view.text import colors_of
 
 
 class Daemon:
-    """Requests to the daemon at ``url`` through ``gpumond.cli.client``."""
+    """Requests to a daemon through ``gpumond.cli.client``. ``url``: the address that they reach, which is shown."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self._url, self.url = url, client.reached(url)
 
     def frame(self) -> CheckedFrame:
-        return client.frame(self.url)
+        return client.frame(self._url)
 
     def get(self, path: str) -> Any:
-        return client.get(self.url, path)
+        return client.get(self._url, path)
 
     def post(self, path: str, body: object, timeout: float) -> Any:
-        return client.post(self.url, path, body, timeout)
+        return client.post(self._url, path, body, timeout)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

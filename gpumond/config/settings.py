@@ -353,19 +353,25 @@ class SettingsConfig(Strict):
         names, receivers = [rule.name for rule in self.rules], [receiver.name for receiver in self.receivers]
         engines, quotas = [engine.name for engine in self.engines], [quota.name for quota in self.quotas]
         lists = {"rules": names, "receivers": receivers, "engines": engines, "quotas": quotas}
-        for setting, own in lists.items():
-            duplicate = next((name for name in own if own.count(name) > 1), None)
+        for setting, given in lists.items():
+            duplicate = next((name for name in given if given.count(name) > 1), None)
             if duplicate is not None:
                 raise ValueError(f"{setting}: the name {duplicate!r} is used twice")
         for name in self.rule_overrides:
             if name in names or name in self.disabled_rules:
                 other = "rules" if name in names else "disabled_rules"
                 raise ValueError(f"rule_overrides: {name} is also in {other}; remove it from one of them")
-        for rule in self.rules:
-            for name in rule.receivers:
+        for rule in BUILT_IN:
+            if override := self.rule_overrides.get(rule.name):
+                try:
+                    override.check(rule)
+                except ValueError as error:
+                    raise ValueError(f"rule_overrides: {rule.name}: {error}") from None
+        for own in self.rules:
+            for name in own.receivers:
                 if name not in receivers:
                     raise ValueError(
-                        f"rules: {rule.name}: unknown receiver {name!r}; the receivers are {', '.join(receivers)}"
+                        f"rules: {own.name}: unknown receiver {name!r}; the receivers are {', '.join(receivers)}"
                     )
         return self
 

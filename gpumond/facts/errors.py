@@ -67,7 +67,7 @@ FAULTS: Mapping[str, str] = {
     "crashed": "look for Xid errors in dmesg, and check that driver and library match; the driver process is restarted "
     "automatically",
     "starting": "wait: gpumond is opening the driver for the first time",
-    "released": "no action needed: gpumond detached from the driver on request, and attaches again automatically",
+    "released": "no action needed: it was requested, and gpumond attaches again by itself",
     "skipped": "look for Xid errors in dmesg; gpumond reads the GPU again when the hung driver call returns "
     "or, after a crash, in 5 s to 10 min",
     "gpu_is_lost": _HARDWARE,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
+from gpumond.facts.suspension import MemoryHolder
+
 MAX_KNOWN_OWNERS = 4096
 
 
@@ -119,7 +121,7 @@ class QueuedRequest:
     request and no reserve claims; None if unknown, negative if they claim more. ``missing_bytes``: what is missing even
     after the flushes that the daemon may do for it. ``user``: the name of the program's user, or the uid; None if
     unknown. ``workload``: the name that the caller states for the program. ``since``: unix time of the first frame in
-    which it waits.
+    which it waits. ``holders``: who holds or is granted most of the device.
     """
 
     id: str
@@ -132,6 +134,7 @@ class QueuedRequest:
     workload: str
     pid: int | None
     since: float
+    holders: tuple[MemoryHolder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,18 +66,18 @@ class Connection(HTTPConnection):
     ) -> None:
         self.default_port = 443 if tls else 80
         super().__init__(host, port or self.default_port)
-        self._path, self._tls, self._server_name = path, tls, server_name
+        self.path, self._tls, self._server_name = path, tls, server_name
         self._seconds, self._trusted = seconds, trusted
         self._opened: socket.socket | None = None
         self._ended = False
 
     def connect(self) -> None:
         """Open the connection. Raises OSError, and HttpError for the listener of a user who is not trusted."""
-        if self._path:
+        if self.path:
             opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._keep(opened)
             opened.settimeout(self._seconds)
-            opened.connect(self._path)
+            opened.connect(self.path)
         else:
             seconds = CONNECT_SECONDS if self._seconds is None else min(self._seconds, CONNECT_SECONDS)
             try:
@@ -110,7 +110,7 @@ class Connection(HTTPConnection):
     def _prove_listener(self, opened: socket.socket, trusted: frozenset[int]) -> None:
         longest = ACCEPTED_SECONDS if self._seconds is None else min(self._seconds, ACCEPTED_SECONDS)
         try:
-            uid = peer_uid(opened) if self._path else listener_uid(opened, longest)
+            uid = peer_uid(opened) if self.path else listener_uid(opened, longest)
         except TimeoutError:
             self.close()
             raise HttpError(
@@ -119,7 +119,7 @@ class Connection(HTTPConnection):
         if uid not in trusted:
             self.close()
             who = "the kernel doesn't name the user who listens" if uid is None else f"uid {uid} listens"
-            where = f"on {self._path}" if self._path else f"at {self.host}:{self.port}"
+            where = f"on {self.path}" if self.path else f"at {self.host}:{self.port}"
             raise HttpError(
                 "untrusted",
                 f"{who} {where}, and this request is sent only to root, to yourself, to the user of the service, or "

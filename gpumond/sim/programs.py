@@ -1,10 +1,10 @@
 """The demo's programs, as processes that run the agent and share one simulated device.
 
-    python -m gpumond.sim.programs {training,serving,leak,fragmentation,idle,finetune} --card DIR
+    python -m gpumond.sim.programs {training,serving,leak,fragmentation,idle,finetune,pretrain} --card DIR
 
 A program is a generator: it allocates and frees a little, then yields the seconds until it continues. It restarts when
 the device is full, and may end. Sizes are shares of the device, chosen for 24 GiB; the first four together hold 50 to
-78% of it, the last two run out of memory together.
+78% of it, `idle` and `finetune` run out of memory together, and `pretrain` does not fit beside `idle`.
 """
 
 from __future__ import annotations
@@ -125,15 +125,27 @@ def finetune(memory: ProgramMemory, random: Random) -> Iterator[float]:
 
     memory.allocate(0.04, "parameters")
     yield 10.0
-    for share in (0.02, 0.04, 0.08, 0.16, 0.32):
+    for size in (2, 4, 8, 16, 32, 64):
         for _ in range(6):
             memory.busy(random.uniform(0.2, 0.4))
-            batch = memory.allocate(share)
-            yield 2.0
+            with agent.scope(f"batch-{size}"):
+                batch = memory.allocate(size / 100)
+                yield 2.5
             memory.free(batch)
-            yield 0.5
-    with agent.scope("batch-64"):
-        memory.allocate(0.64)
+
+
+PRETRAIN_SHARE = 2 / 3
+"""What `pretrain` needs: more than `idle` leaves, so little that `finetune` goes on with its smaller batches."""
+
+
+def pretrain(memory: ProgramMemory, random: Random) -> Iterator[float]:
+    """Take all its memory at once, as a job does that asked for it, and end after a few epochs."""
+    for kind in ("parameters", "gradients", "optimizer", "optimizer"):
+        memory.allocate(PRETRAIN_SHARE / 8, kind)
+    memory.allocate(PRETRAIN_SHARE / 2)
+    for _ in range(100):
+        memory.busy(random.uniform(0.5, 0.6))
+        yield 1.0
 
 
 def leak(memory: ProgramMemory, random: Random) -> Iterator[float]:
@@ -197,6 +209,7 @@ PROGRAMS: Mapping[str, Program] = {
     "fragmentation": fragmentation,
     "idle": idle,
     "finetune": finetune,
+    "pretrain": pretrain,
 }
 
 

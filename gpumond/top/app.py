@@ -73,10 +73,10 @@ class Top:
             **dict.fromkeys(("<", ","), lambda: self._sort(-1)),
             **dict.fromkeys(("r", "I"), self._reverse),
             **dict.fromkeys(("t", "f5"), self._tree),
-            **dict.fromkeys(("k", "f9"), self._signal),
+            **dict.fromkeys(("K", "f9"), self._signal),
             **dict.fromkeys(("enter", "d"), self._details),
             "g": table.group,
-            " ": self._mark,
+            **dict.fromkeys(("x", " "), self._mark),
             "U": lambda: table.marks.clear(),
             "f": lambda: self._flush(self._targets()),
             "F": self._flush_device,
@@ -206,6 +206,8 @@ class Top:
             self._quit()
         elif self.panel:
             self._press_in_panel(self.panel, key)
+        elif self._filtering and len(key) == 1:
+            self._type(key)
         elif key in _MOVES or key in ("pageup", "pagedown"):
             self.table.move(self._rows_of(key))
         elif self._filtering:
@@ -376,4 +378,4 @@ class Top:
             self.panel = SignalDialog([(row, self._place_of(row.key[0])[0].local) for row in rows]).panel
 
 
-_MOVES = {"up": -1, "down": 1, "home": -(1 << 30), "end": 1 << 30}
+_MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -(1 << 30), "end": 1 << 30}

@@ -105,13 +105,13 @@ def _index(gpu: str) -> int | None:
     return int(index) if index.isdecimal() else None
 
 
-RANKS = {"live": 3, "cached": 0, "stranded": 1, "overhead": 5, "opaque": 6}
+RANKS = {"live": 1, "cached": 0, "stranded": 3, "overhead": 5, "opaque": 6}
 PROGRAM = 14
 COLUMNS = (
     TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _index(row.gpu)),
     TableColumn("pid", 7, 0, lambda row: str(row.pid or ""), lambda row: row.pid),
     TableColumn("program", PROGRAM, 0, lambda row: f"{row.program} [{row.state}]" if row.state else row.program),
-    TableColumn("user", 10, 7, lambda row: row.user),
+    TableColumn("user", 10, 8, lambda row: row.user),
     TableColumn("used", 10, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
     TableColumn("busy", 5, 7, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),

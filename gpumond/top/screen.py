@@ -136,16 +136,16 @@ class Panel:
 
 HELP = """
 Rows
-↑ ↓ PgUp PgDn Home End | move the cursor
-Enter, d | show details of a process; open or close a group
-Space | mark or unmark a process or a group
+j k, ↑ ↓ | next and previous row; PgUp, PgDn, Home and End, too
+Enter, d | open or close details of a process, or a group
+x, Space | mark or unmark a process or a group
 U | unmark all
 /, F3, F4 | filter by words: all must match; user:root in one field, -word without it
-Esc | clear the filter, the selected device and all marks
+Esc | remove the filter, the selected device and all marks
 Order
 s, >  and  < | sort by the next and previous column
 r, I | reverse the order
-g | group by user, workload or container, or ungroup
+g | group by the next property: user, workload, container, or none
 t, F5 | show processes as a tree (this machine only)
 Devices
 ← →, 0 to 9 | select a device
@@ -154,7 +154,7 @@ Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected device, or else all programs with an agent
 z, Z | suspend the program under the cursor, which moves its device memory to the host; resume it
-k, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
+K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full
 p | pause
@@ -222,15 +222,16 @@ HINTS: Hints = (
     ("/", "Filter"),
     ("s", "Sort"),
     ("g", "Group"),
-    ("spc", "Mark"),
+    ("x", "Mark"),
     ("f", "Flush"),
-    ("k", "Signal"),
+    ("z", "Suspend"),
     ("a", "Alerts"),
     ("q", "Quit"),
     ("d", "Details"),
-    ("t", "Tree"),
     ("p", "Pause"),
     ("←→", "GPU"),
+    ("t", "Tree"),
+    ("K", "Signal"),
 )
 FILTER_HINTS: Hints = (("enter", "Done"), ("esc", "Remove the filter"))
 

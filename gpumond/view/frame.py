@@ -26,6 +26,7 @@ from gpumond.view.rows import (
     cached_lines,
     devices,
     grant_sentences,
+    held_by,
     plain,
     process_of,
     processes,
@@ -234,7 +235,7 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         device = index.get(request["device_uuid"], request["device_uuid"])
         sentence = safe(
             f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{behind}{_missing(request)}"
-        )
+        ) + (f"; most of it is held by {holders}" if (holders := held_by(request)) else "")
         yield FrameNotice("note", "waiting", sentence, "waiting")
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
+from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import SHAPES
 
@@ -211,14 +212,16 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
             shares=_sums(lines),
             unmapped_bytes=unmapped[device["uuid"]],
             reclaimable_bytes=reclaimable(lines, refusing),
-            state=_device_state(device),
+            state=_device_state(device, frame["snapshot"]["source"]["reason"]),
             busy_ratio=sensors["gpu_utilization_ratio"],
             celsius=sensors["gpu_temperature_celsius"],
             watts=sensors["power_watts"],
         )
 
 
-def _device_state(device: Mapping[str, Any]) -> str:
+def _device_state(device: Mapping[str, Any], reason: str | None) -> str:
+    if reason == "released":
+        return "detached: values not shown"
     missed = device["missed_readings"]
     readings = "1 reading" if missed == 1 else f"{missed} readings"
     if missed >= MISSED_LIMIT:
@@ -242,6 +245,20 @@ def requester(request: Mapping[str, Any]) -> str:
     pid = "" if request["pid"] is None else f"pid {request['pid']}"
     first, *more = [plain(each) for each in (request["workload"], pid, request["user"]) if each] or ["a program"]
     return f"{first} ({', '.join(more)})" if more else first
+
+
+def held_by(request: Mapping[str, Any]) -> str:
+    """Return who holds or is granted most of the memory that a request waits for; empty if nobody does."""
+    return ", ".join(
+        plain(str(MemoryHolder(**{name: each[name] for name in MemoryHolder.__slots__})))
+        for each in request.get("holders") or ()
+    )
+
+
+def held_sentence(request: Mapping[str, Any]) -> str:
+    """Return who holds what a request waits for, as a sentence; empty if nobody does."""
+    holders = held_by(request)
+    return f"{requester(request)} waits for memory that is held by {holders}" if holders else ""
 
 
 def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ import pytest
 from gpumond.cli.arguments import add_target
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import GrantedRequest, QueuedRequest
+from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.units import GIB, about, typed_size
 from gpumond.features.quotas.admission_client import WaitStatusLine, size
 from gpumond.features.quotas.command import NO_REQUEST, queue_table, queue_text
@@ -128,6 +129,15 @@ def test_waiting_is_one_line_in_a_log_until_something_changes(capsys: pytest.Cap
     line.show(answer | {"available_bytes": 5 * GIB}, 29.0)
     line.end()
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_holders_of_the_memory_are_named_where_a_program_waits():
+    held = (MemoryHolder(7, "embeddings", 9 * GIB), MemoryHolder(8, "finetune", GIB))
+    frame = make_frame(make_device(used_bytes=GIB), queue=(replace(QUEUED, holders=held),))
+    names = "embeddings (pid 7, 9.0 GiB), finetune (pid 8, 1.0 GiB)"
+    (notice,) = [notice for notice in view(frame).notices if notice.kind == "waiting"]
+    assert notice.text.endswith(f"; most of it is held by {names}")
+    assert f"pretrain (pid 4242, ann) waits for memory that is held by {names}" in queue_text(frame)
 
 
 def test_request_whose_turn_is_later_states_no_missing_memory():

@@ -81,7 +81,7 @@ def test_findings_state_value_threshold_and_remedy():
         "alerts": [alert, alert | {"rule": "leak"}, alert | {"pid": None}],
     }
     first, remedy, *alerts = findings(frame, 7, {"cache": {"value": "reclaimable_bytes", "above": GIB}})
-    assert first == f"verdict leak since {moment(1e6)}: train leaks (growth_bytes 1.0 GiB)"
+    assert first == f"verdict leak since {moment(1e6)}: train leaks (growth 1.0 GiB)"
     assert remedy == "  -> restart the program before the GPU is full"
     assert alerts == [
         f"alert cache firing since {moment(2e6)}: reclaimable_bytes 2.0 GiB, threshold above 1.0 GiB",

@@ -81,6 +81,7 @@ rule_overrides:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("rule_overrides: {leak: {threshold: 200%}}", ["leak: threshold: 200% doesn't fit leak, whose unit is"]),
         ("lisen: 127.0.0.1:1", ["lisen", "unknown key", "did you mean listen?"]),
         ("receivers: [{name: a, url: b}]", ["receivers[0].type: expected one of log, webhook, alertmanager"]),
         ("listen: nowhere", ["listen", "'nowhere'", "HOST:PORT"]),

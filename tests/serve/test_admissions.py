@@ -50,6 +50,12 @@ def test_request_before_the_first_reading_is_tried_again_later(before: Frame | N
     ("devices", "body", "status", "detail"),
     [
         ((DEVICE,), {"need_bytes": 2**60}, 409, "less than the"),
+        (
+            (replace(DEVICE, reserved_bytes=DEVICE.size_bytes // 2),),
+            {"need_bytes": DEVICE.size_bytes},
+            409,
+            "GiB that the driver reserves, less than the",
+        ),
         ((DEVICE,), {"device": "7"}, 404, "no device '7'"),
         ((DEVICE, replace(DEVICE, uuid="GPU-b", index=1)), {}, 422, "one of the 2 GPUs"),
         ((DEVICE,), {"need_bytes": 0}, 422, "need_bytes"),

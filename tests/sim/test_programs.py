@@ -13,7 +13,9 @@ from random import Random
 
 import pytest
 
+from gpumond.commands.demo import NEED_GIB
 from gpumond.facts.pools import PoolUsage
+from gpumond.facts.units import GIB
 from gpumond.sim.device import MIB, OutOfMemory, SimDevice, Spec, create
 from gpumond.sim.programs import PROGRAMS, ProgramMemory, leak, run
 from tests.helpers.holding import holder, small_device
@@ -76,7 +78,7 @@ def test_fragmentation_strands_more_bytes_at_constant_live_bytes(device: SimDevi
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_four_programs_fit_on_one_device(device: SimDevice, seed: int) -> None:
-    first = [name for name in PROGRAMS if name not in ("idle", "finetune")]
+    first = [name for name in PROGRAMS if name not in ("idle", "finetune", "pretrain")]
     together = list(zip(*(minutes(name, device, 8, seed) for name in first), strict=False))
     used = [sum(now.held_bytes + 256 * MIB for now in moment) for moment in together[60:]]
     assert max(used) < 0.8 * SIZE
@@ -95,6 +97,22 @@ def test_largest_batch_does_not_fit_beside_an_idle_program(device: SimDevice) ->
     run(PROGRAMS["finetune"], memory, Random(1), pause)
     assert memory.allocator.usage().ooms == 1
     assert 60 < sum(seconds) < 180
+    memory.allocator.close()
+
+
+def test_pretrain_fits_only_without_the_idle_program_and_ends(device: SimDevice) -> None:
+    beside = min(now.held_bytes for now in minutes("idle", device, 2)[60:])
+    need, overhead = NEED_GIB * GIB, 256 * MIB
+    assert need + beside > SIZE
+    memory, seconds = ProgramMemory(device), [0.0]
+
+    def pause(passed: float) -> bool:
+        seconds[0] += passed
+        assert need <= memory.allocator.usage().held_bytes + overhead <= need + GIB  # it uses what it is granted
+        return True
+
+    run(PROGRAMS["pretrain"], memory, Random(1), pause)
+    assert 60 < seconds[0] < 120  # `gpumond resume embeddings --wait 2m` succeeds
     memory.allocator.close()
 
 

@@ -15,9 +15,10 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sna
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import Neighbor, reclaim_plan
-from gpumond.features.suspend.decision import Request, Surroundings, holders, refusal, settle
+from gpumond.features.suspend.decision import Request, Surroundings, refusal, settle
 from gpumond.features.suspend.helper import CHECKPOINTED, FAILED, LOCKED, RUNNING, Answer, Order, carry_out
 from gpumond.host.machine import start_ticks
+from gpumond.tick.holders import holders
 from tests.helpers.values import make_pool, make_report
 
 KEY = ProcessKey(10, 100)

@@ -240,6 +240,7 @@ class World:
             flushing=lambda report: False,
             store=self.store,
             note=self.note,
+            publish=lambda receipt: None,
             wake=lambda: None,
             clock=clock,
         )

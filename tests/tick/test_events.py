@@ -11,7 +11,9 @@ from gpumond.events import Event, EventLog
 from gpumond.facts.frame import Alert, Verdict
 from gpumond.facts.pools import Expected, Receipt
 from gpumond.facts.program import Oom, Program
+from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.snapshot import Fault, XidErrors
+from gpumond.facts.suspension import MemoryHolder, SuspendedMemory, SuspendedProgram, SuspensionReceipt
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 from tests.tick.frames import UUID, between, make_frame
@@ -73,6 +75,73 @@ def test_end_of_a_process_is_an_event():
     ):
         assert "process-ended" not in {event.kind for event in between(frame, other)}
     assert between(make_frame(make_device(processes=(make_process(10, None),))), gone) == []
+
+
+def test_end_of_a_process_names_the_workload_of_its_agent():
+    device = make_device(processes=(make_process(10, 2 * GIB, comm="python3"),))
+    connected = make_frame(device, reports=(make_report(),))
+    (event,) = between(connected, make_frame(device), make_frame(make_device(processes=())))
+    assert (event.workload, event.summary) == ("train", "train (pid 10) has exited; it held 2.0 GiB on GPU 0")
+
+
+REQUEST = QueuedRequest(
+    id="a",
+    device_uuid=UUID,
+    need_bytes=16 * GIB,
+    available_bytes=GIB,
+    missing_bytes=15 * GIB,
+    ahead=0,
+    user="ann",
+    workload="pretrain",
+    pid=7,
+    since=999_940.0,
+    holders=(MemoryHolder(10, "train", 9 * GIB),),
+)
+GRANT = GrantedRequest(
+    id="a", device_uuid=UUID, need_bytes=16 * GIB, unused_bytes=16 * GIB, user="ann", workload="pretrain", pid=7
+)
+
+
+def test_request_that_waits_and_is_granted_makes_two_events():
+    empty = make_frame()
+    waiting, granted = replace(empty, queue=(REQUEST,)), replace(empty, grants=(GRANT,))
+    (wait,) = between(empty, waiting)
+    assert (wait.kind, wait.device_uuid, wait.pid, wait.workload) == ("wait", UUID, 7, "pretrain")
+    assert wait.summary == "pretrain (pid 7) waits for 16.0 GiB of GPU 0; most of it is held by train (pid 10, 9.0 GiB)"
+    assert wait.details == (("request", "a"), ("need_bytes", 16 * GIB), ("user", "ann"))
+    (grant,) = between(waiting, granted)
+    assert (grant.kind, grant.device_uuid, grant.pid) == ("grant", UUID, 7)
+    assert grant.summary == "pretrain (pid 7) is granted 16.0 GiB of GPU 0 after 1 min"
+    assert grant.details[-1] == ("waited_seconds", 60.0)
+    assert between(waiting, waiting) == between(granted, granted) == []
+
+
+def test_suspension_and_resumption_make_events_with_the_program_that_waited():
+    memory = (SuspendedMemory(UUID, 0, 9 * GIB),)
+    program = SuspendedProgram(
+        id="10-100", pid=10, start_ticks=100, uid=1, workload="lab", state="suspended", since=1.0, memory=memory
+    )
+    receipt = SuspensionReceipt(
+        action="suspend",
+        pid=10,
+        start_ticks=100,
+        workload="lab",
+        outcome="suspended",
+        requested_by="uid:0",
+        requested_for="pretrain (pid 7)",
+        started_at=999_990.0,
+        expected_bytes=9 * GIB,
+        released_bytes=9 * GIB,
+    )
+    runs, rests = make_frame(), make_frame(suspended_programs=(program,))
+    (event,) = between(runs, rests, suspensions=(receipt,))
+    assert (event.kind, event.device_uuid, event.pid, event.workload) == ("suspend", UUID, 10, "lab")
+    assert event.summary == "suspend of lab (pid 10) on GPU 0 by uid:0 for pretrain (pid 7): suspended, 9.0 GiB"
+    assert ("requested_for", "pretrain (pid 7)") in event.details
+    back = replace(receipt, action="resume", outcome="resumed", requested_by="SIGCONT", requested_for="")
+    (event,) = between(rests, runs, suspensions=(back,))
+    assert (event.kind, event.device_uuid) == ("resume", UUID)
+    assert event.summary == "resume of lab (pid 10) on GPU 0 by SIGCONT: resumed, 9.0 GiB"
 
 
 def test_agent_of_a_program_that_never_used_a_device_makes_no_event():
@@ -143,7 +212,7 @@ def test_alerts_fire_and_resolve():
         10,
         "train",
     )
-    assert (fired.summary, resolved.summary) == ("it leaks", "resolved: it leaks")
+    assert (fired.summary, resolved.summary) == ("it leaks", "the alert leak has ended; it was: it leaks")
     assert dict(fired.details)["rule"] == "leak"
 
 

@@ -63,7 +63,7 @@ def test_screen_of_80_by_24_shows_ledger_processes_and_keys(fake: FakeDaemon):
         assert "? opaque 10.0 GiB" in screen
         assert "#" * 20 + "+" * 12 + "x" * 6 + "=" * 2 + "?" * 10 + "." * 30 in screen
         assert "a flush of all programs would release about 12.0 GiB" in screen
-        for key in ("Help", "Filter", "Sort", "Group", "Mark", "Flush", "Signal", "Alerts", "Quit"):
+        for key in ("Help", "Filter", "Sort", "Group", "Mark", "Flush", "Suspend", "Alerts", "Quit"):
             assert key in session.screen.lines()[-1]
 
 
@@ -73,7 +73,7 @@ def test_keys_sort_and_reverse(fake: FakeDaemon):
         session.press("r")
         assert programs(session.shows("USED↑"))[:2] == ["python", "train"]
         session.press("s")
-        assert programs(session.shows("CACHED↓"))[:2] == ["train", "python"]
+        assert programs(session.shows("LIVE↓"))[:2] == ["train", "python"]
         session.press("<")
         session.shows("USED↓")
 
@@ -108,7 +108,7 @@ def test_help_lists_the_keys_and_closes(fake: FakeDaemon):
         session.shows("train")
         for key in ("?", "h", "f1"):
             session.press(key)
-            session.shows("group by user, workload or container", "processes as a tree", "flush the marked", "stranded")
+            session.shows("group by the next property", "processes as a tree", "flush the marked", "stranded")
             session.press("escape")
             session.shows("train", without="processes as a tree")
 
@@ -197,7 +197,7 @@ def test_flush_requires_a_confirmation(fake: FakeDaemon, key: str):
         session.press(key)
         session.shows("train", without="y: yes")
         session.press("y", "?")
-        session.shows("move the cursor")
+        session.shows("next and previous row")
         assert requested(fake) == [({"all": True}, True)]
 
 
@@ -290,7 +290,7 @@ def test_pause_keeps_the_values(fake: FakeDaemon):
         session.shows("PAUSED", "train")
         fake.show(make_frame(make_device(used_bytes=GIB, processes=(make_process(12, GIB, comm="new"),)), seq=2))
         session.press("s", "?")
-        session.shows("move the cursor", "PAUSED")
+        session.shows("next and previous row", "PAUSED")
         session.press("?")
         session.shows("train", without="new")
         session.press("p")
@@ -375,7 +375,7 @@ def test_requests_for_frames_continue_while_a_panel_is_open(fake: FakeDaemon):
     with top(fake.url) as session:
         session.shows("train")
         session.press("?")
-        session.shows("move the cursor")
+        session.shows("next and previous row")
         assert "Close" in last(session)
         before = len(fake.requests)
         until(lambda: len(fake.requests) > before + 1)
@@ -407,11 +407,11 @@ def test_key_k_sends_the_signal_to_the_marked_programs_after_a_confirmation():
     with program() as one, program() as other, program() as third:
         with fake_daemon(frame_of(one.pid, other.pid, third.pid)) as fake, top(fake.url) as session:
             session.shows("sleep0", "sleep2")
-            session.press(" ", " ", "k")
+            session.press("x", " ", "K")
             session.shows("SIGTERM", f"(pid {one.pid})", f"(pid {other.pid})", "Send SIGTERM to 2 programs? y: yes")
             session.press("escape")
             session.shows("USED↓", without="SIGTERM")
-            session.press("k", "right", "right")
+            session.press("K", "right", "right")
             session.shows("Send SIGHUP to 2 programs?")
             session.press("y")
             session.shows("SIGHUP sent")
@@ -422,10 +422,10 @@ def test_key_k_sends_the_signal_to_the_marked_programs_after_a_confirmation():
 def test_no_signal_is_sent_without_a_confirmation():
     with program() as one, fake_daemon(frame_of(one.pid)) as fake, top(fake.url) as session:
         session.shows("sleep0")
-        session.press("k")
+        session.press("K")
         session.shows("Send SIGTERM to 1 program?")
         session.press("n", "y", "?")
-        session.shows("move the cursor")
+        session.shows("next and previous row")
         assert one.poll() is None
 
 
@@ -456,7 +456,7 @@ def test_program_of_another_user_receives_no_signal():
         assert send(row, True, "SIGKILL") == "not sent: it isn't your program"
         with fake_daemon(frame_of(pid)) as fake, top(fake.url) as session:
             session.shows("sleep0")
-            session.press("k")
+            session.press("K")
             session.shows("it isn't your program", without="y: yes")
         assert process.poll() is None
 

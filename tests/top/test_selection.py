@@ -72,7 +72,7 @@ def test_digit_selects_the_device_of_that_index(fake: FakeDaemon):
         session.press("1")
         session.until(lambda screen: table(screen) == {"beta"})
         session.press("9", "?")  # this device does not exist
-        session.shows("move the cursor")
+        session.shows("next and previous row")
         session.press("?")
         session.until(lambda screen: table(screen) == {"beta"})
 

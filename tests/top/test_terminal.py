@@ -120,11 +120,31 @@ def test_values_equal_those_of_status_for_the_same_frame(demo: RunningDaemon):
             == json.loads(status.stdout)["seq"]
         )
         plain = subprocess.run(
-            [sys.executable, "-m", "gpumond", "status", "--url", fake.url], capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "gpumond", "status", "--url", fake.url],
+            env={**os.environ},  # without the COLUMNS that readline sets
+            capture_output=True,
+            text=True,
+            timeout=60,
         ).stdout
         table = re.search(r"^GPU +PID.*?(?=\n\n|\n\Z)", plain, re.DOTALL | re.MULTILINE)
         assert table
         assert table[0] in once
+
+
+@pytest.mark.parametrize("command", [("status",), ("top", "--once")])
+def test_live_and_cached_stay_in_eighty_columns_of_a_pipe(demo: RunningDaemon, command: tuple[str, ...]):
+    arguments = [sys.executable, "-m", "gpumond", *command]
+    text = forks.run(arguments, env=demo.environ | {"COLUMNS": "80"}, stdin=subprocess.DEVNULL).stdout
+    head = next(line for line in text.splitlines() if re.match("GPU +PID", line))
+    assert {"USED", "LIVE", "CACHED", "VERDICT"} <= {*head.split()}
+    assert "OVERHEAD" not in head
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_head_shows_the_socket_that_top_asks(demo: RunningDaemon):
+    runtime = str(demo.socket.parent)
+    with terminal(TOP, GPUMOND_RUNTIME_DIR=runtime, GPUMOND_URL="", NO_COLOR="1") as session:
+        assert session.shows("PROGRAM").startswith(f"gpumond unix://{runtime}/"[:60])
 
 
 @pytest.mark.parametrize("command", [("status",), ("top", "--once")])

@@ -211,7 +211,7 @@ class Supervisor:
         Returns True if every child has exited.
         """
         children = self._hang_up_all()
-        detail = f"detached for {seconds:g} s"
+        detail = f"detached from the driver for {seconds:g} s"
         self._set_state(up=False, responsive=True, reason=RELEASED, detail=detail)
         self._schedule(seconds, self._spawn)
         gone = await end(children)

@@ -115,14 +115,14 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _list(arguments: argparse.Namespace) -> int:
     entries = client.get(arguments.url, ROUTE)
     header = ("NAME", "STARTED", ">SECONDS", "STATE", "WORKLOADS")
-    print_answer(arguments, entries, lambda: table(header, map(_entry, entries)))
+    nothing = "no baseline is recorded; gpumond baseline record NAME --for 10m records one"
+    print_answer(arguments, entries, lambda: table(header, map(_entry, entries)) if entries else nothing)
     return DONE
 
 
 def _delete(arguments: argparse.Namespace) -> int:
     client.delete(arguments.url, f"{ROUTE}/{arguments.name}")
-    if arguments.json:
-        print(json.dumps({"deleted": arguments.name}))
+    print_answer(arguments, {"deleted": arguments.name}, lambda: f"baseline {arguments.name} is deleted")
     return DONE
 
 

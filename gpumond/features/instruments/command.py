@@ -10,6 +10,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import add_target, duration
+from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import human, typed_size
 from gpumond.facts.verdicts import REMEDIES, SHAPES
@@ -72,7 +73,7 @@ def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str
     """Yield a program's active verdicts, each with its evidence and remedy, and its alerts with their thresholds."""
     for verdict in frame.get("verdicts", ()):
         if verdict["pid"] == pid and verdict["kind"] not in SHAPES:
-            evidence = ", ".join(f"{name} {_amount(name, value)}" for name, value in verdict["evidence"])
+            evidence = ", ".join(f"{_words(name)} {_amount(name, value)}" for name, value in verdict["evidence"])
             yield safe(f"verdict {verdict['kind']} since {moment(verdict['since'])}: {verdict['summary']} ({evidence})")
             steps = REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)).split("; ")
             if remedy := "; ".join(step for step in steps if "gpumond why" not in step):
@@ -93,7 +94,14 @@ def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) 
     return f": {name} {_amount(name, alert['value'])}, threshold {' or '.join(limits)}"
 
 
+def _words(name: str) -> str:
+    """Return the name of a value for people: its amount states the unit."""
+    return name.removesuffix("_seconds").replace("_bytes", "").replace("_", " ")
+
+
 def _amount(name: str, value: float) -> str:
+    if name.endswith("_seconds"):
+        return units.duration(value)
     return human(value) if "_bytes" in name else f"{value:.4g}"
 
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, print_error
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.oom.case_file import CaseSummary, RankedCase, document, plain
 from gpumond.view import html_report
@@ -16,6 +16,9 @@ from gpumond.view.frame import checked_as
 from gpumond.view.text import moment, size, table
 
 ROUTE = "/api/v1/oom"
+
+
+NO_CASE = "no program has run out of memory"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
     html_report.check(arguments.html)
     if not re.fullmatch("[0-9-]+|last", arguments.id):
         raise ConfigError(f"{arguments.id!r:.80} isn't a case id; `gpumond oom list` shows the ids")
+    if arguments.id == "last" and not client.get(arguments.url, ROUTE):
+        print_error(f"gpumond: {NO_CASE}")
+        return NOTHING_TO_DO
     answer = client.get(arguments.url, f"{ROUTE}/{arguments.id}")
     if arguments.json:
         print(json.dumps(answer, indent=2))
@@ -55,7 +61,7 @@ def _list(arguments: argparse.Namespace) -> int:
         [each["id"], moment(each["at"]), each["workload"] or "-", size(each["missing_bytes"]), each["remedy"] or "-"]
         for each in cases
     ]
-    print(table(header, rows) if rows else "no program ran out of memory")
+    print(table(header, rows) if rows else NO_CASE)
     return DONE
 
 

@@ -22,6 +22,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.host.peer import counted_name
 from gpumond.store.table import Table, Transactions
+from gpumond.tick.holders import holders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -542,7 +543,8 @@ class Admissions:
         """Return the requests that wait, the next one of each device first."""
         waiting = self._queue.waiting
         self._since = {each.id: self._since.get(each.id, snapshot.taken_at) for each in waiting}
-        found = [self._queued(snapshot, each) for each in waiting]
+        grants = self.granted(snapshot)
+        found = [self._queued(snapshot, each, grants) for each in waiting]
         return tuple(sorted(found, key=lambda each: (each.device_uuid, each.ahead)))
 
     def granted(self, snapshot: Snapshot) -> tuple[GrantedRequest, ...]:
@@ -562,7 +564,7 @@ class Admissions:
             if held.get(grant.id, 0) < grant.need_bytes
         )
 
-    def _queued(self, snapshot: Snapshot, request: KeptAdmission) -> QueuedRequest:
+    def _queued(self, snapshot: Snapshot, request: KeptAdmission, grants: Sequence[GrantedRequest]) -> QueuedRequest:
         answer = self._answer(snapshot, request)
         return QueuedRequest(
             id=request.id,
@@ -575,6 +577,7 @@ class Admissions:
             workload=request.workload,
             pid=request.pid,
             since=self._since[request.id],
+            holders=holders(snapshot, request.device_uuid, program_of(request), grants),
         )
 
     def extend(self, name: str, owner: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.units import duration, human
-from gpumond.view.rows import grant_sentences, plain, quota_sentence
+from gpumond.view.rows import grant_sentences, held_sentence, plain, quota_sentence
 from gpumond.view.text import size, table
 
 KINDS = ("soft_limit", "limit", "reserve", "cgroup_limit")
@@ -101,13 +101,15 @@ class Queue:
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
         frame = client.frame(arguments.url)
-        print_answer(arguments, frame["queue"], lambda: queue_text(frame))
+        answer = {name: frame[name] for name in ("queue", "grants")}
+        print_answer(arguments, answer, lambda: queue_text(frame))
         return DONE
 
 
 def queue_text(frame: Mapping[str, Any]) -> str:
-    """Return the requests that wait, and the grants whose memory isn't all held yet."""
-    parts = [queue_table(frame) or NO_REQUEST, "\n".join(grant_sentences(frame))]
+    """Return the requests that wait, who holds the memory, and the grants whose memory isn't all held yet."""
+    held = "\n".join(filter(None, map(held_sentence, frame["queue"])))
+    parts = [queue_table(frame) or NO_REQUEST, held, "\n".join(grant_sentences(frame))]
     return "\n\n".join(filter(None, parts))
 
 

@@ -81,9 +81,11 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
     kernel = kernel_of(request)
     admissions, frame = kernel.get(Admissions), _frame(kernel.frame)
     device = _device(frame, body.device, caller.uid)
-    if device.size_bytes is not None and body.need_bytes > device.size_bytes:
-        size = human(device.size_bytes)
-        raise HTTPException(409, f"GPU {device.index} has {size}, less than the {human(body.need_bytes)} requested")
+    reserved = device.reserved_bytes or 0
+    if device.size_bytes is not None and body.need_bytes > device.size_bytes - reserved:
+        has, need = human(device.size_bytes - reserved), human(body.need_bytes)
+        kept = f" besides the {human(reserved)} that the driver reserves" if reserved else ""
+        raise HTTPException(409, f"GPU {device.index} has {has}{kept}, less than the {need} requested")
     admission = admissions.request(
         frame.snapshot,
         device,

@@ -149,12 +149,12 @@ daemon's only. ``python -m tools.docs.alerts`` writes the texts of deploy/promet
 _CHOICE = re.compile(r"\[([^][|]*)(?:\|([^][]*))?\]")
 """The innermost choice: choices may be nested."""
 _VALUES: Mapping[Unit, str] = {
-    "bytes": "{{ $value | humanize1024 }}B",
+    "bytes": "{{ $value | humanize1024 | reReplaceAll `k` `K` }}B",
     "ratio": "{{ $value | humanizePercentage }}",
     "seconds": "{{ $value | humanizeDuration }}",
 }
 _EXPRESSIONS: Mapping[str, str] = {
-    "bytes": "{{ $value | humanize1024 }}B",
+    "bytes": "{{ $value | humanize1024 | reReplaceAll `k` `K` }}B",
     "time_to_full": "{{ range printf `gpumond_time_to_full_seconds{cluster=%q, job=%q, instance=%q, uuid=%q, pid=%q}` "
     "$labels.cluster $labels.job $labels.instance $labels.uuid $labels.pid | query }}; the GPU will be full in "
     "{{ .Value | humanizeDuration }}{{ end }}",

@@ -138,6 +138,12 @@ async def override(
     request: Request, name: str, body: OverrideConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
 ) -> Response:
     """Replaces all fields of an earlier override of the rule. 409: the configuration file overrides a field."""
+    try:
+        for rule in BUILT_IN:
+            if rule.name == name:
+                body.check(rule)
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from None
     return entry_response(
         await kernel_of(request).get(RuleRegistry).override(name, body.fields(), by, etag_of(if_match))
     )

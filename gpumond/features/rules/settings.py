@@ -10,6 +10,8 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
     StrictBool,
     field_validator,
     model_validator,
@@ -144,9 +146,7 @@ class RuleConfig(Strict):
         known = isinstance(body, dict) and isinstance(body.get("scope"), str) and isinstance(body.get("value"), str)
         unit = of_scope.get(body["scope"], {}).get(body["value"]) if known else None
         for name in ("above", "below", "clear") if unit else ():
-            text = str(body.get(name)).strip()
-            if (text.endswith("%") and unit != "ratio") or (text.endswith("B") and unit not in ("bytes", "bytes/s")):
-                raise ValueError(f"{name}: {text:.40} doesn't fit {body['value']}, whose unit is {unit}")
+            check_unit(name, body.get(name), body["value"], unit)
         return body
 
     @model_validator(mode="after")
@@ -196,6 +196,13 @@ class RuleConfig(Strict):
         )
 
 
+def check_unit(name: str, threshold: object, value: str, unit: Unit | None) -> None:
+    """Refuse a size or a percentage as the threshold of a value that is neither. Raises ValueError."""
+    text = str(threshold).strip()
+    if (text.endswith("%") and unit != "ratio") or (text.endswith("B") and unit not in ("bytes", "bytes/s")):
+        raise ValueError(f"{name}: {text:.40} doesn't fit {value}, whose unit is {unit or 'none'}")
+
+
 class OverrideConfig(Strict):
     """Fields that replace those of a built-in rule; docs/how-to/rules.md describes them."""
 
@@ -205,6 +212,21 @@ class OverrideConfig(Strict):
         default=None, pattern=r"^[a-z0-9_-]{1,64}$", description="replaces the `severity` label"
     )
     enabled: StrictBool | None = Field(default=None, description="false: the rule isn't evaluated")
+
+    _stated: str = PrivateAttr("")
+    """The threshold as it was written, with its unit."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_unit(cls, body: Any, read: ModelWrapValidatorHandler[OverrideConfig]) -> OverrideConfig:
+        override = read(body)
+        override._stated = str(body.get("threshold")) if isinstance(body, Mapping) else ""
+        return override
+
+    def check(self, rule: Rule) -> None:
+        """Refuse a threshold whose unit isn't that of the rule's value. Raises ValueError."""
+        of_scope: Mapping[Any, Mapping[str, Unit]] = UNITS
+        check_unit("threshold", self._stated, rule.value, of_scope.get(rule.scope, {}).get(rule.value))
 
     @model_validator(mode="after")
     def _any(self) -> OverrideConfig:

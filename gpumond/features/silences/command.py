@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -106,8 +105,8 @@ def _delete(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{id!r:.80} isn't a silence id; `gpumond silence list` shows the ids")
     for id in arguments.ids:
         client.delete(arguments.url, f"{ROUTE}/{id}")
-    if arguments.json:
-        print(json.dumps({"ended": arguments.ids}))
+    ended = "\n".join(f"silence {id} has ended" for id in arguments.ids)
+    print_answer(arguments, {"ended": arguments.ids}, lambda: ended)
     return DONE
 
 

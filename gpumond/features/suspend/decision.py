@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
-from gpumond.facts.suspension import MemoryHolder, SuspendedMemory, SuspendedProgram, SuspensionOutcome
+from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, SuspensionOutcome
 from gpumond.facts.units import duration, human
 from gpumond.features.suspend.helper import Answer
 
@@ -16,7 +15,6 @@ MIN_DRIVER, IPC_DRIVER = 570, 610
 """First driver with cuCheckpointProcess*, and the first that suspends a program with shared device memory."""
 MARGIN_RATIO = 0.1
 """Part of the driver's count that must remain free in host memory."""
-HOLDERS_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,29 +229,3 @@ def settle(program: SuspendedProgram, answer: Answer | None, asked: bool = False
     if program.state in ("resuming", "suspending"):
         return HelperResult(program, "timeout", error or "the driver's state is unknown", again=True)
     return HelperResult(program, None, error, again=True)
-
-
-def holders(
-    snapshot: Snapshot, device_uuid: str, but: ProcessKey, grants: Iterable[GrantedRequest] = ()
-) -> tuple[MemoryHolder, ...]:
-    """Return who holds or is granted most of a device."""
-    device = snapshot.device(device_uuid)
-    if device is None:
-        return ()
-    known: Mapping[ProcessKey, ProcessUsage] = device.processes_by_key
-    held = [
-        MemoryHolder(key.pid, _name(snapshot, usage), usage.used_bytes)
-        for key, usage in known.items()
-        if usage.used_bytes and key != but
-    ]
-    for grant in grants:
-        if grant.device_uuid == device_uuid and grant.pid != but.pid:
-            own = next((each for each in held if each.pid == grant.pid), MemoryHolder(grant.pid, grant.workload, 0))
-            held = [each for each in held if each is not own]
-            held.append(replace(own, granted_bytes=own.granted_bytes + grant.unused_bytes))
-    return tuple(sorted(held, key=lambda each: -each.used_bytes - each.granted_bytes)[:HOLDERS_SHOWN])
-
-
-def _name(snapshot: Snapshot, usage: ProcessUsage) -> str:
-    report = snapshot.reports_by_process.get(usage.key)
-    return (report.workload if report else "") or usage.comm or ""

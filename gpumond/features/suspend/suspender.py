@@ -31,7 +31,6 @@ from gpumond.features.suspend.decision import (
     Refusal,
     Request,
     Surroundings,
-    holders,
     marked,
     memory_of,
     refusal,
@@ -42,6 +41,7 @@ from gpumond.host.machine import available_bytes, find_process, is_descendant, i
 from gpumond.host.peer import Identity
 from gpumond.kernel import Clock, Grants, Kernel, Part, Suspends, Tick
 from gpumond.store.table import Table, Transactions
+from gpumond.tick.holders import holders
 from gpumond.tick.observe import unmapped
 
 log = logging.getLogger(__name__)
@@ -189,6 +189,7 @@ class Suspender:
         flushing: Callable[[AgentReport], bool],
         store: Transactions,
         note: Callable[[str, str, Any], Awaitable[None]],
+        publish: Callable[[SuspensionReceipt], None],
         wake: Callable[[], None],
         clock: Clock,
     ) -> None:
@@ -196,7 +197,7 @@ class Suspender:
         self._read_driver, self._grants, self._helpers = read_driver, grants, helpers
         self._surroundings, self._flushing = surroundings, flushing
         self._is_alive, self._is_continued = is_alive, is_continued
-        self._note, self._wake, self._clock = note, wake, clock
+        self._note, self._publish, self._wake, self._clock = note, publish, wake, clock
         self._table = suspension_table(store)
         self.loaded = False
         self.programs: dict[ProcessKey, SuspendedProgram] = {}
@@ -629,8 +630,9 @@ class Suspender:
         await self._grants.keep()
 
     async def _record_receipt(self, receipt: SuspensionReceipt) -> SuspensionReceipt:
-        """Keep a receipt, log it and record it in the audit."""
+        """Keep a receipt, publish its event, log it and record it in the audit."""
         self.receipts.append(receipt)
+        self._publish(receipt)
         self._wake()  # the next frame shows the effect
         by = f"{receipt.requested_by} for {receipt.requested_for}" if receipt.requested_for else receipt.requested_by
         named = f"{receipt.action} of pid {receipt.pid}, by {by}"
@@ -751,6 +753,7 @@ class SuspendPart(Suspender, Part):
             flushing=lambda each: kernel.programs.flushing(Identity(each.pid, each.start_ticks, each.uid)),
             store=kernel.store,
             note=kernel.note,
+            publish=kernel.events.suspended,
             wake=kernel.dependencies.wake.set,
             clock=kernel.clock,
         )
