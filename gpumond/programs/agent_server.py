@@ -122,8 +122,8 @@ class AgentServer:
         self._arrivals.close()
 
     def receive(self) -> None:
-        """Read what has arrived."""
-        for descriptor, _ in self._arrivals.poll(0):
+        """Read what has arrived. Nothing arrives after ``close``."""
+        for descriptor, _ in () if self._arrivals.closed else self._arrivals.poll(0):
             if (peer := self._peers.get(descriptor)) is not None:
                 self._readable(peer)
 

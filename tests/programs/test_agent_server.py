@@ -45,6 +45,17 @@ async def test_messages_may_arrive_in_pieces_and_the_newest_report_counts(tmp_pa
 
 
 @in_event_loop
+async def test_report_that_has_arrived_is_read_when_reports_are_asked_for(tmp_path: Path):
+    async with serving(tmp_path) as harness:
+        with harness.connect() as agent:
+            agent.sendall(HELLO + REPORT)
+            await harness.reports()
+            for live in (8, 9):
+                agent.sendall(encode(Report(pools=(make_pool(live=live),))))
+                assert harness.has_report(live)
+
+
+@in_event_loop
 async def test_report_of_one_process_is_read_without_decoding_those_of_others(tmp_path: Path):
     async with serving(tmp_path) as harness:
         with harness.connect() as agent:

@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -340,6 +341,24 @@ class _Owner(NamedTuple):
     names: Names
 
 
+@lru_cache(2048)
+def _with_owner(process: ProcessUsage, owner: _Owner, state: str, orphaned: bool | None) -> ProcessUsage:
+    """Return the process with these facts. Nearly every process is unchanged, and a lookup takes half as long as a new
+    object."""
+    return replace(
+        process,
+        container=owner.place.container,
+        container_name=owner.names.container,
+        pod_name=owner.names.pod,
+        pod_namespace=owner.names.namespace,
+        pod_uid=None if owner.place.delegated else owner.place.pod_uid,
+        unit=clean(owner.place.unit) if owner.place.unit else None,
+        slurm_job=owner.place.slurm_job,
+        state=state,
+        orphaned=orphaned,
+    )
+
+
 class _Completed(NamedTuple):
     """A process with its metadata, and where it runs, if that is known."""
 
@@ -417,21 +436,8 @@ class ProcessMetadata:
         if key != process.key:
             return _Completed(process)  # the pid has been reused since the reading
         owner = self._owner(key)
-        return _Completed(self._with_owner(process, key, now, owner), owner.place)
-
-    def _with_owner(self, process: ProcessUsage, key: ProcessKey, now: ProcessStart, owner: _Owner) -> ProcessUsage:
-        return replace(
-            process,
-            container=owner.place.container,
-            container_name=owner.names.container,
-            pod_name=owner.names.pod,
-            pod_namespace=owner.names.namespace,
-            pod_uid=None if owner.place.delegated else owner.place.pod_uid,
-            unit=clean(owner.place.unit) if owner.place.unit else None,
-            slurm_job=owner.place.slurm_job,
-            state=self._state(key, now),
-            orphaned=self._is_orphan(key, now, owner.place),
-        )
+        state, orphaned = self._state(key, now), self._is_orphan(key, now, owner.place)
+        return _Completed(_with_owner(process, owner, state, orphaned), owner.place)
 
     def _is_orphan(self, process: ProcessKey, now: ProcessStart, place: ProcessPlacement) -> bool | None:
         """Return True if the parent has exited.
