@@ -24,7 +24,7 @@ from gpumond.facts.errors import GpumondError
 from gpumond.facts.messages import clean
 
 MAX_ANSWER_BYTES = 4096
-OTHERWISE = "start it with `gpumond run -- COMMAND`, or call gpumond.agent.start() in it"
+OTHERWISE = "start the program with `gpumond run -- COMMAND`, or call gpumond.agent.start() in it"
 
 SCRIPT = """
 def _gpumond_attach(package, answer, arguments):

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--values",
         choices=sorted({*VALUES.values(), *NAMED.values()}),
         metavar="KIND",
-        help="print the existing values for an option",
+        help="print an option's current values (for the completion script)",
     )
     parser.add_argument("--url", type=address, default=None, help=argparse.SUPPRESS)
 

@@ -168,7 +168,7 @@ COMMANDS = (
     _command(
         "attach",
         "Programs",
-        "start the agent in your running program (Python 3.14)",
+        "start the agent in your running program (Python 3.14 or newer)",
         "gpumond attach 4242 --workload train",
     ),
     _command(

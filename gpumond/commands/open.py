@@ -22,8 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--url {arguments.url}: a browser needs an http:// or https:// address")
     if not client.is_proven(arguments.url):
         raise DaemonError(
-            f"no daemon of yours, of root or of the service listens at {arguments.url}, and no other may receive a "
-            "sign-in code; pass your daemon's address with --url"
+            f"the program that listens at {arguments.url} isn't yours, root's or the service's, so it gets no sign-in "
+            "code; pass your daemon's address with --url"
         )
     answer = client.post(arguments.url, "/api/v1/sessions/code", {}, 10.0)
     address = f"{arguments.url.rstrip('/')}/#code={answer['code']}"

@@ -35,13 +35,17 @@ def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s") 
         metavar="HOST:PORT",
         help="address to serve metrics, API and web UI on (default: 127.0.0.1:9917)",
     )
-    parser.add_argument("--socket", metavar="PATH", help="Unix socket for agents (default: in the runtime directory)")
     parser.add_argument(
-        "--runtime-dir", metavar="PATH", help="directory for api.sock and the token (default: the agent socket's)"
+        "--socket",
+        metavar="PATH",
+        help="Unix socket for agents (default: agent.sock in /run/gpumond as root, else in $XDG_RUNTIME_DIR/gpumond)",
+    )
+    parser.add_argument(
+        "--runtime-dir", metavar="PATH", help="directory for api.sock and the token (default: that of --socket)"
     )
     parser.add_argument("--state-dir", metavar="PATH", help="directory for persistent state")
     parser.add_argument(
-        "--interval", type=duration, metavar="DURATION", help=f"time between ticks (default: {interval})"
+        "--interval", type=duration, metavar="DURATION", help=f"time between readings (default: {interval})"
     )
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="allow non-loopback addresses without TLS"

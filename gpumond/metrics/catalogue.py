@@ -383,7 +383,10 @@ SCOPE_DEVICE: tuple[Quantity[ScopeDevice], ...] = (
 SCOPE: tuple[Quantity[ScopeUsage], ...] = (
     Quantity("entries_total", "count", "Number of times the scope was entered.", attrgetter("entries")),
     Quantity(
-        "retries_total", "count", "Cache flushes by the allocators themselves within the scope.", attrgetter("retries")
+        "retries_total",
+        "count",
+        "Allocations within the scope that succeeded only after the allocator emptied its cache.",
+        attrgetter("retries"),
     ),
     Quantity("ooms_total", "count", "Entries of the scope that ended with an out-of-memory error.", attrgetter("ooms")),
 )

@@ -141,7 +141,7 @@ class Telemetry:
             "gpumond_log_dropped", "Log records dropped by the rate limit.", registry=registry
         ).inc
         self.restarted = Counter(
-            "gpumond_collector_restarts", "Restarts of the collector process.", registry=registry
+            "gpumond_collector_restarts", "Restarts of the process that calls the driver.", registry=registry
         ).inc
         self._faults = Counter(
             "gpumond_faults", "Read failures, each counted once when it starts.", ["source", "kind"], registry=registry
@@ -165,7 +165,7 @@ class Telemetry:
             self._flushes.labels(outcome)
         self._notifications = Counter(
             "gpumond_notifications",
-            "Notifications sent to a receiver, including failed ones.",
+            "Attempts to send a notification to a receiver, including failed ones.",
             ["receiver"],
             registry=registry,
         )

@@ -175,7 +175,7 @@ PROGRAM: tuple[Quantity[Program], ...] = (
     attribute(
         "refusals",
         "count",
-        "Daemons and commands that the program's agent refused: untrusted, malformed, or above its rate limit.",
+        "Commands that the program's agent refused: from an untrusted daemon, malformed, or above its rate limit.",
         "agent_commands_refused_total",
         counted=True,
     ),

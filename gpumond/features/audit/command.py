@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of entries to show, most recent last (default: 100)",
     )
     parser.add_argument(
-        "--operation", metavar="ID", help="only entries of one gpumond fleet operation, which printed this id"
+        "--operation", metavar="ID", help="only the entries of one `gpumond fleet` operation (it prints its id)"
     )
     parser.add_argument(
         "--log",

@@ -672,11 +672,11 @@ def method_generic(engine: EngineConfig) -> ReleaseMethod | None:
     release, wake = engine.release, None if isinstance(engine.wake, bool) else engine.wake
     if release is None:
         return None
-    wakes = "gpumond flush --workload NAME --step engine --wake, or as the engine does by itself"
+    wakes = "gpumond flush --workload NAME --step engine --wake, unless the engine returns on its own"
     return ReleaseMethod(
         name="release",
         release=sends(release.call),
-        serves_again=wakes if wake else "as the engine does by itself",
+        serves_again=wakes if wake else "the engine returns on its own",
         estimate=None if release.ends_process else lambda engine, state, used: Expected(0, 0, used, "interval"),
         undo=sends(wake.call) if wake else None,
         stops_service=wake is not None,

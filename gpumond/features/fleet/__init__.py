@@ -10,7 +10,7 @@ FEATURE = Feature(
         Command(
             name="fleet",
             module="gpumond.features.fleet.command",
-            help="show and flush GPUs on all your machines",
+            help="show GPUs and flush programs on all your machines",
             group="Machines",
             examples=(
                 "gpumond fleet targets --kubernetes --json",

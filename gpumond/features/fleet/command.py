@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             OPTIONS[name](read)
     for name, summary in FLUSHES.items():
         flush.add_arguments(what.add_parser(name, help=summary), name)
-    undone = what.add_parser("undo", help="undo what an operation has changed, as far as possible")
+    undone = what.add_parser("undo", help="undo an operation's changes, where possible")
     discovery.add_arguments(undone)
     undo.add_arguments(undone)
     report.add_arguments(

@@ -93,11 +93,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="the period's length, instead of --from (default: 7d)",
     )
-    parser.add_argument("--compare", action="store_true", help="also read the period before, and show the change")
+    parser.add_argument("--compare", action="store_true", help="also show the change since the preceding period")
     parser.add_argument(
         "--extrapolate",
         action="store_true",
-        help="assume that the time without data was like the rest (default: leave it out)",
+        help="assume that gaps were like the rest of the time (default: leave gaps out)",
     )
     parser.add_argument(
         "--limit", type=int, default=20, metavar="N", help="maximum number of rows; 0 for all (default: 20)"

@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="show what a flush would release, and flush nothing")
     parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
-    parser.add_argument("--plan", metavar="ID", help="plan to compare the receipts with (`id` of --dry-run --json)")
+    parser.add_argument(
+        "--plan", metavar="ID", help="compare receipts with this plan (the `id` in the output of --dry-run --json)"
+    )
     parser.add_argument(
         "--timeout", type=duration, default=30.0, metavar="DURATION", help="time limit for each program (default: 30s)"
     )

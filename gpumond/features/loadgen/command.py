@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fill",
         type=value(_share),
         metavar="SHARE",
-        help="use at most this part of the GPU (default: 80%%; all of a new simulated GPU)",
+        help="use at most this part of the GPU (default: 80%%, or all of a simulated GPU that this command creates)",
     )
     parser.add_argument(
         "--max", type=above_zero(byte_size), metavar="SIZE", help="use at most this much memory, such as 8GiB"

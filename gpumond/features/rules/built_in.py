@@ -32,7 +32,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "fragmentation": (
         f"{PROGRAM}: {{value}} of the memory held by {{allocator}} was fragmented even at peak use[ ({{stranded}} "
         "stranded at its last report)]",
-        "set [{torch_setting}=]expandable_segments:True for PyTorch, or restart the program",
+        "restart the program, with PyTorch under [{torch_setting}=]expandable_segments:True",
     ),
     "leak": (
         f"[{{verdicts}}|pid {{pid}} {ON} is leaking memory{{time_to_full}}]",
@@ -87,7 +87,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "usually, a power supply has failed or is overloaded; check the power supplies and the GPU's power cables",
     ),
     "ecc-uncorrected": (
-        f"{GPU} had {{value}} uncorrected ECC errors since its driver was loaded: results may be wrong",
+        f"{GPU} has had {{value}} uncorrected ECC errors since its driver was loaded: results may be wrong",
         "stop its programs, run nvidia-smi -i {uuid} --gpu-reset, and replace the GPU if errors recur",
     ),
     "row-remap-pending": (
@@ -131,8 +131,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "engine-out-of-service": (
         "{engine} ({kind})[| on {instance}] hasn't served requests for {value}[ ({reason})]",
-        "gpumond asked it to release memory, the release failed or returned nothing, and the server hasn't resumed; "
-        "gpumond keeps trying; if that doesn't help, restart the server",
+        "its release failed or returned nothing, and the engine hasn't resumed; gpumond keeps trying, and if that "
+        "doesn't help, restart the server",
     ),
     "store-not-writable": (
         "gpumond[| on {instance}] can't write to its store",

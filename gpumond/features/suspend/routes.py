@@ -145,7 +145,8 @@ async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(re
     ]
     if not keys:
         hint = did_you_mean(body.target.workload or "", (each.workload for each in suspender.programs.values()))
-        raise NoSuchTarget(f"no matching program is suspended{hint or '; `gpumond status` lists those that are'}")
+        which = f"named {body.target.workload}" if body.target.workload else f"with pid {body.target.pid}"
+        raise NoSuchTarget(f"no program {which} is suspended{hint or '; `gpumond status` lists suspended programs'}")
     if body.target.pid is None:
         keys = [key for key in keys if caller.uid in (None, suspender.programs[key].uid)]
     return _answer([await suspender.resume(key, caller.name, caller.uid, body.wait_seconds) for key in keys])
