@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from gpumond import __version__, revision
 from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, number, print_error, whole_number
-from gpumond.facts.errors import AmbiguousDevice, ConfigError, DaemonError, GpumondError, NoSuchDevice
+from gpumond.facts.errors import AmbiguousDevice, ConfigError, DaemonError, GpumondError, NoSuchDevice, did_you_mean
 from gpumond.feature import Command, resolve
 from gpumond.features import features
 from gpumond.view.text import adapt_output
@@ -222,7 +222,9 @@ class Parser(argparse.ArgumentParser):
             return
         if isinstance(action, argparse._SubParsersAction):
             self.error(unknown_word("command", value, action.choices))
-        raise argparse.ArgumentError(action, f"{value!r:.80}: expected one of {', '.join(map(str, action.choices))}")
+        choices = [*map(str, action.choices)]
+        hint = did_you_mean(str(value), choices) or f": expected one of {', '.join(choices)}"
+        raise argparse.ArgumentError(action, f"{value!r:.80}{hint}")
 
     def error(self, message: str) -> NoReturn:
         hint = "" if message.endswith("?") else f"; see `{self.prog} --help`"

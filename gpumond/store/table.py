@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 from pydantic import TypeAdapter
 
 from gpumond.facts.alerts import Kind, Notice
-from gpumond.facts.errors import DefinitionChanged, DefinitionConflict, NoSuchDefinition, ProtocolError
+from gpumond.facts.errors import DefinitionChanged, DefinitionConflict, NoSuchDefinition, ProtocolError, did_you_mean
 from gpumond.facts.frame import Alert
 from gpumond.facts.snapshot import Fault
 from gpumond.store.audit import canonical
@@ -337,7 +337,7 @@ class Registry(ABC, Generic[D, E]):
     def get(self, name: str) -> E:
         """Return the entry. Raises NoSuchDefinition."""
         if name not in self._registered:
-            raise NoSuchDefinition(f"no {self.noun} has the name {name}")
+            raise NoSuchDefinition(f"no {self.noun} has the name {name}{did_you_mean(name, self._registered)}")
         return self._registered[name].entry
 
     async def put(self, value: D, actor: str, if_match: str | None = None, new: bool = False) -> E:

@@ -73,6 +73,7 @@ def test_examples_are_valid(name: str, example: str):
         (("fleet", "wakeup"), "unknown command 'wakeup'; did you mean wake?"),
         (("flush", "--pid", "x"), "argument --pid: 'x': expected a whole number"),
         (("completion", "tcsh"), "argument shell: 'tcsh': expected one of bash, zsh, fish"),
+        (("flush", "--step", "cahce"), "argument --step: 'cahce'; did you mean cache?"),
     ],
 )
 def test_wrong_word_is_named_with_what_was_expected(arguments: tuple[str, ...], message: str):

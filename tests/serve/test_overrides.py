@@ -105,6 +105,7 @@ def test_only_built_in_rules_have_overrides():
         ("mine", 409, "configuration file"),
         ("hog", 409, "PUT /api/v1/rules/hog"),
         ("nothing", 404, "no rule has the name nothing"),
+        ("leaks", 404, "no rule has the name leaks; did you mean leak?"),
     ):
         answer = put(view, {"threshold": 1}, name)
         assert (answer.status_code, hint in answer.json()["detail"]) == (status, True)
