@@ -90,8 +90,8 @@ KINDS = (
     ),
     VerdictKind(
         name="growing",
-        meaning="has grown linearly for about two minutes and is above the process's previous peak; a suspicion that "
-        "clears within four minutes of the growth stopping",
+        meaning="has grown linearly for about two minutes, and memory exceeds the process's previous peak; a suspicion "
+        "that clears within four minutes after the growth stops",
         evidence="slope, growth, bytes retained per step, growth of held bytes and of the live allocation count",
     ),
     VerdictKind(

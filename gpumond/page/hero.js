@@ -136,7 +136,7 @@ function sentenceOf({ workload, pid, user, need_bytes: need, available_bytes: av
     `has waited ${duration(Math.max(0, now - since))} for ${human(need)} of ${of}`,
     ahead ? `, behind ${ahead}` : "",
     missing && !claimed ? `; ${human(missing)} is missing${after}` : "",
-    holders.length ? `; ${holders.map((each) => `${each.name} holds ${human(each.bytes)}`).join(", ")}` : "",
+    holders.length ? `; ${holders.map((each) => `${each.workload || `pid ${each.pid}`} holds ${human(each.used_bytes + each.granted_bytes)}`).join(", ")}` : "",
   ];
   return [first, rest.join("")];
 }

@@ -122,9 +122,10 @@ class AgentServer:
         self._arrivals.close()
 
     def receive(self) -> None:
-        """Read what has arrived. Nothing arrives after ``close``."""
-        for descriptor, _ in () if self._arrivals.closed else self._arrivals.poll(0):
-            if (peer := self._peers.get(descriptor)) is not None:
+        """Read what has arrived: first of those that were read longest ago, since a user's programs share a budget."""
+        ready = [] if self._arrivals.closed else [self._peers[descriptor] for descriptor, _ in self._arrivals.poll(0)]
+        for peer in sorted(ready, key=lambda peer: peer.received_at):
+            if self._peers.get(peer.socket.fileno()) is peer:
                 self._readable(peer)
 
     def keep(self, suspended: Collection[ProcessKey]) -> None:

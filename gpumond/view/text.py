@@ -405,9 +405,8 @@ def fitting_table(
 
 
 def output_width() -> int | None:
-    """Return the width of the terminal, or ``COLUMNS``; None if standard output is no terminal, and that isn't set."""
-    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    return shutil.get_terminal_size().columns if known else None
+    """Return the width of the terminal; None if standard output is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def broken(text: str, width: int | None) -> str:

@@ -15,7 +15,7 @@ import pytest
 from gpumond.agent.allocators import cuda, torch_xpu
 from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.allocators.torch_xpu import XpuAdapter
-from gpumond.devices.drm import cards
+from gpumond.devices.drm import drm_devices
 from gpumond.facts.pools import Reclaimable
 from tests.agent.fakes import torch
 from tests.agent.fakes.torch.world import ACTIVE, FREE, MIB, PENDING, Segment
@@ -137,7 +137,7 @@ def test_amd_device_has_the_daemons_name(tmp_path: Path, properties: Any, shape:
 def test_agent_and_daemon_agree_on_a_device_name(tmp_path: Path):
     tree = SysTree(tmp_path)
     tree.amdgpu(pci="0000:03:00.0")
-    (card,) = cards(str(tmp_path))
+    (card,) = drm_devices(str(tmp_path))
     uuid = (card.unique_id or "").encode().hex()
     properties = amd(uuid, **PCI) if card.unique_id else amd(None, **PCI)
     assert torch_xpu.amd(properties, str(tmp_path)) == card.uuid

@@ -86,6 +86,9 @@ class SimulatedAgents:
     def serve(self) -> None:
         pass
 
+    def receive(self) -> None:
+        pass
+
     def reports(self) -> tuple[AgentReport, ...]:
         return self._world.reports()
 

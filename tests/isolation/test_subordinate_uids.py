@@ -52,7 +52,7 @@ def test_uids_of_one_person_have_one_owner_in_the_audit(machine: Machine):
 
 
 def test_uids_of_one_person_have_the_requests_for_memory_of_one(machine: Machine):
-    body = {"need_bytes": 141 * GIB, "wait": True}
+    body = {"need_bytes": 140 * GIB, "wait": True}
     asked = [machine.ask(FIRST + i % 2, "POST", "/api/v1/admissions", body) for i in range(PER_OWNER + 1)]
     statuses = Counter(request.answer()[0] for request in asked)
     assert statuses == {200: PER_OWNER, 429: 1}
