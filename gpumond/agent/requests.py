@@ -145,7 +145,7 @@ class RequestHandler:
                     reasons.append(f"{adapter.name}: {refusal}")
                 except Exception as error:  # a version of the library that is not understood
                     reasons.append(f"{adapter.name}: {type(error).__name__}: {error}")
-        reason = "; ".join(reasons) or "no allocator of this program can record its history"
+        reason = "; ".join(reasons) or "no allocator of this program can record its history (PyTorch's can)"
         return AgentResponse(request.id, clean(reason))
 
     def finished_recording(self, now: float) -> AgentResponse | None:

@@ -52,7 +52,8 @@ export const GROUPS = {
 
 /** The state of a suspended program, such as `suspended for 2 h, 60.0 GiB on the host, resume needs 61.2 GiB`. */
 function suspensionSentence(snapshot, { state, since, host_bytes, memory, reason }) {
-  const parts = [`${state} for ${duration(Math.max(0, snapshot.taken_at - since))}`];
+  const what = state === "waiting" ? "waiting to resume, suspended" : state;
+  const parts = [`${what} for ${duration(Math.max(0, snapshot.taken_at - since))}`];
   if (host_bytes !== null) parts.push(`${human(host_bytes)} on the host`);
   parts.push(`resume needs ${human(sum(memory.map((each) => each.used_bytes)))}`);
   return [...parts, reason].filter(Boolean).join(", ");

@@ -277,7 +277,8 @@ def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
     """Return the state of a program that gpumond has suspended, such as ``suspended for 2 h, 60.0 GiB on the host,
     resume needs 61.2 GiB``.
     """
-    parts = [f"{program['state']} for {duration(max(0.0, now - program['since']))}"]
+    state = "waiting to resume, suspended" if program["state"] == "waiting" else program["state"]
+    parts = [f"{state} for {duration(max(0.0, now - program['since']))}"]
     if program["host_bytes"] is not None:
         parts.append(f"{human(program['host_bytes'])} on the host")
     parts.append(f"resume needs {human(sum(each['used_bytes'] for each in program['memory']))}")

@@ -165,6 +165,7 @@ def with_requests(frame: Any) -> None:
     own = {"device_uuid": frame["snapshot"]["devices"][0]["uuid"], "user": "dev", "need_bytes": 20 * GIB}
     since = frame["snapshot"]["taken_at"] - 60
     later = {"available_bytes": GIB, "missing_bytes": 7 * GIB, "ahead": 0, "since": since}
+    later["holders"] = [{"pid": 7, "workload": "notebook", "used_bytes": 9 * GIB, "granted_bytes": 0}]
     frame["queue"] = [own | later | {"id": "a", "workload": "later", "pid": 42}]
     frame["grants"] = [own | {"id": "b", "workload": "pretrain", "pid": 43, "unused_bytes": 15 * GIB}]
 
@@ -173,6 +174,7 @@ def test_requests_that_wait_and_grants_that_are_not_used_are_listed(browser: Bro
     with open_page(browser, demo, rewrite=with_requests) as session:
         session.page.locator("#hero-queue li").first.wait_for()
         assert session.page.locator("#hero-queue li").all_text_contents() == [
-            "later (pid 42, dev) has waited 1 min for 20.0 GiB of GPU 0; 7.0 GiB is missing even after flushes",
+            "later (pid 42, dev) has waited 1 min for 20.0 GiB of GPU 0; 7.0 GiB is missing even after flushes; "
+            "notebook holds 9.0 GiB",
             "pretrain (pid 43, dev) is granted 20.0 GiB of GPU 0; 15.0 GiB of it isn't used yet",
         ]

@@ -119,26 +119,21 @@ def test_values_equal_those_of_status_for_the_same_frame(demo: RunningDaemon):
             json.loads(run("--once", "--json", url=fake.url).stdout)["snapshot"]["seq"]
             == json.loads(status.stdout)["seq"]
         )
-        plain = subprocess.run(
-            [sys.executable, "-m", "gpumond", "status", "--url", fake.url],
-            env={**os.environ},  # without the COLUMNS that readline sets
-            capture_output=True,
-            text=True,
-            timeout=60,
-        ).stdout
+        plain = forks.run([sys.executable, "-m", "gpumond", "status", "--url", fake.url]).stdout
         table = re.search(r"^GPU +PID.*?(?=\n\n|\n\Z)", plain, re.DOTALL | re.MULTILINE)
         assert table
         assert table[0] in once
 
 
 @pytest.mark.parametrize("command", [("status",), ("top", "--once")])
-def test_live_and_cached_stay_in_eighty_columns_of_a_pipe(demo: RunningDaemon, command: tuple[str, ...]):
-    arguments = [sys.executable, "-m", "gpumond", *command]
-    text = forks.run(arguments, env=demo.environ | {"COLUMNS": "80"}, stdin=subprocess.DEVNULL).stdout
-    head = next(line for line in text.splitlines() if re.match("GPU +PID", line))
+def test_live_and_cached_stay_in_eighty_columns(demo: RunningDaemon, command: tuple[str, ...]):
+    with terminal([sys.executable, "-m", "gpumond", *command, "--url", demo.url], (80, 40), NO_COLOR="1") as session:
+        assert session.ends() == 0
+        lines = session.written.splitlines()
+    head = next(line for line in lines if re.match("GPU +PID", line))
     assert {"USED", "LIVE", "CACHED", "VERDICT"} <= {*head.split()}
     assert "OVERHEAD" not in head
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, lines)) <= 80
 
 
 def test_head_shows_the_socket_that_top_asks(demo: RunningDaemon):

@@ -190,7 +190,9 @@ def case_id(at: float, pid: int, number: int) -> str:
 def case_file(e: Evidence, history: History) -> CaseFile:
     """Return the case file of an error of a program with an agent."""
     found = remedies(e)
-    report, oom = e.report, e.oom
+    report = e.report
+    kept = tuple(scope for scope in e.oom.scopes if scope.retained_bytes <= e.live)  # others have freed it elsewhere
+    oom = replace(e.oom, scopes=kept) if e.pools else e.oom
     return CaseFile(
         id=case_id(oom.at, report.pid, oom.number),
         at=oom.at,

@@ -344,11 +344,14 @@ def _leak(e: Evidence) -> Iterator[Remedy]:
     verdict = next((v for v in e.verdicts if v.kind == "leak" and v.process == e.report.key), None)
     retainers = e.report.program.retainers
     kept = int(step.retained_bytes * step.steps) if step and step.retained_bytes and step.steps >= LEAKING_STEPS else 0
-    if (not kept or kept < NOTABLE * e.live) and verdict is None:
+    if not NOTABLE * e.live <= kept <= e.live or not kept:  # what steps have kept is still live, or it isn't kept
+        kept = 0
+    if not kept and verdict is None:
         return
     where = "".join(f"; {each.name} at {each.file}:{each.line} keeps tensors" for each in retainers[:1])
-    if not where and e.oom.scopes and e.oom.scopes[0].retained_bytes > 0:
-        where = f"; {e.oom.scopes[0].name} keeps {human(e.oom.scopes[0].retained_bytes)}"
+    retaining = [scope for scope in e.oom.scopes if 0 < scope.retained_bytes <= e.live]
+    if not where and retaining:
+        where = f"; {retaining[0].name} keeps {human(retaining[0].retained_bytes)}"
     if verdict is not None and verdict.fit is not None:
         kept = max(kept, int(verdict.fit.slope_bytes_per_second * max(0.0, e.oom.at - verdict.since)))
     each = (
