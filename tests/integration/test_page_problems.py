@@ -187,9 +187,9 @@ def test_button_suspends_an_idle_program_and_resumes_it(browser: Browser, serve:
         session.shows("suspended; 8.9 GiB released")
         until(lambda: [each["workload"] for each in demo.get("suspensions")] == ["embeddings"])
         granted = until(lambda: [each["pid"] for each in demo.get("processes") if each["workload"] == "pretrain"])
-        os.kill(granted[0], signal.SIGKILL)  # it would hold the memory for 100 s
         page.locator(".suspension").get_by_role("button", name="Resume").click()
         session.shows("Resuming as soon as its memory is free")
+        os.kill(granted[0], signal.SIGKILL)  # it would hold the memory for 100 s; its next request is behind this one
         until(lambda: not demo.get("suspensions"), 60)
 
 

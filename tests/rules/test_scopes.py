@@ -115,7 +115,9 @@ def test_advice_on_fragmentation_names_the_variable_of_the_programs_pytorch_vers
         "pool", RuleContext(snapshot, attribute(snapshot), remember(RuleWindow(), snapshot), active_verdicts([]))
     )
     words = {**found.texts(found.rows[0]), "value": "", "threshold": ""}
-    assert f"set {name}=expandable_segments:True for PyTorch" in dict(rule.annotations)["description"].format(**words)
+    assert f"for PyTorch, set {name}=expandable_segments:True first" in dict(rule.annotations)["description"].format(
+        **words
+    )
 
 
 @pytest.mark.parametrize(

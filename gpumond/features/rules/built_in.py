@@ -32,7 +32,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "fragmentation": (
         f"{PROGRAM}: {{value}} of the memory held by {{allocator}} was fragmented even at peak use[ ({{stranded}} "
         "stranded at its last report)]",
-        "restart the program, with PyTorch under [{torch_setting}=]expandable_segments:True",
+        "restart the program; for PyTorch, set [{torch_setting}=]expandable_segments:True first",
     ),
     "leak": (
         f"[{{verdicts}}|pid {{pid}} {ON} is leaking memory{{time_to_full}}]",
