@@ -474,7 +474,14 @@ SHOWN_CALLS, SHOWN_THREAD_CALLS, SHOWN_THREADS = 8, 3, 4
 SHOWN_SCOPES, SHOWN_CLASSES, SHOWN_SITES = 8, 8, 4
 MAX_CALL = 200
 """Longest text of a call: an agent may send any."""
-OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/sim/device.py", "/sim/allocator.py", "<")
+OF_LIBRARIES = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python3",
+    "/gpumond/sim/device.py",
+    "/gpumond/sim/allocator.py",
+    "<",
+)
 """Parts of the names of files that are not the program's own, unless they are of ``WITHOUT_FILE``."""
 WITHOUT_FILE = ("<string>", "<stdin>")
 

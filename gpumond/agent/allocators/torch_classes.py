@@ -27,6 +27,9 @@ CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors")
 VISIT_SECONDS = 0.03
 """Time limit for the first four classes, which an out-of-memory error waits for."""
 
+SEARCH_SECONDS = 0.2
+"""Time limit for a search of the heap that a snapshot waits for."""
+
 MAX_SEARCHED_BLOCKS = 4_000_000
 """Most memory blocks of an interpreter whose heap is searched: about a million objects. Their list cannot be
 interrupted, and takes 80 ms.
@@ -63,16 +66,15 @@ def measure(torch: Any, kind: str, search_seconds: float = 0.0) -> Classes:
         return visit.devices()
 
 
-def annotate(torch: Any, kind: str, snapshot: Mapping[str, Any], search_seconds: float = 0.2) -> None:
+def annotate(torch: Any, kind: str, snapshot: Mapping[str, Any]) -> None:
     """Add the class of each parameter, gradient, optimizer state and buffer to its block in a memory snapshot, and to
-    the allocation in its history, as ``user_metadata``, which follows that of the program. ``search_seconds``: time
-    limit for a search of modules and optimizers that are older than the agent.
+    the allocation in its history, as ``user_metadata``, which follows that of the program.
     """
     read_address = getattr(torch._C, "_data_address", None)
     if read_address is None:
         return
     if not TORCH_OBJECTS.complete:
-        search(torch, time.thread_time() + search_seconds)
+        search(torch, time.thread_time() + SEARCH_SECONDS)
     visit = _Visit(kind, read_address)
     with torch._C.DisableTorchFunctionSubclass():
         if TORCH_OBJECTS.complete:
