@@ -22,7 +22,7 @@ from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import caller_text, duration, human
-from gpumond.facts.verdicts import SHAPES
+from gpumond.facts.verdicts import PATTERNS
 from gpumond.host.event_loop import Signal
 
 Kind = Literal[
@@ -88,12 +88,12 @@ def advance_events(
     raised: Sequence[Alert] = (),
     resolved: Sequence[Alert] = (),
     receipts: Sequence[Receipt] = (),
-    departed: Sequence[AgentReport] = (),
+    exited_reports: Sequence[AgentReport] = (),
     suspensions: Sequence[SuspensionReceipt] = (),
 ) -> tuple[EventState, tuple[Event, ...]]:
     """Return the events of one tick, and the state for the next one.
 
-    ``departed``: the last reports of agents that have disconnected; they are in no frame, and some ended out of
+    ``exited_reports``: the last reports of agents that have disconnected; they are in no frame, and some ended out of
     memory.
     """
     reported = dict(before.ooms)
@@ -109,7 +109,7 @@ def advance_events(
         *_ends(before.frame, frame, left),
         *(
             event
-            for process, report in (*((last.key, last) for last in departed), *now.items())
+            for process, report in (*((last.key, last) for last in exited_reports), *now.items())
             if report.program.ooms or any(pool.ooms for pool in report.pools)
             for event in _ooms(report, earlier.get(process), frame, reported, before.since)
         ),
@@ -390,7 +390,7 @@ def _verdicts(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]
     at = frame.snapshot.taken_at
     for kind, some, others in kinds:
         for key, verdict in some.items():
-            if key in others or verdict.kind in (*SHAPES, "growing"):  # suspected only: it comes and goes
+            if key in others or verdict.kind in (*PATTERNS, "growing"):  # suspected only: it comes and goes
                 continue
             known, process = _names(frame), verdict.process
             workload, name = known.get(process) or _names(before, left).get(process) or ("", "")
@@ -607,11 +607,11 @@ class EventLog:
         frame: Frame,
         raised: Sequence[Alert] = (),
         resolved: Sequence[Alert] = (),
-        departed: Sequence[AgentReport] = (),
+        exited_reports: Sequence[AgentReport] = (),
     ) -> tuple[Event, ...]:
         """Publish the events between the previous frame and this one."""
         self._state, events = advance_events(
-            self._state, frame, raised, resolved, self._receipts, departed, self._suspensions
+            self._state, frame, raised, resolved, self._receipts, exited_reports, self._suspensions
         )
         self._receipts.clear()
         self._suspensions.clear()

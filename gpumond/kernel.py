@@ -84,7 +84,8 @@ class Tick:
     """The frame of one tick, and what its conclusions rest on.
 
     ``raised`` and ``resolved``: alerts that began and ceased to fire. ``activities``: states of all alerts, by rule.
-    ``departed``: the last reports of agents that have disconnected; they are in no frame, and some ended out of memory.
+    ``exited_reports``: the last reports of agents that have disconnected; they are in no frame, and some ended out of
+    memory.
     """
 
     frame: Frame
@@ -92,7 +93,7 @@ class Tick:
     raised: tuple[Alert, ...] = ()
     resolved: tuple[Alert, ...] = ()
     activities: Mapping[str, Activities] = field(default_factory=dict)
-    departed: tuple[AgentReport, ...] = ()
+    exited_reports: tuple[AgentReport, ...] = ()
 
 
 class Part:

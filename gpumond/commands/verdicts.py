@@ -9,7 +9,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.units import duration
-from gpumond.facts.verdicts import SHAPES
+from gpumond.facts.verdicts import PATTERNS
 from gpumond.view.text import moment, table
 
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     frame = client.frame(arguments.url)
-    found = [each for each in frame["verdicts"] if arguments.all or each["kind"] not in SHAPES]
+    found = [each for each in frame["verdicts"] if arguments.all or each["kind"] not in PATTERNS]
     gpus = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     header = ("GPU", ">PID", "VERDICT", "SINCE", ">TIME TO FULL", "SUMMARY")
     nothing = "no problem found in the memory curves" if frame["verdicts"] else "no memory curve is long enough yet"

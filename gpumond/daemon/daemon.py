@@ -157,7 +157,7 @@ class Daemon(Operations):
         reading = await kernel.devices.read(wait=READ_SHARE * interval)
         with kernel.telemetry.tick_duration.time():
             snapshot = self._observe(reading)
-            departed = kernel.programs.departed()
+            exited_reports = kernel.programs.exited_reports()
             kernel.programs.keep(snapshot.unresponsive)
             await answer_requests()
             diagnose(kernel.diagnosis, snapshot)
@@ -167,7 +167,7 @@ class Daemon(Operations):
             before = kernel.frame.owners if kernel.frame else None
             owners = admitted(before or {}, snapshot)
             frame = Frame(snapshot, attribute(snapshot, kernel.frame), tuple(verdicts), owners=owners)
-            tick = Tick(frame=frame, window=self._window, departed=departed)
+            tick = Tick(frame=frame, window=self._window, exited_reports=exited_reports)
             await answer_requests()
             for part in kernel.parts:
                 tick = part.conclude(tick)
@@ -208,7 +208,7 @@ class Daemon(Operations):
         kernel.telemetry.workloads.connected(
             owner.workload for owner, seen in owners.items() if seen == now and owner.workload
         )
-        events = kernel.events.publish(tick.frame, tick.raised, tick.resolved, tick.departed)
+        events = kernel.events.publish(tick.frame, tick.raised, tick.resolved, tick.exited_reports)
         kernel.telemetry.count_events(events)
         kernel.telemetry.store_writable.set(kernel.store.writable)
         kernel.telemetry.configured(*kernel.fingerprints())

@@ -1,8 +1,8 @@
 """Verdicts on the memory curves of devices and processes, from one snapshot after another. No I/O.
 
-Covers the development of memory over time. Every device and process has at most one *shape* (warm-up, steady, churn,
+Covers the development of memory over time. Every device and process has at most one *pattern* (warm-up, steady, churn,
 periodic, step-change) and the alarms that apply (leak, fragmentation, pressure, orphan, idle-holder, crash,
-crash-loop); release means that a process ended in order. A leak replaces the shape.
+crash-loop); release means that a process ended in order. A leak replaces the pattern.
 
 Does not cover levels and counters as such (rules) and the owners of memory (the ledger).
 """
@@ -16,6 +16,7 @@ from math import inf, isfinite, nan
 
 from gpumond.diagnosis import detectors, messages
 from gpumond.diagnosis.detectors import idle_seconds
+from gpumond.diagnosis.floors import HELD_MINUTES, EarlierUses
 from gpumond.diagnosis.leak import (
     SKIPPED_SECONDS,
     allocation_growth,
@@ -27,13 +28,12 @@ from gpumond.diagnosis.leak import (
     watch_growth,
 )
 from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, form as form_of
-from gpumond.diagnosis.past import HELD_MINUTES, EarlierUses
-from gpumond.diagnosis.shapes import REST_MINUTES, Shape, has_left, shape
+from gpumond.diagnosis.patterns import REST_MINUTES, Pattern, has_left, pattern_of
 from gpumond.diagnosis.tracker import Evidence, Fall, TrackedSeries, Tracker
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import IDLE_SECONDS
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
-from gpumond.facts.verdicts import SHAPES, VerdictName
+from gpumond.facts.verdicts import PATTERNS, VerdictName
 from gpumond.tick.history import (
     FIVE_MINUTES,
     HELD,
@@ -62,7 +62,7 @@ UNATTRIBUTED_RATIO = 0.02
 FREED_BLOCKS = 4
 """Number of blocks of 15 s for which a pool is small before its fragmentation ends."""
 MAX_DISAGREEMENTS = 3
-"""Consecutive minutes with another shape after which a shape's verdict ends."""
+"""Consecutive minutes with another pattern after which a pattern's verdict ends."""
 
 MIN_DEVICES = 4
 MIN_SHARE = 0.6
@@ -167,12 +167,12 @@ class Diagnosis:
         return (*active, *(verdict for _, verdict in (*self._events, *self._loops.values())))
 
     def _classify_curve(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> None:
-        """Judge shape, leak and fragmentation: the verdicts that can change once a minute."""
+        """Judge pattern, leak and fragmentation: the verdicts that can change once a minute."""
         size = device.size_bytes
         if tracked.pid is None and not self._is_classified_alone(tracked, device):
             tracked.leak = None
             tracked.verdicts = {
-                kind: active for kind, active in tracked.verdicts.items() if kind not in (*SHAPES, "leak")
+                kind: active for kind, active in tracked.verdicts.items() if kind not in (*PATTERNS, "leak")
             }
             return
         series, what = tracked.series, tracked.main
@@ -187,20 +187,20 @@ class Diagnosis:
             tracked.floors.add(self.history.now, series.column(QUARTER, what, count=1)[-1])
         tracked.leak = self._leak(tracked, device, closed)
         self._set_leak(tracked, device)
-        found = None if tracked.leak or tracked.growth else shape(series, what, tracked.born, tracked.levels, size)
+        found = None if tracked.leak or tracked.growth else pattern_of(series, what, tracked.born, tracked.levels, size)
         if found is None or found.kind == "warm-up":
             found = self._filling(tracked, device, closed) or found
         left = "steady" in tracked.verdicts and has_left(
             dict(tracked.verdicts["steady"].evidence)["level_bytes"], medians, size
         )
-        self._set_shape(tracked, found, left)
+        self._set_pattern(tracked, found, left)
         if tracked.pid is not None:
             self._check_fragmentation(tracked, device)
             self._check_idle(tracked, device)
         elif device.processes is None:
             self._check_idle(tracked, device)
 
-    def _filling(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Shape | None:
+    def _filling(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Pattern | None:
         """Return growth that slows down. It is judged every five minutes, and else as before."""
         if tracked.leak or tracked.growth:
             return None
@@ -212,11 +212,11 @@ class Diagnosis:
             evidence = [
                 ("slope_bytes_per_second", found.rate * pace),
                 ("growth_bytes", found.growth.growth),
-                ("exponent", found.course.exponent),
+                ("exponent", found.curve.exponent),
             ]
             if room is not None:
-                evidence.append(("full_seconds", found.course.left(room, found.course.exponent) / pace))
-            tracked.filling = Shape("filling", found.growth.begin, tuple(evidence))
+                evidence.append(("full_seconds", found.curve.left(room, found.curve.exponent) / pace))
+            tracked.filling = Pattern("filling", found.growth.begin, tuple(evidence))
         return tracked.filling
 
     def _classify_growth(self, tracked: TrackedSeries, device: DeviceReading) -> None:
@@ -225,7 +225,7 @@ class Diagnosis:
         room = self._room(tracked.uuid, device) if tracked.growth else None
         if watch_growth(tracked, self.history, _label(device), room, alone, self.earlier_uses.limit(tracked.owner)):
             self._set_leak(tracked, device)
-            self._set_shape(tracked, None)
+            self._set_pattern(tracked, None)
 
     def _is_beyond_start(self, uuid: str, device: DeviceReading) -> bool:
         """Return whether no process that is starting fills the device, and it is fuller than what it returned from."""
@@ -294,14 +294,14 @@ class Diagnosis:
         )
         tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped, line)
 
-    def _set_shape(self, tracked: TrackedSeries, found: Shape | None, left: bool = False) -> None:
-        """Set the shape's verdict. ``left``: the curve has left the active one, which ends at once."""
-        active = next((kind for kind in SHAPES if kind in tracked.verdicts), None)
+    def _set_pattern(self, tracked: TrackedSeries, found: Pattern | None, left: bool = False) -> None:
+        """Set the pattern's verdict. ``left``: the curve has left the active one, which ends at once."""
+        active = next((kind for kind in PATTERNS if kind in tracked.verdicts), None)
         tracked.disagreements = 0 if found is not None and found.kind == active else tracked.disagreements + 1
         sudden = found.kind == "step-change" if found is not None else tracked.leak is not None or active == "warm-up"
         if active is not None and not sudden and not left and 0 < tracked.disagreements < MAX_DISAGREEMENTS:
             return
-        for kind in SHAPES:
+        for kind in PATTERNS:
             if found is None or found.kind != kind:
                 tracked.verdicts.pop(kind, None)
         if found is not None:

@@ -1,4 +1,4 @@
-"""The decision that growth is a leak, from all tests, its course from ``growing`` to its end, and its line. No I/O.
+"""The decision that growth is a leak, from all tests, its curve from ``growing`` to its end, and its line. No I/O.
 
 The line covers the last two thirds of the growth. The interval of its slope is that of the slopes of equal parts, which
 contains pauses and changes of the load.
@@ -15,9 +15,17 @@ from statistics import median
 from typing import NamedTuple
 
 from gpumond.diagnosis import leak_tests, messages, serving
-from gpumond.diagnosis.course import Course, WholeGrowth, between_rests, course, downsampled, final_growth, forecasts
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.diagnosis.growth import BLOCK, Growth, growing, quick, rises, update
+from gpumond.diagnosis.growth_curve import (
+    GrowthCurve,
+    WholeGrowth,
+    between_rests,
+    downsampled,
+    final_growth,
+    fit_curve,
+    forecasts,
+)
 from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, LeakCase, curve, load_has_risen
 from gpumond.diagnosis.tracker import TrackedSeries
 from gpumond.diagnosis.trend import deviation, least_squares, sen, spread
@@ -78,7 +86,7 @@ found the lines that keep it.
 SKIPPED_SECONDS = 120.0
 """Start of a life, in which a program loads its model."""
 LINE_EXPONENT, SURE_EXPONENT = 0.85, 0.6
-"""Minimum exponent of a leak's course, and of its lower limit: growth that slows down is a cache that fills."""
+"""Minimum exponent of a leak's curve, and of its lower limit: growth that slows down is a cache that fills."""
 NOISY_EXPONENT = 0.3
 """Minimum exponent of a leak that load hides, whose upper limit is not that of a cache."""
 WINDOW_RATIO = 0.6
@@ -96,7 +104,7 @@ class Filling(NamedTuple):
     """Growth that slows down; ``rate`` is its present slope."""
 
     growth: WholeGrowth
-    course: Course
+    curve: GrowthCurve
     rate: float
 
 
@@ -135,7 +143,7 @@ def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> 
     if growth is None:
         return None
     whole_leak = replace(found, onset=growth.begin, base=growth.base)
-    own = course(growth)
+    own = fit_curve(growth)
     if growth.age < WINDOW_RATIO * found.window or not _goes_on_by_steps(case, found, growth):
         return None
     if found.by_quartiles:
@@ -162,7 +170,7 @@ def _goes_on_by_steps(case: LeakCase, found: Leak, growth: WholeGrowth) -> bool:
     steps = between_rests(growth._replace(times=minutes.times[begin:], values=minutes.values[begin:]))
     if steps is None:
         return True
-    own = course(steps) if len(steps.values) > MIN_RESTS else None
+    own = fit_curve(steps) if len(steps.values) > MIN_RESTS else None
     return own is not None and own.exponent >= LINE_EXPONENT and own.low >= SURE_EXPONENT
 
 
@@ -174,7 +182,7 @@ def filling(tracked: TrackedSeries, history: History) -> Filling | None:
     growth = final_growth(times[begin:], values[begin:])
     if growth is None or growth.growth < FILLING_BYTES or growth.age < FILLING_SECONDS:
         return None
-    own = course(growth)
+    own = fit_curve(growth)
     if own is None or own.high > FILLING_EXPONENT:
         return None
     late = len(growth.values) // LATE_PARTS
@@ -229,8 +237,8 @@ def watch_growth(
         if tracked.leak is None:
             tracked.allocations.end()
         return began
-    for shape in ("warm-up", "steady"):
-        tracked.verdicts.pop(shape, None)
+    for pattern in ("warm-up", "steady"):
+        tracked.verdicts.pop(pattern, None)
     active = tracked.verdicts.get("growing")
     since = history.unix(tracked.growth.onset) if active is None else active.since
     tracked.verdicts["growing"] = _growing(tracked, tracked.growth, label, since, history.pace)
@@ -287,7 +295,7 @@ def fit(
     """Return the line through the points of a leak; None if there are too few. ``room``: free bytes above the device's
     recent peak. ``allocations``: growth of the number of live allocations, if it is known.
 
-    The slope of growth that accelerates is that at its end, and its device is full when its course reaches the size.
+    The slope of growth that accelerates is that at its end, and its device is full when its curve reaches the size.
     """
     times, values, courses = _points(leak, tracked, history, room)
     if len(values) < (MIN_STEPS if leak.pause else MIN_POINTS):
@@ -323,7 +331,7 @@ def fit(
 
 def _points(
     leak: Leak, tracked: TrackedSeries, history: History, room: float | None
-) -> tuple[Sequence[float], Sequence[float], Sequence[Course]]:
+) -> tuple[Sequence[float], Sequence[float], Sequence[GrowthCurve]]:
     """Return the points of the last two thirds of a growth, and its courses if it accelerates."""
     if leak.pause:
         steps = tracked.levels.steps
@@ -334,7 +342,7 @@ def _points(
         blocks = curve(tracked.series, leak.tier, leak.what, leak.kind, leak.blocks)
         return blocks.times, blocks.values, ()
     first = bisect_left(growth.times, growth.begin + FIRST_RATIO * growth.age)
-    own = course(growth)
+    own = fit_curve(growth)
     later = forecasts(growth) if own is not None and own.accelerates else ()
     return *downsampled(growth.times[first:], growth.values[first:], POINTS), later
 

@@ -2,7 +2,7 @@
 
 Growth is a leak if it is significant (Mann-Kendall), large enough (Sen's slope), continues to the end of the window,
 and is a *record*: the last blocks exceed all earlier use of this life, unlike a load that rises and falls. It must be
-new, or have lasted without slowing down, unlike a warm-up or a cache that fills, which its whole course shows.
+new, or have lasted without slowing down, unlike a warm-up or a cache that fills, which its whole curve shows.
 
 Blocks are never shorter than a minute. *Clean* tests require little growth and an almost undisturbed line, and many
 samples in a block; *rough* tests tolerate the noise of serving, and require more growth and a device that fills soon.
@@ -18,8 +18,8 @@ from math import inf, isfinite
 from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis.course import downsampled
-from gpumond.diagnosis.shapes import WARM_UP_SECONDS, PlateauStep
+from gpumond.diagnosis.growth_curve import downsampled
+from gpumond.diagnosis.patterns import WARM_UP_SECONDS, PlateauStep
 from gpumond.diagnosis.trend import mann_kendall, sen, spread
 from gpumond.facts.units import HOUR_SECONDS, MIB
 from gpumond.tick.history import (

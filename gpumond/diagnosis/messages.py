@@ -109,7 +109,7 @@ def crash_loop(who: str, device: str, times: int) -> str:
 
 
 def pattern(kind: str, who: str, evidence: Mapping[str, float], since: float, by_step: bool = False) -> str:
-    """Describe a shape. ``by_step``: it is that of the live bytes at the end of each step."""
+    """Describe a pattern. ``by_step``: it is that of the live bytes at the end of each step."""
     if kind == "warm-up":
         return f"{who} is starting up and uses {human(evidence['level_bytes'])} so far"
     if kind == "steady":

@@ -7,11 +7,11 @@ from math import inf, nan
 from typing import NamedTuple
 
 from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, Peaks, Rises
+from gpumond.diagnosis.floors import Floors, Lifetime, Owner
 from gpumond.diagnosis.growth import Growth, StepRecord
 from gpumond.diagnosis.leak_tests import Leak
-from gpumond.diagnosis.past import Floors, Lifetime, Owner
+from gpumond.diagnosis.patterns import Pattern, Plateaus
 from gpumond.diagnosis.serving import UpperQuartiles
-from gpumond.diagnosis.shapes import Plateaus, Shape
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Fit, Verdict
 from gpumond.facts.program import Ending, ProcessKey
@@ -92,11 +92,11 @@ class TrackedSeries:
         self.quartiles = UpperQuartiles()
         self.leak: Leak | None = None
         self.growth: Growth | None = None
-        self.filling: Shape | None = None
+        self.filling: Pattern | None = None
         self.steps = StepRecord()
         self.allocations = LiveAllocations()
         self.disagreements = 0
-        """Number of consecutive minutes with a shape other than the active one."""
+        """Number of consecutive minutes with a pattern other than the active one."""
         self.verdicts: dict[str, Verdict] = {}
 
     @property

@@ -32,14 +32,14 @@ VerdictName = Literal[
 class VerdictKind:
     """One kind of verdict. ``evidence`` describes its numbers. Only the kinds with a ``remedy`` indicate a problem.
 
-    ``is_shape``: it describes a healthy pattern, of which at most one applies to a device or process.
+    ``is_pattern``: it describes a healthy pattern, of which at most one applies to a device or process.
     """
 
     name: VerdictName
     meaning: str
     evidence: str
     remedy: str = ""
-    is_shape: bool = False
+    is_pattern: bool = False
 
     @property
     def rule_value(self) -> str:
@@ -53,40 +53,40 @@ KINDS = (
         meaning="the first five minutes, or growth since the start that is slowing down; growth at a constant rate has "
         "no pattern",
         evidence="level",
-        is_shape=True,
+        is_pattern=True,
     ),
     VerdictKind(
         name="steady",
         meaning="has stayed within 1% of the device (or 256 MiB) for the last 15 minutes, or for at least five since "
         "its start; a program that counts its steps is judged at their ends",
         evidence="level, range",
-        is_shape=True,
+        is_pattern=True,
     ),
     VerdictKind(
         name="churn",
         meaning="has risen and fallen by more than 2% of the device, six times each in ten minutes, without growing",
         evidence="direction changes, low, high",
-        is_shape=True,
+        is_pattern=True,
     ),
     VerdictKind(
         name="periodic",
         meaning="rises and falls at regular intervals",
         evidence="period, low, high",
-        is_shape=True,
+        is_pattern=True,
     ),
     VerdictKind(
         name="step-change",
         meaning="has moved to a level that differs from the previous one by at least 5% of the device; active for "
         "15 minutes",
         evidence="size of the step",
-        is_shape=True,
+        is_pattern=True,
     ),
     VerdictKind(
         name="filling",
         meaning="has grown by 512 MiB or more within at least 15 minutes, and is slowing down: a cache that fills; it "
         "may stop before the device is full",
         evidence="slope, growth, exponent of the curve (1 is a line), seconds until the device is full",
-        is_shape=True,
+        is_pattern=True,
     ),
     VerdictKind(
         name="growing",
@@ -159,6 +159,6 @@ KINDS = (
     ),
 )
 
-SHAPES = tuple(kind.name for kind in KINDS if kind.is_shape)
+PATTERNS = tuple(kind.name for kind in KINDS if kind.is_pattern)
 PROBLEMS = tuple(kind for kind in KINDS if kind.remedy)
 REMEDIES: Mapping[str, str] = {kind.name: kind.remedy for kind in PROBLEMS}

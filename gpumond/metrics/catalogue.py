@@ -21,7 +21,7 @@ from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
-from gpumond.facts.verdicts import KINDS, SHAPES
+from gpumond.facts.verdicts import KINDS, PATTERNS
 from gpumond.metrics import owners
 from gpumond.quantities.device import (
     DEVICE_IDLE,
@@ -479,10 +479,10 @@ def _overcount(frame: Frame) -> Iterator[Row]:
 
 
 def _verdicts(frame: Frame) -> Iterator[Row]:
-    """Yield the verdicts except shapes: each program has one at any time, and a new series for each change."""
+    """Yield the verdicts except patterns: each program has one at any time, and a new series for each change."""
     index = frame.snapshot.gpu_labels
     for verdict in frame.verdicts:
-        if verdict.kind not in SHAPES:
+        if verdict.kind not in PATTERNS:
             yield (verdict.device_uuid, index.get(verdict.device_uuid, ""), str(verdict.pid or ""), verdict.kind), 1
 
 
@@ -609,7 +609,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         "gpumond_verdict",
         "gauge",
         "1 for each active verdict; healthy patterns are only in /api/v1/verdicts. Kinds: "
-        f"{', '.join(kind.name for kind in KINDS if not kind.is_shape)}.",
+        f"{', '.join(kind.name for kind in KINDS if not kind.is_pattern)}.",
         ("uuid", "gpu", "pid", "kind"),
         _verdicts,
     ),

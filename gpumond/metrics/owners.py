@@ -15,7 +15,7 @@ from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import Owner, Snapshot
-from gpumond.facts.verdicts import SHAPES
+from gpumond.facts.verdicts import PATTERNS
 from gpumond.quantities.quantity import Quantity
 
 OWNER_LABELS = ("workload", "user", "pod_namespace", "slurm_account")
@@ -150,7 +150,7 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
 
 def verdicts(frame: Frame) -> Iterator[tuple[tuple[str, ...], float]]:
     """Yield the number of verdicts of each owner and kind, except shapes."""
-    found = [each for each in frame.verdicts if each.kind not in SHAPES]
+    found = [each for each in frame.verdicts if each.kind not in PATTERNS]
     counts = Counter((*owner, verdict.kind) for owner, verdict in _with_owners(frame, found))
     yield from counts.items()
 

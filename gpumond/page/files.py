@@ -14,7 +14,7 @@ from gpumond.events import Kind
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
-from gpumond.facts.verdicts import KINDS, REMEDIES, SHAPES
+from gpumond.facts.verdicts import KINDS, PATTERNS, REMEDIES
 from gpumond.page.runbooks import RUNBOOKS
 
 IMPORT = re.compile(r'^import (?:(?:\{([^}]*)\}|\* as (\w+)) from )?"\./(\w+)\.js";\n', re.MULTILINE)
@@ -148,8 +148,8 @@ def words() -> str:
     known: dict[str, object] = {
         "SHARES": list(SHARES),
         "OF_PROCESSES": [share for share in SHARES if share != "unattributed"],
-        "ORDINARY": sorted(SHAPES),
-        "NOTES": sorted(kind.name for kind in KINDS if not kind.is_shape and not kind.remedy),
+        "ORDINARY": sorted(PATTERNS),
+        "NOTES": sorted(kind.name for kind in KINDS if not kind.is_pattern and not kind.remedy),
         "VERDICTS": {kind.name: kind.meaning.replace("`", "") for kind in KINDS},
         "REMEDIES": REMEDIES,
         "MISSED_LIMIT": MISSED_LIMIT,

@@ -51,7 +51,7 @@ REJECTED_PAUSE_SECONDS = 0.004
 REPORT = b'{"v":%d,"type":"report"' % VERSION
 READING_PAUSE_SECONDS = 0.1
 """Pause after a reading of the connections: a wake-up for each message takes longer than to read it."""
-DEPARTED_KEPT = 256
+EXITED_REPORTS_KEPT = 256
 ENDS_KEPT = 8192
 ASK_SECONDS = 30.0
 SUSPENDED = "this program is suspended, and executes nothing until it is resumed"
@@ -87,7 +87,7 @@ class AgentServer:
         """The connections that have sent a hello; those that have not are read by the event loop."""
         self._awaited = 0
         """Number of answers that are awaited."""
-        self._departed: deque[AgentReport] = deque(maxlen=DEPARTED_KEPT)
+        self._exited_reports: deque[AgentReport] = deque(maxlen=EXITED_REPORTS_KEPT)
         self._ends: deque[ProcessEnd] = deque(maxlen=ENDS_KEPT)
         self._usage = UserUsage(self._limits)
         self._reports_received = 0
@@ -142,11 +142,11 @@ class AgentServer:
         self._ends.clear()
         return ends
 
-    def departed(self) -> tuple[AgentReport, ...]:
+    def exited_reports(self) -> tuple[AgentReport, ...]:
         """Return the last report of each agent that left since the last call, if it contains out-of-memory errors."""
-        departed = tuple(self._departed)
-        self._departed.clear()
-        return departed
+        exited_reports = tuple(self._exited_reports)
+        self._exited_reports.clear()
+        return exited_reports
 
     def reports(self) -> tuple[AgentReport, ...]:
         """Return the newest report of every process whose agent is connected and reported recently."""
@@ -444,7 +444,7 @@ class AgentServer:
         del self._peers[descriptor]
         if peer.hello is not None and peer.report is not None and peer.report.program.ooms:
             last = agent_report(peer.identity, peer.hello, peer.report, self._clock() - peer.received_at)
-            self._departed.append(last)
+            self._exited_reports.append(last)
         self._usage.remove(peer.user)
         if peer.hello is None:
             self._no_longer_pending(peer.user)

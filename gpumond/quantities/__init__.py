@@ -17,7 +17,7 @@ from gpumond.quantities.engine_scope import ENGINE
 from gpumond.quantities.pool_scope import POOL
 from gpumond.quantities.process_scope import PROCESS, WORKLOAD
 from gpumond.quantities.quantity import Quantity
-from gpumond.quantities.scope import Hidden, RuleContext, ScopeSpec, Subjects
+from gpumond.quantities.scope import RuleContext, ScopeSpec, Subjects, Unreadable
 from gpumond.quantities.window import RuleWindow, unlisted
 
 
@@ -48,7 +48,7 @@ DAEMON = ScopeSpec(
 )
 
 
-__all__ = ["SCOPES", "RuleContext", "ending_sentence", "hidden", "subjects"]
+__all__ = ["SCOPES", "RuleContext", "ending_sentence", "subjects", "unreadable"]
 
 SCOPES: Mapping[Scope, ScopeSpec[Any]] = {
     "device": DEVICE,
@@ -64,13 +64,13 @@ def subjects(scope: Scope, context: RuleContext) -> Subjects[Any]:
     return SCOPES[scope].subjects(context)
 
 
-def hidden(snapshot: Snapshot, recent: RuleWindow) -> Hidden:
+def unreadable(snapshot: Snapshot, recent: RuleWindow) -> Unreadable:
     """Return devices that were not read completely, processes whose agent is silent or that may be suspended, connected
     processes, and suspended ones.
     """
     suspended, failed = snapshot.unresponsive, unlisted(snapshot)
     silent = recent.silent - suspended
-    return Hidden(
+    return Unreadable(
         frozenset(
             each.uuid for each in snapshot.devices if each.missed_readings >= MISSED_LIMIT or each.uuid in failed
         ),

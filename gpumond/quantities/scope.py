@@ -134,7 +134,7 @@ class Subjects(Generic[Row]):
     process: Callable[[Row], ProcessKey | None] = lambda row: None
 
 
-class Hidden(NamedTuple):
+class Unreadable(NamedTuple):
     """Subjects that cannot be read now but have not ended: their alerts are unchanged.
 
     ``connected``: processes with a connected agent. They have not ended, even if the driver does not list them: an

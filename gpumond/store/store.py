@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumond.diagnosis.past import EarlierUse, EarlierUses
+from gpumond.diagnosis.floors import EarlierUse, EarlierUses
 from gpumond.facts.alerts import Heartbeat, Notice, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert

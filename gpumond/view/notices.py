@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
 from gpumond.facts.units import duration, human
-from gpumond.facts.verdicts import SHAPES
+from gpumond.facts.verdicts import PATTERNS
 from gpumond.view.rows import plain
 
 Level = Literal["bad", "warn", "note"]
@@ -104,7 +104,7 @@ def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         left = verdict["time_to_full_seconds"]
         return float("inf") if left is None else left, verdict["since"]
 
-    found = (each for each in frame["verdicts"] if each["kind"] not in SHAPES and is_new(each))
+    found = (each for each in frame["verdicts"] if each["kind"] not in PATTERNS and is_new(each))
     for verdict in sorted(found, key=urgency):
         level: Level = "note" if verdict["kind"] in ("growing", "memory-freed") else "warn"
         kind = plain(verdict["kind"], 40)

@@ -12,7 +12,7 @@ from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.units import duration, human
-from gpumond.facts.verdicts import SHAPES
+from gpumond.facts.verdicts import PATTERNS
 
 Engine = Mapping[str, Any]
 
@@ -300,9 +300,9 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
     verdicts: dict[Key, list[Mapping[str, Any]]] = {}
     alerting = {_subject(alert) for alert in frame["alerts"] if dict(alert["labels"]).get("severity") != "info"}
-    for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in SHAPES):
+    for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in PATTERNS):
         key = (each["device_uuid"], process_of(each))
-        if each["kind"] not in SHAPES or key not in alerting:  # an alert refutes a healthy pattern
+        if each["kind"] not in PATTERNS or key not in alerting:  # an alert refutes a healthy pattern
             verdicts.setdefault(key, []).append(each)
     for process in sorted(frame["processes"], key=lambda process: -(process["used_bytes"] or 0)):
         uuid, pid = process["device_uuid"], int(process["pid"])
@@ -328,7 +328,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             overhead_parts=overhead_sentence(process),
             kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
             verdict=verdict,
-            notable=bool(process_verdicts) and process_verdicts[0]["kind"] not in SHAPES,
+            notable=bool(process_verdicts) and process_verdicts[0]["kind"] not in PATTERNS,
             state=_process_state(process, suspended.get(key[1], "")),
             flush_policy=report["flush_policy"] if report else None,
             verdicts=tuple(plain(each["summary"], 400) for each in process_verdicts),

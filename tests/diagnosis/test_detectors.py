@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.diagnosis.detectors import LiveAllocations, idle_seconds
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
-from gpumond.diagnosis.shapes import Plateaus, shape
+from gpumond.diagnosis.patterns import Plateaus, pattern_of
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Ending, Program
 from gpumond.facts.snapshot import (
@@ -384,17 +384,17 @@ def test_fragmentation_excludes_cache_that_a_flush_returns():
     ],
     ids=["steady", "churn", "step-change", "periodic"],
 )
-def test_shape_of_each_curve(curve, kind: str):
+def test_pattern_of_each_curve(curve, kind: str):
     verdicts = last(by_process(curve, steps_of(40)))
     assert [verdict.kind for verdict in verdicts if verdict.pid == 10] == [kind]
 
 
-def test_warm_up_is_the_shape_of_the_first_minutes():
+def test_warm_up_is_the_pattern_of_the_first_minutes():
     assert [v.kind for v in last(by_process(lambda at: 30 * GIB, steps_of(4))) if v.pid == 10] == ["warm-up"]
 
 
-def shapes_over(curve: Curve, minutes: float) -> list[tuple[float, str | None]]:
-    """Return the shape of the process after each minute."""
+def patterns_over(curve: Curve, minutes: float) -> list[tuple[float, str | None]]:
+    """Return the pattern of the process after each minute."""
     diagnosis, found = Diagnosis(), []
     for snapshot in by_process(curve, steps_of(minutes)):
         diagnosis = diagnose(diagnosis, snapshot)
@@ -405,17 +405,17 @@ def shapes_over(curve: Curve, minutes: float) -> list[tuple[float, str | None]]:
 
 
 def test_steady_ends_in_the_minute_in_which_the_curve_leaves_it():
-    found = dict(shapes_over(lambda at: (30 if at < 20 * MINUTE else 36 if at < 21.5 * MINUTE else 42) * GIB, 24))
+    found = dict(patterns_over(lambda at: (30 if at < 20 * MINUTE else 36 if at < 21.5 * MINUTE else 42) * GIB, 24))
     assert (found[20.0], found[22.0]) == ("steady", None)
 
 
 @pytest.mark.parametrize("loading", [0.0, 40.0], ids=["at once", "after loading"])
 @pytest.mark.parametrize("per_minute", [100 * MIB, 300 * MIB, 1500 * MIB])
-def test_shape_of_linear_growth_is_neither_warm_up_nor_steady(loading: float, per_minute: float):
+def test_pattern_of_linear_growth_is_neither_warm_up_nor_steady(loading: float, per_minute: float):
     def curve(moment: float) -> float:
         return min(1.0, moment / loading if loading else 1.0) * 2 * GIB + per_minute * moment / MINUTE
 
-    later = [kind for minute, kind in shapes_over(noisy(curve, 2 * MIB), 13) if minute >= 6]
+    later = [kind for minute, kind in patterns_over(noisy(curve, 2 * MIB), 13) if minute >= 6]
     assert set(later) <= {None, "growing", "leak"}
 
 
@@ -424,7 +424,7 @@ def test_warm_up_is_growth_that_slows_down(minutes: float):
     def curve(moment: float) -> float:
         return 40 * GIB * (1 - exp(-moment / (minutes * MINUTE)))
 
-    assert {kind for minute, kind in shapes_over(curve, 8) if minute >= 2} == {"warm-up"}
+    assert {kind for minute, kind in patterns_over(curve, 8) if minute >= 2} == {"warm-up"}
 
 
 UP = SourceState(name="nvml", up=True, responsive=True)
@@ -714,6 +714,6 @@ def test_a_minute_without_a_value_does_not_make_the_level_unknown():
     series = Series(1, 0.0, 0.0)
     for second in range(700):
         series.add((float(second), nan if second >= 590 else 8.0 * GIB))
-    found = shape(series, 0, 0.0, Plateaus(), 80.0 * GIB)
+    found = pattern_of(series, 0, 0.0, Plateaus(), 80.0 * GIB)
     assert found is not None
     assert (found.kind, dict(found.evidence)["level_bytes"]) == ("steady", 8.0 * GIB)

@@ -107,7 +107,7 @@ class SimulatedAgents:
     def on_borrow(self, borrow: object) -> None:
         pass
 
-    def departed(self) -> tuple[AgentReport, ...]:
+    def exited_reports(self) -> tuple[AgentReport, ...]:
         return ()
 
     async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumond.facts.units import human
-from gpumond.facts.verdicts import REMEDIES, SHAPES
+from gpumond.facts.verdicts import PATTERNS, REMEDIES
 from gpumond.view.text import size
 from tests.helpers.browser import LIVE, PageSession, show_frame
 from tests.helpers.frames import FakeDaemon, fake_daemon
@@ -108,7 +108,7 @@ def metrics_of(frame: Any) -> Series:
                 add(f"pool_{part}_bytes", pool[f"{part}_bytes"], **where, **whose)
             add("pool_reclaimable_bytes", pool["reclaimable"]["likely"], **where, **whose)
     for verdict in frame["verdicts"]:
-        if verdict["kind"] in SHAPES:
+        if verdict["kind"] in PATTERNS:
             continue
         where = {"uuid": verdict["device_uuid"], "gpu": index[verdict["device_uuid"]], "pid": str(verdict["pid"] or "")}
         add("verdict", 1, kind=verdict["kind"], **where)
@@ -214,7 +214,7 @@ def _differ(face: str, compared: dict[str, tuple[Any, Any]]) -> Iterator[str]:
 
 def _row(frame: Any, process: Any) -> str:
     judged = [verdict["kind"] for verdict in frame["verdicts"] if verdict["pid"] == process["pid"]]
-    judged.sort(key=lambda kind: kind in SHAPES)
+    judged.sort(key=lambda kind: kind in PATTERNS)
     opaque = any(each["opaque_bytes"] and each["live_bytes"] is None for each in frame["processes"])
     columns = ("used", *(name for name in OF_PROCESSES if name != "opaque" or opaque))
     sizes = (size(process[f"{name}_bytes"]) for name in columns)
@@ -231,7 +231,7 @@ def _notable(frame: Any) -> list[str]:
     """Return the kinds of verdicts of which no alert informs."""
     alerts = [(alert["rule"], dict(alert["labels"]).get("uuid"), alert["pid"]) for alert in frame["alerts"]]
     verdicts = [(each["kind"], each["device_uuid"], each["pid"]) for each in frame["verdicts"]]
-    return sorted(kind for kind, *subject in verdicts if kind not in SHAPES and (kind, *subject) not in alerts)
+    return sorted(kind for kind, *subject in verdicts if kind not in PATTERNS and (kind, *subject) not in alerts)
 
 
 def _used(device: Any) -> str:

@@ -153,7 +153,9 @@ async def test_stale_report_is_not_returned(tmp_path: Path):
         ),
         (
             encode(Report(program=Program(ooms=(Oom(number=1, at=2.0, seen="scope"),)))) + encode(Goodbye()),
-            lambda server: tuple((each.pid, each.workload, each.program.ooms[0].number) for each in server.departed()),
+            lambda server: tuple(
+                (each.pid, each.workload, each.program.ooms[0].number) for each in server.exited_reports()
+            ),
             ((OWN.pid, "train", 1),),
         ),
     ],

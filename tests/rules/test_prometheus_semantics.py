@@ -13,12 +13,12 @@ import pytest
 
 from gpumond.facts.alerts import Activities, Rule
 from gpumond.features.rules.evaluation import step
-from gpumond.quantities.scope import Hidden
+from gpumond.quantities.scope import Unreadable
 from tests.rules.prometheus import GONE, UNKNOWN, Oracle, Series, random_series
 from tests.rules.rows import Row, of
 
 LABELS = (("gpu", "0"), ("uuid", "GPU-a"))
-HIDING = Hidden(devices=frozenset({"GPU-a"}))
+UNREADABLE = Unreadable(devices=frozenset({"GPU-a"}))
 
 
 def states(series: Series, wall: Callable[[float], float] = lambda elapsed: 1e9 + elapsed) -> list[str]:
@@ -29,10 +29,10 @@ def states(series: Series, wall: Callable[[float], float] = lambda elapsed: 1e9 
     activities: Activities = {}
     phases = []
     for number, (elapsed, value) in enumerate(zip(series.times, series.values, strict=True)):
-        hidden = HIDING if value == UNKNOWN and number % 2 else Hidden()
+        unreadable = UNREADABLE if value == UNKNOWN and number % 2 else Unreadable()
         known = value if isinstance(value, float) else None
-        subjects = of("x") if value == GONE or hidden is HIDING else of("x", Row(LABELS, known))
-        activities = step(rule, subjects, activities, hidden, wall(elapsed), elapsed)
+        subjects = of("x") if value == GONE or unreadable is UNREADABLE else of("x", Row(LABELS, known))
+        activities = step(rule, subjects, activities, unreadable, wall(elapsed), elapsed)
         phases.append(activities[LABELS].alert.phase if activities else "inactive")
     return phases
 

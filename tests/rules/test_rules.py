@@ -10,7 +10,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import step
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
-from gpumond.quantities.scope import Hidden
+from gpumond.quantities.scope import Unreadable
 from tests.rules.rows import Row, of
 
 LABELS = (("gpu", "0"), ("uuid", "GPU-a"))
@@ -23,7 +23,7 @@ def run(rule: Rule, values: list[float | None], seconds: float = 1.0) -> list[st
     activities: Activities = {}
     for tick, value in enumerate(values):
         now = tick * seconds
-        activities = step(rule, of("used_ratio", Row(LABELS, value)), activities, Hidden(), 1e6 + now, now)
+        activities = step(rule, of("used_ratio", Row(LABELS, value)), activities, Unreadable(), 1e6 + now, now)
         phases.append(activities[LABELS].alert.phase if activities else None)
     return phases
 
@@ -49,18 +49,18 @@ def test_keep_firing_for_counts_from_the_first_evaluation_without_a_breach():
 
 def test_ended_subject_resolves_at_once_and_a_hidden_one_does_not():
     rule = make_rule(keep_firing_for_seconds=300)
-    firing = step(rule, FULL, {}, Hidden(), 0, 0)
-    assert step(rule, NONE, firing, Hidden(devices=frozenset({"GPU-a"})), 9, 9) == firing
-    assert step(rule, NONE, firing, Hidden(), 1, 1) == {}
+    firing = step(rule, FULL, {}, Unreadable(), 0, 0)
+    assert step(rule, NONE, firing, Unreadable(devices=frozenset({"GPU-a"})), 9, 9) == firing
+    assert step(rule, NONE, firing, Unreadable(), 1, 1) == {}
 
 
 def test_keep_firing_for_holds_for_a_connected_process_that_the_driver_no_longer_lists():
     rule, labels = make_rule(keep_firing_for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
-    firing = step(rule, of("used_ratio", Row(labels, 0.9, process=ProcessKey(10, 100))), {}, Hidden(), 0, 0)
-    connected = Hidden(connected={ProcessKey(10, 100)})
+    firing = step(rule, of("used_ratio", Row(labels, 0.9, process=ProcessKey(10, 100))), {}, Unreadable(), 0, 0)
+    connected = Unreadable(connected={ProcessKey(10, 100)})
     kept = step(rule, NONE, firing, connected, 1, 1)
     assert (len(kept), len(step(rule, NONE, kept, connected, 3, 3))) == (1, 0)
-    assert not step(rule, NONE, firing, Hidden(connected={ProcessKey(10, 101)}), 1, 1)
+    assert not step(rule, NONE, firing, Unreadable(connected={ProcessKey(10, 101)}), 1, 1)
 
 
 def test_kept_alert_states_the_present_values_and_that_of_its_last_breach():
@@ -68,7 +68,7 @@ def test_kept_alert_states_the_present_values_and_that_of_its_last_breach():
     activities: Activities = {}
     for at, (value, live) in enumerate(((0.9, "2 GiB"), (0.5, "1 GiB"))):
         row = Row(LABELS, value, texts={"live": live})
-        activities = step(rule, of("used_ratio", row, unit="ratio"), activities, Hidden(), at, at)
+        activities = step(rule, of("used_ratio", row, unit="ratio"), activities, Unreadable(), at, at)
     (activity,) = activities.values()
     assert activity.cleared_elapsed == 1
     assert activity.alert.annotations == (("summary", "90.0%, 1 GiB live now"),)
@@ -80,7 +80,7 @@ def test_alert_of_a_process_without_a_known_start_continues_with_its_pid(start: 
     activities: Activities = {}
     for at, known in enumerate((start, None, start, start)):
         row = Row(labels, 0.9, process=ProcessKey(10, known))
-        activities = step(rule, of("used_ratio", row), activities, Hidden(), at, at)
+        activities = step(rule, of("used_ratio", row), activities, Unreadable(), at, at)
     (activity,) = activities.values()
     assert (activity.alert.phase, activity.alert.process) == ("firing", ProcessKey(10, start))
 
@@ -91,20 +91,20 @@ def test_alert_begins_again_for_another_process_with_the_same_pid(between: int |
     activities: Activities = {}
     for at, start in enumerate((100, 100, 100, between, 101)):
         row = Row(labels, 0.9, process=ProcessKey(10, start))
-        activities = step(rule, of("used_ratio", row), activities, Hidden(), at, at)
+        activities = step(rule, of("used_ratio", row), activities, Unreadable(), at, at)
     (activity,) = activities.values()
     assert (activity.alert.phase, activity.alert.active_at) == ("pending", 4)
 
 
 def test_longer_for_makes_a_firing_alert_pending_again():
-    firing = step(make_rule(), FULL, {}, Hidden(), 0, 0)
-    (pending,) = step(make_rule(for_seconds=60), FULL, firing, Hidden(), 1, 1).values()
+    firing = step(make_rule(), FULL, {}, Unreadable(), 0, 0)
+    (pending,) = step(make_rule(for_seconds=60), FULL, firing, Unreadable(), 1, 1).values()
     assert (pending.alert.phase, pending.alert.fired_at) == ("pending", None)
 
 
 def test_changed_labels_of_a_rule_make_another_alert():
-    before = step(make_rule(), FULL, {}, Hidden(), 0, 0)
-    (after,) = step(replace(make_rule(), labels=(("team", "a"),)), FULL, before, Hidden(), 9, 9).values()
+    before = step(make_rule(), FULL, {}, Unreadable(), 0, 0)
+    (after,) = step(replace(make_rule(), labels=(("team", "a"),)), FULL, before, Unreadable(), 9, 9).values()
     assert (dict(after.alert.labels)["team"], after.alert.active_at) == ("a", 9)
 
 
@@ -131,7 +131,7 @@ def test_unknown_value_neither_fires_nor_resolves():
 def test_match_is_a_glob_on_labels():
     rule = Rule(name="r", scope="workload", value="used_ratio", above=0.5, match=(("workload", "train-*"),))
     rows = [Row((("workload", name),), 0.9) for name in ("train-1", "serve")]
-    assert list(step(rule, of("used_ratio", *rows), {}, Hidden(), 0, 0)) == [(("workload", "train-1"),)]
+    assert list(step(rule, of("used_ratio", *rows), {}, Unreadable(), 0, 0)) == [(("workload", "train-1"),)]
 
 
 def test_device_matches_by_its_programs():
@@ -140,7 +140,7 @@ def test_device_matches_by_its_programs():
         Row((("uuid", uuid),), 0.9, programs=programs)
         for uuid, programs in (("GPU-a", ("serve", "train-1")), ("GPU-b", ("serve",)))
     ]
-    assert list(step(rule, of("used_ratio", *rows), {}, Hidden(), 0, 0)) == [(("uuid", "GPU-a"),)]
+    assert list(step(rule, of("used_ratio", *rows), {}, Unreadable(), 0, 0)) == [(("uuid", "GPU-a"),)]
 
 
 def test_alert_has_its_identity_and_filled_annotations():
@@ -153,7 +153,7 @@ def test_alert_has_its_identity_and_filled_annotations():
         annotations=(("summary", "{gpu}: {used} used, {value} is above {threshold}, {what}"),),
     )
     full = of("used_ratio", Row(LABELS, 0.9, {"gpu": "0", "used": "9 GiB"}), unit="ratio")
-    alert: Alert = step(rule, full, {}, Hidden(), 5.0, 0)[LABELS].alert
+    alert: Alert = step(rule, full, {}, Unreadable(), 5.0, 0)[LABELS].alert
     assert dict(alert.labels) == {"alertname": "full", "gpu": "0", "severity": "warning", "uuid": "GPU-a"}
     assert dict(alert.annotations) == {"summary": "0: 9 GiB used, 90.0% is above 50.0%, {what}"}
     assert (alert.active_at, alert.fired_at, alert.value) == (5.0, 5.0, 0.9)

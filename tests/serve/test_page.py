@@ -15,7 +15,7 @@ from gpumond.commands.demo import PACE
 from gpumond.events import Kind
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
-from gpumond.facts.verdicts import SHAPES
+from gpumond.facts.verdicts import PATTERNS
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.page.files import FILES, MODULES, PAGE, POLICY, bundle, bundles
 from gpumond.view.text import COLORS, FREE_ON_DARK
@@ -80,7 +80,7 @@ def test_page_names_kinds_as_the_daemon_does():
     constants = dict(re.findall(r"^export const (\w+) = (.+);$", MODULES["words"], re.MULTILINE))
     known = {name: json.loads(value) for name, value in constants.items()}
     assert tuple(known["SHARES"]) == SHARES
-    assert known["ORDINARY"] == sorted(SHAPES)
+    assert known["ORDINARY"] == sorted(PATTERNS)
     assert known["MISSED_LIMIT"] == MISSED_LIMIT
     used = {
         name
@@ -88,7 +88,7 @@ def test_page_names_kinds_as_the_daemon_does():
         for name in re.findall(r"\b[A-Z_]+\b(?! as)|\b[A-Z_]+(?= as)", found)
     }
     assert known.keys() <= used
-    kinds = {word for word in (*get_args(Kind), *SHAPES) if f'"{word}"' in SCRIPT}
+    kinds = {word for word in (*get_args(Kind), *PATTERNS) if f'"{word}"' in SCRIPT}
     assert kinds <= {"flush"}  # an element's name, too
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpumond.config.settings import Settings
-from gpumond.diagnosis.past import EarlierUses
+from gpumond.diagnosis.floors import EarlierUses
 from gpumond.facts.alerts import KeptAdmission, Notice, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert, Matcher, Silence

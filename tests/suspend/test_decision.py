@@ -15,7 +15,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sna
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import Neighbor, reclaim_plan
-from gpumond.features.suspend.decision import Request, Surroundings, refusal, settle
+from gpumond.features.suspend.decision import HostState, Request, refusal, settle
 from gpumond.features.suspend.helper import CHECKPOINTED, FAILED, LOCKED, RUNNING, Answer, Order, carry_out
 from gpumond.host.machine import start_ticks
 from gpumond.tick.holders import holders
@@ -29,13 +29,13 @@ DEVICE = DeviceReading(
 SOURCE = SourceState(name="nvml", up=True, responsive=True, driver_version="580.159.04")
 SNAPSHOT = Snapshot(seq=1, taken_at=0.0, elapsed_seconds=10.0, source=SOURCE, devices=(DEVICE,))
 REPORT = make_report(10, (make_pool(live=60 * GIB, cached=0),), suspendable=True)
-ROOM = Surroundings(host_bytes=100 * GIB)
+ROOM = HostState(host_bytes=100 * GIB)
 
 
 def refused(
     device: DeviceReading = DEVICE,
     report: AgentReport = REPORT,
-    found: Surroundings | None = ROOM,
+    found: HostState | None = ROOM,
     allowed: bool = True,
     driver: str | None = "580.159.04",
     pending: int = 0,

@@ -23,7 +23,7 @@ from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, SourceState
 from gpumond.features.quotas.admissions import Admissions
-from gpumond.features.suspend.decision import Request, Surroundings
+from gpumond.features.suspend.decision import HostState, Request
 from gpumond.features.suspend.helper import Answer, Order
 from gpumond.features.suspend.suspender import Suspender
 from gpumond.kernel import Clock
@@ -234,7 +234,7 @@ class World:
             read_driver=self.read,
             grants=self.admissions,
             helpers=self,
-            surroundings=self.surroundings,
+            host_state=self.host_state,
             is_alive=lambda key: self.programs[key.pid].alive,
             is_continued=lambda key: False,
             flushing=lambda report: False,
@@ -267,8 +267,8 @@ class World:
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         return FlushOutcome("id", (), 0)
 
-    async def surroundings(self, process: ProcessKey, listed: Collection[ProcessKey]) -> Surroundings:
-        return Surroundings(host_bytes=1000 * GIB)
+    async def host_state(self, process: ProcessKey, listed: Collection[ProcessKey]) -> HostState:
+        return HostState(host_bytes=1000 * GIB)
 
     async def note(self, actor: str, action: str, detail: Mapping[str, Any]) -> None: ...
 

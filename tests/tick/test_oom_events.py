@@ -151,10 +151,10 @@ def test_oom_snapshot_in_several_reports_is_one_event():
 def test_oom_snapshot_of_an_ended_program_is_an_event():
     connected = make_frame(reports=(make_report(),))
     last = make_report(program=Program(ooms=(make_oom(1),)))
-    events = between(connected, make_frame(), departed=[last])
+    events = between(connected, make_frame(), exited_reports=[last])
     assert [event.kind for event in events] == ["agent-disconnected", "oom"]
     known = make_frame(reports=(last,))
-    assert between(known, make_frame(), departed=[last]) == between(known, make_frame())
+    assert between(known, make_frame(), exited_reports=[last]) == between(known, make_frame())
 
 
 def test_oom_snapshots_from_before_the_start_make_no_event():

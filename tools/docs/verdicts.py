@@ -29,7 +29,7 @@ def row(kind: VerdictKind) -> str:
     remedy, value = (
         (kind.remedy, f"`{kind.rule_value}`")
         if kind.remedy
-        else ("", "none: a pattern" if kind.is_shape else "none: informational")
+        else ("", "none: a pattern" if kind.is_pattern else "none: informational")
     )
     return f"| `{kind.name}` | {kind.meaning} | {kind.evidence} | {remedy} | {value} |\n"
 

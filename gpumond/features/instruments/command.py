@@ -13,7 +13,7 @@ from gpumond.cli.arguments import add_target, duration
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import human, typed_size
-from gpumond.facts.verdicts import REMEDIES, SHAPES
+from gpumond.facts.verdicts import PATTERNS, REMEDIES
 from gpumond.view.text import moment, safe, size, table
 
 CLASSES = {
@@ -72,7 +72,7 @@ def _concluded(url: str) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, A
 def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield a program's active verdicts, each with its evidence and remedy, and its alerts with their thresholds."""
     for verdict in frame.get("verdicts", ()):
-        if verdict["pid"] == pid and verdict["kind"] not in SHAPES:
+        if verdict["pid"] == pid and verdict["kind"] not in PATTERNS:
             evidence = ", ".join(f"{_words(name)} {_amount(name, value)}" for name, value in verdict["evidence"])
             yield safe(f"verdict {verdict['kind']} since {moment(verdict['since'])}: {verdict['summary']} ({evidence})")
             steps = REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)).split("; ")

@@ -125,7 +125,7 @@ class OomPart(Part):
 
     def _reported(self, tick: Tick) -> Iterator[CaseFile]:
         since = self._kernel.started_at
-        for report in (*tick.departed, *tick.frame.snapshot.reports):
+        for report in (*tick.exited_reports, *tick.frame.snapshot.reports):
             for oom in report.program.ooms:
                 if oom.at >= since and case_id(oom.at, report.pid, oom.number) not in self.cases:
                     evidence = Evidence(oom, report, self._before(oom.at, tick.frame), tick.frame.verdicts)

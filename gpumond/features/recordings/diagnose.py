@@ -18,7 +18,7 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import byte_size, counted, duration, human, typed_seconds
-from gpumond.facts.verdicts import SHAPES
+from gpumond.facts.verdicts import PATTERNS
 from gpumond.features.recordings.formats import FORMATS, snapshots
 from gpumond.features.recordings.reader import Remarks, day_and_time, open_lines
 from gpumond.features.recordings.snapshots import NAMELESS
@@ -168,7 +168,7 @@ class _Series:
 
     @property
     def found(self) -> bool:
-        return any(change.verdict.kind not in SHAPES for change, _ in self.changes)
+        return any(change.verdict.kind not in PATTERNS for change, _ in self.changes)
 
 
 class Findings:
@@ -267,7 +267,7 @@ class Findings:
             f"{counted(self._count, 'reading')} over {duration(passed)}: {counted(devices, 'device')}, "
             f"{counted(len(self._series) - devices + len(self._unseen), 'process')}"
         )
-        findings = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in SHAPES]
+        findings = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in PATTERNS]
         yield f"found: {', '.join(findings)}" if findings else "found: nothing that requires action"
 
     def _point(self, key: Key, name: str, elapsed: float, value: int, top: int | None) -> None:
@@ -294,7 +294,7 @@ def _title(key: Key, series: _Series) -> list[str]:
 
 
 def _is_finding(change: Change) -> bool:
-    return change.onset and change.verdict.kind not in SHAPES
+    return change.onset and change.verdict.kind not in PATTERNS
 
 
 def _rows(series: _Series) -> Iterator[tuple[str, str, str]]:

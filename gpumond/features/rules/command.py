@@ -34,7 +34,7 @@ from gpumond.facts.units import human
 from gpumond.features.rules.evaluation import step
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, written
 from gpumond.quantities.quantity import Unit, readable
-from gpumond.quantities.scope import Hidden, Subjects
+from gpumond.quantities.scope import Subjects, Unreadable
 from gpumond.view.text import table
 
 COMMANDS = {
@@ -300,7 +300,7 @@ def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float
             index = int(at / test.interval + 1e-9)
             for rule_name, before in activities.items():
                 rule = rules[rule_name]
-                activities[rule_name] = step(rule, _subjects(rule.scope, series, index), before, Hidden(), at, at)
+                activities[rule_name] = step(rule, _subjects(rule.scope, series, index), before, Unreadable(), at, at)
             evaluations += 1
             at = evaluations * every
         alerts = [a.alert for a in activities[check.alertname].values() if a.alert.phase == "firing"]

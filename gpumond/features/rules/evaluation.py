@@ -22,9 +22,9 @@ from gpumond.facts.frame import Alert, Frame, Phase, Verdict, device_uuid
 from gpumond.facts.messages import to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
-from gpumond.quantities import ending_sentence, hidden, subjects
+from gpumond.quantities import ending_sentence, subjects, unreadable
 from gpumond.quantities.quantity import readable
-from gpumond.quantities.scope import NO_VERDICT, Hidden, Row, RuleContext, Subjects, active_verdicts
+from gpumond.quantities.scope import NO_VERDICT, Row, RuleContext, Subjects, Unreadable, active_verdicts
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.store.table import adapter
 from gpumond.tick.ledger import attribute
@@ -73,7 +73,7 @@ def hold(
 
 
 def step(
-    rule: Rule, subjects: Subjects[Row], before: Activities, hidden: Hidden, now: float, elapsed: float
+    rule: Rule, subjects: Subjects[Row], before: Activities, unreadable: Unreadable, now: float, elapsed: float
 ) -> Activities:
     """Return the rule's alerts after one evaluation."""
     after: dict[Labels, Activity] = {}
@@ -85,7 +85,7 @@ def step(
         if not absent and (value is None or not (value < below if above is None else value > above)):
             continue  # nearly every subject of nearly every tick
         process = subjects.process(row)
-        if process in hidden.suspended:
+        if process in unreadable.suspended:
             continue
         labels = subjects.labels(row)
         activity = absent.pop(labels, None)
@@ -103,9 +103,9 @@ def step(
         known = dict(labels)
         kept: Activity | None = None  # the subject has ended
         process = activity.process
-        if hidden.covers(known, process):
+        if unreadable.covers(known, process):
             kept = activity
-        elif process in hidden.connected:
+        elif process in unreadable.connected:
             kept = _cleared(rule, activity, elapsed)
         if kept is not None:
             after[labels] = kept
@@ -131,7 +131,7 @@ class Evaluated(NamedTuple):
 def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: RuleWindow) -> tuple[RuleState, Evaluated]:
     """Evaluate all rules on a frame."""
     snapshot = frame.snapshot
-    unseen = hidden(snapshot, window)
+    unseen = unreadable(snapshot, window)
     facts = RuleContext(snapshot, frame.ledger, window, active_verdicts(frame.verdicts))
     scopes: dict[Scope, Subjects[Any]] = {scope: subjects(scope, facts) for scope in {rule.scope for rule in rules}}
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds

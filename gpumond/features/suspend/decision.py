@@ -24,7 +24,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class HostState:
     """What the daemon has read for one program. ``host_bytes``: host memory that it can still allocate.
 
     ``children``: its descendants that the driver lists. ``uid``: the daemon's user.
@@ -79,15 +79,15 @@ def refusal(
     report: AgentReport,
     request: Request,
     allowed: bool,
-    surroundings: Surroundings | None,
+    host_state: HostState | None,
     pending_bytes: int = 0,
 ) -> Refusal | None:
     """Return why a program may not be suspended now, None if it may.
 
-    ``surroundings``: None for a decision on the snapshot alone. ``pending_bytes``: host memory of suspensions that are
+    ``host_state``: None for a decision on the snapshot alone. ``pending_bytes``: host memory of suspensions that are
     in progress.
     """
-    return next(_refusals(snapshot, report, request, allowed, surroundings, pending_bytes), None)
+    return next(_refusals(snapshot, report, request, allowed, host_state, pending_bytes), None)
 
 
 def _refusals(
@@ -95,7 +95,7 @@ def _refusals(
     report: AgentReport,
     request: Request,
     allowed: bool,
-    surroundings: Surroundings | None,
+    host_state: HostState | None,
     pending_bytes: int,
 ) -> Iterator[Refusal]:
     if not allowed:
@@ -124,11 +124,11 @@ def _refusals(
         idle = idle_seconds(snapshot, report.key)
         known = "an unknown time" if idle is None else duration(idle)
         yield Refusal(f"it has been idle for {known}, not for {duration(request.idle_seconds)}", "try again later")
-    if surroundings is not None:
+    if host_state is not None:
         yield from _of_machine(
             report,
             sum(process.used_bytes or 0 for device, process in usage if device.vendor != "sim"),  # only numbers
-            surroundings,
+            host_state,
             pending_bytes,
         )
 
@@ -160,7 +160,7 @@ def _of_driver(snapshot: Snapshot, report: AgentReport, vendors: set[str]) -> It
         yield Refusal(f"it shares GPU memory with another process, which driver {version} can't suspend", remedy)
 
 
-def _of_machine(report: AgentReport, used: int, found: Surroundings, pending_bytes: int) -> Iterator[Refusal]:
+def _of_machine(report: AgentReport, used: int, found: HostState, pending_bytes: int) -> Iterator[Refusal]:
     if found.uid not in (0, report.uid):
         yield Refusal(f"it belongs to uid {report.uid}, and the daemon is uid {found.uid}", "run the daemon as root")
     if found.children:

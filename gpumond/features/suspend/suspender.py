@@ -28,9 +28,9 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Rea
 from gpumond.facts.suspension import SuspendedProgram, SuspensionReceipt
 from gpumond.facts.units import human
 from gpumond.features.suspend.decision import (
+    HostState,
     Refusal,
     Request,
-    Surroundings,
     marked,
     memory_of,
     refusal,
@@ -169,7 +169,7 @@ def suspension_table(store: Transactions) -> Table[SuspendedProgram]:
 
 
 class Suspender:
-    """``snapshot`` returns the current facts, ``read_driver`` new ones. ``surroundings`` reads what concerns a process
+    """``snapshot`` returns the current facts, ``read_driver`` new ones. ``host_state`` reads what concerns a process
     among those that the driver lists, ``is_alive`` whether it exists, and ``is_continued`` whether a SIGCONT waits for
     it. ``flushing``: an agent executes a flush. ``wake`` makes a new snapshot due.
     """
@@ -183,7 +183,7 @@ class Suspender:
         read_driver: Callable[[], Awaitable[Reading | None]],
         grants: Grants,
         helpers: Helpers,
-        surroundings: Callable[[ProcessKey, Collection[ProcessKey]], Awaitable[Surroundings]],
+        host_state: Callable[[ProcessKey, Collection[ProcessKey]], Awaitable[HostState]],
         is_alive: Callable[[ProcessKey], bool],
         is_continued: Callable[[ProcessKey], bool],
         flushing: Callable[[AgentReport], bool],
@@ -195,7 +195,7 @@ class Suspender:
     ) -> None:
         self._allowed, self._idle_seconds, self._snapshot = allowed, idle_seconds, snapshot
         self._read_driver, self._grants, self._helpers = read_driver, grants, helpers
-        self._surroundings, self._flushing = surroundings, flushing
+        self._surroundings, self._flushing = host_state, flushing
         self._is_alive, self._is_continued = is_alive, is_continued
         self._note, self._publish, self._wake, self._clock = note, publish, wake, clock
         self._table = suspension_table(store)
@@ -574,9 +574,9 @@ class Suspender:
         if early is not None:
             return early
         listed = {key for device in snapshot.devices for key in device.processes_by_key}
-        surroundings = await self._surroundings(report.key, listed)
+        host_state = await self._surroundings(report.key, listed)
         pending = sum(each.resume_bytes for each in self.programs.values() if each.state == "suspending")
-        return refusal(snapshot, report, request, self._allowed(), surroundings, pending)
+        return refusal(snapshot, report, request, self._allowed(), host_state, pending)
 
     async def _released(self, program: SuspendedProgram) -> int | None:
         """Return by how much the driver's count has fallen, once it has settled."""
@@ -747,7 +747,7 @@ class SuspendPart(Suspender, Part):
             read_driver=kernel.read_driver,
             grants=kernel.get(Grants),
             helpers=Helpers(kernel.store_file.parent / "suspend"),
-            surroundings=surroundings,
+            host_state=host_state,
             is_alive=is_alive,
             is_continued=lambda each: is_pending(each.pid, signal.SIGCONT),
             flushing=lambda each: kernel.programs.flushing(Identity(each.pid, each.start_ticks, each.uid)),
@@ -769,14 +769,14 @@ def is_alive(process: ProcessKey) -> bool:
     return found is not None and found[0] == process
 
 
-async def surroundings(process: ProcessKey, listed: Collection[ProcessKey]) -> Surroundings:
+async def host_state(process: ProcessKey, listed: Collection[ProcessKey]) -> HostState:
     """Read what concerns a process among those that the driver lists."""
     return await asyncio.to_thread(_read, process, listed)
 
 
-def _read(process: ProcessKey, listed: Collection[ProcessKey]) -> Surroundings:
+def _read(process: ProcessKey, listed: Collection[ProcessKey]) -> HostState:
     others = sorted(each.pid for each in listed if each.pid != process.pid)
-    return Surroundings(
+    return HostState(
         host_bytes=available_bytes([process.pid]),
         children=tuple(pid for pid in others if is_descendant(pid, {process.pid})),
         uid=os.geteuid(),

@@ -1,9 +1,9 @@
-"""The course of a whole growth: where it begins, whether it was flat before, and whether it slows down. No I/O.
+"""The growth curve of a whole growth: where it begins, whether it was flat before, and whether it slows down. No I/O.
 
-A *course* is the power law ``base + height * age ** exponent`` that fits best. Its exponent is 1 for a line, smaller
-for a cache that fills, whose growth slows down, and larger for growth that accelerates. The limits of the exponent are
-those at which the residuals are still as small, if successive ones are correlated as they are (Bayley and Hammersley
-1946).
+A *growth curve* is the power law ``base + height * age ** exponent`` that fits best. Its exponent is 1 for a line,
+smaller for a cache that fills, whose growth slows down, and larger for growth that accelerates. The limits of the
+exponent are those at which the residuals are still as small, if successive ones are correlated as they are (Bayley and
+Hammersley 1946).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ACCELERATING_EXPONENT, ACCELERATING_RANGE, ACCELERATING_SECONDS = 1.2, 1.5, 1800
 """Minimum of the lower limit, maximum ratio of the limits, and minimum age, from which growth accelerates."""
 
 
-class Course(NamedTuple):
+class GrowthCurve(NamedTuple):
     """``exponent`` with its limits, and the age and bytes of a growth."""
 
     age: float
@@ -154,8 +154,8 @@ def between_rests(growth: WholeGrowth) -> WholeGrowth | None:
     return growth._replace(times=[times[i] for i in points], values=[values[i] for i in points])
 
 
-def course(growth: WholeGrowth) -> Course | None:
-    """Return the course of a growth; None if it has too few points."""
+def fit_curve(growth: WholeGrowth) -> GrowthCurve | None:
+    """Return the curve that fits a growth best; None if it has too few points."""
     begin, times, values = growth.begin, growth.times, growth.values
     if not growth.flat:
         first = bisect_left(times, begin + SKIPPED_RATIO * growth.age)
@@ -173,10 +173,10 @@ def course(growth: WholeGrowth) -> Course | None:
     )
     limit = errors[best] * (1 + DOUBT * (1 + alike) / (1 - alike) / (len(level) - 3))
     within = [EXPONENTS[i] for i, error in enumerate(errors) if error <= limit]
-    return Course(growth.age, growth.growth, EXPONENTS[best], min(within), max(within))
+    return GrowthCurve(growth.age, growth.growth, EXPONENTS[best], min(within), max(within))
 
 
-def forecasts(growth: WholeGrowth) -> list[Course]:
+def forecasts(growth: WholeGrowth) -> list[GrowthCurve]:
     """Return the courses of a growth that accelerates, the best first, and those that are hardly worse.
 
     Such a growth is visible only some time after it began, so that earlier begins are tried as well.
@@ -189,7 +189,9 @@ def forecasts(growth: WholeGrowth) -> list[Course]:
         for exponent in (one for one in EXPONENTS if one >= 1):
             error, _, height = _fit([((one - begin) / age) ** exponent for one in at], level)
             if height > 0:
-                found.append((error + len(level) * FLOOR_BYTES**2, Course(age, height, exponent, exponent, exponent)))
+                found.append(
+                    (error + len(level) * FLOOR_BYTES**2, GrowthCurve(age, height, exponent, exponent, exponent))
+                )
     found.sort()
     limit = found[0][0] * (1 + DOUBT / (len(level) - 4)) if found else 0.0
     return [one for error, one in found if error <= limit]

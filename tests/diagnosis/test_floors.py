@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
-from gpumond.diagnosis.past import MAX_PROGRAMS, EarlierUse, EarlierUses, Floors
+from gpumond.diagnosis.floors import MAX_PROGRAMS, EarlierUse, EarlierUses, Floors
 from gpumond.facts.snapshot import Snapshot
 from tests.helpers.agents import GIB
 from tests.helpers.curves import HOUR, MIB, MINUTE, Curve, at_moment, by_process, kinds, of_device, onsets, steps_of

@@ -1,4 +1,4 @@
-"""Shapes of curves without an alarm: warm-up, steady, churn, periodic, step-change. No I/O."""
+"""Patterns of curves without an alarm: warm-up, steady, churn, periodic, step-change. No I/O."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ MIN_JUMPS = 6
 """Minimum number of jumps in ten minutes, in each direction."""
 JUMP_SAMPLES = 600
 STEP_SECONDS = 900.0
-"""Time in seconds for which a step determines the shape."""
+"""Time in seconds for which a step determines the pattern."""
 SHORTEST_PERIOD, LONGEST_PERIOD = 3, 60
 """Limits of the period in minutes."""
 MIN_CYCLES = 3
 
 
-class Shape(NamedTuple):
+class Pattern(NamedTuple):
     kind: VerdictName
     at: float
     evidence: tuple[tuple[str, float], ...]
 
 
-def shape(series: Series, what: int, born: float, levels: Plateaus, size: float | None) -> Shape | None:
-    """Return the shape as of the last minute; None if it has none of these shapes. ``size`` is the device's."""
+def pattern_of(series: Series, what: int, born: float, levels: Plateaus, size: float | None) -> Pattern | None:
+    """Return the pattern as of the last minute; None if it has none of these patterns. ``size`` is the device's."""
     times, medians = series.times(MINUTE, WINDOW_MINUTES), series.column(MINUTE, what, count=WINDOW_MINUTES)
     known = [i for i, at in enumerate(times) if at >= born and medians[i] == medians[i]]
     if not known:
@@ -54,26 +54,28 @@ def shape(series: Series, what: int, born: float, levels: Plateaus, size: float 
     if _keeps_growing(values):
         return None
     if now < born + WARM_UP_SECONDS:
-        return Shape("warm-up", born, (("level_bytes", level),))
+        return Pattern("warm-up", born, (("level_bytes", level),))
     whole = size or max(high, 1.0)
     last = levels.last
     if last is not None and now - last.at < STEP_SECONDS:
-        return Shape("step-change", last.at, (("step_bytes", last.height),))
+        return Pattern("step-change", last.at, (("step_bytes", last.height),))
     tolerance = max(MIN_TOLERANCE_BYTES, STEADY_RATIO * whole)
     if high - low <= 2 * tolerance and max(values) - min(values) <= tolerance:
-        return Shape("steady", times[known[0]], (("level_bytes", level), ("range_bytes", high - low)))
+        return Pattern("steady", times[known[0]], (("level_bytes", level), ("range_bytes", high - low)))
     found = _period(series, what, born)
     if found is not None:
-        return Shape("periodic", times[known[0]], (("period_seconds", found), ("low_bytes", low), ("high_bytes", high)))
+        return Pattern(
+            "periodic", times[known[0]], (("period_seconds", found), ("low_bytes", low), ("high_bytes", high))
+        )
     if abs(mann_kendall(values)) < STATIONARY_Z:
         ups, downs = _jumps(series.samples(what, JUMP_SAMPLES), MOVING_RATIO * whole)
         if min(ups, downs) >= MIN_JUMPS:
             jumps: tuple[tuple[str, float], ...] = (("ups", ups), ("downs", downs))
-            return Shape("churn", times[known[0]], (*jumps, ("low_bytes", low), ("high_bytes", high)))
+            return Pattern("churn", times[known[0]], (*jumps, ("low_bytes", low), ("high_bytes", high)))
         if max(values) - min(values) <= MOVING_RATIO * whole:
-            return Shape("steady", times[known[0]], (("level_bytes", median(values)), ("range_bytes", high - low)))
+            return Pattern("steady", times[known[0]], (("level_bytes", median(values)), ("range_bytes", high - low)))
     elif values[-1] > values[0] and levels.level is None and _slows_down(values):
-        return Shape("warm-up", born, (("level_bytes", level),))
+        return Pattern("warm-up", born, (("level_bytes", level),))
     return None
 
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gpumond.diagnosis.course import between_rests, course, final_growth, forecasts
+from gpumond.diagnosis.growth_curve import between_rests, final_growth, fit_curve, forecasts
 from tests.helpers.agents import GIB
 from tests.helpers.curves import HOUR, MIB, MINUTE, Curve
 
@@ -16,7 +16,7 @@ def course_of(curve: Curve, noise: float = 0.0):
     dice = Random(1)
     growth = final_growth(MINUTES, [curve(at) + dice.gauss(0, noise) for at in MINUTES])
     assert growth is not None
-    return growth, course(growth)
+    return growth, fit_curve(growth)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_exponent_of_a_line_is_1_and_that_of_slower_growth_is_smaller(curve: Cur
         lambda at: 20 * GIB * (1 - math.exp(-at / HOUR)),
     ],
 )
-def test_course_of_a_cache_that_fills_is_below_a_line(curve: Curve):
+def test_curve_of_a_cache_that_fills_is_below_a_line(curve: Curve):
     _, found = course_of(curve, 8 * MIB)
     assert found is not None
     assert found.high < 0.9
