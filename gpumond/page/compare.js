@@ -1,7 +1,7 @@
 // The view that compares programs with one another, and each with a moment of its past, on one scale.
 
 import * as address from "./address.js";
-import { $, button, choice, control, make, named, put, showChoices, sync } from "./elements.js";
+import { button, choice, control, make, named, put, showChoices, sync } from "./elements.js";
 import { clean, clock, human, signed } from "./format.js";
 import { createTable, showTable } from "./lists.js";
 import { earlierLives } from "./earlier.js";
@@ -9,42 +9,20 @@ import { intervals } from "./intervals.js";
 import { readPast } from "./history.js";
 import { createPlot, drawCursor, drawPlot } from "./plot.js";
 import { layersOf } from "./stack.js";
+import { MOST, isMarked, mark, markedRows } from "./marked.js";
 import { addressOf, isAt, rowsOf } from "./rows.js";
 import { addShares } from "./shares.js";
 import { label, state } from "./store.js";
-import { addView, openView } from "./views.js";
+import { addView } from "./views.js";
 import { OF_PROCESSES } from "./words.js";
 
-const MOST = 4; // programs that are compared at once
 const OFFERED = 200; // programs, those that use most
 const SECONDS = 900;
 const NAMES = ["used", ...OF_PROCESSES];
 
-let marked = address.read("compare").split(",").filter(Boolean); // addresses of rows
 let moment = Number(address.read("moment")); // unix time to compare now with; 0 for the first one
 let histories = []; // rows with their points, and ends of earlier processes of their workloads
 let shown = []; // the range of the charts
-
-export const isMarked = (row) => marked.some((each) => isAt(each, row));
-
-function mark(addresses) {
-  marked = addresses.slice(-MOST);
-  address.write("compare", marked.join(","));
-  showCount();
-}
-
-/** Marks a row for the comparison, at most four; returns whether it is marked. */
-export function setMarked(row, on) {
-  const others = marked.filter((each) => !isAt(each, row));
-  mark(on ? [...others, addressOf(row, rowsOf(state.frame))] : others);
-  return on;
-}
-
-function showCount() {
-  const open = $("compare-open");
-  open.hidden = !marked.length;
-  put(open, `Compare ${marked.length}`);
-}
 
 const programOf = ({ program, pid }) => `${program} (pid ${pid})`;
 
@@ -87,7 +65,7 @@ let programs = createTable("Differences between programs", []);
 
 function create() {
   offer.ariaLabel = "Add a program";
-  offer.addEventListener("change", () => choose([...marked, offer.value]));
+  offer.addEventListener("change", () => choose([...markedRows(), offer.value]));
   range.ariaLabel = "The moment to compare with";
   range.addEventListener("input", () => setMoment(shown[0] + ((shown[1] - shown[0]) * range.value) / 100));
   slider.append(range, " ", time);
@@ -112,7 +90,7 @@ async function load() {
   const now = state.frame.snapshot.taken_at;
   const from = now - SECONDS;
   const all = rowsOf(state.frame);
-  const rows = [...new Set(marked.flatMap((each) => all.filter((row) => isAt(each, row))))].slice(0, MOST);
+  const rows = [...new Set(markedRows().flatMap((each) => all.filter((row) => isAt(each, row))))].slice(0, MOST);
   showChosen(all);
   histories = await Promise.all(
     rows.map(async (row) => {
@@ -131,15 +109,15 @@ function showChosen(all) {
   const found = (each) => all.find((row) => isAt(each, row));
   sync(
     chosen,
-    marked,
+    markedRows(),
     (each) => each,
-    (each) => make("span", named(found(each)?.program ?? each, 60), button("✕", () => choose(marked.filter((other) => other !== each)), "button.plain")),
+    (each) => make("span", named(found(each)?.program ?? each, 60), button("✕", () => choose(markedRows().filter((other) => other !== each)), "button.plain")),
     (node, each) => (node.lastChild.ariaLabel = `Remove ${clean(found(each)?.program ?? each, 60)}`),
   );
   const others = all.filter((row) => row.device && !isMarked(row)).sort((one, other) => other.used_bytes - one.used_bytes);
   const texts = others.slice(0, OFFERED).map((row) => [addressOf(row, all), `${clean(programOf(row), 80)} on ${label(row.device)}`]);
   showChoices(offer, [["", "Add a program…"], ...texts], "");
-  offer.hidden = marked.length >= MOST || !others.length;
+  offer.hidden = markedRows().length >= MOST || !others.length;
 }
 
 function show() {
@@ -201,6 +179,4 @@ function changes(row, points, at) {
   return names.map((share) => ({ key: row.key, share, program: programOf(row), before: before?.[share], now: now?.[share] }));
 }
 
-$("compare-open").addEventListener("click", () => openView("compare"));
-showCount();
 addView("compare", create, load);
