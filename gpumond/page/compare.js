@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { button, choice, control, make, named, put, showChoices, sync } from "./elements.js";
-import { clean, clock, human, signed } from "./format.js";
+import { clean, clock, difference, human } from "./format.js";
 import { createTable, showTable } from "./lists.js";
 import { earlierLives } from "./earlier.js";
 import { intervals } from "./intervals.js";
@@ -18,9 +18,10 @@ import { OF_PROCESSES } from "./words.js";
 
 const OFFERED = 200; // programs, those that use most
 const SECONDS = 900;
+const SETTLED = 60; // seconds after the youngest program's start with which now is compared first
 const NAMES = ["used", ...OF_PROCESSES];
 
-let moment = Number(address.read("moment")); // unix time to compare now with; 0 for the first one
+let moment = Number(address.read("moment")); // unix time to compare now with; 0 until the user chooses one
 let histories = []; // rows with their points, and ends of earlier processes of their workloads
 let shown = []; // the range of the charts
 
@@ -39,8 +40,6 @@ function showShare(cell, { share }) {
   put(cell.lastChild, share);
 }
 
-const difference = (now, before) => (now === undefined || before === undefined ? "-" : signed(now - before));
-
 /** A column for each program, and for each but the first one another with its difference from the first. */
 function columnsOf(rows) {
   const of = (row) => ({ title: clean(programOf(row), 60), text: ({ values }) => human(values[row.key]), number: true });
@@ -55,6 +54,11 @@ function columnsOf(rows) {
 const chosen = make("span.chosen");
 const offer = choice([]);
 const charts = make("div.compared");
+const empty = make(
+  "div",
+  make("p", "Compare shows two to four programs on one scale, and how each has changed since a moment of the last 15 min. Choose them above, or in the overview with ✓ in their rows or the key x."),
+  button("Compare the two that use most", () => choose([...offer.options].slice(1, 3).map(({ value }) => value))),
+);
 const slider = make("label", "Compare now with ");
 const says = control("p", { role: "status" });
 const range = control("input", { type: "range", min: 0, max: 100 });
@@ -72,7 +76,7 @@ function create() {
   const title = make("div.title", make("h2", "Compare"), chosen, offer, says, make("div.controls", slider));
   const parts = [make("div.part", make("h3", "Between programs, now"), programs), make("div.part", since, moments)];
   parts.forEach((part) => (part.hidden = true));
-  return make("section", title, charts, make("div.compared", ...parts));
+  return make("section", title, empty, charts, make("div.compared", ...parts));
 }
 
 function choose(addresses) {
@@ -96,8 +100,8 @@ async function load() {
     rows.map(async (row) => {
       const lives = earlierLives(row, from);
       const pasts = await Promise.all([...lives, row].map(({ pid, start_ticks }) => readPast({ uuid: row.device_uuid, pid, start_ticks }, { from, to: null }, null)));
-      const points = pasts.flatMap((past) => past.points).filter((point) => point.at < now);
-      if (row.used_bytes !== null) points.push(addShares({ at: now, low: row.used_bytes, high: row.used_bytes, used: row.used_bytes }, row));
+      const points = pasts.flatMap((past, place) => past.points.map((point) => ({ ...point, pid: (lives[place] ?? row).pid }))).filter((point) => point.at < now);
+      if (row.used_bytes !== null) points.push(addShares({ pid: row.pid, at: now, low: row.used_bytes, high: row.used_bytes, used: row.used_bytes }, row));
       return { row, lives, points, seconds: pasts.at(-1).seconds };
     }),
   );
@@ -124,14 +128,16 @@ function show() {
   const to = state.frame.snapshot.taken_at;
   const points = histories.flatMap((each) => each.points);
   const from = Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1));
-  const at = Math.min(Math.max(moment, from), to);
+  const settled = SETTLED + Math.max(from, ...histories.map(({ row }) => row.started_at ?? from));
+  const at = Math.min(Math.max(moment || Math.min(settled, (from + to) / 2), from), to);
   const top = points.reduce((most, { used }) => Math.max(most, used), 1);
   shown = [from, to];
   range.value = (100 * (at - from)) / (to - from);
   slider.hidden = !histories.length;
   put(time, clock(at));
   put(since, `Between ${clock(at)} and now`);
-  put(says, histories.length ? `All charts have the scale 0 to ${human(top)}. Click one to choose a moment.` : "Choose two to four programs here, or in the overview with ✓ in their rows or the key x.");
+  put(says, histories.length ? `All charts have the scale 0 to ${human(top)}. Click one to choose a moment.` : "");
+  empty.hidden = histories.length > 0;
   sync(
     charts,
     histories,
@@ -173,10 +179,11 @@ function showTables(at) {
 
 /** Bytes of each share of a process at a time and now. */
 function changes(row, points, at) {
-  const before = points.findLast((point) => point.at <= at) ?? points[0];
+  const before = points.findLast((point) => point.at <= at); // none if the program began later
   const now = points.at(-1);
   const names = NAMES.filter((share) => before?.[share] || now?.[share]);
-  return names.map((share) => ({ key: row.key, share, program: programOf(row), before: before?.[share], now: now?.[share] }));
+  const program = before && before.pid !== row.pid ? `${row.program} (pid ${before.pid}, now ${row.pid})` : programOf(row);
+  return names.map((share) => ({ key: row.key, share, program, before: before?.[share], now: now?.[share] }));
 }
 
 addView("compare", create, load);

@@ -54,10 +54,8 @@ function entriesOf(devices, sums) {
   };
   const known = devices.filter((device) => device.used_bytes !== null);
   if (!known.length) return [];
-  // An overcount lasts a moment: its row stays, because the page would move.
-  const more = Object.entries(extra).filter(([name, bytes]) => bytes || name === "overcount");
   const free = known.every((device) => device.free_bytes !== null) ? [["free", total(known, "free_bytes")]] : [];
-  return [...more, ...free, ...[...SHARES].reverse().map((share) => [share, sums[share] ?? 0])];
+  return [...Object.entries(extra), ...free, ...[...SHARES].reverse().map((share) => [share, sums[share] ?? 0])];
 }
 
 /** A button that hides a share in the picture, or shows it again. */

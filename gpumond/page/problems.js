@@ -92,7 +92,7 @@ function update(node, card) {
   const row = rowOf(card);
   const subject = subjectOf(card, row);
   Object.assign(node, { card, row, subject });
-  node.className = `card ${levelOf(card)}`;
+  node.className = `card ${levelOf(card, row)}`;
   const [kind, of, age] = node.firstChild.children;
   put(kind, card.kind);
   name(of, subject, 80);
@@ -182,6 +182,9 @@ export function showProblems() {
     restOf(state.frame.verdicts),
   ];
   put($("problems-count"), parts.filter(Boolean).join(" · "));
+  const { devices } = state.frame.snapshot;
+  const looked = chosen() ? label(chosen()) : many(devices.length, "GPU");
+  put($("no-problems"), `No problem found on ${looked}. gpumond looks for leaks, fragmentation, memory without an owner, idle programs and out-of-memory errors, and evaluates your rules.`);
   $("alerts").hidden = !own.length;
   $("no-problems").hidden = own.length > 0;
   fold();

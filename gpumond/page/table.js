@@ -1,7 +1,7 @@
 // The table of processes: order, filter, groups, and the rows that are drawn.
 
 import * as address from "./address.js";
-import { addChanges, createRanges, showsChanges } from "./changes.js";
+import { addChanges, baseOf, createRanges, showsChanges } from "./changes.js";
 import { $, button, labeled, make, put, showChoices, sync } from "./elements.js";
 import { many } from "./format.js";
 import { classesOf, createRow, gap, refusalOf, reuse, updateRow } from "./row.js";
@@ -57,7 +57,7 @@ function arrange(reorder = false) {
   const kept = before.length && listed(found, group, order, opened).some(({ key }, place) => key !== list[place].key);
   const all = found.length < rows.length || filter ? `${found.length} of ${rows.length}` : "";
   const groups = group && many(list.filter((item) => item.rows).length, "group");
-  put($("shown"), found.length || !rows.length ? [all, groups, kept ? "order kept while you are in the table" : ""].filter(Boolean).join(", ") : `No process matches ${filter || "the device"}.`);
+  put($("shown"), found.length || !rows.length ? [all, groups, kept ? "order kept while you are in the table" : "", baseOf(state.frame.snapshot)].filter(Boolean).join(", ") : `No process matches ${filter || "the device"}.`);
   $("no-match").hidden = found.length > 0 || !rows.length;
   draw();
 }

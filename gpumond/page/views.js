@@ -23,6 +23,7 @@ export function addView(name, create, load) {
 export function openView(name) {
   open = name;
   address.write("view", name);
+  if (name !== "cases") address.write("case", "");
   reload();
 }
 

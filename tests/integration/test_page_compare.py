@@ -33,14 +33,20 @@ def of(frame: Any, workload: str) -> Any:
     return process
 
 
+def shown_bytes(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * 1024.0 ** ("B", "KiB", "MiB", "GiB").index(unit)
+
+
 def texts(one: int | None, other: int | None) -> list[str]:
-    """Return two sizes and their difference; an unknown one is ``-``, as what no process has taken since its report."""
-    size = None if one is None or other is None else other - one
-    sign = "+" if size is not None and size > 0 else ""
-    return [
-        *("-" if each is None else human(each) for each in (one, other)),
-        "-" if size is None else sign + human(size),
-    ]
+    """Return two sizes and their difference, which is that of the two texts; an unknown one is ``-``, as what no
+    process has taken since its report.
+    """
+    shown = ["-" if each is None else human(each) for each in (one, other)]
+    if "-" in shown:
+        return [*shown, "-"]
+    size = shown_bytes(shown[1]) - shown_bytes(shown[0])
+    return [*shown, ("+" if size > 0 else "") + human(size)]
 
 
 def test_programs_are_compared_with_one_another(session: PageSession, demo: RunningDaemon):
@@ -112,7 +118,10 @@ def test_restarted_program_is_compared_with_its_earlier_life(session: PageSessio
     page.get_by_role("heading", name=f"chat-api (pid {row['pid']})").wait_for()
     page.get_by_text(re.compile(f"Pid {before['pid']} until ")).wait_for()
     first, *_ = rows(session, "Differences between two moments")
-    assert first[:2] == ["used", f"chat-api (pid {row['pid']})"]
+    assert first[1] in (f"chat-api (pid {before['pid']}, now {row['pid']})", f"chat-api (pid {row['pid']})")
+    page.evaluate("location.hash += '&moment=1'")  # the first one
+    first, *_ = rows(session, "Differences between two moments")
+    assert first[:2] == ["used", f"chat-api (pid {before['pid']}, now {row['pid']})"]
     assert first[2] != "-"
     page.get_by_role("button", name="Overview").click()
     page.get_by_label("Change in").select_option("15 min")
