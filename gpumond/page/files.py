@@ -124,8 +124,8 @@ def _tag(body: bytes) -> str:
 
 
 MARKS: dict[str, str] = {
-    "oom": "×",
-    "xid": "×",
+    "oom": "✕",
+    "xid": "✕",
     "device-lost": "○",
     "device-back": "●",
     "flush": "▼",
@@ -141,7 +141,9 @@ MARKS: dict[str, str] = {
     "verdict-ended": "◇",
     "alert-resolved": "△",
 }
-"""Signs of events on the time axis of a chart, which common fonts have. Of several events with one cause, the first kind tells most."""
+"""Signs of events on the time axis of a chart, from blocks that all systems' fonts have. Of several events with one
+cause, the first kind tells most.
+"""
 
 ENDED: Kind = "process-ended"
 """Kind of the event from which the page knows the earlier processes of a workload."""

@@ -11,7 +11,7 @@ import { SHARES } from "./words.js";
 const TIMES = 8; // lines of the axis of time, at most
 const SPACE = 90; // pixels for the text of one
 const CLOSE = 34; // pixels between two signs with their numbers
-const URGENT = ["▲", "×"]; // signs that are shown for several marks, the last first
+const URGENT = ["▲", "✕"]; // signs that are shown for several marks, the last first
 let hatches = 0; // number of patterns
 const NEAR_SIZE = 0.06; // of the height: a line this close to the size has no text
 const EDGE = 0.08; // of the range: lines closer to its ends have no text, which would not fit
