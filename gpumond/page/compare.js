@@ -18,7 +18,7 @@ import { OF_PROCESSES } from "./words.js";
 
 const OFFERED = 200; // programs, those that use most
 const SECONDS = 900;
-const SETTLED = 60; // seconds after the youngest program's start with which now is compared first
+const SETTLED = 60; // seconds after the first value with which now is compared first: most programs have started
 const NAMES = ["used", ...OF_PROCESSES];
 
 let moment = Number(address.read("moment")); // unix time to compare now with; 0 until the user chooses one
@@ -55,7 +55,7 @@ const chosen = make("span.chosen");
 const offer = choice([]);
 const charts = make("div.compared");
 const empty = make(
-  "div",
+  "div.editor",
   make("p", "Compare shows two to four programs on one scale, and how each has changed since a moment of the last 15 min. Choose them above, or in the overview with ✓ in their rows or the key x."),
   button("Compare the two that use most", () => choose([...offer.options].slice(1, 3).map(({ value }) => value))),
 );
@@ -128,8 +128,7 @@ function show() {
   const to = state.frame.snapshot.taken_at;
   const points = histories.flatMap((each) => each.points);
   const from = Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1));
-  const settled = SETTLED + Math.max(from, ...histories.map(({ row }) => row.started_at ?? from));
-  const at = Math.min(Math.max(moment || Math.min(settled, (from + to) / 2), from), to);
+  const at = Math.min(Math.max(moment || Math.min(from + SETTLED, (from + to) / 2), from), to);
   const top = points.reduce((most, { used }) => Math.max(most, used), 1);
   shown = [from, to];
   range.value = (100 * (at - from)) / (to - from);

@@ -13,11 +13,12 @@ from gpumond.facts.shares import SHARES
 from gpumond.facts.units import human
 from tests.helpers.browser import LIVE, PHONE, PageSession, check_access, needs_chromium, open_page, show_frame
 from tests.helpers.running import RunningDaemon, until
+from tests.serve.page_modules import needs_node, run_module
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+pytestmark = [needs_chromium, needs_node, pytest.mark.timeout(180)]
 ROWS = """label => [...document.querySelectorAll(`table[aria-label="${label}"] tbody tr`)].map(
     row => [...row.children].map(cell => cell.textContent))"""
 
@@ -33,20 +34,12 @@ def of(frame: Any, workload: str) -> Any:
     return process
 
 
-def shown_bytes(text: str) -> float:
-    number, unit = text.split()
-    return float(number) * 1024.0 ** ("B", "KiB", "MiB", "GiB").index(unit)
-
-
 def texts(one: int | None, other: int | None) -> list[str]:
     """Return two sizes and their difference, which is that of the two texts; an unknown one is ``-``, as what no
     process has taken since its report.
     """
     shown = ["-" if each is None else human(each) for each in (one, other)]
-    if "-" in shown:
-        return [*shown, "-"]
-    size = shown_bytes(shown[1]) - shown_bytes(shown[0])
-    return [*shown, ("+" if size > 0 else "") + human(size)]
+    return [*shown, str(run_module("format", "m.difference(...given)", other, one))]
 
 
 def test_programs_are_compared_with_one_another(session: PageSession, demo: RunningDaemon):

@@ -286,9 +286,9 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
 
 
 def test_difference_agrees_with_the_amounts_as_they_are_shown():
-    pairs = [[2.56 * GIB, 1.64 * GIB], [0, 512 * MIB], [None, GIB]]
+    pairs = [[2.56 * GIB, 1.64 * GIB], [3.9 * GIB, 3.1 * GIB], [GIB, GIB], [0, 512 * MIB], [None, GIB]]
     found = run_module("format", "given.map(([before, now]) => [before, now, m.difference(now, before)])", *pairs)
-    assert [each[2] for each in found] == ["-1.0 GiB", "+512.0 MiB", "-"]
+    assert [each[2] for each in found] == ["-1.0 GiB", "-0.8 GiB", "0 B", "+512.0 MiB", "-"]
 
 
 def test_rate_has_two_digits():
