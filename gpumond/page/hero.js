@@ -48,7 +48,7 @@ function entriesOf(devices, sums) {
   const uuids = new Set(devices.map((device) => device.uuid));
   const own = (all, key) => sum(all.filter((each) => uuids.has(each.device_uuid)).map((each) => each[key] ?? 0));
   const extra = {
-    reserved: total(devices, "reserved_bytes"),
+    ...(devices.some((device) => device.reserved_bytes !== null) && { reserved: total(devices, "reserved_bytes") }),
     overcount: own(state.frame.ledger.overcounts, "overcount_bytes"),
     unmapped: own(state.frame.processes, "unmapped_bytes"),
   };
