@@ -1,6 +1,8 @@
-"""The page in Chromium: first frame, long tasks, CPU time, sort and filter by size of the machine, and a user's tasks.
+"""The page in Chromium: first frame, long tasks, CPU time, sort and filter of the largest machine.
 
-python -m bench.page [--save]
+python -m bench.page [--all] [--save]
+
+With --all or --save, which take ten minutes, also of smaller machines, of a first visitor, and a user's tasks.
 
 The first visitor is that of a daemon which has answered only requests for metrics and probes, with 1 device and 4
 programs; the time is from the navigation until the first frame is drawn. The other frames are those of `bench.live`,
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, CDPSession, Page
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNS, VISITS, SECONDS = 25, 5, 60
+RUNS, FIRST_VISITS, VISITS, SECONDS = 25, 5, 9, 30
 BOUNDS = {"first_frame_milliseconds": 300, "long_tasks": 0, "cpu_percent": 3.0}
 DRAWN = """window.drawn = new Promise(resolve => new MutationObserver((_, observer) => {
     resolve(performance.now());
@@ -191,24 +193,17 @@ def timed(task: Task, session: PageSession, by: Input) -> float:
 
 
 def main() -> None:
+    whole = not {"--all", "--save"}.isdisjoint(sys.argv)
     with tempfile.TemporaryDirectory() as directory, chromium() as browser:
-        first = [visit(browser, Path(directory) / str(number)) for number in range(VISITS)]
-        user = tasks(browser, Path(directory) / "tasks")
-        found = {f"{devices} x {each}": measure(browser, devices, each) for devices, each in SIZES}
-    sent = [file for path, file in PAGE.items() if not path.startswith("/later")]
+        sizes = SIZES if whole else SIZES[-1:]
+        found: dict[str, Any] = {f"{devices} x {each}": measure(browser, devices, each) for devices, each in sizes}
+        if whole:
+            first = [visit(browser, Path(directory) / str(number)) for number in range(FIRST_VISITS)]
+            visits = {"milliseconds": [round(each) for each in first], "median_milliseconds": round(median(first))}
+            found |= {"first_visitor": visits, "tasks": tasks(browser, Path(directory) / "tasks")}
+    sent = [file for path, file in PAGE.items() if not path.startswith(("/later", "/forms"))]
     compressed = sum(len(file.compressed) for file in sent)
-    visits = {"milliseconds": [round(each) for each in first], "median_milliseconds": round(median(first))}
-    publish(
-        "page",
-        {
-            "compressed_bytes": compressed,
-            "files": len(sent),
-            "first_visitor": visits,
-            "tasks": user,
-            "bounds": BOUNDS,
-            **found,
-        },
-    )
+    publish("page", {"compressed_bytes": compressed, "files": len(sent), "bounds": BOUNDS, **found})
 
 
 if __name__ == "__main__":

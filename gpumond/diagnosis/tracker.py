@@ -211,6 +211,9 @@ class Tracker:
                 confirmed = _confirmed(device, pools.get(device.uuid, {}), device.uuid in complete)
                 self._device(device, confirmed, _load(device, snapshot.engines))
                 answered.add(device.uuid)
+        for each in snapshot.suspensions:
+            if each.confirmed and each.device_uuid in answered:
+                self._suspended((each.device_uuid, each.process))
         self._end(answered, snapshot.suspended)
         for key in [key for key in self.tracked_series if key[0] not in present]:
             self._remove(self.tracked_series.pop(key))
@@ -324,6 +327,12 @@ class Tracker:
         tracked = self.tracked_series[key] = TrackedSeries(key, name, series)
         tracked.uid = report[0].uid if report is not None else process.uid if process is not None else None
         return tracked
+
+    def _suspended(self, key: ProcessSeriesKey) -> None:
+        """Add that a suspended process uses nothing. Its pools have no sample: they say nothing about its memory."""
+        tracked = self.tracked_series.get(key)
+        if tracked is not None and tracked.counted and tracked.sampled_at != self.history.now:
+            tracked.series.add((self.history.now, 0.0))
 
     def _end(self, devices: set[str], suspended: Collection[ProcessKey]) -> None:
         """End the processes on those devices that the snapshot does not contain, except suspended ones."""

@@ -56,6 +56,10 @@ class SuspendedProgram:
         """The bytes that its resumption needs, on all devices."""
         return sum(each.used_bytes for each in self.memory)
 
+    @property
+    def device_uuids(self) -> tuple[str, ...]:
+        return tuple(each.device_uuid for each in self.memory)
+
     def __str__(self) -> str:
         return f"{self.workload or 'the program'} (pid {self.pid})"
 
@@ -82,7 +86,8 @@ class SuspensionReceipt:
 
     ``expected_bytes``: what the driver counted for the program before it was suspended. ``released_bytes``: by how much
     this count has fallen; None for a resumption, and if the driver did not answer. ``host_bytes``: growth of the
-    program's host memory. ``state``: the program's state afterwards, empty if it runs or has ended. ``missing_bytes``
+    program's host memory. ``device_uuids``: where the program had this memory. ``state``: the program's state
+    afterwards, empty if it runs or has ended. ``missing_bytes``
     and ``holders``: what a resumption lacks, and who holds or is granted most of the device. ``steps``: seconds of
     the driver's calls. ``requested_for``: the program that waited for the memory, empty if none did.
     """
@@ -105,3 +110,4 @@ class SuspensionReceipt:
     steps: tuple[tuple[str, float], ...] = ()
     duration_seconds: float = 0.0
     requested_for: str = ""
+    device_uuids: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 // What the cards of problems contain. No element of the document.
 
-import { about, clock, duration, human, percent } from "./format.js";
+import { about, clock, duration, human, percent, rate } from "./format.js";
 import { label, processKey } from "./store.js";
 import { NOTES, ORDINARY, REMEDIES } from "./words.js";
 
@@ -41,8 +41,12 @@ export function cardsOf(frame) {
   return [...cards.values()].sort((one, other) => rank(one) - rank(other) || since(one) - since(other));
 }
 
-/** How a card is colored. */
-export function levelOf({ alert }) {
+const isOver = ({ kind }, row) => kind === "fragmentation" && row?.stranded_bytes === 0;
+
+/** How a card is colored. Its problem may be over while its alert still fires. */
+export function levelOf(card, row) {
+  const { alert } = card;
+  if (isOver(card, row)) return "quiet";
   if (!alert) return "warn";
   if (alert.phase !== "firing" || alert.silenced_by.length) return "quiet";
   return { critical: "bad", page: "bad", info: "note" }[alert.labels.severity] ?? "warn";
@@ -100,11 +104,12 @@ export const alertText = ({ summary, description }) => textOf([summary, descript
 
 const held = ({ live_bytes: live, cached_bytes: cached, stranded_bytes: stranded }) => (live ?? 0) + (cached ?? 0) + (stranded ?? 0);
 
-const amountsOf = (row) => `now ${human(held(row))} held, ${human(row.live_bytes)} live, ${human(row.stranded_bytes)} stranded`;
+const amountsOf = (row) =>
+  row.stranded_bytes ? `now ${human(held(row))} held, ${human(row.live_bytes)} live, ${human(row.stranded_bytes)} stranded` : "nothing is stranded now";
 
 const LINES = {
   leak: ({ slope_bytes_per_second: slope, window_seconds: seconds }, row, { since }, now) =>
-    `leaks since ${clock(since, now)}, ${human(60 * slope)}/min in the last ${duration(seconds)}; ` +
+    `leaks since ${clock(since, now)}, ${rate(60 * slope)} in the last ${duration(seconds)}; ` +
     `now ${human(row.live_bytes ?? row.used_bytes)}${row.live_bytes === null ? "" : " live"}`,
   fragmentation: ({ fragmentation_ratio: ratio, peak_live_bytes: live, peak_kept_bytes: kept }, row) =>
     `${amountsOf(row)}; at its peak so far ${human(live)} of ${human(kept)} live, ${percent(ratio, 1)} fragmented`,

@@ -56,8 +56,10 @@ function* tablesOf(found, ranks) {
   const { oom, lines, device_uuid: uuid, free_bytes: free } = found;
   if (oom) yield ["The program’s pools at the error", [plain("Allocator", ({ allocator }) => allocator), ...["live", "cached", "stranded"].map((share) => bytes(capital(share), `${share}_bytes`))], oom.pools.filter((pool) => !uuid || pool.device_uuid === uuid)];
   const held = lines.filter((line) => line.used_bytes).sort((one, other) => other.used_bytes - one.used_bytes);
+  const { reserved_bytes: reserved } = state.devices.get(uuid) ?? {};
+  if (held.length && reserved) held.push({ share: "reserved", used_bytes: reserved });
   if (held.length && free !== null) held.push({ share: "free", used_bytes: free });
-  yield [ledgerTitle(found), [plain("Program", (line) => (line.share === "free" ? "-" : rowOf(line))), plain("Share", ({ share }) => share), bytes("Bytes", "used_bytes")], held];
+  yield [ledgerTitle(found), [plain("Program", (line) => (["free", "reserved"].includes(line.share) ? "-" : rowOf(line))), plain("Share", ({ share }) => share), bytes("Bytes", "used_bytes")], held];
   const later = ({ seconds_later: seconds }) => `${seconds.toFixed(1)} s`;
   if (ranks.length > 1) yield ["Order of the ranks", [plain("Rank", ({ rank }) => String(rank)), plain("PID", ({ pid }) => String(pid)), plain("Later", later)], ranks];
   if (!oom) return;
@@ -72,10 +74,13 @@ function* tablesOf(found, ranks) {
 
 const hue = (place) => `hsl(${(225 + 67 * place) % 360} 50% 55%)`;
 
-/** The memory of each program over time, stacked. An unknown value has no height. */
-function drawTimeline({ at, curves }) {
+/** The memory of each program over time, stacked, with the request on top, and the size. An unknown value has no height. */
+function drawTimeline({ at, curves }, { request_bytes: request, free_bytes: free, device_uuid: uuid }) {
   const sums = at.map((_, place) => curves.reduce((sum, { used_bytes: used }) => sum + (used[place] ?? 0), 0));
-  const top = Math.max(1, ...sums);
+  const { size_bytes: size = null, reserved_bytes: reserved } = state.devices.get(uuid) ?? {};
+  const usable = size === null ? null : size - (reserved ?? 0);
+  const asked = request === null ? null : (usable === null || free === null ? sums.at(-1) : usable - free) + request;
+  const top = Math.max(1, ...sums, usable ?? 0, asked ?? 0);
   const [from, to] = [at[0], at.at(-1)];
   const x = (place) => ((1000 * (at[place] - from)) / Math.max(1, to - from)).toFixed(2);
   const y = (value) => (100 - (100 * value) / top).toFixed(2);
@@ -92,6 +97,12 @@ function drawTimeline({ at, curves }) {
     keys.append(make("span", sign, named(rowOf(curve), 80)));
     base = upper;
   });
+  for (const [kind, bytes, text] of [["size", usable, `usable ${human(usable)}`], ["bound", asked, `with the request ${human(asked)}`]]) {
+    if (bytes === null) continue;
+    drawing.append(svg("path", { class: kind, d: `M0 ${y(bytes)}H1000` }));
+    keys.append(make("span", make(`i.${kind}`), text));
+  }
+  if (free !== null) keys.append(make("span", `${human(free)} free at the error`));
   const plot = make("div.plot", drawing, make("span.top", human(top)), make("span.from", clock(from, now())), make("span.to", `${clock(to, now())}, the error`));
   return [make("h3", "The GPU before the error"), plot, keys];
 }
@@ -128,7 +139,7 @@ function documentOf({ case: found, ranks }) {
   const remedies = found.remedies.map((remedy) => ({ ...remedy, flush: remedy.name === "neighbor-cache" && device && (() => flush({ device: device.uuid }, gpuOf(found))) }));
   const parts = [...tablesOf(found, ranks)].filter(([, , rows]) => rows.length);
   const grid = make("div.compared", ...parts.map(([heading, columns, rows]) => make("div.part", make("h3", heading), table(heading, columns, rows))));
-  const drawn = found.timeline.at.length > 1 ? drawTimeline(found.timeline) : [];
+  const drawn = found.timeline.at.length > 1 ? drawTimeline(found.timeline, found) : [];
   return [title, make("p", named(requestOf(found), 400)), make("div.part", table("Remedies", REMEDIES, remedies)), ...drawn, grid];
 }
 
@@ -148,11 +159,11 @@ async function load() {
   const answer = await read("api/v1/oom");
   if (answer.ok) listing.show((await answer.json()).reverse());
   const id = address.read("case");
+  chosen.hidden = !id;
   if (!id || id === shown) return;
   const found = await read(`api/v1/oom/${encodeURIComponent(id)}`);
-  chosen.hidden = false;
-  const content = await found.json();
-  chosen.replaceChildren(...(found.ok ? documentOf(content) : [make("p.refused", content.detail)]));
+  const missing = () => make("p.refused", `There is no case ${clean(id, 60)}. The list has those that are kept.`);
+  chosen.replaceChildren(...(found.ok ? documentOf(await found.json()) : [missing()]));
   shown = id;
 }
 

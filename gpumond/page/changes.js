@@ -3,6 +3,7 @@
 import * as address from "./address.js";
 import { choice } from "./elements.js";
 import { earlierLives } from "./earlier.js";
+import { clock } from "./format.js";
 import { readPoints } from "./queue.js";
 import { RANGES } from "./range.js";
 import { changed, state } from "./store.js";
@@ -30,6 +31,11 @@ export function createRanges(arrange) {
 }
 
 export const showsChanges = () => seconds > 0;
+
+/** What changes are compared with if the daemon is younger than the range. */
+export function baseOf({ taken_at: now, elapsed_seconds: elapsed }) {
+  return seconds > elapsed ? `change since ${clock(now - elapsed)}, when the daemon started` : "";
+}
 
 /** Adds `change_bytes` to the rows, null if it is unknown, `change_since`, the time of the first known value if the range
 begins before it, and `change_pid`, the earlier process of the workload that had it, if one did; requests what is missing. */

@@ -2,7 +2,7 @@
 // and continue with each frame.
 
 import * as address from "./address.js";
-import { chartTable, csvOf } from "./downloads.js";
+import { chartTable, csvOf, fileName } from "./downloads.js";
 import { button, make, put, saveBlob } from "./elements.js";
 import { clock, duration, human, sum, words } from "./format.js";
 import { marksAt, marksOf } from "./marks.js";
@@ -280,11 +280,13 @@ function keys({ from, to }) {
   return { ...found, "+": zoom(0.5), "=": zoom(0.5), w: zoom(0.5), "-": zoom(2), s: zoom(2), a: pan(-0.25), d: pan(0.25) };
 }
 
-function save({ view, target }) {
+function save({ view, target: { uuid, pid } }) {
   if (!view) return;
-  const device = state.devices.get(target.uuid);
-  const name = target.pid === null ? (device ? label(device).toLowerCase().replace(" ", "-") : "machine") : `pid-${target.pid}`;
-  saveBlob(`gpumond-${name}.csv`, new Blob([csvOf(chartTable(view))], { type: "text/csv" }));
+  const device = state.devices.get(uuid);
+  const subject = pid === null ? (device ? `gpu-${device.index}` : "machine") : `pid-${pid}`;
+  const reserved = sum((device ? [device] : roots()).map((each) => each.reserved_bytes ?? 0));
+  const table = chartTable(view.columns, { ...device, size: pid === null ? view.size : null, reserved });
+  saveBlob(fileName(subject, view.to), new Blob([csvOf(table)], { type: "text/csv" }));
 }
 
 setInterval(() => {

@@ -1,50 +1,29 @@
 // The view that compares programs with one another, and each with a moment of its past, on one scale.
 
 import * as address from "./address.js";
-import { $, button, choice, control, make, named, put, showChoices, sync } from "./elements.js";
-import { clean, clock, human, signed } from "./format.js";
+import { button, choice, control, make, named, put, showChoices, sync } from "./elements.js";
+import { clean, clock, difference, human } from "./format.js";
 import { createTable, showTable } from "./lists.js";
 import { earlierLives } from "./earlier.js";
 import { intervals } from "./intervals.js";
 import { readPast } from "./history.js";
 import { createPlot, drawCursor, drawPlot } from "./plot.js";
 import { layersOf } from "./stack.js";
+import { MOST, isMarked, mark, markedRows } from "./marked.js";
 import { addressOf, isAt, rowsOf } from "./rows.js";
 import { addShares } from "./shares.js";
 import { label, state } from "./store.js";
-import { addView, openView } from "./views.js";
+import { addView } from "./views.js";
 import { OF_PROCESSES } from "./words.js";
 
-const MOST = 4; // programs that are compared at once
 const OFFERED = 200; // programs, those that use most
 const SECONDS = 900;
+const SETTLED = 60; // seconds after the first value with which now is compared first: most programs have started
 const NAMES = ["used", ...OF_PROCESSES];
 
-let marked = address.read("compare").split(",").filter(Boolean); // addresses of rows
-let moment = Number(address.read("moment")); // unix time to compare now with; 0 for the first one
+let moment = Number(address.read("moment")); // unix time to compare now with; 0 until the user chooses one
 let histories = []; // rows with their points, and ends of earlier processes of their workloads
 let shown = []; // the range of the charts
-
-export const isMarked = (row) => marked.some((each) => isAt(each, row));
-
-function mark(addresses) {
-  marked = addresses.slice(-MOST);
-  address.write("compare", marked.join(","));
-  showCount();
-}
-
-/** Marks a row for the comparison, at most four; returns whether it is marked. */
-export function setMarked(row, on) {
-  const others = marked.filter((each) => !isAt(each, row));
-  mark(on ? [...others, addressOf(row, rowsOf(state.frame))] : others);
-  return on;
-}
-
-function showCount() {
-  const open = $("compare-open");
-  open.hidden = !marked.length;
-  put(open, `Compare ${marked.length}`);
-}
 
 const programOf = ({ program, pid }) => `${program} (pid ${pid})`;
 
@@ -61,8 +40,6 @@ function showShare(cell, { share }) {
   put(cell.lastChild, share);
 }
 
-const difference = (now, before) => (now === undefined || before === undefined ? "-" : signed(now - before));
-
 /** A column for each program, and for each but the first one another with its difference from the first. */
 function columnsOf(rows) {
   const of = (row) => ({ title: clean(programOf(row), 60), text: ({ values }) => human(values[row.key]), number: true });
@@ -77,6 +54,11 @@ function columnsOf(rows) {
 const chosen = make("span.chosen");
 const offer = choice([]);
 const charts = make("div.compared");
+const empty = make(
+  "div.editor",
+  make("p", "Compare shows two to four programs on one scale, and how each has changed since a moment of the last 15 min. Choose them above, or in the overview with ✓ in their rows or the key x."),
+  button("Compare the two that use most", () => choose([...offer.options].slice(1, 3).map(({ value }) => value))),
+);
 const slider = make("label", "Compare now with ");
 const says = control("p", { role: "status" });
 const range = control("input", { type: "range", min: 0, max: 100 });
@@ -87,14 +69,14 @@ let programs = createTable("Differences between programs", []);
 
 function create() {
   offer.ariaLabel = "Add a program";
-  offer.addEventListener("change", () => choose([...marked, offer.value]));
+  offer.addEventListener("change", () => choose([...markedRows(), offer.value]));
   range.ariaLabel = "The moment to compare with";
   range.addEventListener("input", () => setMoment(shown[0] + ((shown[1] - shown[0]) * range.value) / 100));
   slider.append(range, " ", time);
   const title = make("div.title", make("h2", "Compare"), chosen, offer, says, make("div.controls", slider));
   const parts = [make("div.part", make("h3", "Between programs, now"), programs), make("div.part", since, moments)];
   parts.forEach((part) => (part.hidden = true));
-  return make("section", title, charts, make("div.compared", ...parts));
+  return make("section", title, empty, charts, make("div.compared", ...parts));
 }
 
 function choose(addresses) {
@@ -112,14 +94,14 @@ async function load() {
   const now = state.frame.snapshot.taken_at;
   const from = now - SECONDS;
   const all = rowsOf(state.frame);
-  const rows = [...new Set(marked.flatMap((each) => all.filter((row) => isAt(each, row))))].slice(0, MOST);
+  const rows = [...new Set(markedRows().flatMap((each) => all.filter((row) => isAt(each, row))))].slice(0, MOST);
   showChosen(all);
   histories = await Promise.all(
     rows.map(async (row) => {
       const lives = earlierLives(row, from);
       const pasts = await Promise.all([...lives, row].map(({ pid, start_ticks }) => readPast({ uuid: row.device_uuid, pid, start_ticks }, { from, to: null }, null)));
-      const points = pasts.flatMap((past) => past.points).filter((point) => point.at < now);
-      if (row.used_bytes !== null) points.push(addShares({ at: now, low: row.used_bytes, high: row.used_bytes, used: row.used_bytes }, row));
+      const points = pasts.flatMap((past, place) => past.points.map((point) => ({ ...point, pid: (lives[place] ?? row).pid }))).filter((point) => point.at < now);
+      if (row.used_bytes !== null) points.push(addShares({ pid: row.pid, at: now, low: row.used_bytes, high: row.used_bytes, used: row.used_bytes }, row));
       return { row, lives, points, seconds: pasts.at(-1).seconds };
     }),
   );
@@ -131,29 +113,30 @@ function showChosen(all) {
   const found = (each) => all.find((row) => isAt(each, row));
   sync(
     chosen,
-    marked,
+    markedRows(),
     (each) => each,
-    (each) => make("span", named(found(each)?.program ?? each, 60), button("✕", () => choose(marked.filter((other) => other !== each)), "button.plain")),
+    (each) => make("span", named(found(each)?.program ?? each, 60), button("✕", () => choose(markedRows().filter((other) => other !== each)), "button.plain")),
     (node, each) => (node.lastChild.ariaLabel = `Remove ${clean(found(each)?.program ?? each, 60)}`),
   );
   const others = all.filter((row) => row.device && !isMarked(row)).sort((one, other) => other.used_bytes - one.used_bytes);
   const texts = others.slice(0, OFFERED).map((row) => [addressOf(row, all), `${clean(programOf(row), 80)} on ${label(row.device)}`]);
   showChoices(offer, [["", "Add a program…"], ...texts], "");
-  offer.hidden = marked.length >= MOST || !others.length;
+  offer.hidden = markedRows().length >= MOST || !others.length;
 }
 
 function show() {
   const to = state.frame.snapshot.taken_at;
   const points = histories.flatMap((each) => each.points);
   const from = Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1));
-  const at = Math.min(Math.max(moment, from), to);
+  const at = Math.min(Math.max(moment || Math.min(from + SETTLED, (from + to) / 2), from), to);
   const top = points.reduce((most, { used }) => Math.max(most, used), 1);
   shown = [from, to];
   range.value = (100 * (at - from)) / (to - from);
   slider.hidden = !histories.length;
   put(time, clock(at));
   put(since, `Between ${clock(at)} and now`);
-  put(says, histories.length ? `All charts have the scale 0 to ${human(top)}. Click one to choose a moment.` : "Choose two to four programs here, or in the overview with ✓ in their rows or the key x.");
+  put(says, histories.length ? `All charts have the scale 0 to ${human(top)}. Click one to choose a moment.` : "");
+  empty.hidden = histories.length > 0;
   sync(
     charts,
     histories,
@@ -195,12 +178,11 @@ function showTables(at) {
 
 /** Bytes of each share of a process at a time and now. */
 function changes(row, points, at) {
-  const before = points.findLast((point) => point.at <= at) ?? points[0];
+  const before = points.findLast((point) => point.at <= at); // none if the program began later
   const now = points.at(-1);
   const names = NAMES.filter((share) => before?.[share] || now?.[share]);
-  return names.map((share) => ({ key: row.key, share, program: programOf(row), before: before?.[share], now: now?.[share] }));
+  const program = before && before.pid !== row.pid ? `${row.program} (pid ${before.pid}, now ${row.pid})` : programOf(row);
+  return names.map((share) => ({ key: row.key, share, program, before: before?.[share], now: now?.[share] }));
 }
 
-$("compare-open").addEventListener("click", () => openView("compare"));
-showCount();
 addView("compare", create, load);

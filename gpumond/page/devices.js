@@ -3,19 +3,16 @@
 
 import { showThinBar, thinBar } from "./bars.js";
 import { $, button, make, name, put, sync } from "./elements.js";
-import { choose, isChosen } from "./hero.js";
 import { DEVICE_COLUMNS, devicesOf, layoutOf, tileLabel, usedShare } from "./matrix.js";
-import { label, sharesOfFrame, state } from "./store.js";
+import { choose, chosen } from "./selection.js";
 import { createSpark, showSpark } from "./spark.js";
-import { showProcessesOf } from "./table.js";
+import { label, sharesOfFrame, state } from "./store.js";
 
 const classesOf = ({ number, wide }) => [number && "number", wide && "wide"].filter(Boolean).join(" ");
 
-function pick(device) {
-  choose(device);
-  showProcessesOf(isChosen(device) ? String(device.index) : "");
-  showDevices();
-}
+const isChosen = (device) => device === chosen();
+/** Chooses a device, or all if it is chosen already. */
+const pick = (device) => choose(isChosen(device) ? null : device);
 
 function createRow({ device }) {
   const opener = button("", () => {}, "button.plain");

@@ -1,6 +1,7 @@
 // What is shown, as tables for CSV and as JSON.
 
 import { saveBlob } from "./elements.js";
+import { sum } from "./format.js";
 import { state } from "./store.js";
 import { SHARES } from "./words.js";
 
@@ -70,12 +71,22 @@ export function tableOf(all) {
   return [fields, ...all.map((record) => fields.map((field) => record[field] ?? null))];
 }
 
-/** The intervals of a chart as a table. */
-export function chartTable({ columns }) {
-  const fields = ["used", ...SHARES].filter((field) => columns.some((column) => field in column));
-  const rows = columns.map((column) => [isoTime(column.at), isoTime(column.end), ...fields.map((field) => column[field] ?? null)]);
-  return [["from", "to", ...fields.map((field) => `${field}_bytes`)], ...rows];
+/** The intervals of a chart as a table. In each row, the shares less the overcount are what is used, and with the free
+and the reserved bytes the size. `device`: index, UUID, size and reserved bytes of what is shown. */
+export function chartTable(columns, { index = null, uuid = null, size, reserved }) {
+  const shares = SHARES.filter((share) => columns.some((column) => share in column));
+  const rows = columns.map((column) => {
+    const over = sum(shares.map((share) => column[share] ?? 0)) - column.used;
+    const rest = size === null ? [] : [size - reserved - column.used, reserved, size];
+    const values = [column.used, ...shares.map((share) => column[share] ?? null), over < 0 ? null : over, ...rest];
+    return [isoTime(column.at), isoTime(column.end), index, uuid, ...values];
+  });
+  const fields = ["used", ...shares, "overcount", ...(size === null ? [] : ["free", "reserved", "size"])];
+  return [["from", "to", "gpu", "device_uuid", ...fields.map((field) => `${field}_bytes`)], ...rows];
 }
+
+/** The name of a file with what was at a time, such as `gpumond-gpu-0-20261127T123046Z.csv`. */
+export const fileName = (subject, at) => `gpumond-${subject}-${isoTime(Math.floor(at)).replace(/[-:]|\.000/g, "")}.csv`;
 
 /** A table as CSV (RFC 4180). Unknown values are empty. A text that a spreadsheet would compute begins with an
 apostrophe. */

@@ -41,15 +41,19 @@ def bundle(modules: Mapping[str, str], entry: str) -> str:
     return "".join(_joined(modules, entry).values())
 
 
-def bundles(modules: Mapping[str, str], entry: str, later: str) -> tuple[str, str]:
-    """Return the module of ``entry``, and one that does what ``later`` does. The second imports what they share.
+def bundles(modules: Mapping[str, str], entry: str, *later: str) -> tuple[str, ...]:
+    """Return the module of ``entry``, and those that do what ``later`` do. They import what they share with the first.
 
     Raises ValueError as ``bundle`` does.
     """
     first = _joined(modules, entry)
-    rest = "".join(text for name, text in _joined(modules, later).items() if name not in first)
-    shared = ", ".join(f"${name}" for name in first if f" = ${name};\n" in rest)
-    return f"{''.join(first.values())}export {{ {shared} }};\n", f'import {{ {shared} }} from "./{entry}.js";\n{rest}'
+    rest = ["".join(text for name, text in _joined(modules, each).items() if name not in first) for each in later]
+    shared = [[f"${name}" for name in first if f" = ${name};\n" in text] for text in rest]
+    exported = ", ".join(f"${name}" for name in first if any(f"${name}" in names for names in shared))
+    return f"{''.join(first.values())}export {{ {exported} }};\n", *(
+        f'import {{ {", ".join(names)} }} from "./{entry}.js";\n{text}'
+        for names, text in zip(shared, rest, strict=True)
+    )
 
 
 def _joined(modules: Mapping[str, str], entry: str) -> dict[str, str]:
@@ -125,8 +129,8 @@ MARKS: dict[str, str] = {
     "device-lost": "○",
     "device-back": "●",
     "flush": "▼",
-    "suspend": "⏸",
-    "resume": "⏵",
+    "suspend": "■",
+    "resume": "►",
     "process-ended": "○",
     "alert-fired": "▲",
     "verdict-began": "◆",
@@ -137,7 +141,9 @@ MARKS: dict[str, str] = {
     "verdict-ended": "◇",
     "alert-resolved": "△",
 }
-"""Signs of events on the time axis of a chart. Of several events with one cause, the first kind tells most."""
+"""Signs of events on the time axis of a chart, from blocks that all systems' fonts have. Of several events with one
+cause, the first kind tells most.
+"""
 
 ENDED: Kind = "process-ended"
 """Kind of the event from which the page knows the earlier processes of a workload."""
@@ -175,15 +181,16 @@ def _lean(text: str) -> str:
 def page_files() -> dict[str, File]:
     """Return the files of the page by path. The document names scripts and style, whose names contain their hash.
 
-    ``later.js`` is requested when one of its views is opened.
+    ``later.js`` and ``forms.js`` are requested when one of their views is opened.
     """
     found = {}
     page = _lean((DIRECTORY / "index.html").read_text())
-    script, later = bundles(MODULES, "page", "later")
+    script, later, forms = bundles(MODULES, "page", "later", "forms")
     names: dict[str, str] = {}
     for name, source, media_type in (
         ("page.js", script, "text/javascript"),
         ("later.js", later, "text/javascript"),
+        ("forms.js", forms, "text/javascript"),
         ("early.js", MODULES["early"], "text/javascript"),
         ("page.css", (DIRECTORY / "page.css").read_text(), "text/css"),
     ):

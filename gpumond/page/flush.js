@@ -1,4 +1,4 @@
-// The flush dialog: the plan, the confirmation and the receipts.
+// The dialog of a flush or a suspension: the plan, the confirmation and the receipts.
 
 import { $, make, named, put } from "./elements.js";
 import { clean, clock, extent, human, sum } from "./format.js";
@@ -11,8 +11,8 @@ const UNANSWERED = "The daemon doesn't respond. Its receipts will show whether t
 
 let newest = 0; // number of the newest dialog: it does not show answers to an older one
 
-/** Asks the daemon for a plan, shows it, and flushes when it is confirmed. */
-export async function flush(target, subject) {
+/** Asks the daemon for a plan, shows it, and acts when it is confirmed. `kind`: how a flush or a suspension does that. */
+async function confirm({ word, done, route, planned, result, planArticle, article }, target, subject) {
   const own = ++newest;
   const dialog = $("flush");
   const now = $("flush-now");
@@ -22,38 +22,36 @@ export async function flush(target, subject) {
     $("receipts").replaceChildren(...articles);
   };
   const request = async (body) => {
-    const answer = await attempt("flushes", { target, ...body });
+    const answer = await attempt(route, { target, ...body });
     if (answer === null && own === newest) dialog.close();
     return own === newest && dialog.open ? answer : null;
   };
-  const title = `Flush ${clean(subject, 120)}?`;
-  show(title, "Requesting the plan…");
+  const name = clean(subject, 120);
+  show(`${word} ${name}?`, "Requesting the plan…");
   put($("flush-close"), "Cancel");
+  put(now, `${word} now`);
   now.hidden = true;
   dialog.showModal();
   const answer = await request({ dry_run: true });
   if (!answer) return;
   const plan = answer.receipts ?? [];
-  const planned = plan.filter((receipt) => receipt.outcome === "planned");
-  const [low, high] = ["low", "high"].map((key) => sum(planned.map((receipt) => receipt.expected?.[key] ?? 0)));
-  const effect = "The programs keep running: each pauses briefly, and reallocates memory when it needs it.";
-  const text = high ? `This flush should release ${extent({ low, high })}. ${effect}` : "Nothing to release.";
-  show(title, answer.detail ?? text, plan.map(planArticle));
-  now.hidden = !high;
+  const text = planned(plan.filter((receipt) => receipt.outcome === "planned"));
+  show(`${word} ${name}?`, answer.detail ?? (text || `Nothing to ${word.toLowerCase()}.`), plan.map(planArticle));
+  now.hidden = !text;
   now.disabled = false;
   now.onclick = async () => {
     now.disabled = true;
-    put($("flush-words"), "Flushing…");
-    const result = await request({ dry_run: false, plan: answer.id });
+    put($("flush-words"), `${word}ing…`);
+    const answered = await request({ dry_run: false, ...(answer.id && { plan: answer.id }) });
     refresh();
-    if (!result) return;
-    const receipts = (result.receipts ?? []).map((receipt) => receiptArticle(receipt, plan.find(samePool(receipt))));
-    show(`Flush of ${clean(subject, 120)}`, result.detail ?? `${human(result.released_bytes)} released.`, receipts);
+    if (!answered) return;
+    const articles = (answered.receipts ?? []).map((receipt) => article(receipt, plan.find(samePool(receipt))));
+    show(`${done} of ${name}`, answered.detail ?? result(answered), articles);
     now.hidden = true;
     put($("flush-close"), "Close");
     $("flush-close").focus();
   };
-  if (high) now.focus();
+  if (text) now.focus();
 }
 
 export async function attempt(route, body, unanswered = UNANSWERED) {
@@ -67,7 +65,7 @@ export async function attempt(route, body, unanswered = UNANSWERED) {
 const samePool = (receipt) => (other) =>
   processKey(other) === processKey(receipt) && other.allocator === receipt.allocator && other.device_uuid === receipt.device_uuid;
 
-function article(receipt, facts, remarks) {
+function articleOf(receipt, facts, remarks) {
   const device = state.devices.get(receipt.device_uuid);
   const pool = [receipt.allocator, device && label(device)].filter(Boolean).join(" on ");
   const outcome = clean(receipt.outcome, 20);
@@ -83,30 +81,62 @@ export function entryOf(title, facts, remarks) {
   return make("article", make("h3", ...title), list, ...texts);
 }
 
-function planArticle(receipt) {
-  const { expected, before } = receipt;
-  const facts = [
-    ["expected", expected && extent(expected)],
-    ["held", before && human(before.held_bytes)],
-    ["live", before && human(before.live_bytes)],
-  ];
-  return article(receipt, facts, [receipt.reason]);
+const seconds = (time) => (time < 1 ? `${Math.ceil(1000 * time)} ms` : `${time.toFixed(1)} s`);
+
+const FLUSH = {
+  word: "Flush",
+  done: "Flush",
+  route: "flushes",
+  planned(plan) {
+    const [low, high] = ["low", "high"].map((key) => sum(plan.map((receipt) => receipt.expected?.[key] ?? 0)));
+    const effect = "The programs keep running: each pauses briefly, and reallocates memory when it needs it.";
+    return high ? `This flush should release ${extent({ low, high })}. ${effect}` : "";
+  },
+  result: ({ released_bytes: bytes }) => `${human(bytes)} released.`,
+  planArticle(receipt) {
+    const { expected, before } = receipt;
+    const facts = [
+      ["expected", expected && extent(expected)],
+      ["held", before && human(before.held_bytes)],
+      ["live", before && human(before.live_bytes)],
+    ];
+    return articleOf(receipt, facts, [receipt.reason]);
+  },
+  /** A receipt next to the plan that was confirmed for the same pool, if there is one. */
+  article(receipt, plan) {
+    const { expected, before, after } = receipt;
+    const facts = [
+      ["planned", plan?.expected && `${extent(plan.expected)} at ${clock(plan.started_at)}`],
+      ["expected at start", expected && extent(expected)],
+      ["released", human(receipt.released_bytes)],
+      ["counted by the driver", human(receipt.driver_released_bytes)],
+      ["held", before && after && `${human(before.held_bytes)} → ${human(after.held_bytes)}`],
+      ["took", seconds(receipt.duration_seconds)],
+      ["steps", receipt.steps.map((step) => `${step.step} ${human(step.released_bytes)}`).join(", ")],
+    ];
+    return articleOf(receipt, facts, [...differences(receipt, plan), receipt.reason]);
+  },
+};
+
+function suspensionArticle(receipt) {
+  const { expected_bytes: expected, released_bytes: released, host_bytes: host } = receipt;
+  const amounts = [["expected", expected], ["released", released], ["on the host", host]];
+  const facts = amounts.map(([term, bytes]) => [term, bytes !== null && human(bytes)]);
+  return articleOf(receipt, [...facts, ["took", seconds(receipt.duration_seconds)]], [receipt.reason, receipt.remedy]);
 }
 
-/** A receipt next to the plan that was confirmed for the same pool, if there is one. */
-function receiptArticle(receipt, plan) {
-  const { expected, before, after, duration_seconds: seconds } = receipt;
-  const planned = plan?.expected && `${extent(plan.expected)} at ${clock(plan.started_at)}`;
-  const facts = [
-    ["planned", planned],
-    ["expected at start", expected && extent(expected)],
-    ["released", human(receipt.released_bytes)],
-    ["counted by the driver", human(receipt.driver_released_bytes)],
-    ["held", before && after && `${human(before.held_bytes)} → ${human(after.held_bytes)}`],
-    ["took", seconds < 1 ? `${Math.ceil(1000 * seconds)} ms` : `${seconds.toFixed(1)} s`],
-    ["steps", receipt.steps.map((step) => `${step.step} ${human(step.released_bytes)}`).join(", ")],
-  ];
-  return article(receipt, facts, [...differences(receipt, plan), receipt.reason]);
-}
+const SUSPENSION = {
+  word: "Suspend",
+  done: "Suspension",
+  route: "suspensions",
+  planned: (plan) =>
+    plan.length ? `This should move ${human(sum(plan.map((receipt) => receipt.expected_bytes)))} to the host. The program can’t use the GPU until you resume it.` : "",
+  result: ({ receipts }) => receipts.map(({ outcome }) => outcome).join(", "),
+  planArticle: suspensionArticle,
+  article: suspensionArticle,
+};
+
+export const flush = (target, subject) => confirm(FLUSH, target, subject);
+export const suspend = (target, subject) => confirm(SUSPENSION, target, subject);
 
 $("flush-close").addEventListener("click", () => $("flush").close());

@@ -7,20 +7,21 @@ import { label, state } from "./store.js";
 import { read } from "./live.js";
 import { addView } from "./views.js";
 
-const gpu = ({ device_uuid: uuid }) => (state.devices.has(uuid) ? label(state.devices.get(uuid)) : (uuid ?? ""));
-const amount = (expected) => (expected ? extent(expected) : "-");
+const gpuOf = (uuid) => (state.devices.has(uuid) ? label(state.devices.get(uuid)) : uuid);
+const gpu = ({ device_uuid: uuid, device_uuids: more }) => (more ?? [uuid]).filter(Boolean).map(gpuOf).join(", ");
+const amount = (value) => (value === null || value === undefined ? "" : value.low === undefined ? human(value) : extent(value));
 const remarks = (receipt) => [...differences(receipt, { expected: receipt.planned }), receipt.reason].filter(Boolean).join(" ");
 
 const COLUMNS = [
   { title: "Time", text: ({ started_at: at }) => clock(at, state.frame.snapshot.taken_at) },
   { title: "Program", text: ({ workload, pid }) => `${clean(workload || "?", 80)} (pid ${pid})`, name: true },
   { title: "GPU", text: gpu, name: true, wide: true },
-  { title: "Pool", text: ({ allocator }) => allocator ?? "", wide: true },
+  { title: "Pool", text: ({ allocator }) => allocator ?? "", none: "A suspension moves all memory of a program.", wide: true },
   { title: "Outcome", text: ({ outcome }) => outcome },
-  { title: "Planned", text: ({ planned }) => amount(planned), number: true, wide: true },
-  { title: "Expected at start", text: ({ expected }) => amount(expected), number: true, wide: true },
-  { title: "Released", text: ({ released_bytes: bytes }) => human(bytes), number: true },
-  { title: "Driver", text: ({ driver_released_bytes: bytes }) => human(bytes), number: true },
+  { title: "Planned", text: ({ planned }) => amount(planned), none: "Nobody asked for a plan.", number: true, wide: true },
+  { title: "Expected at start", text: ({ expected }) => amount(expected), none: "Unknown.", number: true, wide: true },
+  { title: "Released", text: ({ released_bytes: bytes }) => amount(bytes), none: "No allocator releases memory here.", number: true },
+  { title: "Driver", text: ({ driver_released_bytes: bytes }) => amount(bytes), none: "A resumption releases nothing; otherwise, the driver doesn’t report it.", number: true },
   { title: "By", text: ({ requested_by: by, requested_for: program }) => (by === "token" ? "token (administrator)" : by) + (program ? ` for ${program}` : ""), wide: true },
   { title: "Remarks", text: remarks, wide: true },
 ];

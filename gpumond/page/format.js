@@ -31,6 +31,24 @@ export function human(bytes) {
 /** A difference of bytes with its sign. */
 export const signed = (bytes) => (bytes > 0 ? `+${human(bytes)}` : human(bytes));
 
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+const asShown = (bytes) => human(bytes).split(" ").reduce((number, unit) => number * 1024 ** UNITS.indexOf(unit));
+
+/** The difference of two amounts as they are shown, in their unit if they have the same. */
+export function difference(now, before) {
+  const [[more, unit], [less, other]] = [now, before].map((bytes) => human(bytes).split(" "));
+  if (!unit || !other) return "-";
+  if (unit !== other || more === less) return signed(asShown(now) - asShown(before));
+  return `${more - less > 0 ? "+" : ""}${(more - less).toFixed(unit === "B" ? 0 : 1)} ${unit}`;
+}
+
+/** Growth per minute with two digits, so that the text is the same in the next seconds: `about 0.8 GiB/min`. */
+export function rate(bytes) {
+  const power = UNITS.findIndex((_, place) => Math.abs(bytes) / 1024 ** place < 100);
+  const size = bytes / 1024 ** power;
+  return `about ${size.toFixed(power && Math.abs(size) < 9.95 ? 1 : 0)} ${UNITS[power]}/min`;
+}
+
 /** An interval of bytes, such as `1.0 GiB to 1.5 GiB`. */
 export const extent = ({ low, high }) => (low === high ? human(low) : `${human(low)} to ${human(high)}`);
 

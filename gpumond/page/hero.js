@@ -9,11 +9,10 @@ import { flush } from "./flush.js";
 import { clock, duration, human, percent, sum, words } from "./format.js";
 import { stateOf } from "./matrix.js";
 import { MEANINGS } from "./meanings.js";
+import { choose, chooseIndex, chosen } from "./selection.js";
 import { estimate, label, reclaimableOf, roots, sharesOfAll, state } from "./store.js";
-import { showProcessesOf } from "./table.js";
 import { SHARES } from "./words.js";
 
-let chosen = address.read("gpu").split(",")[0]; // index of the device that is shown; empty for all
 const hidden = new Set(address.read("hide").split(",").filter((share) => SHARES.includes(share))); // shares
 let chart = null;
 let present = { sums: {}, size: 0, reserved: 0, entries: [] }; // of the newest frame
@@ -21,22 +20,13 @@ let past = null; // values at the crosshair, if there is one
 
 /** The devices that are shown: the chosen one, or all that are not a part of another. */
 function shown() {
-  const one = state.frame.snapshot.devices.find((device) => String(device.index) === chosen);
+  const one = chosen();
   return one ? [one] : roots();
-}
-
-export const isChosen = (device) => String(device.index) === chosen;
-
-/** Shows a device, or all if it is shown already. */
-export function choose(device) {
-  chosen = !device || isChosen(device) ? "" : String(device.index);
-  address.write("gpu", chosen);
-  showHero();
 }
 
 /** Shows a device, and moves the focus to its chart. */
 export function showDevice(device) {
-  if (!isChosen(device)) choose(device);
+  choose(device);
   $("hero").scrollIntoView({ block: "nearest" });
   $("hero").querySelector(".plot").focus();
 }
@@ -58,16 +48,14 @@ function entriesOf(devices, sums) {
   const uuids = new Set(devices.map((device) => device.uuid));
   const own = (all, key) => sum(all.filter((each) => uuids.has(each.device_uuid)).map((each) => each[key] ?? 0));
   const extra = {
-    reserved: total(devices, "reserved_bytes"),
+    ...(devices.some((device) => device.reserved_bytes !== null) && { reserved: total(devices, "reserved_bytes") }),
     overcount: own(state.frame.ledger.overcounts, "overcount_bytes"),
     unmapped: own(state.frame.processes, "unmapped_bytes"),
   };
   const known = devices.filter((device) => device.used_bytes !== null);
   if (!known.length) return [];
-  // An overcount lasts a moment: its row stays, because the page would move.
-  const more = Object.entries(extra).filter(([name, bytes]) => bytes || name === "overcount");
   const free = known.every((device) => device.free_bytes !== null) ? [["free", total(known, "free_bytes")]] : [];
-  return [...more, ...free, ...[...SHARES].reverse().map((share) => [share, sums[share] ?? 0])];
+  return [...Object.entries(extra), ...free, ...[...SHARES].reverse().map((share) => [share, sums[share] ?? 0])];
 }
 
 /** A button that hides a share in the picture, or shows it again. */
@@ -121,7 +109,7 @@ function totalText(devices) {
 function showChoice(devices) {
   const all = state.frame.snapshot.devices;
   const choices = [["", "All GPUs"], ...all.map((device) => [String(device.index), label(device)])];
-  showChoices($("hero-of"), choices, devices.length === 1 && all.length > 1 ? chosen : "");
+  showChoices($("hero-of"), choices, String(chosen()?.index ?? ""));
   $("hero-of").parentNode.hidden = all.length < 2;
 }
 
@@ -230,9 +218,4 @@ function flushShown() {
 }
 
 $("hero-flush").addEventListener("click", flushShown);
-$("hero-of").addEventListener("change", () => {
-  chosen = $("hero-of").value;
-  address.write("gpu", chosen);
-  showProcessesOf(chosen);
-  showHero();
-});
+$("hero-of").addEventListener("change", () => chooseIndex($("hero-of").value));

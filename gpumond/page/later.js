@@ -1,8 +1,7 @@
-// The views that are requested when one of them is opened.
+// The views that are requested when one of them is opened; forms.js has the others.
 
-import "./baselines.js";
-import "./cases.js";
-import "./flushes.js";
 import "./alerts.js";
+import "./cases.js";
+import "./compare.js";
+import "./flushes.js";
 import "./quotas.js";
-import "./rules.js";

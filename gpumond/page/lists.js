@@ -9,7 +9,7 @@ const MOST = 200; // rows that are drawn
 const classes = ({ number, wide, name: one }) => [number && "number", wide && "wide", one && "one-line"].filter(Boolean).join(" ");
 
 /** A table. A column has a title and either `text(item)` or `nodes(row)`; `row.item` is the item of a row. `name`: its
-texts are not wrapped. */
+texts are not wrapped; `none`: why it has no text, which the tooltip of the dash in its place says. */
 export function createTable(label, columns) {
   const heads = columns.map((column) => {
     const cell = make(column.title ? "th" : "td", column.title);
@@ -43,8 +43,9 @@ export function showTable(table, items, key) {
     () => createRow(columns),
     (row, item) => {
       row.item = item;
-      columns.forEach(({ text, update }, place) => {
-        if (text) name(row.children[place].firstChild, text(item), 600);
+      columns.forEach(({ text, update, none = "" }, place) => {
+        if (text) name(row.children[place].firstChild, text(item) || (none && "—"), 600);
+        if (none && !text(item)) row.children[place].firstChild.title = none;
         update?.(row.children[place], item);
       });
     },

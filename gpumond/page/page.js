@@ -1,4 +1,5 @@
-// The web UI: draws the latest frame. Each number is from that frame, except in charts, events and receipts.
+// The web UI: draws the latest frame. Each number is from that frame, except in charts, events and receipts. Lists are for
+// the scripts that are requested later.
 
 // The stream is first: the browser answers while the other modules are evaluated.
 import { setPaused } from "./live.js";
@@ -10,6 +11,7 @@ import { showEvents } from "./events.js";
 import { clock, duration } from "./format.js";
 import "./help.js";
 import { showHero } from "./hero.js";
+import "./lists.js";
 import { showNotices } from "./notices.js";
 import "./palette.js";
 import { showProblems } from "./problems.js";

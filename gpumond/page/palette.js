@@ -1,13 +1,14 @@
 // The command palette: jumps to devices, programs and views, and actions, found by their words.
 
 import { showRange } from "./chart.js";
-import { isMarked, setMarked } from "./compare.js";
+import { isMarked, setMarked } from "./marked.js";
 import { $, control, named, put } from "./elements.js";
 import { newestEvents, showMinute } from "./events.js";
 import { flush } from "./flush.js";
 import { clean, clock } from "./format.js";
 import { expire, matchersOf } from "./silences.js";
-import { choose, showDevice } from "./hero.js";
+import { showDevice } from "./hero.js";
+import { choose } from "./selection.js";
 import { cardCommands } from "./problems.js";
 import { CHART_RANGES } from "./range.js";
 import { COLUMNS, GROUPS, rowsOf } from "./rows.js";

@@ -10,7 +10,7 @@ import { SHARES } from "./words.js";
 
 const TIMES = 8; // lines of the axis of time, at most
 const SPACE = 90; // pixels for the text of one
-const CLOSE = 14; // pixels between two signs
+const CLOSE = 34; // pixels between two signs with their numbers
 const URGENT = ["▲", "✕"]; // signs that are shown for several marks, the last first
 let hatches = 0; // number of patterns
 const NEAR_SIZE = 0.06; // of the height: a line this close to the size has no text
@@ -53,7 +53,7 @@ export function drawPlot(plot, view) {
     ...view.spans.filter((span) => span.to >= from && span.from <= to).map((span) => marking(span, view)),
     ...levels.filter((bytes) => !sized || Math.abs(bytes - size) > NEAR_SIZE * top).map((bytes) => tick("axis.level", human(bytes).replace(".0", ""), { top: `${y(bytes)}%` })),
     ...inner.map((at) => tick("axis.time", clock(at, to), { left: `${x(at) / 10}%` })),
-    ...(sized ? [tick("axis.sized", `size ${human(size)}`, { top: `${y(size)}%` })] : []),
+    ...(sized ? [tick("axis.level.sized", human(size).replace(".0", ""), { top: `${y(size)}%` })] : []),
   );
   drawMarks(plot.querySelector(".marks"), view, wide);
   return top;

@@ -10,6 +10,7 @@ import { flush } from "./flush.js";
 import { clean, many } from "./format.js";
 import { showDevice } from "./hero.js";
 import { rowsOf } from "./rows.js";
+import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
 import { label, processKey, reclaimableOf, state } from "./store.js";
 import { showProcess } from "./table.js";
@@ -49,6 +50,7 @@ function showChart({ uuid, process, alert, verdict }) {
 function showEvidence(node) {
   const away = !isOpen("");
   if (away) openView("");
+  if (isOfAnother(node)) choose(null);
   if (node.hidden) $("problems-all").click();
   node.lastChild.toggleAttribute("open", away || undefined);
   if (away) node.scrollIntoView({ block: "nearest" });
@@ -90,7 +92,7 @@ function update(node, card) {
   const row = rowOf(card);
   const subject = subjectOf(card, row);
   Object.assign(node, { card, row, subject });
-  node.className = `card ${levelOf(card)}`;
+  node.className = `card ${levelOf(card, row)}`;
   const [kind, of, age] = node.firstChild.children;
   put(kind, card.kind);
   name(of, subject, 80);
@@ -154,10 +156,13 @@ function holdHeight() {
 
 let whole = false; // whether all cards are shown
 
-/** Shows the first cards, or all of them. */
+const isOfAnother = ({ card }) => Boolean(chosen() && card.uuid && card.uuid !== chosen().uuid);
+
+/** Shows the first cards of the chosen device, or all of them. */
 function fold() {
-  const cards = [...$("alerts").children];
-  cards.forEach((card, place) => (card.hidden = !whole && place >= FIRST));
+  const all = [...$("alerts").children];
+  const cards = all.filter((node) => !isOfAnother(node));
+  for (const node of all) node.hidden = !(whole ? cards : cards.slice(0, FIRST)).includes(node);
   $("problems-all").hidden = cards.length <= FIRST;
   put($("problems-all"), whole ? "Show fewer" : `Show all ${cards.length}`);
 }
@@ -166,17 +171,22 @@ export function showProblems() {
   holdHeight();
   const cards = cardsOf(state.frame);
   sync($("alerts"), cards.slice(0, SHOWN), ({ key }) => key, create, update);
-  const loud = cards.filter(({ alert }) => !alert?.silenced_by.length).length;
-  const silenced = cards.length - loud;
+  const own = cards.filter((card) => !isOfAnother({ card }));
+  const loud = own.filter(({ alert }) => !alert?.silenced_by.length).length;
+  const silenced = own.length - loud;
   const parts = [
-    cards.length ? many(loud, "problem") : "",
+    own.length ? many(loud, "problem") : "",
     silenced ? `${silenced} silenced` : "",
     cards.length > SHOWN ? `${SHOWN} are shown` : "",
+    own.length < cards.length ? `${cards.length - own.length} on other GPUs` : "",
     restOf(state.frame.verdicts),
   ];
   put($("problems-count"), parts.filter(Boolean).join(" · "));
-  $("alerts").hidden = !cards.length;
-  $("no-problems").hidden = cards.length > 0;
+  const { devices } = state.frame.snapshot;
+  const looked = chosen() ? label(chosen()) : many(devices.length, "GPU");
+  put($("no-problems"), `No problem found on ${looked}. gpumond looks for leaks, fragmentation, memory without an owner, idle programs and out-of-memory errors, and evaluates your rules.`);
+  $("alerts").hidden = !own.length;
+  $("no-problems").hidden = own.length > 0;
   fold();
   const { silences } = state.frame;
   $("silences-open").hidden = !silences.length;

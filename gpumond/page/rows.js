@@ -51,9 +51,12 @@ export const GROUPS = {
 };
 
 /** The state of a suspended program, such as `suspended for 2 h, 60.0 GiB on the host, resume needs 61.2 GiB`. */
-function suspensionSentence(snapshot, { state, since, host_bytes, memory, reason }) {
-  const what = state === "waiting" ? "waiting to resume, suspended" : state;
-  const parts = [`${what} for ${duration(Math.max(0, snapshot.taken_at - since))}`];
+function suspensionSentence({ snapshot, queue }, { state, since, host_bytes, memory, reason, grants }) {
+  const ago = (at) => duration(Math.max(0, snapshot.taken_at - at));
+  const waits = state === "waiting";
+  const parts = [`${waits ? "suspended" : state} for ${ago(since)}`];
+  const request = waits && queue.find(({ id }) => grants.includes(id));
+  if (waits) parts.push(`waiting to resume${request ? ` for ${ago(request.since)}` : ""}`);
   if (host_bytes !== null) parts.push(`${human(host_bytes)} on the host`);
   parts.push(`resume needs ${human(sum(memory.map((each) => each.used_bytes)))}`);
   return [...parts, reason].filter(Boolean).join(", ");
@@ -61,7 +64,8 @@ function suspensionSentence(snapshot, { state, since, host_bytes, memory, reason
 
 /** The processes of a frame on its devices, to which this adds what the table shows: in place, as there may be
 thousands. */
-export function rowsOf({ snapshot, processes, verdicts: all, alerts }) {
+export function rowsOf(frame) {
+  const { snapshot, processes, verdicts: all, alerts } = frame;
   const verdicts = new Map();
   const alerting = new Map(); // rules by row, except those that only inform
   for (const alert of alerts) {
@@ -74,7 +78,7 @@ export function rowsOf({ snapshot, processes, verdicts: all, alerts }) {
     if (!verdicts.has(key) || !ordinary(verdict)) verdicts.set(key, verdict.kind);
   }
   const devices = new Map(snapshot.devices.map((device) => [device.uuid, device]));
-  const suspensions = new Map(snapshot.suspended_programs.map((each) => [processKey(each), suspensionSentence(snapshot, each)]));
+  const suspensions = new Map(snapshot.suspended_programs.map((each) => [processKey(each), suspensionSentence(frame, each)]));
   const agents = new Map(snapshot.reports.map((report) => [(report.key ??= processKey(report)), report]));
   for (const row of processes) {
     row.own ??= processKey(row);

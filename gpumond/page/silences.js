@@ -3,16 +3,18 @@
 import { $, button, make, name, put, sync } from "./elements.js";
 import { clean, clock } from "./format.js";
 import { attempt } from "./session.js";
-import { state } from "./store.js";
+import { changed, state } from "./store.js";
 import { refresh } from "./live.js";
 import { isOpen } from "./views.js";
 
 const NAMES = ["workload", "engine"]; // a silence is of the rule and one of these, else of the process or the device, unless the user changes it
 
 let given = []; // the matchers that the form offers
+let silenced = null; // the alert that the form is about
 
 /** Opens the form for the alerts with some of the labels of this one. */
 export function silence(alert) {
+  silenced = alert;
   const labels = Object.entries(alert.labels).filter(([label, text]) => label !== "alertname" && text);
   given = [["rule", alert.rule], ...labels].map(([label, value]) => ({ name: label, operator: "=", value }));
   const subject = [...NAMES, "pid", "uuid"].find((label) => given.some((each) => each.name === label));
@@ -45,6 +47,9 @@ async function submit() {
   put($("silence-refused"), answer.detail ?? "");
   if (!answer.ok) return;
   $("silence").close();
+  state.frame.silences.push(answer.silence);
+  silenced.silenced_by.push(answer.silence.id);
+  changed();
   refresh();
 }
 
@@ -52,6 +57,11 @@ async function submit() {
 export async function expire(id) {
   const answer = await attempt("DELETE", `silences/${encodeURIComponent(id)}`);
   put($("silences-refused"), answer?.detail ?? "");
+  if (answer?.ok) {
+    state.frame.silences = state.frame.silences.filter((each) => each.id !== id);
+    for (const alert of state.frame.alerts) alert.silenced_by = alert.silenced_by.filter((each) => each !== id);
+    changed();
+  }
   refresh();
 }
 

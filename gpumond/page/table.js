@@ -1,11 +1,12 @@
 // The table of processes: order, filter, groups, and the rows that are drawn.
 
 import * as address from "./address.js";
-import { addChanges, createRanges, showsChanges } from "./changes.js";
+import { addChanges, baseOf, createRanges, showsChanges } from "./changes.js";
 import { $, button, labeled, make, put, showChoices, sync } from "./elements.js";
 import { many } from "./format.js";
 import { classesOf, createRow, gap, refusalOf, reuse, updateRow } from "./row.js";
 import { COLUMNS, FILTER, GROUPS, addressOf, barBytes, filled, find, groupKey, isAt, kindOf, listed, rowsOf } from "./rows.js";
+import { choose, chosen } from "./selection.js";
 import { state } from "./store.js";
 import { distanceOf, parts } from "./viewport.js";
 import { MISSED_LIMIT } from "./words.js";
@@ -18,7 +19,6 @@ const [sortedBy, direction] = address.read("sort").split(",");
 let order = COLUMNS.some(({ id }) => id === sortedBy) ? { id: sortedBy, up: direction === "up" } : { id: "used", up: false };
 let filter = address.read("filter");
 let group = Object.hasOwn(GROUPS, address.read("group")) ? address.read("group") : "";
-let gpu = address.read("of");
 let opening = address.read("open"); // rows to open in the first frame
 
 const opened = new Set(); // keys of rows and groups
@@ -28,14 +28,15 @@ let list = []; // rows and groups that the table lists
 let active = ""; // key of the row that Tab reaches
 let view = { from: 0, to: 0, row: HEIGHT }; // the part of the rows that can be seen, and the height of a row
 
+const gpu = () => String(chosen()?.index ?? "");
+
 /** What the table lists, for a download. */
-export const shownList = () => ({ list, order, filter, group, gpu, opened: [...opened] });
+export const shownList = () => ({ list, order, filter, group, gpu: gpu(), opened: [...opened] });
 
 export function showProcesses() {
   rows = rowsOf(state.frame);
   addChanges(rows);
   const { devices, reports } = state.frame.snapshot;
-  showDevices(devices);
   openByAddress();
   $("processes").className = filled(rows, devices.length).map((id) => `has-${id}`).join(" ");
   $("processes").classList.toggle("changes", showsChanges());
@@ -43,12 +44,12 @@ export function showProcesses() {
   const known = devices.some((device) => device.processes !== null && device.missed_readings < MISSED_LIMIT);
   $("processes").hidden = !rows.length;
   if (!rows.length) put($("shown"), known ? "No process uses a GPU." : "The processes are unknown.");
-  $("no-agents").hidden = reports.length > 0 || !known || !rows.length || !find(rows, filter, gpu).length;
+  $("no-agents").hidden = reports.length > 0 || !known || !rows.length || !find(rows, filter, gpu()).length;
 }
 
 /** `reorder`: also while the pointer or the focus is in the table, where rows otherwise keep their places, which a text says. */
 function arrange(reorder = false) {
-  const found = find(rows, filter, gpu);
+  const found = find(rows, filter, gpu());
   const table = $("processes");
   const still = !reorder && table.querySelector("tbody:hover, tbody:has(:focus-visible)") !== null;
   const before = still ? list.map((item) => item.key) : [];
@@ -56,7 +57,7 @@ function arrange(reorder = false) {
   const kept = before.length && listed(found, group, order, opened).some(({ key }, place) => key !== list[place].key);
   const all = found.length < rows.length || filter ? `${found.length} of ${rows.length}` : "";
   const groups = group && many(list.filter((item) => item.rows).length, "group");
-  put($("shown"), found.length || !rows.length ? [all, groups, kept ? "order kept while you are in the table" : ""].filter(Boolean).join(", ") : `No process matches ${filter || "the device"}.`);
+  put($("shown"), found.length || !rows.length ? [all, groups, kept ? "order kept while you are in the table" : "", baseOf(state.frame.snapshot)].filter(Boolean).join(", ") : `No process matches ${filter || "the device"}.`);
   $("no-match").hidden = found.length > 0 || !rows.length;
   draw();
 }
@@ -156,7 +157,18 @@ export function groupBy(name) {
 }
 
 /** Lists only what contains these words. */
-export const filterBy = (words) => setFilter(words, gpu);
+export function filterBy(words) {
+  filter = words;
+  address.write("filter", filter);
+  if ($("filter").value.trim() !== filter) $("filter").value = filter;
+  if (state.frame) arrange(true);
+}
+
+/** Lists everything. */
+function filterNothing() {
+  choose(null);
+  filterBy("");
+}
 
 function sortNext() {
   const visible = COLUMNS.filter(({ id }) => $("columns").querySelector(`.of-${id}`)?.offsetParent);
@@ -191,31 +203,11 @@ function showColumns() {
   );
 }
 
-function showDevices(devices) {
-  const choices = [["", "all"], ...devices.map(({ index }) => [String(index), `GPU ${index}`])];
-  if (devices.length && !choices.some(([value]) => value === gpu)) gpu = "";
-  showChoices($("of"), choices, gpu);
-  $("of").parentNode.hidden = devices.length < 2;
-}
-
-/** Lists only the processes that contain the words, on the device with this index. */
-function setFilter(words, index) {
-  [filter, gpu] = [words, index];
-  address.write("filter", filter);
-  address.write("of", gpu);
-  if ($("filter").value.trim() !== filter) $("filter").value = filter;
-  $("of").value = gpu;
-  if (state.frame) arrange(true);
-}
-
-/** Lists only the processes of one device, given by its index. */
-export const showProcessesOf = (index) => setFilter(filter, index);
-
 /** Opens the row with this key, and moves the focus to it. */
 export function showProcess(key) {
   const row = rows.find((each) => each.key === key);
   if (!row) return;
-  if (!find([row], filter, gpu).length) setFilter("", "");
+  if (!find([row], filter, gpu()).length) filterNothing();
   if (group) opened.add(groupKey(group, row));
   if (!opened.has(key)) toggle(key);
   else arrange(true);
@@ -298,7 +290,7 @@ const KEYS = {
   r: () => sortById(order.id) ?? true,
   g: groupNext,
   "/": () => $("filter").focus() ?? true,
-  Escape: () => Boolean(filter || gpu) && (setFilter("", "") ?? true),
+  Escape: () => Boolean(filter || chosen()) && (filterNothing() ?? true),
 };
 
 document.addEventListener("keydown", (event) => {
@@ -309,7 +301,7 @@ document.addEventListener("keydown", (event) => {
 });
 $("filter").addEventListener("keydown", (event) => {
   if (event.key === "Escape") {
-    setFilter("", gpu);
+    filterBy("");
     $("filter").blur();
   } else if (["ArrowDown", "Enter"].includes(event.key) && list.length) {
     event.preventDefault();
@@ -320,15 +312,14 @@ $("skip").addEventListener("click", (event) => {
   event.preventDefault();
   if (list.length) focusOn(0);
 });
-$("no-match").addEventListener("click", () => setFilter("", ""));
+$("no-match").addEventListener("click", filterNothing);
 $("to-events").addEventListener("click", () => $("events").scrollIntoView());
 addEventListener("scroll", () => requestAnimationFrame(measure), { passive: true });
 addEventListener("resize", () => requestAnimationFrame(measure));
 $("filter").value = filter;
 $("filter").title = FILTER;
-$("filter").addEventListener("input", () => setFilter($("filter").value.trim(), gpu));
+$("filter").addEventListener("input", () => filterBy($("filter").value.trim()));
 $("group").parentNode.before(labeled("Change in", createRanges(showProcesses)));
 showChoices($("group"), [["", "nothing"], ...Object.keys(GROUPS).map((name) => [name])], group);
 $("group").addEventListener("change", () => groupBy($("group").value));
-$("of").addEventListener("change", () => showProcessesOf($("of").value));
 showColumns();

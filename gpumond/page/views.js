@@ -4,6 +4,7 @@ import * as address from "./address.js";
 import { $, button, make, sync } from "./elements.js";
 import { changed } from "./store.js";
 
+const FORMS = ["rules", "baselines"]; // views of forms.js
 const PAUSE = 5000; // between requests of the open view
 
 /** Titles of the views by name. */
@@ -12,7 +13,7 @@ export const TITLES = { "": "Overview", alerts: "Alerts", rules: "Rules", cases:
 const views = {}; // those besides the present state, by name
 let open = Object.hasOwn(TITLES, address.read("view")) ? address.read("view") : "";
 let due = 0; // performance.now() of the next request
-let coming = null; // the script with the other views, while it is requested
+let coming = null; // the script with the open view, while it is requested
 
 /** `create` returns the view's element; `load` requests what it shows, when it opens and every five seconds. */
 export function addView(name, create, load) {
@@ -22,6 +23,7 @@ export function addView(name, create, load) {
 export function openView(name) {
   open = name;
   address.write("view", name);
+  if (name !== "cases") address.write("case", "");
   reload();
 }
 
@@ -55,7 +57,8 @@ const missing = make("p.quiet", "This view can’t be loaded: the daemon may hav
 
 async function requestViews() {
   try {
-    await import(`./${document.querySelector("[data-later]").dataset.later}`);
+    const { later, forms } = document.querySelector("[data-later]").dataset;
+    await import(`./${FORMS.includes(open) ? forms : later}`);
     changed();
   } catch {
     $("view").append(missing);

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 
 import pytest
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
-from gpumond.facts.snapshot import AgentReport, Sensors, Snapshot
+from gpumond.facts.snapshot import AgentReport, Sensors, Snapshot, Suspension
 from tests.helpers.agents import GIB
 from tests.helpers.curves import (
     HOUR,
@@ -255,3 +255,19 @@ def test_a_device_without_a_process_has_empty_pools_and_no_unknown_ones():
         diagnosis = diagnose(diagnosis, at_moment(at, device, reports=(report,) if live else ()))
     blocks = diagnosis.history.shares(("GPU-a", None), resolution=60.0)
     assert {(block.used, block.live) for block in blocks} == {(0, 0), (8 * GIB, 8 * GIB)}
+
+
+def test_a_suspended_process_is_known_to_use_nothing():
+    diagnosis, report = Diagnosis(), make_report(10, (make_pool(live=8 * GIB),))
+    process = make_process(10, 8 * GIB)
+    suspension = Suspension("GPU-a", process, 0, since=30.0, confirmed=True)
+    for at in steps_of(2):
+        suspended = 30 < at <= 90
+        device = of_device(0, ()) if suspended else of_device(8 * GIB, (process,))
+        about = {"suspensions": (suspension,)} if suspended else {"reports": (report,)}
+        diagnosis = diagnose(diagnosis, at_moment(at, device, **about))
+    points = diagnosis.history.shares(("GPU-a", process.key))
+    assert [(point.used, point.live) for point in points] == [
+        (0, None) if 30 < at <= 90 else (8 * GIB, 8 * GIB) for at in steps_of(2)
+    ]
+    assert max(later.at - point.at for point, later in pairwise(points)) <= 1

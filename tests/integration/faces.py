@@ -263,13 +263,15 @@ def _legend(frame: Any, device: Any) -> list[tuple[str, str]]:
 def _legend_of_page(frame: Any, device: Any) -> list[tuple[str, str]]:
     """Return what the web UI lists beside the bar, from its upper end."""
     shares = [(share, human(_held(frame, device, share) or 0)) for share in reversed(SHARES)]
-    return [*(part for part in _rest(frame, device) if part[0] == "overcount" or part[1] != human(0)), *shares]
-
-
-def _rest(frame: Any, device: Any) -> list[tuple[str, str]]:
     overcounts = {each["device_uuid"]: each["overcount_bytes"] for each in frame["ledger"]["overcounts"]}
-    parts = (("reserved", device["reserved_bytes"]), ("overcount", overcounts.get(device["uuid"], 0)))
-    return [*((name, human(held)) for name, held in parts), ("free", human(device["free_bytes"]))]
+    unmapped = [each["unmapped_bytes"] or 0 for each in frame["processes"] if each["device_uuid"] == device["uuid"]]
+    rest = {
+        "reserved": device["reserved_bytes"],
+        "overcount": overcounts.get(device["uuid"], 0),
+        "unmapped": sum(unmapped),
+        "free": device["free_bytes"],
+    }
+    return [*((name, human(held)) for name, held in rest.items()), *shares]
 
 
 def command(fake: FakeDaemon, *arguments: str) -> str:

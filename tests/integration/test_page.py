@@ -56,6 +56,7 @@ def test_numbers_of_the_page_equal_those_of_the_api_in_the_same_frame(session: P
     assert legend == [
         human(device["reserved_bytes"]),
         human(overcount["overcount_bytes"]),
+        human(sum(each["unmapped_bytes"] or 0 for each in frame["processes"])),
         human(device["free_bytes"]),
         *(human(share[name]) for name in reversed(SHARES)),
     ]
@@ -419,6 +420,7 @@ def test_table_keeps_its_place_while_the_pointer_moves_over_it(session: PageSess
     frame, page = demo.get("frame"), session.page
     alert = {"rule": "full", "phase": "firing", "labels": [], "annotations": [], "active_at": 1.0, "silenced_by": []}
     frame["alerts"] = frame["verdicts"] = []
+    page.set_viewport_size({"width": 1000, "height": 900})  # in a wide one, the place of three problems is reserved
     show_frame(session, frame)
     table = page.locator(".rows")
     table.hover()

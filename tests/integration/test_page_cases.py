@@ -63,9 +63,15 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
         remedy = page.get_by_role("table", name="Remedies").locator("tbody tr")
         remedy.get_by_text("flush notebook (pid 17)").wait_for()
         assert "30.0 GiB" in remedy.inner_text()
-        assert page.locator(".case .plot path").count() == 2
+        assert page.locator(".case .plot path:not([class])").count() == 2
+        assert page.locator(".case .plot path.size, .case .plot path.bound").count() == 2
+        keys = page.locator(".case .keys").inner_text()
+        assert "usable 23.5 GiB" in keys
+        assert "with the request 32.5 GiB" in keys
+        assert "1.0 GiB free at the error" in keys
         ledger = page.get_by_role("table", name="Ledger of the device 0.5 s before the error (the program")
-        assert ledger.locator("tbody tr").last.inner_text().split() == ["-", "free", "1.0", "GiB"]
+        last = [row.split() for row in ledger.locator("tbody tr").all_inner_texts()[-2:]]
+        assert last == [["-", "reserved", "512.0", "MiB"], ["-", "free", "1.0", "GiB"]]
         assert "train.py:31 step" in page.get_by_role("table", name="Failing call").inner_text()
         assert page.get_by_role("link", name="Save as HTML").get_attribute("download")
         assert session.fits()
@@ -83,6 +89,9 @@ def test_cases_are_listed_and_an_unknown_one_is_named(browser: Browser, demo: Ru
         page.get_by_role("button", name="Cases", exact=True).click()
         page.get_by_role("row", name=re.compile("train .pid 4242.* 9.0 GiB")).get_by_role("link", name="Case").click()
         page.get_by_role("heading", name=re.compile("ran out of memory")).wait_for()
-        page.goto("about:blank")
-        page.goto(f"{demo.url}/#view=cases&case=1-2-3")
-        session.shows("no case 1-2-3 exists")
+        for id in ("1-2-3", "bogus"):
+            page.goto("about:blank")
+            page.goto(f"{demo.url}/#view=cases&case={id}")
+            session.shows(f"There is no case {id}. The list has those that are kept.")
+        page.get_by_role("button", name="Overview").click()
+        assert "case=" not in session.address()

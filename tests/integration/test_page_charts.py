@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from gpumond.facts.frame import Verdict
+from gpumond.facts.shares import SHARES
 from gpumond.serve.examples import VERDICT
 from tests.helpers.browser import LIVE, PageSession, needs_chromium, open_page, stream_of
 from tests.helpers.running import RunningDaemon, until
@@ -179,3 +181,18 @@ def test_legend_shows_the_values_at_the_crosshair(session: PageSession):
     page.mouse.move(0, 0)
     page.locator("#hero .side[data-at='']").wait_for()
     assert page.evaluate(legend)[-1] != "-"
+
+
+def test_each_row_of_a_charts_csv_adds_up_to_the_size(session: PageSession, demo: RunningDaemon):
+    drawn(session, "900")
+    (device,) = demo.get("devices")
+    with session.page.expect_download() as saved:
+        session.page.locator(".device").get_by_role("button", name="CSV of the chart").click()
+    assert re.fullmatch(r"gpumond-gpu-0-\d{8}T\d{6}Z\.csv", saved.value.suggested_filename)
+    rows = list(csv.DictReader(saved.value.path().read_text().splitlines()))
+    assert len(rows) > 5
+    for row in rows:
+        shares = sum(float(row[f"{share}_bytes"] or 0) for share in SHARES if f"{share}_bytes" in row)
+        overcount, free, reserved = (float(row[f"{name}_bytes"]) for name in ("overcount", "free", "reserved"))
+        assert shares - overcount + free + reserved == device["size_bytes"] == float(row["size_bytes"])
+        assert (row["gpu"], row["device_uuid"]) == ("0", device["uuid"])

@@ -13,11 +13,12 @@ from gpumond.facts.shares import SHARES
 from gpumond.facts.units import human
 from tests.helpers.browser import LIVE, PHONE, PageSession, check_access, needs_chromium, open_page, show_frame
 from tests.helpers.running import RunningDaemon, until
+from tests.serve.page_modules import needs_node, run_module
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+pytestmark = [needs_chromium, needs_node, pytest.mark.timeout(180)]
 ROWS = """label => [...document.querySelectorAll(`table[aria-label="${label}"] tbody tr`)].map(
     row => [...row.children].map(cell => cell.textContent))"""
 
@@ -34,13 +35,11 @@ def of(frame: Any, workload: str) -> Any:
 
 
 def texts(one: int | None, other: int | None) -> list[str]:
-    """Return two sizes and their difference; an unknown one is ``-``, as what no process has taken since its report."""
-    size = None if one is None or other is None else other - one
-    sign = "+" if size is not None and size > 0 else ""
-    return [
-        *("-" if each is None else human(each) for each in (one, other)),
-        "-" if size is None else sign + human(size),
-    ]
+    """Return two sizes and their difference, which is that of the two texts; an unknown one is ``-``, as what no
+    process has taken since its report.
+    """
+    shown = ["-" if each is None else human(each) for each in (one, other)]
+    return [*shown, str(run_module("format", "m.difference(...given)", other, one))]
 
 
 def test_programs_are_compared_with_one_another(session: PageSession, demo: RunningDaemon):
@@ -112,7 +111,10 @@ def test_restarted_program_is_compared_with_its_earlier_life(session: PageSessio
     page.get_by_role("heading", name=f"chat-api (pid {row['pid']})").wait_for()
     page.get_by_text(re.compile(f"Pid {before['pid']} until ")).wait_for()
     first, *_ = rows(session, "Differences between two moments")
-    assert first[:2] == ["used", f"chat-api (pid {row['pid']})"]
+    assert first[1] in (f"chat-api (pid {before['pid']}, now {row['pid']})", f"chat-api (pid {row['pid']})")
+    page.evaluate("location.hash += '&moment=1'")  # the first one
+    first, *_ = rows(session, "Differences between two moments")
+    assert first[:2] == ["used", f"chat-api (pid {before['pid']}, now {row['pid']})"]
     assert first[2] != "-"
     page.get_by_role("button", name="Overview").click()
     page.get_by_label("Change in").select_option("15 min")

@@ -27,6 +27,9 @@ BOXES = """() => [...document.querySelectorAll('.card, .card .acts > :not([hidde
     .map(([node, box]) => [node.textContent.slice(0, 8), box.x, box.y, box.height])"""
 
 
+SUMMARY = "document.querySelector('tbody .history .summary')?.textContent ?? ''"
+
+
 def process_of(frame: Any, workload: str) -> Any:
     return next(each for each in frame["processes"] if each["workload"] == workload)
 
@@ -82,7 +85,7 @@ def test_first_problem_and_evidence_move_nothing_above_them(browser: Browser, de
     with open_page(browser, demo, {"width": 1440, "height": 900}, rewrite=changing) as session:
         page = session.page
         top = "selector => document.querySelector(selector).getBoundingClientRect().top"
-        session.shows("No alert is firing.")
+        session.shows("No problem found on 1 GPU.")
         page.locator("#hero .plot path.used").wait_for(state="attached")
         before = page.evaluate(top, "#processes")
         leaking.append(True)
@@ -182,10 +185,18 @@ def test_button_suspends_an_idle_program_and_resumes_it(browser: Browser, serve:
         page.keyboard.press("Control+k")
         page.keyboard.type("suspend embeddings")
         page.keyboard.press("Enter")
-        session.shows("use the GPU until you resume it. To suspend it, click again")
-        page.locator(".suspension").get_by_role("button", name="Suspend").click()
-        session.shows("suspended; 8.9 GiB released")
+        dialog = page.get_by_role("dialog", name=re.compile("Suspend embeddings"))
+        dialog.get_by_text("This should move 8.9 GiB to the host. The program can").wait_for()
+        dialog.get_by_role("button", name="Suspend now").click()
+        dialog = page.get_by_role("dialog", name=re.compile("Suspension of embeddings"))
+        dialog.locator(".outcome", has_text="suspended").wait_for()
+        dialog.get_by_role("button", name="Close").click()
         until(lambda: [each["workload"] for each in demo.get("suspensions")] == ["embeddings"])
+        session.shows("suspended for")
+        page.wait_for_function(f"() => /^Used between 0 B /.test({SUMMARY})")
+        page.reload()
+        page.wait_for_function(f"() => /^Used between 0 B .*; 0 B last.$/.test({SUMMARY})")
+        assert page.locator("tbody .unknown:not(.unstarted)").count() == 0, "nothing is unknown"
         granted = until(lambda: [each["pid"] for each in demo.get("processes") if each["workload"] == "pretrain"])
         page.locator(".suspension").get_by_role("button", name="Resume").click()
         session.shows("Resuming as soon as its memory is free")
@@ -209,12 +220,60 @@ def test_palette_suspends_compares_and_ends_silences(browser: Browser, demo: Run
             page.keyboard.press("Control+k")
             page.keyboard.type(words)
             page.keyboard.press("Enter")
-            if words.startswith("suspend"):
-                session.shows("To suspend it, click again")
-                page.keyboard.press("Enter")
             page.get_by_role("dialog", name=name).get_by_role("button", name="Cancel").click()
         assert page.locator("tbody.process .suspension").is_visible(), "the result is shown in the details"
         page.keyboard.press("Control+k")
         page.keyboard.type("compare notebook")
         page.keyboard.press("Enter")
         page.get_by_role("button", name=re.compile("Compare 1")).wait_for()
+
+
+def test_problems_are_those_of_the_chosen_device(browser: Browser, serve: Callable[..., RunningDaemon]):
+    demo = serve("--devices", "2", command="demo")
+    until(lambda: {"notebook", "finetune"} <= {each["workload"] for each in demo.get("agents") if each["pools"]})
+
+    def leaking(frame: Any) -> None:
+        frame["verdicts"], frame["alerts"] = [leak_of(frame, name) for name in ("notebook", "finetune")], []
+
+    with open_page(browser, demo, {"width": 1440, "height": 900}, rewrite=leaking) as session:
+        page = session.page
+        session.shows("2 problems")
+        page.get_by_label("Show").first.select_option("GPU 0")
+        session.shows("1 problem · 1 on other GPUs")
+        assert session.texts(".card:not([hidden]) .what bdi", "#hero-title span") == [["notebook on GPU 0"], ["GPU 0"]]
+        assert set(session.texts("tbody.process .of-gpu")[0]) == {"0"}
+        page.keyboard.press("Escape")
+        session.shows("2 problems")
+        assert session.texts("#hero-title span")[0] == ["2 GPUs"]
+        assert {"0", "1"} == set(session.texts("tbody.process .of-gpu")[0])
+
+
+def test_problems_that_come_and_go_move_no_table(browser: Browser, demo: RunningDaemon):
+    counts = count()
+
+    def changing(frame: Any) -> None:
+        found = next(counts) % 4
+        verdict = leak_of(frame, "notebook")
+        alerts = [alert_of(verdict, "notebook", "firing") | {"rule": f"rule-{number}"} for number in range(found)]
+        frame["verdicts"], frame["alerts"] = [], alerts
+
+    with open_page(browser, demo, {"width": 1440, "height": 900}, rewrite=changing) as session:
+        page = session.page
+        page.locator("#hero .plot path.used").wait_for(state="attached")
+        tops = set()
+        for cards in (0, 1, 2, 3):
+            page.wait_for_function(f"() => document.querySelectorAll('.card').length === {cards}")
+            tops.add(page.evaluate("document.querySelector('#processes').getBoundingClientRect().top"))
+        assert len(tops) == 1
+
+
+def test_card_of_a_problem_that_is_over_is_quiet(browser: Browser, demo: RunningDaemon):
+    def over(frame: Any) -> None:
+        process = process_of(frame, "etl")
+        process["stranded_bytes"] = 0
+        alert = alert_of(leak_of(frame, "etl"), "etl", "firing") | {"rule": "fragmentation", "value": 0.57}
+        frame["verdicts"], frame["alerts"] = [], [alert]
+
+    with open_page(browser, demo, rewrite=over) as session:
+        card = session.page.locator(".card.quiet", has_text="nothing is stranded now")
+        card.wait_for()

@@ -89,7 +89,8 @@ def test_receipts_of_suspensions_are_listed_with_those_of_flushes(browser: Brows
         row = page.get_by_role("table", name="Receipts").locator("tbody tr").first
         row.get_by_text("notebook (pid 4242)").wait_for()
         cells = row.locator("th, td").all_inner_texts()
-        assert cells[4:11] == ["suspended", "-", "61.0 GiB", "-", "61.0 GiB", "uid:1000", "60.0 GiB on the host"]
+        assert cells[2:4] == [RECEIPT.device_uuids[0], "—"]
+        assert cells[4:11] == ["suspended", "—", "61.0 GiB", "—", "61.0 GiB", "uid:1000", "60.0 GiB on the host"]
 
 
 def test_baselines_are_recorded_compared_and_deleted(browser: Browser, demo: RunningDaemon):
@@ -152,10 +153,10 @@ def test_view_is_accessible_and_fits_on_a_phone(browser: Browser, demo: RunningD
 def test_view_that_cannot_be_loaded_says_so(browser: Browser, demo: RunningDaemon):
     with open_page(browser, demo) as session:
         session.shows_content()
-        session.page.route("**/later-*.js", lambda route: route.fulfill(status=404))
+        session.page.route("**/forms-*.js", lambda route: route.fulfill(status=404))
         session.page.get_by_role("button", name="Rules", exact=True).click()
         session.shows("the daemon may have been updated")
-        session.page.unroute("**/later-*.js")
+        session.page.unroute("**/forms-*.js")
         session.page.reload()
         session.page.get_by_role("table", name="Rules").wait_for()
 

@@ -24,7 +24,7 @@ from tests.helpers.values import TickState, advance, make_device, make_fault, ma
 from tests.serve.application import View, ask
 
 TEXT = {path: file.body.decode() for path, file in FILES.items()}
-(EARLY_PATH, LATER_PATH, SCRIPT_PATH) = sorted(path for path in PAGE if path.endswith(".js"))
+(EARLY_PATH, FORMS_PATH, LATER_PATH, SCRIPT_PATH) = sorted(path for path in PAGE if path.endswith(".js"))
 (STYLE_PATH,) = (path for path in PAGE if path.endswith(".css"))
 STYLE = TEXT[STYLE_PATH]
 SOURCES = {name: text for name, text in MODULES.items() if name != "words"}
@@ -39,6 +39,7 @@ KINDS = {
     SCRIPT_PATH: "text/javascript",
     EARLY_PATH: "text/javascript",
     LATER_PATH: "text/javascript",
+    FORMS_PATH: "text/javascript",
     "/docs.css": "text/css",
 }
 
@@ -52,7 +53,7 @@ def test_page_file_has_restrictive_headers(path: str, kind: str):
     assert answer.headers["content-security-policy"] == POLICY
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
-    hashed = path in (STYLE_PATH, SCRIPT_PATH, EARLY_PATH, LATER_PATH)
+    hashed = path in (STYLE_PATH, SCRIPT_PATH, EARLY_PATH, LATER_PATH, FORMS_PATH)
     assert answer.headers["cache-control"] == ("max-age=31536000, immutable" if hashed else "no-cache")
 
 
@@ -93,16 +94,16 @@ def test_page_names_kinds_as_the_daemon_does():
 
 
 def test_page_names_its_files_by_their_hash():
-    found = re.findall(r'(?:src|href|data-later)="([a-z]+-[0-9a-f]{16}\.(?:css|js))"', TEXT["/"])
-    assert [f"/{name}" for name in found] == [EARLY_PATH, STYLE_PATH, SCRIPT_PATH, LATER_PATH]
-    assert f'from ".{SCRIPT_PATH}";' in TEXT[LATER_PATH]
+    found = re.findall(r'(?:src|href|data-later|data-forms)="([a-z]+-[0-9a-f]{16}\.(?:css|js))"', TEXT["/"])
+    assert [f"/{name}" for name in found] == [EARLY_PATH, STYLE_PATH, SCRIPT_PATH, LATER_PATH, FORMS_PATH]
+    assert all(f'from ".{SCRIPT_PATH}";' in TEXT[path] for path in (LATER_PATH, FORMS_PATH))
     for name in found:
         digest = hashlib.sha256(TEXT[f"/{name}"].encode()).hexdigest()
         assert digest[:16] in name
 
 
 def test_script_contains_every_module_once():
-    scripts = TEXT[SCRIPT_PATH] + TEXT[LATER_PATH]
+    scripts = TEXT[SCRIPT_PATH] + TEXT[LATER_PATH] + TEXT[FORMS_PATH]
     joined = re.findall(r"^const \$(\w+) = \(\(\) => \{$", scripts, re.MULTILINE)
     assert sorted([*joined, "early"]) == sorted(MODULES)
 
@@ -163,9 +164,9 @@ def test_page_states_the_pace_of_the_demo():
 
 
 def test_page_is_small():
-    first = {path: file for path, file in PAGE.items() if path != LATER_PATH}
+    first = {path: file for path, file in PAGE.items() if path not in (LATER_PATH, FORMS_PATH)}
     assert sum(len(file.compressed) for file in first.values()) < MAX_BYTES
-    assert len(FILES[LATER_PATH].compressed) < MAX_LATER_BYTES
+    assert max(len(FILES[path].compressed) for path in (LATER_PATH, FORMS_PATH)) < MAX_LATER_BYTES
     assert len(PAGE) < MAX_FILES - 1  # one request is that for the stream of frames
 
 

@@ -19,6 +19,7 @@ from tests.serve.live_frames import as_json, changes_as_json, random_wholes
 from tests.serve.page_modules import needs_node, run_module
 
 pytestmark = needs_node
+MIB = GIB >> 10
 
 SIZES = [
     None,
@@ -223,7 +224,7 @@ def test_leak_states_the_window_of_its_rate_and_what_will_be_full():
     verdict = {"kind": "leak", "since": 10.0, "evidence": evidence, "fit": None, "time_to_full_seconds": 600.0}
     card = {"verdict": verdict, "uuid": "GPU-a"}
     line = run_module("cards", "m.lineOf(given[0], given[1], 130)", card, {"live_bytes": GIB})
-    assert line.endswith(", 60.0 MiB/min in the last 2 min; now 1.0 GiB live")
+    assert line.endswith(", about 60 MiB/min in the last 2 min; now 1.0 GiB live")
     left = "m.leftOf(given[0], new Map(given[1]))"
     assert run_module("cards", left, card, [["GPU-a", device]]) == "GPU 1 (24.0 GiB) is full in about 10 min"
     assert run_module("cards", left, card, []) == ""
@@ -282,3 +283,25 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
         [["leak", "start"], "leak"],
         [["flush", "start"], "flush"],
     ]
+
+
+def test_difference_agrees_with_the_amounts_as_they_are_shown():
+    pairs = [[2.56 * GIB, 1.64 * GIB], [3.9 * GIB, 3.1 * GIB], [GIB, GIB], [0, 512 * MIB], [None, GIB]]
+    found = run_module("format", "given.map(([before, now]) => [before, now, m.difference(now, before)])", *pairs)
+    assert [each[2] for each in found] == ["-1.0 GiB", "-0.8 GiB", "0 B", "+512.0 MiB", "-"]
+
+
+def test_rate_has_two_digits():
+    rates = [840 * MIB, 830.7 * MIB, 817.9 * MIB, 64 * MIB, 12.3 * GIB, 0]
+    assert run_module("format", "given.map(m.rate)", *rates) == [
+        *["about 0.8 GiB/min"] * 3,
+        "about 64 MiB/min",
+        "about 12 GiB/min",
+        "about 0 B/min",
+    ]
+
+
+def test_marks_with_their_numbers_do_not_overlap():
+    marks = [{"id": number, "at": number} for number in (0, 1, 2, 50, 52, 99)]
+    found = run_module("marks", "m.together(given[0], 10).map((group) => group.length)", marks)
+    assert found == [3, 2, 1]

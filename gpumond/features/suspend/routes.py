@@ -48,6 +48,7 @@ RECEIPT = SuspensionReceipt(
     host_bytes=60 * examples.GIB,
     steps=(("lock", 0.01), ("checkpoint", 38.2)),
     duration_seconds=39.0,
+    device_uuids=(examples.UUID,),
 )
 _PROGRAM = SuspendedProgram(
     id=f"4242-{examples.START_TICKS}",

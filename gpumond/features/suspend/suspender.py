@@ -337,7 +337,8 @@ class Suspender:
         async with self._one_at_a_time, self._lock(key):
             refused = await self._refusal(snapshot, report, request)
             memory = memory_of(snapshot, key)
-            receipt = replace(receipt, expected_bytes=sum(each.used_bytes for each in memory))
+            uuids = tuple(each.device_uuid for each in memory)
+            receipt = replace(receipt, expected_bytes=sum(each.used_bytes for each in memory), device_uuids=uuids)
             if refused or dry_run:
                 reason, remedy = (refused.reason, refused.remedy) if refused else ("", "")
                 return replace(receipt, outcome="refused" if refused else "planned", reason=reason, remedy=remedy)
@@ -381,7 +382,12 @@ class Suspender:
             if program is None or refused is not None:
                 assert refused is not None
                 return replace(receipt, reason=refused.reason, remedy=refused.remedy)
-            receipt = replace(receipt, workload=program.workload, expected_bytes=program.resume_bytes)
+            receipt = replace(
+                receipt,
+                workload=program.workload,
+                expected_bytes=program.resume_bytes,
+                device_uuids=program.device_uuids,
+            )
             with self._working(key):
                 by = program.requested_by if program.grants else requested_by
                 program = replace(program, state="waiting", reason="", requested_by=by)
@@ -694,6 +700,7 @@ def _new_receipt(program: SuspendedProgram, action: Literal["suspend", "resume"]
         requested_by=program.requested_by,
         started_at=now,
         expected_bytes=program.resume_bytes,
+        device_uuids=program.device_uuids,
     )
 
 
