@@ -12,8 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
+import shutil
 import ssl
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +48,12 @@ from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decoded, frame_o
 
 DEFAULT_URL = "http://127.0.0.1:9917"
 READ_SECONDS, CHANGE_SECONDS = 10.0, 30.0
+COMMANDS = (
+    "alerts audit baseline doctor events flush history limit oom queue quota receipts resume rules run silence "
+    "snapshot status suspend top verdicts why"
+)
+COMMAND_IN_TEXT = re.compile(rf"\bgpumond (?=(?:{COMMANDS.replace(' ', '|')})\b)")
+"""The start of a command that texts of the daemon contain."""
 DOWNLOAD_SECONDS = 60.0
 """Longest wait for the next bytes of a download."""
 CHUNK_BYTES = 1 << 20
@@ -104,15 +113,37 @@ def default_url() -> str:
     return os.environ.get("GPUMOND_URL") or DEFAULT_URL
 
 
-def command(words: str, url: str, program: str = "gpumond") -> str:
+def command(words: str, url: str) -> str:
     """Return the command line that reaches, from another terminal, the daemon at ``url`` as this process does.
 
-    ``words``: the command with its arguments. ``program``: the path of `gpumond`.
+    ``words``: the command with its arguments.
     """
-    other = nonstandard_directory(next(runtime_directories()))
-    variable = "" if other is None else f"GPUMOND_RUNTIME_DIR={shlex.quote(str(other))} "
     option = "" if url.rstrip("/") == DEFAULT_URL else f" --url {shlex.quote(url.rstrip('/'))}"
-    return f"{variable}{program} {words}{option}"
+    return f"{_directory_variable()}{program()} {words}{option}"
+
+
+def with_commands(text: str, url: str) -> str:
+    """Return a daemon's text with its commands as they reach the daemon from another terminal."""
+    address = "" if url.rstrip("/") == DEFAULT_URL else f"GPUMOND_URL={shlex.quote(url.rstrip('/'))} "
+    own = f"{_directory_variable()}{address}{program()} "
+    return text if own == "gpumond " else COMMAND_IN_TEXT.sub(lambda found: own, text)
+
+
+def program() -> str:
+    """Return what starts this program in another terminal: `gpumond`, if the shell finds the same one."""
+    own = Path(sys.argv[0])
+    if own.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m gpumond"
+    own = own.with_name(own.name.removesuffix("-python")).absolute()
+    if own.name != "gpumond":
+        return "gpumond"
+    found = shutil.which("gpumond")
+    return "gpumond" if found and os.path.realpath(found) == os.path.realpath(own) else shlex.quote(str(own))
+
+
+def _directory_variable() -> str:
+    other = nonstandard_directory(next(runtime_directories()))
+    return "" if other is None else f"GPUMOND_RUNTIME_DIR={shlex.quote(str(other))} "
 
 
 def is_over_socket(url: str) -> bool:

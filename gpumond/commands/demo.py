@@ -213,9 +213,8 @@ WAITS = {1: ".", 2: f".\nA seventh, {NEED}, waits for memory."}
 
 def _welcome(address: str, count: int, opened: str, note: str) -> str:
     """Return the text printed at start: the web UI's address in the first line, then commands to try."""
-    program = sys.argv[0] if os.path.basename(sys.argv[0]) == "gpumond" else "gpumond"
     words = ("status", "flush --all --dry-run", f"flush {TRAINING}", f"why {TRAINING}")
-    commands = "\n".join(f"  {client.command(each, address, program=program)}" for each in words)
+    commands = "\n".join(f"  {client.command(each, address)}" for each in words)
     return f"""\
 open {opened}
 {note}

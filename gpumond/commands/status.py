@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         engine_table(frame["snapshot"], limit),
         suspended_programs(frame),
     )
-    paragraphs = (broken(note, limit) for note in notes(content, client.command("flush --all", arguments.url)))
+    paragraphs = (broken(client.with_commands(note, arguments.url), limit) for note in notes(content))
     sections = (*tables, overheads(content) if arguments.verbose else "", *paragraphs)
     print("\n\n".join(section for section in sections if section))
     return DONE

@@ -313,7 +313,8 @@ def allocators() -> list[CachingAllocator]:
 
 def _calls() -> list[dict[str, Any]]:
     """Return the calls that led here, innermost first, without those of this module."""
-    calls, frame = [], sys._getframe()
+    calls: list[dict[str, Any]] = []
+    frame = sys._getframe()
     while (outer := frame.f_back) is not None and len(calls) < MAX_CALLS:
         frame = outer
         if frame.f_code.co_filename != __file__:
