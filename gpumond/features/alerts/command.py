@@ -19,7 +19,7 @@ PAIRS = ("labels", "annotations")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--past", action="store_true", help="show resolved alerts, most recent last")
-    client.add_arguments(parser)
+    client.add_arguments(parser, entries=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
