@@ -57,7 +57,7 @@ from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decoded, frame_o
 DEFAULT_URL = "http://127.0.0.1:9917"
 READ_SECONDS, CHANGE_SECONDS = 10.0, 30.0
 COMMANDS = (
-    "alerts audit baseline doctor events flush history limit oom queue quota receipts resume rules run silence "
+    "alerts audit baseline doctor events flush limit oom queue quota receipts resume rules run silence "
     "snapshot status suspend top verdicts why"
 )
 COMMAND_IN_TEXT = re.compile(rf"\bgpumond (?=(?:{COMMANDS.replace(' ', '|')})\b)")
@@ -130,32 +130,28 @@ def command(words: str, url: str) -> str:
 
     ``words``: the command with its arguments.
     """
-    option = "" if url.rstrip("/") == DEFAULT_URL else f" --url {shlex.quote(url.rstrip('/'))}"
-    return f"{_directory_variable()}{program()} {words}{option}"
+    return with_commands(f"gpumond {words}", url)
 
 
 def with_commands(text: str, url: str) -> str:
     """Return a daemon's text with its commands as they reach the daemon from another terminal."""
-    address = "" if url.rstrip("/") == DEFAULT_URL else f"GPUMOND_URL={shlex.quote(url.rstrip('/'))} "
-    own = f"{_directory_variable()}{address}{program()} "
-    return text if own == "gpumond " else COMMAND_IN_TEXT.sub(lambda found: own, text)
+    other = nonstandard_directory(next(runtime_directories()))
+    variables = {"GPUMOND_RUNTIME_DIR": other, "GPUMOND_URL": url.rstrip("/")}
+    needed = {name: value for name, value in variables.items() if value not in (None, DEFAULT_URL)}
+    given = "".join(f"{name}={shlex.quote(str(value))} " for name, value in needed.items())
+    return COMMAND_IN_TEXT.sub(lambda found: f"{given}{program()} ", text)
 
 
 def program() -> str:
     """Return what starts this program in another terminal: `gpumond`, if the shell finds the same one."""
     own, found = Path(sys.argv[0]), shutil.which("gpumond")
-    if own.name not in ("__main__.py", "gpumond", "gpumond-python"):
+    is_module = own.parts[-2:] == ("gpumond", "__main__.py")
+    if not is_module and own.name not in ("gpumond", "gpumond-python"):
         return "gpumond"
-    is_module = own.name == "__main__.py"
     script = Path(sys.executable if is_module else own).with_name("gpumond").absolute()
     if found and os.path.realpath(found) == os.path.realpath(script):
         return "gpumond"
     return f"{shlex.quote(sys.executable)} -m gpumond" if is_module else shlex.quote(str(script))
-
-
-def _directory_variable() -> str:
-    other = nonstandard_directory(next(runtime_directories()))
-    return "" if other is None else f"GPUMOND_RUNTIME_DIR={shlex.quote(str(other))} "
 
 
 def is_over_socket(url: str) -> bool:
