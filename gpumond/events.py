@@ -531,8 +531,18 @@ def oom_texts(oom: Oom) -> tuple[str, str]:
 
 def own_line(calls: Sequence[Call]) -> str:
     """Return the innermost call of the program itself, such as ``train.py:31 step``; empty if there is none."""
-    own = [call for call in calls if call.file in WITHOUT_FILE or not any(part in call.file for part in OF_LIBRARIES)]
-    return call_text(own[0]) if own else ""
+    own = own_calls(calls)
+    return call_text(own[0]) if own and not _is_of_library(own[0]) else ""
+
+
+def own_calls(calls: Sequence[Call]) -> Sequence[Call]:
+    """Return the calls from the innermost one of the program itself on; all of them if there is none."""
+    first = next((place for place, call in enumerate(calls) if not _is_of_library(call)), 0)
+    return calls[first:]
+
+
+def _is_of_library(call: Call) -> bool:
+    return call.file not in WITHOUT_FILE and any(part in call.file for part in OF_LIBRARIES)
 
 
 def call_text(call: Call) -> str:

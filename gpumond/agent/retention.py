@@ -218,9 +218,11 @@ def _place(referrer: Any, target: Any, budget: Budget) -> Place | None:
     if kind is FrameType:
         return _of_code(referrer.f_code, referrer.f_lineno or 0, _variable(referrer, target))
     if kind is GeneratorType or kind.__name__ in ("coroutine", "async_generator"):
-        code = getattr(referrer, "gi_code", None) or getattr(referrer, "cr_code", None)
-        code = code or getattr(referrer, "ag_code", None)
-        return None if code is None else _of_code(code, code.co_firstlineno, "")
+        frames = (getattr(referrer, f"{prefix}_frame", None) for prefix in ("gi", "cr", "ag"))
+        frame = next(filter(None, frames), None)
+        if frame is None:
+            return None
+        return _of_code(frame.f_code, frame.f_code.co_firstlineno, dict(_variables_of(frame)).get(id(target), ""))
     if kind is FunctionType:
         return None
     if kind is CellType:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import re
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from gpumond.facts import units
@@ -21,8 +24,36 @@ def print_error(message: str) -> None:
 
 
 def print_answer(arguments: argparse.Namespace, answer: object, text: Callable[[], str]) -> None:
-    """Print an answer as JSON with ``--json``, else as text."""
-    print(json.dumps(answer, indent=2) if arguments.json else text())
+    """Print an answer as JSON with ``--json``, a list as CSV with ``--csv``, else as text."""
+    if getattr(arguments, "csv", False):
+        print_csv(cast("Sequence[Mapping[str, object]]", answer))
+    else:
+        print(json.dumps(answer, indent=2) if arguments.json else text())
+
+
+def print_csv(entries: Sequence[Mapping[str, object]]) -> None:
+    """Print entries as CSV: times in ISO 8601, unknown values empty, and lists and objects as JSON."""
+    names = list(dict.fromkeys(name for entry in entries for name in entry))
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([_csv_cell(name, entry.get(name)) for name in names] for entry in entries)
+
+
+def _csv_cell(name: str, value: object) -> object:
+    if isinstance(value, (int, float)) and (name in ("at", "since") or name.endswith("_at")):
+        return datetime.fromtimestamp(value, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return json.dumps(value) if isinstance(value, (list, tuple, dict, bool)) else value
+
+
+KEY = re.compile(r"body\.(?:target\.)?([a-z_]+?)(?:_seconds|_bytes)?: ")
+
+
+def as_typed(error: Exception, arguments: argparse.Namespace) -> str:
+    """Return an error with the option that was typed instead of the key of the request."""
+    found = KEY.match(str(error))
+    option = f"--{found[1].replace('_', '-')}" if found else ""
+    typed = option in [word.partition("=")[0] for word in arguments.words]
+    return f"{option}: {str(error)[len(found[0]) :]}" if found and typed else str(error)
 
 
 T = TypeVar("T")

@@ -12,8 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
+import shutil
 import ssl
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +26,16 @@ from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 from gpumond.agent.transport import trusted_uids
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, address, print_error
-from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, HttpError, did_you_mean
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, address, print_error
+from gpumond.facts.errors import (
+    AmbiguousDevice,
+    ConfigError,
+    DaemonError,
+    GpumondError,
+    HttpError,
+    NoSuchDevice,
+    did_you_mean,
+)
 from gpumond.facts.frame import device_uuid
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.host import http
@@ -45,12 +56,18 @@ from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decoded, frame_o
 
 DEFAULT_URL = "http://127.0.0.1:9917"
 READ_SECONDS, CHANGE_SECONDS = 10.0, 30.0
+COMMANDS = (
+    "alerts audit baseline doctor events flush limit oom queue quota receipts resume rules run silence "
+    "snapshot status suspend top verdicts why"
+)
+COMMAND_IN_TEXT = re.compile(rf"\bgpumond (?=(?:{COMMANDS.replace(' ', '|')})\b)")
+"""The start of a command that texts of the daemon contain."""
 DOWNLOAD_SECONDS = 60.0
 """Longest wait for the next bytes of a download."""
 CHUNK_BYTES = 1 << 20
 STARTING_SECONDS, AGAIN_SECONDS = 3.0, 0.2
 """Time during which a read is repeated while the daemon starts, and between two requests."""
-UNAUTHORIZED, FORBIDDEN, NOT_FOUND, UNAVAILABLE = 401, 403, 404, 503
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND, UNPROCESSABLE, UNAVAILABLE = 401, 403, 404, 422, 503
 MAX_AT_ONCE = 16
 """Number of programs that are asked at the same time."""
 
@@ -86,9 +103,13 @@ class Program(NamedTuple):
         return f"{self.workload} (pid {self.pid})" if self.workload else f"pid {self.pid}"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, entries: bool = False) -> None:
+    """Add the daemon's address and the forms of the output. ``entries``: it is a list, which CSV can hold."""
     add_url(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    if entries:
+        form.add_argument("--csv", action="store_true", help="print CSV with the keys of the JSON as columns")
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
@@ -104,15 +125,33 @@ def default_url() -> str:
     return os.environ.get("GPUMOND_URL") or DEFAULT_URL
 
 
-def command(words: str, url: str, program: str = "gpumond") -> str:
+def command(words: str, url: str) -> str:
     """Return the command line that reaches, from another terminal, the daemon at ``url`` as this process does.
 
-    ``words``: the command with its arguments. ``program``: the path of `gpumond`.
+    ``words``: the command with its arguments.
     """
+    return with_commands(f"gpumond {words}", url)
+
+
+def with_commands(text: str, url: str) -> str:
+    """Return a daemon's text with its commands as they reach the daemon from another terminal."""
     other = nonstandard_directory(next(runtime_directories()))
-    variable = "" if other is None else f"GPUMOND_RUNTIME_DIR={shlex.quote(str(other))} "
-    option = "" if url.rstrip("/") == DEFAULT_URL else f" --url {shlex.quote(url.rstrip('/'))}"
-    return f"{variable}{program} {words}{option}"
+    variables = {"GPUMOND_RUNTIME_DIR": other, "GPUMOND_URL": url.rstrip("/")}
+    needed = {name: value for name, value in variables.items() if value not in (None, DEFAULT_URL)}
+    given = "".join(f"{name}={shlex.quote(str(value))} " for name, value in needed.items())
+    return COMMAND_IN_TEXT.sub(lambda found: f"{given}{program()} ", text)
+
+
+def program() -> str:
+    """Return what starts this program in another terminal: `gpumond`, if the shell finds the same one."""
+    own, found = Path(sys.argv[0]), shutil.which("gpumond")
+    is_module = own.parts[-2:] == ("gpumond", "__main__.py")
+    if not is_module and own.name not in ("gpumond", "gpumond-python"):
+        return "gpumond"
+    script = Path(sys.executable if is_module else own).with_name("gpumond").absolute()
+    if found and os.path.realpath(found) == os.path.realpath(script):
+        return "gpumond"
+    return f"{shlex.quote(sys.executable)} -m gpumond" if is_module else shlex.quote(str(script))
 
 
 def is_over_socket(url: str) -> bool:
@@ -178,8 +217,26 @@ def ask_programs(
     for program, error in refused:
         print_error(f"gpumond: {error}" if len(programs) == 1 else f"gpumond: {program}: {error}")
     nothing = all(error.status == NOT_FOUND for _, error in refused)
-    status = FAILED if not nothing else NOTHING_TO_DO if len(refused) == len(programs) else DONE
+    status = FAILED if not nothing else nothing_selected(arguments) if len(refused) == len(programs) else DONE
     return [(program, answer) for program, answer in answers if not isinstance(answer, DaemonError)], status
+
+
+def refused(arguments: argparse.Namespace, error: DaemonError) -> int:
+    """Return the exit code after an error about the programs that are selected."""
+    if error.status == NOT_FOUND:
+        return nothing_selected(arguments)
+    return WRONG_USE if error.status == UNPROCESSABLE else FAILED
+
+
+def nothing_selected(arguments: argparse.Namespace) -> int:
+    """Return the exit code if nothing matches a selection: wrong use if no program, or no device, has the name."""
+    try:
+        if (name := getattr(arguments, "device", None)) is not None:
+            device(arguments.url, name)
+    except (NoSuchDevice, AmbiguousDevice):
+        return WRONG_USE
+    known = (agent["workload"] for agent in get(arguments.url, "/api/v1/agents"))
+    return NOTHING_TO_DO if arguments.workload in (None, *known) else WRONG_USE
 
 
 def as_json(arguments: argparse.Namespace, answers: Sequence[tuple[Program, Any]], name: str | None = None) -> str:

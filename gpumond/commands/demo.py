@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
+from gpumond.cli.arguments import value
 from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import GpumondError
-from gpumond.facts.units import GIB, MIB, caller_text, duration, human
+from gpumond.facts.units import GIB, MIB, caller_text, counted, duration, human
 from gpumond.sim.device import Spec, create
 
 TRAINING, IDLE = "train-llm", "embeddings"
@@ -28,9 +29,18 @@ PROGRAMS = (
     {TRAINING: "training", "chat-api": "serving", "notebook": "leak", "etl": "fragmentation"},
     {IDLE: "idle", "finetune": "finetune"},
 )
-"""Workloads on each device, and what they do: a program of `gpumond.sim.programs`."""
+"""Workloads on the first devices, and what they do: a program of `gpumond.sim.programs`."""
+MORE = ("training", "serving")
+"""What the programs of further devices do, in turn."""
+MAX_DEVICES = 16
 NEED, NEED_GIB = "pretrain", 16
 """A workload that waits for memory of the second device, which `embeddings` holds."""
+
+
+def programs_on(index: int) -> Mapping[str, str]:
+    """Return the workloads on a device, and what they do."""
+    pattern = MORE[index % len(MORE)]
+    return PROGRAMS[index] if index < len(PROGRAMS) else {f"{pattern}-{index}": pattern}
 
 
 def device(index: int) -> Spec:
@@ -95,8 +105,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="use the simulated GPU in DIR/card0, in real time and without the sample programs",
     )
-    parser.add_argument("--devices", type=int, choices=(1, 2), default=2, help="number of simulated GPUs (default: 2)")
+    parser.add_argument(
+        "--devices",
+        type=value(_devices),
+        default=2,
+        metavar="N",
+        help=f"number of simulated GPUs, at most {MAX_DEVICES} (default: 2)",
+    )
     add_common_arguments(parser, "0.2s; 1s with --config or --sim-device")
+
+
+def _devices(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_DEVICES):
+        raise ValueError(f"must be a whole number from 1 to {MAX_DEVICES}")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -169,7 +191,7 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
     commands: dict[str, tuple[str, ...]] = {}
     for index in range(count):
         options = ("--card", str(devices / f"card{index}"), "--parent", str(os.getpid()))
-        for name, pattern in PROGRAMS[index].items() | ({NEED: NEED}.items() if index else ()):
+        for name, pattern in programs_on(index).items() | ({NEED: NEED}.items() if index == 1 else ()):
             commands[name] = (sys.executable, "-m", "gpumond.sim.programs", pattern, "--workload", name, *options)
     if count > 1:
         need = ("--need", f"{NEED_GIB}GiB", "--need-device", "1", "--wait", "1d", "--url", address)
@@ -207,19 +229,16 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
                 program.wait()
 
 
-DEVICES = {1: "A simulated GPU with four programs", 2: "Two simulated GPUs with six programs"}
-WAITS = {1: ".", 2: f".\nA seventh, {NEED}, waits for memory."}
-
-
 def _welcome(address: str, count: int, opened: str, note: str) -> str:
     """Return the text printed at start: the web UI's address in the first line, then commands to try."""
-    program = sys.argv[0] if os.path.basename(sys.argv[0]) == "gpumond" else "gpumond"
     words = ("status", "flush --all --dry-run", f"flush {TRAINING}", f"why {TRAINING}")
-    commands = "\n".join(f"  {client.command(each, address, program=program)}" for each in words)
+    names = [name for index in range(count) for name in programs_on(index)]
+    waits = f".\nOne more, {NEED}, waits for memory." if count > 1 else "."
+    commands = "\n".join(f"  {client.command(each, address)}" for each in words)
     return f"""\
 open {opened}
 {note}
-{DEVICES[count]}: {", ".join(name for own in PROGRAMS[:count] for name in own)}{WAITS[count]} In another terminal:
+{counted(count, "simulated GPU")} with {counted(len(names), "program")}: {", ".join(names)}{waits} In another terminal:
 
 {commands}
 

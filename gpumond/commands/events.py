@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, count
+from gpumond.cli.arguments import DONE, count, print_csv
+from gpumond.facts.errors import ConfigError
 from gpumond.view.text import moment, safe
 
 POLL_SECONDS = 1.0
@@ -21,11 +22,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--limit", type=count, default=100, metavar="N", help="number of past events, most recent last (default: 100)"
     )
     client.add_url(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object per line")
+    form.add_argument("--csv", action="store_true", help="print past events as CSV")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    last = _print(_after(arguments.url, 0)[-arguments.limit :], arguments.json)
+    past = _after(arguments.url, 0)[-arguments.limit :]
+    if arguments.csv:
+        if arguments.follow:
+            raise ConfigError("--csv and --follow exclude each other; --json prints one event a line")
+        print_csv(past)
+        return DONE
+    last = _print(past, arguments.json)
     while arguments.follow:
         time.sleep(POLL_SECONDS)
         last = _print(_after(arguments.url, last), arguments.json, last)

@@ -13,7 +13,7 @@ from itertools import groupby, takewhile
 from typing import Any, NoReturn, Protocol, cast
 
 from gpumond import __version__, revision
-from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, number, print_error, whole_number
+from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, as_typed, number, print_error, whole_number
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, DaemonError, GpumondError, NoSuchDevice, did_you_mean
 from gpumond.feature import Command, resolve
 from gpumond.features import features
@@ -277,6 +277,7 @@ def _run(argv: Sequence[str]) -> int:
             parser_of_command.error(unknown_word("option", word, options(parser_of_command)))
         argv = [argv[0], *options_last(parser_of_command, argv[1:])]
     arguments, rest = parser.parse_known_args(argv)
+    arguments.words = argv
     if rest:
         used, word = parser_of_command or parser, rest[0]
         used.error(unknown_word("option" if word.startswith("--") else "argument", word, options(used)))
@@ -288,7 +289,7 @@ def _run(argv: Sequence[str]) -> int:
         print_error(f"gpumond: {error}")
         return WRONG_USE
     except GpumondError as error:
-        print_error(f"gpumond: {error}")
+        print_error(f"gpumond: {as_typed(error, arguments)}")
         return WRONG_USE if isinstance(error, DaemonError) and error.status in MISNAMED else FAILED
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         client = sys.modules.get("gpumond.cli.client")

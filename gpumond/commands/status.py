@@ -9,8 +9,9 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE
+from gpumond.facts.errors import ConfigError
 from gpumond.facts.shares import MEANINGS, SHARES
-from gpumond.view.frame import view
+from gpumond.view.frame import of_device, view
 from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table, suspended_programs
 from gpumond.view.text import broken, output_width
 
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-w", "--wide", action="store_true", help="show complete tables, even if they are wider than the terminal"
     )
+    parser.add_argument("--device", metavar="GPU", help="show one GPU: index, UUID or its prefix, or PCI address")
     client.add_arguments(parser)
     meanings = (
         textwrap.fill(f"{share.upper():13}{MEANINGS[share]}", 79, subsequent_indent=13 * " ") for share in SHARES
@@ -39,11 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.healthy:
         client.get(arguments.url, "/-/healthy")
         return DONE
+    if arguments.json and arguments.device is not None:
+        raise ConfigError("--device and --json exclude each other; the JSON has each GPU's uuid")
+    device = None if arguments.device is None else client.device(arguments.url, arguments.device)
     frame = client.frame(arguments.url)
     if arguments.json:
         print(json.dumps(_combined(frame, client.get(arguments.url, "/api/v1/status")), indent=2))
         return DONE
-    content, width = view(frame), output_width()
+    content, width = of_device(view(frame), device), output_width()
     limit = None if arguments.wide else width
     tables = (
         device_table(content, arguments.verbose, limit, bars=width is not None),
@@ -51,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         engine_table(frame["snapshot"], limit),
         suspended_programs(frame),
     )
-    paragraphs = (broken(note, limit) for note in notes(content, client.command("flush --all", arguments.url)))
+    paragraphs = (broken(client.with_commands(note, arguments.url), limit) for note in notes(content))
     sections = (*tables, overheads(content) if arguments.verbose else "", *paragraphs)
     print("\n\n".join(section for section in sections if section))
     return DONE

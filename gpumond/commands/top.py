@@ -6,13 +6,14 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, WRONG_USE, address
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame, merged, of_device, view
-from gpumond.view.tables import FLUSH_ALL, page, suspended_programs
+from gpumond.view.tables import page, suspended_programs
 from gpumond.view.text import colors_of
 
 
@@ -56,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             views = [view(frame) for frame in frames]
             content = views[0] if len(views) == 1 else merged([*zip(names(urls), views, strict=True)])
-            flush_all = client.command("flush --all", urls[0]) if len(urls) == 1 else FLUSH_ALL
-            tables = (page(of_device(content, device), flush_all=flush_all), *map(suspended_programs, frames))
+            completed = partial(client.with_commands, url=urls[0]) if len(urls) == 1 else str
+            tables = (page(of_device(content, device), completed=completed), *map(suspended_programs, frames))
             print("\n\n".join(filter(None, tables)))
         return DONE
     if arguments.json:

@@ -15,7 +15,7 @@ from gpumond.view.text import moment, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="also show healthy patterns, such as steady and periodic")
-    client.add_arguments(parser)
+    client.add_arguments(parser, entries=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

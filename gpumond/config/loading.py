@@ -102,15 +102,19 @@ def _place(
     return f"{place}, line {node.start_mark.line + 1}: {key_at(location)}"
 
 
-def _model(location: Sequence[object]) -> type[BaseModel]:
-    """Return the model that defines the key at ``location``."""
-    model: type[BaseModel] = SettingsConfig
+def model_at(root: type[BaseModel], location: Sequence[object]) -> type[BaseModel]:
+    """Return the model that defines the key at ``location`` in ``root``."""
+    model = root
     for part in location[:-1]:
         if model in RECEIVER_TYPES.values():
             model = RECEIVER_TYPES[str(part)] if part in RECEIVER_TYPES else model
         elif field := model.model_fields.get(str(part)):
             model = _model_in(field.annotation) or model
     return model
+
+
+def keys_of(model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
@@ -134,8 +138,7 @@ def explain(error: Any, origin: Mapping[str, str], where: str, values: object = 
     place = origin.get(str(location[0]), where) if location else where
     key = key_at(location)
     if error["type"] == "extra_forbidden":
-        own = _model(location)
-        known = [field.alias or name for name, field in own.model_fields.items()]
+        known = keys_of(model_at(SettingsConfig, location))
         if location[0] == "receivers" and any(location[-1] in each.model_fields for each in RECEIVER_TYPES.values()):
             return f"{place}: {key}: not a key of type {location[2]}; expected one of {', '.join(known)}"
         hint = did_you_mean(str(location[-1]), known) or f"; expected one of {', '.join(known)}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import replace
-from math import inf, isfinite, nan
+from math import inf, isfinite
 
 from gpumond.diagnosis import detectors, messages
 from gpumond.diagnosis.detectors import idle_seconds
@@ -336,10 +336,11 @@ class Diagnosis:
         )
 
     def _freed(self, tracked: TrackedSeries, kept: float) -> bool:
-        """Return True if the pools have kept much less than at their peak for a minute: it was freed."""
+        """Return True if the pools keep nothing, or for a minute much less than at their peak: it was freed."""
         live, stranded = (tracked.series.column(0, signal, MAX, FREED_BLOCKS) for signal in (LIVE, STRANDED))
-        now = max((one + other for one, other in zip(live, stranded, strict=True)), default=nan)
-        return len(live) == FREED_BLOCKS and now < detectors.FREED_RATIO * kept
+        sums = [one + other for one, other in zip(live, stranded, strict=True)]
+        small = len(sums) == FREED_BLOCKS and max(sums) < detectors.FREED_RATIO * kept
+        return small or sums[-1:] == [0.0]
 
     def _check_idle(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         process = device.processes_by_key.get(tracked.process) if tracked.process else None

@@ -9,7 +9,7 @@ from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Program, Retainer
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import DAY_SECONDS, about, duration, human
+from gpumond.facts.units import DAY_SECONDS, about, duration, human, rate
 
 FORMS = {"linear": (), "stairs": ("in steps",), "load-proportional": ("at its present load",)}
 
@@ -30,7 +30,7 @@ def leak(
     if outside:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
     end = f"; at this rate, {device} will be full in {about(left)}" if left is not None else ""
-    return f"{owner} is leaking {human(per_minute)}/min on {device} ({', '.join(details)}){end}"
+    return f"{owner} is leaking {rate(per_minute)} on {device} ({', '.join(details)}){end}"
 
 
 def growing(
@@ -47,7 +47,7 @@ def growing(
     details = [*steps, *_number(allocations)]
     more = f" ({', '.join(details)})" if details else ""
     return (
-        f"{owner} has been growing by {human(per_minute)}/min since {clock(since)}{more}; this is a leak, or a "
+        f"{owner} has been growing by {rate(per_minute)} since {clock(since)}{more}; this is a leak, or a "
         "startup, cache or evaluation that will level off"
     )
 
@@ -121,8 +121,8 @@ def pattern(kind: str, who: str, evidence: Mapping[str, float], since: float, by
     if kind == "filling":
         left = evidence.get("full_seconds")
         end = f"; the GPU will be full in {duration(left)}, unless growth stops" if left is not None else ""
-        pace = human(60 * evidence["slope_bytes_per_second"])
-        return f"{who} has been growing more and more slowly since {clock(since)}, now by {pace}/min{end}"
+        pace = rate(60 * evidence["slope_bytes_per_second"])
+        return f"{who} has been growing more and more slowly since {clock(since)}, now by {pace}{end}"
     low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])
     if kind == "periodic":
         return f"{who} cycles between {low} and {high} every {duration(evidence['period_seconds'])}"

@@ -122,6 +122,15 @@ def human(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
+def rate(per_minute: float) -> str:
+    """Format growth that is known roughly, so that the text is the same in the next seconds: ``about 0.8 GiB/min``."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(per_minute) < 100 or unit == "TiB":
+            break
+        per_minute /= 1024
+    return f"about {per_minute:.{0 if abs(per_minute) >= 9.95 or unit == 'B' else 1}f} {unit}/min"
+
+
 def require_encodable(value: object) -> None:
     """Search dicts, lists and tuples. Raises ValueError. Each container is visited once: otherwise aliases in YAML
     could make a value exponentially large.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from operator import itemgetter
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from gpumond.config.expectations import expectation
+from gpumond.config.loading import keys_of, model_at
 from gpumond.facts.errors import (
     AmbiguousDevice,
     ConfigError,
@@ -32,6 +34,7 @@ from gpumond.facts.errors import (
     TooManyAdmissions,
     TooManyBaselines,
     TooManySilences,
+    did_you_mean,
 )
 from gpumond.serve.answers import INTERNAL_ERROR, problem
 
@@ -90,6 +93,16 @@ def allowed(request: Request) -> set[str]:
     return methods | ({"HEAD"} if "GET" in methods else set())
 
 
+def _known_keys(request: Request, error: Mapping[str, Any]) -> str:
+    """Return the key that an unknown one of a body may mean, else all that are possible there; empty otherwise."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    root = getattr(getattr(field, "field_info", None), "annotation", None)
+    if error["type"] != "extra_forbidden" or not (isinstance(root, type) and issubclass(root, BaseModel)):
+        return ""
+    known = keys_of(model_at(root, error["loc"][1:]))
+    return did_you_mean(str(error["loc"][-1]), known) or f"; expected one of {', '.join(known)}"
+
+
 def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -102,7 +115,7 @@ def install(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        return problem(422, f"{place}: {expectation(first)}")
+        return problem(422, f"{place}: {expectation(first)}{_known_keys(request, first)}")
 
     async def refused(request: Request, error: Exception) -> Response:
         headers = {"Retry-After": f"{error.retry_after_seconds:.0f}"} if isinstance(error, CooldownActive) else None

@@ -9,10 +9,12 @@ cannot: they are stranded. The rules are those of PyTorch's native allocator wit
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Mapping
-from weakref import WeakValueDictionary
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
 
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.units import MIB
@@ -26,6 +28,8 @@ LARGE_SEGMENT = 20 * MIB
 HUGE_LIMIT = 10 * MIB
 """Smallest request that gets a segment of its own, rounded up to ``HUGE_ROUNDING``."""
 HUGE_ROUNDING = 2 * MIB
+MAX_CALLS = 16
+"""Calls of a recorded stack."""
 
 
 class _Block:
@@ -68,8 +72,10 @@ class CachingAllocator:
         self.lock = threading.RLock()
         self._context: Context | None = None
         self._live: dict[int, _Block] = {}
+        self.tensors: WeakSet[Tensor] = WeakSet()
         self._kinds: dict[str, int] = {}
         self._kind_of: dict[int, str] = {}
+        self._stacks: dict[int, list[dict[str, Any]]] | None = None  # of live blocks, while they are recorded
         self._cached: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}  # per pool, by size
         self._next_address = LARGE_SEGMENT
         self._live_bytes = self._held_bytes = self._peak_live_bytes = self._peak_held_bytes = 0
@@ -96,6 +102,8 @@ class CachingAllocator:
             self._live[block.address] = block
             self._kinds[kind] = self._kinds.get(kind, 0) + block.size
             self._kind_of[block.address] = kind
+            if self._stacks is not None:
+                self._stacks[block.address] = _calls()
             self._live_bytes += block.size
             self._peak_live_bytes = max(self._peak_live_bytes, self._live_bytes)
             return block.address
@@ -105,6 +113,8 @@ class CachingAllocator:
         with self.lock:
             block = self._live.pop(address)
             self._kinds[self._kind_of.pop(address)] -= block.size
+            if self._stacks is not None:
+                self._stacks.pop(address, None)
             self._live_bytes -= block.size
             before, after = block.previous, block.next
             if after is not None and after.free:
@@ -150,6 +160,20 @@ class CachingAllocator:
         """Return the live bytes by what they hold."""
         with self.lock:
             return dict(self._kinds)
+
+    def record(self, on: bool) -> None:
+        """Record the calls that allocate a block, or forget them."""
+        with self.lock:
+            self._stacks = {} if on else None
+
+    def live_blocks(self) -> list[dict[str, Any]]:
+        """Return the live blocks with their recorded calls, innermost first, as PyTorch's memory snapshot does."""
+        with self.lock:
+            stacks = self._stacks or {}
+            return [
+                {"state": "active_allocated", "size": block.size, "frames": stacks.get(address, [])}
+                for address, block in self._live.items()
+            ]
 
     def usage(self) -> PoolUsage:
         """Return the state as an agent reports it: held = live + reclaimable + stranded, exactly."""
@@ -233,9 +257,69 @@ class CachingAllocator:
         del pool[bisect_left(pool, (block.size, block.address))]
 
 
+class Tensor:
+    """A live block as the program that allocated it refers to it."""
+
+    __slots__ = ("__weakref__", "address", "size_bytes")
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self.address, self.size_bytes = address, size_bytes
+
+
+class ProgramMemory:
+    """A program's blocks on its device."""
+
+    def __init__(self, device: SimDevice) -> None:
+        self.allocator = CachingAllocator(device)
+        self._device = device
+        self._size_bytes = device.spec().size_bytes
+        self._live: set[int] = set()
+
+    def allocate(self, share: float, kind: str = "activations") -> Tensor:
+        """Allocate a block of that share of the device. ``kind``: what it holds. Raises OutOfMemory."""
+        size = max(int(share * self._size_bytes) // HUGE_ROUNDING * HUGE_ROUNDING, HUGE_ROUNDING)
+        tensor = Tensor(self.allocator.malloc(size, kind), size)
+        self._live.add(tensor.address)
+        with self.allocator.lock:
+            self.allocator.tensors.add(tensor)
+        return tensor
+
+    def free(self, *tensors: Tensor) -> None:
+        self._free(*(tensor.address for tensor in tensors))
+
+    def free_all(self) -> None:
+        """Free all live blocks; the allocator keeps their memory."""
+        self._free(*self._live)
+
+    def _free(self, *addresses: int) -> None:
+        for address in addresses:
+            self._live.remove(address)
+            self.allocator.free(address)
+
+    def clear(self) -> None:
+        """Return to the state of a program that was just started."""
+        self.free_all()
+        self.allocator.empty_cache()
+
+    def busy(self, ratio: float) -> None:
+        """Publish the program's part of the device's utilization."""
+        self._device.attach().busy(ratio)
+
+
 def allocators() -> list[CachingAllocator]:
     """Return the attached allocators of this process, one for each device."""
     return [allocator for allocator in _allocators.copy().values() if allocator.attached]
+
+
+def _calls() -> list[dict[str, Any]]:
+    """Return the calls that led here, innermost first, without those of this module."""
+    calls: list[dict[str, Any]] = []
+    frame = sys._getframe()
+    while (outer := frame.f_back) is not None and len(calls) < MAX_CALLS:
+        frame = outer
+        if frame.f_code.co_filename != __file__:
+            calls.append({"filename": frame.f_code.co_filename, "line": frame.f_lineno, "name": frame.f_code.co_name})
+    return calls
 
 
 def _segment_size(size: int) -> int:

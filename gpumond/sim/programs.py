@@ -19,45 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count, repeat
 from random import Random
 
-from gpumond.sim.allocator import HUGE_ROUNDING, CachingAllocator
+from gpumond.sim.allocator import ProgramMemory, Tensor
 from gpumond.sim.device import OutOfMemory, SimDevice
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class ProgramMemory:
-    """A program's blocks on its device."""
-
-    def __init__(self, device: SimDevice) -> None:
-        self.allocator = CachingAllocator(device)
-        self._device = device
-        self._size_bytes = device.spec().size_bytes
-        self._live: set[int] = set()
-
-    def allocate(self, share: float, kind: str = "activations") -> int:
-        """Allocate a block of that share of the device. ``kind``: what it holds. Raises OutOfMemory."""
-        size = int(share * self._size_bytes) // HUGE_ROUNDING * HUGE_ROUNDING
-        address = self.allocator.malloc(max(size, HUGE_ROUNDING), kind)
-        self._live.add(address)
-        return address
-
-    def free(self, *addresses: int) -> None:
-        for address in addresses:
-            self._live.remove(address)
-            self.allocator.free(address)
-
-    def free_all(self) -> None:
-        """Free all live blocks; the allocator keeps their memory."""
-        self.free(*self._live)
-
-    def clear(self) -> None:
-        """Return to the state of a program that was just started."""
-        self.free_all()
-        self.allocator.empty_cache()
-
-    def busy(self, ratio: float) -> None:
-        """Publish the program's part of the device's utilization."""
-        self._device.attach().busy(ratio)
 
 
 Program = Callable[[ProgramMemory, Random], Iterator[float]]
@@ -88,7 +53,7 @@ def training(memory: ProgramMemory, random: Random) -> Iterator[float]:
 def serving(memory: ProgramMemory, random: Random) -> Iterator[float]:
     """Serve requests whose number rises and falls in waves; each holds a key-value cache that grows."""
     memory.allocate(0.06, "parameters")
-    requests: list[list[int]] = []
+    requests: list[list[Tensor]] = []
     for tick in count():
         rate = 0.22 + 0.18 * math.sin(tick / 60)
         if random.random() < rate and len(requests) < 16:
@@ -151,12 +116,13 @@ def pretrain(memory: ProgramMemory, random: Random) -> Iterator[float]:
 def leak(memory: ProgramMemory, random: Random) -> Iterator[float]:
     """Train, then keep an unneeded tensor in each step, as from an evaluation on; end before the device is full."""
     memory.allocate(0.03, "parameters")
+    losses = []
     for step in range(290):
         memory.busy(random.uniform(0.02, 0.08))
         batch = memory.allocate(0.01)
         yield 0.5
         if step >= 40:
-            memory.allocate(0.0006, "tensors")
+            losses.append(memory.allocate(0.0006, "tensors"))
         memory.free(batch)
         yield 0.5
 
@@ -170,13 +136,13 @@ def fragmentation(memory: ProgramMemory, random: Random) -> Iterator[float]:
     """
     unit = 1 / 3072
     for _ in range(2):
-        generations: list[list[int]] = [[]]
+        generations: list[list[Tensor]] = [[]]
         for _ in range(11):
             generations[0] += _carve(memory, unit, 16)
             yield 0.5
         for scale in (2, 4, 8):
-            generation: list[int] = []
-            spare: list[int] = []
+            generation: list[Tensor] = []
+            spare: list[Tensor] = []
             freed = 0
             for age, blocks in enumerate(generations):
                 for block in blocks[1::2]:
@@ -196,7 +162,7 @@ def fragmentation(memory: ProgramMemory, random: Random) -> Iterator[float]:
         memory.clear()
 
 
-def _carve(memory: ProgramMemory, share: float, number: int) -> list[int]:
+def _carve(memory: ProgramMemory, share: float, number: int) -> list[Tensor]:
     """Allocate that many neighbors in one segment."""
     memory.free(memory.allocate(number * share))
     return [memory.allocate(share) for _ in range(number)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
+from gpumond.cli.client import with_commands
 from gpumond.facts.errors import DaemonError
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.top import screen
@@ -196,7 +198,9 @@ class Top:
         self.terminal.draw([ansi(line, self.colors) for line in lines])
 
     def _remarks_in_full(self, width: int) -> list[Line]:
-        return remarks_in_full(remarks(self.shown, self._notices()), width)
+        urls = [each.daemon.url for each in self.connections]
+        completed = partial(with_commands, url=urls[0]) if len(urls) == 1 else str
+        return remarks_in_full(remarks(self.shown, self._notices()), width, completed)
 
     # keys and mouse
 

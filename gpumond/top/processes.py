@@ -95,6 +95,11 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f}s"
 
 
+def _without_folder(command: str) -> str:
+    program, space, arguments = command.partition(" ")
+    return f"{program.rpartition('/')[2]}{space}{arguments}"
+
+
 def _of(row: ProcessRow, name: str) -> float | None:
     return getattr(row.host, name) if row.host else None
 
@@ -105,17 +110,17 @@ def _index(gpu: str) -> int | None:
     return int(index) if index.isdecimal() else None
 
 
-RANKS = {"live": 1, "cached": 0, "stranded": 3, "overhead": 5, "opaque": 6}
+RANKS = {"live": 2, "cached": 0, "stranded": 3, "overhead": 5, "opaque": 6}
 PROGRAM = 14
 COLUMNS = (
     TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _index(row.gpu)),
     TableColumn("pid", 7, 0, lambda row: str(row.pid or ""), lambda row: row.pid),
-    TableColumn("program", PROGRAM, 0, lambda row: f"{row.program} [{row.state}]" if row.state else row.program),
+    TableColumn("program", PROGRAM, 0, lambda row: row.program),
     TableColumn("user", 10, 8, lambda row: row.user),
     TableColumn("used", 10, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
     TableColumn("busy", 5, 7, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
-    TableColumn("verdict", 13, 2, lambda row: row.verdict),
+    TableColumn("verdict", 13, 1, lambda row: row.status),
     TableColumn(
         "age", 6, 9, lambda row: (row.host and _age(row.host.age_seconds)) or "", lambda row: _of(row, "age_seconds")
     ),
@@ -123,7 +128,7 @@ COLUMNS = (
     TableColumn(
         "host", 10, 11, lambda row: size(row.host and row.host.resident_bytes), lambda row: _of(row, "resident_bytes")
     ),
-    TableColumn("command", 20, 12, lambda row: row.host.command if row.host else ""),
+    TableColumn("command", 20, 12, lambda row: _without_folder(row.host.command) if row.host else ""),
 )
 HIDEABLE = (*HOLDINGS, "busy", "age", "cpu", "host", "command")
 """Columns that are hidden while no row has a value other than 0."""
@@ -381,6 +386,7 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
     first = members[0]
     notable = [row for row in members if row.notable]
     verdicts = {row.verdict for row in notable or members if row.verdict}
+    verdict = _common(verdicts, f"{len(notable)} problems" if notable else "")
     return replace(
         first,
         key=(key, ProcessKey(0, None)),
@@ -393,7 +399,8 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
         used_bytes=_total(row.used_bytes for row in members),
         shares={share: _total(row.shares[share] for row in members) for share in HOLDINGS},
         host=None,
-        verdict=_common(verdicts, f"{len(notable)} problems" if notable else ""),
+        verdict=verdict,
+        status=verdict,
         notable=bool(notable),
         state="",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -211,8 +212,8 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
 
 LEAST_TABLE, TABLE_RATIO = 6, 0.4
 """Lines that the table has at least, and the part of the screen up to which its rows precede chart and notices."""
-DEVICES_RATIO, REMARKS_RATIO = 0.45, 0.25
-"""Largest parts of the screen that devices and notices take."""
+DEVICES_RATIO, REMARKS_RATIO = 0.45, 0.17
+"""Parts of the screen that devices take at most, and notices always: rows that come and go would move the others."""
 FILTER_HINT = "words that all match; user:root in one field, -word without it"
 LARGE_ROWS, CHART_RATIO, FREE_CHART_RATIO = 30, 0.15, 0.5
 """On a large screen, the part that the chart takes from the table, and the largest part that it takes otherwise."""
@@ -268,7 +269,7 @@ class Screen:
             "devices": min(len(devices) + len(legend), int((height + 2) * DEVICES_RATIO)),
             "estimate": len(estimate),
             "filter": len(entry),
-            "remarks": len(remark_lines(about, width, int((height + 2) * REMARKS_RATIO))),
+            "remarks": remark_rows(height + 2),
         }
         free = height - sum(wanted.values()) - len(table.rows) - 3  # the heads of table and chart, and a gap
         chart = chart_lines(width, chart_rows(height + 2, free))
@@ -285,7 +286,9 @@ class Screen:
         rows = table.lines(width, room["table"])
         self.parts = {"devices": (1, len(shown_devices)), "table": (1 + len(above), room["table"])}
         blank: list[Line] = [[]] * (room["table"] - len(rows))
-        below = [*entry, *chart[: room["chart"]], *remark_lines(about, width, room["remarks"])]
+        lowest = remark_lines(about, width, room["remarks"])
+        none: list[Line] = [[]] * (room["remarks"] - len(lowest))
+        below = [*entry, *chart[: room["chart"]], *lowest, *none]
         return [clipped(line, width) for line in (*above, *rows, *blank, *below)]
 
     @property
@@ -318,7 +321,7 @@ def heights(rows: int, wanted: Mapping[str, int], table: int = 0) -> dict[str, i
     """
     found = dict(wanted)
     needed = max(LEAST_TABLE, min(table, int(rows * TABLE_RATIO)))
-    for part, least in (("remarks", 2), ("estimate", 0), ("chart", 0), ("devices", 3), ("remarks", 1)):
+    for part, least in (("remarks", 3), ("estimate", 0), ("chart", 0), ("devices", 3), ("remarks", 1)):
         excess = sum(found.values()) + needed - rows
         if excess > 0:
             found[part] = max(min(least, found[part]), found[part] - excess)
@@ -330,6 +333,11 @@ def heights(rows: int, wanted: Mapping[str, int], table: int = 0) -> dict[str, i
 def chart_rows(rows: int, free: int) -> int:
     """Return the height of the chart on a screen of that many rows, of which ``free`` are not needed otherwise."""
     return 2 if rows < LARGE_ROWS else max(int(rows * CHART_RATIO), min(free, int(rows * FREE_CHART_RATIO)))
+
+
+def remark_rows(rows: int) -> int:
+    """Return the lines of the notices on a screen of that many rows."""
+    return max(2, int(rows * REMARKS_RATIO))
 
 
 def head_line(
@@ -377,8 +385,7 @@ def device_at(lines: Sequence[Line], place: int) -> int:
 
 
 def estimate_line(view: View | None) -> list[Line]:
-    text = flush_estimate(view) if view else ""
-    return [[Span(text)]] if text else []
+    return [[Span(flush_estimate(view))]] if view else []
 
 
 def filter_line(words: str, active: bool) -> list[Line]:
@@ -434,37 +441,59 @@ def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[F
 
 
 def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:
-    """Return the notices in at most ``rows`` lines: one for each kind, or its whole text where there is room."""
+    """Return the notices in at most ``rows`` lines, one for each kind."""
     groups = grouped(notices)
-    if len(groups) > rows:
-        hidden = sum(map(len, groups[max(0, rows - 1) :]))
-        more: list[Line] = [[Span(f"{hidden} more: press a")]] if rows else []
-        return [*(clipped(_summary(group), width) for group in groups[: max(0, rows - 1)]), *more]
-    lines: list[Line] = []
-    free = rows - len(groups)
-    for group in groups:
-        whole = wrapped(_summary(group), width)
-        lines += whole if len(whole) - 1 <= free else [clipped(_summary(group), width)]
-        free = rows - len(lines) - (len(groups) - groups.index(group) - 1)
-    return lines
+    shown = groups if len(groups) <= rows else groups[: max(0, rows - 1)]
+    lines = [_summary(group, width) for group in shown]
+    hidden = sum(map(len, groups[len(shown) :]))
+    return [*lines, [Span(f"{hidden} more: press a")]] if hidden and rows else lines
 
 
-def _summary(group: Sequence[FrameNotice]) -> Line:
+def _summary(group: Sequence[FrameNotice], width: int) -> Line:
+    """Return one line about notices of a kind: the first one in short."""
     first = group[0]
-    if len(group) == 1:
-        return _line(first)
-    return [Span(f"{first.kind} ({len(group)})", STYLES[first.level]), Span(f": {first.text or first.title}, …")]
+    title = first.kind.removeprefix("alert ") if first.kind and first.text else first.title
+    title += f", first of {len(group)}" if len(group) > 1 else ""
+    text = in_one_line(first.text, first.advice, width - cells(title) - 2)
+    return [Span(title, STYLES[first.level]), *([Span(f": {text}")] if text else [])]
 
 
-def _line(notice: FrameNotice) -> Line:
-    return [Span(notice.title, STYLES[notice.level]), Span(f": {notice.text}" if notice.text else "")]
+LEFT_OUT = re.compile(r" \([^()]*\)|(?<= )/\S*/")
+COMMAND = re.compile(r"gpumond [a-z-]+(?: show)?(?: --[a-z-]+ \S+)*")
 
 
-def remarks_in_full(notices: Iterable[FrameNotice], width: int) -> list[Line]:
-    """Return all notices by kind, with their complete texts."""
+def in_one_line(text: str, advice: str, width: int) -> str:
+    """Return text and advice in one line of whole words. The command, or the first step of the advice, is kept.
+
+    What does not fit is left out in this order: later steps, later clauses of the text, parentheses and folders, what
+    precedes or follows the command, what follows a colon, and the text's last words.
+    """
+    facts, steps = ([*filter(None, each.split("; "))] for each in (text, advice))
+    versions = [facts + steps[:count] for count in range(len(steps), 0, -1)]
+    versions += [facts[:count] + steps[:1] for count in range(len(facts), 0, -1)]
+    fact, step = LEFT_OUT.sub("", facts[0] if facts else ""), steps[0] if steps else ""
+    command = COMMAND.search(step)
+    last = command[0] if command else step
+    versions += [[fact, step], [fact, last], [fact.partition(": ")[0], last]]
+    versions += [[_words_of(fact, width - cells(last) - 2), last]]
+    lines = ["; ".join(filter(None, version)) for version in versions]
+    return next((line for line in lines if cells(line) <= width), lines[-1])
+
+
+def _words_of(text: str, width: int) -> str:
+    """Return the words of a text that fit, with an ellipsis after them."""
+    words = text.split(" ")
+    while words and cells(" ".join(words)) + 1 > width:
+        words.pop()
+    return f"{' '.join(words)}…" if words else ""
+
+
+def remarks_in_full(notices: Iterable[FrameNotice], width: int, completed: Callable[[str], str] = str) -> list[Line]:
+    """Return all notices by kind, with their complete texts. ``completed`` completes the commands of a text."""
     lines: list[Line] = []
     for group in grouped(notices):
         lines += [[]] if lines else []
         for notice in group:
-            lines += wrapped(_line(notice), width)
+            rest = completed(notice.sentence.removeprefix(notice.title))
+            lines += wrapped([Span(notice.title, STYLES[notice.level]), Span(rest)], width)
     return lines or [[Span("no alerts, verdicts or problems")]]

@@ -205,7 +205,7 @@ def view(answer: object) -> View:
         alerts=tuple(once(alerts(frame), about_itself)),
         verdicts=tuple(verdicts(frame)),
         stuck=tuple(
-            FrameNotice("warn", plain(e.what), plain(e.remedy, 400), e.kind) for e in stuck(frame["processes"])
+            FrameNotice("warn", plain(e.what), "", e.kind, plain(e.remedy, 400)) for e in stuck(frame["processes"])
         ),
         agents=len(snapshot["reports"]),
         reclaimable_bytes=reclaimable(lines, refusing),

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
 from gpumond.facts.units import duration, human
-from gpumond.facts.verdicts import PATTERNS
+from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
 from gpumond.view.rows import plain
 
 Level = Literal["bad", "warn", "note"]
@@ -21,13 +21,19 @@ _MARKS: dict[int, Level] = {0: "bad", 1: "warn", 2: "note"}
 @dataclass(frozen=True, slots=True)
 class FrameNotice:
     """A notice. ``kind`` is the part of the title that notices about other subjects have in common; empty if no other
-    notice is like it.
+    notice is like it. ``advice``: the next steps, the first one first.
     """
 
     level: Level
     title: str
     text: str
     kind: str = ""
+    advice: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The complete notice."""
+        return ": ".join(filter(None, (self.title, "; ".join(filter(None, (self.text, self.advice))))))
 
 
 def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
@@ -77,9 +83,9 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         rule = plain(alert["rule"], 60)
         title = f"{rule} {'firing' if firing else 'pending'} for {age}{silenced}"
         texts = dict(alert["annotations"])
-        text = plain("; ".join(filter(None, map(texts.get, ("summary", "description")))), 400)
+        text, advice = (plain(texts.get(name, ""), 400) for name in ("summary", "description"))
         level: Level = _MARKS[_severity(alert)] if firing and not silenced else "note"
-        yield FrameNotice(level, title, text, f"alert {rule}")
+        yield FrameNotice(level, title, text, f"alert {rule}{'' if firing else ' pending'}{silenced}", advice)
 
 
 def once(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:
@@ -108,7 +114,9 @@ def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     for verdict in sorted(found, key=urgency):
         level: Level = "note" if verdict["kind"] in ("growing", "memory-freed") else "warn"
         kind = plain(verdict["kind"], 40)
-        yield FrameNotice(level, kind, plain(verdict["summary"], 400), kind)
+        pid = "PID" if verdict["pid"] is None else str(verdict["pid"])
+        advice = VERDICT_REMEDIES.get(verdict["kind"], "").replace("PID", pid)
+        yield FrameNotice(level, kind, plain(verdict["summary"], 400), kind, advice)
 
 
 def grouped(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:

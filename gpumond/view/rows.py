@@ -141,6 +141,8 @@ class ProcessRow:
     overhead_parts: str
     kv_cache: tuple[str, str] | None
     verdict: str
+    status: str
+    """What one column says: that the process is suspended or in trouble, else its verdict, else how it is odd."""
     notable: bool
     state: str
     flush_policy: str | None
@@ -295,6 +297,7 @@ def suspensions(frame: Mapping[str, Any]) -> dict[ProcessKey | None, str]:
 def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     """Yield processes, the one that holds most memory first."""
     suspended = suspensions(frame)
+    moved = {process_of(each): each["state"] for each in frame["snapshot"].get("suspended_programs") or ()}
     index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
@@ -312,6 +315,8 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
         program = plain(process["workload"] or process["comm"] or "?", 64)
         user = plain(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
         verdict = plain(process_verdicts[0]["kind"], 20) if process_verdicts else ""
+        trouble = moved.get(key[1]) or (process["state"] if process["state"] != "alive" else "")
+        state = _process_state(process, suspended.get(key[1], ""))
         yield ProcessRow(
             key=key,
             gpu=gpu,
@@ -328,8 +333,9 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             overhead_parts=overhead_sentence(process),
             kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
             verdict=verdict,
+            status=plain(trouble or "", 20) or verdict or state.partition(",")[0],
             notable=bool(process_verdicts) and process_verdicts[0]["kind"] not in PATTERNS,
-            state=_process_state(process, suspended.get(key[1], "")),
+            state=state,
             flush_policy=report["flush_policy"] if report else None,
             verdicts=tuple(plain(each["summary"], 400) for each in process_verdicts),
             sources=ProcessSources(process, report, engines.get(key[1])),
@@ -345,7 +351,7 @@ def _process_state(process: Mapping[str, Any], suspension: str = "") -> str:
     odd = (
         suspension or (process["state"] if process["state"] != "alive" else None),
         "orphaned" if process["orphaned"] else None,
-        "holds the device open" if "holder" in process["kinds"] else None,
+        "device open" if "holder" in process["kinds"] else None,
         f"{human(process['unmapped_bytes'])} unmapped" if process.get("unmapped_bytes") else None,
     )
     return plain(", ".join(word for word in odd if word))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.facts.units import GIB, duration, human
-from gpumond.facts.verdicts import REMEDIES
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, shows_opaque, suspension_sentence
@@ -37,12 +35,14 @@ ROWS_EACH = 9
 NAME = 10
 """Width of a device's name on one line."""
 LEAST_BAR = 10
+LEGEND = 140
+"""Columns of a legend with all parts that are common: its lines are there when a part has no bytes, too."""
 
 
 def device_lines(view: View, width: int, height: int, monochrome: bool, chosen: str | None = None) -> list[Line]:
     """Return the lines of all devices. ``chosen``: UUID of the device whose name is highlighted."""
     lines, legend = device_block(view, width, height, monochrome, chosen)
-    return [*lines, *legend]
+    return [line for line in (*lines, *legend) if line]
 
 
 def device_block(
@@ -79,7 +79,9 @@ def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None
     yield [index, Span(f" {cut(device.name or device.uuid, room)}"), *values]
     if device.used_bytes is not None:
         yield _bar(device, width, monochrome)
-        yield from _legend(_parts(device), width, monochrome)
+        legend = _legend(_parts(device), width, monochrome)
+        yield from legend
+        yield from [[]] * (-(-LEGEND // width) - len(legend))
 
 
 def _style(device: DeviceRow, chosen: str | None) -> str:
@@ -255,7 +257,7 @@ def process_table(content: View, width: int | None = None) -> str:
             *(size(process.shares[name]) for name in shares),
             *([size(process.unmapped_bytes)] if unmapped else []),
             *([size(process.limit_bytes)] if limited else []),
-            process.verdict,
+            process.status,
         ]
         for process in content.processes
     ]
@@ -321,44 +323,32 @@ def _service(engine: Mapping[str, Any]) -> str:
     return "sleeping" if engine["sleeping"] else "paused" if engine.get("paused") else "up"
 
 
-FLUSH_ALL = "gpumond flush --all"
-
-
-def notes(content: View, flush_all: str = FLUSH_ALL) -> Iterator[str]:
-    """Yield paragraphs of notices, alerts and verdicts with their remedies. Some may be empty.
-
-    ``flush_all``: the command that flushes all programs.
-    """
+def notes(content: View) -> Iterator[str]:
+    """Yield paragraphs of notices, alerts and verdicts with their remedies. Some may be empty."""
     yield _lines("", content.notices)
     yield _lines("", content.stuck)
     if content.reclaimable_bytes:
-        yield f"{flush_estimate(content)}: {flush_all}"
+        yield f"{flush_estimate(content)}: gpumond flush --all"
     if content.processes and not content.agents:
         yield "no program runs the agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
     yield _lines("alert ", content.alerts)
-    yield "\n".join(_verdict(remark) for remark in content.verdicts)
-
-
-def _verdict(remark: FrameNotice) -> str:
-    pid = re.search(r"\(pid (\d+)\)", remark.text)
-    remedy = REMEDIES.get(remark.title, "").replace("PID", pid[1] if pid else "PID")
-    return _lines("verdict ", [remark]) + (f"\n      -> {remedy}" if remedy else "")
+    yield _lines("verdict ", content.verdicts)
 
 
 def _lines(word: str, remarks: Iterable[FrameNotice]) -> str:
-    return "\n".join(word + remark.title + (f": {remark.text}" if remark.text else "") for remark in remarks)
+    return "\n".join(word + remark.sentence for remark in remarks)
 
 
-def page(content: View, one_line: bool = False, flush_all: str = FLUSH_ALL) -> str:
+def page(content: View, one_line: bool = False, completed: Callable[[str], str] = str) -> str:
     """Return devices, processes and notices as text.
 
-    ``one_line``: several devices have one line each. ``flush_all``: the complete command.
+    ``one_line``: several devices have one line each. ``completed`` completes the commands of a text.
     """
     colors = colors_of(os.environ) if sys.stdout.isatty() else "none"
     width = output_width() or 80
     lines = device_lines(content, width, 0 if one_line else sys.maxsize, monochrome=colors == "none")
     devices = "\n".join(plain_text(line) if colors == "none" else ansi(line, colors) for line in lines)
-    paragraphs = (broken(note, output_width()) for note in notes(content, flush_all))
+    paragraphs = (broken(completed(note), output_width()) for note in notes(content))
     return "\n\n".join(section for section in (devices, process_table(content, output_width()), *paragraphs) if section)
 
 

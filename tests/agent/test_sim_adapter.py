@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter, loaded
+from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter, FlushRefused, loaded
 from gpumond.agent.allocators.sim import SimAdapter, adapter
+from gpumond.agent.retention import RetentionSearch
 from gpumond.facts.pools import Reclaimable, StepResult
-from gpumond.sim.allocator import CachingAllocator
+from gpumond.facts.program import Dump
+from gpumond.sim.allocator import CachingAllocator, ProgramMemory
 from gpumond.sim.device import MIB, SimDevice
+from gpumond.sim.programs import leak
 from tests.helpers.holding import run, small_device
 
 
@@ -78,3 +83,43 @@ def test_only_requested_steps_are_carried_out(allocator: CachingAllocator) -> No
     assert list(adapter().flush(["ipc", "trim"])) == []
     (pool,) = adapter().read()
     assert pool.held_bytes == 150 * MIB
+
+
+@pytest.fixture
+def memory(device: SimDevice) -> Iterator[ProgramMemory]:
+    memory = ProgramMemory(device)
+    yield memory
+    memory.allocator.close()
+
+
+def test_recording_names_the_line_of_the_program(memory: ProgramMemory) -> None:
+    sim, older = SimAdapter(), memory.allocate(0.01)
+    sim.start_history()
+    kept = [memory.allocate(0.02) for _ in range(2)]
+    memory.free(memory.allocate(0.1))
+    dump, sites, unrecorded = sim.finish_history(lambda snapshot: Dump("sim", None, len(repr(snapshot))))
+    (site,) = sites
+    assert (site.size_bytes, site.blocks) == (sum(tensor.size_bytes for tensor in kept), 2)
+    assert (site.calls[0].file, unrecorded) == (__file__, older.size_bytes)
+    assert dump.size_bytes > 0
+    assert not sim.live_sites(), "the recording is over"
+
+
+def test_recording_before_the_first_allocation_is_refused() -> None:
+    with pytest.raises(FlushRefused, match="nothing has been allocated yet"):
+        SimAdapter().start_history()
+
+
+def test_search_names_the_line_of_the_demo_that_leaks(memory: ProgramMemory) -> None:
+    program = leak(memory, Random(1))
+    for _ in islice(program, 100):
+        pass
+    search = RetentionSearch(SimAdapter().tracked_tensors)
+    for _ in range(2):
+        for _ in islice(program, 20):
+            pass
+        found = search.advance()
+    (line,) = found or ()
+    source = Path(line.file).read_text().splitlines()
+    assert (line.function, line.name) == ("leak", "losses")
+    assert "losses.append" in source[line.line - 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import socket
@@ -10,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +137,8 @@ def test_flush_releases_the_predicted_bytes_and_the_driver_agrees(common_demo: R
 
 def test_printed_commands_work_as_they_stand(common_demo: RunningDaemon):
     log = common_demo.log.read_text()
-    commands = re.findall(r"^  (GPUMOND_RUNTIME_DIR=\S+ gpumond .+)$", log, re.MULTILINE)
-    assert [re.sub(r".* gpumond | --url .*", "", command) for command in commands] == [
+    commands = re.findall(r"^  (GPUMOND_RUNTIME_DIR=\S+ .*gpumond .+)$", log, re.MULTILINE)
+    assert [re.sub(r".* (-m )?gpumond ", "", command) for command in commands] == [
         "status",
         "flush --all --dry-run",
         "flush train-llm",
@@ -156,12 +158,61 @@ def test_printed_commands_work_as_they_stand(common_demo: RunningDaemon):
     status, plan, _, why = commands
 
     def planned() -> bool:  # the demo's own rule may flush between two commands, which leaves nothing to do
-        until(lambda: status.replace(" status ", " flush --all ") in output(status))
+        until(lambda: re.search(r"GPUMOND_URL=\S+ gpumond flush --all$", output(status), re.MULTILINE))
         return ran(plan).returncode == 0
 
     until(planned)
     assert output(why)
     assert "This address signs you in, within 10 min and once." in common_demo.log.read_text()
+
+
+NOBODY = "nobody-has-this-name"
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "text"),
+    [
+        ("flush notebok", 2, "did you mean notebook?"),
+        (f"flush {NOBODY}", 2, f"no connected agent matches workload {NOBODY}"),
+        (f"flush --user {NOBODY}", 2, f"no program of the user {NOBODY} is on a GPU"),
+        ("flush --device 7", 2, "no device '7'"),
+        (f"suspend {NOBODY}", 2, f"workload {NOBODY}"),
+        (f"resume {NOBODY}", 2, f"no program named {NOBODY} is suspended"),
+        ("resume notebook", 3, "no program named notebook is suspended"),
+        ("why notebok", 2, "did you mean notebook?"),
+        (f"snapshot {NOBODY}", 2, f"workload {NOBODY}"),
+        (f"limit {NOBODY} 4GiB", 2, f"workload {NOBODY}"),
+        ("limit --device 7 4GiB", 2, "no device '7'"),
+        ("status --device 7", 2, "no device '7'"),
+        ("flush --pid 1", 3, "pid 1"),
+        ("why --pid 1", 3, "pid 1"),
+        ("baseline record x --for 0", 2, "gpumond: --for: must be at least 1"),
+        ("detach-driver --for 0", 2, "gpumond: --for: must be more than 0"),
+        ("events --csv -f", 2, "--csv and --follow exclude each other"),
+    ],
+)
+def test_name_of_nothing_is_wrong_use(common_demo: RunningDaemon, command: str, status: int, text: str):
+    done = common_demo.run(*command.split())
+    assert (done.returncode, done.stdout) == (status, ""), done
+    assert text in done.stderr
+
+
+def test_user_and_device_select_programs(common_demo: RunningDaemon):
+    user = common_demo.get("processes")[0]["user"]
+    plan = json.loads(common_demo.run("flush", "--user", user, "--dry-run", "--json").stdout)
+    assert {receipt["workload"] for receipt in plan["receipts"]} == PROGRAMS
+    assert "train-llm" in common_demo.run("status", "--device", "0").stdout
+
+
+def test_lists_are_csv(common_demo: RunningDaemon):
+    for command in ("events", "receipts", "alerts", "verdicts"):
+        rows = list(csv.DictReader(common_demo.run(command, "--csv").stdout.splitlines()))
+        known = common_demo.run(command, "--json").stdout
+        entries = [*map(json.loads, known.splitlines())] if command == "events" else json.loads(known)
+        assert len(rows) <= len(entries)
+        assert not rows or rows[0].keys() <= {name for entry in entries for name in entry}
+    (first, *_) = csv.DictReader(common_demo.run("events", "--csv").stdout.splitlines())
+    assert datetime.fromisoformat(first["at"].replace("Z", "+00:00")).timestamp() > 1e9
 
 
 def test_idle_program_is_suspended_and_resumed_as_the_tutorial_says(serve: Callable[..., RunningDaemon]):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from gpumond.cli.arguments import add_target
+from gpumond.cli.client import COMMANDS, DEFAULT_URL, command, program, with_commands
+from gpumond.commands.main import commands
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.suspension import MemoryHolder
@@ -146,3 +150,28 @@ def test_request_whose_turn_is_later_states_no_missing_memory():
     assert [notice.text for notice in content.notices if notice.kind == "waiting"] == [
         "pretrain (pid 4242, ann) has waited 1 min for 20.0 GiB of GPU 0, behind 1"
     ]
+
+
+def test_commands_in_a_text_reach_the_daemon_from_another_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    text = "move it: gpumond suspend --pid 7; gpumond suspended it before"
+    monkeypatch.delenv("GPUMOND_RUNTIME_DIR", raising=False)
+    assert with_commands(text, DEFAULT_URL) == text
+    monkeypatch.setenv("GPUMOND_RUNTIME_DIR", str(tmp_path))
+    given = f"GPUMOND_RUNTIME_DIR={tmp_path} GPUMOND_URL=http://node:1 gpumond"
+    assert with_commands(text, "http://node:1/") == f"move it: {given} suspend --pid 7; gpumond suspended it before"
+    assert command("queue", DEFAULT_URL) == f"GPUMOND_RUNTIME_DIR={tmp_path} gpumond queue"
+
+
+def test_commands_are_named_as_the_shell_finds_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    script = tmp_path / "gpumond"
+    script.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [f"{script}-python", "demo"])
+    assert program() == str(script)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program() == "gpumond"
+    monkeypatch.setattr(sys, "argv", ["/lib/gpumond/__main__.py"])
+    assert program() == f"{sys.executable} -m gpumond"
+
+
+def test_commands_of_texts_are_commands():
+    assert set(COMMANDS.split()) <= commands().keys()

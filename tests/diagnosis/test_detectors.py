@@ -359,6 +359,14 @@ def test_fragmentation_that_a_program_has_freed_is_not_reported_again():
     assert "fragmentation" not in [verdict.kind for verdict in last([*before, *after])]
 
 
+def test_fragmentation_of_a_pool_that_keeps_nothing_ends_at_once():
+    emptied = make_report(10, (make_pool(live=0, cached=60 * GIB),))
+    device = of_device(61 * GIB, (make_process(10, 61 * GIB),))
+    after = [at_moment(60 * MINUTE + at, device, reports=(emptied,)) for at in range(1, 31)]
+    assert "fragmentation" in [verdict.kind for verdict in last(splitting(GIB))]
+    assert "fragmentation" not in [verdict.kind for verdict in last([*splitting(GIB), *after])]
+
+
 def test_fragmentation_requires_live_bytes():
     """A pool that is stranded as a whole, as a log shows every cache."""
     for live, fragmented in ((GIB, True), (0, False)):

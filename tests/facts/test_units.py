@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.facts.units import accepts, counted, human, seconds, typed_seconds
+from gpumond.facts.units import GIB, MIB, accepts, counted, human, rate, seconds, typed_seconds
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,20 @@ def test_sizes_have_the_largest_unit_that_they_reach(size: int, text: str):
 )
 def test_name_is_accepted_if_it_is_listed_with_a_weight(header: str, accepted: bool):
     assert accepts(header, "gzip") is accepted
+
+
+@pytest.mark.parametrize(
+    ("per_minute", "text"),
+    [
+        (840.0 * MIB, "about 0.8 GiB/min"),
+        (817.9 * MIB, "about 0.8 GiB/min"),
+        (64.0 * MIB, "about 64 MiB/min"),
+        (6.42 * MIB, "about 6.4 MiB/min"),
+        (9.97 * MIB, "about 10 MiB/min"),
+        (200.0 * 1024 * GIB, "about 200 TiB/min"),
+        (12.0, "about 12 B/min"),
+        (-300.0 * MIB, "about -0.3 GiB/min"),
+    ],
+)
+def test_rate_is_rounded_so_that_it_stays(per_minute: float, text: str) -> None:
+    assert rate(per_minute) == text

@@ -41,6 +41,19 @@ def test_unknown_device_is_a_404_that_lists_the_devices():
     assert f"0 {examples.UUID}" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({"target": {"al": True}}, "body.target.al: unknown key; did you mean all?"),
+        ({"target": {"all": True}, "dryrun": True}, "body.dryrun: unknown key; did you mean dry_run?"),
+        ({"target": {"all": True}, "x": 1}, "body.x: unknown key; expected one of target, steps, "),
+    ],
+)
+def test_unknown_key_is_named_with_the_one_that_is_meant(body: dict[str, Any], detail: str):
+    answer = ask(View(), FLUSHES, "POST", headers=TOKEN, json=body)
+    assert (answer.status_code, answer.json()["detail"].startswith(detail)) == (422, True), answer.json()
+
+
 def test_force_and_plan_are_passed_to_the_flusher():
     request = sent_request(target={"all": True}, force=True, plan="abc")
     assert (request.force, request.plan, request.by_rule) == (True, "abc", False)

@@ -16,8 +16,9 @@ import pytest
 from gpumond.commands.demo import NEED_GIB
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.units import GIB
+from gpumond.sim.allocator import ProgramMemory
 from gpumond.sim.device import MIB, OutOfMemory, SimDevice, Spec, create
-from gpumond.sim.programs import PROGRAMS, ProgramMemory, leak, run
+from gpumond.sim.programs import PROGRAMS, leak, run
 from tests.helpers.holding import holder, small_device
 
 SIZE = 24 * 1024 * MIB

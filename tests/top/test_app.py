@@ -318,7 +318,7 @@ def test_notices_of_one_kind_are_one_line(fake: FakeDaemon):
     faults = tuple(StatedFault("nvml", "gpu_is_lost", f"GPU-{at}", f"fell off bus {at}", "reset it") for at in range(9))
     fake.show(busy_frame(faults=faults))
     with top(fake.url, size=(100, 30)) as session:
-        screen = session.shows("gpu_is_lost (9): fell off bus 0", "train")
+        screen = session.shows("gpu_is_lost, first of 9: fell off bus 0", "train")
         assert "fell off bus 1" not in screen
         session.press("a")
         session.shows("fell off bus 0", "fell off bus 8")

@@ -38,8 +38,8 @@ def test_parts_fill_the_screen_and_the_table_keeps_its_rows(wanted: dict[str, in
     ("wanted", "expected"),
     [
         ({"devices": 4, "estimate": 1, "filter": 0, "chart": 3, "remarks": 6}, (4, 1, 3, 6, 8)),
-        ({"devices": 10, "estimate": 1, "filter": 0, "chart": 3, "remarks": 6}, (10, 1, 3, 2, 6)),
-        ({"devices": 10, "estimate": 1, "filter": 1, "chart": 3, "remarks": 6}, (10, 0, 3, 2, 6)),
+        ({"devices": 10, "estimate": 1, "filter": 0, "chart": 3, "remarks": 6}, (10, 0, 3, 3, 6)),
+        ({"devices": 10, "estimate": 1, "filter": 1, "chart": 3, "remarks": 6}, (10, 0, 2, 3, 6)),
     ],
     ids=["one device", "eight devices", "eight devices and a filter"],
 )
@@ -72,23 +72,54 @@ def test_line_belongs_to_the_device_above():
     assert [device_at(lines, place) for place in range(5)] == [0, 0, 0, 1, 1]
 
 
-def test_notices_are_complete_where_there_is_room():
-    notices = [FrameNotice("warn", kind, f"{kind} " + 9 * "word ", kind) for kind in ("leak", "oom")]
-    lines = [plain_text(line).rstrip() for line in remark_lines(notices, 40, 3)]
-    assert lines == [
-        "leak: leak word word word word word word",
-        "word word word",
-        "oom: oom word word word word word word …",
-    ]
-    assert len(remark_lines(notices, 40, 4)) == 4
-    assert len(remark_lines(notices, 40, 2)) == 2
+LEAK = FrameNotice(
+    "warn",
+    "leak firing for 1 min 20 s",
+    "notebook (pid 4194304) is leaking about 0.8 GiB/min on GPU 0 (since 14:05:44 UTC); at this rate, GPU 0 will be "
+    "full in about 10 min; retained by losses in leak at /work/programs.py:125 (20 tensors in 20 s)",
+    "alert leak",
+    "find out what keeps the memory: gpumond why --pid 4194304; restart the program before the GPU is full",
+)
+OOM = FrameNotice(
+    "bad",
+    "out-of-memory firing for 31 s",
+    "finetune (pid 9282) on GPU 1 ran out of memory at /work/programs.py:97 finetune (errors in 10 minutes: 1)",
+    "alert out-of-memory",
+    "gpumond oom show says what would have prevented it",
+)
+ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", "orphaned", "look at it; kill 9")
+
+
+@pytest.mark.parametrize(
+    ("notice", "width", "expected"),
+    [
+        (LEAK, 80, "leak: notebook is leaking about 0.8 GiB/min on GPU 0; gpumond why --pid 4194304"),
+        (LEAK, 72, "leak: notebook is leaking about 0.8 GiB/min…; gpumond why --pid 4194304"),
+        (LEAK, 400, f"leak: {LEAK.text}; {LEAK.advice}"),
+        (OOM, 80, "out-of-memory: finetune on GPU 1 ran out of memory at…; gpumond oom show"),
+        (OOM, 100, "out-of-memory: finetune on GPU 1 ran out of memory at programs.py:97 finetune; gpumond oom show"),
+        (ORPHAN, 80, "pid 9 (train) is orphaned and holds 2.0 GiB: look at it; kill 9"),
+    ],
+)
+def test_notice_takes_one_line_and_keeps_its_command(notice: FrameNotice, width: int, expected: str):
+    (line,) = remark_lines([notice], width, 4)
+    assert plain_text(line) == expected
+
+
+@given(st.integers(60, 400), st.sampled_from([LEAK, OOM]))
+def test_notice_is_cut_between_words(width: int, notice: FrameNotice):
+    (line,) = remark_lines([notice], width, 1)
+    text = plain_text(line)
+    assert cells(text) <= width
+    words = f"{notice.kind} {notice.text} {notice.advice} programs.py:97".split()
+    assert {word.strip("…;:") for word in text.split()} <= {word.strip("…;:") for word in words}
 
 
 def test_notices_of_one_kind_take_one_line_and_are_complete_in_full():
     leaks = [FrameNotice("warn", "leak", f"pid {at} grows", "leak") for at in range(3)]
     other = FrameNotice("bad", "the daemon doesn't respond", "no response")
     lines = [plain_text(line) for line in remark_lines([other, *leaks], 80, 5)]
-    assert lines == ["the daemon doesn't respond: no response", "leak (3): pid 0 grows, …"]
+    assert lines == ["the daemon doesn't respond: no response", "leak, first of 3: pid 0 grows"]
     assert [plain_text(line) for line in remark_lines([other, *leaks], 80, 1)] == ["4 more: press a"]
     full = [plain_text(line) for line in remarks_in_full([other, *leaks], 80)]
     assert [line for line in full if line] == [

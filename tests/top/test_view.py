@@ -168,7 +168,9 @@ def test_verdict_with_a_trouble_precedes_others():
     (train, _) = view(busy_frame(verdicts=(CHURN, LEAK))).processes
     assert (train.verdict, train.notable) == ("leak", True)
     assert train.verdicts == ("train leaks", "train goes up and down")
-    assert view(busy_frame(verdicts=(CHURN, LEAK))).verdicts == (FrameNotice("warn", "leak", "train leaks", "leak"),)
+    (notice,) = view(busy_frame(verdicts=(CHURN, LEAK))).verdicts
+    advice = "find out what keeps the memory: gpumond why --pid 10; restart the program before the GPU is full"
+    assert notice == FrameNotice("warn", "leak", "train leaks", "leak", advice)
 
 
 def test_alert_on_a_process_hides_its_healthy_pattern():
@@ -201,14 +203,14 @@ def test_alerts_are_sorted_by_phase_and_severity():
     assert view(busy_frame(alerts=alerts)).alerts == (
         FrameNotice("bad", "leak firing for 1 min 40 s", "leak it is", "alert leak"),
         FrameNotice("warn", "full firing for 1 min 40 s", "full it is", "alert full"),
-        FrameNotice("note", "idle pending for 1 min 40 s", "idle it is", "alert idle"),
+        FrameNotice("note", "idle pending for 1 min 40 s", "idle it is", "alert idle pending"),
     )
 
 
 def test_silenced_alert_is_a_note():
     silenced = replace(make_alert("full"), silenced_by=("0" * 16,))
     (shown,) = view(busy_frame(alerts=(silenced,))).alerts
-    assert shown == FrameNotice("note", "full firing for 1 min 40 s, silenced", "full it is", "alert full")
+    assert shown == FrameNotice("note", "full firing for 1 min 40 s, silenced", "full it is", "alert full, silenced")
 
 
 def test_faults_and_conditions_are_named_with_their_remedies():

@@ -6,20 +6,21 @@ It is present only in a program that has imported the allocator.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpumond import __version__
-from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, TensorTracking, Tracked
+from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, HistoryRecording, TensorTracking, Tracked
+from gpumond.agent.allocators.torch import sites
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import AppliedLimit, LiveClasses
+from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
 
 CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activations")
 """Kinds of blocks, as `LiveClasses` names them."""
 
 
-class SimAdapter(AllocatorAdapter, TensorTracking):
+class SimAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
     name = "sim"
     step = "cache"
     suffix = ".json"
@@ -60,10 +61,32 @@ class SimAdapter(AllocatorAdapter, TensorTracking):
         return found
 
     def find_older_objects(self) -> None:
-        """A simulated program has no objects."""
+        """A simulated program's objects are all known."""
 
     def tracked_tensors(self) -> Sequence[Tracked]:
-        return ()
+        found = []
+        for each in _allocators():
+            with each.lock:
+                found += [Tracked(tensor, tensor.size_bytes, False) for tensor in each.tensors]
+        return found
+
+    def start_history(self) -> None:
+        if not _allocators():
+            raise FlushRefused("nothing has been allocated yet")
+        for each in _allocators():
+            each.record(True)
+
+    def live_sites(self) -> Sequence[Site]:
+        return sites(self._segments())[0]
+
+    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
+        segments = self._segments()
+        for each in _allocators():
+            each.record(False)
+        return write({"segments": segments}), *sites(segments)
+
+    def _segments(self) -> Sequence[Mapping[str, Any]]:
+        return [{"blocks": each.live_blocks()} for each in _allocators()]
 
     def largest_free_bytes(self) -> Mapping[str, int]:
         free = {each.device_uuid: [size for _, size, is_free in each.blocks() if is_free] for each in _allocators()}

@@ -19,7 +19,7 @@ PAIRS = ("labels", "annotations")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--past", action="store_true", help="show resolved alerts, most recent last")
-    client.add_arguments(parser)
+    client.add_arguments(parser, entries=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,7 +41,7 @@ def _next_steps(alerts: Sequence[Mapping[str, Any]], url: str) -> Iterator[str]:
     """Yield the descriptions of each rule's alerts, and the rule's runbook."""
     for rule in sorted({alert["rule"] for alert in alerts}):
         texts = (alert["annotations"].get("description") for alert in alerts if alert["rule"] == rule)
-        steps = [f"{rule}: {safe(text)}" for text in dict.fromkeys(texts) if text]
+        steps = [f"{rule}: {client.with_commands(safe(text), url)}" for text in dict.fromkeys(texts) if text]
         runbook = [_runbook(url, rule)] if rule in RUNBOOKS else []
         if steps or runbook:
             yield from ("", *steps, *runbook)

@@ -16,6 +16,7 @@ from gpumond.cli.arguments import (
     NOTHING_TO_DO,
     WRONG_USE,
     add_target,
+    as_typed,
     count,
     duration,
     print_answer,
@@ -82,9 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         answer = client.post(arguments.url, "/api/v1/flushes", body, timeout=20 * arguments.timeout + 30)
     except DaemonError as error:
-        print_error(f"gpumond: {on_command_line(str(error))}")
+        print_error(f"gpumond: {on_command_line(as_typed(error, arguments))}")
         if "receipts" not in error.problem:
-            return {404: NOTHING_TO_DO, 422: WRONG_USE}.get(error.status, FAILED)
+            return client.refused(arguments, error)
         answer = error.problem
     shown = plan_table if arguments.dry_run else receipt_table
     receipts = receipts_of(answer)
@@ -199,7 +200,7 @@ class Receipts:
         parser.add_argument(
             "--limit", type=count, default=100, metavar="N", help="number of receipts, most recent last (default: 100)"
         )
-        client.add_arguments(parser)
+        client.add_arguments(parser, entries=True)
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:

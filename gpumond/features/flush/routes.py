@@ -10,8 +10,9 @@ from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from gpumond.config.models import Encodable
+from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.flush import MAX_REASON, OPERATION_ID, FlushOutcome, FlushRequest, Operation, Target
-from gpumond.facts.frame import device_named
+from gpumond.facts.frame import Frame, device_named
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, Receipt, ordered_steps
 from gpumond.features.flush.alertmanager import AlertmanagerHook, HookAlert, HookAnswer, HookResult
@@ -36,7 +37,8 @@ EXAMPLE = FlushOutcome("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), 
 
 
 class TargetBody(Encodable):
-    """Exactly one of pid, device (an index, a UUID or a prefix of one, or a PCI address), workload, all.
+    """Exactly one of pid, device (an index, a UUID or a prefix of one, or a PCI address), workload, user (a name or
+    uid), all.
 
     With `start_ticks`, only the process with this pid that started then.
     """
@@ -47,12 +49,15 @@ class TargetBody(Encodable):
     start_ticks: int | None = Field(default=None, ge=0)
     device: str | None = Field(default=None, min_length=1, max_length=128)
     workload: str | None = Field(default=None, min_length=1, max_length=MAX_WORKLOAD)
+    user: str | None = Field(default=None, min_length=1, max_length=128)
     all: bool = False
 
     @model_validator(mode="after")
     def _one(self) -> TargetBody:
-        if sum((self.pid is not None, self.device is not None, self.workload is not None, self.all)) != 1:
-            raise ValueError('pass exactly one of {"pid": N}, {"device": NAME}, {"workload": NAME}, {"all": true}')
+        if sum(each is not None for each in (self.pid, self.device, self.workload, self.user)) + self.all != 1:
+            raise ValueError(
+                'pass exactly one of {"pid": N}, {"device": NAME}, {"workload": NAME}, {"user": NAME}, {"all": true}'
+            )
         if self.start_ticks is not None and self.pid is None:
             raise ValueError("start_ticks requires pid")
         return self
@@ -124,7 +129,9 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
         count_flush(request.app.state.tokens, caller)
     kernel, device = kernel_of(request), body.target.device
     uuid = None if device is None else device_named(device, kernel.frame, caller.uid)
-    target = Target(**body.target.model_dump() | {"device": uuid, "uid": caller.uid})
+    uid = caller.uid if body.target.user is None else uid_named(body.target.user, kernel.frame, caller.uid)
+    chosen = {"device": uuid, "uid": uid, "all": body.target.all or body.target.user is not None}
+    target = Target(**body.target.model_dump(exclude={"user"}) | chosen)
     timeout = body.timeout_seconds if target.pid or caller.may("admin") else min(body.timeout_seconds, MANY_SECONDS)
     fields = body.model_dump(exclude={"target", "timeout_seconds", "operation"})
     operation = Operation(**body.operation.model_dump()) if body.operation else None
@@ -135,6 +142,20 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
         detail = f"no answer in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"
         return problem(504, detail, **ANSWER.dump_python(answer, mode="json"))
     return Response(ANSWER.dump_json(answer), media_type="application/json")
+
+
+def uid_named(user: str, frame: Frame | None, allowed: int | None) -> int:
+    """Return the uid of a user who runs a program on a device. Raises ConfigError.
+
+    ``allowed``: the only user whose programs the caller may flush; None for all.
+    """
+    devices = frame.snapshot.devices if frame else ()
+    known = {process.user: process.uid for device in devices for process in device.processes or ()}
+    uid = int(user) if user.isdecimal() else known.get(user)
+    if uid is None or allowed not in (None, uid):
+        hint = did_you_mean(user, filter(None, known))
+        raise ConfigError(f"no program of the user {user} is on a GPU{hint or '; `gpumond status` lists the users'}")
+    return uid
 
 
 def count_flush(tokens: Tokens, caller: Caller) -> None:

@@ -14,7 +14,7 @@ from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import human, typed_size
 from gpumond.facts.verdicts import PATTERNS, REMEDIES
-from gpumond.view.text import moment, safe, size, table
+from gpumond.view.text import broken, moment, output_width, safe, size, table
 
 CLASSES = {
     "parameters": "parameters",
@@ -51,7 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
             fetch(arguments.url, program.pid, found["folded"], arguments.folded)
         if not arguments.json:
             subject = [] if arguments.pid is not None else [f"{program}:"]
-            print("\n".join([*subject, *findings(frame, program.pid, rules), *lines(found, gpus)]))
+            record = f"gpumond why --pid {program.pid} --record 30s shows the lines that allocate"
+            steps = [] if found["sites"] else [record]
+            text = "\n".join([*subject, *findings(frame, program.pid, rules), *lines(found, gpus), *steps])
+            print(broken(client.with_commands(text, arguments.url), output_width()))
     if arguments.json and answers:
         print(client.as_json(arguments, answers))
     return status

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpumond.events import MAX_CALL, call_text
+from gpumond.events import MAX_CALL, call_text, own_calls
 from gpumond.facts.frame import Line
 from gpumond.facts.program import Call, LiveClasses, Oom, ProcessKey
 from gpumond.facts.units import human
@@ -155,14 +155,14 @@ def rank_order(case: CaseFile, cases: tuple[CaseFile, ...]) -> tuple[RankError, 
     )
 
 
-REMEDY_HEADER = ("REMEDY", ">BYTES", "ENOUGH", "KNOWN FROM")
+REMEDY_HEADER = ("ENOUGH", ">BYTES", "KNOWN FROM", "REMEDY")
 CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activations")
 MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 
-def plain(case: CaseFile, ranks: Sequence[RankError]) -> str:
-    """Return the case file for a terminal."""
-    parts = [f"case {case.id}, {moment(case.at)}", text.safe(case.summary)]
+def plain(case: CaseFile, ranks: Sequence[RankError], width: int | None = None) -> str:
+    """Return the case file for a terminal of that width."""
+    parts = [f"case {case.id}, {moment(case.at)}", text.broken(text.safe(case.summary), width)]
     if case.remedies:
         parts.append(text.table(REMEDY_HEADER, remedy_rows(case)))
     for title, header, rows in sections(case, ranks):
@@ -194,11 +194,17 @@ def remedy_rows(case: CaseFile) -> Iterator[list[str]]:
         about = "about " if each.basis == "estimate" and each.size_bytes is not None else ""
         enough = {True: "yes", False: "no", None: "unknown"}[each.enough]
         source = f"{each.source} ({each.basis})" if each.basis == "estimate" else each.source
-        yield [each.text, f"{about}{size(each.size_bytes)}", enough, source]
+        yield [enough, f"{about}{size(each.size_bytes)}", source, each.text]
 
 
 def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
     """Yield title, header and rows of each table of facts."""
+    if case.oom is not None and case.oom.stack:
+        yield (
+            "The program's calls at the error, innermost first",
+            ("CALL",),
+            [[call_text(call)] for call in own_calls(case.oom.stack)],
+        )
     if case.oom is not None and case.oom.pools:
         rows = [
             [pool.allocator, *map(human, (pool.live_bytes, pool.cached_bytes, pool.stranded_bytes))]
@@ -226,8 +232,6 @@ def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, 
         yield "Largest allocation sites", (">BYTES", ">BLOCKS", "CALLS, INNERMOST FIRST"), rows
     if case.oom.scopes:
         yield "Scopes that keep most", ("SCOPE", ">BYTES"), [[s.name, human(s.retained_bytes)] for s in case.oom.scopes]
-    if case.oom.stack:
-        yield "Failing call, innermost first", ("CALL",), [[call_text(call)] for call in case.oom.stack]
 
 
 def _ledger_title(case: CaseFile) -> str:

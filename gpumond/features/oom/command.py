@@ -13,7 +13,7 @@ from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.oom.case_file import CaseSummary, RankedCase, document, plain
 from gpumond.view import html_report
 from gpumond.view.frame import checked_as
-from gpumond.view.text import moment, size, table
+from gpumond.view.text import moment, output_width, size, table
 
 ROUTE = "/api/v1/oom"
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         html_report.write(arguments.html, document(found.case, found.ranks))
     else:
-        print(plain(found.case, found.ranks))
+        print(client.with_commands(plain(found.case, found.ranks, output_width()), arguments.url))
     return DONE
 
 
@@ -58,7 +58,13 @@ def _list(arguments: argparse.Namespace) -> int:
         return DONE
     header = ("CASE", "TIME", "PROGRAM", ">MISSING", "FIRST REMEDY")
     rows = [
-        [each["id"], moment(each["at"]), each["workload"] or "-", size(each["missing_bytes"]), each["remedy"] or "-"]
+        [
+            each["id"],
+            moment(each["at"]),
+            each["workload"] or "-",
+            size(each["missing_bytes"]),
+            client.with_commands(each["remedy"], arguments.url) or "-",
+        ]
         for each in cases
     ]
     print(table(header, rows) if rows else NO_CASE)

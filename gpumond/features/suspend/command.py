@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, add_target, duration, print_error
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_target, as_typed, duration, print_error
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.view.text import safe, size, table
 
@@ -51,8 +51,8 @@ def request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any]) -
     try:
         answer = client.post(arguments.url, path, body, timeout=SECONDS)
     except DaemonError as error:
-        print_error(f"gpumond: {error}")
-        return {404: NOTHING_TO_DO, 422: WRONG_USE}.get(error.status, FAILED)
+        print_error(f"gpumond: {as_typed(error, arguments)}")
+        return client.refused(arguments, error)
     receipts = answer["receipts"]
     print(json.dumps(answer, indent=2) if arguments.json else receipt_table(receipts))
     outcomes = {each["outcome"] for each in receipts}
