@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from gpumond.config.expectations import MISSING, expectation, written_at, yaml_problem
+from gpumond.config.models import MISSING, expectation, written_at, yaml_problem
 from gpumond.config.settings import ONLY_IN_FILE, RECEIVER_TYPES, Settings, SettingsConfig
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.host.files import read_text

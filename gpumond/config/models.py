@@ -1,7 +1,12 @@
-"""Bases of the models of what people and programs write, over HTTP or in YAML."""
+"""Models of what people and programs write, over HTTP or in YAML: their bases, and what a wrong value should have been,
+without the words of the libraries that found it.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from math import isclose
 from typing import Annotated, Any
 
 from pydantic import (
@@ -32,3 +37,126 @@ Seconds = Annotated[float, BeforeValidator(units.seconds)]
 
 class Strict(Encodable):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+MISSING = "missing"
+_TYPES: Mapping[str, str] = {
+    "string": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a list",
+    "tuple": "a list",
+    "set": "a list",
+    "frozen_set": "a list",
+    "dict": "keys and values",
+    "mapping": "keys and values",
+    "model": "keys and values",
+    "model_attributes": "keys and values",
+    "dataclass": "keys and values",
+    "path": "a path",
+    "url": "a URL",
+    "bytes": "text",
+}
+_BOUNDS: Mapping[str, tuple[str, str]] = {
+    "greater_than_equal": ("ge", "must be at least"),
+    "greater_than": ("gt", "must be more than"),
+    "less_than_equal": ("le", "must be at most"),
+    "less_than": ("lt", "must be less than"),
+}
+_CHARACTERS = re.compile(r"(?:\^|\\A)\[([^]]+)\]\{(\d+)(?:,(\d+))?\}(?:\$|\\Z|\\z)")
+_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))
+
+
+def expectation(error: Mapping[str, Any], written: object = None) -> str:
+    """Return what an error of pydantic expects, in one clause. ``written``: the value as the user wrote it."""
+    kind, context = str(error["type"]), error.get("ctx", {})
+    if kind == "missing":
+        return MISSING
+    if kind == "extra_forbidden":
+        return "unknown key"
+    if kind == "json_invalid":
+        return "invalid JSON"
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        return f"{words} {_bound(context[name], error['input'], written)}"
+    if kind == "string_pattern_mismatch":
+        return _form(context["pattern"])
+    if kind in ("literal_error", "enum"):
+        return f"must be {context['expected']}".replace("'", "")
+    if kind.endswith(("too_long", "too_short")):
+        least = kind.endswith("too_short")
+        number = context["min_length" if least else "max_length"]
+        noun = "character" if kind.startswith("string") else "entry"
+        plural = noun if number == 1 else "entries" if noun == "entry" else f"{noun}s"
+        return f"must have at {'least' if least else 'most'} {number} {plural}"
+    if kind == "finite_number":
+        return "must be a finite number"
+    name = kind.removesuffix("_type").removesuffix("_parsing").removesuffix("_from_float").removesuffix("_parsing_size")
+    if name in _TYPES:
+        return f"must be {_TYPES[name]}"
+    message = str(error["msg"])
+    if kind == "value_error":
+        return message.removeprefix("Value error, ")
+    return f"{message[:1].lower()}{message[1:]}"
+
+
+def written_at(values: object, location: Sequence[object]) -> object:
+    """Return the value that the user wrote at a location, None if there is none."""
+    for part in location:  # a part that the text does not have, such as the type of a receiver, is passed over
+        inside = part in values if isinstance(values, Mapping) else _is_index(part, values)
+        values = values[part] if inside else values  # type: ignore[index]
+    return None if isinstance(values, (Mapping, list, tuple)) else values
+
+
+def _is_index(part: object, values: object) -> bool:
+    return isinstance(values, (list, tuple)) and isinstance(part, int) and part < len(values)
+
+
+def _bound(bound: float, found: object, written: object) -> str:
+    """Return a bound in the form in which the value was written: as a duration, a size, or a number."""
+    if isinstance(written, str) and isinstance(found, (int, float)):
+        for read, shown in ((units.seconds, _duration), (units.byte_size, units.human)):
+            try:
+                if not written.strip().isdigit() and isclose(read(written), found):
+                    return shown(bound)
+            except ValueError:
+                pass
+    return f"{bound:g}"
+
+
+def _duration(seconds: float) -> str:
+    unit = next(((size, name) for size, name in _UNITS if seconds >= size and seconds % size == 0), None)
+    return f"{seconds / unit[0]:g}{unit[1]}" if unit else f"{seconds * 1000:g}ms"
+
+
+def _form(pattern: str) -> str:
+    """Describe a pattern of one class of characters; others are shown as they are."""
+    found = _CHARACTERS.fullmatch(pattern)
+    if found is None:
+        return f"must have the form {pattern.strip('^$')}"
+    least, most = found[2], found[3] or found[2]
+    count = least if least == most else f"{least} to {most}"
+    if found[1] == "!-~":
+        return f"use {count} ASCII characters without spaces"
+    allowed = re.findall(r".-.|.", found[1])
+    names = allowed[0] if len(allowed) == 1 else f"{', '.join(allowed[:-1])} and {allowed[-1]}"
+    return f"use {count} characters of {names}"
+
+
+def yaml_problem(error: Exception) -> tuple[int | None, str]:
+    """Return the line, from 1, and the problem of a text that is not YAML."""
+    problem = str(getattr(error, "problem", None) or error).partition("\n")[0]
+    mark = getattr(error, "problem_mark", None)
+    if "<stream end>" in problem or "end of stream" in problem:
+        opened = getattr(error, "context_mark", None)
+        mark = opened or mark
+        context = str(getattr(error, "context", ""))
+        problem = "unclosed [ or {" if "flow" in context else "unclosed quote" if "scalar" in context else problem
+    elif problem == "mapping values are not allowed here":
+        problem = "unexpected key; check the indentation, and quote texts that contain ': '"
+    elif r"'\t'" in problem:
+        problem = "a tab; indent with spaces"
+    elif problem.startswith("expected <block end>"):
+        problem = "wrong indentation, or an unexpected character"
+    return (None if mark is None else mark.line + 1), f"invalid YAML: {problem}"

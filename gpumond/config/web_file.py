@@ -19,8 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gpumond.config.expectations import expectation, yaml_problem
-from gpumond.config.models import Encodable
+from gpumond.config.models import Encodable, expectation, yaml_problem
 from gpumond.facts.errors import ConfigError
 from gpumond.host.files import open_regular
 

@@ -6,10 +6,9 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
-from typing import Any
 
 from gpumond.config.loading import LastValidFile
 from gpumond.config.settings import RELOADED, Settings
@@ -21,7 +20,7 @@ from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Fault, Reading, Snapshot
 from gpumond.feature import resolve
 from gpumond.features import features
-from gpumond.host.event_loop import answer_requests, background, cancelled
+from gpumond.host.event_loop import Tasks, answer_requests, background, cancelled
 from gpumond.host.machine import in_private_pid_namespace, reserved_descriptors
 from gpumond.host.peer import person_of
 from gpumond.host.runtime_directory import AgentSocket
@@ -117,7 +116,7 @@ class Daemon(Operations):
         self._history = HistoryPersistence(kernel.store)
         self._window = RuleWindow()
         self._store_seconds = STORE_SECONDS
-        self._requests_of_signals: set[asyncio.Task[object]] = set()
+        self._requests_of_signals = Tasks()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -286,11 +285,11 @@ class Daemon(Operations):
 
     def reload_on_signal(self) -> None:
         """SIGHUP."""
-        self._start(self._reload_quietly())
+        self._requests_of_signals.start(self._reload_quietly())
 
     def release_on_signal(self) -> None:
         """SIGUSR1, for driver upgrade hooks that cannot use HTTP. Works without the store."""
-        self._start(self._release(RELEASE_SECONDS, "SIGUSR1"))
+        self._requests_of_signals.start(self._release(RELEASE_SECONDS, "SIGUSR1"))
 
     async def _reload_quietly(self) -> None:
         with suppress(ConfigError):  # reload has logged it
@@ -300,11 +299,6 @@ class Daemon(Operations):
         log.info("detached from the driver for %g s, by %s", seconds, requested_by)
         until = self.kernel.clock.wall() + seconds
         return until, await self.kernel.devices.release(seconds)
-
-    def _start(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.create_task(work)
-        self._requests_of_signals.add(task)
-        task.add_done_callback(self._requests_of_signals.discard)
 
     async def _finish(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for work that writes to the store. The first that takes too long ends the wait for all the others."""

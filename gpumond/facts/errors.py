@@ -1,4 +1,4 @@
-"""Exceptions that gpumond raises, and the kinds of faults with their remedies. serve/problems.py has their statuses."""
+"""Exceptions that gpumond raises, and the kinds of faults with their remedies. serve/routes.py has their statuses."""
 
 from __future__ import annotations
 

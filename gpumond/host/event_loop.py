@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 CANCEL_SECONDS = 1.0
 """The pause before a task that has not ended is cancelled again."""
@@ -33,6 +34,26 @@ async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=CANCEL_SECONDS)
+
+
+class Tasks(set["asyncio.Task[Any]"]):
+    """Tasks in progress. Their errors are those of whoever awaits them."""
+
+    def start(self, work: Awaitable[T]) -> asyncio.Task[T]:
+        task = asyncio.ensure_future(work)
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
+
+    async def finish(self) -> None:
+        """Wait for their end."""
+        await asyncio.gather(*self, return_exceptions=True)
+
+    async def cancel(self) -> None:
+        """Cancel them once, and wait for their end, before which they may write what they have done."""
+        for task in self:
+            task.cancel()
+        await self.finish()
 
 
 TURNS = 6

@@ -40,10 +40,16 @@ from gpumond.facts.messages import (
 )
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessEnd
+from gpumond.host.event_loop import Tasks
 from gpumond.host.peer import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, person_of, sender_pid
 from gpumond.programs.connection import AgentConnection, Answer, Limits, UserUsage, agent_report, check_hello
 
 log = logging.getLogger(__name__)
+
+
+def identity_of(report: AgentReport) -> Identity:
+    return Identity(report.pid, report.start_ticks, report.uid)
+
 
 ACCEPTED_AT_ONCE = 16
 REJECTED_PAUSE_SECONDS = 0.004
@@ -94,7 +100,7 @@ class AgentServer:
         self._suspended: Collection[ProcessKey] = frozenset()
         self._borrow: Callable[[Identity, Borrow], Awaitable[Borrowed]] | None = None
         self._borrowers: set[Identity] = set()
-        self._borrow_tasks: set[asyncio.Task[None]] = set()
+        self._borrow_tasks = Tasks()
         self._accepting = False
         self._paused_for_hellos = False
         self._sweeper: asyncio.TimerHandle | None = None
@@ -410,9 +416,7 @@ class AgentServer:
             self._send(peer, Borrowed(request.id, False, reason="another request of this program is in progress"))
             return
         self._borrowers.add(peer.identity)
-        task = self._loop.create_task(self._answer_borrow(peer, request, self._borrow))
-        self._borrow_tasks.add(task)
-        task.add_done_callback(self._borrow_tasks.discard)
+        self._borrow_tasks.start(self._answer_borrow(peer, request, self._borrow))
 
     async def _answer_borrow(
         self, peer: AgentConnection, request: Borrow, borrow: Callable[[Identity, Borrow], Awaitable[Borrowed]]

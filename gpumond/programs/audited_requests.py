@@ -15,8 +15,7 @@ from typing import Any
 from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.messages import AgentRequest, AgentResponse, Asked
 from gpumond.facts.snapshot import AgentReport
-from gpumond.host.peer import Identity
-from gpumond.programs.agent_server import ASK_SECONDS, AgentServer
+from gpumond.programs.agent_server import ASK_SECONDS, AgentServer, identity_of
 
 MAX_FILE_BYTES = 256 << 20
 MAX_PART_BYTES = 1 << 20
@@ -99,7 +98,7 @@ class AuditedRequests:
 
     async def _part(self, report: AgentReport, snapshot_id: int, offset: int) -> AgentResponse | None:
         ask = AgentRequest(uuid.uuid4().hex, "fetch", snapshot_id=snapshot_id, offset=offset)
-        return await self._agents.ask(_identity(report), ask)
+        return await self._agents.ask(identity_of(report), ask)
 
     async def _report(self, pid: int) -> AgentReport:
         reports = self._agents.reports()
@@ -126,7 +125,7 @@ class AuditedRequests:
         if ask.record_seconds is not None:
             asked |= {"record_seconds": ask.record_seconds}
         await self._audit(requested_by, f"agent.{ask.kind}", asked)
-        answer = await self._agents.ask(_identity(report), ask, ASK_SECONDS + (ask.record_seconds or 0.0))
+        answer = await self._agents.ask(identity_of(report), ask, ASK_SECONDS + (ask.record_seconds or 0.0))
         await self._note(requested_by, f"agent.{ask.kind}.answer", {"pid": report.pid, **_recorded(answer)})
         return answer
 
@@ -138,10 +137,6 @@ def lowest_limits(report: AgentReport, device_uuid: str | None) -> dict[str, int
         if not each.quota and device_uuid in (None, each.device_uuid):
             found[each.device_uuid] = min(each.limit_bytes, found.get(each.device_uuid, each.limit_bytes))
     return found
-
-
-def _identity(report: AgentReport) -> Identity:
-    return Identity(report.pid, report.start_ticks, report.uid)
 
 
 def _recorded(answer: AgentResponse | None) -> dict[str, Any]:

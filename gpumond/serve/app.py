@@ -14,12 +14,12 @@ from starlette.datastructures import State
 from gpumond import __version__
 from gpumond.host.event_loop import background
 from gpumond.kernel import Kernel
-from gpumond.serve import live, operations, pages, problems, resources, sessions
+from gpumond.serve import live, operations, pages, resources, routes, sessions
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.examples import KIND
 from gpumond.serve.limits import MAX_PREVIEWS, UserShares
 from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, LiveFrames
-from gpumond.serve.problems import responses
+from gpumond.serve.routes import responses
 
 DESCRIPTION = (
     "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times unix seconds, "
@@ -44,7 +44,7 @@ def create_app(
     served = (*CORE, *routers)
     app = FastAPI(lifespan=running, docs_url=None, redoc_url=None)
     app.state = state or state_of(kernel, tokens)
-    problems.install(app)
+    routes.install(app)
     app.openapi = cache(partial(openapi, served))  # type: ignore[method-assign]
     for router in served:
         app.include_router(router)

@@ -26,7 +26,7 @@ from gpumond.facts.program import (
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sensors, Snapshot, SourceState
 from gpumond.facts.units import GIB as GIB
 from gpumond.serve.full_frame import holdings
-from gpumond.serve.problems import responses
+from gpumond.serve.routes import responses
 from gpumond.store.audit import AuditEntry
 
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"

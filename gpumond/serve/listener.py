@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+from gpumond.host.event_loop import Tasks
 from gpumond.host.machine import RESERVED_CONNECTIONS
 from gpumond.host.peer import loopback_uid, peer_uid
 from gpumond.host.runtime_directory import BACKLOG
@@ -90,7 +91,7 @@ class HttpListener:
         self._rejected, self._owner = rejected, owner
         self._connections: UserShares[HttpPeer] = UserShares(connections, per_user)
         self._reserved: UserShares[HttpPeer] = UserShares(reserved)
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting = Tasks()
         self._closed = False
 
     def open(self) -> None:
@@ -131,7 +132,7 @@ class HttpListener:
         ]
 
     async def wait_closed(self) -> None:
-        await asyncio.gather(*self._starting, return_exceptions=True)
+        await self._starting.finish()
 
     def gone(self, peer: HttpPeer) -> None:
         self._shares(peer).remove(peer.user, peer)
@@ -233,10 +234,7 @@ class HttpListener:
         connection.close()
 
     def _start(self, connection: socket.socket, peer: HttpPeer) -> None:
-        task = self._loop.create_task(self._connect(connection, peer))
-        peer.close = task.cancel
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        peer.close = self._starting.start(self._connect(connection, peer)).cancel
 
     async def _connect(self, connection: socket.socket, peer: HttpPeer) -> None:
         tls = None if peer.uid is not None else self._tls()

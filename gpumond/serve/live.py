@@ -26,12 +26,11 @@ from gpumond.host.event_loop import Signal
 from gpumond.kernel import Kernel
 from gpumond.serve import examples
 from gpumond.serve.authentication import user
-from gpumond.serve.dependencies import kernel_of, present
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.limits import UserShares
-from gpumond.serve.problems import responses
 from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
+from gpumond.serve.routes import json_response, kernel_of, present, responses
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -418,7 +417,7 @@ async def events(request: Request) -> Response:
     last_id = request.headers.get("last-event-id", "")
     known_id = int(last_id) if last_id.isdecimal() and len(last_id) < 20 else None
     if accepts(accept, "application/json") and not accepts(accept, "text/event-stream"):
-        return Response(EVENTS.dump_json(list(event_log.after(known_id or 0))), media_type="application/json")
+        return json_response(list[Event], list(event_log.after(known_id or 0)))
     since = event_log.last_id if known_id is None else known_id
     return EventStream(request.scope, request.app.state, event_messages(event_log, since))
 

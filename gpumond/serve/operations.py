@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import PlainTextResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 
 from gpumond.config.models import Encodable
 from gpumond.kernel import Operations
@@ -15,9 +15,8 @@ from gpumond.metrics.exposition import ALL_GROUPS, Group
 from gpumond.serve import answers
 from gpumond.serve.answers import problem
 from gpumond.serve.authorization import require_token
-from gpumond.serve.dependencies import bearer, kernel_of
 from gpumond.serve.examples import KIND
-from gpumond.serve.problems import responses
+from gpumond.serve.routes import bearer, json_response, kernel_of, responses
 
 router = APIRouter(tags=["operation"])
 
@@ -96,6 +95,4 @@ async def release(request: Request, body: ReleaseBody, requested_by: str = Depen
     until, released = await kernel_of(request).get(Operations).release(body.for_seconds, requested_by)
     if not released:
         return problem(504, "a driver call doesn't return, and its process still holds the driver")
-    return Response(
-        TypeAdapter(ReleaseAnswer).dump_json(ReleaseAnswer(released_until=until)), media_type="application/json"
-    )
+    return json_response(ReleaseAnswer, ReleaseAnswer(released_until=until))

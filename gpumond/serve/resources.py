@@ -7,14 +7,12 @@ import gzip
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from hashlib import sha256
 from math import ceil, inf
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, HTTPException, Query, Request
 from fastapi.responses import Response, StreamingResponse
-from pydantic import TypeAdapter
 
 from gpumond import __version__
 from gpumond.facts.engines import EngineReading
@@ -35,9 +33,10 @@ from gpumond.facts.units import accepts
 from gpumond.facts.verdicts import KINDS
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.serve import examples
-from gpumond.serve.dependencies import kernel_of, present
 from gpumond.serve.full_frame import REVISION, full_frame, holdings, stated_conditions, stated_faults
 from gpumond.serve.identity import Tenant, own_part
+from gpumond.serve.routes import kernel_of, present
+from gpumond.store.table import adapter
 from gpumond.tick.history import SAMPLES, SIGNALS, TIERS, History, Shares, Signal
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
@@ -115,14 +114,9 @@ EXAMPLE_FRAME = FullFrame(
 )
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
 def answer(request: Request, kind: Any, value: Any) -> Response:
     """Return ``value`` as JSON, without copies or validation. It is compressed if the reader accepts that."""
-    return _json(request, _adapter(kind).dump_json(value), {})
+    return _json(request, adapter(kind).dump_json(value), {})
 
 
 def answer_list(request: Request, kind: Any, values: Sequence[Any]) -> Response:
@@ -132,7 +126,7 @@ def answer_list(request: Request, kind: Any, values: Sequence[Any]) -> Response:
 
     async def parts() -> AsyncIterator[bytes]:
         for start in range(0, len(values), ENTRIES_AT_ONCE):
-            text = _adapter(list[kind]).dump_json(list(values[start : start + ENTRIES_AT_ONCE]))
+            text = adapter(list[kind]).dump_json(list(values[start : start + ENTRIES_AT_ONCE]))
             yield (b"," if start else b"[") + text[1:-1]
             await asyncio.sleep(0)
         yield b"]"
@@ -144,7 +138,7 @@ def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Re
     """Return a part of the current frame as JSON. It is serialized and compressed once per frame and route."""
     answers, name = kernel_of(request).answers, _name(request)
     if name not in answers:
-        answers[name] = _adapter(kind).dump_json(make(current_frame(request)))
+        answers[name] = adapter(kind).dump_json(make(current_frame(request)))
     return _json(request, answers[name], answers)
 
 

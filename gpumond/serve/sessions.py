@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import Response
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from gpumond.config.models import Encodable
 from gpumond.serve import examples
@@ -23,8 +23,7 @@ from gpumond.serve.authentication import (
     user,
 )
 from gpumond.serve.authorization import caller_with
-from gpumond.serve.dependencies import CHANGES
-from gpumond.serve.problems import responses
+from gpumond.serve.routes import CHANGES, deletion, json_response
 
 router = APIRouter(tags=["sessions"])
 
@@ -59,7 +58,6 @@ class CodeBody(Encodable):
     code: str = Field(min_length=1, max_length=128)
 
 
-CODE, SESSION = TypeAdapter(SignInCode), TypeAdapter(Session)
 NO_STORE = {"Cache-Control": "no-store"}
 
 
@@ -82,7 +80,7 @@ async def request_code(
         raise HTTPException(403, f"{caller.name} can't have a session; use a gpumond token")
     seconds = CODE_SECONDS if body is None else body.valid_seconds
     code = tokens.sign_ins.code(caller, bearer_token(request.scope), tokens.clock(), seconds)
-    return Response(CODE.dump_json(SignInCode(code, seconds)), headers=NO_STORE, media_type="application/json")
+    return json_response(SignInCode, SignInCode(code, seconds), headers=NO_STORE)
 
 
 @router.post(
@@ -103,16 +101,13 @@ async def sign_in(request: Request, body: CodeBody) -> Response:
     if token is None:
         failed(tokens, who)
         raise HTTPException(401, "the code is wrong, older than 60 s, or was used before; run `gpumond open` again")
-    return Response(SESSION.dump_json(Session(token, SESSION_SECONDS)), headers=NO_STORE, media_type="application/json")
+    return json_response(Session, Session(token, SESSION_SECONDS), headers=NO_STORE)
 
 
 @router.delete(
     SESSIONS,
     summary="End the session whose token is sent",
-    dependencies=CHANGES,
-    status_code=204,
-    response_model=None,
-    responses=responses(401, 403, 404),
+    **deletion(401, 403, 404),
 )
 async def sign_out(request: Request, caller: Caller = Depends(caller_with("read"))) -> Response:
     """404: the token is not that of a session."""

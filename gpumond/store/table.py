@@ -10,6 +10,7 @@ import logging
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from hashlib import sha256
@@ -18,7 +19,14 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 from pydantic import TypeAdapter
 
 from gpumond.facts.alerts import Kind, Notice
-from gpumond.facts.errors import DefinitionChanged, DefinitionConflict, NoSuchDefinition, ProtocolError, did_you_mean
+from gpumond.facts.errors import (
+    DefinitionChanged,
+    DefinitionConflict,
+    NoSuchDefinition,
+    ProtocolError,
+    StoreUnavailable,
+    did_you_mean,
+)
 from gpumond.facts.frame import Alert
 from gpumond.facts.snapshot import Fault
 from gpumond.store.audit import canonical
@@ -200,6 +208,11 @@ class Table(Generic[V]):
             return etag
 
         return await self._store.run(put)
+
+    async def keep(self, name: str, value: V, removed: Iterable[str]) -> None:
+        """Store a value as `put` does. If that fails, which the store logs, the value remains in memory alone."""
+        with suppress(StoreUnavailable):
+            await self.put(name, value, removed=removed)
 
     async def delete(self, name: str, actor: str, if_match: str | None = None) -> bool:
         """Delete a value, in all parts; False if there is none. Raises DefinitionChanged."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpumond.features.alerts.outbox import Outbox
-from gpumond.features.alerts.receivers.http_client import post
+from gpumond.features.alerts.receivers.base import post
 from gpumond.features.alerts.receivers.webhook import Webhook
 from tests.alerts.deliveries import FIRED, QUICK, RESOLVED, DeliveryCounts, Recorder, UnwritableStore, make_alert, until
 from tests.helpers import certificates

@@ -15,8 +15,7 @@ import pytest
 from gpumond.config.tokens import read_tokens
 from gpumond.config.web_file import read_web
 from gpumond.facts.errors import ConfigError
-from gpumond.features.alerts.receivers.base import Retry
-from gpumond.features.alerts.receivers.http_client import secret
+from gpumond.features.alerts.receivers.base import Retry, secret
 from tests.helpers.running import RunningDaemon, gpumond_here, until
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpumond.features.alerts.receivers.base import NotSent
-from gpumond.features.alerts.receivers.http_client import HttpReceiver, post
+from gpumond.features.alerts.receivers.base import HttpReceiver, NotSent, post
 
 Answer = bytes | Callable[[socket.socket], None]
 

@@ -10,8 +10,9 @@ from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import Expected, Outcome, StepResult
 from gpumond.facts.snapshot import AgentReport, Reading
-from gpumond.features.flush.flusher import Flusher, identity_of
+from gpumond.features.flush.flusher import Flusher
 from gpumond.host.peer import Identity
+from gpumond.programs.agent_server import identity_of
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 

@@ -6,13 +6,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gpumond.config.settings import Settings
 from gpumond.facts.alerts import (
@@ -39,6 +37,7 @@ from gpumond.facts.suspension import SuspensionOutcome, SuspensionReceipt
 from gpumond.features.alerts.actions import FlushOrder, Key, Tracks, annotate, conclude, decide, forget, remembered
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
 from gpumond.features.alerts.receivers.base import NotSent, ReceiverType
+from gpumond.host.event_loop import Tasks
 from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Suspends, Tick, flush_each
 from gpumond.quantities.device_scope import short_users
 from gpumond.store.audit import AuditEntry
@@ -106,8 +105,8 @@ class AlertDispatcher:
         self._changed: dict[Labels, Alert] = {}
         self._flushing: dict[Key, Alert] = {}
         self._kept: object = None
-        self._flushes: set[asyncio.Future[None]] = set()
-        self._writes: set[asyncio.Future[None]] = set()
+        self._flushes = Tasks()
+        self._writes = Tasks()
 
     async def resume(self) -> Mapping[str, Activities]:
         """Load the alerts, and the attempts of rules to flush, that the previous daemon stored."""
@@ -165,7 +164,7 @@ class AlertDispatcher:
         self._tracks, self._ended, self._changed = dispatch.tracks, dict(dispatch.incomplete), {}
         self._end(dispatch.resolved)
         for order in dispatch.orders:
-            self._start(self._carry_out(order), self._flushes)
+            self._flushes.start(self._carry_out(order))
         notices = self._outbox.put(dispatch.firing, dispatch.changed)
         state = frozenset(
             (labels, each.alert.phase, each.active_elapsed, each.cleared_elapsed, each.alert.labels)
@@ -177,13 +176,12 @@ class AlertDispatcher:
             self._unkept.clear()
             self._kept = state
             keeping = self._store.keep(kept(dispatch.activities, self._began), notices, over)
-            self._start(self._keep(keeping, over), self._writes)
+            self._writes.start(self._keep(keeping, over))
 
     async def close(self) -> None:
         """Cancel the flushes of rules, which then write their audit entries, and wait for these and other writes."""
-        for task in self._flushes:
-            task.cancel()
-        await asyncio.gather(*self._flushes, *self._writes, return_exceptions=True)
+        await self._flushes.cancel()
+        await self._writes.finish()
 
     async def _keep(self, keeping: Awaitable[None], over: Sequence[Alert]) -> None:
         try:
@@ -239,11 +237,6 @@ class AlertDispatcher:
         named = f"{program.workload or 'the program'} (pid {program.pid})"
         reason = await self._request_end(program, actor) if self._request_end else "requests to end aren't available"
         return f"{named} wasn't asked to end: {reason}" if reason else f"{named} was asked to end"
-
-    def _start(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Future[None]]) -> None:
-        task = asyncio.ensure_future(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
 
 
 def _requests(order: FlushOrder, actor: str) -> Iterator[tuple[FlushRequest, Receipt]]:

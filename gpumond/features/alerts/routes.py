@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
-from pydantic import TypeAdapter
 
 from gpumond.facts.alerts import ended
 from gpumond.facts.frame import Alert
@@ -14,15 +13,14 @@ from gpumond.features.alerts.dispatcher import AlertsPart, ReceiverTest
 from gpumond.serve import examples
 from gpumond.serve.authentication import admit
 from gpumond.serve.authorization import require_rules
-from gpumond.serve.dependencies import CHANGES, kernel_of
 from gpumond.serve.resources import answer
+from gpumond.serve.routes import CHANGES, json_response, kernel_of
 
 router = APIRouter(prefix="/api/v1", tags=["receivers"])
 facts = APIRouter(prefix="/api/v1", tags=["facts"])
 
 Name = Annotated[str, Path(pattern="^[a-z0-9_-]{1,64}$", description="A receiver of the configuration file")]
 EXAMPLE = ReceiverTest(receiver="ops", accepted=True, status=200, reason="", detail="", duration_seconds=0.18)
-TESTED = TypeAdapter(ReceiverTest)
 
 
 @router.post(
@@ -41,10 +39,7 @@ async def send_test(request: Request, name: Name, by: str = Depends(require_rule
     now = tokens.clock()
     admit(tokens.receiver_tests, by, now, "too many test messages by this caller")
     tokens.receiver_tests.count(by, now)
-    return Response(
-        TESTED.dump_json(await kernel_of(request).get(AlertsPart).test_receiver(name, by)),
-        media_type="application/json",
-    )
+    return json_response(ReceiverTest, await kernel_of(request).get(AlertsPart).test_receiver(name, by))
 
 
 @facts.get(

@@ -9,8 +9,8 @@ from fastapi.responses import Response
 
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.serve import examples
-from gpumond.serve.dependencies import kernel_of
 from gpumond.serve.resources import answer_list
+from gpumond.serve.routes import kernel_of
 from gpumond.store.audit import AuditEntry
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])

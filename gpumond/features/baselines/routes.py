@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import Response
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from gpumond.config.models import Encodable
 from gpumond.facts.units import DAY_SECONDS, GIB
@@ -23,8 +23,7 @@ from gpumond.features.baselines.statistics import (
 )
 from gpumond.serve import examples
 from gpumond.serve.authorization import require_rules
-from gpumond.serve.dependencies import CHANGES, kernel_of
-from gpumond.serve.problems import responses
+from gpumond.serve.routes import CHANGES, deletion, json_response, kernel_of
 
 router = APIRouter(prefix="/api/v1", tags=["baselines"])
 
@@ -85,16 +84,10 @@ EXAMPLE_COMPARISON = Comparison(
     True,
     (Difference("train", "live", "typical", 31.0 * GIB, 34.1 * GIB, 3.1 * GIB, 0.1, 2.9 * GIB, 3.3 * GIB),),
 )
-ENTRIES, ONE = TypeAdapter(list[BaselineEntry]), TypeAdapter(Baseline)
-COMPARED = TypeAdapter(Comparison)
 
 
 def _service(request: Request) -> BaselineService:
     return kernel_of(request).get(BaselineService)
-
-
-def _json(adapter: TypeAdapter[Any], value: Any, status: int = 200) -> Response:
-    return Response(adapter.dump_json(value), status, media_type="application/json")
 
 
 @router.get(
@@ -103,7 +96,7 @@ def _json(adapter: TypeAdapter[Any], value: Any, status: int = 200) -> Response:
     **examples.described(list[BaselineEntry], [_entry(EXAMPLE)], 503, 507),
 )
 async def baselines(request: Request) -> Response:
-    return _json(ENTRIES, [_entry(each) for each in await _service(request).all()])
+    return json_response(list[BaselineEntry], [_entry(each) for each in await _service(request).all()])
 
 
 @router.get(
@@ -112,7 +105,7 @@ async def baselines(request: Request) -> Response:
     **examples.described(Baseline, EXAMPLE, 404, 422, 503, 507),
 )
 async def baseline(request: Request, name: Name) -> Response:
-    return _json(ONE, await _service(request).get(name))
+    return json_response(Baseline, await _service(request).get(name))
 
 
 @router.put(
@@ -127,16 +120,13 @@ async def record(request: Request, name: Name, body: RecordBody, by: str = Depen
     An existing baseline of this name is replaced when the recording is complete, and its comparison is discarded.
     """
     await _service(request).record(name, body.for_seconds, body.workload, by)
-    return _json(ONE, await _service(request).get(name), 202)
+    return json_response(Baseline, await _service(request).get(name), 202)
 
 
 @router.delete(
     "/baselines/{name}",
     summary="Delete a baseline, or cancel its recording",
-    dependencies=CHANGES,
-    status_code=204,
-    response_model=None,
-    responses=responses(401, 403, 404, 422, 503, 507),
+    **deletion(401, 403, 404, 422, 503, 507),
 )
 async def remove(request: Request, name: Name, by: str = Depends(require_rules)) -> Response:
     await _service(request).delete(name, by)
@@ -152,7 +142,7 @@ async def remove(request: Request, name: Name, by: str = Depends(require_rules))
 async def measure_again(request: Request, name: Name, body: CompareBody, by: str = Depends(require_rules)) -> Response:
     """Starts a new measurement of the baseline's workloads and returns at once."""
     await _service(request).measure_again(name, body.for_seconds, by)
-    return _json(COMPARED, await _service(request).comparison(name), 202)
+    return json_response(Comparison, await _service(request).comparison(name), 202)
 
 
 @router.get(
@@ -161,4 +151,4 @@ async def measure_again(request: Request, name: Name, body: CompareBody, by: str
     **examples.described(Comparison, EXAMPLE_COMPARISON, 404, 422, 503, 507),
 )
 async def comparison(request: Request, name: Name, other: Other = None) -> Response:
-    return _json(COMPARED, await _service(request).comparison(name, other))
+    return json_response(Comparison, await _service(request).comparison(name, other))

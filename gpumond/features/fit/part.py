@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
-from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
+from gpumond.host.event_loop import Tasks
 from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.table import Table
 
@@ -73,7 +72,7 @@ class PeaksPart(Part):
         self._peaks = Peaks()
         self.loaded = False
         self._running: dict[tuple[ProcessKey, str], Run] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         kernel.provide(Peaks, self._peaks)
 
     async def load(self) -> Sequence[str]:
@@ -98,7 +97,7 @@ class PeaksPart(Part):
                 self._store(key, run, snapshot.taken_at)
 
     async def close(self) -> None:
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.finish()
 
     def _follow(self, snapshot: Snapshot, device: DeviceReading, process: ProcessKey, report: AgentReport) -> None:
         used, key = snapshot.used_by(process, device), (process, device.uuid)
@@ -115,15 +114,7 @@ class PeaksPart(Part):
     def _store(self, key: tuple[ProcessKey, str], run: Run, at: float) -> None:
         process, uuid = key
         peak = RunPeak(id=f"{process.pid}-{process.start_ticks}-{uuid}", ended_at=at, **run._asdict())
-        task = asyncio.create_task(self._keep(peak, self._peaks.add(peak)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _keep(self, peak: RunPeak, removed: Sequence[str]) -> None:
-        try:
-            await self._table.put(peak.id, peak, removed=removed)
-        except StoreUnavailable:
-            pass  # the store has logged it; the peak remains in memory
+        self._tasks.start(self._table.keep(peak.id, peak, self._peaks.add(peak)))
 
 
 LEAST_RUNS = 3

@@ -6,15 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
-from pydantic import TypeAdapter
 
 from gpumond.facts.frame import device_named
 from gpumond.features.fit.part import AutoNeed, Peaks
 from gpumond.serve import examples
-from gpumond.serve.dependencies import kernel_of
+from gpumond.serve.routes import json_response, kernel_of
 
 router = APIRouter(prefix="/api/v1", tags=["admissions"])
-ANSWER = TypeAdapter(AutoNeed)
 EXAMPLE = AutoNeed(
     workload="train",
     device_name="NVIDIA H100 80GB HBM3",
@@ -54,6 +52,4 @@ async def need(
         names = {each.name for each in devices}
     if len(names) != 1:
         raise HTTPException(422, "device: expected the name of a device; there are several kinds")
-    return Response(
-        ANSWER.dump_json(kernel.get(Peaks).need(workload, names.pop(), world_size, uid)), media_type="application/json"
-    )
+    return json_response(AutoNeed, kernel.get(Peaks).need(workload, names.pop(), world_size, uid))

@@ -25,7 +25,7 @@ import yaml
 
 from gpumond.agent.transport import trusted_uids
 from gpumond.cli.arguments import duration, value
-from gpumond.config.expectations import yaml_problem
+from gpumond.config.models import yaml_problem
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.features.fleet.connection import (
     METRICS_PATH,

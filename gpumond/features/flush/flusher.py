@@ -40,7 +40,7 @@ from gpumond.facts.units import human
 from gpumond.features.flush.alertmanager import AlertmanagerHook
 from gpumond.host.peer import Identity
 from gpumond.kernel import EngineStep, Flushes, Kernel, Part
-from gpumond.programs.agent_server import AgentServer
+from gpumond.programs.agent_server import AgentServer, identity_of
 from gpumond.store.table import to_text
 
 
@@ -272,10 +272,6 @@ class Locks:
 
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
-
-
-def identity_of(report: AgentReport) -> Identity:
-    return Identity(report.pid, report.start_ticks, report.uid)
 
 
 def _groups(report: AgentReport) -> list[str]:

@@ -23,9 +23,8 @@ from gpumond.serve import examples
 from gpumond.serve.answers import problem
 from gpumond.serve.authentication import Caller, Tokens, admit
 from gpumond.serve.authorization import require_flush
-from gpumond.serve.dependencies import CHANGES, bearer, kernel_of, starting
-from gpumond.serve.problems import responses
 from gpumond.serve.resources import answer_list
+from gpumond.serve.routes import CHANGES, bearer, json_response, kernel_of, responses, starting
 
 MANY_SECONDS = 60.0
 """Longest timeout for each of several programs, unless an administrator requests it."""
@@ -141,7 +140,7 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     if unanswered:
         detail = f"no answer in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"
         return problem(504, detail, **ANSWER.dump_python(answer, mode="json"))
-    return Response(ANSWER.dump_json(answer), media_type="application/json")
+    return json_response(FlushOutcome, answer)
 
 
 def uid_named(user: str, frame: Frame | None, allowed: int | None) -> int:
@@ -179,7 +178,6 @@ MAX_ALERTS = 64
 MAX_LABELS, MAX_LABEL = 64, 1024
 
 hooks = APIRouter(prefix="/api/v1", tags=["flush"])
-HOOK_ANSWER = TypeAdapter(HookAnswer)
 TIME = TypeAdapter(datetime)
 RFC_3339 = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$"
 
@@ -281,4 +279,4 @@ async def alertmanager(
     if not plan and any(alert.firing for alert in alerts):
         count_flush(request.app.state.tokens, caller)
     answer = await kernel.get(AlertmanagerHook).receive(alerts, kernel.frame.snapshot, caller.name, caller.uid, plan)
-    return Response(HOOK_ANSWER.dump_json(answer), media_type="application/json")
+    return json_response(HookAnswer, answer)

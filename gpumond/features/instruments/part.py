@@ -5,17 +5,16 @@ An agent answers only if its program's flush_policy is ``allow``. The result is 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 
 from gpumond.facts.frame import Frame
 from gpumond.facts.messages import AgentRequest
 from gpumond.facts.program import ProcessKey
-from gpumond.host.event_loop import cancelled
+from gpumond.host.event_loop import Tasks, cancelled
 from gpumond.host.peer import Identity
 from gpumond.kernel import Kernel, Part, Tick
-from gpumond.programs.agent_server import AgentServer
+from gpumond.programs.agent_server import AgentServer, identity_of
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ class RetainerRequests:
     def __init__(self, agents: AgentServer) -> None:
         self._agents = agents
         self._asked: dict[tuple[ProcessKey, float], None] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def consider(self, frame: Frame) -> None:
         """Send a request for each new growth of a connected program."""
@@ -41,10 +40,7 @@ class RetainerRequests:
             if leak not in self._asked:
                 self._asked[leak] = None
                 self._asked = dict(list(self._asked.items())[-MAX_REMEMBERED:])
-                identity = Identity(report.pid, report.start_ticks, report.uid)
-                task = asyncio.get_running_loop().create_task(self._ask(identity))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._tasks.start(self._ask(identity_of(report)))
 
     async def close(self) -> None:
         await cancelled(self._tasks)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response, StreamingResponse
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from gpumond.config.models import Encodable
 from gpumond.diagnosis.advice import advice, case_of
@@ -17,12 +17,9 @@ from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
 from gpumond.serve import examples
 from gpumond.serve.answers import problem
 from gpumond.serve.authorization import require_token
-from gpumond.serve.dependencies import bearer, kernel_of
-from gpumond.serve.problems import responses
+from gpumond.serve.routes import CHANGES, json_response, kernel_of, responses
 
 router = APIRouter(prefix="/api/v1", tags=["agents"])
-LIMITS: TypeAdapter[list[AppliedLimit]] = TypeAdapter(list[AppliedLimit])
-DUMP: TypeAdapter[Dump] = TypeAdapter(Dump)
 
 Pid = Annotated[int, Path(gt=0)]
 SnapshotId = Annotated[int, Path(gt=0, lt=2**31)]
@@ -74,7 +71,6 @@ class Why:
     age_seconds: float = 0.0
 
 
-WHY: TypeAdapter[Why] = TypeAdapter(Why)
 WHY_EXAMPLE = Why(
     classes=(examples.LIVE_CLASSES,),
     sites=(examples.SITE,),
@@ -93,7 +89,7 @@ PROBLEMS = (401, 403, 404, 409, 422, 503, 504, 507)
 @router.post(
     "/agents/{pid}/limit",
     summary="Set the limit of a program that allows it",
-    dependencies=[Depends(bearer)],
+    dependencies=CHANGES,
     **examples.described(list[AppliedLimit], [examples.APPLIED_LIMIT], *PROBLEMS),
 )
 async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str = Depends(require_token)) -> Response:
@@ -108,13 +104,13 @@ async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str =
     answer = await _ask(request, pid, "limit", requested_by, body.limit_bytes, device)
     if isinstance(answer, Response):
         return answer
-    return Response(LIMITS.dump_json(list(answer.limits)), media_type="application/json")
+    return json_response(list[AppliedLimit], list(answer.limits))
 
 
 @router.post(
     "/agents/{pid}/snapshot",
     summary="Make a program write its framework's memory snapshot",
-    dependencies=[Depends(bearer)],
+    dependencies=CHANGES,
     **examples.described(Dump, examples.DUMP, *PROBLEMS),
 )
 async def snapshot(
@@ -129,13 +125,13 @@ async def snapshot(
     answer = await _ask(request, pid, "snapshot", requested_by, record_seconds=_seconds(body))
     if isinstance(answer, Response):
         return answer
-    return Response(DUMP.dump_json(answer.dump), media_type="application/json")  # type: ignore[arg-type]
+    return json_response(Dump, answer.dump)
 
 
 @router.post(
     "/agents/{pid}/why",
     summary="What the live memory of a program consists of",
-    dependencies=[Depends(bearer)],
+    dependencies=CHANGES,
     **examples.described(Why, WHY_EXAMPLE, *PROBLEMS),
 )
 async def why(
@@ -166,13 +162,13 @@ async def why(
         paused_seconds=answer.paused_seconds,
         age_seconds=answer.age_seconds,
     )
-    return Response(WHY.dump_json(found), media_type="application/json")
+    return json_response(Why, found)
 
 
 @router.get(
     "/agents/{pid}/snapshots/{snapshot_id}",
     summary="A file that a program wrote for a snapshot",
-    dependencies=[Depends(bearer)],
+    dependencies=CHANGES,
     response_class=Response,
     response_model=None,
     responses={

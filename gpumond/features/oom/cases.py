@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert, Frame, Line
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
@@ -17,6 +15,7 @@ from gpumond.facts.snapshot import DeviceReading, ProcessUsage
 from gpumond.facts.units import human
 from gpumond.features.oom.case_file import CaseFile, Curve, RankError, Remedy, Timeline, rank_order
 from gpumond.features.oom.remedies import Evidence, remedies, sentence
+from gpumond.host.event_loop import Tasks
 from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.table import Table
 from gpumond.tick.history import History
@@ -81,7 +80,7 @@ class OomPart(Part):
         self._with_agent: set[ProcessKey] = set()
         """Processes that had an agent: it leaves before the driver has freed the memory."""
         self._new: list[tuple[CaseFile, list[str]]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         kernel.provide(Cases, self.cases)
 
     async def load(self) -> Sequence[str]:
@@ -110,18 +109,10 @@ class OomPart(Part):
         new, self._new = self._new, []
         for case, removed in new:
             log.info("case %s: %s", case.id, case.summary)
-            task = asyncio.create_task(self._keep(case, removed))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._table.keep(case.id, case, removed))
 
     async def close(self) -> None:
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _keep(self, case: CaseFile, removed: Sequence[str]) -> None:
-        try:
-            await self._table.put(case.id, case, removed=removed)
-        except StoreUnavailable:
-            pass  # the store has logged it; the case remains in memory
+        await self._tasks.finish()
 
     def _reported(self, tick: Tick) -> Iterator[CaseFile]:
         since = self._kernel.started_at

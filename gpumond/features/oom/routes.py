@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Path, Request
 from fastapi.responses import Response
-from pydantic import TypeAdapter
 
 from gpumond.facts.program import Call, Oom, OomPool
 from gpumond.features.oom.case_file import (
@@ -21,16 +20,13 @@ from gpumond.features.oom.case_file import (
 )
 from gpumond.features.oom.cases import Cases
 from gpumond.serve import examples
-from gpumond.serve.dependencies import kernel_of
-from gpumond.serve.problems import responses
 from gpumond.serve.resources import answer
+from gpumond.serve.routes import json_response, kernel_of, responses
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
 
 Id = Annotated[str, Path(pattern=r"^([0-9]{1,12}-[0-9]{1,20}-[0-9]{1,12}|last)$", description="The `id`, or `last`.")]
 
-
-ANSWER = TypeAdapter(RankedCase)
 EXAMPLE = CaseFile(
     id="1790000000-4242-1",
     at=examples.TAKEN_AT,
@@ -102,7 +98,7 @@ async def case(request: Request, id: Id) -> Response:
     """Returns what held the device, and the remedies in their order: each with its bytes, how they are known, and
     whether it alone would have been enough.
     """
-    return Response(ANSWER.dump_json(_found(request, id)), media_type="application/json")
+    return json_response(RankedCase, _found(request, id))
 
 
 @router.get(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gpumond.facts.errors import FlushError, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
@@ -20,6 +19,7 @@ from gpumond.facts.quota import ReclaimPolicy
 from gpumond.facts.snapshot import DeviceReading, Reading, Snapshot
 from gpumond.facts.units import HOUR_SECONDS, MIB, human
 from gpumond.features.quotas.admissions import DeviceCapacity, Neighbor, Plan, reclaim_plan
+from gpumond.host.event_loop import Tasks
 from gpumond.host.peer import Identity, person_of
 from gpumond.serve.limits import TokenBucket
 
@@ -119,7 +119,7 @@ class Borrows:
         self._reclaim, self._clock = reclaim, clock
         self._flushed: dict[ProcessKey, EarlierFlush] = {}
         self._rate = TokenBucket(PER_HOUR, HOUR_SECONDS)
-        self._tasks: set[asyncio.Future[Any]] = set()
+        self._tasks = Tasks()
 
     async def borrow(self, borrower: Identity, request: Borrow) -> Borrowed:
         """Make room for a request, and answer within ``ANSWER_SECONDS``."""
@@ -153,9 +153,7 @@ class Borrows:
         return Borrowed(request.id, released >= short, max(0, released), reason)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     def _start(self, found: Plan, engines: list[str], actor: str, now: float) -> list[asyncio.Task[FlushOutcome]]:
         """Start the flushes. They continue if the answer does not wait for them."""
@@ -167,20 +165,14 @@ class Borrows:
             for each in found.flushes
         ]
         targets += [(Target(workload=name), (ENGINE_STEP,)) for name in engines]
-        tasks = [
-            asyncio.create_task(_quiet(self._flush(FlushRequest(target=target, steps=steps), actor)))
+        return [
+            self._tasks.start(_quiet(self._flush(FlushRequest(target=target, steps=steps), actor)))
             for target, steps in targets
         ]
-        for task in tasks:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return tasks
 
     async def _device(self, snapshot: Snapshot | None, uuid: str) -> DeviceReading | None:
         """Return a new reading of the device: since the last tick, the borrower may have filled it."""
-        read = asyncio.ensure_future(self._read())
-        self._tasks.add(read)
-        read.add_done_callback(self._tasks.discard)
+        read = self._tasks.start(self._read())
         done, _ = await asyncio.wait({read}, timeout=READ_SECONDS)
         reading = read.result() if done else None
         fresh = next((each for each in reading.devices if each.uuid == uuid), None) if reading else None

@@ -21,6 +21,7 @@ from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.borrow import Borrows
 from gpumond.features.quotas.cgroups import CgroupQuotas
 from gpumond.features.quotas.settings import QuotaConfig
+from gpumond.host.event_loop import Tasks
 from gpumond.host.machine import find_process
 from gpumond.host.peer import person_of
 from gpumond.kernel import Flushes, Grants, Kernel, Part, Suspends, Tick
@@ -231,7 +232,7 @@ class QuotaLimits:
         """Answers since the last decision. They are noted before the next one, since others are awaited during it."""
         self._places: defaultdict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PROGRAMS_AT_ONCE))
         self._rate = TokenBucket(SENT_PER_HOUR, HOUR_SECONDS)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def execute(self, snapshot: Snapshot) -> None:
         """Start to set the limits that are due; waits for none of them."""
@@ -242,14 +243,10 @@ class QuotaLimits:
             if self._rate.wait(user, now) > 0:
                 continue  # it is due again later
             self._rate.count(user, now)
-            task = asyncio.create_task(self._carry_out(each))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._carry_out(each))
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def _carry_out(self, due: DueLimit) -> None:
         async with self._places[person_of(due.report.uid)]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Path, Request
 from fastapi.responses import Response
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from gpumond.config.models import Encodable
 from gpumond.facts.frame import Frame, device_named
@@ -20,11 +20,9 @@ from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.serve import examples
 from gpumond.serve.authentication import Caller
 from gpumond.serve.authorization import require_flush, require_rules
-from gpumond.serve.dependencies import CHANGES, etag_of, kernel_of, starting
-from gpumond.serve.problems import responses
+from gpumond.serve.routes import CHANGES, deletion, etag_of, json_response, kernel_of, starting
 
 admissions_router = APIRouter(prefix="/api/v1", tags=["admissions"])
-ANSWER = TypeAdapter(Admission)
 EXAMPLE = Admission(
     id="5b1f6a0c9d1e4c7f8a2b3c4d5e6f7a8b",
     state="waiting",
@@ -57,10 +55,6 @@ class AdmissionBody(Encodable):
     wait: bool = Field(default=False, description="Queue the request if it doesn't fit now.")
     pid: int | None = Field(default=None, gt=0, lt=2**31)
     workload: str = Field(default="", max_length=MAX_WORKLOAD)
-
-
-def _json(admission: Admission) -> Response:
-    return Response(ANSWER.dump_json(admission), media_type="application/json")
 
 
 @admissions_router.post(
@@ -97,7 +91,7 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
         wait=body.wait,
     )
     await admissions.keep()
-    return _json(admission)
+    return json_response(Admission, admission)
 
 
 @admissions_router.put(
@@ -112,16 +106,13 @@ async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush
     admissions = kernel.get(Admissions)
     admission = admissions.renew(kernel.frame.snapshot if kernel.frame else None, id, caller.name)
     await admissions.keep()
-    return _json(admission)
+    return json_response(Admission, admission)
 
 
 @admissions_router.delete(
     "/admissions/{id}",
     summary="Withdraw a request, or release its grant",
-    dependencies=CHANGES,
-    status_code=204,
-    response_model=None,
-    responses=responses(401, 403, 404, 422),
+    **deletion(401, 403, 404, 422),
 )
 async def withdraw(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
     admissions = kernel_of(request).get(Admissions)
@@ -159,7 +150,6 @@ BODY = {
     "limit": 40 * examples.GIB,
 }
 ENTRY = QuotaEntry("training", "api", "3b9d0c5f2a7d1e4c", BODY)
-ENTRIES, ONE = TypeAdapter(list[QuotaEntry]), TypeAdapter(QuotaEntry)
 
 IfMatch = Annotated[str | None, Header(description="The expected ETag of the quota; 412 if it has changed.")]
 
@@ -170,12 +160,12 @@ def _registry(request: Request) -> QuotaRegistry:
 
 def _entry(entry: QuotaEntry) -> Response:
     headers = {"ETag": f'"{entry.etag}"', "Location": f"/api/v1/quotas/{entry.name}"}
-    return Response(ONE.dump_json(entry), 200, headers, media_type="application/json")
+    return json_response(QuotaEntry, entry, headers=headers)
 
 
 @router.get("/quotas", summary="Quotas in effect, with their origin", **examples.described(list[QuotaEntry], [ENTRY]))
 async def quotas(request: Request) -> Response:
-    return Response(ENTRIES.dump_json(_registry(request).entries()), media_type="application/json")
+    return json_response(list[QuotaEntry], _registry(request).entries())
 
 
 @router.get("/quotas/{name}", summary="One quota, with its ETag", **examples.described(QuotaEntry, ENTRY, 404))
@@ -204,10 +194,7 @@ async def replace(
 @router.delete(
     "/quotas/{name}",
     summary="Delete a quota",
-    dependencies=CHANGES,
-    status_code=204,
-    response_model=None,
-    responses=responses(401, 403, 404, 409, 412, 503, 507),
+    **deletion(401, 403, 404, 409, 412, 503, 507),
 )
 async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
     """Removes the limit from the programs in which this quota has set it."""

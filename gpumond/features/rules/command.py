@@ -23,9 +23,8 @@ from pydantic import Field, ValidationError
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, duration, print_answer
-from gpumond.config.expectations import MISSING, expectation
 from gpumond.config.loading import key_at, load, read_yaml
-from gpumond.config.models import Seconds, Strict
+from gpumond.config.models import MISSING, Seconds, Strict, expectation
 from gpumond.config.settings import Settings
 from gpumond.facts.alerts import Activities, Labels, Rule, Scope
 from gpumond.facts.errors import ConfigError, DaemonError

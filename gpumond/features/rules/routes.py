@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Request
 from fastapi.responses import Response
-from pydantic import TypeAdapter
 
 from gpumond.facts.alerts import ended
 from gpumond.features.rules.built_in import BUILT_IN
@@ -17,9 +16,8 @@ from gpumond.serve import examples
 from gpumond.serve.answers import problem
 from gpumond.serve.authentication import user
 from gpumond.serve.authorization import require_rules
-from gpumond.serve.dependencies import CHANGES, etag_of, kernel_of
 from gpumond.serve.limits import MAX_PREVIEWS
-from gpumond.serve.problems import responses
+from gpumond.serve.routes import CHANGES, deletion, etag_of, json_response, kernel_of
 
 router = APIRouter(prefix="/api/v1", tags=["rules"])
 
@@ -33,9 +31,6 @@ PREVIEW = Preview(
     omitted=0,
     fired=(ended(examples.ALERT, examples.TAKEN_AT),),
 )
-ENTRIES = TypeAdapter(list[RuleEntry])
-ONE = TypeAdapter(RuleEntry)
-PREVIEWED = TypeAdapter(Preview)
 
 IfMatch = Annotated[str | None, Header(description="The expected ETag of the rule; 412 if it has changed.")]
 
@@ -46,12 +41,12 @@ def _registry(request: Request) -> RuleRegistry:
 
 def entry_response(entry: RuleEntry, status: int = 200) -> Response:
     headers = {"ETag": f'"{entry.etag}"', "Location": f"/api/v1/rules/{entry.name}"}
-    return Response(ONE.dump_json(entry), status, headers, media_type="application/json")
+    return json_response(RuleEntry, entry, status, headers)
 
 
 @router.get("/rules", summary="Rules, with their origin and overrides", **examples.described(list[RuleEntry], [ENTRY]))
 async def rules(request: Request) -> Response:
-    return Response(ENTRIES.dump_json(_registry(request).entries()), media_type="application/json")
+    return json_response(list[RuleEntry], _registry(request).entries())
 
 
 @router.get("/rules/{name}", summary="One rule, with its ETag", **examples.described(RuleEntry, ENTRY, 404))
@@ -86,10 +81,7 @@ async def replace(
 @router.delete(
     "/rules/{name}",
     summary="Delete a rule",
-    dependencies=CHANGES,
-    status_code=204,
-    response_model=None,
-    responses=responses(401, 403, 404, 409, 412, 503, 507),
+    **deletion(401, 403, 404, 409, 412, 503, 507),
 )
 async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
     await _registry(request).delete(name, by, etag_of(if_match))
@@ -116,7 +108,7 @@ async def preview(request: Request, body: RuleConfig) -> Response:
         result = await kernel_of(request).get(RulesPart).preview(body.rule())
     finally:
         previews.remove(who, this)
-    return Response(PREVIEWED.dump_json(result), media_type="application/json")
+    return json_response(Preview, result)
 
 
 OVERRIDDEN = RuleEntry(
@@ -152,10 +144,7 @@ async def override(
 @router.delete(
     "/rules/{name}/override",
     summary="Restore the defaults of a built-in rule",
-    dependencies=CHANGES,
-    status_code=204,
-    response_model=None,
-    responses=responses(401, 403, 404, 412, 503, 507),
+    **deletion(401, 403, 404, 412, 503, 507),
 )
 async def restore(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
     await _registry(request).restore(name, by, etag_of(if_match))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
-from pydantic import ConfigDict, Field, TypeAdapter, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from gpumond.config.models import Encodable
 from gpumond.facts.frame import Matcher, Operator, Silence, State
@@ -16,8 +16,7 @@ from gpumond.features.silences.silences import MAX_SECONDS, Silences
 from gpumond.serve import examples
 from gpumond.serve.authentication import admit
 from gpumond.serve.authorization import require_rules
-from gpumond.serve.dependencies import CHANGES, kernel_of
-from gpumond.serve.problems import responses
+from gpumond.serve.routes import CHANGES, deletion, json_response, kernel_of
 
 router = APIRouter(prefix="/api/v1", tags=["silences"])
 
@@ -112,8 +111,7 @@ SILENCE = Silence(
     created_by="token",
 )
 ENTRY = SilenceEntry("active", SILENCE)
-ENTRIES, ONE = TypeAdapter(list[SilenceEntry]), TypeAdapter(SilenceEntry)
-NEW, CREATED = CreatedSilence("active", SILENCE, 1), TypeAdapter(CreatedSilence)
+CREATED = CreatedSilence("active", SILENCE, 1)
 
 
 def _silences(request: Request) -> Silences:
@@ -136,7 +134,7 @@ async def silences(request: Request) -> Response:
     """Returns pending and active silences, and those that ended within the last five days, at most 100 of one user."""
     registry = _silences(request)
     entries = [SilenceEntry(registry.state(silence), silence) for silence in registry.all()]
-    return Response(ENTRIES.dump_json(entries), media_type="application/json")
+    return json_response(list[SilenceEntry], entries)
 
 
 @router.get(
@@ -147,16 +145,14 @@ async def silences(request: Request) -> Response:
 async def silence(request: Request, id: Id) -> Response:
     registry = _silences(request)
     found = registry.get(id)
-    return Response(ONE.dump_json(SilenceEntry(registry.state(found), found)), media_type="application/json")
+    return json_response(SilenceEntry, SilenceEntry(registry.state(found), found))
 
 
 @router.post(
     "/silences",
     summary="Create a silence",
     dependencies=CHANGES,
-    **examples.described(
-        CreatedSilence, CreatedSilence("active", SILENCE, 1), 401, 403, 409, 422, 429, 503, 507, status=201
-    ),
+    **examples.described(CreatedSilence, CREATED, 401, 403, 409, 422, 429, 503, 507, status=201),
 )
 async def create(request: Request, body: SilenceBody, by: str = Depends(require_rules)) -> Response:
     """Alerts that all matchers match are shown with `silenced_by` and not sent.
@@ -174,17 +170,13 @@ async def create(request: Request, body: SilenceBody, by: str = Depends(require_
     )
     alerts = None if frame is None else registry.count(silence, frame.alerts)
     headers = {"Location": f"/api/v1/silences/{silence.id}"}
-    made = CREATED.dump_json(CreatedSilence(registry.state(silence), silence, alerts))
-    return Response(made, 201, headers, media_type="application/json")
+    return json_response(CreatedSilence, CreatedSilence(registry.state(silence), silence, alerts), 201, headers)
 
 
 @router.delete(
     "/silences/{id}",
     summary="End a silence",
-    dependencies=CHANGES,
-    status_code=204,
-    response_model=None,
-    responses=responses(401, 403, 404, 422, 429, 503, 507),
+    **deletion(401, 403, 404, 422, 429, 503, 507),
 )
 async def expire(request: Request, id: Id, by: str = Depends(require_rules)) -> Response:
     """Ends a silence now. It remains in the list for five days. An ended silence is unchanged."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from gpumond.config.models import Encodable
 from gpumond.facts.errors import NoSuchTarget, did_you_mean
@@ -21,8 +21,8 @@ from gpumond.features.suspend.suspender import Suspender
 from gpumond.serve import examples
 from gpumond.serve.authentication import Caller
 from gpumond.serve.authorization import require_flush
-from gpumond.serve.dependencies import CHANGES, kernel_of
 from gpumond.serve.resources import answer_list
+from gpumond.serve.routes import CHANGES, json_response, kernel_of
 
 router = APIRouter(prefix="/api/v1", tags=["suspend"])
 
@@ -32,8 +32,6 @@ class Receipts:
     receipts: tuple[SuspensionReceipt, ...]
 
 
-ANSWER = TypeAdapter(Receipts)
-PROGRAMS = TypeAdapter(list[SuspendedProgram])
 RECEIPT = SuspensionReceipt(
     action="suspend",
     pid=4242,
@@ -159,8 +157,7 @@ async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(re
     **examples.described(list[SuspendedProgram], [_PROGRAM]),
 )
 async def suspensions(request: Request) -> Response:
-    programs = list(kernel_of(request).get(Suspender).programs.values())
-    return Response(PROGRAMS.dump_json(programs), media_type="application/json")
+    return json_response(list[SuspendedProgram], list(kernel_of(request).get(Suspender).programs.values()))
 
 
 @router.get(
@@ -194,4 +191,4 @@ def _targets(snapshot: Snapshot, body: SuspendBody, uid: int | None) -> Iterator
 
 
 def _answer(receipts: list[SuspensionReceipt]) -> Response:
-    return Response(ANSWER.dump_json(Receipts(tuple(receipts))), media_type="application/json")
+    return json_response(Receipts, Receipts(tuple(receipts)))

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from gpumond.features.suspend.decision import (
     settle,
 )
 from gpumond.features.suspend.helper import Answer, Order
+from gpumond.host.event_loop import Tasks
 from gpumond.host.machine import available_bytes, find_process, is_descendant, is_pending
 from gpumond.host.peer import Identity
 from gpumond.kernel import Clock, Grants, Kernel, Part, Suspends, Tick
@@ -211,7 +212,7 @@ class Suspender:
         self._listed_since: dict[ProcessKey, float] = {}
         self._resume_signals: dict[ProcessKey, int] = {}
         """The signals SIGCONT that have resumed a program, or came before its suspension."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
         self._at_work: set[ProcessKey] = set()
 
     async def load(self) -> list[str]:
@@ -227,9 +228,7 @@ class Suspender:
 
     async def close(self) -> None:
         """Stop waiting. Helpers continue, and the next daemon asks for their result."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     def observe(self, snapshot: Snapshot) -> Snapshot:
         """Add the suspended programs, also those that the driver's lists do not reveal, as after a restart."""
@@ -268,16 +267,16 @@ class Suspender:
             if program.state == "resuming":  # a helper may still be restoring it
                 self._extend(program)
             if not self._is_alive(key):
-                self._start(self._gone(program))
+                self._tasks.start(self._gone(program))
             elif key in self._ask_at:
                 if now >= self._ask_at[key]:
-                    self._start(self._settle(key))
+                    self._tasks.start(self._settle(key))
             elif program.state not in ("suspended", "stuck"):  # an error has ended its task
                 self._ask_at[key] = now + PAUSE_SECONDS
             elif program.state == "suspended" and key in ended:  # its exit waits for the driver
-                self._start(self.resume(key, "exit", wait_seconds=RESUME_SECONDS))
+                self._tasks.start(self.resume(key, "exit", wait_seconds=RESUME_SECONDS))
             elif program.state == "suspended" and self._continued(program, snapshot):
-                self._start(self.resume(key, "SIGCONT", wait_seconds=RESUME_SECONDS))
+                self._tasks.start(self.resume(key, "SIGCONT", wait_seconds=RESUME_SECONDS))
             elif program.state == "suspended" and _is_listed(program, snapshot):
                 if now - self._listed_since.setdefault(key, now) > LISTED_SECONDS:
                     self._ask_at[key] = now
@@ -310,13 +309,13 @@ class Suspender:
 
     async def suspend(self, request: Request, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
         """Suspend a program, and return when it is done or refused. A caller that leaves does not cancel it."""
-        return await asyncio.shield(self._start(self._suspended(request, requested_by, dry_run)))
+        return await asyncio.shield(self._tasks.start(self._suspended(request, requested_by, dry_run)))
 
     async def resume(
         self, process: ProcessKey, requested_by: str, uid: int | None = None, wait_seconds: float = 0.0
     ) -> SuspensionReceipt:
         """Resume a program once its memory is granted, for which it waits at most ``wait_seconds``."""
-        return await asyncio.shield(self._start(self._resumed(process, requested_by, uid, wait_seconds)))
+        return await asyncio.shield(self._tasks.start(self._resumed(process, requested_by, uid, wait_seconds)))
 
     async def _suspended(self, request: Request, requested_by: str, dry_run: bool) -> SuspensionReceipt:
         key, snapshot = request.process, self._snapshot()
@@ -651,12 +650,6 @@ class Suspender:
 
     def _working(self, key: ProcessKey) -> _Working:
         return _Working(self._at_work, key)
-
-    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 class _Working:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from gpumond.config.models import Seconds
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers.http_client import HttpReceiver, post
+from gpumond.features.alerts.receivers.base import HttpReceiver, post
 
 VALID_RESENDS = 4
 LEAST_VALID_SECONDS = 60.0

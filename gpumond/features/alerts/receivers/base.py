@@ -9,13 +9,23 @@ docs/reference/plugins.md derive from it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gpumond.config.models import Strict
-from gpumond.facts.errors import GpumondError
+from gpumond.facts.errors import ConfigError, GpumondError, HttpError, HttpFailure
 from gpumond.facts.frame import Alert
+from gpumond.host.files import read_secret
+from gpumond.host.http import Request, connection_to, exchange_async, split_address, target_of, trust
+from gpumond.host.machine import MACHINE_NAME
+from gpumond.page.runbooks import RUNBOOKS
 
 BATCH_LIMIT = 64
 
@@ -68,3 +78,134 @@ class ReceiverType(Strict):
         Raises Retry if another attempt may succeed, Rejected if none will.
         """
         raise NotImplementedError
+
+
+TIMEOUT_SECONDS = 5.0
+MAX_RETRY_AFTER_SECONDS = 3600.0
+LINKABLE = re.compile(r"[!-~]+")
+REASONS: Mapping[HttpFailure, str] = {"timeout": "timeout", "dns": "dns", "tls": "tls", "certificate": "tls"}
+"""Words of the metrics for the failures of an exchange; the others are ``connection``."""
+RUNBOOK_URL = "runbook_url"
+"""Annotation with the address of the runbook, as in Prometheus' rules."""
+
+
+class HttpReceiver(ReceiverType):
+    """Base of the types that send over HTTP. A URL can be a secret: it is never shown, and can be read from a file."""
+
+    url: str | None = Field(None, description="address; it is treated as a secret, never shown or logged")
+    url_file: Path | None = Field(None, description="file that contains the address, instead of `url`")
+    bearer_token_file: Path | None = Field(
+        None,
+        description="file with a token for `Authorization: Bearer …`, in one line; a token with a control character is "
+        "not sent",
+    )
+    ca_file: Path | None = Field(None, description="trust this CA instead of the system's")
+    runbooks: str = Field(
+        "",
+        max_length=256,
+        pattern=r"^(https?://[!-~]+)?$",
+        description="address prefix of the built-in rules' runbooks (annotation `runbook_url`), followed by "
+        "the rule name, such as `https://gpu-1.example:9917/docs/runbooks/`",
+    )
+
+    @property
+    def instance(self) -> str:
+        """Name of this machine, for a receiver of several machines."""
+        return MACHINE_NAME
+
+    @property
+    def runbooks_address(self) -> str:
+        return self.runbooks
+
+    def with_runbooks(self, alerts: Sequence[Alert]) -> list[Alert]:
+        """Return the alerts; those of built-in rules have the annotation ``runbook_url``, if its beginning is known."""
+        address = self.runbooks_address
+        return [
+            replace(alert, annotations=(*alert.annotations, (RUNBOOK_URL, address + alert.rule)))
+            if address and alert.rule in RUNBOOKS and RUNBOOK_URL not in dict(alert.annotations)
+            else alert
+            for alert in alerts
+        ]
+
+    @model_validator(mode="after")
+    def _addressed(self) -> HttpReceiver:
+        if (self.url is None) == (self.url_file is None):
+            raise ValueError(f"{self.name}: set exactly one of url and url_file")
+        if self.url is not None and not web_address(self.url):
+            raise ValueError(
+                f"{self.name}: expected an http:// or https:// url with a host and without user or password"
+            )
+        return self
+
+
+def web_address(url: str) -> bool:
+    """Return True for an http:// or https:// address with a host and without user or password."""
+    try:
+        return "@" not in split_address(url).netloc
+    except HttpError:
+        return False
+
+
+def linkable(url: str) -> bool:
+    """Return True for a web address of printable ASCII, to which messages may link."""
+    return web_address(url) and LINKABLE.fullmatch(url) is not None
+
+
+async def post(
+    receiver: HttpReceiver,
+    path: str,
+    body: bytes,
+    headers: Mapping[str, str] | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> int:
+    """POST ``body`` (JSON) to the receiver's address and ``path``, and return the status of the answer.
+
+    Raises Retry or Rejected, never with the address.
+    """
+    fields = {"Content-Type": "application/json", **(headers or {})}
+    if receiver.bearer_token_file:
+        fields = {"Authorization": f"Bearer {secret(receiver.bearer_token_file)}", **fields}
+    try:
+        url = split_address((receiver.url or secret(receiver.url_file or Path())).strip())
+        connection = connection_to(url, lambda: trust(receiver.ca_file), timeout_seconds)
+        request = Request("POST", target_of(url, path), fields, body)
+        answer = await exchange_async(connection, request, timeout_seconds, max_bytes=0)
+    except ConfigError as error:
+        raise Retry("tls", str(error)) from None
+    except HttpError as error:
+        if error.reason == "address":
+            raise Rejected("address", str(error)) from None
+        raise Retry(REASONS.get(error.reason, "connection"), str(error)) from None
+    _check_status(answer.status, answer.headers.get("Retry-After"))
+    return answer.status
+
+
+def secret(file: Path) -> str:
+    """Return the only line of a file. Raises Retry."""
+    try:
+        return read_secret(file)
+    except ConfigError as error:
+        raise Retry("secret", str(error)) from None
+
+
+def _check_status(status: int, retry_after: str | None) -> None:
+    if 200 <= status < 300:
+        return
+    text = f"{status} {HTTPStatus(status).phrase}" if status in set(HTTPStatus) else str(status)
+    if status == 429:
+        raise Retry("rate_limited", text, _seconds(retry_after), status)
+    if status == 408 or status >= 500:
+        raise Retry("server_error", text, _seconds(retry_after), status)
+    raise Rejected("auth" if status in (401, 403) else "redirect" if status < 400 else "rejected", text, status)
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Parse Retry-After, in seconds or as a date; 0 if it cannot be parsed."""
+    try:
+        seconds = float(retry_after or 0)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(retry_after or "").timestamp() - time.time()
+        except (ValueError, TypeError):
+            return 0.0
+    return min(max(0.0, seconds), MAX_RETRY_AFTER_SECONDS) if seconds == seconds else 0.0

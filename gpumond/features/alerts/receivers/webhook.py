@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, field_validator
 
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers.http_client import RUNBOOK_URL, HttpReceiver, linkable, post, secret
+from gpumond.features.alerts.receivers.base import RUNBOOK_URL, HttpReceiver, linkable, post, secret
 
 Template = Literal["slack", "teams", "discord", "json"]
 

@@ -1,4 +1,7 @@
-"""Errors as RFC 9457 problem documents."""
+"""What routes share: FastAPI's dependencies, and errors as RFC 9457 problem documents.
+
+What requires a caller is in `gpumond.serve.authorization`.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ from http import HTTPStatus
 from operator import itemgetter
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from gpumond.config.expectations import expectation
 from gpumond.config.loading import keys_of, model_at
+from gpumond.config.models import expectation
 from gpumond.facts.errors import (
     AmbiguousDevice,
     ConfigError,
@@ -36,7 +40,57 @@ from gpumond.facts.errors import (
     TooManySilences,
     did_you_mean,
 )
+from gpumond.facts.frame import Frame
+from gpumond.kernel import Kernel
 from gpumond.serve.answers import INTERNAL_ERROR, problem
+from gpumond.store.table import adapter
+
+
+def kernel_of(request: Request) -> Kernel:
+    """Return the daemon's kernel, typed: attributes of ``app.state`` are not."""
+    kernel: Kernel = request.app.state.kernel
+    return kernel
+
+
+def present(frame: Frame | None) -> Frame:
+    """Return the frame. Raises 503 before the first one."""
+    if frame is None:
+        raise starting()
+    return frame
+
+
+def starting() -> HTTPException:
+    """Return the error of a request before the first reading."""
+    return HTTPException(503, "the first reading is in progress; retry in a second", {"Retry-After": "1"})
+
+
+bearer = HTTPBearer(
+    auto_error=False,
+    description="The token in the file `token` of the daemon's runtime directory, a token of `tokens_file` that has "
+    "the required scope, or that of a Kubernetes service account which `tokens_file` names.",
+)
+CHANGES = [Depends(bearer)]
+"""Dependencies of routes that modify state."""
+
+
+def json_response(kind: Any, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a value of this type as JSON."""
+    return Response(adapter(kind).dump_json(value), status, headers, media_type="application/json")
+
+
+def deletion(*problems: int) -> dict[str, Any]:
+    """Return the keyword arguments of a route that deletes something and answers 204."""
+    return {
+        "dependencies": CHANGES,
+        "status_code": 204,
+        "response_model": None,
+        "responses": responses(*problems),
+    }
+
+
+def etag_of(if_match: str | None) -> str | None:
+    return None if if_match in (None, "*") else if_match.strip().removeprefix("W/").strip('"')
+
 
 STATUS: dict[type[Exception], int] = {
     NoSuchTarget: 404,
