@@ -33,7 +33,15 @@ RESULTS = ROOT / "bench" / "results"
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(r"<!-- figures(?:\n(.*?)\n| (\S+) )-->\n.*?<!-- end of figures -->", re.DOTALL)
 WIDTH = 120
-UNITS = {"percent": 100.0, "MiB": 2**-20, "MB": 1e-6, "kB": 1e-3, "seconds": 1e-3, "minutes": 1 / 60, "MiB_of_KiB": 2**-10}
+UNITS = {
+    "percent": 100.0,
+    "MiB": 2**-20,
+    "MB": 1e-6,
+    "kB": 1e-3,
+    "seconds": 1e-3,
+    "minutes": 1 / 60,
+    "MiB_of_KiB": 2**-10,
+}
 """Factors: ``seconds`` for milliseconds, ``minutes`` for seconds, ``MiB_of_KiB`` for KiB, the others for bytes and
 ratios."""
 LISTS: Mapping[str, Callable[[list[Any]], float]] = {
