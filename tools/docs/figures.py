@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.tables import peers_table, scaling_table
+from bench.tables import peers_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -54,7 +54,6 @@ LISTS: Mapping[str, Callable[[list[Any]], float]] = {
 TABLES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], str]]] = {
     "peers_table": ("peers", "bench.peers", peers_table),
     "peers_card_table": ("peers_card", "bench.peers --card 48", peers_table),
-    "scaling_table": ("scaling", "bench.scaling", scaling_table),
 }
 """The result file, the command and the function of each table."""
 
