@@ -34,7 +34,7 @@ bench-check: $(VENV)/.installed  ## instructions of the paths that run every sec
 	$(BIN)/python -m bench.footprint --check
 
 docs: $(VENV)/.installed  ## pages that derive from the code, metrics that a test expects, figures of the benchmarks
-	for page in configuration metrics plugins responses rules verdicts; do $(BIN)/python -m tools.docs.$$page > docs/reference/$$page.md || exit 1; done
+	for page in commands configuration metrics plugins responses rules verdicts; do $(BIN)/python -m tools.docs.$$page > docs/reference/$$page.md || exit 1; done
 	$(BIN)/python -m tools.docs.man > deploy/man/gpumond.1
 	$(BIN)/python -m tools.docs.alerts
 	$(BIN)/python -m tools.docs.shares > gpumond/page/meanings.js

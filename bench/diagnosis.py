@@ -276,18 +276,18 @@ def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
 
 
 def matrix(episodes: Sequence[Episode]) -> str:
-    """Return the confusion matrix: rows are the truth, columns the first alarm. Pressure and release are always
-    allowed.
+    """Return the confusion matrix: rows are the truth, columns the first alarm. Runs without a fault are one row.
+    Pressure and release are always allowed.
     """
     rows: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for one in episodes:
         right = "" if one.without_fault else one.truth.kind
-        if one.without_fault:
-            name = f"{one.scenario}, without the fault"
+        if not right:
+            name = "no fault"
         elif right == "leak" and not to_be_found(one):
             name = f"{one.scenario}: leak, slower"
         else:
-            name = f"{one.scenario}: {right or 'none'}"
+            name = f"{one.scenario}: {right}"
         rows[name][_answer(one, right)] += 1
     lines = [f"| scenario: correct verdict | {' | '.join(ANSWERS)} |", "|---|" + "---:|" * len(ANSWERS)]
     for name in sorted(rows):

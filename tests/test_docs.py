@@ -76,7 +76,7 @@ def test_site_builds_without_a_warning(tmp_path: Path):
     assert (tmp_path / "contributing/code-tour.html").exists()
 
 
-@pytest.mark.parametrize("page", ["configuration", "plugins", "responses", "verdicts"])
+@pytest.mark.parametrize("page", ["commands", "configuration", "plugins", "responses", "verdicts"])
 def test_generated_pages_are_current(page: str):
     document = import_module(f"tools.docs.{page}").document()
     assert (ROOT / f"docs/reference/{page}.md").read_text() == document, "run `make docs`"

@@ -96,10 +96,8 @@ KINDS = (
     ),
     VerdictKind(
         name="leak",
-        meaning="has grown without slowing down, for long enough to rule out a warm-up: 60 minutes if it has grown "
-        "since the program started (90 without the agent), 25 if it was flat before that, 12 if it has used 45% of the "
-        "free memory or the agent knows the line of code, or 6 with the agent if it was flat and then grew almost "
-        "perfectly linearly; `form` is `linear`, `stairs` or `load-proportional`",
+        meaning="has grown without slowing down for longer than healthy growth does: usually an hour with the agent, "
+        "and 90 minutes without; `form` is `linear`, `stairs` or `load-proportional`",
         evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of held bytes and "
         "of the live allocation count",
         remedy="find out what keeps the memory: gpumond why --pid PID; restart the program before the GPU is full",

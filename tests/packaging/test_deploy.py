@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.commands.main import commands
 from gpumond.config.loading import load
 from gpumond.config.settings import SettingsConfig
 from gpumond.facts.alerts import Rule
@@ -314,11 +313,6 @@ def section(text: str, title: str) -> str:
 def test_runbook_has_symptom_cause_and_remedy(name: str):
     text = section(document_text("how-to/runbooks.md"), name)
     assert [word for word in ("**Symptom:**", "**Cause:**", "**Remedy:**") if word not in text] == []
-
-
-@pytest.mark.parametrize("command", commands())
-def test_commands_are_described(command: str):
-    assert f"`gpumond {command.replace('_', '-')}" in document_text("reference/commands.md")
 
 
 def test_settings_are_described():

@@ -26,15 +26,24 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.tables import peers_table, scaling_table
+from bench.tables import peers_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(r"<!-- figures(?:\n(.*?)\n| (\S+) )-->\n.*?<!-- end of figures -->", re.DOTALL)
 WIDTH = 120
-UNITS = {"percent": 100.0, "MiB": 2**-20, "MB": 1e-6, "kB": 1e-3, "seconds": 1e-3, "MiB_of_KiB": 2**-10}
-"""Factors: ``seconds`` for milliseconds, ``MiB_of_KiB`` for KiB, the others for bytes and ratios."""
+UNITS = {
+    "percent": 100.0,
+    "MiB": 2**-20,
+    "MB": 1e-6,
+    "kB": 1e-3,
+    "seconds": 1e-3,
+    "minutes": 1 / 60,
+    "MiB_of_KiB": 2**-10,
+}
+"""Factors: ``seconds`` for milliseconds, ``minutes`` for seconds, ``MiB_of_KiB`` for KiB, the others for bytes and
+ratios."""
 LISTS: Mapping[str, Callable[[list[Any]], float]] = {
     "min": min,
     "median": statistics.median,
@@ -45,7 +54,6 @@ LISTS: Mapping[str, Callable[[list[Any]], float]] = {
 TABLES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], str]]] = {
     "peers_table": ("peers", "bench.peers", peers_table),
     "peers_card_table": ("peers_card", "bench.peers --card 48", peers_table),
-    "scaling_table": ("scaling", "bench.scaling", scaling_table),
 }
 """The result file, the command and the function of each table."""
 

@@ -61,28 +61,46 @@ def document() -> str:
 def _sections(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the section of a command, and those of its subcommands."""
     yield f'.SS "{_text(parser.prog)}"\n{_text(parser.description or "")}\n'
-    formatter = parser._get_formatter()
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for own in action.choices.values():
-                yield from _sections(own)
-        elif action.dest != "help" and action.help != argparse.SUPPRESS:
-            text = formatter._expand_help(action) if action.help else ""
-            yield f".TP\n{_term(action)}\n{_text(' '.join(text.split()))}\n"
+    for own in subcommands(parser):
+        yield from _sections(own)
+    for action in options(parser):
+        yield f".TP\n{_term(action)}\n{_text(help_of(parser, action))}\n"
     if isinstance(parser.epilog, str) and parser.epilog.startswith("examples:"):
         examples = (_text(line.strip()) for line in parser.epilog.splitlines()[1:])
         yield ".PP\nExamples:\n.PP\n.nf\n.RS\n" + "".join(f"{line}\n" for line in examples) + ".RE\n.fi\n"
 
 
-def _term(action: argparse.Action) -> str:
-    """Return the options or the name of an argument, with its value."""
+def subcommands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.values()
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the options and arguments that ``--help`` lists, except ``--help``."""
+    for action in parser._actions:
+        subcommand = isinstance(action, argparse._SubParsersAction)
+        if not subcommand and action.dest != "help" and action.help != argparse.SUPPRESS:
+            yield action
+
+
+def help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    return " ".join(parser._get_formatter()._expand_help(action).split()) if action.help else ""
+
+
+def value(action: argparse.Action) -> str:
+    """Return the name of an argument, or of an option's value."""
     choices = "|".join(map(str, action.choices)) if action.choices else ""
     named = action.metavar if isinstance(action.metavar, str) else ""
-    value = named or choices or action.dest.upper().replace("_", "-")
+    return named or choices or action.dest.upper().replace("_", "-")
+
+
+def _term(action: argparse.Action) -> str:
+    """Return the options or the name of an argument, with its value."""
     if not action.option_strings:
-        return rf"\fI{_text(value)}\fR"
-    options = rf"\fB{_text(', '.join(action.option_strings))}\fR"
-    return options if action.nargs == 0 else rf"{options} \fI{_text(value)}\fR"
+        return rf"\fI{_text(value(action))}\fR"
+    names = rf"\fB{_text(', '.join(action.option_strings))}\fR"
+    return names if action.nargs == 0 else rf"{names} \fI{_text(value(action))}\fR"
 
 
 def _text(text: str) -> str:
