@@ -1,4 +1,4 @@
-"""One flush of one allocator: its prediction, its steps, its result, and the free bytes that it could not return.
+"""One flush of one allocator: its steps and its result.
 
 A step that is unsafe is skipped, and its result states the reason. The result compares the pools before and after.
 """
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, capture_guards
 from gpumond.agent.pending_calls import Busy, run
+from gpumond.agent.prediction import StrandedEstimate, predictions
 from gpumond.agent.settings import Hook
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, clean
 from gpumond.facts.pools import STEPS, SUSPENDED, Expected, Outcome, PoolBytes, PoolUsage, Reclaimable, StepResult
@@ -28,45 +29,6 @@ RELEASING = frozenset(("gc", "hooks", "spill", "ipc", "workspaces", "plans"))
 REFUSED = "refused: "
 """Beginning of the detail of a step that was not carried out because it was unsafe."""
 
-RETURNING = frozenset(("spill", "cache", "trim"))
-"""Steps that return bytes to the driver; the other steps only make bytes returnable."""
-
-UNPREDICTABLE = frozenset(("gc", "workspaces", "plans"))
-"""Steps whose effect is unknown beforehand."""
-
-
-def promises(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: int | None) -> list[Expected]:
-    """Return the bytes that the steps return of each pool.
-
-    ``hook_bytes``: the bytes that the program's functions free of all pools together, None if unknown. Each pool gets
-    a part in proportion to its live bytes.
-    """
-    live = sum(pool.live_bytes or 0 for pool in pools)
-    return [
-        expected(pool, steps, hook_bytes if not hook_bytes or not live else hook_bytes * (pool.live_bytes or 0) // live)
-        for pool in pools
-    ]
-
-
-def expected(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None = 0) -> Expected:
-    """Return the bytes that the steps return of one pool. Spillable bytes are live, and so not in ``reclaimable``.
-
-    If the effect of a step is unknown, the high value is all held bytes, and the likely value does not change.
-    """
-    spilled = (pool.spillable_bytes or 0) if "spill" in steps else 0
-    cached, low, likely, high = pool.reclaimable, 0, 0, 0
-    if RETURNING.intersection(steps) - {"spill"}:
-        low, likely, high = cached.low, cached.likely, cached.high
-    if spilled:
-        likely, high = likely + spilled, high + spilled
-    if cached.exactness == "not_releasable":
-        return Expected(low, likely, high, cached.exactness)
-    if (hook_bytes is None and "hooks" in steps) or (pool.live_bytes != 0 and UNPREDICTABLE.intersection(steps)):
-        high = max(high, pool.held_bytes)
-    if hook_bytes and "hooks" in steps:
-        likely, high = min(pool.held_bytes, likely + hook_bytes), max(high, min(pool.held_bytes, high + hook_bytes))
-    return Expected(low, likely, high, "exact" if low == high else "interval")
-
 
 class Permissions(NamedTuple):
     """Permissions to run steps that are safe in the main thread only.
@@ -77,66 +39,6 @@ class Permissions(NamedTuple):
 
     main_thread: bool = False
     own: bool = False
-
-
-class FlushRemainder(NamedTuple):
-    """A pool just after a flush."""
-
-    free_bytes: int
-    live_bytes: int
-
-
-class StrandedEstimate:
-    """Stranded bytes of pools whose allocators do not report them.
-
-    The adapter may compute them from the blocks in use. Otherwise the last flush shows them: the blocks in use around
-    the free bytes that it left hold these bytes, until they are freed themselves.
-    """
-
-    def __init__(self) -> None:
-        self._remainders: dict[tuple[str, str], FlushRemainder] = {}
-
-    def flushed(self, changes: Iterable[PoolChange], steps: Iterable[str]) -> None:
-        """Record the free bytes that a flush left, without those that were certainly returnable before it: something
-        else kept them, such as work in progress. After a flush during which the program allocated or freed, they may
-        be bytes that the program has cached since.
-        """
-        if not RETURNING.intersection(steps) - {"spill"}:
-            return
-        for change in changes:
-            before, after = change.before, change.after
-            if before.live_bytes is None or after.live_bytes is None or change.raced or not _stranded_unknown(after):
-                continue
-            uncertain = before.held_bytes - before.live_bytes - before.reclaimable.low
-            free = min(after.held_bytes - after.live_bytes, max(0, uncertain))
-            self._remainders[after.allocator, after.device_uuid] = FlushRemainder(free, after.live_bytes)
-
-    def adjusted(self, pools: Sequence[PoolUsage], retained: Mapping[str, int] | None = None) -> Sequence[PoolUsage]:
-        """Return the pools with the bytes that a flush would likely leave counted as stranded.
-
-        ``retained``: these bytes by device UUID, where the adapter knows them.
-        """
-        if not retained and not self._remainders:
-            return pools
-        known = retained or {}
-        return [self._adjusted(pool, known.get(pool.device_uuid, self._learned(pool))) for pool in pools]
-
-    def _learned(self, pool: PoolUsage) -> int | None:
-        remainder = self._remainders.get((pool.allocator, pool.device_uuid))
-        if remainder is None or pool.live_bytes is None:
-            return None
-        return remainder.free_bytes * min(remainder.live_bytes, pool.live_bytes) // max(1, remainder.live_bytes)
-
-    def _adjusted(self, pool: PoolUsage, stranded: int | None) -> PoolUsage:
-        if stranded is None or not _stranded_unknown(pool):
-            return pool
-        reported = pool.reclaimable
-        likely = min(reported.likely, max(reported.low, reported.high - stranded))
-        return replace(
-            pool,
-            reclaimable=Reclaimable(reported.low, likely, reported.high, reported.exactness),
-            stranded_bytes=pool.stranded_bytes + reported.likely - likely,
-        )
 
 
 REFILL_SECONDS = 10.0
@@ -384,8 +286,8 @@ def changes(
 ) -> tuple[PoolChange, ...]:
     before, now = tuple(before), {pool.device_uuid: pool for pool in after}
     return tuple(
-        _change(pool, now.get(pool.device_uuid), steps, promise)
-        for pool, promise in zip(before, promises(before, steps, hook_bytes), strict=True)
+        _change(pool, now.get(pool.device_uuid), steps, predicted)
+        for pool, predicted in zip(before, predictions(before, steps, hook_bytes), strict=True)
     )
 
 
@@ -406,11 +308,7 @@ def conclude(
     return outcome_of(sum(map(released_bytes, change)), Expected(low, low, low)), "; ".join(refused)
 
 
-def _change(before: PoolUsage, after: PoolUsage | None, steps: Sequence[str], promise: Expected) -> PoolChange:
+def _change(before: PoolUsage, after: PoolUsage | None, steps: Sequence[str], predicted: Expected) -> PoolChange:
     if after is None:  # the pool no longer exists
         after = replace(before, live_bytes=0, held_bytes=0, reclaimable=Reclaimable(0, 0, 0), stranded_bytes=0)
-    return PoolChange(before, after, promise, raced(before, after, steps))
-
-
-def _stranded_unknown(pool: PoolUsage) -> bool:
-    return pool.reclaimable.exactness == "interval" and pool.held_known
+    return PoolChange(before, after, predicted, raced(before, after, steps))

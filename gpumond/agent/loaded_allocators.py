@@ -19,7 +19,6 @@ from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter, FlushR
 from gpumond.agent.flushing import (
     Permissions,
     RefilledFlushes,
-    StrandedEstimate,
     carry_out,
     carry_out_hooks,
     estimated,
@@ -27,6 +26,7 @@ from gpumond.agent.flushing import (
     outcome_of,
     released_bytes,
 )
+from gpumond.agent.prediction import StrandedEstimate
 from gpumond.agent.settings import Hook
 from gpumond.agent.transport import RateLimit
 from gpumond.facts.messages import FlushCommand, FlushResult, clean

@@ -22,7 +22,7 @@ from gpumond.store import audit
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-STEPS = (
+MIGRATIONS = (
     """
 CREATE TABLE rules(name TEXT PRIMARY KEY, etag TEXT NOT NULL, body TEXT NOT NULL);
 CREATE TABLE audit(seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, actor TEXT NOT NULL, action TEXT NOT NULL,
@@ -246,15 +246,15 @@ def _prepare_tables(db: sqlite3.Connection) -> Heartbeat | None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if not 0 <= version <= MAX_VERSION:
         raise sqlite3.DatabaseError(f"database disk image is malformed: schema version {version}")
-    if version > len(STEPS):
+    if version > len(MIGRATIONS):
         raise sqlite3.OperationalError(
-            f"the file was written by a newer gpumond (schema {version}, this version supports up to {len(STEPS)})"
+            f"the file was written by a newer gpumond (schema {version}, this version supports up to {len(MIGRATIONS)})"
         )
-    if version < len(STEPS):
-        steps = "".join(STEPS[version:])
-        db.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {len(STEPS)}; COMMIT;")
+    if version < len(MIGRATIONS):
+        steps = "".join(MIGRATIONS[version:])
+        db.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {len(MIGRATIONS)}; COMMIT;")
     with closing(sqlite3.connect(":memory:")) as whole:
-        whole.executescript("".join(STEPS))
+        whole.executescript("".join(MIGRATIONS))
         for table, columns in _tables(whole).items():
             if _columns(db, table) != columns:
                 raise sqlite3.DatabaseError(f"database disk image is malformed: table {table}")

@@ -11,7 +11,7 @@ import pytest
 from gpumond.facts.alerts import Action, Heartbeat, Labels, Notice, Rule, StoredAlert
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.actions import ANNOTATION
+from gpumond.features.alerts.action_decisions import ANNOTATION
 from gpumond.features.alerts.dispatcher import AlertDispatcher
 from gpumond.store.audit import AuditEntry
 from tests.helpers.scripted_programs import ScriptedPrograms, train

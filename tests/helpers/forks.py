@@ -24,7 +24,7 @@ IMPORTED = (
     "gpumond.commands.serve",
     "gpumond.config.loading",
     "gpumond.daemon.server",
-    "gpumond.features.alerts.actions",
+    "gpumond.features.alerts.action_decisions",
     "gpumond.features.alerts.outbox",
     "gpumond.features.engines.poller",
     "gpumond.features.flush.alertmanager",

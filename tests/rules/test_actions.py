@@ -10,7 +10,7 @@ from gpumond.facts.alerts import Action, Rule
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Expected, PoolBytes, Receipt
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.alerts.actions import (
+from gpumond.features.alerts.action_decisions import (
     ANNOTATION,
     ActionTrack,
     FlushOrder,

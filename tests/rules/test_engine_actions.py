@@ -14,7 +14,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.alerts.actions import conclude, decide
+from gpumond.features.alerts.action_decisions import conclude, decide
 from gpumond.features.rules.settings import RuleConfig, written
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot

@@ -12,7 +12,7 @@ import pytest
 
 from gpumond.host.logs import Json, Text
 from gpumond.store.audit import verify
-from gpumond.store.database import STEPS
+from gpumond.store.database import MIGRATIONS
 from gpumond.store.store import Bounds, Store
 from tests.helpers.opened_store import with_store
 from tests.helpers.running import gpumond_here
@@ -112,7 +112,7 @@ def test_entries_of_chains_are_kept(path: Path):
     path.parent.mkdir(mode=0o700)
     execute(
         path,
-        "".join(STEPS[:11])
+        "".join(MIGRATIONS[:11])
         + "PRAGMA user_version = 11;"
         + "INSERT INTO audit VALUES (7, 1.0, 'token', 'reload', '{}', '', '');"
         + "INSERT INTO audit VALUES (8, 3.0, 'uid:0', 'release', '{}', '', '');"

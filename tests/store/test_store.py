@@ -16,7 +16,7 @@ from gpumond.facts.errors import DefinitionChanged
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
 from gpumond.features.rules.registry import override_table, rule_table
-from gpumond.store.database import STEPS
+from gpumond.store.database import MIGRATIONS
 from gpumond.store.store import Store
 from gpumond.store.table import Row, to_text
 from tests.helpers.opened_store import RECEIPT, over, with_store
@@ -89,7 +89,7 @@ def test_alerts_are_resumed_with_their_age(path: Path):
 def test_store_of_the_first_version_is_upgraded(path: Path):
     path.parent.mkdir(mode=0o700)
     db = sqlite3.connect(path)
-    db.executescript(f"{STEPS[0]} PRAGMA user_version = 1;")
+    db.executescript(f"{MIGRATIONS[0]} PRAGMA user_version = 1;")
     with db:
         db.execute("INSERT INTO receipts (body) VALUES (?)", (to_text(RECEIPT),))
     db.close()

@@ -12,7 +12,7 @@ from gpumond.facts.flush import Target
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Reading, Snapshot, SourceState
-from gpumond.features.alerts.actions import annotate, conclude, decide
+from gpumond.features.alerts.action_decisions import annotate, conclude, decide
 from gpumond.metrics.catalogue import FAMILIES
 from gpumond.serve.full_frame import holdings
 from gpumond.tick.observe import observe

@@ -34,7 +34,16 @@ from gpumond.facts.pools import ENGINE_STEP, Expected, Outcome, Receipt
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionOutcome, SuspensionReceipt
-from gpumond.features.alerts.actions import FlushOrder, Key, Tracks, annotate, conclude, decide, forget, remembered
+from gpumond.features.alerts.action_decisions import (
+    FlushOrder,
+    Key,
+    Tracks,
+    annotate,
+    conclude,
+    decide,
+    forget,
+    remembered,
+)
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
 from gpumond.features.alerts.receivers.base import NotSent, ReceiverType
 from gpumond.host.event_loop import Tasks

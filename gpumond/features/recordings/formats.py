@@ -17,7 +17,7 @@ IMPORTERS = (
     "record",
     "prometheus",
     "gpu_z",
-    "scrolling",
+    "dmon",
     "csv_log",
     "nvidia_smi",
 )

@@ -2,7 +2,7 @@
 
 Columns may be in any order, units in the header or in the cells. Headers may be repeated, and a log may contain
 several devices. The default table of ``nvidia-smi``, repeated (``-l N``), has devices and, where listed, their
-processes. ``scrolling`` reads the tables of ``dmon`` and ``pmon``.
+processes. ``dmon`` reads the tables of ``dmon`` and ``pmon``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import MIB
-from gpumond.features.recordings import scrolling
+from gpumond.features.recordings import dmon
 from gpumond.features.recordings.reader import (
     UNITS,
     Lines,
@@ -93,8 +93,8 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
     first, numbered = lines.first().strip(), lines.numbered()
     if _is_table(first):
         return _table_rows(numbered, remarks, interval)
-    if scrolling.starts(first):
-        return scrolling.rows(numbered, remarks, interval)
+    if dmon.starts(first):
+        return dmon.rows(numbered, remarks, interval)
     if _OTHER.match(first):
         raise ConfigError(f"{lines.name}, line 1: this is the output of nvidia-smi -q, not CSV; {REMEDY}")
     log = _Log(lines, remarks, interval)
@@ -293,4 +293,4 @@ def _date(match: re.Match[str]) -> float:
         raise ConfigError(f"{match[0]!r} isn't a time: {error}") from None
 
 
-FORMAT = Format("nvidia-smi", scrolling.starts, from_rows(rows, complete=True))
+FORMAT = Format("nvidia-smi", dmon.starts, from_rows(rows, complete=True))

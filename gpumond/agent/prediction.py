@@ -1,0 +1,115 @@
+"""The bytes that a flush of one allocator will return, and the free bytes that it won't: stranded ones. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from gpumond.facts.messages import PoolChange
+from gpumond.facts.pools import Expected, PoolUsage, Reclaimable
+
+RETURNING = frozenset(("spill", "cache", "trim"))
+"""Steps that return bytes to the driver; the other steps only make bytes returnable."""
+
+UNPREDICTABLE = frozenset(("gc", "workspaces", "plans"))
+"""Steps whose effect is unknown beforehand."""
+
+
+def predictions(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: int | None) -> list[Expected]:
+    """Return the bytes that the steps return of each pool.
+
+    ``hook_bytes``: the bytes that the program's functions free of all pools together, None if unknown. Each pool gets
+    a part in proportion to its live bytes.
+    """
+    live = sum(pool.live_bytes or 0 for pool in pools)
+    return [
+        predicted(
+            pool, steps, hook_bytes if not hook_bytes or not live else hook_bytes * (pool.live_bytes or 0) // live
+        )
+        for pool in pools
+    ]
+
+
+def predicted(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None = 0) -> Expected:
+    """Return the bytes that the steps return of one pool. Spillable bytes are live, and so not in ``reclaimable``.
+
+    If the effect of a step is unknown, the high value is all held bytes, and the likely value does not change.
+    """
+    spilled = (pool.spillable_bytes or 0) if "spill" in steps else 0
+    cached, low, likely, high = pool.reclaimable, 0, 0, 0
+    if RETURNING.intersection(steps) - {"spill"}:
+        low, likely, high = cached.low, cached.likely, cached.high
+    if spilled:
+        likely, high = likely + spilled, high + spilled
+    if cached.exactness == "not_releasable":
+        return Expected(low, likely, high, cached.exactness)
+    if (hook_bytes is None and "hooks" in steps) or (pool.live_bytes != 0 and UNPREDICTABLE.intersection(steps)):
+        high = max(high, pool.held_bytes)
+    if hook_bytes and "hooks" in steps:
+        likely, high = min(pool.held_bytes, likely + hook_bytes), max(high, min(pool.held_bytes, high + hook_bytes))
+    return Expected(low, likely, high, "exact" if low == high else "interval")
+
+
+class FlushRemainder(NamedTuple):
+    """A pool just after a flush."""
+
+    free_bytes: int
+    live_bytes: int
+
+
+class StrandedEstimate:
+    """Stranded bytes of pools whose allocators do not report them.
+
+    The adapter may compute them from the blocks in use. Otherwise the last flush shows them: the blocks in use around
+    the free bytes that it left hold these bytes, until they are freed themselves.
+    """
+
+    def __init__(self) -> None:
+        self._remainders: dict[tuple[str, str], FlushRemainder] = {}
+
+    def flushed(self, changes: Iterable[PoolChange], steps: Iterable[str]) -> None:
+        """Record the free bytes that a flush left, without those that were certainly returnable before it: something
+        else kept them, such as work in progress. After a flush during which the program allocated or freed, they may
+        be bytes that the program has cached since.
+        """
+        if not RETURNING.intersection(steps) - {"spill"}:
+            return
+        for change in changes:
+            before, after = change.before, change.after
+            if before.live_bytes is None or after.live_bytes is None or change.raced or not _stranded_unknown(after):
+                continue
+            uncertain = before.held_bytes - before.live_bytes - before.reclaimable.low
+            free = min(after.held_bytes - after.live_bytes, max(0, uncertain))
+            self._remainders[after.allocator, after.device_uuid] = FlushRemainder(free, after.live_bytes)
+
+    def adjusted(self, pools: Sequence[PoolUsage], retained: Mapping[str, int] | None = None) -> Sequence[PoolUsage]:
+        """Return the pools with the bytes that a flush would likely leave counted as stranded.
+
+        ``retained``: these bytes by device UUID, where the adapter knows them.
+        """
+        if not retained and not self._remainders:
+            return pools
+        known = retained or {}
+        return [self._adjusted(pool, known.get(pool.device_uuid, self._learned(pool))) for pool in pools]
+
+    def _learned(self, pool: PoolUsage) -> int | None:
+        remainder = self._remainders.get((pool.allocator, pool.device_uuid))
+        if remainder is None or pool.live_bytes is None:
+            return None
+        return remainder.free_bytes * min(remainder.live_bytes, pool.live_bytes) // max(1, remainder.live_bytes)
+
+    def _adjusted(self, pool: PoolUsage, stranded: int | None) -> PoolUsage:
+        if stranded is None or not _stranded_unknown(pool):
+            return pool
+        reported = pool.reclaimable
+        likely = min(reported.likely, max(reported.low, reported.high - stranded))
+        return replace(
+            pool,
+            reclaimable=Reclaimable(reported.low, likely, reported.high, reported.exactness),
+            stranded_bytes=pool.stranded_bytes + reported.likely - likely,
+        )
+
+
+def _stranded_unknown(pool: PoolUsage) -> bool:
+    return pool.reclaimable.exactness == "interval" and pool.held_known
