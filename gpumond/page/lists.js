@@ -28,7 +28,7 @@ function createRow(columns) {
     const cell = make(place ? "td" : "th", ...(column.nodes?.(row) ?? [make("bdi")]));
     if (!place) cell.scope = "row";
     cell.className = classes(column);
-    if (column.number) cell.dataset.title = column.title.toLowerCase();
+    if (place && column.text && !column.wide && !column.name) cell.dataset.title = column.title.toLowerCase(); // on a phone
     row.append(cell);
   });
   return row;
