@@ -82,7 +82,8 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
     for band, size in past.points[-1][1].items():
         if size:
             mark = [] if monochrome else [Span(BLOCKS[8], ink=band)]
-            head += [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {human(size)}", "dim")]
+            part = [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {human(size)}", "dim")]
+            head += part if width_of([*head, *part]) <= width else []
     chart = stack(past.points, start, past.until, width, rows)
     return [clipped(head, width), *(_row(row, monochrome) for row in chart)]
 
