@@ -400,7 +400,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | Non
     return "\n".join([first, *(_hanging(line, row[-1], width, room) for line, row in zip(lines, known, strict=True))])
 
 
-LEAST_HANGING = 30
+LEAST_HANGING = 40
 """Width from which a column's text stays in its column; else it is below its row."""
 
 
@@ -411,7 +411,7 @@ def _hanging(line: str, last: str, width: int, room: int) -> str:
     begin, indent = line.removesuffix(last.rstrip()), width - room
     if room < LEAST_HANGING:
         begin, indent, room = f"{begin.rstrip()}\n    ", 4, width - 4
-    return begin + f"\n{' ' * indent}".join(textwrap.wrap(last, room, break_on_hyphens=False))
+    return begin + f"\n{' ' * indent}".join(textwrap.wrap(last, room, break_long_words=False, break_on_hyphens=False))
 
 
 def fitting_table(

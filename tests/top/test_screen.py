@@ -220,10 +220,10 @@ def test_last_column_of_a_wide_table_is_broken_between_words():
     rows = [["1", "some words that are too long"], ["22", "short"]]
     assert whole_table((">PID", "TEXT"), rows, 36) == "PID  TEXT\n  1  some words that are too long\n 22  short"
     long = [["1", "a summary of more words than the terminal has columns"], ["22", "short"]]
-    assert whole_table((">PID", "SUMMARY"), long, 36).splitlines() == [
+    assert whole_table((">PID", "SUMMARY"), long, 46).splitlines() == [
         "PID  SUMMARY",
-        "  1  a summary of more words than",
-        "     the terminal has columns",
+        "  1  a summary of more words than the terminal",
+        "     has columns",
         " 22  short",
     ]
     assert whole_table((">PID", "SUMMARY"), long, 30).splitlines() == [

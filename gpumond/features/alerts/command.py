@@ -11,7 +11,7 @@ from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.frame import Alert
 from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
-from gpumond.view.text import moment, safe, table
+from gpumond.view.text import broken, moment, output_width, safe, table
 
 PAIRS = ("labels", "annotations")
 """Fields that are objects in the output, so that jq can name a label."""
@@ -32,8 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
     nothing = "no resolved alert" if arguments.past else "no alert is active"
     header = ("PHASE", "RULE", "SINCE", *(["RESOLVED"] if arguments.past else []), "SUMMARY")
     facts = [{**alert, **{name: dict(alert[name]) for name in PAIRS}} for alert in found]
-    lines = [table(header, _rows(found, ends)), *_next_steps(facts, arguments.url)] if found else [nothing]
-    print_answer(arguments, facts, lambda: "\n".join(lines))
+    steps = broken("\n".join(_next_steps(facts, arguments.url)), output_width())
+    text = f"{table(header, _rows(found, ends))}\n{steps}".rstrip() if found else nothing
+    print_answer(arguments, facts, lambda: text)
     return DONE
 
 
