@@ -235,8 +235,10 @@ def nothing_selected(arguments: argparse.Namespace) -> int:
             device(arguments.url, name)
     except (NoSuchDevice, AmbiguousDevice):
         return WRONG_USE
-    known = (agent["workload"] for agent in get(arguments.url, "/api/v1/agents"))
-    return NOTHING_TO_DO if arguments.workload in (None, *known) else WRONG_USE
+    if arguments.workload is None:
+        return NOTHING_TO_DO
+    known = {agent["workload"] for agent in get(arguments.url, "/api/v1/agents")}
+    return NOTHING_TO_DO if arguments.workload in known else WRONG_USE
 
 
 def as_json(arguments: argparse.Namespace, answers: Sequence[tuple[Program, Any]], name: str | None = None) -> str:

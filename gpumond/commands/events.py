@@ -11,7 +11,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, count, print_csv
 from gpumond.facts.errors import ConfigError
-from gpumond.view.text import moment, safe
+from gpumond.view.text import broken, moment, output_width, safe
 
 POLL_SECONDS = 1.0
 
@@ -53,5 +53,5 @@ def _print(events: Iterable[dict[str, Any]], as_json: bool, last: int = 0) -> in
     for event in events:
         last = event["id"]
         line = f"{moment(event['at'])}  {event['kind'].replace('-', ' '):18} {safe(event['summary'])}"
-        print(json.dumps(event) if as_json else line, flush=True)
+        print(json.dumps(event) if as_json else broken(line, output_width()), flush=True)
     return last

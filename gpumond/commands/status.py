@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         device_table(content, arguments.verbose, limit, bars=width is not None),
         process_table(content, limit),
         engine_table(frame["snapshot"], limit),
-        suspended_programs(frame),
+        broken(suspended_programs(frame), limit),
     )
     paragraphs = (broken(client.with_commands(note, arguments.url), limit) for note in notes(content))
     sections = (*tables, overheads(content) if arguments.verbose else "", *paragraphs)

@@ -82,7 +82,8 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
     for band, size in past.points[-1][1].items():
         if size:
             mark = [] if monochrome else [Span(BLOCKS[8], ink=band)]
-            head += [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {human(size)}", "dim")]
+            part = [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {human(size)}", "dim")]
+            head += part if width_of([*head, *part]) <= width else []
     chart = stack(past.points, start, past.until, width, rows)
     return [clipped(head, width), *(_row(row, monochrome) for row in chart)]
 
@@ -441,8 +442,8 @@ def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[F
 
 
 def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:
-    """Return the notices in at most ``rows`` lines, one for each kind."""
-    groups = grouped(notices)
+    """Return the notices in at most ``rows`` lines, one for each kind, the most severe first."""
+    groups = sorted(grouped(notices), key=lambda group: [*STYLES].index(group[0].level))
     shown = groups if len(groups) <= rows else groups[: max(0, rows - 1)]
     lines = [_summary(group, width) for group in shown]
     hidden = sum(map(len, groups[len(shown) :]))
@@ -459,6 +460,7 @@ def _summary(group: Sequence[FrameNotice], width: int) -> Line:
 
 
 LEFT_OUT = re.compile(r" \([^()]*\)|(?<= )/\S*/")
+CLAUSE = re.compile(r": | and ")
 COMMAND = re.compile(r"gpumond [a-z-]+(?: show)?(?: --[a-z-]+ \S+)*")
 
 
@@ -466,7 +468,7 @@ def in_one_line(text: str, advice: str, width: int) -> str:
     """Return text and advice in one line of whole words. The command, or the first step of the advice, is kept.
 
     What does not fit is left out in this order: later steps, later clauses of the text, parentheses and folders, what
-    precedes or follows the command, what follows a colon, and the text's last words.
+    precedes or follows the command, later clauses again, and the text's last words.
     """
     facts, steps = ([*filter(None, each.split("; "))] for each in (text, advice))
     versions = [facts + steps[:count] for count in range(len(steps), 0, -1)]
@@ -474,7 +476,7 @@ def in_one_line(text: str, advice: str, width: int) -> str:
     fact, step = LEFT_OUT.sub("", facts[0] if facts else ""), steps[0] if steps else ""
     command = COMMAND.search(step)
     last = command[0] if command else step
-    versions += [[fact, step], [fact, last], [fact.partition(": ")[0], last]]
+    versions += [[fact, step], [fact, last], [CLAUSE.split(fact)[0], last]]
     versions += [[_words_of(fact, width - cells(last) - 2), last]]
     lines = ["; ".join(filter(None, version)) for version in versions]
     return next((line for line in lines if cells(line) <= width), lines[-1])
@@ -483,7 +485,7 @@ def in_one_line(text: str, advice: str, width: int) -> str:
 def _words_of(text: str, width: int) -> str:
     """Return the words of a text that fit, with an ellipsis after them."""
     words = text.split(" ")
-    while words and cells(" ".join(words)) + 1 > width:
+    while words and (cells(" ".join(words)) + 1 > width or not words[-1].isalpha()):  # no number without its unit
         words.pop()
     return f"{' '.join(words)}…" if words else ""
 

@@ -53,7 +53,7 @@ def device_block(
         known = [device for device in view.devices if device.used_bytes is not None]
         column = max(cells(device.label) for device in view.devices)
         lines = [_on_one_line(device, width, max(2, column), monochrome, chosen) for device in view.devices]
-        return lines, _legend(_totals(known), width, monochrome)
+        return lines, [*_legend_area(_totals(known), width, monochrome)]
     return [line for device in view.devices for line in _in_full(device, width, monochrome, chosen)], []
 
 
@@ -79,9 +79,7 @@ def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None
     yield [index, Span(f" {cut(device.name or device.uuid, room)}"), *values]
     if device.used_bytes is not None:
         yield _bar(device, width, monochrome)
-        legend = _legend(_parts(device), width, monochrome)
-        yield from legend
-        yield from [[]] * (-(-LEGEND // width) - len(legend))
+        yield from _legend_area(_parts(device), width, monochrome)
 
 
 def _style(device: DeviceRow, chosen: str | None) -> str:
@@ -168,6 +166,13 @@ def _totals(devices: Sequence[DeviceRow]) -> dict[str, int]:
             for part, size in _parts(device).items():
                 totals[part] = totals.get(part, 0) + size
     return {part: totals[part] for part in (*FILLS, "overcount", "unmapped") if part in totals}
+
+
+def _legend_area(parts: Mapping[str, int], width: int, monochrome: bool) -> Iterator[Line]:
+    """Yield the lines of the legend, and those that further parts would take."""
+    lines = _legend(parts, width, monochrome)
+    yield from lines
+    yield from [[]] * (-(-LEGEND // width) - len(lines))
 
 
 def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line]:

@@ -386,9 +386,32 @@ def _least_width(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     return sum(_least_widths(header, widths)) + len(GAP) * (len(header) - 1)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table. A column is as wide as its widest cell; ``>`` at the start of its header aligns it right."""
-    return "\n".join(table_lines(header, [[safe(cell) for cell in row] for row in rows]))
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> str:
+    """Return a table. A column is as wide as its widest cell; ``>`` at the start of its header aligns it right.
+
+    If it is wider than ``width``, by default that of the terminal, its last column is broken between words.
+    """
+    known = [[safe(cell) for cell in row] for row in rows]
+    first, *lines = table_lines(header, known)
+    width = width or output_width()
+    if width is None or header[-1].startswith(">"):
+        return "\n".join([first, *lines])
+    room = width - len(first) + len(header[-1])
+    return "\n".join([first, *(_hanging(line, row[-1], width, room) for line, row in zip(lines, known, strict=True))])
+
+
+LEAST_HANGING = 40
+"""Width from which a column's text stays in its column; else it is below its row."""
+
+
+def _hanging(line: str, last: str, width: int, room: int) -> str:
+    """Return a row of a table whose last cell is broken into lines."""
+    if cells(line) <= width:
+        return line
+    begin, indent = line.removesuffix(last.rstrip()), width - room
+    if room < LEAST_HANGING:
+        begin, indent, room = f"{begin.rstrip()}\n    ", 4, width - 4
+    return begin + f"\n{' ' * indent}".join(textwrap.wrap(last, room, break_long_words=False, break_on_hyphens=False))
 
 
 def fitting_table(

@@ -16,6 +16,7 @@ from gpumond.view.text import (
     cut,
     fitted,
     plain_text,
+    table as whole_table,
     table_lines as table,
     width_of,
     wrapped,
@@ -87,6 +88,13 @@ OOM = FrameNotice(
     "alert out-of-memory",
     "gpumond oom show says what would have prevented it",
 )
+IDLE = FrameNotice(
+    "note",
+    "idle-holder firing for 49 s",
+    "embeddings (pid 7) holds 8.9 GiB on GPU 1 and has been idle for 2 min 49 s",
+    "alert idle-holder",
+    "gpumond suspend --pid 7 returns 8.9 GiB of device memory; if you don't need the program, stop it",
+)
 ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", "orphaned", "look at it; kill 9")
 
 
@@ -94,16 +102,22 @@ ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", 
     ("notice", "width", "expected"),
     [
         (LEAK, 80, "leak: notebook is leaking about 0.8 GiB/min on GPU 0; gpumond why --pid 4194304"),
-        (LEAK, 72, "leak: notebook is leaking about 0.8 GiB/min…; gpumond why --pid 4194304"),
+        (LEAK, 72, "leak: notebook is leaking about…; gpumond why --pid 4194304"),
         (LEAK, 400, f"leak: {LEAK.text}; {LEAK.advice}"),
         (OOM, 80, "out-of-memory: finetune on GPU 1 ran out of memory at…; gpumond oom show"),
         (OOM, 100, "out-of-memory: finetune on GPU 1 ran out of memory at programs.py:97 finetune; gpumond oom show"),
+        (IDLE, 100, "idle-holder: embeddings holds 8.9 GiB on GPU 1; gpumond suspend --pid 7"),
         (ORPHAN, 80, "pid 9 (train) is orphaned and holds 2.0 GiB: look at it; kill 9"),
     ],
 )
 def test_notice_takes_one_line_and_keeps_its_command(notice: FrameNotice, width: int, expected: str):
     (line,) = remark_lines([notice], width, 4)
     assert plain_text(line) == expected
+
+
+def test_most_severe_notice_comes_first():
+    lines = [plain_text(line) for line in remark_lines([IDLE, LEAK, OOM], 80, 2)]
+    assert lines == ["out-of-memory: finetune on GPU 1 ran out of memory at…; gpumond oom show", "2 more: press a"]
 
 
 @given(st.integers(60, 400), st.sampled_from([LEAK, OOM]))
@@ -200,3 +214,23 @@ def test_table_shortens_text_and_keeps_numbers():
     assert "…" in narrow[1]
     least = table(header, rows, 10)
     assert max(map(len, least)) == 6 + 12 + 8 + 12 + 6
+
+
+def test_last_column_of_a_wide_table_is_broken_between_words():
+    rows = [["1", "some words that are too long"], ["22", "short"]]
+    assert whole_table((">PID", "TEXT"), rows, 36) == "PID  TEXT\n  1  some words that are too long\n 22  short"
+    long = [["1", "a summary of more words than the terminal has columns"], ["22", "short"]]
+    assert whole_table((">PID", "SUMMARY"), long, 46).splitlines() == [
+        "PID  SUMMARY",
+        "  1  a summary of more words than the terminal",
+        "     has columns",
+        " 22  short",
+    ]
+    assert whole_table((">PID", "SUMMARY"), long, 30).splitlines() == [
+        "PID  SUMMARY",
+        "  1",
+        "    a summary of more words",
+        "    than the terminal has",
+        "    columns",
+        " 22  short",
+    ]

@@ -11,7 +11,7 @@ from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.frame import Alert
 from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
-from gpumond.view.text import moment, safe, table
+from gpumond.view.text import broken, moment, output_width, safe, table
 
 PAIRS = ("labels", "annotations")
 """Fields that are objects in the output, so that jq can name a label."""
@@ -30,10 +30,11 @@ def run(arguments: argparse.Namespace) -> int:
         silences = [entry["silence"] for entry in client.get(arguments.url, "/api/v1/silences")]
         ends = {silence["id"]: silence["ends_at"] for silence in silences}
     nothing = "no resolved alert" if arguments.past else "no alert is active"
-    header = ("PHASE", "RULE", "SINCE", "RESOLVED", "SUMMARY")
+    header = ("PHASE", "RULE", "SINCE", *(["RESOLVED"] if arguments.past else []), "SUMMARY")
     facts = [{**alert, **{name: dict(alert[name]) for name in PAIRS}} for alert in found]
-    lines = [table(header, _rows(found, ends)), *_next_steps(facts, arguments.url)] if found else [nothing]
-    print_answer(arguments, facts, lambda: "\n".join(lines))
+    steps = broken("\n".join(_next_steps(facts, arguments.url)), output_width())
+    text = f"{table(header, _rows(found, ends))}\n{steps}".rstrip() if found else nothing
+    print_answer(arguments, facts, lambda: text)
     return DONE
 
 
@@ -59,5 +60,6 @@ def _rows(alerts: Iterable[dict[str, Any]], ends: Mapping[str, float]) -> Iterat
         if alert.get("silenced_by") and phase != "resolved":
             until = max((ends[id] for id in alert["silenced_by"] if id in ends), default=None)
             phase += ", silenced" + (f" until {moment(until)}" if until is not None else "")
-        times = (moment(alert["fired_at"] or alert["active_at"]), moment(alert["resolved_at"]))
+        times = [moment(alert["fired_at"] or alert["active_at"])]
+        times += [moment(alert["resolved_at"])] if phase == "resolved" else []
         yield [phase, alert["rule"], *times, dict(alert["annotations"]).get("summary", "")]

@@ -132,7 +132,9 @@ def _device(frame: Frame, name: str | None, uid: int | None) -> DeviceReading:
     if name is None:
         if len(frame.snapshot.devices) != 1:
             count = len(frame.snapshot.devices)
-            raise HTTPException(422, f"device: this machine has {count} GPUs; choose one (gpumond run --need-device 0)")
+            raise HTTPException(
+                422, f"this machine has {count} GPUs; choose one, such as with gpumond run --need-device 0"
+            )
         return frame.snapshot.devices[0]
     uuid = device_named(name, frame, uid)
     device = frame.snapshot.device(uuid)
