@@ -117,10 +117,11 @@ def advance_events(
         *(_suspension(receipt, before.frame, frame) for receipt in suspensions),
         *_requests(before.frame, frame),
         *_verdicts(before.frame, frame, left),
-        *(_alert("alert-fired", alert, frame.snapshot.taken_at) for alert in raised),
-        *(_alert("alert-resolved", alert, frame.snapshot.taken_at) for alert in resolved),
+        *(_alert("alert-fired", alert) for alert in raised),
+        *(_alert("alert-resolved", alert) for alert in resolved),
     ]
-    events = tuple(replace(event, id=before.last_id + number) for number, event in enumerate(drafts, 1))
+    at = frame.snapshot.taken_at
+    events = tuple(replace(event, id=before.last_id + number, at=at) for number, event in enumerate(drafts, 1))
     ooms = dict(list(reported.items())[-MAX_REMEMBERED:])
     return EventState(
         last_id=before.last_id + len(events),
@@ -134,17 +135,16 @@ def advance_events(
 
 def _draft(
     kind: Kind,
-    at: float,
     summary: str,
     device_uuid: str | None = None,
     process: ProcessKey | None = None,
     workload: str = "",
     details: Details = (),
 ) -> Event:
-    """Make an event that is not numbered yet."""
+    """Make an event without its number and time."""
     return Event(
         id=0,
-        at=at,
+        at=0.0,
         kind=kind,
         device_uuid=device_uuid,
         pid=process.pid if process else None,
@@ -156,13 +156,12 @@ def _draft(
 
 
 def _by_report(
-    report: AgentReport, kind: Kind, at: float, summary: str, device_uuid: str | None = None, details: Details = ()
+    report: AgentReport, kind: Kind, summary: str, device_uuid: str | None = None, details: Details = ()
 ) -> Event:
-    return _draft(kind, at, summary, device_uuid, report.key, report.workload, details)
+    return _draft(kind, summary, device_uuid, report.key, report.workload, details)
 
 
 def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Event]:
-    at = frame.snapshot.taken_at
     previous = before.snapshot.devices_by_uuid if before else {}
     now = frame.snapshot.devices_by_uuid
     for uuid, device in previous.items():
@@ -171,12 +170,12 @@ def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Eve
             faults = [fault.detail for fault in frame.snapshot.faults if fault.device_uuid in (None, uuid)]
             why = f": {faults[0]}" if faults else ""
             summary = f"GPU {device.index} can't be read{why}"
-            yield _draft("device-lost", at, summary, device_uuid=uuid)
+            yield _draft("device-lost", summary, device_uuid=uuid)
     for uuid, device in now.items():
         if device.up and uuid in lost:
             lost.discard(uuid)
             summary = f"GPU {device.index} can be read again"
-            yield _draft("device-back", at, summary, device_uuid=uuid)
+            yield _draft("device-back", summary, device_uuid=uuid)
 
 
 def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
@@ -186,7 +185,7 @@ def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
         if more > 0:
             summary = f"{_gpu(frame, xid.device_uuid)} reported Xid error {xid.xid}"
             details: Details = (("xid", xid.xid), ("count", more), ("occurred_at", xid.last_seen_at))
-            yield _draft("xid", frame.snapshot.taken_at, summary, device_uuid=xid.device_uuid, details=details)
+            yield _draft("xid", summary, device_uuid=xid.device_uuid, details=details)
 
 
 ENDINGS: Mapping[Ending | None, str] = {
@@ -198,19 +197,18 @@ ENDINGS: Mapping[Ending | None, str] = {
 def _agents(
     previous: Mapping[ProcessKey, AgentReport], now: Mapping[ProcessKey, AgentReport], snapshot: Snapshot
 ) -> Iterator[Event]:
-    at = snapshot.taken_at
     endings = {end.key: end.ending for end in snapshot.ends}
     for process, report in now.items():
         if report.uses_device and (process not in previous or not previous[process].uses_device):
             summary = f"{_name(report)} connected: {', '.join(report.frameworks) or 'no framework yet'}"
-            yield _by_report(report, "agent-connected", at, summary)
+            yield _by_report(report, "agent-connected", summary)
     for process, report in previous.items():
         if report.uses_device and process not in now:
             held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
             ending = endings.get(process)
             summary = f"{_name(report)} disconnected{ENDINGS.get(ending, '')}; it held {human(held)}"
             details: Details = (("held_bytes", held), *((("ending", ending),) if ending else ()))
-            yield _by_report(report, "agent-disconnected", at, summary, details=details)
+            yield _by_report(report, "agent-disconnected", summary, details=details)
 
 
 def _ends(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]) -> Iterator[Event]:
@@ -230,7 +228,6 @@ def _ends(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]) ->
             workload, name = names.get(process, ("", ""))
             yield _draft(
                 "process-ended",
-                snapshot.taken_at,
                 f"{program(name, process.pid, '')} has exited; it held {human(held)} on {_gpu(frame, device.uuid)}",
                 device_uuid=device.uuid,
                 process=process,
@@ -252,9 +249,8 @@ def _ooms(
     reported[process] = max([last, *(oom.number for oom in snapshots)])
     for oom in snapshots:
         if oom.at >= since:
-            summary, at = _oom_summary(report, oom, frame), frame.snapshot.taken_at
             details = (*oom_details(oom), *_advice(report, oom, frame))
-            yield _by_report(report, "oom", at, summary, oom.device_uuid, details=details)
+            yield _by_report(report, "oom", _oom_summary(report, oom, frame), oom.device_uuid, details)
 
 
 def _advice(report: AgentReport, oom: Oom, frame: Frame) -> Details:
@@ -278,8 +274,7 @@ def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator
                 cached = max(0, pool.held_bytes - pool.live_bytes - pool.stranded_bytes)
                 known = (("live_bytes", pool.live_bytes), ("cached_bytes", cached))
                 details += (*known, ("stranded_bytes", pool.stranded_bytes))
-            at = frame.snapshot.taken_at
-            yield _by_report(report, "oom", at, summary, pool.device_uuid, details=details)
+            yield _by_report(report, "oom", summary, pool.device_uuid, details)
 
 
 def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
@@ -305,10 +300,8 @@ def _flush(receipt: Receipt, frame: Frame) -> Event:
         ("duration_seconds", receipt.duration_seconds),
         ("started_at", receipt.started_at),
     )
-    at = frame.snapshot.taken_at
     return _draft(
         "flush",
-        at,
         summary,
         device_uuid=receipt.device_uuid,
         process=ProcessKey(receipt.pid, receipt.start_ticks),
@@ -338,7 +331,6 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
     )
     return _draft(
         receipt.action,
-        frame.snapshot.taken_at,
         f"{receipt.action} of {who}{where} by {by}: {receipt.outcome}{size}{why}",
         device_uuid=uuid,
         process=key,
@@ -358,27 +350,25 @@ def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
             held = f"; most of it is held by {names}" if names else ""
             where = _gpu(frame, request.device_uuid)
             summary = f"{_requester(request)} waits for {human(request.need_bytes)} of {where}{held}"
-            yield _of_request("wait", at, summary, request)
+            yield _of_request("wait", summary, request)
     for grant in frame.grants:
         if grant.id not in granted:
             own = waited.get(grant.id)
             after = f" after {duration(at - own.since)}" if own else ""
             summary = f"{_requester(grant)} is granted {human(grant.need_bytes)} of {_gpu(frame, grant.device_uuid)}"
             seconds: Details = (("waited_seconds", at - own.since),) if own else ()
-            yield _of_request("grant", at, f"{summary}{after}", grant, seconds)
+            yield _of_request("grant", f"{summary}{after}", grant, seconds)
 
 
 def _requester(request: QueuedRequest | GrantedRequest) -> str:
     return request.workload or "a program" if request.pid is None else program(request.workload, request.pid, "")
 
 
-def _of_request(
-    kind: Kind, at: float, summary: str, request: QueuedRequest | GrantedRequest, details: Details = ()
-) -> Event:
+def _of_request(kind: Kind, summary: str, request: QueuedRequest | GrantedRequest, details: Details = ()) -> Event:
     process = None if request.pid is None else ProcessKey(request.pid, None)
     own: Details = (("request", request.id), ("need_bytes", request.need_bytes))
     user: Details = (("user", request.user),) if request.user else ()
-    return _draft(kind, at, summary, request.device_uuid, process, request.workload, (*own, *user, *details))
+    return _draft(kind, summary, request.device_uuid, process, request.workload, (*own, *user, *details))
 
 
 def _verdicts(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]) -> Iterator[Event]:
@@ -403,7 +393,6 @@ def _verdicts(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]
             details: Details = (("verdict", verdict.kind), ("since", verdict.since), *verdict.evidence)
             yield _draft(
                 kind,
-                at,
                 summary,
                 device_uuid=verdict.device_uuid,
                 process=verdict.process,
@@ -439,7 +428,7 @@ def _names(frame: Frame | None, left: Mapping[ProcessKey, str] = {}) -> Mapping[
     return names
 
 
-def _alert(kind: Kind, alert: Alert, at: float) -> Event:
+def _alert(kind: Kind, alert: Alert) -> Event:
     labels, annotations = dict(alert.labels), dict(alert.annotations)
     pid, workload = labels.get("pid", ""), labels.get("workload", "")
     process = alert.process or (ProcessKey(int(pid), None) if pid.isdecimal() else None)
@@ -448,9 +437,7 @@ def _alert(kind: Kind, alert: Alert, at: float) -> Event:
     if kind == "alert-resolved" and "the alert was: " not in summary:
         summary = f"the alert {alert.rule} has ended; it was: {summary}"
     details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
-    return _draft(
-        kind, at, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details
-    )
+    return _draft(kind, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details)
 
 
 def _index(labels: Mapping[str, str]) -> str:

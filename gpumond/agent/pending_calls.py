@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -106,15 +106,11 @@ def _is_from_signal_handler(error: BaseException) -> bool:
     """Return whether a signal handler of the program raised it: handlers run in this thread, at any moment."""
     if isinstance(error, KeyboardInterrupt):
         return True
-    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code not in handlers:
         frame = frame.tb_next
     return frame is not None
-
-
-def _code(handler: Any) -> CodeType | None:
-    return getattr(handler, "__code__", None)  # a bound method has that of its function
 
 
 def _raise_in_main(error: BaseException) -> None:

@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import shutil
-import ssl
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -422,7 +421,9 @@ def _route(url: str, seconds: float, secret: bool) -> Route:
                 connection.close()
                 continue
             return Route(connection, "", token if named else "", source if named else "")
-    connection = connection_to(parts, _trust, seconds, _trusted() if token else None)
+    connection = connection_to(
+        parts, lambda: trust(os.environ.get("GPUMOND_CA_FILE") or None), seconds, _trusted() if token else None
+    )
     return Route(connection, parts.path.rstrip("/"), token, source)
 
 
@@ -453,7 +454,3 @@ def _token(url: str) -> tuple[str, str]:
             continue
         return check_token(token, str(file)), str(file)
     return "", ""
-
-
-def _trust() -> ssl.SSLContext:
-    return trust(os.environ.get("GPUMOND_CA_FILE") or None)

@@ -140,10 +140,6 @@ def _silences(entries: Any) -> Iterator[str]:
     yield from (entry["silence"]["id"] for entry in entries if entry["state"] != "ended")
 
 
-def _cases(cases: Any) -> Iterator[str]:
-    yield from (case["id"] for case in cases)
-
-
 READERS: Mapping[str, tuple[str, Callable[[Any], Iterator[Any]]]] = {
     "workloads": ("/api/v1/agents", _workloads),
     "pids": ("/api/v1/processes", _pids),
@@ -151,7 +147,7 @@ READERS: Mapping[str, tuple[str, Callable[[Any], Iterator[Any]]]] = {
     "rules": ("/api/v1/rules", _names),
     "baselines": ("/api/v1/baselines", _names),
     "silences": ("/api/v1/silences", _silences),
-    "cases": ("/api/v1/oom", _cases),
+    "cases": ("/api/v1/oom", lambda cases: (case["id"] for case in cases)),
 }
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from gpumond.config.models import MISSING, expectation, written_at, yaml_problem
 from gpumond.config.settings import ONLY_IN_FILE, RECEIVER_TYPES, Settings, SettingsConfig
 from gpumond.facts.errors import ConfigError, did_you_mean
-from gpumond.host.files import read_text
+from gpumond.host.files import read_text, replace_file
 
 
 def load(
@@ -210,16 +210,10 @@ class ConfigurationFile:
 
     def _keep(self, directory: Path, text: str) -> None:
         content = FIRST_LINE.format(self.path).encode() + text.encode()
-        copy, temporary = directory / COPY, directory / f"{COPY}.new"
+        copy = directory / COPY
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary.unlink(missing_ok=True)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, copy)
+            replace_file(copy, content)
         except OSError as error:
             log.warning("can't keep a copy of the configuration: %s: %s", copy, error.strerror)
 

@@ -78,62 +78,44 @@ class LeakTest:
     """Maximum size of a single rise, as a share of the growth: one large allocation is no leak."""
 
 
-CLEAN = (
-    LeakTest(
-        tier=MINUTE,
-        blocks=12,
-        record_blocks=12,
-        min_growth_bytes=256 * MIB,
-        min_growth_ratio=0.0,
-        full_within_seconds=inf,
-        parts=3,
-        part_slope_ratio=0.6,
-        max_scatter_ratio=1 / 12,
-        min_samples=12,
-        min_scatter_multiple=4,
-    ),
-    LeakTest(
-        tier=FIVE_MINUTES,
-        blocks=7,
-        record_blocks=7,
-        min_growth_bytes=256 * MIB,
-        min_growth_ratio=0.0,
-        full_within_seconds=inf,
-        parts=3,
-        part_slope_ratio=0.6,
-        max_scatter_ratio=1 / 12,
-        min_samples=15,
-        min_scatter_multiple=4,
-    ),
+_CLEAN = LeakTest(
+    tier=MINUTE,
+    blocks=12,
+    record_blocks=12,
+    min_growth_bytes=256 * MIB,
+    min_growth_ratio=0.0,
+    full_within_seconds=inf,
+    parts=3,
+    part_slope_ratio=0.6,
+    max_scatter_ratio=1 / 12,
+    min_samples=12,
+    min_scatter_multiple=4,
+)
+CLEAN = (_CLEAN, replace(_CLEAN, tier=FIVE_MINUTES, blocks=7, record_blocks=7, min_samples=15))
+_ROUGH = LeakTest(
+    tier=QUARTER,
+    blocks=8,
+    record_blocks=4,
+    min_growth_bytes=512 * MIB,
+    min_growth_ratio=0.03,
+    full_within_seconds=48 * HOUR_SECONDS,
+    parts=2,
+    part_slope_ratio=0.3,
+    max_scatter_ratio=0.5,
+    min_samples=3,
+    min_scatter_multiple=2,
 )
 ROUGH = (
-    LeakTest(
+    replace(
+        _ROUGH,
         tier=FIVE_MINUTES,
-        blocks=8,
         record_blocks=5,
-        min_growth_bytes=512 * MIB,
         min_growth_ratio=0.005,
         full_within_seconds=6 * HOUR_SECONDS,
-        parts=2,
-        part_slope_ratio=0.3,
-        max_scatter_ratio=0.5,
-        min_samples=3,
         min_scatter_multiple=6,
         max_rise_ratio=1 / 3,
     ),
-    LeakTest(
-        tier=QUARTER,
-        blocks=8,
-        record_blocks=4,
-        min_growth_bytes=512 * MIB,
-        min_growth_ratio=0.03,
-        full_within_seconds=48 * HOUR_SECONDS,
-        parts=2,
-        part_slope_ratio=0.3,
-        max_scatter_ratio=0.5,
-        min_samples=3,
-        min_scatter_multiple=2,
-    ),
+    _ROUGH,
 )
 MIN_RISES = 3
 """Minimum number of rises within the window; fewer are steps and no trend."""

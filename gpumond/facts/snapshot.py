@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Literal, NamedTuple
@@ -13,8 +13,8 @@ from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.fact import fact
 from gpumond.facts.pools import FlushPolicy, HostPool, PoolUsage
 from gpumond.facts.program import MAX_PID, SILENT, Ending, PoolLimit, ProcessKey, Program
-from gpumond.facts.quota import EffectiveQuota
-from gpumond.facts.suspension import SuspendedProgram
+from gpumond.facts.quota import EffectiveQuota, GrantedRequest
+from gpumond.facts.suspension import MemoryHolder, SuspendedProgram
 
 THROTTLE_REASONS: tuple[str, ...] = (
     "gpu_idle",
@@ -31,6 +31,8 @@ THROTTLE_REASONS: tuple[str, ...] = (
 )
 """Reasons for which a clock is not at its maximum; nvidia-smi's names, in the order of NVML's bits."""
 
+
+SHOWN_HOLDERS = 3
 
 VIRTUALIZATION_MODES = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 """``vgpu``: a part of a device, in a virtual machine; ``host_*``: the host of such machines. In NVML's order."""
@@ -568,6 +570,26 @@ class Snapshot:
         reserve = 0 if quota is None else quota.reserve_bytes or 0
         held = self.used_by(report.key, device) or 0
         return min(sum(pool.reclaimable.likely for pool in pools), max(0, held - reserve))
+
+    def holders(
+        self, device_uuid: str, but: ProcessKey | None, grants: Iterable[GrantedRequest] = ()
+    ) -> tuple[MemoryHolder, ...]:
+        """Return who holds or is granted most of a device, at most three programs."""
+        device = self.device(device_uuid)
+        if device is None:
+            return ()
+        held = []
+        for key, usage in device.processes_by_key.items():
+            if usage.used_bytes and key != but:
+                report = self.reports_by_process.get(key)
+                name = (report.workload if report else "") or usage.comm or ""
+                held.append(MemoryHolder(key.pid, name, usage.used_bytes))
+        for grant in grants:
+            if grant.device_uuid == device_uuid and (but is None or grant.pid != but.pid):
+                own = next((each for each in held if each.pid == grant.pid), MemoryHolder(grant.pid, grant.workload, 0))
+                held = [each for each in held if each is not own]
+                held.append(replace(own, granted_bytes=own.granted_bytes + grant.unused_bytes))
+        return tuple(sorted(held, key=lambda each: -each.used_bytes - each.granted_bytes)[:SHOWN_HOLDERS])
 
     @cached_property
     def unused_reserves(self) -> Mapping[str, Mapping[ProcessKey, int]]:

@@ -167,3 +167,8 @@ def accepts(header: str, name: str) -> bool:
 
 
 _ZERO = re.compile(r"q=0(\.0*)?")
+
+
+def backoff(first: float, failures: int, longest: float) -> float:
+    """Return the seconds before another attempt: they double with each failure, up to the longest."""
+    return min(longest, first * 2.0 ** max(0, min(failures, 30)))  # 2.0 ** 1024 raises OverflowError

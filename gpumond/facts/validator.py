@@ -74,7 +74,7 @@ class Validator:
             alternatives = {self._scalars[str]} if is_text else set(map(self.of, known))
             if len(alternatives) == 1:
                 (inner,) = alternatives
-                return _optional(inner) if len(known) < len(arguments) else inner
+                return (lambda value: None if value is None else inner(value)) if len(known) < len(arguments) else inner
         raise TypeError(f"no JSON form for {hint}")
 
     def _object(self, cls: Any) -> Converter:
@@ -120,10 +120,6 @@ class Validator:
             return self._sequence([to(entry) for to, entry in zip(converters, value, strict=True)])
 
         return convert
-
-
-def _optional(inner: Converter) -> Converter:
-    return lambda value: None if value is None else inner(value)
 
 
 def _is_text(hint: Any) -> bool:

@@ -1,8 +1,9 @@
-"""Non-blocking reads of the operator's files; FIFOs and devices other than /dev/null are refused."""
+"""Reads of the operator's files, which refuse FIFOs and devices other than /dev/null; replaced files, and locks."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -47,3 +48,29 @@ def read_secret(path: Path) -> str:
     if not text or has_control_characters(text):
         raise ConfigError(f"{path} is empty or has a line end or another control character; expected one line")
     return text
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file as a whole, or create it, for this user only. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def lock_file(path: Path) -> int:
+    """Return the descriptor of a file that is locked for its owner until it is closed.
+
+    Raises BlockingIOError if it is locked already, and OSError.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -8,7 +8,6 @@ the agents' directory, the daemon's own directory should be separate, because it
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import socket
@@ -19,6 +18,7 @@ from pathlib import Path
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import SERVICE_SOCKET, default_socket
 from gpumond.host import systemd
+from gpumond.host.files import lock_file, replace_file
 
 BACKLOG = 4096
 TOKEN_FILE = "token"
@@ -160,30 +160,22 @@ def prepare_directory(directory: Path, choice: str = AGENTS) -> Path:
 def write_token(directory: Path) -> str:
     """Create a token for the daemon's user in a file that only this user can read, and return it."""
     token = f"gpm_{secrets.token_urlsafe(32)}"
-    path = directory / TOKEN_FILE
-    temporary = path.with_name(f".{TOKEN_FILE}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(token + "\n")
-    temporary.rename(path)
+    replace_file(directory / TOKEN_FILE, f"{token}\n".encode())
     return token
 
 
 def _claim(lock: Path, path: Path, choice: str) -> None:
     """Hold the lock until this process exits, so that two daemons never share a socket path."""
     try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        lock_file(lock)
+    except BlockingIOError:
+        raise ConfigError(
+            f"another daemon uses the socket {path}; stop that daemon or choose another with {choice}"
+        ) from None
     except OSError as error:
         reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
         raise ConfigError(
             f"can't open the lock {lock}: {reason}; remove the lock or choose another with {choice}"
-        ) from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise ConfigError(
-            f"another daemon uses the socket {path}; stop that daemon or choose another with {choice}"
         ) from None
 
 

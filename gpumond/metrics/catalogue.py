@@ -58,10 +58,13 @@ Rows = Callable[[Frame], Iterable[Row]]
 
 class Family(NamedTuple):
     name: str
-    kind: Kind
     help: str
     labels: tuple[str, ...]
     rows: Rows
+
+    @property
+    def kind(self) -> Kind:
+        return "counter" if self.name.endswith(TOTAL) else "gauge"
 
 
 TOTAL = "_total"
@@ -80,9 +83,7 @@ def families(
         members = tuple(group)
         if name and members[0].labels:
             names = (*labels, *members[0].labels)
-            yield Family(
-                f"{prefix}{name}", kind_of(name), SHARED_FAMILIES[name], names, partial(_shared, facts, members)
-            )
+            yield Family(f"{prefix}{name}", SHARED_FAMILIES[name], names, partial(_shared, facts, members))
         elif name:
             (quantity,) = members
             yield family(prefix, labels, quantity, partial(_rows, facts, quantity.export or quantity.read))
@@ -90,12 +91,7 @@ def families(
 
 def family(prefix: str, labels: tuple[str, ...], quantity: Quantity[Any], rows: Rows, note: str = "") -> Family:
     """Return the family of a quantity whose rows are not one for each fact."""
-    name = quantity.metric
-    return Family(f"{prefix}{name}", kind_of(name), quantity.help + note, labels, rows)
-
-
-def kind_of(name: str) -> Kind:
-    return "counter" if name.endswith(TOTAL) else "gauge"
+    return Family(f"{prefix}{quantity.metric}", quantity.help + note, labels, rows)
 
 
 def _read_once(facts: Facts[Fact]) -> Facts[Fact]:
@@ -175,7 +171,6 @@ def _device_count(frame: Frame) -> Iterator[Row]:
 
 XID_ERRORS = Family(
     "gpumond_device_xid_errors_total",
-    "counter",
     "Xid errors reported by the driver since the daemon subscribed, including those of devices that are now lost.",
     ("uuid", "gpu", "xid"),
     _of_xids(lambda errors: errors.count),
@@ -184,13 +179,12 @@ XID_ERRORS = Family(
 
 THROTTLE = Family(
     "gpumond_device_throttle",
-    "gauge",
     "1 while the clocks are reduced for this reason (NVML: clocks event reasons); gpu_idle is one of them.",
     (*DEVICE_LABELS, "reason"),
     _throttle,
 )
 COMPUTE_MODE = Family(
-    "gpumond_device_compute_mode", "gauge", "1 for the current compute mode.", (*DEVICE_LABELS, "mode"), _compute_mode
+    "gpumond_device_compute_mode", "1 for the current compute mode.", (*DEVICE_LABELS, "mode"), _compute_mode
 )
 
 
@@ -218,7 +212,6 @@ NO_RULE_VALUES: tuple[Quantity[DeviceReading], ...] = (
 DEVICE_FAMILIES: tuple[Family, ...] = (
     Family(
         "gpumond_device_info",
-        "gauge",
         "Device metadata; the value is always 1. MIG instances have a parent_uuid; the parent's figures include "
         "their memory.",
         ("uuid", "gpu", "name", "vendor", "pci_bus_id", "parent_uuid", "driver_version"),
@@ -227,7 +220,6 @@ DEVICE_FAMILIES: tuple[Family, ...] = (
     *families("gpumond_device_", DEVICE_LABELS, devices, (DEVICE_IDLE, DEVICE_UP)),
     Family(
         "gpumond_device_fault",
-        "gauge",
         "1 for each value of the device that can't be read, and for the cause of a lost device.",
         ("uuid", "gpu", "kind"),
         _device_faults,
@@ -237,14 +229,12 @@ DEVICE_FAMILIES: tuple[Family, ...] = (
     XID_ERRORS,
     Family(
         "gpumond_device_xid_last_seen_timestamp_seconds",
-        "gauge",
         "Unix time at which the driver last reported this Xid error.",
         ("uuid", "gpu", "xid"),
         _of_xids(lambda errors: errors.last_seen_at),
     ),
     Family(
         "gpumond_devices",
-        "gauge",
         "Number of devices by state (up, down). A device that falls off the bus is still counted.",
         ("state",),
         _device_count,
@@ -401,7 +391,6 @@ OF_PROCESSES: tuple[Family, ...] = (
     ),
     Family(
         "gpumond_process_limit_bytes",
-        "gauge",
         "Lowest limit of the process on this device, in bytes: of its allocators, and of its cgroup in the driver. "
         "Absent if none.",
         PROCESS_LABELS,
@@ -409,7 +398,6 @@ OF_PROCESSES: tuple[Family, ...] = (
     ),
     Family(
         "gpumond_process_soft_limit_bytes",
-        "gauge",
         "Lowest soft limit of the quotas that match the process. Exported for processes that have "
         "gpumond_process_memory_used_bytes; absent without a soft limit.",
         PROCESS_LABELS,
@@ -417,7 +405,6 @@ OF_PROCESSES: tuple[Family, ...] = (
     ),
     Family(
         "gpumond_process_reserve_shortage_bytes",
-        "gauge",
         "Unused bytes of the process's quota reserve that aren't free on the device. "
         "Exported for processes that have gpumond_process_memory_used_bytes; absent without a reserve, and while the "
         "free memory is unknown.",
@@ -425,9 +412,7 @@ OF_PROCESSES: tuple[Family, ...] = (
         _process_reserve_shortage,
     ),
     *(
-        Family(
-            f"gpumond_cgroup_memory_{name}_bytes", "gauge", text, ("uuid", "gpu", "cgroup"), _cgroups(f"{name}_bytes")
-        )
+        Family(f"gpumond_cgroup_memory_{name}_bytes", text, ("uuid", "gpu", "cgroup"), _cgroups(f"{name}_bytes"))
         for name, text in (
             ("limit", "Memory that the driver lets this cgroup's processes allocate, in total."),
             ("guaranteed", "Memory that the driver guarantees to this cgroup's processes, in total."),
@@ -437,7 +422,6 @@ OF_PROCESSES: tuple[Family, ...] = (
     *families("gpumond_process_", PROCESS_LABELS, processes, (PROCESS_UTILIZATION,)),
     Family(
         "gpumond_process_info",
-        "gauge",
         "Process metadata, for processes with gpumond_process_memory_used_bytes; the value is always 1.",
         (
             *("pid", "comm", "user", "workload", "container", "container_name"),
@@ -549,7 +533,6 @@ OF_THE_MACHINE: tuple[Family, ...] = (
     *families("gpumond_machine_", (), _machine, owners.MACHINE),
     Family(
         "gpumond_machine_memory_share_bytes",
-        "gauge",
         "Used memory of all devices of the machine by share of the ledger.",
         ("share",),
         owners.machine_shares,
@@ -561,7 +544,6 @@ OF_OWNERS: tuple[Family, ...] = (
     *families("gpumond_owner_", (*owners.OWNER_LABELS, "model"), _owners, owners.OWNER),
     Family(
         "gpumond_owner_verdicts",
-        "gauge",
         "Number of active verdicts on the owner's programs by kind, except healthy patterns. Those on a device as a "
         "whole have no owner.",
         (*owners.OWNER_LABELS, "kind"),
@@ -569,7 +551,6 @@ OF_OWNERS: tuple[Family, ...] = (
     ),
     Family(
         "gpumond_owner_time_to_full_seconds",
-        "gauge",
         "Lowest gpumond_time_to_full_seconds of the owner's programs.",
         owners.OWNER_LABELS,
         owners.time_to_full,
@@ -582,7 +563,6 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     *OF_THE_MACHINE,
     Family(
         "gpumond_memory_bytes",
-        "gauge",
         f"Used memory by workload and share ({', '.join(SHARES)}). Overhead: {MEANINGS['overhead']} "
         f"Opaque: {MEANINGS['opaque']} Unattributed: {MEANINGS['unattributed']} "
         "The sum per device is gpumond_device_memory_used_bytes + gpumond_memory_overcount_bytes.",
@@ -591,14 +571,12 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     ),
     Family(
         "gpumond_device_memory_share_bytes",
-        "gauge",
         f"Used memory of the device by share ({', '.join(SHARES)}): gpumond_memory_bytes, summed over workloads.",
         (*DEVICE_LABELS, "share"),
         _device_shares,
     ),
     Family(
         "gpumond_memory_overcount_bytes",
-        "gauge",
         MEANINGS["overcount"],
         ("uuid", "gpu"),
         _overcount,
@@ -607,7 +585,6 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     *OF_PROCESSES,
     Family(
         "gpumond_verdict",
-        "gauge",
         "1 for each active verdict; healthy patterns are only in /api/v1/verdicts. Kinds: "
         f"{', '.join(kind.name for kind in KINDS if not kind.is_pattern)}.",
         ("uuid", "gpu", "pid", "kind"),
@@ -615,21 +592,18 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     ),
     Family(
         "gpumond_time_to_full_seconds",
-        "gauge",
         "Estimated time until the device memory is full at the current rate of growth.",
         ("uuid", "gpu", "pid"),
         _time_to_full,
     ),
     Family(
         "gpumond_alerts",
-        "gauge",
         "Number of active alerts by rule, severity and phase.",
         ("rule", "severity", "phase"),
         _alerts,
     ),
     Family(
         "gpumond_agents",
-        "gauge",
         "Number of programs with an agent that use, or have used, a device.",
         ("workload",),
         lambda frame: Counter((each.workload,) for each in frame.snapshot.reports if each.uses_device).items(),
@@ -639,7 +613,6 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     *families("gpumond_", (), _snapshot, (DRIVER_UP,)),
     Family(
         "gpumond_driver_down_reason",
-        "gauge",
         "1 for the reason why the devices can't be read: starting, released, no_device (the machine has none), or the "
         "kind of a fault. Absent while they can be read.",
         ("reason",),
@@ -648,28 +621,24 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     *families("gpumond_", (), _snapshot, (DRIVER_RESPONSIVE,)),
     Family(
         "gpumond_driver_info",
-        "gauge",
         "Versions of the driver, its library, and the latest CUDA release that it supports.",
         ("source", "driver_version", "library_version", "cuda_version"),
         _driver_info,
     ),
     Family(
         "gpumond_device_condition",
-        "gauge",
         f"1 for each condition that limits the accuracy of the device's values: {', '.join(sorted(OF_DEVICES))}.",
         ("uuid", "gpu", "condition"),
         _conditions,
     ),
     Family(
         "gpumond_private_pid_namespace",
-        "gauge",
         "1 if the daemon runs in its own PID namespace, where the driver's pids may refer to other processes; else 0.",
         (),
         lambda frame: [((), frame.snapshot.private_pid_namespace)],
     ),
     Family(
         "gpumond_snapshot_timestamp_seconds",
-        "gauge",
         "Unix time at which the snapshot was taken.",
         (),
         lambda frame: [((), frame.snapshot.taken_at)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import get_args
 
 from prometheus_client import (
@@ -110,102 +111,75 @@ class Telemetry:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         self._active: set[tuple[str, str, str | None]] = set()
-        self._flushes = Counter("gpumond_flushes", "Flush receipts by outcome.", ["outcome"], registry=registry)
-        self._released = Counter(
-            "gpumond_flush_released_bytes",
-            "Memory released by flushes, as counted by the allocators.",
-            registry=registry,
+        self._flushes = counter("gpumond_flushes", "Flush receipts by outcome.", ["outcome"])
+        self._released = counter(
+            "gpumond_flush_released_bytes", "Memory released by flushes, as counted by the allocators."
         )
-        self._expected = Counter(
-            "gpumond_flush_expected_bytes", "Memory that flushes were expected to release.", registry=registry
-        )
-        self._flush_duration = Histogram(
+        self._expected = counter("gpumond_flush_expected_bytes", "Memory that flushes were expected to release.")
+        self._flush_duration = histogram(
             "gpumond_flush_duration_seconds",
             "Time from a flush request to the receipt of one pool.",
             buckets=FLUSH_BUCKETS,
-            registry=registry,
         )
         self.workloads = Workloads(registry)
-        self.reported = Counter("gpumond_agent_reports", "Reports accepted from agents.", registry=registry).inc
-        self._rejects = Counter(
-            "gpumond_agent_connections_rejected",
-            "Agent connections and messages rejected, by reason.",
-            ["reason"],
-            registry=registry,
+        self.reported = counter("gpumond_agent_reports", "Reports accepted from agents.").inc
+        self._rejects = counter(
+            "gpumond_agent_connections_rejected", "Agent connections and messages rejected, by reason.", ["reason"]
         )
-        self._http_rejected = Counter(
-            "gpumond_http_rejected", "HTTP connections and requests rejected, by reason.", ["reason"], registry=registry
+        self._http_rejected = counter(
+            "gpumond_http_rejected", "HTTP connections and requests rejected, by reason.", ["reason"]
         )
-        self.log_dropped = Counter(
-            "gpumond_log_dropped", "Log records dropped by the rate limit.", registry=registry
-        ).inc
-        self.restarted = Counter(
-            "gpumond_collector_restarts", "Restarts of the process that calls the driver.", registry=registry
-        ).inc
-        self._faults = Counter(
-            "gpumond_faults", "Read failures, each counted once when it starts.", ["source", "kind"], registry=registry
-        )
-        self._events = Counter(
-            "gpumond_events", "Events by kind, as listed by /api/v1/events.", ["kind"], registry=registry
-        )
-        self.tick_duration = Histogram(
+        self.log_dropped = counter("gpumond_log_dropped", "Log records dropped by the rate limit.").inc
+        self.restarted = counter("gpumond_collector_restarts", "Restarts of the process that calls the driver.").inc
+        self._faults = counter("gpumond_faults", "Read failures, each counted once when it starts.", ["source", "kind"])
+        self._events = counter("gpumond_events", "Events by kind, as listed by /api/v1/events.", ["kind"])
+        self.tick_duration = histogram(
             "gpumond_tick_duration_seconds",
             "Duration of a tick: reports, attribution, verdicts, rules and the frame, and requests that are answered "
             "meanwhile. The driver reading isn't included.",
             buckets=TICK_BUCKETS,
-            registry=registry,
         )
-        self.ticks_skipped = Counter(
-            "gpumond_ticks_skipped", "Ticks skipped because the previous tick took too long.", registry=registry
-        )
+        self.ticks_skipped = counter("gpumond_ticks_skipped", "Ticks skipped because the previous tick took too long.")
         for kind in get_args(Kind):  # starts at 0: rate() ignores the first value of a series
             self._events.labels(kind)
         for outcome in get_args(Outcome):
             self._flushes.labels(outcome)
-        self._notifications = Counter(
+        self._notifications = counter(
             "gpumond_notifications",
             "Attempts to send a notification to a receiver, including failed ones.",
             ["receiver"],
-            registry=registry,
         )
-        self._notifications_failed = Counter(
+        self._notifications_failed = counter(
             "gpumond_notifications_failed",
             "Notifications that couldn't be delivered, by reason.",
             ["receiver", "reason"],
-            registry=registry,
         )
-        self.store_writable = Gauge(f"gpumond_{STORE_WRITABLE.metric}", STORE_WRITABLE.help, registry=registry)
-        self._silences = Gauge(
-            "gpumond_silences", "Silences that haven't ended, by state.", ["state"], registry=registry
-        )
+        self.store_writable = gauge(f"gpumond_{STORE_WRITABLE.metric}", STORE_WRITABLE.help)
+        self._silences = gauge("gpumond_silences", "Silences that haven't ended, by state.", ["state"])
         self.count_silences(())
-        self.series_dropped = Counter(
-            "gpumond_series_dropped", "Series dropped because a scrape reached its limit.", registry=registry
-        )
+        self.series_dropped = counter("gpumond_series_dropped", "Series dropped because a scrape reached its limit.")
         self._hashes = "", ""
-        self._reload_successful = Gauge(
+        self._reload_successful = gauge(
             "gpumond_config_last_reload_successful",
             "1 if the last start or reload could load the configuration file, else 0.",
-            registry=registry,
         )
-        self._reload_success_time = Gauge(
+        self._reload_success_time = gauge(
             "gpumond_config_last_reload_success_timestamp_seconds",
             "Unix time at which the configuration file was last loaded.",
-            registry=registry,
         )
-        self._config_info = Gauge(
+        self._config_info = gauge(
             "gpumond_config_info",
             "Hashes of the settings (without addresses and directories) and of the rules in effect, which are equal "
             "on machines with the same settings and rules.",
             ["hash", "rules_hash"],
-            registry=registry,
         )
-        build = Gauge(
+        build = gauge(
             "gpumond_build_info",
             "Version of the daemon, the commit it was built from (empty if unknown), and its Python version.",
             ["version", "revision", "python"],
-            registry=registry,
         )
         build.labels(__version__, revision(), platform.python_version()).set(1)
 

@@ -300,9 +300,14 @@ def user(scope: Mapping[str, Any]) -> str:
 
 def failed(tokens: Tokens, key: str) -> None:
     """Count a failed authentication. Raises 429 after too many failures."""
+    count_request(tokens, tokens.failures, key, "too many wrong tokens or passwords")
+
+
+def count_request(tokens: Tokens, rate: TokenBucket, key: str, refusal: str) -> None:
+    """Count a request at this rate. Raises 429 after too many."""
     now = tokens.clock()
-    admit(tokens.failures, key, now, "too many wrong tokens or passwords")
-    tokens.failures.count(key, now)
+    admit(rate, key, now, refusal)
+    rate.count(key, now)
 
 
 def admit(rate: TokenBucket, key: str, now: float, refusal: str) -> None:

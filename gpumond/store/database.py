@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sqlite3
@@ -17,6 +16,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from gpumond.facts.alerts import Heartbeat
+from gpumond.host.files import lock_file
 from gpumond.store import audit
 
 log = logging.getLogger(__name__)
@@ -197,13 +197,10 @@ class Database:
                 return
             os.close(self._lock)
             self._lock = None
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
+            self._lock = lock_file(path)
+        except BlockingIOError:
             raise BlockingIOError("another daemon uses it; stop that one or choose another with --state-dir") from None
-        self._lock = lock
 
     def _disconnect(self) -> None:
         if self._db:

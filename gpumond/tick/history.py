@@ -550,8 +550,8 @@ class Series:
     def samples(self, signal: int, count: int | None = None) -> array[float]:
         return self.rows.column(signal, count or len(self.rows))
 
-    def sample_times(self, count: int | None = None) -> array[float]:
-        return self.rows.times(count or len(self.rows))
+    def sample_times(self) -> array[float]:
+        return self.rows.times(len(self.rows))
 
     def restore(self, blocks: Iterable[Sequence[float]], records: Sequence[Sequence[float]]) -> None:
         for at, *row in blocks:

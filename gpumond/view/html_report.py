@@ -90,6 +90,14 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 TICKS = 5
 
 
+def _axes(begin: float, end: float, scale: float) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """Return the places of times and of values, of which ``scale`` is at the top."""
+    return (
+        lambda at: LEFT + (WIDTH - LEFT - RIGHT) * ((at - begin) / ((end - begin) or 1.0)),
+        lambda value: TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / scale),
+    )
+
+
 def curve(
     points: Sequence[Point],
     top: float | None,
@@ -107,13 +115,7 @@ def curve(
     begin, end = span or (points[0][0], points[-1][0])
     highest = max(value for _, value in points)
     scale = 1.05 * max(top or 0.0, highest) or 1.0
-
-    def x(at: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * ((at - begin) / ((end - begin) or 1.0))
-
-    def y(value: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / scale)
-
+    x, y = _axes(begin, end, scale)
     shapes = [*_grid(scale, y)]
     if top is not None:
         shapes.append(f'<line class="top" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y(top):.1f}" y2="{y(top):.1f}"/>')
@@ -143,13 +145,7 @@ def areas(times: Sequence[float], curves: Sequence[tuple[str, Sequence[float | N
         stacked.append((name, bottom, top))
         bottom = top
     scale = 1.05 * max(bottom) or 1.0
-
-    def x(at: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * ((at - begin) / ((end - begin) or 1.0))
-
-    def y(value: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / scale)
-
+    x, y = _axes(begin, end, scale)
     shapes = [*_grid(scale, y)]
     for number, (name, low, high) in enumerate(stacked):
         outline = [*zip(times, high, strict=True), *reversed([*zip(times, low, strict=True)])]

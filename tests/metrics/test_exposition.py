@@ -27,8 +27,8 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=
 VALUES = st.one_of(st.booleans(), st.integers(0, 2**53), st.floats(0, allow_nan=False), st.none(), st.just(inf))
 ROWS = st.lists(st.tuples(st.tuples(TEXTS, TEXTS), VALUES), max_size=8, unique_by=lambda row: row[0])
 FAMILIES = (
-    Family("gpumond_test_bytes", "gauge", 'A "gauge", of \\ two\nlines.', LABELS, lambda frame: ()),
-    Family("gpumond_test_total", "counter", "A counter.", LABELS, lambda frame: ()),
+    Family("gpumond_test_bytes", 'A "gauge", of \\ two\nlines.', LABELS, lambda frame: ()),
+    Family("gpumond_test_total", "A counter.", LABELS, lambda frame: ()),
 )
 
 
@@ -71,7 +71,7 @@ def test_non_finite_values_are_formatted_per_specification():
 
 
 def test_family_without_labels_has_no_braces():
-    family = Family("gpumond_test_agents", "gauge", "Agents.", (), lambda frame: ())
+    family = Family("gpumond_test_agents", "Agents.", (), lambda frame: ())
     assert write(family, [((), 3)], True).splitlines()[-1] == "gpumond_test_agents 3"
 
 

@@ -15,10 +15,9 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sna
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import Neighbor, reclaim_plan
-from gpumond.features.suspend.decision import HostState, Request, refusal, settle
+from gpumond.features.suspend.decision import HostState, Request, refusals, settle
 from gpumond.features.suspend.helper import CHECKPOINTED, FAILED, LOCKED, RUNNING, Answer, Order, carry_out
 from gpumond.host.machine import start_ticks
-from gpumond.tick.holders import holders
 from tests.helpers.values import make_pool, make_report
 
 KEY = ProcessKey(10, 100)
@@ -44,7 +43,7 @@ def refused(
 ) -> str:
     source = replace(SOURCE, driver_version=driver)
     snapshot = replace(SNAPSHOT, devices=(device,), reports=(report,), source=source, suspensions=suspensions)
-    answer = refusal(snapshot, report, Request(process=KEY, **request), allowed, found, pending)
+    answer = next(refusals(snapshot, report, Request(process=KEY, **request), allowed, found, pending), None)
     assert answer is None or (answer.reason and answer.remedy)
     return answer.reason if answer else ""
 
@@ -140,7 +139,7 @@ def test_program_whose_restore_has_not_begun_waits_with_its_grants():
 def test_holders_are_named_largest_first():
     others = tuple(replace(USAGE, pid=pid, used_bytes=pid * GIB, comm=f"c{pid}") for pid in (1, 2, 3, 4))
     snapshot = replace(SNAPSHOT, devices=(replace(DEVICE, processes=(USAGE, *others)),))
-    assert [each.workload for each in holders(snapshot, "GPU-a", KEY)] == ["c4", "c3", "c2"]
+    assert [each.workload for each in snapshot.holders("GPU-a", KEY)] == ["c4", "c3", "c2"]
 
 
 def test_grant_that_is_not_used_yet_counts_as_held():
@@ -150,7 +149,7 @@ def test_grant_that_is_not_used_yet_counts_as_held():
     grants = (grant, replace(grant, pid=2), replace(grant, pid=3, device_uuid="GPU-b"), replace(grant, pid=KEY.pid))
     train = replace(USAGE, pid=1, used_bytes=GIB, comm="train")
     snapshot = replace(SNAPSHOT, devices=(replace(DEVICE, processes=(USAGE, train)),))
-    assert [str(each) for each in holders(snapshot, "GPU-a", KEY, grants)] == [
+    assert [str(each) for each in snapshot.holders("GPU-a", KEY, grants)] == [
         "train (pid 1, 1.0 GiB, 4.0 GiB granted)",
         "pretrain (pid 2, 4.0 GiB granted)",
     ]

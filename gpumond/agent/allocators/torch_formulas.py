@@ -206,7 +206,7 @@ class UnmappedSegments:
         ``counters``: the allocator's counts of device allocations and frees. While they and the unmapped segments are
         equal, the segments are not read again.
         """
-        if not _has_sleep_mode():
+        if SAVER not in sys.modules and _vllm_allocator() is None:
             self.addresses = frozenset()
             return None
         if counters != self._counters and not self._reread(counters):
@@ -252,10 +252,6 @@ def summed(segments: Iterable[Mapping[str, Any]], addresses: frozenset[int]) -> 
                 own.held + total, own.live + live, own.active + active, own.split + split
             )
     return sums
-
-
-def _has_sleep_mode() -> bool:
-    return SAVER in sys.modules or _vllm_allocator() is not None
 
 
 def _vllm_allocator() -> Any:

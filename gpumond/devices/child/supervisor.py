@@ -28,6 +28,7 @@ from gpumond.devices.child.pipe import DevicePosition, ExcludedDevice, ReadingCh
 from gpumond.facts.errors import FaultKind, ProtocolError, ReturnCode
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import RELEASED, STARTING, CgroupLimitChange, Reading, SourceState, XidErrors
+from gpumond.facts.units import backoff
 
 log = logging.getLogger(__name__)
 
@@ -441,11 +442,6 @@ class Supervisor:
                 log.info("source %s is up, driver %s", before.name, known.driver_version or "unknown")
             else:
                 log.warning("source %s is down: %s: %s", before.name, reason, detail)
-
-
-def backoff(first: float, failures: int, longest: float) -> float:
-    """Return the seconds before another attempt: they double with each failure, up to the longest."""
-    return min(longest, first * 2.0 ** max(0, min(failures, 30)))  # 2.0 ** 1024 raises OverflowError
 
 
 def add_up(first: Iterable[XidErrors], second: Iterable[XidErrors]) -> tuple[XidErrors, ...]:

@@ -25,6 +25,7 @@ from functools import partial
 from gpumond.facts.alerts import Labels, Notice
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
+from gpumond.facts.units import backoff
 from gpumond.features.alerts.receivers.base import ReceiverType, Rejected, Retry
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Store
@@ -299,7 +300,7 @@ class ReceiverQueue:
             most = min(most, PROMPT_SECONDS)
         if (resend := self._receiver.resend_seconds) is not None:
             most = min(most, resend, PROMPT_SECONDS)  # the receiver drops alerts that are not sent again
-        return random.uniform(least, max(least, min(most, least * 2.0 ** min(failures, 30))))
+        return random.uniform(least, max(least, backoff(least, failures, most)))
 
     def _failed(self, reason: str, text: str) -> None:
         self._counts.notified(self._receiver.name)

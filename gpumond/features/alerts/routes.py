@@ -11,7 +11,7 @@ from gpumond.facts.alerts import ended
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.dispatcher import AlertsPart, ReceiverTest
 from gpumond.serve import examples
-from gpumond.serve.authentication import admit
+from gpumond.serve.authentication import count_request
 from gpumond.serve.authorization import require_rules
 from gpumond.serve.resources import answer
 from gpumond.serve.routes import CHANGES, json_response, kernel_of
@@ -36,9 +36,7 @@ async def send_test(request: Request, name: Name, by: str = Depends(require_rule
     not accept the message. 429: the caller has requested ten tests within a minute.
     """
     tokens = request.app.state.tokens
-    now = tokens.clock()
-    admit(tokens.receiver_tests, by, now, "too many test messages by this caller")
-    tokens.receiver_tests.count(by, now)
+    count_request(tokens, tokens.receiver_tests, by, "too many test messages by this caller")
     return json_response(ReceiverTest, await kernel_of(request).get(AlertsPart).test_receiver(name, by))
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
-from gpumond.facts.errors import ConfigError, DaemonError
+from gpumond.facts.errors import ConfigError
 from gpumond.features.fleet.connection import Machine
-from gpumond.features.fleet.discovery import progress, read_each, selected
+from gpumond.features.fleet.discovery import missing_of, progress, read_each, selected
 from gpumond.view.audit import sentence
 from gpumond.view.frame import checked_as
-from gpumond.view.text import moment, safe, table
+from gpumond.view.text import moment, table
 
 AUDIT = "/api/v1/audit"
 
@@ -52,16 +52,12 @@ async def run(arguments: argparse.Namespace) -> int:
 
     with progress(len(machines), "machines read") as done:
         answers = await read_each(machines, read, arguments.parallel, done)
-    missing = [
-        {"machine": machine.name, "url": machine.url, "problem": str(answer)}
-        for machine, answer in zip(machines, answers, strict=True)
-        if isinstance(answer, DaemonError)
-    ]
+    missing = missing_of(machines, answers)
     entries = sorted((entry for own in answers if isinstance(own, list) for entry in own), key=lambda each: each["at"])
     if arguments.json:
-        print(json.dumps({"entries": entries, "missing": missing}, indent=2))
+        print(json.dumps({"entries": entries, "missing": [each._asdict() for each in missing]}, indent=2))
     else:
-        print("\n\n".join(filter(None, (_table(entries), *map(_missing, missing)))))
+        print("\n\n".join(filter(None, (_table(entries), *map(str, missing)))))
     if missing:
         return FAILED
     return DONE if entries else NOTHING_TO_DO
@@ -82,7 +78,3 @@ def _table(entries: Sequence[dict[str, Any]]) -> str:
         for each in entries
     ]
     return table(("MACHINE", "AT", "BY", "ENTRY"), rows)
-
-
-def _missing(each: dict[str, str]) -> str:
-    return safe(f"unavailable: {each['machine']} ({each['url']}): {each['problem']}")

@@ -40,6 +40,7 @@ from gpumond.features.fleet.connection import (
 )
 from gpumond.host.files import read_text
 from gpumond.host.http import Request, is_proven, may_receive_token, trust
+from gpumond.view.text import safe
 
 Point = tuple[float, float]
 """Unix time and value."""
@@ -563,6 +564,26 @@ async def read_each(
 
     await run_each(silent, repeat, parallel)
     return answers
+
+
+class Missing(NamedTuple):
+    """A machine that was not read, with the reason. Its processes are unknown."""
+
+    machine: str
+    url: str | None
+    problem: str
+
+    def __str__(self) -> str:
+        return safe(f"unavailable: {self.machine} ({self.url}): {self.problem}")
+
+
+def missing_of(machines: Iterable[Machine], answers: Iterable[object]) -> list[Missing]:
+    """Return the machines without an answer."""
+    return [
+        Missing(machine.name, machine.url, str(answer))
+        for machine, answer in zip(machines, answers, strict=True)
+        if isinstance(answer, DaemonError)
+    ]
 
 
 async def read_frames(

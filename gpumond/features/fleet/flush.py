@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, value
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
@@ -30,6 +30,7 @@ from gpumond.features.fleet.discovery import (
     PARALLEL,
     SCRAPES,
     Instance,
+    Missing,
     Named,
     Prometheus,
     chosen,
@@ -38,6 +39,7 @@ from gpumond.features.fleet.discovery import (
     listed,
     make_client,
     make_prometheus,
+    missing_of,
     named,
     progress,
     read_frames,
@@ -86,14 +88,6 @@ class FlushOptions:
     parallel: int = PARALLEL
     canary: bool = False
     operation: Operation | None = None
-
-
-class Missing(NamedTuple):
-    """A machine that was not read, with the reason. Its processes are unknown."""
-
-    machine: str
-    url: str | None
-    problem: str
 
 
 async def named_processes(prometheus: Prometheus, expression: str) -> Mapping[Instance, Mapping[int, Named]]:
@@ -145,15 +139,12 @@ async def plan(
 
     answers = await read_frames(client, list(named_on), convert, parallel, done)
     planned: list[PlannedFlush] = []
-    missing: list[Missing] = []
     engines: list[tuple[str, bool]] = []
-    for machine, answer in zip(named_on, answers, strict=True):
-        if isinstance(answer, DaemonError):
-            missing.append(Missing(machine.name, machine.url, str(answer)))
-        else:
+    for answer in answers:
+        if not isinstance(answer, DaemonError):
             planned += answer[0]
             engines += answer[1]
-    return planned, missing, engines
+    return planned, missing_of(named_on, answers), engines
 
 
 async def carry_out(

@@ -18,7 +18,7 @@ from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import StatedFault
 from gpumond.facts.units import counted
 from gpumond.features.fleet.connection import Client, Machine
-from gpumond.features.fleet.discovery import progress, read_each, read_frames, selected
+from gpumond.features.fleet.discovery import Missing, missing_of, progress, read_each, read_frames, selected
 from gpumond.view.frame import checked_as, frame_of
 from gpumond.view.text import safe, size, table
 
@@ -106,7 +106,7 @@ async def show(client: Client, machines: Sequence[Machine], parallel: int, as_js
         answers = await read_builds(client, machines, parallel, done)
     read = [*zip(machines, answers, strict=True)]
     builds = {machine: each for machine, each in read if isinstance(each, Build)}
-    silent = {machine: str(each) for machine, each in read if isinstance(each, DaemonError)}
+    silent = missing_of(machines, answers)
     most = usual(builds.values())
     differing = {machine: own for machine, own in builds.items() if own.not_loaded or differences(own, most)}
     if as_json:
@@ -116,7 +116,7 @@ async def show(client: Client, machines: Sequence[Machine], parallel: int, as_js
                 {"machine": machine.name, **asdict(own), "differences": differences(own, most)}
                 for machine, own in differing.items()
             ],
-            "missing": [{"machine": each.name, "url": each.url, "problem": why} for each, why in silent.items()],
+            "missing": [each._asdict() for each in silent],
         }
         print(json.dumps(document, indent=2))
     else:
@@ -129,7 +129,7 @@ async def show(client: Client, machines: Sequence[Machine], parallel: int, as_js
 def _texts(
     builds: Mapping[Machine, Build],
     differing: Mapping[Machine, Build],
-    silent: Mapping[Machine, str],
+    silent: Sequence[Missing],
     most: Mapping[str, str | None],
 ) -> Iterator[str]:
     header = ("MACHINE", *ASPECTS.values(), "FAILED RELOAD")
@@ -138,7 +138,7 @@ def _texts(
         values = ((getattr(own, name) or "unknown") if name in differences(own, most) else "same" for name in ASPECTS)
         rows.append((machine.name, *values, own.not_loaded))
     yield table(header, rows) if builds else ""
-    yield "\n".join(safe(f"unavailable: {each.name} ({each.url}): {why}") for each, why in silent.items())
+    yield "\n".join(map(str, silent))
     yield (
         f"{len(differing)} of {counted(len(builds), 'reachable machine')} differ"
         if differing
@@ -222,7 +222,8 @@ async def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(state) for state in shown], indent=2))
     else:
-        parts = (status_table(shown), left_out(states, shown), missing_text(states), summary(states))
+        silent = "\n".join(map(str, missing_of(machines, answers)))
+        parts = (status_table(shown), left_out(states, shown), silent, summary(states))
         print("\n\n".join(filter(None, parts)))
     if not states:
         return NOTHING_TO_DO
@@ -293,13 +294,6 @@ def status_table(states: Sequence[MachineStatus]) -> str:
     header = ("MACHINE", "VERSION", "DRIVER", ">GPUS", ">SIZE", ">USED", ">RECLAIMABLE", ">AGENTS", "FAULTS", "ALERTS")
     rows = [[*_row(state)] for state in states if not state.problem]
     return table(header, rows) if rows else ""
-
-
-def missing_text(states: Sequence[MachineStatus]) -> str:
-    """Return a line for each machine that does not answer, with the reason."""
-    return "\n".join(
-        safe(f"unavailable: {each.machine} ({each.url}): {each.problem}") for each in states if each.problem
-    )
 
 
 def summary(states: Sequence[MachineStatus]) -> str:

@@ -13,11 +13,11 @@ from typing import Any
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.fleet.connection import Client, Machine
-from gpumond.features.fleet.discovery import read_frames, selected
+from gpumond.features.fleet.discovery import missing_of, read_frames, selected
 from gpumond.view.frame import CheckedFrame, View, frame_of, merged, view
 from gpumond.view.rows import plain
 from gpumond.view.tables import page
-from gpumond.view.text import colors_of, safe
+from gpumond.view.text import colors_of
 
 MAX_MACHINES = 64
 """Machines that are shown at a time; each is read every second."""
@@ -80,13 +80,13 @@ async def _print_once(arguments: argparse.Namespace, client: Client, machines: S
 
     answers = await read_frames(client, machines, convert, arguments.parallel)
     read_each = [*zip(machines, answers, strict=True)]
-    missing = [(machine, answer) for machine, answer in read_each if isinstance(answer, DaemonError)]
+    missing = missing_of(machines, answers)
     if arguments.json:
         print(json.dumps([_entry(machine, answer) for machine, answer in read_each], indent=2))
     else:
         views = [(plain(each.name, NAME_WIDTH), answer[1]) for each, answer in read_each if isinstance(answer, tuple)]
-        lines = [safe(f"unavailable: {machine.name} ({machine.url}): {problem}") for machine, problem in missing]
-        print("\n\n".join(filter(None, (page(merged(views), one_line=True) if views else "", "\n".join(lines)))))
+        lines = "\n".join(map(str, missing))
+        print("\n\n".join(filter(None, (page(merged(views), one_line=True) if views else "", lines))))
     return FAILED if missing else DONE
 
 

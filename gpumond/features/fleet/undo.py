@@ -21,11 +21,11 @@ from gpumond.facts.units import counted, human
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.audit import AUDIT, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
-from gpumond.features.fleet.discovery import confirmed, progress, read_each
+from gpumond.features.fleet.discovery import Missing, confirmed, missing_of, progress, read_each
 from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES, caller_name, new_id
 from gpumond.view.audit import sentence
 from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
-from gpumond.view.text import moment, safe, table
+from gpumond.view.text import moment, table
 
 AGENTS, SILENCES, RESUMPTIONS = "/api/v1/agents", "/api/v1/silences", "/api/v1/resumptions"
 MOST_ENTRIES = 10_000
@@ -171,11 +171,11 @@ async def run(arguments: argparse.Namespace) -> int:
     with progress(len(machines), "machines read") as done:
         answers = await read_each(machines, read, arguments.parallel, done)
     pairs = [*zip(machines, answers, strict=True)]
-    missing = {machine: str(answer) for machine, answer in pairs if isinstance(answer, DaemonError)}
+    missing = missing_of(machines, answers)
     found = {machine: own for machine, own in pairs if isinstance(own, list) and own}
     due = [(machine, step) for machine, own in found.items() for step in own if step.kind]
     if not arguments.json:
-        print("\n\n".join(filter(None, (_plan(found), _missing(missing), _total(due)))), flush=True)
+        print("\n\n".join(filter(None, (_plan(found), "\n".join(map(str, missing)), _total(due)))), flush=True)
     results: dict[Machine, list[tuple[Step, str, str]]] = {}
     if due and not arguments.dry_run:
         if not arguments.yes and not confirmed("Undo these changes?"):
@@ -231,10 +231,6 @@ def _plan(found: Mapping[Machine, Sequence[Step]]) -> str:
     return table(("MACHINE", "AT", "BY", "ENTRY", "UNDO", "REASON"), rows) if rows else "no entry of this operation"
 
 
-def _missing(missing: Mapping[Machine, str]) -> str:
-    return "\n".join(safe(f"unavailable: {each.name} ({each.url}): {why}") for each, why in missing.items())
-
-
 def _total(due: Sequence[tuple[Machine, Step]]) -> str:
     machines = counted(len({machine for machine, _ in due}), "machine")
     return f"{counted(len(due), 'change')} on {machines} can be undone" if due else "nothing can be undone"
@@ -247,7 +243,7 @@ def _result_table(results: Mapping[Machine, Sequence[tuple[Step, str, str]]]) ->
 
 def _document(
     found: Mapping[Machine, Sequence[Step]],
-    missing: Mapping[Machine, str],
+    missing: Sequence[Missing],
     results: Mapping[Machine, Sequence[tuple[Step, str, str]]],
 ) -> dict[str, Any]:
     return {
@@ -256,7 +252,7 @@ def _document(
             for machine, own in found.items()
             for step in own
         ],
-        "missing": [{"machine": each.name, "url": each.url, "problem": why} for each, why in missing.items()],
+        "missing": [each._asdict() for each in missing],
         "results": [
             {"machine": machine.name, "undo": step.text, "result": result, "reason": why}
             for machine, own in results.items()

@@ -21,7 +21,7 @@ from gpumond.host.peer import counted_name
 from gpumond.kernel import Flushes
 from gpumond.serve import examples
 from gpumond.serve.answers import problem
-from gpumond.serve.authentication import Caller, Tokens, admit
+from gpumond.serve.authentication import Caller, Tokens, count_request
 from gpumond.serve.authorization import require_flush
 from gpumond.serve.resources import answer_list
 from gpumond.serve.routes import CHANGES, bearer, json_response, kernel_of, responses, starting
@@ -159,10 +159,8 @@ def uid_named(user: str, frame: Frame | None, allowed: int | None) -> int:
 
 def count_flush(tokens: Tokens, caller: Caller) -> None:
     """Count a request for a flush. Raises 429 after too many by this caller."""
-    now = tokens.clock()
-    who = counted_name(caller.name)
-    admit(tokens.flushes, who, now, "too many flushes by this caller; flush a workload or a device in one request")
-    tokens.flushes.count(who, now)
+    refusal = "too many flushes by this caller; flush a workload or a device in one request"
+    count_request(tokens, tokens.flushes, counted_name(caller.name), refusal)
 
 
 @facts.get(

@@ -12,17 +12,17 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from typing import Literal
 
 from gpumond.facts.alerts import KeptAdmission
 from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import NO_QUOTA, Admission, GrantedRequest, PlannedFlush, QueuedRequest, ReclaimPolicy
-from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
+from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.host.peer import counted_name
 from gpumond.store.table import Table, Transactions
-from gpumond.tick.holders import holders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +247,16 @@ def _cost(neighbor: Neighbor) -> tuple[int, bool, int, int]:
     return (neighbor.refilled_flushes, not neighbor.idle_seconds, -neighbor.reclaimable_bytes, neighbor.process.pid)
 
 
+def _planned(neighbor: Neighbor, size: int, method: Literal["flush", "suspend"]) -> PlannedFlush:
+    return PlannedFlush(
+        pid=neighbor.process.pid,
+        start_ticks=neighbor.process.start_ticks,
+        workload=neighbor.workload,
+        reclaimable_bytes=size,
+        method=method,
+    )
+
+
 def _needed(chosen: Sequence[Neighbor], spare_bytes: int) -> tuple[Neighbor, ...]:
     """Return the flushes without those that the rest makes superfluous, the most expensive of these first."""
     kept: list[Neighbor] = []
@@ -338,22 +348,16 @@ def _neighbors(
         reserve = snapshot.quotas_by_process.get(report.key, NO_QUOTA).reserve_bytes
         suspendable = 0 if reserve or not report.may_suspend else snapshot.used_by(report.key, device) or 0
         if reclaimable > 0 or suspendable > 0:
-            yield _neighbor(device, report, reclaimable, sum(pool.refilled_flushes for pool in pools), suspendable)
-
-
-def _neighbor(
-    device: DeviceReading, report: AgentReport, reclaimable: int, refilled_flushes: int, suspendable: int
-) -> Neighbor:
-    process = device.processes_by_key.get(report.key)
-    return Neighbor(
-        process=report.key,
-        uid=report.uid,
-        workload=report.workload,
-        reclaimable_bytes=reclaimable,
-        idle_seconds=process.idle_seconds if process else None,
-        refilled_flushes=refilled_flushes,
-        suspendable_bytes=suspendable,
-    )
+            process = device.processes_by_key.get(report.key)
+            yield Neighbor(
+                process=report.key,
+                uid=report.uid,
+                workload=report.workload,
+                reclaimable_bytes=reclaimable,
+                idle_seconds=process.idle_seconds if process else None,
+                refilled_flushes=sum(pool.refilled_flushes for pool in pools),
+                suspendable_bytes=suspendable,
+            )
 
 
 def _user_of(request: KeptAdmission, snapshot: Snapshot) -> str | None:
@@ -577,7 +581,7 @@ class Admissions:
             workload=request.workload,
             pid=request.pid,
             since=self._since[request.id],
-            holders=holders(snapshot, request.device_uuid, program_of(request), grants),
+            holders=snapshot.holders(request.device_uuid, program_of(request), grants),
         )
 
     def extend(self, name: str, owner: str) -> None:
@@ -673,24 +677,9 @@ class Admissions:
             ahead=len(ahead),
             available_bytes=found.available_bytes,
             missing_bytes=found.missing_bytes,
-            plan=tuple(
-                PlannedFlush(
-                    pid=each.process.pid,
-                    start_ticks=each.process.start_ticks,
-                    workload=each.workload,
-                    reclaimable_bytes=each.reclaimable_bytes,
-                )
-                for each in found.flushes
-            )
-            + tuple(
-                PlannedFlush(
-                    pid=each.process.pid,
-                    start_ticks=each.process.start_ticks,
-                    workload=each.workload,
-                    reclaimable_bytes=each.suspendable_bytes,
-                    method="suspend",
-                )
-                for each in found.suspensions
+            plan=(
+                *(_planned(each, each.reclaimable_bytes, "flush") for each in found.flushes),
+                *(_planned(each, each.suspendable_bytes, "suspend") for each in found.suspensions),
             ),
         )
 

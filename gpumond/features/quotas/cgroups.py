@@ -12,6 +12,7 @@ from typing import Any
 
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.snapshot import CgroupLimit, CgroupLimitChange, DeviceReading, Snapshot
+from gpumond.facts.units import backoff
 from gpumond.store.table import Table, Transactions
 
 RETRY_SECONDS = 10.0
@@ -69,13 +70,12 @@ def due_changes(snapshot: Snapshot, own: Own) -> tuple[list[DueChange], dict[str
             if mine is not None and repeated and snapshot.elapsed_seconds < mine.again_at:
                 continue
             failures = mine.failures + 1 if mine is not None and repeated else 0
-            wait = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(failures, 10))
             after[name] = OwnLimit(
                 id=name,
                 limit_bytes=limit,
                 before_bytes=present.limit_bytes,
                 quota=quota or (mine.quota if mine else ""),
-                again_at=snapshot.elapsed_seconds + wait,
+                again_at=snapshot.elapsed_seconds + backoff(RETRY_SECONDS, failures, MAX_RETRY_SECONDS),
                 failures=failures,
             )
             change = CgroupLimitChange(

@@ -16,7 +16,7 @@ from gpumond.facts.messages import AgentResponse
 from gpumond.facts.program import AppliedLimit, PoolLimit, ProcessKey
 from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Owner, Quota, QuotaTable
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessQuota, ProcessUsage, Snapshot
-from gpumond.facts.units import HOUR_SECONDS
+from gpumond.facts.units import HOUR_SECONDS, backoff
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.borrow import Borrows
 from gpumond.features.quotas.cgroups import CgroupQuotas
@@ -185,7 +185,7 @@ def due_limits(snapshot: Snapshot, sent: Sent) -> tuple[list[DueLimit], dict[Pro
         if before is not None and snapshot.elapsed_seconds < before.again_at:
             continue
         failures = before.failures + 1 if before else 0
-        again_at = snapshot.elapsed_seconds + min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(failures, 10))
+        again_at = snapshot.elapsed_seconds + backoff(RETRY_SECONDS, failures, MAX_RETRY_SECONDS)
         set_by = next((limit.quota for limit in report.limits if limit.quota), "")
         due.append(DueLimit(report, quota.limit_bytes, quota.limit_quota or set_by))
         known[report.key] = replace(before or required, again_at=again_at, failures=failures)
@@ -320,10 +320,10 @@ class AdmissionsPart(Admissions, Part):
         self.execute(tick.frame.snapshot)
 
 
-class BorrowsPart(Part):
+class BorrowsPart(Borrows, Part):
     def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-        self._borrows = Borrows(
+        self._programs = kernel.programs
+        super().__init__(
             kernel.get(Flushes).flush,
             lambda: kernel.frame.snapshot if kernel.frame else None,
             kernel.get(Admissions).capacity_for,
@@ -333,7 +333,4 @@ class BorrowsPart(Part):
         )
 
     def start(self) -> None:
-        self._kernel.programs.on_borrow(self._borrows.borrow)
-
-    async def close(self) -> None:
-        await self._borrows.close()
+        self._programs.on_borrow(self.borrow)

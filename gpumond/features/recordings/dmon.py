@@ -13,7 +13,6 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import MIB
 from gpumond.features.recordings.reader import (
     UNKNOWN,
-    Lines,
     Remarks,
     Rounds,
     Row,
@@ -153,8 +152,4 @@ def _cells(line: str) -> list[str]:
     return _COMMA.split(line.strip()) if "," in line else line.split()
 
 
-def _dcgmi_rows(lines: Lines, remarks: Remarks, interval: float | None) -> Iterator[Row]:
-    return rows(lines.numbered(), remarks, interval)
-
-
-FORMAT = Format("dcgm", is_dcgmi, from_rows(_dcgmi_rows))
+FORMAT = Format("dcgm", is_dcgmi, from_rows(lambda lines, remarks, interval: rows(lines.numbered(), remarks, interval)))

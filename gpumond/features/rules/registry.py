@@ -92,7 +92,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
         overrides: dict[str, dict[str, Any]] = {}
         for row in await self._overrides.rows():
             try:
-                overrides[row.name] = _checked_override(row.value)
+                overrides[row.name] = OverrideConfig.model_validate(row.value).fields()
             except ValueError as error:
                 invalid.append(f"override of {row.name}: {' '.join(str(error).split())}")
         self._stored_overrides = overrides
@@ -181,11 +181,6 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
 def _require(entry: RuleEntry, if_match: str | None) -> None:
     if if_match is not None and if_match != entry.etag:
         raise DefinitionChanged(f"rule {entry.name} has changed: its ETag is {entry.etag}")
-
-
-def _checked_override(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored fields of an override. Raises ValueError if this version cannot read them."""
-    return OverrideConfig.model_validate(body).fields()
 
 
 def _registered(

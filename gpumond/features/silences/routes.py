@@ -14,7 +14,7 @@ from gpumond.facts.frame import Matcher, Operator, Silence, State
 from gpumond.facts.units import has_control_characters
 from gpumond.features.silences.silences import MAX_SECONDS, Silences
 from gpumond.serve import examples
-from gpumond.serve.authentication import admit
+from gpumond.serve.authentication import count_request
 from gpumond.serve.authorization import require_rules
 from gpumond.serve.routes import CHANGES, deletion, json_response, kernel_of
 
@@ -120,9 +120,7 @@ def _silences(request: Request) -> Silences:
 
 def _count_change(request: Request, by: str) -> None:
     tokens = request.app.state.tokens
-    now = tokens.clock()
-    admit(tokens.silences, by, now, "too many changes of silences by this caller")
-    tokens.silences.count(by, now)
+    count_request(tokens, tokens.silences, by, "too many changes of silences by this caller")
 
 
 @router.get(

@@ -74,30 +74,19 @@ def is_idle(snapshot: Snapshot, process: ProcessKey, least_seconds: float) -> bo
     return not least_seconds or (idle_seconds(snapshot, process) or 0.0) >= least_seconds
 
 
-def refusal(
+def refusals(
     snapshot: Snapshot,
     report: AgentReport,
     request: Request,
     allowed: bool,
     host_state: HostState | None,
     pending_bytes: int = 0,
-) -> Refusal | None:
-    """Return why a program may not be suspended now, None if it may.
+) -> Iterator[Refusal]:
+    """Yield why a program may not be suspended now, nothing if it may.
 
     ``host_state``: None for a decision on the snapshot alone. ``pending_bytes``: host memory of suspensions that are
     in progress.
     """
-    return next(_refusals(snapshot, report, request, allowed, host_state, pending_bytes), None)
-
-
-def _refusals(
-    snapshot: Snapshot,
-    report: AgentReport,
-    request: Request,
-    allowed: bool,
-    host_state: HostState | None,
-    pending_bytes: int,
-) -> Iterator[Refusal]:
     if not allowed:
         yield Refusal("the configuration doesn't allow suspensions", "set allow_suspend: true")
     if not report.suspendable:
@@ -180,7 +169,7 @@ def marked(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> Iter
     """Yield the reports, with marks on the programs that can be suspended on request, and without one."""
     for report in snapshot.reports:
         request = Request(process=report.key)
-        if report.key in snapshot.unresponsive or refusal(snapshot, report, request, allowed, None):
+        if report.key in snapshot.unresponsive or next(refusals(snapshot, report, request, allowed, None), None):
             yield report
         else:
             idle = is_idle(snapshot, report.key, least_idle_seconds)

@@ -5,16 +5,14 @@ and restores a program only while its whole memory is granted.
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import logging
 import os
 import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,16 +31,16 @@ from gpumond.features.suspend.decision import (
     Request,
     marked,
     memory_of,
-    refusal,
+    refusals,
     settle,
 )
 from gpumond.features.suspend.helper import Answer, Order
 from gpumond.host.event_loop import Tasks
+from gpumond.host.files import lock_file
 from gpumond.host.machine import available_bytes, find_process, is_descendant, is_pending
 from gpumond.host.peer import Identity
 from gpumond.kernel import Clock, Grants, Kernel, Part, Suspends, Tick
 from gpumond.store.table import Table, Transactions
-from gpumond.tick.holders import holders
 from gpumond.tick.observe import unmapped
 
 log = logging.getLogger(__name__)
@@ -63,6 +61,8 @@ SIGNAL_SECONDS = 3.0
 LISTED_SECONDS = 15.0
 """Time for which the driver lists a suspended program until it is asked whether someone else has resumed it."""
 
+SuspensionAction = Literal["suspend", "resume"]
+
 NOT_STORED = "the store can't be written, and a restarted daemon wouldn't know it"
 
 
@@ -70,12 +70,7 @@ MAX_BYTES = 64 * 1024
 ENDING_POLLS, ENDING_SECONDS = 100, 0.01
 BASE_SECONDS = 60.0
 BYTES_PER_SECOND = 256 << 20
-"""A quarter of the lowest rate that was measured."""
-
-
-def deadline_seconds(size: int) -> float:
-    """Return the longest wait for a helper that moves this many bytes."""
-    return BASE_SECONDS + size / BYTES_PER_SECOND
+"""A quarter of the lowest rate that was measured, at which a helper moves a program's bytes while it is awaited."""
 
 
 class Helpers:
@@ -96,9 +91,9 @@ class Helpers:
         self._processes = [each for each in self._processes if each.poll() is None]
         try:
             lock = self._locked(order)
+        except BlockingIOError:
+            return None
         except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return None
             return Answer(error=f"the lock file can't be opened: {error.strerror}")
         try:
             reading, writing = os.pipe()
@@ -139,14 +134,7 @@ class Helpers:
 
     def _locked(self, order: Order) -> int:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._directory / f"{order.pid}-{order.start_ticks}.lock"
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            raise
-        return lock
+        return lock_file(self._directory / f"{order.pid}-{order.start_ticks}.lock")
 
 
 async def _content(descriptor: int, seconds: float) -> bytes | None:
@@ -196,7 +184,7 @@ class Suspender:
     ) -> None:
         self._allowed, self._idle_seconds, self._snapshot = allowed, idle_seconds, snapshot
         self._read_driver, self._grants, self._helpers = read_driver, grants, helpers
-        self._surroundings, self._flushing = host_state, flushing
+        self._host_state, self._flushing = host_state, flushing
         self._is_alive, self._is_continued = is_alive, is_continued
         self._note, self._publish, self._wake, self._clock = note, publish, wake, clock
         self._table = suspension_table(store)
@@ -277,7 +265,7 @@ class Suspender:
                 self._tasks.start(self.resume(key, "exit", wait_seconds=RESUME_SECONDS))
             elif program.state == "suspended" and self._continued(program, snapshot):
                 self._tasks.start(self.resume(key, "SIGCONT", wait_seconds=RESUME_SECONDS))
-            elif program.state == "suspended" and _is_listed(program, snapshot):
+            elif program.state == "suspended" and _counted(program, snapshot.devices):
                 if now - self._listed_since.setdefault(key, now) > LISTED_SECONDS:
                     self._ask_at[key] = now
             else:
@@ -320,16 +308,8 @@ class Suspender:
     async def _suspended(self, request: Request, requested_by: str, dry_run: bool) -> SuspensionReceipt:
         key, snapshot = request.process, self._snapshot()
         report = snapshot.reports_by_process.get(key) if snapshot else None
-        receipt = SuspensionReceipt(
-            action="suspend",
-            pid=key.pid,
-            start_ticks=key.start_ticks,
-            workload=report.workload if report else "",
-            outcome="refused",
-            requested_by=requested_by,
-            started_at=self._clock.wall(),
-            requested_for=request.requested_for,
-        )
+        receipt = self._new_receipt("suspend", key, report.workload if report else "", requested_by)
+        receipt = replace(receipt, requested_for=request.requested_for)
         began = self._clock.monotonic()
         if snapshot is None or report is None or key.start_ticks is None:
             return replace(receipt, reason="no connected agent has this pid", remedy="gpumond status lists the agents")
@@ -366,15 +346,7 @@ class Suspender:
         self, key: ProcessKey, requested_by: str, uid: int | None, wait_seconds: float
     ) -> SuspensionReceipt:
         began = self._clock.monotonic()
-        receipt = SuspensionReceipt(
-            action="resume",
-            pid=key.pid,
-            start_ticks=key.start_ticks,
-            workload="",
-            outcome="refused",
-            requested_by=requested_by,
-            started_at=self._clock.wall(),
-        )
+        receipt = self._new_receipt("resume", key, "", requested_by)
         async with self._lock(key):
             program = self.programs.get(key)
             refused = _not_resumable(program, key, uid, self._snapshot())
@@ -493,7 +465,7 @@ class Suspender:
             return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store", state="suspended")
         snapshot = self._snapshot()
         grants = self._grants.granted(snapshot) if snapshot else ()
-        found = holders(snapshot, missing.device_uuid, program.key, grants) if snapshot else ()
+        found = snapshot.holders(missing.device_uuid, program.key, grants) if snapshot else ()
         lacks = missing.need_bytes - max(0, missing.available_bytes or 0)
         names = ", ".join(map(str, found))
         reason = f"{human(lacks)} of {human(missing.need_bytes)} is missing on GPU {missing.device_index}"
@@ -544,10 +516,8 @@ class Suspender:
                 return
             with self._working(key):
                 answer = await self._ask(program, "settle")
-                receipt = _new_receipt(
-                    program, "suspend" if program.state == "suspending" else "resume", self._clock.wall()
-                )
-                receipt = await self._concluded(program, answer, receipt, asked=True)
+                begun: SuspensionAction = "suspend" if program.state == "suspending" else "resume"
+                receipt = await self._concluded(program, answer, self._receipt_of(program, begun), asked=True)
         if receipt.outcome not in ("refused", "timeout"):
             await self._record_receipt(receipt)
         left = self.programs.get(key)
@@ -558,14 +528,12 @@ class Suspender:
         async with self._lock(program.key):
             if self.programs.get(program.key) is not program:
                 return
-            receipt = await self._concluded(
-                program, Answer(state="gone"), _new_receipt(program, "suspend", self._clock.wall())
-            )
+            receipt = await self._concluded(program, Answer(state="gone"), self._receipt_of(program, "suspend"))
         await self._record_receipt(receipt)
 
     async def _ask(self, program: SuspendedProgram, action: Literal["suspend", "resume", "settle"]) -> Answer | None:
         order = Order(action=action, pid=program.pid, start_ticks=program.start_ticks, uid=program.uid)
-        return await self._helpers.ask(order, deadline_seconds(program.resume_bytes))
+        return await self._helpers.ask(order, BASE_SECONDS + program.resume_bytes / BYTES_PER_SECOND)
 
     async def _refusal(self, snapshot: Snapshot, report: AgentReport, request: Request) -> Refusal | None:
         if report.key in self.programs:
@@ -575,13 +543,13 @@ class Suspender:
             return Refusal("a flush of it is in progress", "wait for its receipt")
         if not self.loaded:
             return Refusal("the store hasn't been read yet", "try again in a few seconds")
-        early = refusal(snapshot, report, request, self._allowed(), None)
+        early = next(refusals(snapshot, report, request, self._allowed(), None), None)
         if early is not None:
             return early
         listed = {key for device in snapshot.devices for key in device.processes_by_key}
-        host_state = await self._surroundings(report.key, listed)
+        host_state = await self._host_state(report.key, listed)
         pending = sum(each.resume_bytes for each in self.programs.values() if each.state == "suspending")
-        return refusal(snapshot, report, request, self._allowed(), host_state, pending)
+        return next(refusals(snapshot, report, request, self._allowed(), host_state, pending), None)
 
     async def _released(self, program: SuspendedProgram) -> int | None:
         """Return by how much the driver's count has fallen, once it has settled."""
@@ -645,24 +613,34 @@ class Suspender:
         await self._note(receipt.requested_by, f"{receipt.action}.receipt", asdict(receipt))
         return receipt
 
+    def _new_receipt(
+        self, action: SuspensionAction, key: ProcessKey, workload: str, requested_by: str
+    ) -> SuspensionReceipt:
+        return SuspensionReceipt(
+            action=action,
+            pid=key.pid,
+            start_ticks=key.start_ticks,
+            workload=workload,
+            outcome="refused",
+            requested_by=requested_by,
+            started_at=self._clock.wall(),
+        )
+
+    def _receipt_of(self, program: SuspendedProgram, action: SuspensionAction) -> SuspensionReceipt:
+        receipt = self._new_receipt(action, program.key, program.workload, program.requested_by)
+        return replace(receipt, expected_bytes=program.resume_bytes, device_uuids=program.device_uuids)
+
     def _lock(self, key: ProcessKey) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())
 
-    def _working(self, key: ProcessKey) -> _Working:
-        return _Working(self._at_work, key)
-
-
-class _Working:
-    """A block in which a process is worked on."""
-
-    def __init__(self, at_work: set[ProcessKey], key: ProcessKey) -> None:
-        self._at_work, self._key = at_work, key
-
-    def __enter__(self) -> None:
-        self._at_work.add(self._key)
-
-    def __exit__(self, *error: object) -> None:
-        self._at_work.discard(self._key)
+    @contextmanager
+    def _working(self, key: ProcessKey) -> Iterator[None]:
+        """A block in which a process is worked on."""
+        self._at_work.add(key)
+        try:
+            yield
+        finally:
+            self._at_work.discard(key)
 
 
 def _not_resumable(
@@ -681,20 +659,6 @@ def _not_resumable(
     if program.state not in ("suspended", "waiting"):
         return Refusal(f"it is {program.state}, and the driver's state is unknown", "try again in a minute")
     return None
-
-
-def _new_receipt(program: SuspendedProgram, action: Literal["suspend", "resume"], now: float) -> SuspensionReceipt:
-    return SuspensionReceipt(
-        action=action,
-        pid=program.pid,
-        start_ticks=program.start_ticks,
-        workload=program.workload,
-        outcome="refused",
-        requested_by=program.requested_by,
-        started_at=now,
-        expected_bytes=program.resume_bytes,
-        device_uuids=program.device_uuids,
-    )
 
 
 def _unknown(uuid: str, index: int, need: int, free: int | None = None) -> Admission:
@@ -724,10 +688,6 @@ def _usage(program: SuspendedProgram, used_bytes: int) -> ProcessUsage:
         comm=program.workload or None,
         uid=program.uid,
     )
-
-
-def _is_listed(program: SuspendedProgram, snapshot: Snapshot) -> bool:
-    return bool(_counted(program, snapshot.devices))
 
 
 def _counted(program: SuspendedProgram, devices: Sequence[DeviceReading]) -> int:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices.child.supervisor import Supervisor, add_up, backoff
+from gpumond.devices.child.supervisor import Supervisor, add_up
 from gpumond.facts.snapshot import Reading, XidErrors
+from gpumond.facts.units import backoff
 from gpumond.sim.device import MIB, Spec, create
 from tests.fakenvml import FakeDriver, machine
 from tests.helpers.running import RunningDaemon, until
