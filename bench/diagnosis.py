@@ -3,7 +3,7 @@
 python -m bench.diagnosis [--seeds N] [--first SEED] [--scenario NAME ...] [--save]
 
 Each scenario runs in virtual time with N seeds (20), and the same load without the injected fault.
-``--save`` stores the figures and writes the confusion matrix into docs/reference/benchmarks.md. The method was tuned
+``--save`` stores the figures and writes the table of scenarios into docs/reference/benchmarks.md. The method was tuned
 on the seeds from 0 on; ``--first 20`` uses other seeds and stores their figures separately.
 """
 
