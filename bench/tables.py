@@ -14,7 +14,6 @@ LINES = {
     "scrape, gzip, p50 / p99, ms": "{kept_gzip_p50_ms:.2f} / {kept_gzip_p99_ms:.2f}",
     "size of a scrape, gzip / plain, kB": "{page_gzip_bytes:.1f} / {page_bytes:.0f}",
     "memory (PSS), MiB": "{pss_mib:.1f}",
-    "start to first data, s": "{first_data_s:.2f}",
     "CPU time of other programs, s a minute": "{cpu_of_other_programs_s:.1f}",
 }
 """Lines of a comparison. Each is formatted with the measures of an exporter, and absent if the exporter has none."""

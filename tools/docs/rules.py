@@ -47,14 +47,29 @@ with a built-in rule's name replaces it; `disabled_rules: [name]` disables one. 
 | `labels` | added to the labels of the alert |
 | `annotations` | texts, with placeholders such as `{used}`: `summary` says what happened, `description` what to do |
 | `receivers` | names from `receivers:`; the default is all receivers |
-| `action` | flush the alert's subject when it fires: `flush: {min_reclaimable: 1GiB, steps: [cache]}`, \
-`cooldown: 10m`, `max_per_hour: 6`, `workloads: ["*"]`, `dry_run: false`. \
-With the `engine` step also `only_idle_for: 15m`: [serving engines]\
-(../how-to/engines/index.md#release-idle-engines-by-rule) are flushed once they have had no request for so long. \
-`suspend: true` [suspends](../how-to/suspend.md#by-rule) an idle program that allows it; `flush` may then be absent |
+| `action` | what gpumond does when the alert fires, [below](#actions) |
 
 `gpumond rules check FILE` checks a configuration file and shows the resulting rules.
 `POST /api/v1/rules/preview` lists the times at which a rule would have fired in the last hour.
+
+## Actions
+
+An action has at least one of `flush` and `suspend`. [Flush by rule](../how-to/rules.md#flush-by-rule) shows how to use
+it.
+
+| key | default | meaning |
+|---|---|---|
+| `flush` | none | flush the programs that the alert is about; `flush: {}` uses the defaults of the three keys below |
+| `flush: {min_reclaimable: SIZE}` | 0 | skip programs that would release less |
+| `flush: {steps: [STEP, …]}` | `[ipc, cache, trim]` | the [steps](flush-steps.md) of the flush |
+| `flush: {only_idle_for: DURATION}` | none | with the `engine` step: flush [serving \
+engines](../how-to/engines/index.md#release-idle-engines-by-rule) only once they have had no request for so long |
+| `suspend` | `false` | [suspend](../how-to/suspend.md#by-rule) an idle program that allows it |
+| `request_end` | `false` | ask an idle program to [exit](../how-to/rules.md#end-idle-programs) |
+| `cooldown` | `10m` | minimum time between two flushes for the same alert |
+| `max_per_hour` | 6 | maximum number of flushes an hour |
+| `workloads` | `["*"]` | patterns of the workloads that may be flushed |
+| `dry_run` | `false` | only plan |
 
 ## Test a rule
 
@@ -105,9 +120,16 @@ def values() -> Iterator[str]:
         yield f"\n## Scope {scope}\n\n| value | unit | meaning |\n|---|---|---|"
         for name, meaning in VALUES[scope].items():
             said = meaning.removesuffix(f"; {FROM_A_FULL_WINDOW}")
-            yield f"| `{name}` | {UNITS[scope][name]} | {said} |"
+            yield f"| `{name}` | {UNITS[scope][name]} | {as_item(said)} |"
         yield from listed("label to match", {name: matches(name) for name in VALUES}, scope)
         yield from listed("placeholder", PLACEHOLDERS, scope)
+
+
+def as_item(text: str) -> str:
+    """Return a metric's single sentence in the form of the other rows: a lower-case letter first, and no period."""
+    if not text.endswith(".") or ". " in text or not text[1:2].islower():
+        return text
+    return f"{text[0].lower()}{text[1:-1]}"
 
 
 def listed(title: str, table: Mapping[Scope, Mapping[str, str]], scope: Scope) -> Iterator[str]:
