@@ -74,7 +74,8 @@ def main() -> None:
 
     reduce_garbage_collection()  # as a daemon does
     app: Any = create_app(cast("Kernel", view), Tokens("secret"), lifespan, routers=routers())
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+    # A stream that a reader keeps open would delay the end for ever.
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
 
 
 if __name__ == "__main__":

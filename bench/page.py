@@ -146,7 +146,7 @@ def renderer_seconds(tools: CDPSession) -> float:
 
 def used(page: Page) -> dict[str, Any]:
     """Sort and filter a table that is paused."""
-    page.keyboard.press("Space")
+    page.keyboard.press("p")
     page.wait_for_timeout(1000)
     sorts, filters = page.evaluate(TIMES, RUNS)
     return {

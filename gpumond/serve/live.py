@@ -158,17 +158,17 @@ class LiveFrames:
             return [message for message in self._later if message.number > number]
         async with self._encoding:
             if self._whole is None:
-                await self._take(self._kernel.frame)
+                self._take(self._kernel.frame)
             if self._first is None and self._whole is not None:
                 newest = self._kernel.events.newest()[-EVENTS_SENT:]
                 events = EVENTS.dump_json([event for event in newest if event.id <= self._last_event])
-                self._first = await asyncio.to_thread(_first_of, self.number, self._whole, events)
+                self._first = encoded(self.number, "frame", WHOLE.dump_json(self._whole), events)
             return [replace(self._first, number=self.number)] if self._first else []
 
     async def _advance(self) -> None:
         async with self._encoding:
             before, last_event = self._whole, self._last_event
-            await self._take(self._kernel.frame)
+            self._take(self._kernel.frame)
             if before is None or self._whole is None:
                 return
             events: list[Event] = [e for e in self._kernel.events.after(last_event) if e.id <= self._last_event]
@@ -177,24 +177,15 @@ class LiveFrames:
             work = encoded(self.number + 1, "changes", body, EVENTS.dump_json(events))
             self._publish(work)
 
-    async def _take(self, frame: Frame | None) -> None:
-        """Keep a frame. Those of many processes take tens of milliseconds, in which the web UI's files are sent."""
-        last_event = self._kernel.events.last_id
-        whole = await asyncio.to_thread(_whole_of, frame) if frame else None
-        self._frame, self._first, self._whole, self._last_event = frame, None, whole, last_event
+    def _take(self, frame: Frame | None) -> None:
+        self._frame, self._first = frame, None
+        self._whole = live_frame(full_frame(frame)) if frame else None
+        self._last_event = self._kernel.events.last_id
 
     def _publish(self, message: LiveMessage) -> None:
         self.number = message.number
         self._later.append(message)
         self._published.send()
-
-
-def _whole_of(frame: Frame) -> FullFrame:
-    return live_frame(full_frame(frame))
-
-
-def _first_of(number: int, whole: FullFrame, events: bytes) -> LiveMessage:
-    return encoded(number, "frame", WHOLE.dump_json(whole), events)
 
 
 def encoded(number: int, kind: str, body: bytes, events: bytes) -> LiveMessage:
