@@ -16,6 +16,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.units import GIB, about, typed_size
+from gpumond.features.alerts.command import _runbook
 from gpumond.features.quotas.admission_client import WaitStatusLine, size
 from gpumond.features.quotas.command import NO_REQUEST, queue_table, queue_text
 from gpumond.view.frame import view
@@ -171,6 +172,11 @@ def test_commands_are_named_as_the_shell_finds_them(monkeypatch: pytest.MonkeyPa
     assert program() == "gpumond"
     monkeypatch.setattr(sys, "argv", ["/lib/gpumond/__main__.py"])
     assert program() == f"{sys.executable} -m gpumond"
+
+
+def test_runbook_of_a_daemon_behind_a_socket_is_in_the_web_ui():
+    assert _runbook("http://node:1/", "leak") == "runbook for leak: http://node:1/docs/runbooks/leak"
+    assert _runbook("unix:///run/api.sock", "leak") == "runbook for leak: /docs/runbooks/leak in the web UI"
 
 
 def test_commands_of_texts_are_commands():

@@ -54,8 +54,9 @@ devices = {{values = ["{device}"]}}
 
 @contextmanager
 def demo(directory: Path) -> Iterator[RunningDaemon]:
-    """Run a daemon with simulated programs."""
-    with RunningDaemon(directory / "daemon", "--interval", "1s", command="demo") as daemon:
+    """Run a daemon with simulated programs, which refuse to record their allocations for minutes."""
+    environ = {"GPUMOND_FLUSH_POLICY": "step"}
+    with RunningDaemon(directory / "daemon", "--interval", "1s", environ=environ, command="demo") as daemon:
         until(lambda: daemon.request("/-/ready")[0] == 200 and daemon.get("agents"))
         yield daemon
 

@@ -49,8 +49,9 @@ def _next_steps(alerts: Sequence[Mapping[str, Any]], url: str) -> Iterator[str]:
 
 
 def _runbook(url: str, rule: str) -> str:
-    """Return a line with the address of a runbook; its path if the daemon was reached over a Unix socket."""
-    return f"runbook for {rule}: {'' if client.is_over_socket(url) else url.rstrip('/')}/docs/runbooks/{rule}"
+    """Return a line with the address of a runbook; its place in the web UI of a daemon behind a Unix socket."""
+    path = f"/docs/runbooks/{rule}"
+    return f"runbook for {rule}: " + (f"{path} in the web UI" if client.is_over_socket(url) else url.rstrip("/") + path)
 
 
 def _rows(alerts: Iterable[dict[str, Any]], ends: Mapping[str, float]) -> Iterator[list[str]]:
