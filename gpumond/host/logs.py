@@ -120,11 +120,11 @@ def source_and_message(line: str) -> tuple[str, str]:
 def escaped(text: str) -> str:
     """Escape control characters, line ends and text directions as ``\\x1b``, so that log lines cannot be forged."""
     text = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
-    )
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def _indented(text: str) -> str:

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from gpumond.facts.units import GIB
 from gpumond.features.instruments.command import findings, lines
-from gpumond.features.instruments.routes import WHY, WHY_EXAMPLE, Why
+from gpumond.features.instruments.routes import WHY_EXAMPLE, Why
 from gpumond.serve.examples import LIVE_CLASSES
 from gpumond.view.text import moment
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
 from tests.helpers.running import gpumond_here
 
 PATH = "/api/v1/agents/4242"
+WHY: TypeAdapter[Why] = TypeAdapter(Why)
 CLASSES = Why(classes=(LIVE_CLASSES,))
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import TypeAdapter
 
-from gpumond.features.instruments.routes import WHY, WHY_EXAMPLE
+from gpumond.features.instruments.routes import WHY_EXAMPLE, Why
 from tests.helpers.agents import GIB
 from tests.helpers.browser import CHECK, PHONE, PROGRAMS, axe, needs_chromium, open_page, sign_in
 from tests.helpers.running import RunningDaemon, until
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 AXE = axe()
+WHY: TypeAdapter[Why] = TypeAdapter(Why)
 
 
 def test_classes_of_a_program_are_shown_on_a_phone(browser: Browser, demo: RunningDaemon):
