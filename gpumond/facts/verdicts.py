@@ -107,9 +107,8 @@ KINDS = (
         meaning="the pool holds much more than its peak of live memory, and the difference grows, or allocations "
         "had to be retried",
         evidence="ratio, peak live bytes, peak kept bytes, growth of kept bytes",
-        remedy="PyTorch without a sleep mode: set PYTORCH_ALLOC_CONF=expandable_segments:True "
-        "(PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11); JAX: XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async; TensorFlow: "
-        "TF_GPU_ALLOCATOR=cuda_malloc_async; CuPy, RMM: use an asynchronous pool; otherwise restart the program",
+        remedy="restart the program; for PyTorch, set PYTORCH_ALLOC_CONF=expandable_segments:True "
+        "(PYTORCH_CUDA_ALLOC_CONF before 2.11) first; for others, choose an asynchronous allocator",
     ),
     VerdictKind(
         name="pressure",
