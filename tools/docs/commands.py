@@ -49,9 +49,11 @@ executed. With `--need`, it exits with 75 if the memory isn't available in time;
 | `t`, `F5` | tree of parents and children, of the processes of this machine |
 | `←`, `→`, `0` to `9`, a click | select one device |
 | `x`, `Space`, `U` | mark or unmark a process or group; unmark all |
-| `f`, `F` | flush the marked processes, else the one under the cursor; flush the selected device, else all programs |
-| `z`, `Z` | [suspend](../how-to/suspend.md) the process under the cursor after a plan; resume it |
-| `K`, `F9` | send a signal to the marked processes, else to the one under the cursor |
+| `f` | flush the marked processes, or else the one under the cursor |
+| `F` | flush the selected device, or else all programs |
+| `z` | show the plan, then [suspend](../how-to/suspend.md) the process under the cursor |
+| `Z` | resume the process under the cursor |
+| `K`, `F9` | send a signal to the marked processes, or else to the one under the cursor |
 | `a` | alerts, verdicts and problems in full |
 | `p` | pause |
 | `Esc` | remove the filter, the selection of a device and the marks |
