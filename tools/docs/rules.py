@@ -65,7 +65,7 @@ it.
 | `flush: {only_idle_for: DURATION}` | none | with the `engine` step: flush [serving \
 engines](../how-to/engines/index.md#release-idle-engines-by-rule) only once they have had no request for so long |
 | `suspend` | `false` | [suspend](../how-to/suspend.md#by-rule) an idle program that allows it |
-| `request_end` | `false` | ask an idle program to [exit](../how-to/rules.md#end-idle-programs) |
+| `request_end` | `false` | ask an idle program to [exit](../how-to/rules.md#ask-idle-programs-to-exit) |
 | `cooldown` | `10m` | minimum time between two flushes for the same alert |
 | `max_per_hour` | 6 | maximum number of flushes an hour |
 | `workloads` | `["*"]` | patterns of the workloads that may be flushed |
