@@ -127,9 +127,10 @@ def values() -> Iterator[str]:
 
 def as_item(text: str) -> str:
     """Return a metric's single sentence in the form of the other rows: a lower-case letter first, and no period."""
-    if not text.endswith(".") or ". " in text or not text[1:2].islower():
+    if not text.endswith(".") or ". " in text:
         return text
-    return f"{text[0].lower()}{text[1:-1]}"
+    first = text[0].lower() if text[1:2].islower() else text[0]
+    return f"{first}{text[1:-1]}"
 
 
 def listed(title: str, table: Mapping[Scope, Mapping[str, str]], scope: Scope) -> Iterator[str]:
