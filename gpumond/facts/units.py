@@ -32,7 +32,7 @@ def threshold(value: object) -> float:
     """Convert ``0.8``, ``80%`` (0.8) or ``1GiB`` (bytes) to a number. Raises ValueError."""
     match = _AMOUNT.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
-        raise ValueError("expected a number, a share such as 80% or a size such as 1GiB")
+        raise ValueError("expected a number, a percentage such as 80% or a size such as 1GiB")
     number = float(match[1])
     return _finite(number / 100 if match[2] == "%" else number * _FACTORS[match[2]])
 

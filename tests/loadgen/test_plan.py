@@ -263,7 +263,7 @@ def test_views_alternate_by_seed_unless_the_scenario_needs_an_agent():
         ("p2", {"rate": "fast"}, "--rate 'fast': expected a size such as 80GiB"),
         ("p2", {"rate": 0}, "--rate 0: must be a size of at least 1, such as 32MiB"),
         ("p2", {"duration": "soon"}, "--duration 'soon': expected a duration such as 30s"),
-        ("p6", {"share": "90%"}, "--share '90%': must be a share of at least 0.05 and at most 0.5"),
+        ("p6", {"share": "90%"}, "--share '90%': must be a fraction of at least 0.05 and at most 0.5"),
         ("p5", {"where": "here"}, "--where 'here': expected one of pool, outside"),
         ("p2", {"view": "all"}, "expected one of agent, process, device"),
     ],

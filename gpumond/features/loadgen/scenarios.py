@@ -239,7 +239,7 @@ def _leak(
     "fragmentation",
     shape=("held      _.-'", "     _.-'     ", "live ---------"),
     options=(
-        Option("share", "share", "42 to 50%", "share of the device that is live", 0.05, 0.5),
+        Option("share", "fraction", "42 to 50%", "fraction of the device that is live", 0.05, 0.5),
         Option("over", "duration", "1.5 to 2.5 h", "time until the device is full", 60.0),
     ),
     views=("agent",),
@@ -356,7 +356,7 @@ def crash(script: Script) -> None:
     "fill the device, hold the memory, and verify its contents",
     "pressure",
     shape=(" .----------", " |          ", "/           "),
-    options=(Option("fill", "share", "90%", "share of the device", 0.01, 0.99),),
+    options=(Option("fill", "fraction", "90%", "fraction of the device", 0.01, 0.99),),
     neighbors=False,
 )
 def stress(script: Script) -> None:
@@ -406,7 +406,7 @@ def flush_storm(script: Script) -> None:
     shape=("     ______", "  .-'      ", " /         "),
     options=(
         Option("time", "duration", "1 to 20 min", "warm-up time constant", 1.0),
-        Option("share", "share", "30 to 85%", "share of the device at the plateau", 0.12, 0.9),
+        Option("share", "fraction", "30 to 85%", "fraction of the device at the plateau", 0.12, 0.9),
     ),
 )
 def warm_up(script: Script) -> None:
@@ -425,7 +425,7 @@ def warm_up(script: Script) -> None:
     "large workspaces are allocated in the first minutes, then released",
     "",
     shape=(" |‾|       ", " | |       ", "/   ‾‾‾‾‾‾‾"),
-    options=(Option("share", "share", "50 to 90%", "share of the device at the peak", 0.1, 0.9),),
+    options=(Option("share", "fraction", "50 to 90%", "fraction of the device at the peak", 0.1, 0.9),),
 )
 def autotune(script: Script) -> None:
     peak = script.number("share", script.dice.uniform(0.5, 0.9)) * script.size_bytes
@@ -447,7 +447,7 @@ def autotune(script: Script) -> None:
     "one pool takes most of the device at the start and keeps it",
     "",
     shape=(" |‾‾‾‾‾‾‾‾‾", " |         ", "-'         "),
-    options=(Option("share", "share", "60 to 94%", "share of the device", 0.15, 0.95),),
+    options=(Option("share", "fraction", "60 to 94%", "fraction of the device", 0.15, 0.95),),
 )
 def preallocated(script: Script) -> None:
     share = script.number("share", script.dice.uniform(0.6, 0.94))
@@ -470,7 +470,7 @@ def preallocated(script: Script) -> None:
     options=(
         Option("time", "duration", "2 to 6 h", "time until the cache has 95% of its size", 60.0),
         Option("requests", "number", "0.1 to 1", "requests per second", 0.001, 100.0),
-        Option("share", "share", "30 to 60%", "share of the device at the end", 0.05, 0.6),
+        Option("share", "fraction", "30 to 60%", "fraction of the device at the end", 0.05, 0.6),
     ),
 )
 def saturating_cache(script: Script) -> None:

@@ -171,7 +171,7 @@ def every(start: float, end: float, period: float) -> Iterator[float]:
             yield at
 
 
-Unit = Literal["size", "duration", "share", "number", "word"]
+Unit = Literal["size", "duration", "fraction", "number", "word"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Option:
         return value
 
     def _range(self) -> str:
-        example = {"size": "32MiB", "duration": "20m", "share": "80%", "number": "4", "word": ""}[self.unit]
+        example = {"size": "32MiB", "duration": "20m", "fraction": "80%", "number": "4", "word": ""}[self.unit]
         bounds = f"at least {self.least:g}" + ("" if self.most == float("inf") else f" and at most {self.most:g}")
         return f"a {self.unit} of {bounds}, such as {example}"
 
