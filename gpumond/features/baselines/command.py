@@ -80,7 +80,7 @@ def _record(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(kept, indent=2))
         return DONE
-    print(table(("WORKLOAD", "MEASURE", ">TYPICAL", ">FROM", ">TO", ">PEAK"), _measures(kept)))
+    print(table(("WORKLOAD", "MEASURE", ">TYPICAL", ">LOW", ">HIGH", ">PEAK"), _measures(kept)))
     if not kept["workloads"]:
         print(
             "gpumond: no process held device memory during the measurement; check that the workload is running",
