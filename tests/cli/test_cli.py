@@ -64,7 +64,10 @@ def test_examples_are_valid(name: str, example: str):
         (("baseline", "record", "x", "--workloads=a"), "unknown option '--workloads=a'; did you mean --workload?"),
         (("status", "--zzz"), "unknown option '--zzz'"),
         (("status", "--gpu"), "unknown option '--gpu'"),
-        (("baseline",), "a subcommand is required: record, compare, list or delete, as in `gpumond baseline record "),
+        (
+            ("baseline",),
+            "a subcommand is required: record, compare, list or delete, as in `gpumond baseline record before --workload train --for 10m`",
+        ),
         (("limit",), "the following arguments are required: SIZE|none, as in `gpumond limit --pid 4242 40GiB`"),
         (
             ("silence", "add", "rule=leak", "--reason", "x", "--for", "1"),
