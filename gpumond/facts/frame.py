@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
+from gpumond.facts.fact import fact
 from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
 from gpumond.facts.shares import Share
@@ -18,7 +19,7 @@ from gpumond.facts.verdicts import VerdictName
 Phase = Literal["pending", "firing", "resolved"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact(frozen=True, slots=True, kw_only=True)
 class Line:
     """Bytes of one share on one device; without a process for ``unattributed``."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gpumond.facts.fact import fact
+
 Exactness = Literal["exact", "interval", "not_releasable"]
 FlushPolicy = Literal["allow", "step", "never"]
 Outcome = Literal["freed", "partial", "nothing", "refused", "deferred", "timeout", "failed", "planned", "gone", "woken"]
@@ -39,7 +41,7 @@ def on_command_line(message: str) -> str:
 DEFAULT_STEPS: tuple[str, ...] = ("ipc", "cache", "trim")
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Reclaimable:
     """Bytes that a flush would return to the driver: between ``low`` and ``high``, most probably ``likely``."""
 
@@ -49,7 +51,7 @@ class Reclaimable:
     exactness: Exactness = "exact"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact(frozen=True, slots=True, kw_only=True)
 class PoolUsage:
     """One allocator's pool on one device: ``held = live + reclaimable.likely + stranded``.
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NewType
 
+from gpumond.facts.fact import fact
+
 TICKS_PER_SECOND = 100
 """Linux's USER_HZ, the unit of ``start_ticks``, on all architectures that have GPUs."""
 
@@ -96,7 +98,7 @@ class ScopeUsage:
     devices: tuple[ScopeDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact(frozen=True, slots=True, kw_only=True)
 class StepUsage:
     """The program's steps.
 
@@ -244,7 +246,7 @@ class Retainer:
     tensors: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact(frozen=True, slots=True, kw_only=True)
 class Program:
     """Facts of one program besides its pools.
 

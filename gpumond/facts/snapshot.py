@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import FaultKind, ReturnCode
+from gpumond.facts.fact import fact
 from gpumond.facts.pools import FlushPolicy, HostPool, PoolUsage
 from gpumond.facts.program import MAX_PID, SILENT, Ending, PoolLimit, ProcessKey, Program
 from gpumond.facts.quota import EffectiveQuota
@@ -317,7 +318,7 @@ class SourceState:
     cuda_version: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact(frozen=True, slots=True, kw_only=True)
 class AgentReport(HasProcessKey):
     """The newest report of one process; pid, start_ticks and uid come from the kernel.
 
