@@ -1,4 +1,4 @@
-"""Dataclasses of which a tick makes one or more for each program with an agent."""
+"""Dataclasses of which a tick makes one or more for each process."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class HasProcessKey:
         return self.key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact(frozen=True, slots=True, kw_only=True)
 class ProcessUsage(HasProcessKey):
     """One process on one device, as the driver lists it; all other facts about the process come from /proc.
 

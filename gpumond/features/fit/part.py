@@ -84,13 +84,15 @@ class PeaksPart(Part):
 
     def act(self, tick: Tick) -> None:
         snapshot = tick.frame.snapshot
-        for process, report in snapshot.reports_by_process.items():
+        reports = snapshot.reports_by_process
+        for process, report in reports.items():
             for uuid in {pool.device_uuid for pool in report.pools}:
                 device = snapshot.device(uuid)
                 if device is not None:
                     self._follow(snapshot, device, process, report)
         failed = {end.key for end in snapshot.ends if end.ending == "out-of-memory"}
-        for key in [key for key in self._running if not snapshot.may_contain(key[0])]:
+        silent = [key for key in self._running if key[0] not in reports]
+        for key in [key for key in silent if not snapshot.may_contain(key[0])]:
             run = self._running.pop(key)
             if key[0] not in failed and key[0] not in snapshot.suspended:  # a run that failed needed more
                 self._store(key, run, snapshot.taken_at)
@@ -106,8 +108,9 @@ class PeaksPart(Part):
         for pool in report.pools:
             if pool.device_uuid == device.uuid and pool.inside is None:
                 used += max(0, (pool.peak_held_bytes or 0) - pool.held_bytes)  # what the driver's count has missed
-        peak = max(used, before.peak_bytes) if before else used
-        self._running[key] = Run(report.uid, report.workload, device.name, report.world_size or 1, peak)
+        if before is None or used > before.peak_bytes or report.workload != before.workload:
+            peak = max(used, before.peak_bytes) if before else used
+            self._running[key] = Run(report.uid, report.workload, device.name, report.world_size or 1, peak)
 
     def _store(self, key: tuple[ProcessKey, str], run: Run, at: float) -> None:
         process, uuid = key
