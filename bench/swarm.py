@@ -1,4 +1,4 @@
-"""Thousands of agents of one daemon: processor time, delay of reports, and the effect of a restart and a flood.
+"""Thousands of agents of one daemon: processor time, lost reports, and the effect of a restart and of a flood.
 
 python -m bench.swarm [steady] [alone] [storm] [flood] [--save]
 
@@ -21,14 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import publish, spread
-from bench.scrape import children, connect, cpu_seconds, fresh, get, rss, scrape
+from bench.scrape import children, connect, cpu_seconds, get, rss
 from tests.fakenvml import FakeDriver, build, machine
-from tests.helpers.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, Series, series_of, until
 
 AGENTS_OF_A_USER = 40
 PROBE_UID, FLOOD_UID, OTHER_AGENTS = 60_001, 65_533, 20
-SECONDS = 15
-RESTART_SECONDS = 40
+SECONDS = 12
+RESTART_SECONDS = 20
+CONNECTING_SECONDS = 6
+IDLE_SECONDS = 6
 TICKS_SECONDS = 2
 """Reports are counted with the tick."""
 REPORTS = "gpumond_agent_reports_total"
@@ -115,12 +117,17 @@ class SwarmDaemon(RunningDaemon):
         )
         return {
             "_".join([name, *(value for _, value in labels)]): value
-            for (name, labels), value in self.series().items()
-            if name in names
+            for (name, labels), value in self.samples(*names).items()
         }
 
     def agents(self) -> int:
-        return int(sum(value for (name, _), value in self.series().items() if name == "gpumond_agents"))
+        return int(sum(self.samples("gpumond_agents").values()))
+
+    def samples(self, *names: str) -> Series:
+        """Return the samples of these names: to parse a page with all takes seconds."""
+        beginnings = tuple(name.encode() for name in names)
+        lines = [line for line in self.request("/metrics")[1].splitlines() if line.startswith(beginnings)]
+        return series_of(b"\n".join([*lines, b""]))
 
 
 @contextlib.contextmanager
@@ -134,55 +141,47 @@ def probing(daemon: RunningDaemon, seconds: float) -> Iterator[dict[str, object]
     found |= {**spread(counts["seconds"]), "failed": counts["failed"]}
 
 
-def steady(directory: Path, library: Path, agents: int, rates: Sequence[float]) -> dict[str, object]:
-    """Let all agents report at these rates, one after another."""
-    with start_agents(directory, library, agents) as (processes, driver):
-        daemon = SwarmDaemon(directory, driver)
-        try:
-            time.sleep(5)
-            before, memory = daemon.cpu(), daemon.rss_mib()
-            time.sleep(10)
-            figures: dict[str, object] = {
-                "cpu_share_of_a_core_without_agents": round((daemon.cpu() - before) / 10, 3),
-                "rss_mib_without_agents": memory,
-            }
-            processes.send_reports(1, 10)
-            for hz in rates:
-                figures[f"{hz:g}_hz"] = rate(daemon, processes, hz)
-            figures["rss_mib"] = daemon.rss_mib()
-            processes.start_reports(1, 4 * SECONDS)
-            with probing(daemon, SECONDS) as ingest:
-                first = fresh(daemon)
-            figures |= {
-                "first_scrape_of_a_frame": spread(first),
-                "ingest_with_a_scrape_of_each_frame": ingest,
-                "further_scrapes": spread(scrape(daemon, "gzip")),
-                "samples": len(daemon.series()),
-                "bytes_plain": len(get(connect(daemon), "identity")),
-                "bytes_gzip": len(get(connect(daemon), "gzip")),
-            }
-            return figures
-        finally:
-            daemon.stop()
+def steady(directory: Path, processes: AgentProcesses, driver: FakeDriver, rates: Sequence[float]) -> dict[str, object]:
+    """Run without reports, then with reports of all agents at these rates, one after another."""
+    daemon = SwarmDaemon(directory, driver)
+    try:
+        time.sleep(2)
+        before, memory = daemon.cpu(), daemon.rss_mib()
+        time.sleep(IDLE_SECONDS)
+        figures: dict[str, object] = {
+            "cpu_share_of_a_core_without_agents": round((daemon.cpu() - before) / IDLE_SECONDS, 3),
+            "rss_mib_without_agents": memory,
+        }
+        processes.send_reports(1, CONNECTING_SECONDS)
+        for hz in rates:
+            figures[f"{hz:g}_hz"] = rate(daemon, processes, hz)
+        page = get(connect(daemon), "identity")
+        return figures | {
+            "rss_mib": daemon.rss_mib(),
+            "samples": sum(not line.startswith(b"#") for line in page.splitlines()),
+            "bytes_plain": len(page),
+            "bytes_gzip": len(get(connect(daemon), "gzip")),
+        }
+    finally:
+        daemon.stop()
 
 
 def rate(daemon: SwarmDaemon, processes: AgentProcesses, hz: float) -> dict[str, object]:
-    """Run with a scrape every fifteen seconds, like Prometheus. The second half is probed, too."""
+    """Run with one scrape."""
     time.sleep(TICKS_SECONDS)
     reports = daemon.counters()[REPORTS]
-    processes.start_reports(hz, 2 * SECONDS)
+    processes.start_reports(hz, SECONDS)
     before = daemon.cpu()
-    scraped(daemon, SECONDS)
+    time.sleep(SECONDS / 2)
+    get(connect(daemon), "gzip")
+    time.sleep(SECONDS / 2)
     used = daemon.cpu() - before
-    with probing(daemon, SECONDS - 1) as ingest:
-        scraped(daemon, SECONDS)
     counts = processes.finish_reports()
     time.sleep(TICKS_SECONDS)
     counters = daemon.counters()
-    received = counters.pop(REPORTS) - reports - int(ingest["n"])  # type: ignore[call-overload]
+    received = counters.pop(REPORTS) - reports
     return {
         "cpu_share_of_a_core": round(used / SECONDS, 3),
-        "ingest": ingest,
         "reports_sent": counts["reports"] - counts["replaced"],
         "reports_heard": int(received),
         "agents_known": daemon.agents(),
@@ -196,54 +195,40 @@ def alone(directory: Path, library: Path, agents: int) -> dict[str, object]:
     with start_agents(directory, library, agents, listed=False) as (processes, driver):
         daemon = SwarmDaemon(directory, driver)
         try:
-            processes.send_reports(1, 10)
+            processes.send_reports(1, CONNECTING_SECONDS)
             return rate(daemon, processes, 1) | {"rss_mib": daemon.rss_mib()}
         finally:
             daemon.stop()
 
 
-def scraped(daemon: SwarmDaemon, seconds: float) -> None:
-    """Wait, with a scrape in the middle of every 15 seconds."""
-    began = time.monotonic()
-    while (passed := time.monotonic() - began) < seconds:
-        time.sleep(min(7.5, seconds - passed))
-        if passed % 15 < 7.5:
-            get(connect(daemon), "gzip")
-
-
-def storm(directory: Path, library: Path, agents: int) -> dict[str, object]:
+def storm(directory: Path, processes: AgentProcesses, driver: FakeDriver) -> dict[str, object]:
     """Restart the daemon while the agents are connected."""
-    with start_agents(directory, library, agents) as (processes, driver):
-        daemon = SwarmDaemon(directory, driver)
-        processes.send_reports(1, 15)
-        known = daemon.agents()
-        processes.start_reports(1, RESTART_SECONDS)
-        time.sleep(5)
-        stopped_at = time.monotonic()
+    daemon = SwarmDaemon(directory, driver)
+    processes.send_reports(1, CONNECTING_SECONDS)
+    known = daemon.agents()
+    processes.start_reports(1, RESTART_SECONDS)
+    time.sleep(3)
+    stopped_at = time.monotonic()
+    daemon.stop()
+    gone_at = time.monotonic()
+    daemon = SwarmDaemon(directory, driver)
+    try:
+        ready_at = time.monotonic()
+        counts = processes.finish_reports()
+        return {
+            "agents_before": known,
+            "stopped_after_s": round(gone_at - stopped_at, 2),
+            "ready_after_s": round(ready_at - stopped_at, 2),
+            "all_back_after_s": round(counts["last_connected_at"] - stopped_at, 2),
+            "agents_after": daemon.agents(),
+            "rss_mib": daemon.rss_mib(),
+            "descriptors": len(os.listdir(f"/proc/{daemon.process.pid}/fd")),
+            "log_of_descriptors": daemon.log.read_text().count("Too many open files"),
+            **daemon.counters(),
+            "crowd": counts,
+        }
+    finally:
         daemon.stop()
-        gone_at = time.monotonic()
-        daemon = SwarmDaemon(directory, driver)
-        try:
-            ready_at = time.monotonic()
-            started = daemon.cpu()
-            time.sleep(15)
-            used = daemon.cpu() - started
-            counts = processes.finish_reports()
-            return {
-                "agents_before": known,
-                "stopped_after_s": round(gone_at - stopped_at, 2),
-                "ready_after_s": round(ready_at - stopped_at, 2),
-                "all_back_after_s": round(counts["last_connected_at"] - stopped_at, 2),
-                "cpu_share_of_a_core_for_15_s": round(used / 15, 3),
-                "agents_after": daemon.agents(),
-                "rss_mib": daemon.rss_mib(),
-                "descriptors": len(os.listdir(f"/proc/{daemon.process.pid}/fd")),
-                "log_of_descriptors": daemon.log.read_text().count("Too many open files"),
-                **daemon.counters(),
-                "crowd": counts,
-            }
-        finally:
-            daemon.stop()
 
 
 def flood(directory: Path, library: Path) -> dict[str, object]:
@@ -258,7 +243,7 @@ def flood(directory: Path, library: Path) -> dict[str, object]:
             time.sleep(2)
             processes.start_reports(1, SECONDS - 5)
             with probing(daemon, SECONDS - 6) as ingest:
-                scrapes = []
+                scrapes: list[float] = []
                 while len(scrapes) < SECONDS - 6:
                     began = time.perf_counter()
                     get(connect(daemon), "gzip")
@@ -301,12 +286,16 @@ def main() -> None:
             "load_average_before": round(os.getloadavg()[0], 1),
         }
         if "steady" in wanted:
-            figures["1000_agents"] = steady(place / "1000", library, 1000, (1, 10))
-            figures["5000_agents"] = steady(place / "5000", library, 5000, (1,))
+            with start_agents(place / "1000", library, 1000) as (processes, driver):
+                figures["1000_agents"] = steady(place / "1000", processes, driver, (1, 10))
         if "alone" in wanted:
             figures["1000_agents_the_driver_lists_none"] = alone(place / "alone", library, 1000)
-        if "storm" in wanted:
-            figures["restart_with_5000_agents"] = storm(place / "storm", library, 5000)
+        if wanted & {"steady", "storm"}:
+            with start_agents(place / "5000", library, 5000) as (processes, driver):
+                if "steady" in wanted:
+                    figures["5000_agents"] = steady(place / "5000", processes, driver, (1,))
+                if "storm" in wanted:
+                    figures["restart_with_5000_agents"] = storm(place / "5000", processes, driver)
         if "flood" in wanted:
             figures["one_user_floods"] = flood(place / "flood", library)
     publish("swarm", figures)
