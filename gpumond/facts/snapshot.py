@@ -530,12 +530,10 @@ class Snapshot:
     @cached_property
     def owners(self) -> Mapping[ProcessKey, Owner]:
         """The owner of each process that a device lists or whose agent has used a device."""
-        reports = self.reports_by_process
-        owners = {key: owner_of(None, report) for key, report in reports.items() if report.uses_device}
-        for device in self.devices:
-            for key, process in device.processes_by_key.items():
-                owners[key] = owner_of(process, reports.get(key))
-        return owners
+        reports, tables = self.reports_by_process, [device.processes_by_key for device in self.devices]
+        owners = {key: owner_of(process, reports.get(key)) for table in tables for key, process in table.items()}
+        unlisted = (key for key, report in reports.items() if report.uses_device and key not in owners)
+        return {**owners, **{key: owner_of(None, reports[key]) for key in unlisted}}
 
     @cached_property
     def quotas_by_process(self) -> Mapping[ProcessKey, EffectiveQuota]:
