@@ -269,7 +269,7 @@ def device_named(name: str, frame: Frame | None, uid: int | None = None, others:
     return device_uuid(name, frame.snapshot.devices, (*pools, *others))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact(frozen=True, slots=True, kw_only=True)
 class ProcessHolding:
     """One process on one device: the driver's values, and its shares. Unknown values are null.
 
