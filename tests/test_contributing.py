@@ -145,7 +145,7 @@ rule = RuleConfig(name="low", scope="device", value="free_ratio", below="10%").r
 (alert,) = advance(TickState(), (rule,), make_snapshot(make_device(free_bytes=4 * GIB))).frame.alerts
 assert (alert.rule, alert.value) == ("low", 0.05)
 from tools.docs.rules import document
-assert "| `free_ratio` | ratio | free bytes over size |" in document()
+assert "| `free_ratio` | ratio | free bytes as a fraction of the size |" in document()
 """
 
 VERDICT = """

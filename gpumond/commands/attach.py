@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "pid", type=int, help="your program's pid; it must run the same Python version as gpumond (3.14 or newer)"
     )
-    parser.add_argument("--workload", metavar="NAME", help="name under which you see its memory")
+    parser.add_argument("--workload", metavar="NAME", help="workload name under which its memory is reported")
     parser.add_argument(
         "--flush-policy", choices=POLICIES, help="when the daemon may flush your program (default: allow)"
     )

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--values",
         choices=sorted({*VALUES.values(), *NAMED.values()}),
         metavar="KIND",
-        help="print an option's current values (for the completion script)",
+        help=argparse.SUPPRESS,
     )
     parser.add_argument("--url", type=address, default=None, help=argparse.SUPPRESS)
 

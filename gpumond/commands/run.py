@@ -24,7 +24,7 @@ EXIT_CODES = """exit codes: those of your program, or
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", metavar="NAME", help="name under which you see its memory")
+    parser.add_argument("--workload", metavar="NAME", help="workload name under which its memory is reported")
     parser.add_argument(
         "--flush-policy", choices=POLICIES, help="when the daemon may flush your program (default: allow)"
     )

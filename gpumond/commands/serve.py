@@ -21,7 +21,7 @@ SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "|".join(("auto", *(spec.name for spec in SOURCES)))
-    parser.add_argument("--source", metavar=names, help="where to read GPUs from (default: auto)")
+    parser.add_argument("--source", metavar=names, help="drivers to read GPUs through (default: auto)")
     add_common_arguments(parser)
 
 

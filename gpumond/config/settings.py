@@ -299,8 +299,8 @@ class SettingsConfig(Strict):
     )
     allow_end_requests: bool = Field(
         False,
-        description="allows [actions](../how-to/rules.md#end-idle-programs) with the `request_end` key to ask "
-        "programs to end",
+        description="allows [actions](../how-to/rules.md#ask-idle-programs-to-exit) with the `request_end` key to ask "
+        "programs to exit",
     )
     allow_suspend: bool = Field(
         False, description="allows gpumond to [suspend](../how-to/suspend.md) programs that agree (experimental)"

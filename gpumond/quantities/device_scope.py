@@ -284,7 +284,7 @@ DERIVED: tuple[Quantity[_Device], ...] = (
     Quantity(
         "nvlink_errors_increase",
         "count",
-        f"Errors of all kinds on all NVLinks {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
+        f"errors of all kinds on all NVLinks {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
         lambda row: combined(tuple(value.read(row) for value in NVLINK_INCREASES)),
     ),
 )
@@ -317,23 +317,23 @@ DEVICE = ScopeSpec(
         replace(DEVICE_UP.of(_device), read=lambda row: float(row.device.up) if row.driver_works else None),
         USED,
         FREE,
-        Quantity("used_ratio", "ratio", "used bytes over size", lambda row: row.used_ratio),
+        Quantity("used_ratio", "ratio", "used bytes as a fraction of the size", lambda row: row.used_ratio),
         Quantity(
             "reclaimable_bytes",
             "bytes",
-            "bytes that a flush of all programs on it would release",
+            "bytes that a flush of all programs on the device would release",
             lambda row: row.cached,
         ),
         Quantity(
             "reclaimable_ratio",
             "ratio",
-            "reclaimable bytes over size",
+            "reclaimable bytes as a fraction of the size",
             lambda row: ratio(row.cached, row.device.size_bytes),
         ),
         Quantity(
             "unreclaimable_ratio",
             "ratio",
-            "used bytes that no flush would release, over size",
+            "used bytes that no flush would release, as a fraction of the size",
             lambda row: ratio(_unreclaimable(row), row.device.size_bytes),
         ),
         Quantity(
@@ -345,12 +345,12 @@ DEVICE = ScopeSpec(
         Quantity(
             "reclaimable_under_pressure_ratio",
             "ratio",
-            "reclaimable bytes over size while the device is at least 80% full; if a program on it had an "
-            f"out-of-memory error or a retry {IN_WINDOW}, reclaimable bytes of the other programs over size; else 0",
+            "`reclaimable_ratio` while the device is at least 80% full; if a program on it had an out-of-memory "
+            f"error or a retry {IN_WINDOW}, the same ratio without this program's bytes; otherwise 0",
             lambda row: ratio(_wasted(row), row.device.size_bytes),
         ),
         Quantity(
-            "stranded_bytes", "bytes", "held and free in pools, but not released by a flush", lambda row: row.stranded
+            "stranded_bytes", "bytes", "free bytes in pools that a flush wouldn't release", lambda row: row.stranded
         ),
         Quantity(
             "unattributed_bytes",
@@ -361,10 +361,10 @@ DEVICE = ScopeSpec(
         Quantity(
             "unattributed_ratio",
             "ratio",
-            "unattributed bytes over size",
+            "unattributed bytes as a fraction of the size",
             lambda row: ratio(row.unattributed, row.device.size_bytes),
         ),
-        Quantity("idle_used_ratio", "ratio", "used bytes over size while no kernel runs, 0 while one runs", _idle_used),
+        Quantity("idle_used_ratio", "ratio", "`used_ratio` while no kernel runs, 0 while one runs", _idle_used),
         Quantity(
             "xid_errors_increase",
             "count",
@@ -397,11 +397,11 @@ DEVICE = ScopeSpec(
         "used": "memory in use",
         "free": "memory free",
         "reclaimable": "bytes that a flush would release",
-        "stranded": "held and free, but not released by a flush",
+        "stranded": "free memory in pools that a flush wouldn't release",
         "unattributed": "used memory without a visible owner",
         "top_process": "the largest process: name, pid, size",
         "top_cache": "the program with the largest cache: name, pid, size",
-        "shortage": "how full it is, or which programs it had too little room for",
+        "shortage": "how full the device is, or which programs it had too little room for",
         "xids": "Xid errors in the window, by number",
         "temperature": "GPU temperature",
         "power": "power draw",

@@ -72,7 +72,7 @@ ENGINE = ScopeSpec(
         Quantity(
             "kv_cache_idle_used_bytes",
             "bytes",
-            f"`used_bytes` while requests use less than {IDLE_KV_CACHE_RATIO:.0%} of its KV cache, otherwise 0",
+            f"`used_bytes` while requests use less than {IDLE_KV_CACHE_RATIO:.0%} of the KV cache, otherwise 0",
             _used_with_idle_kv_cache,
         ),
         *_values(
@@ -90,11 +90,11 @@ ENGINE = ScopeSpec(
     placeholders={
         "engine": "the engine's name",
         "kind": "the engine's kind",
-        "used": "the driver's count for its processes",
-        "kv_cache": "part of its KV cache that requests use",
+        "used": "memory of the engine's processes, as the driver counts it",
+        "kv_cache": "fraction of the KV cache that requests use",
         "idle": "time without a request",
-        "models": "its loaded models",
-        "reason": "why it can't be read, or doesn't serve yet; otherwise empty",
+        "models": "the loaded models",
+        "reason": "why the engine can't be read, or isn't serving yet; otherwise empty",
     },
     texts=_texts,
 )

@@ -121,7 +121,7 @@ POOL = ScopeSpec(
         Quantity(
             "ooms_increase",
             "count",
-            f"Increase of `ooms` {IN_WINDOW}, except errors after which `retry_on_oom` made another attempt; "
+            f"increase of `ooms` {IN_WINDOW}, except errors after which `retry_on_oom` made another attempt; "
             f"{FROM_A_FULL_WINDOW}",
             lambda row: row.recent.ooms(row.report, row.track),
         ),
@@ -129,7 +129,7 @@ POOL = ScopeSpec(
         Quantity(
             "retries_increase",
             "count",
-            f"Increase of `retries` {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
+            f"increase of `retries` {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
             lambda row: row.recent.increase(row.track.retries, row.track.since),
         ),
         *_values("peak_live_bytes", "peak_held_bytes", "spillable_bytes", "private_bytes", "live_allocations"),
@@ -150,7 +150,7 @@ POOL = ScopeSpec(
         "live": "allocated to the program",
         "held": "held by the pool",
         "reclaimable": "bytes that a flush would release",
-        "stranded": "held and free, but not released by a flush",
+        "stranded": "free memory in the pool that a flush wouldn't release",
         "torch_setting": "environment variable that configures the allocator of its PyTorch",
         "advice": "settings and changes that apply to the program, each after a semicolon; empty if none does",
         "oom": "what the last out-of-memory error did, and the program's line; empty without a record",

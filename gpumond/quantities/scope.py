@@ -97,7 +97,7 @@ VERDICTS = (
 )
 VERDICT_TEXTS = {
     "verdicts": "summaries of the active verdicts",
-    "slope": "growth of its leak per minute",
+    "slope": "growth of the leak per minute",
     "time_to_full": "time until the memory is full",
 }
 
@@ -217,7 +217,7 @@ def increase(
         observed = history(row)
         return None if observed is None else observed.increase(position, count(row), row.recent.elapsed)
 
-    return Quantity(name, quantity.unit, f"Increase of `{quantity.name}` {IN_WINDOW}; {FROM_A_FULL_WINDOW}", read)
+    return Quantity(name, quantity.unit, f"increase of `{quantity.name}` {IN_WINDOW}; {FROM_A_FULL_WINDOW}", read)
 
 
 def size(value: float | None) -> str:

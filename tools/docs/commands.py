@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import groupby
 
 from gpumond.commands import main as cli
@@ -49,9 +50,11 @@ executed. With `--need`, it exits with 75 if the memory isn't available in time;
 | `t`, `F5` | tree of parents and children, of the processes of this machine |
 | `←`, `→`, `0` to `9`, a click | select one device |
 | `x`, `Space`, `U` | mark or unmark a process or group; unmark all |
-| `f`, `F` | flush the marked processes, else the one under the cursor; flush the selected device, else all programs |
-| `z`, `Z` | [suspend](../how-to/suspend.md) the process under the cursor after a plan; resume it |
-| `K`, `F9` | send a signal to the marked processes, else to the one under the cursor |
+| `f` | flush the marked processes, or else the one under the cursor |
+| `F` | flush the selected device, or else all programs |
+| `z` | show the plan, then [suspend](../how-to/suspend.md) the process under the cursor |
+| `Z` | resume the process under the cursor |
+| `K`, `F9` | send a signal to the marked processes, or else to the one under the cursor |
 | `a` | alerts, verdicts and problems in full |
 | `p` | pause |
 | `Esc` | remove the filter, the selection of a device and the marks |
@@ -96,19 +99,28 @@ NOTES = {
 }
 """What ``--help`` doesn't say, with the page that explains the command."""
 
+REPEATED = 8
+"""Least number of rows equal to an earlier section's, for which a section refers to that one."""
+
 
 def document() -> str:
     _, parsers = cli.make_parser(cli.commands())
     lines = [HEADER]
+    earlier: dict[str, str] = {}
     for group, members in groupby(cli.commands().values(), key=lambda command: command.group):
         lines.append(f"\n## {group}\n")
         for command in members:
-            lines += _sections(parsers[command.name])
+            lines += _sections(parsers[command.name], earlier)
     return "".join(lines) + FOOTER
 
 
-def _sections(parser: argparse.ArgumentParser, level: str = "###", shared: Collection[str] = ()) -> Iterator[str]:
-    """Yield the section of a command, and those of its subcommands, without the rows that they share."""
+def _sections(
+    parser: argparse.ArgumentParser, earlier: dict[str, str], level: str = "###", shared: Collection[str] = ()
+) -> Iterator[str]:
+    """Yield the section of a command, and those of its subcommands, without the rows that they share.
+
+    ``earlier``: the command in whose section a row is; this section's rows are added to it.
+    """
     note = f" {NOTES[parser.prog]}" if parser.prog in NOTES else ""
     yield f"\n{level} `{parser.prog}`\n\n{wrapped(f'{parser.description}{note}')}\n"
     own = list(subcommands(parser))
@@ -119,9 +131,20 @@ def _sections(parser: argparse.ArgumentParser, level: str = "###", shared: Colle
     if common:
         yield f"\nOptions of most `{parser.prog}` commands:\n"
     if rows := [row for row in [*_rows(parser), *common] if row not in shared]:
-        yield "\n| option | meaning |\n|---|---|\n" + "".join(rows)
+        yield "\n| option | meaning |\n|---|---|\n" + "".join(_referring(rows, earlier))
+        earlier.update((row, parser.prog) for row in rows if row not in earlier)
     for each in own:
-        yield from _sections(each, f"{level}#", common)
+        yield from _sections(each, earlier, f"{level}#", common)
+
+
+def _referring(rows: list[str], earlier: Mapping[str, str]) -> Iterator[str]:
+    """Yield the rows, but a single one for those that are equal to an earlier section's."""
+    counts = Counter(earlier[row] for row in rows if row in earlier)
+    for other in [other for other, count in counts.items() if count >= REPEATED]:
+        names = ", ".join(re.sub("`(-[^ `]+).*", r"`\1`", row[2:].strip()) for row in rows if earlier.get(row) == other)
+        rows = [row for row in rows if earlier.get(row) != other]
+        rows.append(f"| {names} | as for [`{other}`](#{other.replace(' ', '-')}) |\n")
+    yield from rows
 
 
 def _rows(parser: argparse.ArgumentParser) -> list[str]:

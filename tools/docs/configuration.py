@@ -34,7 +34,7 @@ daemon.
 """
 
 FOOTER = """
-You find the keys of each list in [Rules](rules.md#write-a-rule), [Quotas](../how-to/quotas.md),
+The keys of each list are in [Rules](rules.md#write-a-rule), [Quotas](../how-to/quotas.md),
 [Receivers](plugins.md#alert-receivers) and [Serving engines](../how-to/engines/index.md), and the formats of
 `web_config` and `tokens_file` in [Configure access](../how-to/access.md).
 

@@ -65,7 +65,7 @@ it.
 | `flush: {only_idle_for: DURATION}` | none | with the `engine` step: flush [serving \
 engines](../how-to/engines/index.md#release-idle-engines-by-rule) only once they have had no request for so long |
 | `suspend` | `false` | [suspend](../how-to/suspend.md#by-rule) an idle program that allows it |
-| `request_end` | `false` | ask an idle program to [exit](../how-to/rules.md#end-idle-programs) |
+| `request_end` | `false` | ask an idle program to [exit](../how-to/rules.md#ask-idle-programs-to-exit) |
 | `cooldown` | `10m` | minimum time between two flushes for the same alert |
 | `max_per_hour` | 6 | maximum number of flushes an hour |
 | `workloads` | `["*"]` | patterns of the workloads that may be flushed |
@@ -127,9 +127,10 @@ def values() -> Iterator[str]:
 
 def as_item(text: str) -> str:
     """Return a metric's single sentence in the form of the other rows: a lower-case letter first, and no period."""
-    if not text.endswith(".") or ". " in text or not text[1:2].islower():
+    if not text.endswith(".") or ". " in text:
         return text
-    return f"{text[0].lower()}{text[1:-1]}"
+    first = text[0].lower() if text[1:2].islower() else text[0]
+    return f"{first}{text[1:-1]}"
 
 
 def listed(title: str, table: Mapping[Scope, Mapping[str, str]], scope: Scope) -> Iterator[str]:

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=("show", "verify"),
         default="show",
-        help="show the entries (default), or compare them with the daemon's log, on its machine",
+        help="show the entries (default), or verify them against the daemon's log; run verify on the daemon's machine",
     )
     parser.add_argument(
         "--limit",

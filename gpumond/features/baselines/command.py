@@ -23,7 +23,7 @@ from gpumond.view.text import moment, table
 ROUTE = "/api/v1/baselines"
 POLL_SECONDS = 1.0
 SAVING_SECONDS = 30.0
-DIFFERENCES = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95% FROM", ">TO")
+DIFFERENCES = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95% LOW", ">95% HIGH")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compare.add_argument(
         "--fail-above",
         type=value(lambda text: threshold(f"live_peak>{text}")),
-        metavar="SHARE",
+        metavar="PERCENT",
         help="exit with 1 if peak live memory grew by more than this, such as 5%%",
         **limit,
     )

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch",
         metavar="LOW..HIGH",
-        help=f"find the largest batch that fits; put {PLACE} in the command where its size goes",
+        help=f"find the largest batch that fits; write {PLACE} in the command where the batch size goes",
     )
     parser.add_argument("--device", metavar="GPU", help="with --batch: which GPU (default: the largest)")
     client.add_arguments(parser)

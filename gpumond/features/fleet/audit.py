@@ -31,13 +31,17 @@ class _Entry:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--operation", metavar="ID", help="only one operation's entries; its flush printed this id")
+    parser.add_argument(
+        "--operation",
+        metavar="ID",
+        help="only the entries of one operation; its command printed this ID",
+    )
     parser.add_argument(
         "--limit",
         type=int,
         default=100,
         metavar="N",
-        help="how many entries of each machine, the latest (default: 100)",
+        help="number of entries per machine, most recent last (default: 100)",
     )
 
 

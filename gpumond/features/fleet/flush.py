@@ -339,11 +339,11 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             "--max-unavailable",
             type=value(parse_unavailable),
             metavar="N|P%",
-            help="maximum number or percentage of engines with one name that aren't awake (default: all but --keep)",
+            help="how many engines with the same name may be unavailable at once (default: all but --keep)",
         )
     parser.add_argument("--force", action="store_true", help="ignore the cooldown after the previous flush")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, and change nothing")
-    parser.add_argument("--yes", action="store_true", help=f"{what} without asking for confirmation")
+    parser.add_argument("--yes", action="store_true", help="don't ask for confirmation")
     parser.add_argument(
         "--max-parallel",
         type=int,

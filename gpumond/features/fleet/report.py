@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--extrapolate",
         action="store_true",
-        help="assume that gaps were like the rest of the time (default: leave gaps out)",
+        help="fill gaps with the mean of the rest of the period (default: leave gaps out)",
     )
     parser.add_argument(
         "--limit", type=int, default=20, metavar="N", help="maximum number of rows; 0 for all (default: 20)"

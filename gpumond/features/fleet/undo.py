@@ -154,7 +154,7 @@ async def undo(client: Client, machine: Machine, step: Step) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("operation", metavar="OPERATION", help="the operation's id, as printed")
     parser.add_argument("--dry-run", action="store_true", help="print what would be undone, and change nothing")
-    parser.add_argument("--yes", action="store_true", help="undo without asking for confirmation")
+    parser.add_argument("--yes", action="store_true", help="don't ask for confirmation")
 
 
 async def run(arguments: argparse.Namespace) -> int:

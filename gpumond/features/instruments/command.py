@@ -148,7 +148,7 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
         type=duration,
         default=0.0,
         metavar="DURATION",
-        help="first record allocation stacks for this long, such as 60s; also writes them for flame graphs",
+        help="record allocation stacks for this long first, such as 60s, and save them for flame graphs",
     )
 
 
@@ -216,7 +216,9 @@ class Limit:
             "a target, every process with an agent there",
         )
         parser.add_argument(
-            "limit", metavar="SIZE|none", help="most memory its pools may hold, such as 40GiB; none removes the limit"
+            "limit",
+            metavar="SIZE|none",
+            help="the most that the program's pools may hold, such as 40GiB; none removes the limit",
         )
         client.add_arguments(parser)
 

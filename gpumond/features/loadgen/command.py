@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fill",
         type=value(_share),
-        metavar="SHARE",
-        help="use at most this part of the GPU (default: 80%%, or all of a simulated GPU that this command creates)",
+        metavar="FRACTION",
+        help="use at most this fraction of the GPU (default: 80%%, or 100%% if this command creates a simulated GPU)",
     )
     parser.add_argument(
         "--max", type=above_zero(byte_size), metavar="SIZE", help="use at most this much memory, such as 8GiB"
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--report",
         type=Path,
         metavar="FILE",
-        help="append the result to this file, and exit with 1 if it is worse than the last one",
+        help="append the result to this file, and exit with 1 if it is worse than the previous result",
     )
     group = parser.add_argument_group(
         "options of scenarios", "If a default lists several values, one is chosen at random (see --seed)."

@@ -23,12 +23,12 @@ _ESCAPE = re.compile(r'\\(["\\])')
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="add|list|delete", required=True)
-    add = what.add_parser("add", help="stop sending the alerts that all matchers match")
+    add = what.add_parser("add", help="stop notifications for the alerts that match all matchers")
     add.add_argument(
         "matchers",
         nargs="+",
         metavar="MATCHER",
-        help=f"a label, one of {' '.join(OPERATORS)}, and a value: rule=leak, 'workload=~train.*'",
+        help=f"LABEL=VALUE, or another of the operators {' '.join(OPERATORS)}: rule=leak, 'workload=~train.*'",
     )
     add.add_argument(
         "--for",
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="how long, such as 1h or 30m",
     )
-    add.add_argument("--reason", required=True, metavar="TEXT", help="why you silence them")
+    add.add_argument("--reason", required=True, metavar="TEXT", help="why you are silencing them")
     add.add_argument("--start", metavar="TIME", help="start in local time, such as 2026-11-22T18:00 (default: now)")
     add.add_argument("--author", default="", metavar="NAME", help="who is responsible (default: you)")
     entries = what.add_parser("list", help="list silences")

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--idle-for",
         type=duration,
         metavar="DURATION",
-        help="only programs idle for at least this long, such as 1h; without a target, every such program",
+        help="only programs that have been idle for at least this long, such as 1h; without a target, all of them",
     )
     parser.add_argument("--dry-run", action="store_true", help="show what would be suspended or refused; do nothing")
     client.add_arguments(parser)
