@@ -66,8 +66,8 @@ def test_examples_are_valid(name: str, example: str):
         (("status", "--gpu"), "unknown option '--gpu'"),
         (
             ("baseline",),
-            "a subcommand is required: record, compare, list or delete, as in `gpumond baseline record before --workload "
-            "train --for 10m`",
+            "a subcommand is required: record, compare, list or delete, as in `gpumond baseline record before "
+            "--workload train --for 10m`",
         ),
         (("limit",), "the following arguments are required: SIZE|none, as in `gpumond limit --pid 4242 40GiB`"),
         (
