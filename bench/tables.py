@@ -1,9 +1,9 @@
-"""Summaries of ``bench.peers`` and ``bench.scaling``, and tables of results for the documentation. No I/O."""
+"""Summaries of ``bench.peers``, and the table of its results for the documentation. No I/O."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 OURS = "gpumond"
@@ -20,17 +20,6 @@ LINES = {
 FIRST = {line: text.partition("{")[2].partition(":")[0] for line, text in LINES.items()}
 """The measure whose ratio a line shows."""
 SCALES = {"page_gzip_bytes": 1e-3, "page_bytes": 1e-3}
-
-SUPER_LINEAR = 1.1
-LEAST_GROWTH = 1.5
-"""Below this ratio of the largest to the smallest value, noise decides the exponent."""
-EXPONENTS = [step / 20 for step in range(1, 61)]
-SWEEP_MEASURES = {
-    "cpu_ms": "CPU time, ms a second",
-    "pss_mib": "memory (PSS), MiB",
-    "scrape_ms": "scrape, ms",
-    "tick_ms": "tick, ms",
-}
 
 
 def medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -86,68 +75,3 @@ def peers_cell(line: str, name: str, one: Mapping[str, Any]) -> str:
         return ""
     text = LINES[line].format_map({key: value * SCALES.get(key, 1) for key, value in values.items()})
     return text if ratio is None else f"{text} ({ratio:.3g})"
-
-
-def exponent(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return k of the fit y = a + b x^k with the least relative error, where a and b are not negative.
-
-    With a = 0 this is the slope of log y over log x. None: y hardly changes.
-    """
-    values = [y for _, y in points]
-    if min(values) <= 0 or max(values) < LEAST_GROWTH * min(values):
-        return None
-    return min(EXPONENTS, key=lambda k: _error(points, k))
-
-
-def _error(points: Sequence[tuple[float, float]], k: float) -> float:
-    """Return the sum of squared relative errors of the best a and b."""
-    pairs = [(1 / y, x**k / y) for x, y in points]
-    uu, uv, vv = (sum(u * u for u, _ in pairs), sum(u * v for u, v in pairs), sum(v * v for _, v in pairs))
-    su, sv = sum(u for u, _ in pairs), sum(v for _, v in pairs)
-    determinant = uu * vv - uv * uv
-    a, b = (su * vv - sv * uv) / determinant, (sv * uu - su * uv) / determinant
-    if a < 0:
-        a, b = 0.0, sv / vv
-    elif b < 0:
-        a, b = su / uu, 0.0
-    return sum((a * u + b * v - 1) ** 2 for u, v in pairs)
-
-
-def exponents(points: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
-    """Return the exponent of each measure of a sweep."""
-    return {
-        name: exponent([(point["x"], point[name]) for point in points])
-        for name in SWEEP_MEASURES
-        if all(name in point for point in points)
-    }
-
-
-def super_linear(sweeps: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the sweeps and measures that grow faster than their size."""
-    return [
-        f"{sweep}: {name} {k}"
-        for sweep, one in sweeps.items()
-        for name, k in one["exponents"].items()
-        if k is not None and k > SUPER_LINEAR
-    ]
-
-
-def scaling_table(figures: Mapping[str, Any]) -> str:
-    """Return the sweeps as a Markdown table: values at the ends of each sweep, and the exponent between them."""
-    lines = [f"| sweep | {' | '.join(SWEEP_MEASURES.values())} |", "|---|" + "---:|" * len(SWEEP_MEASURES)]
-    for sweep, one in figures["sweeps"].items():
-        first, last = one["points"][0], one["points"][-1]
-        name = f"{sweep}: {first['x']:,.0f} to {last['x']:,.0f}"
-        lines.append(f"| {name} | {' | '.join(_sweep_cells(first, last, one['exponents']))} |")
-    return "\n".join(lines)
-
-
-def _sweep_cells(
-    first: Mapping[str, float], last: Mapping[str, float], fitted: Mapping[str, float | None]
-) -> Iterator[str]:
-    for name in SWEEP_MEASURES:
-        if name not in fitted:
-            yield ""
-            continue
-        k = fitted[name]
-        yield f"{first[name]:.3g} → {last[name]:.3g} ({'constant' if k is None else f'x^{k:.2f}'})"

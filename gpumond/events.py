@@ -317,8 +317,9 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
     uuid = memory[0].device_uuid if len(memory) == 1 else None
     where = f" on {_gpu(frame, uuid)}" if uuid else ""
     size = f", {human(receipt.expected_bytes)}" if receipt.expected_bytes is not None else ""
-    why = f" ({receipt.reason})" if receipt.reason else ""
-    who, by = program(receipt.workload, receipt.pid, ""), caller_text(receipt.requested_by, receipt.requested_for)
+    why = f": {receipt.reason}" if receipt.reason else ""
+    who = f"{receipt.workload or 'a program'} (pid {receipt.pid}{size})"
+    by = caller_text(receipt.requested_by, receipt.requested_for)
     known = (
         ("outcome", receipt.outcome),
         ("expected_bytes", receipt.expected_bytes),
@@ -331,7 +332,7 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
     )
     return _draft(
         receipt.action,
-        f"{receipt.action} of {who}{where} by {by}: {receipt.outcome}{size}{why}",
+        f"{receipt.action} of {who}{where} by {by}: {receipt.outcome}{why}",
         device_uuid=uuid,
         process=key,
         workload=receipt.workload,
@@ -347,7 +348,7 @@ def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
     for request in frame.queue:
         if request.id not in waited:
             names = ", ".join(map(str, request.holders))
-            held = f"; most of it is held by {names}" if names else ""
+            held = f"; the largest programs there are {names}" if names else ""
             where = _gpu(frame, request.device_uuid)
             summary = f"{_requester(request)} waits for {human(request.need_bytes)} of {where}{held}"
             yield _of_request("wait", summary, request)
@@ -389,7 +390,7 @@ def _verdicts(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]
                 summary = _began(verdict, who, at)
             else:
                 gone = ", because the process has exited" if process and process not in known else ""
-                summary = f"{who}: the verdict {verdict.kind} has ended{gone}"
+                summary = f"{verdict.kind} ended: {who}{gone}"
             details: Details = (("verdict", verdict.kind), ("since", verdict.since), *verdict.evidence)
             yield _draft(
                 kind,
@@ -435,7 +436,7 @@ def _alert(kind: Kind, alert: Alert) -> Event:
     who = _on(program(workload, process.pid, "") if process else workload, _index(labels))
     summary = annotations.get("summary") or f"{alert.rule}: {who}".removesuffix(": ")
     if kind == "alert-resolved" and "the alert was: " not in summary:
-        summary = f"the alert {alert.rule} has ended; it was: {summary}"
+        summary = f"{alert.rule} resolved: {summary}"
     details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
     return _draft(kind, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details)
 
@@ -510,10 +511,18 @@ def oom_details(oom: Oom) -> Details:
 
 
 def oom_texts(oom: Oom) -> tuple[str, str]:
-    """Return what happened, and the program's own line, such as `` at train.py:31 step``; empty if it isn't known."""
-    line = own_line(oom.stack)
+    """Return what happened, and the program's own line as `own_place` does."""
     what = "has used its out-of-memory pool" if oom.seen == "oom_pool" else "ran out of memory"
-    return what, f" at {line}" if line else ""
+    return what, own_place(oom.stack)
+
+
+def own_place(calls: Sequence[Call]) -> str:
+    """Return the program's own line, such as `` in step at train.py:31``; empty if it isn't known."""
+    if not own_line(calls):
+        return ""
+    call = own_calls(calls)[0]
+    where = "" if call.function in ("", "<module>") else f" in {call.function}"
+    return f"{where} at {call.file}:{call.line}"[-MAX_CALL:]
 
 
 def own_line(calls: Sequence[Call]) -> str:

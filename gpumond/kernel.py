@@ -258,6 +258,7 @@ class Kernel:
         self.store_file = dependencies.store.path.absolute()
         self.runtime_dir = nonstandard_directory(settings.runtime_directory())
         self.agent_socket = settings.agent_socket().absolute()
+        self.url: str | None = None  # while no port accepts requests
         self.diagnosis = Diagnosis(pace)
         self.events = EventLog(self.started_at)
         self.requests = AuditedRequests(self.programs, self.store.audit, self.note)

@@ -21,7 +21,7 @@ from threading import Thread
 from typing import Any
 
 from gpumond.sim.device import MIB, Spec, create
-from gpumond.store.database import STEPS
+from gpumond.store.database import MIGRATIONS
 from tests.helpers.agent_daemon import FAKES, environment, finished, host
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.torch_program import program
@@ -179,13 +179,13 @@ def state_of(tmp_path: Path, *statements: str) -> Path:
 
 def test_store_of_the_first_version_is_upgraded(serve: Serve, tmp_path: Path):
     statement_for_a_rule = f"INSERT INTO rules VALUES ('full', 'e1', '{json.dumps(RULE)}');"
-    path = state_of(tmp_path, STEPS[0], "PRAGMA user_version = 1;", statement_for_a_rule)
+    path = state_of(tmp_path, MIGRATIONS[0], "PRAGMA user_version = 1;", statement_for_a_rule)
     daemon = ready(serve("--source", "sim"))
     assert "full" in {rule["name"] for rule in daemon.get("rules")}
     until(lambda: daemon.value("gpumond_store_writable") == 1)
     assert daemon.stop() == 0
     db = sqlite3.connect(path)
-    assert db.execute("PRAGMA user_version").fetchone() == (len(STEPS),)
+    assert db.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
     db.close()
 
 
@@ -207,12 +207,16 @@ def test_copy_of_the_store_of_a_running_daemon_is_complete(serve: Serve, tmp_pat
 
 def test_store_of_a_newer_version_is_unchanged_and_a_fault(serve: Serve, tmp_path: Path):
     path = state_of(
-        tmp_path, "PRAGMA journal_mode = WAL;", *STEPS, "PRAGMA user_version = 99;", "CREATE TABLE of_the_future(x);"
+        tmp_path,
+        "PRAGMA journal_mode = WAL;",
+        *MIGRATIONS,
+        "PRAGMA user_version = 99;",
+        "CREATE TABLE of_the_future(x);",
     )
     before = path.read_bytes()
     daemon = ready(serve("--source", "sim"))
     (fault,) = until(lambda: [fault for fault in daemon.get("status")["faults"] if fault["source"] == "store"])
-    assert f"written by a newer gpumond (schema 99, this version supports up to {len(STEPS)})" in fault["detail"]
+    assert f"written by a newer gpumond (schema 99, this version supports up to {len(MIGRATIONS)})" in fault["detail"]
     assert daemon.value("gpumond_store_writable") == 0
     assert daemon.flush(target={"all": True})[0] in (404, 503)
     assert daemon.stop() == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.tables import exponent, exponents, medians, peers_table, ratios, scaling_table, super_linear
+from bench.tables import medians, peers_table, ratios
 from tools.docs.figures import Figure, outdated, wrapped
 
 
@@ -56,23 +56,3 @@ def test_peer_without_a_measure_has_an_empty_cell():
         "| CPU time, s a minute | 1.00 | 4.00 (0.25) |",
         "| memory (PSS), MiB | 60.0 |  |",
     ]
-
-
-@pytest.mark.parametrize("k", [0.5, 1.0, 1.5])
-@pytest.mark.parametrize("constant", [0.0, 5.0])
-def test_exponent_of_growth_over_a_constant_is_fitted(k: float, constant: float):
-    points = [(x, constant + 0.5 * x**k) for x in (0 if constant else 1, 5, 16, 50, 160, 500)]
-    assert exponent(points) == pytest.approx(k, abs=0.051)
-
-
-def test_value_that_hardly_changes_has_no_exponent():
-    assert exponent([(1, 10.0), (10, 11.0), (100, 12.0)]) is None
-
-
-def test_super_linear_sweeps_are_named():
-    points = [{"x": x, "cpu_ms": 1.0 + x, "tick_ms": 0.1 * x**2, "pss_mib": 60.0} for x in (1.0, 4.0, 16.0, 64.0)]
-    figures = {"sweeps": {"devices": {"points": points, "exponents": exponents(points)}}}
-    assert super_linear(figures["sweeps"]) == ["devices: tick_ms 2.0"]
-    assert scaling_table(figures).splitlines()[-1] == (
-        "| devices: 1 to 64 | 2 → 65 (x^1.00) | 60 → 60 (constant) |  | 0.1 → 410 (x^2.00) |"
-    )

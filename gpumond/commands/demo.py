@@ -274,10 +274,9 @@ def captions(
             text = f"{name} uses {human(live)}, and keeps {human(cached)} that a flush would release"
             yield "cache", f"{text}. Try: {command(f'flush {name}')}"
         if name == IDLE and (process["idle_seconds"] or 0.0) >= IDLE_SECONDS:
-            text = (
-                f"{name} has been idle for {duration(process['idle_seconds'])}, and no flush releases its {human(live)}"
-            )
-            yield "idle", f"{text}. Move them to the host: {command(f'suspend {name}')}"
+            text = f"{name} has been idle for {duration(process['idle_seconds'])}"
+            move = f"a flush can't release its {human(live)}. To move that memory to the host"
+            yield "idle", f"{text}, and {move}: {command(f'suspend {name}')}"
     for program in frame["snapshot"]["suspended_programs"]:
         if program["state"] == "suspended":
             name, need = program["workload"], human(sum(each["used_bytes"] for each in program["memory"]))

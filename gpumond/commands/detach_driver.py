@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, duration
+from gpumond.diagnosis.messages import clock
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     answer = client.post(arguments.url, "/api/v1/release", {"for_seconds": arguments.duration}, timeout=30)
-    until = time.strftime("%H:%M:%S", time.localtime(answer["released_until"]))
+    until = clock(answer["released_until"])
     print(
         json.dumps(answer) if arguments.json else f"detached from the driver until {until}; gpumond then attaches again"
     )

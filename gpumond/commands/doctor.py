@@ -37,7 +37,7 @@ from gpumond.tick.limitations import of_device
 from gpumond.view.notices import LIKELY_MEANT, stuck
 from gpumond.view.text import safe
 
-MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
+MARKS = {"good": "ok  ", "note": "note", "bad": "FAIL"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ class Finding:
 def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -> Iterator[Finding]:
     """Yield all findings. ``get`` requests a path of the daemon's API."""
     yield Finding("gpumond", "good", f"{__version__} on Python {platform.python_version()}, {sys.prefix}")
-    yield from driver()
+    yield from driver(_reads_simulated(get))
     yield from device_nodes(dev)
     yield pid_namespace(proc)
     yield descriptors()
@@ -83,8 +83,18 @@ def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -
     yield from frameworks()
 
 
-def driver() -> Iterator[Finding]:
-    """Check each source with devices, and the first one always. With other devices, its absence is not a fault."""
+def _reads_simulated(get: Callable[[str], Any]) -> bool:
+    try:
+        return bool(get("/api/v1/status")["source"]["name"] == "sim")
+    except DaemonError:
+        return False
+
+
+def driver(simulated: bool = False) -> Iterator[Finding]:
+    """Check each source with devices, and the first one always. With other devices, its absence is not a fault.
+
+    ``simulated``: the daemon reads simulated devices, which need no driver.
+    """
     missing = [spec.requires for spec in AUTOMATIC if spec.requires and util.find_spec(spec.requires) is None]
     for module in missing:
         yield Finding(
@@ -96,7 +106,8 @@ def driver() -> Iterator[Finding]:
     present = {spec.name for spec in AUTOMATIC if spec.requires not in missing and _has_devices(spec)}
     for spec in AUTOMATIC:
         if spec.requires not in missing and (spec.name in present or spec is AUTOMATIC[0]):
-            yield from _source(spec.name, "note" if present - {spec.name} else "bad")
+            needed = not simulated and not present - {spec.name}
+            yield from _source(spec.name, "bad" if needed else "note", simulated)
 
 
 def _has_devices(spec: SourceSpec) -> bool:
@@ -106,10 +117,12 @@ def _has_devices(spec: SourceSpec) -> bool:
         return False
 
 
-def _source(name: str, absent: State) -> Iterator[Finding]:
+def _source(name: str, absent: State, simulated: bool = False) -> Iterator[Finding]:
     state, reading = asyncio.run(probe(name))
     if reading is None:
-        yield Finding("driver", absent, *_stated(state.reason, state.detail))
+        detail, advice = _stated(state.reason, state.detail)
+        instead = "; the daemon reads simulated GPUs" if simulated else ""
+        yield Finding("driver", absent, detail + instead, "" if simulated else advice)
         return
     library = f", NVML {state.library_version}" if state.library_version else ""
     detail = f"driver {state.driver_version}{library}, {counted(len(reading.devices), 'device')}"

@@ -28,7 +28,7 @@ def overview(commands: Iterable[Command]) -> str:
     lines = ["usage: gpumond [-h] [--version] COMMAND ...", ""]
     lines.append("See what GPU memory is used for, get alerts, and release cached memory.")
     for group, members in groupby(commands, key=lambda command: command.group):
-        lines += ["", f"{group}:", *(f"  {command.name:13} {command.help}" for command in members)]
+        lines += ["", f"{group}:", *(f"  {command.name:14} {command.help}" for command in members)]
     lines += ["", "`gpumond COMMAND --help` shows options and examples."]
     lines.append("Exit codes: 0 success, 1 failure, 2 usage or configuration error, 3 nothing to do.")
     lines.append("`gpumond run` exits with its command's status; see its help.")
@@ -231,6 +231,9 @@ class Parser(argparse.ArgumentParser):
         example = re.search("^  (gpumond .+)$", self.epilog or "", re.MULTILINE)
         if example and message.startswith("the following arguments are required"):
             hint = f", as in `{example[1]}`{hint}"
+        if required := re.fullmatch(r"the following arguments are required: ([a-z|-]+)\|([a-z-]+)", message):
+            message = f"a subcommand is required: {required[1].replace('|', ', ')} or {required[2]}"
+        message = re.sub(r"^argument (\S+):(?= ')", r"\1", message).removeprefix("argument ")
         if required := re.fullmatch("one of the arguments (.+) (.+) is required", message):
             message = f"one of {', '.join(required[1].split())} and {required[2]} is required"
         print_error(f"{self.prog}: {message}{hint}")

@@ -96,24 +96,25 @@ async def serve(
             timeout_keep_alive=75,  # longer than a scrape interval, so that Prometheus keeps its connection
         )
         scheme = "http" if web().tls is None else "https"
-        address = f"{scheme}://{settings.listen}/"
+        url = f"{scheme}://{settings.listen}"
         if listener is None:
             log.error("%s; retrying every %g s, and %s responds meanwhile", problem, PORT_SECONDS, own / API_SOCKET)
             daemon.kernel.faults["http"] = Fault("http", "port_in_use", None, problem)
         else:
             listener.listen()
-            bound(address)
-            log.info("serving %s, agents at %s, source %s", address, settings.agent_socket(), source)
+            daemon.kernel.url = url
+            bound(f"{url}/")
+            log.info("serving %s/, agents at %s, source %s", url, settings.agent_socket(), source)
         server = _Server(config, web, daemon.kernel.telemetry.http_rejected)
         _handle_signals(stack, server, daemon)
         await stack.enter_async_context(background(systemd.keep_alive(lambda: daemon.kernel.frame)))
         if listener is None:
-            await stack.enter_async_context(background(_await_port(settings, server, daemon)))
+            await stack.enter_async_context(background(_await_port(settings, url, server, daemon)))
         reduce_garbage_collection()
         await server.serve(sockets=[api] if listener is None else [listener, api])
 
 
-async def _await_port(settings: Settings, server: _Server, daemon: Daemon) -> None:
+async def _await_port(settings: Settings, url: str, server: _Server, daemon: Daemon) -> None:
     """Serve on the port as soon as no other program uses it."""
     while True:
         await asyncio.sleep(PORT_SECONDS)
@@ -122,6 +123,7 @@ async def _await_port(settings: Settings, server: _Server, daemon: Daemon) -> No
         with suppress(PortInUse):
             server.http.add(_listen(settings))
             del daemon.kernel.faults["http"]
+            daemon.kernel.url = url
             log.info("serving %s, which is free now", settings.listen)
             return
 
@@ -253,9 +255,8 @@ def _listen(settings: Settings) -> socket.socket:
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
-        taken = error.errno == errno.EADDRINUSE
-        used = "another program uses the port; stop it, or choose another port with --listen"
-        remedy = used if taken else "see --listen"
-        kind = PortInUse if taken else ConfigError
-        raise kind(f"can't listen on {settings.listen}: {error.strerror}: {remedy}") from None
+        if error.errno == errno.EADDRINUSE:
+            used = "because another program uses the port; stop it, or choose another port with --listen"
+            raise PortInUse(f"can't listen on {settings.listen}, {used}") from None
+        raise ConfigError(f"can't listen on {settings.listen}: {error.strerror}; see --listen") from None
     return listener

@@ -330,7 +330,7 @@ class Diagnosis:
             ("kept_growth_bytes", found.growth),
         )
         who = messages.program(tracked.name, tracked.pid, "")
-        summary = messages.fragmentation(who, _label(device), found.ratio, found.kept, found.live)
+        summary = messages.fragmentation(who, _label(device), found.kept, found.live)
         tracked.verdicts["fragmentation"] = tracked.verdict(
             "fragmentation", self._since(tracked, "fragmentation", found.since), evidence, summary
         )

@@ -63,11 +63,10 @@ def growing_together(one: str, programs: int, devices: int) -> str:
     return f"{programs} programs on {where} started growing at the same time (higher load, or the same bug): {one}"
 
 
-def fragmentation(who: str, device: str, ratio: float, kept: float, live: float) -> str:
-    return (
-        f"{who} held {human(kept)} of {device} at its peak, but never used more than {human(live)} of it: "
-        f"{100 * ratio:.0f}% of its pool was fragmented"
-    )
+def fragmentation(who: str, device: str, kept: float, live: float) -> str:
+    """Describe a fragmented program. The ratio is in the alert, whose window is another one."""
+    used = f"never used more than {human(live)} of it; the rest was fragmented"
+    return f"{who} held {human(kept)} of {device} at its peak, but {used}"
 
 
 def orphan(device: str, size: float, seconds: float, who: str, holder: str, programs: int) -> str:

@@ -215,7 +215,7 @@ class Silence:
         return "pending" if now < self.starts_at else "active" if now < self.ends_at else "ended"
 
 
-NAMED_BY = "an index, a UUID or its beginning, or a PCI address"
+NAMED_BY = "an index, a UUID or its prefix, or a PCI address"
 LISTED = 16
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-9a-f])", re.IGNORECASE)
 
@@ -240,9 +240,9 @@ def device_uuid(name: str, devices: Sequence[DeviceReading], others: Iterable[st
     if len(found) == 1:
         return found[0]
     if found:
-        raise AmbiguousDevice(f"device {name!r:.128} is ambiguous: {_listed(devices, found)}; specify more of the UUID")
-    known = f"the devices are {_listed(devices, uuids)}" if uuids else "no device is known"
-    raise NoSuchDevice(f"no device {name!r:.128}: {known}; expected {NAMED_BY}")
+        raise AmbiguousDevice(f"GPU {name!r:.128} is ambiguous: {_listed(devices, found)}; specify more of the UUID")
+    known = f"this machine has {_listed(devices, uuids)}" if uuids else "no GPU is known"
+    raise NoSuchDevice(f"no GPU {name!r:.128}: {known}; expected {NAMED_BY}")
 
 
 def _address(text: str) -> tuple[int, ...] | None:
@@ -251,8 +251,8 @@ def _address(text: str) -> tuple[int, ...] | None:
 
 
 def _listed(devices: Sequence[DeviceReading], uuids: Iterable[str]) -> str:
-    indices = {device.uuid: f"{device.index} " for device in devices}
-    names = [f"{indices.get(uuid, '')}{uuid}" for uuid in uuids]
+    indices = {device.uuid: device.index for device in devices}
+    names = [f"{indices[uuid]} ({uuid})" if uuid in indices else uuid for uuid in uuids]
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more
 
@@ -269,7 +269,7 @@ def device_named(name: str, frame: Frame | None, uid: int | None = None, others:
     return device_uuid(name, frame.snapshot.devices, (*pools, *others))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fact(frozen=True, slots=True, kw_only=True)
 class ProcessHolding:
     """One process on one device: the driver's values, and its shares. Unknown values are null.
 

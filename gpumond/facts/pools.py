@@ -26,7 +26,7 @@ ENGINE_STEP = "engine"
 
 ALL_STEPS = (*STEPS, ENGINE_STEP)
 
-SUSPENDED = "suspended: nothing was done, and nothing will be done when it is resumed"
+SUSPENDED = "suspended: not flushed; flush it again after you resume it"
 """Reason of the outcome ``deferred`` for a process that the driver has locked or suspended."""
 
 FORCED = 'with "force": true'

@@ -5,6 +5,7 @@ All counters start with the process, so that a lost report loses no information.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NewType
 
@@ -158,6 +159,17 @@ class ThreadStack:
 
     thread: str
     calls: tuple[Call, ...]
+
+
+CLASSES: Mapping[str, str] = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "buffers": "buffers",
+    "tensors": "other leaf tensors",
+    "activations": "activations and the rest",
+}
+"""Names of the classes of live bytes for people, by the beginning of their fields in LiveClasses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ def typed_size(text: str) -> int:
     """Convert a size that a user types, which has a unit unless it is 0. Raises ValueError."""
     size = byte_size(text)
     if size and (number := text.strip()).replace(".", "", 1).isdecimal():
-        raise ValueError(f"expected a unit, as in {number}GiB or {number}B")
+        raise ValueError(f"expected a unit, as in {number}GiB")
     return size
 
 

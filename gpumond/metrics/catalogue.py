@@ -179,7 +179,7 @@ XID_ERRORS = Family(
 
 THROTTLE = Family(
     "gpumond_device_throttle",
-    "1 while the clocks are reduced for this reason (NVML: clocks event reasons); gpu_idle is one of them.",
+    "1 while the driver reduces the clocks for this reason (one of NVML's clocks event reasons, such as gpu_idle).",
     (*DEVICE_LABELS, "reason"),
     _throttle,
 )
@@ -563,8 +563,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     *OF_THE_MACHINE,
     Family(
         "gpumond_memory_bytes",
-        f"Used memory by workload and share ({', '.join(SHARES)}). Overhead: {MEANINGS['overhead']} "
-        f"Opaque: {MEANINGS['opaque']} Unattributed: {MEANINGS['unattributed']} "
+        f"Used memory by workload and share ({', '.join(SHARES)}). "
         "The sum per device is gpumond_device_memory_used_bytes + gpumond_memory_overcount_bytes.",
         ("uuid", "gpu", "workload", "share"),
         _ledger,

@@ -51,8 +51,9 @@ class Workloads:
         self._released = bytes_counter(
             "released", "Memory released by flushes of the workload, as counted by the allocators."
         )
-        self._before = bytes_counter("before", "Cumulative pool size before each flush, in bytes.")
-        self._after = bytes_counter("after", "Cumulative pool size after each flush, in bytes.")
+        mean = "divide by gpumond_workload_flushes_total for the mean."
+        self._before = bytes_counter("before", f"Sum of the pools' sizes before each flush; {mean}")
+        self._after = bytes_counter("after", f"Sum of the pools' sizes after each flush; {mean}")
 
     def connected(self, workloads: Iterable[str]) -> None:
         """Set the workloads that have programs. Their series start at 0, because rate() ignores the first value."""

@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { choice } from "./elements.js";
-import { earlierLives } from "./earlier.js";
+import { earlierLives } from "./previousprocesses.js";
 import { clock } from "./format.js";
 import { readPoints } from "./queue.js";
 import { RANGES } from "./range.js";

@@ -4,7 +4,7 @@ import * as address from "./address.js";
 import { button, choice, control, make, named, put, showChoices, sync } from "./elements.js";
 import { clean, clock, difference, human } from "./format.js";
 import { createTable, showTable } from "./lists.js";
-import { earlierLives } from "./earlier.js";
+import { earlierLives } from "./previousprocesses.js";
 import { intervals } from "./intervals.js";
 import { readPast } from "./history.js";
 import { createPlot, drawCursor, drawPlot } from "./plot.js";

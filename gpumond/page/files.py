@@ -191,7 +191,7 @@ def page_files() -> dict[str, File]:
         ("page.js", script, "text/javascript"),
         ("later.js", later, "text/javascript"),
         ("forms.js", forms, "text/javascript"),
-        ("early.js", MODULES["early"], "text/javascript"),
+        ("openstream.js", MODULES["openstream"], "text/javascript"),
         ("page.css", (DIRECTORY / "page.css").read_text(), "text/css"),
     ):
         text = _lean(source)

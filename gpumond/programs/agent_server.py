@@ -60,7 +60,7 @@ READING_PAUSE_SECONDS = 0.1
 EXITED_REPORTS_KEPT = 256
 ENDS_KEPT = 8192
 ASK_SECONDS = 30.0
-SUSPENDED = "this program is suspended, and executes nothing until it is resumed"
+SUSPENDED = "the program is suspended and can't respond; resume it first: gpumond resume --pid {}"
 OLD_AGENT = "this program's agent is too old"
 UNASKED = {
     "limit": "this program doesn't allow limits, or its agent is too old; allow them with "
@@ -203,7 +203,7 @@ class AgentServer:
         if request.kind not in peer.hello.answers:
             return AgentResponse(request.id, UNASKED.get(request.kind, OLD_AGENT))
         if identity.process in self._suspended:
-            return AgentResponse(request.id, SUSPENDED)
+            return AgentResponse(request.id, SUSPENDED.format(identity.process.pid))
         return await self._exchange(peer, request, peer.requests, seconds)
 
     async def _exchange(

@@ -52,7 +52,8 @@ class Status:
     """Status of the daemon. `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set.
 
     `store_file` is the path of the store on that machine, `agent_socket` that of the agents' socket. `runtime_dir` is
-    the directory of the daemon's token and `api.sock`, `null` if the command line looks there by default. `revision` is
+    the directory of the daemon's token and `api.sock`, `null` if the command line looks there by default. `url` is the
+    address of the web UI on that machine, `null` while another program uses the port. `revision` is
     the commit of the daemon's build; `null` if it is unknown. `config_hash` and `rules_hash` are the labels
     of `gpumond_config_info`.
     """
@@ -74,6 +75,7 @@ class Status:
     store_file: str
     agent_socket: str
     runtime_dir: str | None
+    url: str | None
     faults: tuple[StatedFault, ...]
     conditions: tuple[StatedCondition, ...]
 
@@ -96,6 +98,7 @@ EXAMPLE_STATUS = Status(
     store_file="/var/lib/gpumond/gpumond.db",
     agent_socket="/run/gpumond/agent.sock",
     runtime_dir=None,
+    url="http://127.0.0.1:9917",
     faults=(),
     conditions=(),
 )
@@ -281,6 +284,7 @@ async def status(request: Request) -> Response:
             store_file=str(kernel_of(request).store_file),
             agent_socket=str(kernel_of(request).agent_socket),
             runtime_dir=None if directory is None else str(directory),
+            url=kernel_of(request).url,
             faults=stated_faults(snapshot),
             conditions=stated_conditions(snapshot),
         ),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from urllib.parse import urlencode
 
+from gpumond.diagnosis.messages import clock
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
 from gpumond.facts.units import duration, human
@@ -195,7 +195,7 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
         lines += wrapped([Span(sentence, "bold" if row.notable else "")], width)
     shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
     holder, kv_cache = row.kv_cache or ("", "")
-    more = {holder: f", {kv_cache}"} if kv_cache else {}
+    more = {holder: f" ({kv_cache})"} if kv_cache else {}
     if row.overhead_parts:
         more["overhead"] = f"{more.get('overhead', '')}: {row.overhead_parts}"
     terms = [(share, human(size) + more.get(share, "")) for share, size in shares if size is not None]
@@ -351,8 +351,7 @@ def head_line(
     line += [piece for notice in notices for piece in (Span("  "), Span(notice.title.upper(), STYLES[notice.level]))]
     line += [Span("  "), Span("PAUSED", "alarm")] if paused else []
     if view:
-        clock = time.strftime("%H:%M:%S", time.localtime(view.taken_at))
-        line.append(Span(f"  {view.source}  {clock}"))
+        line.append(Span(f"  {view.source}  {clock(view.taken_at)}"))
     return line
 
 

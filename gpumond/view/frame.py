@@ -214,10 +214,12 @@ def view(answer: object) -> View:
 
 
 def _without_memory(frame: CheckedFrame) -> Iterator[FrameNotice]:
-    """Yield a notice about the workloads that run the agent, and have no process on a device."""
+    """Yield a notice about the workloads that run the agent, and neither use a device nor are suspended."""
     on_device = {process["workload"] for process in frame["processes"]}
     waiting = {request["workload"] for request in frame["queue"]}
-    others = {report["workload"] for report in frame["snapshot"]["reports"]} - on_device - waiting - {""}
+    suspended = {program["workload"] for program in frame["snapshot"].get("suspended_programs") or ()}
+    reported = {report["workload"] for report in frame["snapshot"]["reports"]}
+    others = reported - on_device - waiting - suspended - {""}
     names = [plain(name, 40) for name in sorted(others)]
     if names:
         more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
@@ -235,7 +237,7 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         device = index.get(request["device_uuid"], request["device_uuid"])
         sentence = safe(
             f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{behind}{_missing(request)}"
-        ) + (f"; most of it is held by {holders}" if (holders := held_by(request)) else "")
+        ) + (f"; the largest programs there are {holders}" if (holders := held_by(request)) else "")
         yield FrameNotice("note", "waiting", sentence, "waiting")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -227,12 +227,12 @@ def _ends(first: str, last: str) -> Iterator[str]:
 
 
 def _dates(begin: float, end: float, x: Callable[[float], float]) -> Iterator[str]:
-    """Yield local times below the axis: with hours if the axis is shorter than a few days."""
+    """Yield times (UTC) below the axis: with hours if the axis is shorter than a few days."""
     form = "%Y-%m-%d" if end - begin > 4 * 86_400 else "%m-%d %H:%M"
     for number in range(TICKS):
         at = begin + (end - begin) * number / (TICKS - 1)
         anchor = "start" if number == 0 else "end" if number == TICKS - 1 else "middle"
-        shown = datetime.fromtimestamp(at).strftime(form)
+        shown = datetime.fromtimestamp(at, timezone.utc).strftime(form)
         yield f'<text x="{x(at):.1f}" y="{HEIGHT - 5:g}" text-anchor="{anchor}">{shown}</text>'
 
 

@@ -52,7 +52,7 @@ def kv_cache_sentences(frame: Mapping[str, Any]) -> dict[tuple[str, ProcessKey],
         alone, share = parts[engine["name"]] == 1, process[f"{holder(process)}_bytes"]
         stated = kv_cache_bytes(engine, share) if alone else None
         size = "" if stated is None else f"{human(stated)}, "
-        found[process["device_uuid"], key] = f"of which KV cache {size}{engine['kv_cache_used_ratio']:.0%} in use"
+        found[process["device_uuid"], key] = f"KV cache: {size}{engine['kv_cache_used_ratio']:.0%} in use"
     return found
 
 
@@ -250,7 +250,7 @@ def requester(request: Mapping[str, Any]) -> str:
 
 
 def held_by(request: Mapping[str, Any]) -> str:
-    """Return who holds or is granted most of the memory that a request waits for; empty if nobody does."""
+    """Return who holds or is granted most of the device that a request waits for; empty if nobody does."""
     return ", ".join(
         plain(str(MemoryHolder(**{name: each[name] for name in MemoryHolder.__slots__})))
         for each in request.get("holders") or ()
@@ -258,9 +258,9 @@ def held_by(request: Mapping[str, Any]) -> str:
 
 
 def held_sentence(request: Mapping[str, Any]) -> str:
-    """Return who holds what a request waits for, as a sentence; empty if nobody does."""
+    """Return the largest programs on the device that a request waits for, as a sentence; empty without one."""
     holders = held_by(request)
-    return f"{requester(request)} waits for memory that is held by {holders}" if holders else ""
+    return f"{requester(request)} waits; the largest programs there are {holders}" if holders else ""
 
 
 def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
@@ -374,7 +374,7 @@ def _facts(
     yield "engine", engine and f"{engine['name']} ({engine['kind']})"
     yield "busy", None if process["utilization_ratio"] is None else f"{process['utilization_ratio']:.0%}"
     yield "limit", None if process.get("limit_bytes") is None else human(process["limit_bytes"])
-    yield "quota", quota_sentence(process.get("quota"))
+    yield "quota", quota_sentence(process.get("quota"), report)
     shortage = process.get("reserve_shortage_bytes")
     yield "reserve", f"{human(shortage)} not available" if shortage else None
     yield "idle for", duration(process["idle_seconds"]) if process["idle_seconds"] else None
@@ -387,8 +387,11 @@ def _facts(
         yield "reported", f"{report['age_seconds']:.1f} s before the frame"
 
 
-def quota_sentence(quota: Mapping[str, Any] | None) -> str | None:
-    """Return the limits that quotas require, each with its quota; None without one."""
+def quota_sentence(quota: Mapping[str, Any] | None, report: Mapping[str, Any] | None) -> str | None:
+    """Return the limits that quotas require, each with its quota; None without one.
+
+    ``report``: that of the process's agent, without which no limit is in effect.
+    """
     if quota is None:
         return None
     kinds = (
@@ -397,8 +400,15 @@ def quota_sentence(quota: Mapping[str, Any] | None) -> str | None:
         ("reserve", "reserve"),
         ("container limit", "cgroup_limit"),
     )
+    reason = "the program doesn't allow limits" if report else "the program has no agent"
+    in_effect = report and (report["allows_limit"] or report["limits"])
+    unset = "" if in_effect else f"; not in effect: {reason}"
     sizes = ((name, quota[f"{kind}_bytes"], quota[f"{kind}_quota"]) for name, kind in kinds)
-    return ", ".join(f"{name} {human(size)} ({owner})" for name, size, owner in sizes if size is not None)
+    return ", ".join(
+        f"{name} {human(size)} ({owner}{unset if name == 'limit' else ''})"
+        for name, size, owner in sizes
+        if size is not None
+    )
 
 
 def plain(text: object, most: int = 200) -> str:

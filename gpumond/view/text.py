@@ -9,7 +9,7 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import lru_cache
 from io import TextIOWrapper
 from itertools import pairwise
@@ -446,8 +446,8 @@ def size(value: int | None) -> str:
 
 
 def moment(at: float | None) -> str:
-    """Return a unix time in local time, ``-`` if there is none."""
-    return "-" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+    """Return a unix time in UTC, like the times in summaries; ``-`` if there is none."""
+    return "-" if at is None else datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def safe(text: str) -> str:

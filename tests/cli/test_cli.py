@@ -64,16 +64,21 @@ def test_examples_are_valid(name: str, example: str):
         (("baseline", "record", "x", "--workloads=a"), "unknown option '--workloads=a'; did you mean --workload?"),
         (("status", "--zzz"), "unknown option '--zzz'"),
         (("status", "--gpu"), "unknown option '--gpu'"),
+        (
+            ("baseline",),
+            "a subcommand is required: record, compare, list or delete, as in `gpumond baseline record before "
+            "--workload train --for 10m`",
+        ),
         (("limit",), "the following arguments are required: SIZE|none, as in `gpumond limit --pid 4242 40GiB`"),
         (
             ("silence", "add", "rule=leak", "--reason", "x", "--for", "1"),
-            "argument --for: '1': expected a unit, as in 1s, 1m or 1h",
+            "--for '1': expected a unit, as in 1s, 1m or 1h",
         ),
-        (("serve", "--interval", "0.5"), "argument --interval: '0.5': expected a unit, as in 0.5s, 0.5m or 0.5h"),
+        (("serve", "--interval", "0.5"), "--interval '0.5': expected a unit, as in 0.5s, 0.5m or 0.5h"),
         (("fleet", "wakeup"), "unknown command 'wakeup'; did you mean wake?"),
-        (("flush", "--pid", "x"), "argument --pid: 'x': expected a whole number"),
-        (("completion", "tcsh"), "argument shell: 'tcsh': expected one of bash, zsh, fish"),
-        (("flush", "--step", "cahce"), "argument --step: 'cahce'; did you mean cache?"),
+        (("flush", "--pid", "x"), "--pid 'x': expected a whole number"),
+        (("completion", "tcsh"), "shell 'tcsh': expected one of bash, zsh, fish"),
+        (("flush", "--step", "cahce"), "--step 'cahce'; did you mean cache?"),
     ],
 )
 def test_wrong_word_is_named_with_what_was_expected(arguments: tuple[str, ...], message: str):

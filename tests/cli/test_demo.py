@@ -86,7 +86,7 @@ def test_port_in_use_prints_the_error_only_and_starts_no_program(tmp_path: Path)
             agents.accept()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
-        f"gpumond: can't listen on {listen}: Address already in use: another program uses the port; stop it, or "
+        f"gpumond: can't listen on {listen}, because another program uses the port; stop it, or "
         "choose another port with --listen"
     ]
 
@@ -175,15 +175,15 @@ NOBODY = "nobody-has-this-name"
         ("flush notebok", 2, "did you mean notebook?"),
         (f"flush {NOBODY}", 2, f"no connected agent matches workload {NOBODY}"),
         (f"flush --user {NOBODY}", 2, f"no program of the user {NOBODY} is on a GPU"),
-        ("flush --device 7", 2, "no device '7'"),
+        ("flush --device 7", 2, "no GPU '7'"),
         (f"suspend {NOBODY}", 2, f"workload {NOBODY}"),
         (f"resume {NOBODY}", 2, f"no program named {NOBODY} is suspended"),
         ("resume notebook", 3, "no program named notebook is suspended"),
         ("why notebok", 2, "did you mean notebook?"),
         (f"snapshot {NOBODY}", 2, f"workload {NOBODY}"),
         (f"limit {NOBODY} 4GiB", 2, f"workload {NOBODY}"),
-        ("limit --device 7 4GiB", 2, "no device '7'"),
-        ("status --device 7", 2, "no device '7'"),
+        ("limit --device 7 4GiB", 2, "no GPU '7'"),
+        ("status --device 7", 2, "no GPU '7'"),
         ("flush --pid 1", 3, "pid 1"),
         ("why --pid 1", 3, "pid 1"),
         ("baseline record x --for 0", 2, "gpumond: --for: must be at least 1"),
@@ -232,19 +232,22 @@ def test_idle_program_is_suspended_and_resumed_as_the_tutorial_says(serve: Calla
         assert "on the host, resume needs" in demo.run(*command).stdout
     until(lambda: "embeddings is suspended, and resume needs" in demo.log.read_text())
     until(lambda: re.search(r"^1 .* pretrain .* 16\.\d GiB", demo.run("status").stdout, re.MULTILINE))
-    refused = demo.run("resume", "embeddings").stdout
-    assert re.search(r"GiB is missing on GPU 1, held by pretrain \(pid \d+, 16\.\d GiB\), finetune", refused), refused
+    missing = r"GiB is missing on GPU 1, held by pretrain \(pid \d+, 16\.\d GiB\), finetune"
+    refused = demo.run("resume", "embeddings")
+    assert (refused.returncode, bool(re.search(missing, refused.stdout))) == (1, True), refused
     waiting = [sys.executable, "-m", "gpumond", *resume.split()]
     done = subprocess.run(waiting, env=demo.environ, capture_output=True, text=True, timeout=150)
     assert (done.returncode, "resumed" in done.stdout) == (0, True), done
+    assert re.search(f"gpumond resume: waiting: .*{missing}", done.stderr), done
     until(lambda: (row().get("live_bytes") or 0) > 8 * GIB)
     receipts = [each for each in json.loads(demo.run("receipts", "--json").stdout) if "action" in each]
     assert [(each["action"], each["outcome"]) for each in receipts] == [
         ("suspend", "suspended"),
         ("resume", "refused"),
+        ("resume", "refused"),
         ("resume", "resumed"),
     ]
-    assert receipts[0]["released_bytes"] == receipts[0]["host_bytes"] == receipts[2]["expected_bytes"]
+    assert receipts[0]["released_bytes"] == receipts[0]["host_bytes"] == receipts[3]["expected_bytes"]
 
 
 def test_waiting_program_ends_with_a_killed_demo(serve: Callable[..., RunningDaemon]):

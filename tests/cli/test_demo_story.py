@@ -46,8 +46,8 @@ def test_captions_contain_the_figures_of_the_daemon():
     assert found == {
         "queue": "pretrain waits for 20.0 GiB of a GPU. See: gpumond queue",
         "cache": "train-llm uses 2.0 GiB, and keeps 3.0 GiB that a flush would release. Try: gpumond flush train-llm",
-        "idle": "embeddings has been idle for 2 min, and no flush releases its 9.0 GiB. Move them to the host: gpumond "
-        "suspend embeddings",
+        "idle": "embeddings has been idle for 2 min, and a flush can't release its 9.0 GiB. To move that memory to the "
+        "host: gpumond suspend embeddings",
         "suspended": "embeddings is suspended, and resume needs 10.0 GiB. Try: gpumond resume embeddings --wait 2m",
         "leak": "notebook grows by 840.0 MiB/min. Try: gpumond why notebook",
         "share": "embeddings was idle, and gpumond suspended it for pretrain (pid 4)",

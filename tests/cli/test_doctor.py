@@ -12,13 +12,22 @@ from typing import Any
 import pytest
 
 from gpumond.agent.allocators.adapters import ADAPTERS
-from gpumond.commands.doctor import Finding, access_remedy, daemon, device_nodes, other_socket, pid_namespace
+from gpumond.commands.doctor import Finding, access_remedy, daemon, device_nodes, driver, other_socket, pid_namespace
 from gpumond.facts.errors import CONDITIONS, FAULTS
 from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import INITIAL_PID_NAMESPACE
 from tests.helpers.frames import holding_with
 
 NOBODY = 65534
+
+
+def test_missing_driver_is_no_fault_where_the_daemon_reads_simulated_devices():
+    real, simulated = (next(each for each in driver(only) if each.subject == "driver") for only in (False, True))
+    if real.state == "bad":  # on a machine without a driver
+        assert (simulated.state, simulated.remedy) == ("note", "")
+        assert simulated.detail == f"{real.detail}; the daemon reads simulated GPUs"
+
+
 DOWN = {"name": "nvml", "up": False, "reason": "driver_not_loaded"}
 
 

@@ -130,6 +130,8 @@ def test_alerts_of_built_in_rules_have_their_next_step_and_the_address_of_their_
     found = [line for line in lines if line.startswith("runbook for ")]
     assert f"runbook for device-nearly-full: {daemon.url}/docs/runbooks/device-nearly-full" in found
     assert not [line for line in found if "hog" in line]
+    api = daemon.get("status")["agent_socket"].replace("agent.sock", "api.sock")
+    assert found == [line for line in shown(daemon, "alerts", "--url", f"unix://{api}") if line.startswith("runbook")]
 
 
 def test_alerts_are_listed_and_a_resolved_one_with_past(daemon: RunningDaemon, module_driver: FakeDriver):

@@ -230,9 +230,9 @@ WRONG = (
     (("--need", "50%"), 2, "expected a size such as 80GiB"),
     (("--need", "1GiB", "--wait", "soon"), 2, "expected a duration"),
     (("--wait", "1m"), 2, "require --need"),
-    (("--need", "40"), 2, "expected a unit, as in 40GiB or 40B"),
+    (("--need", "40"), 2, "expected a unit, as in 40GiB"),
     (("--need", "2GiB"), 1, "GPU 0 has 1.0 GiB, less than the 2.0 GiB requested"),
-    (("--need", "1MiB", "--need-device", "7"), 2, "no device '7'"),
+    (("--need", "1MiB", "--need-device", "7"), 2, "no GPU '7'"),
 )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,17 @@ import pytest
 from gpumond.cli.arguments import add_target
 from gpumond.cli.client import COMMANDS, DEFAULT_URL, command, program, with_commands
 from gpumond.commands.main import commands
+from gpumond.diagnosis.messages import clock
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.quota import GrantedRequest, QueuedRequest
+from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.units import GIB, about, typed_size
 from gpumond.features.alerts.command import _runbook
 from gpumond.features.quotas.admission_client import WaitStatusLine, size
 from gpumond.features.quotas.command import NO_REQUEST, queue_table, queue_text
 from gpumond.view.frame import view
+from gpumond.view.rows import quota_sentence
+from gpumond.view.text import moment
 from tests.helpers.frames import make_frame
 from tests.helpers.values import make_device
 
@@ -49,7 +53,7 @@ def test_two_selections_are_refused():
 
 
 def test_size_without_a_unit_is_refused():
-    with pytest.raises(ConfigError, match="expected a unit, as in 40GiB or 40B"):
+    with pytest.raises(ConfigError, match="expected a unit, as in 40GiB"):
         size("40")
     with pytest.raises(ValueError, match="expected a unit"):
         typed_size("1.5")
@@ -141,8 +145,8 @@ def test_holders_of_the_memory_are_named_where_a_program_waits():
     frame = make_frame(make_device(used_bytes=GIB), queue=(replace(QUEUED, holders=held),))
     names = "embeddings (pid 7, 9.0 GiB), finetune (pid 8, 1.0 GiB)"
     (notice,) = [notice for notice in view(frame).notices if notice.kind == "waiting"]
-    assert notice.text.endswith(f"; most of it is held by {names}")
-    assert f"pretrain (pid 4242, ann) waits for memory that is held by {names}" in queue_text(frame)
+    assert notice.text.endswith(f"; the largest programs there are {names}")
+    assert f"pretrain (pid 4242, ann) waits; the largest programs there are {names}" in queue_text(frame)
 
 
 def test_request_whose_turn_is_later_states_no_missing_memory():
@@ -174,9 +178,34 @@ def test_commands_are_named_as_the_shell_finds_them(monkeypatch: pytest.MonkeyPa
     assert program() == f"{sys.executable} -m gpumond"
 
 
-def test_runbook_of_a_daemon_behind_a_socket_is_in_the_web_ui():
-    assert _runbook("http://node:1/", "leak") == "runbook for leak: http://node:1/docs/runbooks/leak"
-    assert _runbook("unix:///run/api.sock", "leak") == "runbook for leak: /docs/runbooks/leak in the web UI"
+def test_runbook_without_an_address_is_in_the_web_ui():
+    assert _runbook("http://node:1", "leak") == "runbook for leak: http://node:1/docs/runbooks/leak"
+    assert _runbook("", "leak") == "runbook for leak: /docs/runbooks/leak in the web UI"
+
+
+@pytest.mark.parametrize(
+    ("report", "shown"),
+    [
+        ({"allows_limit": True, "limits": []}, "limit 8.0 GiB (chat)"),
+        ({"allows_limit": False, "limits": [{}]}, "limit 8.0 GiB (chat)"),
+        (
+            {"allows_limit": False, "limits": []},
+            "limit 8.0 GiB (chat; not in effect: the program doesn't allow limits)",
+        ),
+        (None, "limit 8.0 GiB (chat; not in effect: the program has no agent)"),
+    ],
+)
+def test_limit_that_no_program_applies_is_not_in_effect(report: dict[str, object] | None, shown: str):
+    quota = asdict(EffectiveQuota(limit_bytes=8 * GIB, limit_quota="chat"))
+    assert quota_sentence(quota, report) == shown
+
+
+def test_times_are_those_of_the_summaries_in_each_time_zone(monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "America/New_York")
+        time.tzset()
+        assert moment(1e6) == f"1970-01-12 {clock(1e6).replace(' UTC', 'Z')}"
+    time.tzset()
 
 
 def test_commands_of_texts_are_commands():

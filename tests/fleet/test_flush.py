@@ -175,7 +175,7 @@ def test_last_replica_of_a_service_stays_awake(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--step", "engine"], "argument --step: 'engine': expected one of gc, "),
+        (["--step", "engine"], "--step 'engine': expected one of gc, "),
         (["--max-machines", "0"], "--max-machines must be positive"),
         (["--reason", "x" * 201], "at most 200 characters"),
         (["--label", "zone"], "expected NAME=PATTERN"),

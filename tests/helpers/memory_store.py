@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gpumond.facts.errors import StoreUnavailable
-from gpumond.store.database import STEPS
+from gpumond.store.database import MIGRATIONS
 from gpumond.store.table import Rows
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ class MemoryStore:
         self.full, self.changes = False, 0
         self.audited: list[tuple[str, str, Any]] = []
         self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self._db.executescript("".join(STEPS))
+        self._db.executescript("".join(MIGRATIONS))
 
     def __del__(self) -> None:
         self._db.close()

@@ -169,12 +169,12 @@ def test_summary_has_the_actions_and_the_truth(device: SimDevice):
         (("p2", "--rate", "fast"), "--rate 'fast': expected a size"),
         (("p2", "--share", "50%"), "--share: leak-linear has no such option; its options: --rate"),
         (("p2", "--speed", "0"), "--speed 0: must be above 0, such as 60"),
-        (("p2", "--fill", "150%"), "argument --fill: '150%': must be above 0 and at most 100%, such as 50%"),
-        (("p2", "--max", "0"), "argument --max: '0': must be above 0"),
-        (("p2", "--duration", "later"), "argument --duration: 'later': expected a duration such as 30s"),
+        (("p2", "--fill", "150%"), "--fill '150%': must be above 0 and at most 100%, such as 50%"),
+        (("p2", "--max", "0"), "--max '0': must be above 0"),
+        (("p2", "--duration", "later"), "--duration 'later': expected a duration such as 30s"),
         (("p2", "--duration", "90d"), "must be a duration of at least 1 and at most 172800"),
         (("p2", "--workload", " "), "--workload: workload: expected a name"),
-        (("stress", "--fill", "200%"), "argument --fill: '200%': must be above 0"),
+        (("stress", "--fill", "200%"), "--fill '200%': must be above 0"),
     ],
 )
 def test_wrong_use_is_one_line_with_the_remedy(arguments: tuple[str, ...], message: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -155,7 +156,7 @@ def test_an_idle_program_that_can_be_suspended_is_a_remedy():
     busy = replace(device, processes=(make_process(10, GIB), replace(idle, idle_seconds=5.0)))
     assert "suspension" not in found(holder, busy)
     first = next(iter(found(holder).values()))
-    text = "suspend embeddings (pid 11), which has been idle for 1 min 30 s: gpumond suspend --pid 11"
+    text = "suspend embeddings (pid 11), idle for 1 min 30 s (gpumond suspend --pid 11)"
     assert (first.text, first.size_bytes, first.enough) == (text, 30 * GIB, True)
 
 
@@ -196,6 +197,14 @@ def test_the_ledger_of_a_case_states_its_distance_from_the_error():
         "Ledger of the device 0.2 s before the error (the program's report: 0.9 s before)",
     ]
     assert moment(9.0) in document(case, ())
+
+
+@pytest.mark.parametrize("show", [plain, document])
+def test_snapshot_is_offered_for_the_allocator_whose_format_the_viewer_reads(show: Callable[..., str]):
+    pool = OomPool(allocator="torch", device_uuid="GPU-a", live_bytes=GIB, cached_bytes=0, stranded_bytes=0)
+    for allocator, offered in (("torch", True), ("sim", False)):
+        oom = Oom(number=1, at=9.0, seen="scope", pools=(replace(pool, allocator=allocator),))
+        assert ("memory_viz" in show(replace(CASE, oom=oom), ())) is offered
 
 
 @pytest.mark.parametrize(

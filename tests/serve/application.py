@@ -62,6 +62,7 @@ class View:
     ) -> None:
         self.started_at, self.store_file = 1.0, Path("/var/lib/gpumond/gpumond.db")
         self.runtime_dir: Path | None = None
+        self.url: str | None = None
         self.agent_socket = Path("/run/gpumond/agent.sock")
         self.history = history or History()
         self.store, self.requests = AuditedStore(), self

@@ -56,7 +56,7 @@ def test_request_before_the_first_reading_is_tried_again_later(before: Frame | N
             409,
             "GiB that the driver reserves, less than the",
         ),
-        ((DEVICE,), {"device": "7"}, 404, "no device '7'"),
+        ((DEVICE,), {"device": "7"}, 404, "no GPU '7'"),
         ((DEVICE, replace(DEVICE, uuid="GPU-b", index=1)), {}, 422, "this machine has 2 GPUs; choose one"),
         ((DEVICE,), {"need_bytes": 0}, 422, "need_bytes"),
         ((DEVICE,), {"pid": "1"}, 422, "pid"),

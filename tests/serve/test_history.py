@@ -180,7 +180,7 @@ def test_shares_of_the_machine_are_the_sums_of_its_devices():
 def test_unreported_signal_is_empty_and_unknown_process_is_404():
     assert query_history(uuid="GPU-a", pid=10, signal="live")["points"] == []
     for query, says in (
-        ({"uuid": "GPU-b"}, "no device 'GPU-b'"),
+        ({"uuid": "GPU-b"}, "no GPU 'GPU-b'"),
         ({"uuid": "GPU-a", "pid": 11}, "no history of pid 11"),
     ):
         answer = ask(VIEW, "/api/v1/history", params=query)

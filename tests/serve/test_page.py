@@ -24,7 +24,7 @@ from tests.helpers.values import TickState, advance, make_device, make_fault, ma
 from tests.serve.application import View, ask
 
 TEXT = {path: file.body.decode() for path, file in FILES.items()}
-(EARLY_PATH, FORMS_PATH, LATER_PATH, SCRIPT_PATH) = sorted(path for path in PAGE if path.endswith(".js"))
+(FORMS_PATH, LATER_PATH, STREAM_PATH, SCRIPT_PATH) = sorted(path for path in PAGE if path.endswith(".js"))
 (STYLE_PATH,) = (path for path in PAGE if path.endswith(".css"))
 STYLE = TEXT[STYLE_PATH]
 SOURCES = {name: text for name, text in MODULES.items() if name != "words"}
@@ -37,7 +37,7 @@ KINDS = {
     "/": "text/html",
     STYLE_PATH: "text/css",
     SCRIPT_PATH: "text/javascript",
-    EARLY_PATH: "text/javascript",
+    STREAM_PATH: "text/javascript",
     LATER_PATH: "text/javascript",
     FORMS_PATH: "text/javascript",
     "/docs.css": "text/css",
@@ -53,7 +53,7 @@ def test_page_file_has_restrictive_headers(path: str, kind: str):
     assert answer.headers["content-security-policy"] == POLICY
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
-    hashed = path in (STYLE_PATH, SCRIPT_PATH, EARLY_PATH, LATER_PATH, FORMS_PATH)
+    hashed = path in (STYLE_PATH, SCRIPT_PATH, STREAM_PATH, LATER_PATH, FORMS_PATH)
     assert answer.headers["cache-control"] == ("max-age=31536000, immutable" if hashed else "no-cache")
 
 
@@ -95,7 +95,7 @@ def test_page_names_kinds_as_the_daemon_does():
 
 def test_page_names_its_files_by_their_hash():
     found = re.findall(r'(?:src|href|data-later|data-forms)="([a-z]+-[0-9a-f]{16}\.(?:css|js))"', TEXT["/"])
-    assert [f"/{name}" for name in found] == [EARLY_PATH, STYLE_PATH, SCRIPT_PATH, LATER_PATH, FORMS_PATH]
+    assert [f"/{name}" for name in found] == [STREAM_PATH, STYLE_PATH, SCRIPT_PATH, LATER_PATH, FORMS_PATH]
     assert all(f'from ".{SCRIPT_PATH}";' in TEXT[path] for path in (LATER_PATH, FORMS_PATH))
     for name in found:
         digest = hashlib.sha256(TEXT[f"/{name}"].encode()).hexdigest()
@@ -105,7 +105,7 @@ def test_page_names_its_files_by_their_hash():
 def test_script_contains_every_module_once():
     scripts = TEXT[SCRIPT_PATH] + TEXT[LATER_PATH] + TEXT[FORMS_PATH]
     joined = re.findall(r"^const \$(\w+) = \(\(\) => \{$", scripts, re.MULTILINE)
-    assert sorted([*joined, "early"]) == sorted(MODULES)
+    assert sorted([*joined, "openstream"]) == sorted(MODULES)
 
 
 MODULES_OF_A_TEST = {

@@ -107,7 +107,10 @@ def test_request_that_waits_and_is_granted_makes_two_events():
     waiting, granted = replace(empty, queue=(REQUEST,)), replace(empty, grants=(GRANT,))
     (wait,) = between(empty, waiting)
     assert (wait.kind, wait.device_uuid, wait.pid, wait.workload) == ("wait", UUID, 7, "pretrain")
-    assert wait.summary == "pretrain (pid 7) waits for 16.0 GiB of GPU 0; most of it is held by train (pid 10, 9.0 GiB)"
+    assert (
+        wait.summary
+        == "pretrain (pid 7) waits for 16.0 GiB of GPU 0; the largest programs there are train (pid 10, 9.0 GiB)"
+    )
     assert wait.details == (("request", "a"), ("need_bytes", 16 * GIB), ("user", "ann"))
     (grant,) = between(waiting, granted)
     assert (grant.kind, grant.device_uuid, grant.pid) == ("grant", UUID, 7)
@@ -136,12 +139,12 @@ def test_suspension_and_resumption_make_events_with_the_program_that_waited():
     runs, rests = make_frame(), make_frame(suspended_programs=(program,))
     (event,) = between(runs, rests, suspensions=(receipt,))
     assert (event.kind, event.device_uuid, event.pid, event.workload) == ("suspend", UUID, 10, "lab")
-    assert event.summary == "suspend of lab (pid 10) on GPU 0 by uid:0 for pretrain (pid 7): suspended, 9.0 GiB"
+    assert event.summary == "suspend of lab (pid 10, 9.0 GiB) on GPU 0 by uid:0 for pretrain (pid 7): suspended"
     assert ("requested_for", "pretrain (pid 7)") in event.details
     back = replace(receipt, action="resume", outcome="resumed", requested_by="SIGCONT", requested_for="")
     (event,) = between(rests, runs, suspensions=(back,))
     assert (event.kind, event.device_uuid) == ("resume", UUID)
-    assert event.summary == "resume of lab (pid 10) on GPU 0 by SIGCONT: resumed, 9.0 GiB"
+    assert event.summary == "resume of lab (pid 10, 9.0 GiB) on GPU 0 by SIGCONT: resumed"
 
 
 def test_agent_of_a_program_that_never_used_a_device_makes_no_event():
@@ -212,7 +215,7 @@ def test_alerts_fire_and_resolve():
         10,
         "train",
     )
-    assert (fired.summary, resolved.summary) == ("it leaks", "the alert leak has ended; it was: it leaks")
+    assert (fired.summary, resolved.summary) == ("it leaks", "leak resolved: it leaks")
     assert dict(fired.details)["rule"] == "leak"
 
 
@@ -256,7 +259,7 @@ def test_verdicts_begin_and_end(kind: str, has_events: bool):
         assert (began[0].at, began[0].workload) == (1_000_000.0, "train")
         assert began[0].summary == "train leaks (since 13:30:00 UTC)"
         assert dict(began[0].details) == {"verdict": kind, "since": 999_000.0, "slope_bytes_per_second": 2.0}
-        assert ended[0].summary == f"train (pid 10) on GPU 0: the verdict {kind} has ended"
+        assert ended[0].summary == f"{kind} ended: train (pid 10) on GPU 0"
 
 
 def test_verdict_end_names_program_pid_and_device_after_the_process_has_ended():
@@ -265,11 +268,9 @@ def test_verdict_end_names_program_pid_and_device_after_the_process_has_ended():
     listed = make_frame(make_device(UUID, processes=(make_process(10, comm="python"),)), verdicts=(verdict,))
     for before, name in ((with_agent, "train"), (listed, "python")):
         (ended,) = [event for event in between(before, make_frame()) if event.kind == "verdict-ended"]
-        assert ended.summary == (
-            f"{name} (pid 10) on GPU 0: the verdict fragmentation has ended, because the process has exited"
-        )
+        assert ended.summary == (f"fragmentation ended: {name} (pid 10) on GPU 0, because the process has exited")
     (of_device,) = between(make_frame(verdicts=(replace(verdict, pid=None),)), make_frame())
-    assert of_device.summary == "GPU 0: the verdict fragmentation has ended"
+    assert of_device.summary == "fragmentation ended: GPU 0"
 
 
 def test_events_are_in_the_order_of_their_times():

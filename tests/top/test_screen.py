@@ -84,7 +84,7 @@ LEAK = FrameNotice(
 OOM = FrameNotice(
     "bad",
     "out-of-memory firing for 31 s",
-    "finetune (pid 9282) on GPU 1 ran out of memory at /work/programs.py:97 finetune (errors in 10 minutes: 1)",
+    "finetune (pid 9282) on GPU 1 ran out of memory in finetune at /work/programs.py:97 (errors in 10 minutes: 1)",
     "alert out-of-memory",
     "gpumond oom show says what would have prevented it",
 )
@@ -104,8 +104,12 @@ ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", 
         (LEAK, 80, "leak: notebook is leaking about 0.8 GiB/min on GPU 0; gpumond why --pid 4194304"),
         (LEAK, 72, "leak: notebook is leaking about…; gpumond why --pid 4194304"),
         (LEAK, 400, f"leak: {LEAK.text}; {LEAK.advice}"),
-        (OOM, 80, "out-of-memory: finetune on GPU 1 ran out of memory at…; gpumond oom show"),
-        (OOM, 100, "out-of-memory: finetune on GPU 1 ran out of memory at programs.py:97 finetune; gpumond oom show"),
+        (OOM, 80, "out-of-memory: finetune on GPU 1 ran out of memory in…; gpumond oom show"),
+        (
+            OOM,
+            100,
+            "out-of-memory: finetune on GPU 1 ran out of memory in finetune at programs.py:97; gpumond oom show",
+        ),
         (IDLE, 100, "idle-holder: embeddings holds 8.9 GiB on GPU 1; gpumond suspend --pid 7"),
         (ORPHAN, 80, "pid 9 (train) is orphaned and holds 2.0 GiB: look at it; kill 9"),
     ],
@@ -117,7 +121,7 @@ def test_notice_takes_one_line_and_keeps_its_command(notice: FrameNotice, width:
 
 def test_most_severe_notice_comes_first():
     lines = [plain_text(line) for line in remark_lines([IDLE, LEAK, OOM], 80, 2)]
-    assert lines == ["out-of-memory: finetune on GPU 1 ran out of memory at…; gpumond oom show", "2 more: press a"]
+    assert lines == ["out-of-memory: finetune on GPU 1 ran out of memory in…; gpumond oom show", "2 more: press a"]
 
 
 @given(st.integers(60, 400), st.sampled_from([LEAK, OOM]))

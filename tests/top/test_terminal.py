@@ -244,7 +244,7 @@ def test_device_is_accepted_by_each_form_of_its_name(fake: FakeDaemon):
         assert ("90002" in shown, "90001" in shown) == (True, False)
     unknown = run("--once", "--device", "7", url=fake.url)
     assert unknown.returncode == 2
-    assert "0 GPU-a1, 1 GPU-b1" in unknown.stderr
+    assert "0 (GPU-a1), 1 (GPU-b1)" in unknown.stderr
 
 
 def test_terminal_of_the_c_locale_gets_ascii(fake: FakeDaemon):

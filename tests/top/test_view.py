@@ -23,7 +23,7 @@ from gpumond.view.tables import device_lines, flush_estimate, process_table
 from gpumond.view.text import COLORS, FILLS, GROUNDS, StackCell, bar, block, plain_text, stack
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame, holding_with, make_frame
-from tests.helpers.values import make_device, make_pool, make_process, make_quotas, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_quotas, make_report, make_suspended
 
 LEAK = Verdict(
     device_uuid="GPU-a",
@@ -100,10 +100,10 @@ def test_limit_and_quota_are_shown_where_there_are_any():
 @pytest.mark.parametrize(
     ("pids", "fields", "text"),
     [
-        ((10,), {"kv_cache_bytes": 5 * GIB}, "live 20.0 GiB, of which KV cache 5.0 GiB, 4% in use"),
-        ((10,), {}, "live 20.0 GiB, of which KV cache 4% in use"),
-        ((10,), {"kv_cache_bytes": 30 * GIB}, "live 20.0 GiB, of which KV cache 4% in use"),
-        ((10, 11), {"kv_cache_bytes": 5 * GIB}, "live 20.0 GiB, of which KV cache 4% in use"),
+        ((10,), {"kv_cache_bytes": 5 * GIB}, "live 20.0 GiB (KV cache: 5.0 GiB, 4% in use)"),
+        ((10,), {}, "live 20.0 GiB (KV cache: 4% in use)"),
+        ((10,), {"kv_cache_bytes": 30 * GIB}, "live 20.0 GiB (KV cache: 4% in use)"),
+        ((10, 11), {"kv_cache_bytes": 5 * GIB}, "live 20.0 GiB (KV cache: 4% in use)"),
         ((10,), {"sleeping": True}, "live 20.0 GiB\n"),
         ((10,), {"kv_cache_used_ratio": None}, "live 20.0 GiB\n"),
         ((11,), {}, "live 20.0 GiB\n"),
@@ -126,7 +126,7 @@ def test_kv_cache_in_a_program_without_an_agent_is_a_part_of_its_opaque_memory()
     )
     content = view(busy_frame(engines=(engine,)))
     python = next(row for row in content.processes if row.pid == 11)
-    assert "opaque 10.0 GiB, of which KV cache 50% in use" in described(python)
+    assert "opaque 10.0 GiB (KV cache: 50% in use)" in described(python)
 
 
 def test_refused_flush_is_not_promised():
@@ -351,6 +351,9 @@ def test_programs_with_an_agent_and_without_device_memory_are_named_by_workload(
     (report,) = (make_report(10, (make_pool(live=20 * GIB),), workload="train"),)
     content = view(busy_frame(reports=(report, launcher, trainer)))
     assert [notice.title for notice in content.notices] == ["connected, without GPU memory: cpu-only"]
+    suspended = replace(make_suspended(21, 9 * GIB), workload="cpu-only")
+    content = view(busy_frame(reports=(report, launcher, trainer), suspended_programs=(suspended,)))
+    assert [notice for notice in content.notices if "without GPU memory" in notice.title] == []
 
 
 @pytest.mark.parametrize(

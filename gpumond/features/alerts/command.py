@@ -40,18 +40,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _next_steps(alerts: Sequence[Mapping[str, Any]], url: str) -> Iterator[str]:
     """Yield the descriptions of each rule's alerts, and the rule's runbook."""
-    for rule in sorted({alert["rule"] for alert in alerts}):
+    rules = sorted({alert["rule"] for alert in alerts})
+    web_ui = _web_ui(url) if RUNBOOKS & {*rules} else ""
+    for rule in rules:
         texts = (alert["annotations"].get("description") for alert in alerts if alert["rule"] == rule)
         steps = [f"{rule}: {client.with_commands(safe(text), url)}" for text in dict.fromkeys(texts) if text]
-        runbook = [_runbook(url, rule)] if rule in RUNBOOKS else []
+        runbook = [_runbook(web_ui, rule)] if rule in RUNBOOKS else []
         if steps or runbook:
             yield from ("", *steps, *runbook)
 
 
-def _runbook(url: str, rule: str) -> str:
-    """Return a line with the address of a runbook; its place in the web UI of a daemon behind a Unix socket."""
-    path = f"/docs/runbooks/{rule}"
-    return f"runbook for {rule}: " + (f"{path} in the web UI" if client.is_over_socket(url) else url.rstrip("/") + path)
+def _web_ui(url: str) -> str:
+    """Return the address of the web UI; empty while the daemon has only its Unix socket."""
+    if not client.is_over_socket(url):
+        return url.rstrip("/")
+    return client.get(url, "/api/v1/status").get("url") or ""
+
+
+def _runbook(web_ui: str, rule: str) -> str:
+    """Return a line with the address of a runbook; its path in the web UI if that has no address."""
+    return f"runbook for {rule}: {web_ui}/docs/runbooks/{rule}" + ("" if web_ui else " in the web UI")
 
 
 def _rows(alerts: Iterable[dict[str, Any]], ends: Mapping[str, float]) -> Iterator[list[str]]:

@@ -8,7 +8,6 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,12 @@ from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import human
 from gpumond.features.baselines.statistics import NAME, Comparison, Difference, Threshold, threshold
 from gpumond.view import html_report
-from gpumond.view.text import table
+from gpumond.view.text import moment, table
 
 ROUTE = "/api/v1/baselines"
 POLL_SECONDS = 1.0
 SAVING_SECONDS = 30.0
 DIFFERENCES = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95% LOW", ">95% HIGH")
-TIME = "%Y-%m-%d %H:%M:%S"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -173,9 +171,7 @@ def _length_warning(comparison: Comparison) -> str:
 
 def _page(comparison: Comparison) -> str:
     """Return the comparison as an HTML document: the table, and a chart of each workload."""
-    started = [
-        datetime.fromtimestamp(at).strftime(TIME) for at in (comparison.before_started_at, comparison.after_started_at)
-    ]
+    started = [moment(at) for at in (comparison.before_started_at, comparison.after_started_at)]
     parts = [
         html_report.paragraph(
             f"Before: {comparison.before_seconds:.0f} s from {started[0]}. "
@@ -245,6 +241,6 @@ def _measures(kept: Any) -> Iterator[list[str]]:
 
 
 def _entry(entry: Any) -> list[str]:
-    started = datetime.fromtimestamp(entry["started_at"]).strftime(TIME) if entry["started_at"] else "-"
+    started = moment(entry["started_at"] or None)
     state = "kept" if entry["complete"] else "being measured"
     return [entry["name"], started, f"{entry['seconds']:.0f}", state, ", ".join(entry["workloads"])]

@@ -27,6 +27,7 @@ from gpumond.devices.child.supervisor import probe
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, SourceUnavailable
 from gpumond.facts.frame import device_uuid
 from gpumond.facts.messages import to_json
+from gpumond.facts.program import CLASSES as CLASS_NAMES
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.facts.units import GIB, MIB, human
 from gpumond.features.fit.tracer import ALLOCATE, STEP
@@ -190,7 +191,7 @@ def _text(need: Need, trace: Mapping[str, Any], context: int | None, places: Seq
     lines = [
         f"peak: {human(need.live_bytes)} live, {human(need.held_bytes)} held, in step {need.step}; context: {shown}",
         f"estimate for a device, with a margin of {MARGIN - 1:.0%}: {human(needed(need, context))}",
-        table(("CLASS", ">BYTES"), [[name, human(need.classes.get(name, 0))] for name in (*CLASSES, REST)]),
+        table(("CLASS", ">BYTES"), [[SHOWN[name], human(need.classes.get(name, 0))] for name in (*CLASSES, REST)]),
     ]
     lines += [f"assumed: {each}" for each in trace["assumptions"]]
     if not trace["steps"]:
@@ -253,6 +254,7 @@ WORKSPACE_BYTES = 32 * MIB
 LARGEST = 1 << 50
 CLASSES = ("parameters", "gradients", "optimizer")
 REST = "activations and others"
+SHOWN = {**CLASS_NAMES, REST: CLASS_NAMES["activations"]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,7 @@ def _of_builds(builds: Mapping[str, Build | DaemonError]) -> Iterator[FleetFindi
                 yield FleetFinding(name, "note", subject, detail, remedy)
 
 
-MARKS = {"note": "note", "bad": "BAD "}
+MARKS = {"note": "note", "bad": "FAIL"}
 NAMES_SHOWN = 5
 
 

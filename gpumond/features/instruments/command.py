@@ -12,18 +12,11 @@ from gpumond.cli import client
 from gpumond.cli.arguments import add_target, duration
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
+from gpumond.facts.program import CLASSES
 from gpumond.facts.units import human, typed_size
 from gpumond.facts.verdicts import PATTERNS, REMEDIES
 from gpumond.view.text import broken, moment, output_width, safe, size, table
 
-CLASSES = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer": "optimizer state",
-    "buffers": "buffers",
-    "tensors": "other leaf tensors",
-    "activations": "activations and the rest",
-}
 REGISTERED = 4
 """Number of classes that need no search of the heap: the first ones."""
 SHOWN_PAUSE, SHOWN_AGE = 0.001, 0.1
@@ -73,33 +66,27 @@ def _concluded(url: str) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, A
 
 
 def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a program's active verdicts, each with its evidence and remedy, and its alerts with their thresholds."""
+    """Yield a program's active verdicts, each with its remedy, and its alerts with their thresholds."""
     for verdict in frame.get("verdicts", ()):
         if verdict["pid"] == pid and verdict["kind"] not in PATTERNS:
-            evidence = ", ".join(f"{_words(name)} {_amount(name, value)}" for name, value in verdict["evidence"])
-            yield safe(f"verdict {verdict['kind']} since {moment(verdict['since'])}: {verdict['summary']} ({evidence})")
+            yield safe(f"verdict {verdict['kind']} since {moment(verdict['since'])}: {verdict['summary']}")
             steps = REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)).split("; ")
             if remedy := "; ".join(step for step in steps if "gpumond why" not in step):
                 yield f"  -> {remedy}"
     for alert in frame.get("alerts", ()):
         if alert.get("pid") == pid:
             since = moment(alert["fired_at"] or alert["active_at"])
-            yield safe(f"alert {alert['rule']} {alert['phase']} since {since}{_compared(alert, rules)}")
+            yield safe(f"alert {alert['rule']}: {alert['phase']} since {since}{_compared(alert, rules)}")
 
 
 def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return an alert's value and its rule's threshold; empty for a rule without a threshold, such as of a verdict."""
+    """Return an alert's value and its rule's threshold; empty for a rule of a condition, whose threshold is 0."""
     rule = rules.get(alert["rule"], {})
     name = rule.get("value") or ""
-    limits = [f"{word} {_amount(name, rule[word])}" for word in ("above", "below") if rule.get(word) is not None]
+    limits = [f"{word} {_amount(name, rule[word])}" for word in ("above", "below") if rule.get(word)]
     if not name or not limits:
         return ""
-    return f": {name} {_amount(name, alert['value'])}, threshold {' or '.join(limits)}"
-
-
-def _words(name: str) -> str:
-    """Return the name of a value for people: its amount states the unit."""
-    return name.removesuffix("_seconds").replace("_bytes", "").replace("_", " ")
+    return f"; {name} {_amount(name, alert['value'])}, threshold {' or '.join(limits)}"
 
 
 def _amount(name: str, value: float) -> str:
@@ -118,6 +105,8 @@ def lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str]:
         if len(known) < len(CLASSES):
             known["unknown" if len(known) < REGISTERED else "other tensors and activations"] = max(0, rest)
         for text, size in known.items():
+            if not size:
+                continue
             yield f"  {human(size):>10}  {size / (one['live_bytes'] or 1):4.0%}  {text}"
             if text == CLASSES["tensors"] and found["kv_cache_bytes"] is not None:
                 yield f"  {human(found['kv_cache_bytes']):>10}        of these are KV cache"

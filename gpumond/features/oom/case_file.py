@@ -8,7 +8,7 @@ from typing import Literal
 
 from gpumond.events import MAX_CALL, call_text, own_calls
 from gpumond.facts.frame import Line
-from gpumond.facts.program import Call, LiveClasses, Oom, ProcessKey
+from gpumond.facts.program import CLASSES, Call, LiveClasses, Oom, ProcessKey
 from gpumond.facts.units import human
 from gpumond.view import html_report as html, text
 from gpumond.view.text import moment, size
@@ -156,7 +156,6 @@ def rank_order(case: CaseFile, cases: tuple[CaseFile, ...]) -> tuple[RankError, 
 
 
 REMEDY_HEADER = ("ENOUGH", ">BYTES", "KNOWN FROM", "REMEDY")
-CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activations")
 MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 
@@ -167,8 +166,8 @@ def plain(case: CaseFile, ranks: Sequence[RankError], width: int | None = None) 
         parts.append(text.table(REMEDY_HEADER, remedy_rows(case)))
     for title, header, rows in sections(case, ranks):
         parts.append(f"{title}\n{text.table(header, rows)}")
-    if case.oom is not None:
-        parts.append(snapshot_hint(case))
+    if hint := snapshot_hint(case):
+        parts.append(hint)
     return "\n\n".join(parts)
 
 
@@ -184,8 +183,8 @@ def document(case: CaseFile, ranks: Sequence[RankError]) -> str:
     for title, names, rows in sections(case, ranks):
         cells = [name if not name.startswith(">") else f">{name[1:].capitalize()}" for name in names]
         parts += [html.heading(title), html.table([each.capitalize() for each in cells], rows)]
-    if case.oom is not None:
-        parts += [html.heading("The framework's snapshot"), html.paragraph(snapshot_hint(case))]
+    if hint := snapshot_hint(case):
+        parts += [html.heading("The framework's snapshot"), html.paragraph(hint)]
     return html.page(f"Out of memory: case {case.id}", parts)
 
 
@@ -248,6 +247,9 @@ def _from(error: float, at: float) -> str:
 
 
 def snapshot_hint(case: CaseFile) -> str:
+    """Return how to get PyTorch's snapshot; empty for other allocators."""
+    if case.oom is None or all(pool.allocator != "torch" for pool in case.oom.pools):
+        return ""
     return (
         f"While the program runs: gpumond snapshot --pid {case.pid} --out memory.pickle writes the framework's own "
         f"snapshot. Open the file in {MEMORY_VIZ}"
@@ -255,10 +257,10 @@ def snapshot_hint(case: CaseFile) -> str:
 
 
 def _classes(classes: LiveClasses) -> Iterator[list[str]]:
-    for name in CLASSES:
+    for name, shown in CLASSES.items():
         value = getattr(classes, f"{name}_bytes")
         if value is not None:
-            yield [name, human(value)]
+            yield [shown, human(value)]
     if classes.unknown_bytes:
         yield ["unknown", human(classes.unknown_bytes)]
 

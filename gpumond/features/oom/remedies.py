@@ -11,7 +11,7 @@ from functools import cached_property
 
 from gpumond.diagnosis.advice import ADVICE, Case, case_of, torch_setting
 from gpumond.diagnosis.messages import program
-from gpumond.events import own_line
+from gpumond.events import own_place
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Frame, Ledger, Line, Verdict
 from gpumond.facts.pools import PoolUsage
@@ -389,9 +389,7 @@ def _suspensions(e: Evidence) -> Iterator[Remedy]:
             and idle >= IDLE_SECONDS
             and 2 * other.reclaimable_bytes < other.held_bytes
         ):
-            text = (
-                f"suspend {_name(report)}, which has been idle for {duration(idle)}: gpumond suspend --pid {report.pid}"
-            )
+            text = f"suspend {_name(report)}, idle for {duration(idle)} (gpumond suspend --pid {report.pid})"
             yield _remedy(e, "suspension", text, other.held_bytes, "measured", "the driver's count of the program")
 
 
@@ -595,8 +593,7 @@ REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     """Return what was asked, by which line, what held the device, and what alone would have been enough."""
     what = "memory" if e.request is None else human(e.request)
-    line = own_line(e.oom.stack)
-    place = f" at {line}" if line else f" in {e.oom.scope}" if e.oom.scope else ""
+    place = own_place(e.oom.stack) or (f" in {e.oom.scope}" if e.oom.scope else "")
     gpu = "" if e.device is None else f" on GPU {e.device.index}"
     free = "" if e.free is None else f" with {human(e.free)} free"
     owners = enumerate(_holders(e)[:3])
@@ -606,7 +603,8 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     if best is None:
         end = "no remedy is known"
     elif best.enough:
-        end = f"one change would have been enough: {best.text}" if best.name != "together" else best.text
+        several = ", for example" if sum(bool(each.enough) for each in found) > 1 else ""
+        end = f"one change would have been enough{several}: {best.text}" if best.name != "together" else best.text
     else:
         end = best.text
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""

@@ -10,7 +10,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.units import duration, human
-from gpumond.view.rows import grant_sentences, held_sentence, plain, quota_sentence
+from gpumond.view.rows import grant_sentences, held_sentence, plain, process_of, quota_sentence
 from gpumond.view.text import size, table
 
 KINDS = ("soft_limit", "limit", "reserve", "cgroup_limit")
@@ -36,7 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     header = ("QUOTA", "MATCHES", ">SOFT LIMIT", ">LIMIT", ">RESERVE", ">CONTAINER LIMIT", "ORIGIN")
     print(table(header, [[*_quota(entry)] for entry in quotas]))
-    rows = [[*_process(each)] for each in frame["processes"] if each["quota"]]
+    reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
+    rows = [[*_process(each, reports.get(process_of(each)))] for each in frame["processes"] if each["quota"]]
     if rows:
         print(f"\n{table(('>PID', 'PROGRAM', '>USED', '>SHORTAGE', 'QUOTA'), rows)}")
     if cgroups:
@@ -54,12 +55,12 @@ def _quota(entry: Mapping[str, Any]) -> Iterator[str]:
     yield entry["origin"]
 
 
-def _process(process: Mapping[str, Any]) -> Iterator[str]:
+def _process(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> Iterator[str]:
     yield str(process["pid"])
     yield process["workload"] or process["comm"] or "?"
     yield size(process["used_bytes"])
     yield size(process["reserve_shortage_bytes"])
-    yield quota_sentence(process["quota"]) or ""
+    yield quota_sentence(process["quota"], report) or ""
 
 
 def cgroup_table(frame: Mapping[str, Any]) -> str:

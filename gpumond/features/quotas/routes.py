@@ -78,8 +78,8 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
     reserved = device.reserved_bytes or 0
     if device.size_bytes is not None and body.need_bytes > device.size_bytes - reserved:
         has, need = human(device.size_bytes - reserved), human(body.need_bytes)
-        kept = f" besides the {human(reserved)} that the driver reserves" if reserved else ""
-        raise HTTPException(409, f"GPU {device.index} has {has}{kept}, less than the {need} requested")
+        kept = f" (the driver reserves {human(reserved)})" if reserved else ""
+        raise HTTPException(409, f"{need} requested, but GPU {device.index} can provide at most {has}{kept}")
     admission = admissions.request(
         frame.snapshot,
         device,
@@ -133,7 +133,7 @@ def _device(frame: Frame, name: str | None, uid: int | None) -> DeviceReading:
         if len(frame.snapshot.devices) != 1:
             count = len(frame.snapshot.devices)
             raise HTTPException(
-                422, f"this machine has {count} GPUs; choose one, such as with gpumond run --need-device 0"
+                422, f"this machine has {count} GPUs; choose one with --need-device, such as --need-device 0"
             )
         return frame.snapshot.devices[0]
     uuid = device_named(name, frame, uid)

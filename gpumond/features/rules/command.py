@@ -26,6 +26,7 @@ from gpumond.cli.arguments import DONE, FAILED, duration, print_answer
 from gpumond.config.loading import key_at, load, read_yaml
 from gpumond.config.models import MISSING, Seconds, Strict, expectation
 from gpumond.config.settings import Settings
+from gpumond.facts import units
 from gpumond.facts.alerts import Activities, Labels, Rule, Scope
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import Alert
@@ -145,7 +146,7 @@ def _overrides(fields: Mapping[str, Mapping[str, Any]], unit: Unit) -> Iterator[
 def _text(name: str, unit: Unit, value: Any) -> str:
     if name == "threshold":
         return readable(unit, value)
-    return f"{value:g} s" if name == "for" else str(value).lower()
+    return units.duration(value) if name == "for" else str(value).lower()
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -172,7 +173,7 @@ def _checked(file: Path, settings: Settings, rules: Sequence[Rule]) -> Iterator[
 
 def _sentence(rule: Rule) -> str:
     side, threshold = ("above", rule.above) if rule.above is not None else ("below", rule.below)
-    held = f" for {rule.for_seconds:g} s" if rule.for_seconds else ""
+    held = f" for {units.duration(rule.for_seconds)}" if rule.for_seconds else ""
     whom = "".join(f", {name} {pattern}" for name, pattern in rule.match)
     return f"{rule.scope} {rule.value} {side} {readable(UNITS[rule.scope][rule.value], threshold or 0.0)}{held}{whom}"
 

@@ -131,7 +131,7 @@ def _time(text: str) -> float:
 def _row(entry: Mapping[str, Any]) -> Iterator[str]:
     silence = entry["silence"]
     yield from (silence["id"], entry["state"], _matchers(silence["matchers"]))
-    yield from (f"{datetime.fromtimestamp(silence[name]):%Y-%m-%d %H:%M:%S}" for name in ("starts_at", "ends_at"))
+    yield from (moment(silence[name]) for name in ("starts_at", "ends_at"))
     yield from (silence["author"], silence["reason"])
 
 

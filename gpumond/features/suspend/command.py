@@ -46,17 +46,27 @@ def target(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"workload": arguments.workload} if arguments.workload is not None else {"all": True}
 
 
-def request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any]) -> int:
-    """Send a request, print its receipts, and return the exit code."""
+def request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any], wait_seconds: float = 0.0) -> int:
+    """Send a request, print its receipts, and return the exit code.
+
+    A resumption that waits is first asked for without a wait, so that the user reads what it waits for.
+    """
     try:
         answer = client.post(arguments.url, path, body, timeout=SECONDS)
+        waiting = [each for each in answer["receipts"] if each["missing_bytes"]] if wait_seconds else []
+        if waiting:
+            for each in waiting:
+                print_error(f"gpumond resume: waiting: {safe(each['reason'])}")
+            done = [each for each in answer["receipts"] if each not in waiting]
+            answer = client.post(arguments.url, path, {**body, "wait_seconds": wait_seconds}, timeout=SECONDS)
+            answer["receipts"] = done + answer["receipts"]
     except DaemonError as error:
         print_error(f"gpumond: {as_typed(error, arguments)}")
         return client.refused(arguments, error)
     receipts = answer["receipts"]
     print(json.dumps(answer, indent=2) if arguments.json else receipt_table(receipts))
     outcomes = {each["outcome"] for each in receipts}
-    if outcomes & {"failed", "timeout"}:
+    if outcomes & {"failed", "timeout", "refused"}:
         return FAILED
     return DONE if outcomes & {"suspended", "resumed", "planned", "gone"} else NOTHING_TO_DO
 
@@ -101,5 +111,4 @@ class Resume:
     def run(arguments: argparse.Namespace) -> int:
         if arguments.pid is None and arguments.workload is None and not arguments.all:
             raise ConfigError("one of NAME, --pid, --workload and --all is required; see `gpumond resume --help`")
-        body = {"target": target(arguments), "wait_seconds": min(arguments.wait, 3600.0)}
-        return request(arguments, "/api/v1/resumptions", body)
+        return request(arguments, "/api/v1/resumptions", {"target": target(arguments)}, min(arguments.wait, SECONDS))

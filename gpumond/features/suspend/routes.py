@@ -176,7 +176,10 @@ def _nothing_to_suspend(reports: Sequence[AgentReport], target: ProgramTarget, u
     if not found and not target.all:
         return no_agent(Target(pid=target.pid, workload=target.workload, uid=uid), reports)
     if not any(each.suspendable for each in found):
-        return NoSuchTarget("no matching program allows suspension; start it with `gpumond run --suspendable`")
+        how = "with `gpumond run --suspendable`"
+        if target.workload is None:
+            return NoSuchTarget(f"no program allows suspension; start one {how}")
+        return NoSuchTarget(f"{target.workload} doesn't allow suspension; restart it {how}")
     return NoSuchTarget("no matching program that allows suspension has been idle for so long")
 
 

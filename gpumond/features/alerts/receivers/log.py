@@ -24,5 +24,5 @@ class Log(ReceiverType):
 
 def _text(alert: Alert) -> str:
     labels = " ".join(f"{name}={value}" for name, value in alert.labels if name != "alertname")
-    annotations = "; ".join(text for _, text in alert.annotations)
+    annotations = "; ".join(text if name != "case" else f"case {text}" for name, text in alert.annotations)
     return f"{annotations} ({labels})" if annotations else labels
