@@ -355,8 +355,8 @@ def test_name_of_a_workload_is_text_in_each_format(name: str, in_csv: str, capsy
     ("arguments", "message"),
     [
         ((), "--prometheus is required"),
-        (("--for", "long"), "--for: 'long'"),
-        (("--from", "yesterday"), "--from: 'yesterday'"),
+        (("--for", "long"), "--for 'long'"),
+        (("--from", "yesterday"), "--from 'yesterday'"),
         (("--from", "2026-11-01", "--for", "1d"), "--from and --for"),
         (("--from", "2999-01-01"), "not in the future"),
         (("--price", "cheap"), "MODEL=AMOUNT"),
