@@ -66,8 +66,8 @@ def test_examples_are_valid(name: str, example: str):
         (("status", "--gpu"), "unknown option '--gpu'"),
         (
             ("baseline",),
-            "a subcommand is required: record, compare, list or delete, as in `gpumond baseline record before --workload "
-            "train --for 10m`",
+            "a subcommand is required: record, compare, list or delete, as in `gpumond baseline record before "
+            "--workload train --for 10m`",
         ),
         (("limit",), "the following arguments are required: SIZE|none, as in `gpumond limit --pid 4242 40GiB`"),
         (
@@ -300,7 +300,7 @@ def test_flags_of_prometheus_exporters_are_accepted(tmp_path: Path):
 
 
 def test_unknown_log_level_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match="must be debug, info, warning or error"):
+    with pytest.raises(ConfigError, match="expected debug, info, warning or error"):
         load(None, {"log_level": "verbose"}, environ={})
 
 

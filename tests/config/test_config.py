@@ -160,7 +160,7 @@ CASES = {
     "interval: 0": "interval: 0: must be at least 0.1",
     "listen: {a: 1}": "listen: must be text",
     "insecure: maybe": "insecure: 'maybe': must be true or false",
-    "log_level: loud": "log_level: 'loud': must be debug, info, warning or error",
+    "log_level: loud": "log_level: 'loud': expected debug, info, warning or error",
     "token_review_audience: a b": "token_review_audience: 'a b': use 1 to 256 ASCII characters without spaces",
     "socket_mode: '9'": "socket_mode: '9': must have the form 0?[0-7]{3}",
     "rules: [{name: X y, scope: device, value: used_ratio, above: 1}]": (

@@ -19,7 +19,8 @@ workload's name, or a pid. A size needs a unit: `40GiB`, not `40`.
 
 Commands that query a daemon accept `--url` (or `GPUMOND_URL`): `127.0.0.1:9917`, `http://…`, `https://…`, or the
 daemon's socket, `unix:///run/gpumond-api/api.sock`. An empty `GPUMOND_*` variable counts as not set. Commands that
-print a table accept `--json`, and print the same as JSON. The tables below leave out these two options. Times are in UTC.
+print a table accept `--json`, and print the same as JSON. The tables below leave out these two options. Times are in
+UTC.
 """
 FOOTER = """
 ## Exit codes
