@@ -83,6 +83,10 @@ rule_overrides:
     [
         ("rule_overrides: {leak: {threshold: 200%}}", ["leak: threshold: 200% doesn't fit leak, whose unit is"]),
         ("lisen: 127.0.0.1:1", ["lisen", "unknown key", "did you mean listen?"]),
+        (
+            "receivers: [{name: a, type: slak}]",
+            ["receivers[0].type: 'slak': expected one of log, webhook, alertmanager"],
+        ),
         ("receivers: [{name: a, url: b}]", ["receivers[0].type: expected one of log, webhook, alertmanager"]),
         ("listen: nowhere", ["listen", "'nowhere'", "HOST:PORT"]),
         ("listen: 0.0.0.0:9917", ["0.0.0.0:9917", "--insecure"]),
