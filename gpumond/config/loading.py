@@ -144,7 +144,8 @@ def explain(error: Any, origin: Mapping[str, str], where: str, values: object = 
         hint = did_you_mean(str(location[-1]), known) or f"; expected one of {', '.join(known)}"
         return f"{place}: {key}: unknown key{hint}"
     if error["type"].startswith("union_tag"):
-        return f"{place}: {key}.type: expected one of {', '.join(RECEIVER_TYPES)}"
+        given = f" {tag!r:.80}:" if (tag := error["ctx"].get("tag")) else ""
+        return f"{place}: {key}.type:{given} expected one of {', '.join(RECEIVER_TYPES)}"
     written = written_at(values, location)
     message = expectation(error, written)
     if not key:

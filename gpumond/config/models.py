@@ -83,7 +83,7 @@ def expectation(error: Mapping[str, Any], written: object = None) -> str:
     if kind == "string_pattern_mismatch":
         return _form(context["pattern"])
     if kind in ("literal_error", "enum"):
-        return f"must be {context['expected']}".replace("'", "")
+        return f"expected {context['expected']}".replace("'", "")
     if kind.endswith(("too_long", "too_short")):
         least = kind.endswith("too_short")
         number = context["min_length" if least else "max_length"]

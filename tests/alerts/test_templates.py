@@ -187,7 +187,7 @@ def test_answer_of_each_service_is_a_success(listener: Listener, status: int):
 @pytest.mark.parametrize(
     ("keys", "complaint"),
     [
-        ("template: irc", "must be slack, teams, discord or json"),
+        ("template: irc", "expected slack, teams, discord or json"),
         ("template: slack, page_url: 'javascript:alert(1)'", "expected an http:// or https:// address"),
         ("template: slack, page_url: 'http://h/> <!channel>'", "expected an http:// or https:// address"),
     ],

@@ -300,7 +300,7 @@ def test_flags_of_prometheus_exporters_are_accepted(tmp_path: Path):
 
 
 def test_unknown_log_level_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match="must be debug, info, warning or error"):
+    with pytest.raises(ConfigError, match="expected debug, info, warning or error"):
         load(None, {"log_level": "verbose"}, environ={})
 
 

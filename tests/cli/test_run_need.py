@@ -231,7 +231,7 @@ WRONG = (
     (("--need", "1GiB", "--wait", "soon"), 2, "expected a duration"),
     (("--wait", "1m"), 2, "require --need"),
     (("--need", "40"), 2, "expected a unit, as in 40GiB"),
-    (("--need", "2GiB"), 1, "GPU 0 has 1.0 GiB, less than the 2.0 GiB requested"),
+    (("--need", "2GiB"), 1, "2.0 GiB requested, but GPU 0 can provide at most 1.0 GiB"),
     (("--need", "1MiB", "--need-device", "7"), 2, "no GPU '7'"),
 )
 

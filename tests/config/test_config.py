@@ -83,6 +83,10 @@ rule_overrides:
     [
         ("rule_overrides: {leak: {threshold: 200%}}", ["leak: threshold: 200% doesn't fit leak, whose unit is"]),
         ("lisen: 127.0.0.1:1", ["lisen", "unknown key", "did you mean listen?"]),
+        (
+            "receivers: [{name: a, type: slak}]",
+            ["receivers[0].type: 'slak': expected one of log, webhook, alertmanager"],
+        ),
         ("receivers: [{name: a, url: b}]", ["receivers[0].type: expected one of log, webhook, alertmanager"]),
         ("listen: nowhere", ["listen", "'nowhere'", "HOST:PORT"]),
         ("listen: 0.0.0.0:9917", ["0.0.0.0:9917", "--insecure"]),
@@ -160,7 +164,7 @@ CASES = {
     "interval: 0": "interval: 0: must be at least 0.1",
     "listen: {a: 1}": "listen: must be text",
     "insecure: maybe": "insecure: 'maybe': must be true or false",
-    "log_level: loud": "log_level: 'loud': must be debug, info, warning or error",
+    "log_level: loud": "log_level: 'loud': expected debug, info, warning or error",
     "token_review_audience: a b": "token_review_audience: 'a b': use 1 to 256 ASCII characters without spaces",
     "socket_mode: '9'": "socket_mode: '9': must have the form 0?[0-7]{3}",
     "rules: [{name: X y, scope: device, value: used_ratio, above: 1}]": (

@@ -49,12 +49,12 @@ def test_request_before_the_first_reading_is_tried_again_later(before: Frame | N
 @pytest.mark.parametrize(
     ("devices", "body", "status", "detail"),
     [
-        ((DEVICE,), {"need_bytes": 2**60}, 409, "less than the"),
+        ((DEVICE,), {"need_bytes": 2**60}, 409, "but GPU 0 can provide at most 79.0 GiB (the driver"),
         (
             (replace(DEVICE, reserved_bytes=DEVICE.size_bytes // 2),),
             {"need_bytes": DEVICE.size_bytes},
             409,
-            "GiB that the driver reserves, less than the",
+            "but GPU 0 can provide at most 40.0 GiB (the driver reserves 40.0 GiB)",
         ),
         ((DEVICE,), {"device": "7"}, 404, "no GPU '7'"),
         ((DEVICE, replace(DEVICE, uuid="GPU-b", index=1)), {}, 422, "this machine has 2 GPUs; choose one"),

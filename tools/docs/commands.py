@@ -29,7 +29,7 @@ FOOTER = """
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | failed |
+| 1 | failed, or refused |
 | 2 | usage or configuration error: an unknown option, value, workload, user or GPU |
 | 3 | nothing to do: no process with this pid, no program on this GPU, nothing reclaimable |
 | 141 | the reader of the output closed it, as `head` does |
