@@ -279,12 +279,20 @@ def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
     """Return the state of a program that gpumond has suspended, such as ``suspended for 2 h, 60.0 GiB on the host,
     resume needs 61.2 GiB``.
     """
-    state = "waiting to resume, suspended" if program["state"] == "waiting" else program["state"]
-    parts = [f"{state} for {duration(max(0.0, now - program['since']))}"]
+    suspended = duration(max(0.0, now - program["since"]))
+    since = program.get("resume_since")
+    if since is None:
+        parts = [f"{_suspension_state(program)} for {suspended}"]
+    else:
+        parts = [f"{_suspension_state(program)} for {duration(max(0.0, now - since))}", f"suspended for {suspended}"]
     if program["host_bytes"] is not None:
         parts.append(f"{human(program['host_bytes'])} on the host")
     parts.append(f"resume needs {human(sum(each['used_bytes'] for each in program['memory']))}")
     return ", ".join([*parts, program["reason"]] if program["reason"] else parts)
+
+
+def _suspension_state(program: Mapping[str, Any]) -> str:
+    return "waiting to resume" if program["state"] == "waiting" else str(program["state"])
 
 
 def suspensions(frame: Mapping[str, Any]) -> dict[ProcessKey | None, str]:
@@ -297,7 +305,7 @@ def suspensions(frame: Mapping[str, Any]) -> dict[ProcessKey | None, str]:
 def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     """Yield processes, the one that holds most memory first."""
     suspended = suspensions(frame)
-    moved = {process_of(each): each["state"] for each in frame["snapshot"].get("suspended_programs") or ()}
+    moved = {process_of(each): _suspension_state(each) for each in frame["snapshot"].get("suspended_programs") or ()}
     index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)

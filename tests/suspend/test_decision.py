@@ -114,11 +114,11 @@ PROGRAM = SuspendedProgram(
     [
         ("suspending", "checkpointed", "suspended", "suspended"),
         ("suspending", "running", None, "failed"),
-        ("suspending", "locked", "suspending", "timeout"),
-        ("suspending", "", "suspending", "timeout"),
+        ("suspending", "locked", "suspending", "failed"),
+        ("suspending", "", "suspending", "failed"),
         ("resuming", "running", None, "resumed"),
         ("resuming", "checkpointed", "suspended", "failed"),
-        ("resuming", "locked", "resuming", "timeout"),
+        ("resuming", "locked", "resuming", "failed"),
         ("resuming", "failed", "stuck", "failed"),
         ("suspended", "running", None, "resumed"),
         ("suspended", "checkpointed", "suspended", None),
@@ -128,7 +128,17 @@ PROGRAM = SuspendedProgram(
 def test_state_of_the_driver_decides(state: Any, driver: str, after: str | None, outcome: str | None):
     settled = settle(replace(PROGRAM, state=state), Answer(state=driver))
     assert (settled.program and settled.program.state, settled.outcome) == (after, outcome)
-    assert settle(replace(PROGRAM, state=state), None).program == replace(PROGRAM, state=state)
+    late = settle(replace(PROGRAM, state=state), None)
+    assert late.program == replace(PROGRAM, state=state, reason=late.reason)
+    assert late.outcome == "timeout"
+
+
+def test_program_whose_state_is_unknown_states_the_reason_and_has_one_receipt():
+    crashed = settle(replace(PROGRAM, state="resuming"), Answer(error="the helper has crashed"))
+    assert crashed.program == replace(PROGRAM, state="resuming", reason="the helper has crashed")
+    assert (crashed.outcome, crashed.again) == ("failed", True)
+    again = settle(crashed.program, Answer(error="the helper has crashed"), asked=True)
+    assert (again.program, again.outcome, again.again) == (crashed.program, None, True)
 
 
 def test_program_whose_restore_has_not_begun_waits_with_its_grants():
