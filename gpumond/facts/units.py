@@ -126,6 +126,12 @@ def human(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
+def difference(whole: int, part: int) -> str:
+    """Format ``whole - part`` so that it agrees with both as `human` formats them."""
+    (size, unit), (less, other) = (human(each).split() for each in (whole, part))
+    return f"{float(size) - float(less):.1f} {unit}" if unit == other != "B" else human(whole - part)
+
+
 def rate(per_minute: float) -> str:
     """Format growth that is known roughly, so that the text is the same in the next seconds: ``about 0.8 GiB/min``."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):

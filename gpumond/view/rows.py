@@ -257,6 +257,16 @@ def held_by(request: Mapping[str, Any]) -> str:
     )
 
 
+def taken_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence about each device whose granted or reserved memory other programs use."""
+    index = {device["uuid"]: device["index"] for device in frame["snapshot"]["devices"]}
+    for request in frame["queue"]:
+        short = -(request["available_bytes"] or 0)
+        if short > 0 and not request["ahead"]:  # the earlier requests would count as well
+            gpu = f"GPU {index.get(request['device_uuid'], '?')}"
+            yield f"{human(short)} of {gpu} that is granted or reserved is used by other programs"
+
+
 def held_sentence(request: Mapping[str, Any]) -> str:
     """Return the largest programs on the device that a request waits for, as a sentence; empty without one."""
     holders = held_by(request)
