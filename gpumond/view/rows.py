@@ -267,6 +267,24 @@ def taken_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
             yield f"{human(short)} of {gpu} that is granted or reserved is used by other programs"
 
 
+def free_elsewhere(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
+    """Return which other device has room for a request that waits, as a sentence; empty if none has."""
+    granted = Counter[str]()
+    for grant in frame.get("grants") or ():
+        granted[grant["device_uuid"]] += grant["unused_bytes"]
+    devices = frame["snapshot"]["devices"]
+    split = {device["parent_uuid"] for device in devices} | {request["device_uuid"]}
+    free = [
+        (device["free_bytes"] - granted[device["uuid"]], -device["index"])
+        for device in devices
+        if device["uuid"] not in split and device["up"] and device["free_bytes"] is not None
+    ]
+    size, place = max(free, default=(0, 0))
+    if size < request["need_bytes"]:
+        return ""
+    return f"GPU {-place} has {human(size)} free: to use it, start {requester(request)} with --need-device {-place}"
+
+
 def held_sentence(request: Mapping[str, Any]) -> str:
     """Return the largest programs on the device that a request waits for, as a sentence; empty without one."""
     holders = held_by(request)

@@ -10,7 +10,15 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.units import duration, human
-from gpumond.view.rows import grant_sentences, held_sentence, plain, process_of, quota_sentence, taken_sentences
+from gpumond.view.rows import (
+    free_elsewhere,
+    grant_sentences,
+    held_sentence,
+    plain,
+    process_of,
+    quota_sentence,
+    taken_sentences,
+)
 from gpumond.view.text import size, table
 
 KINDS = ("soft_limit", "limit", "reserve", "cgroup_limit")
@@ -111,7 +119,8 @@ def queue_text(frame: Mapping[str, Any]) -> str:
     """Return the requests that wait, who holds the memory, and the grants whose memory isn't all held yet."""
     held = "\n".join(filter(None, map(held_sentence, frame["queue"])))
     taken = "\n".join(taken_sentences(frame))
-    parts = [queue_table(frame) or NO_REQUEST, held, taken, "\n".join(grant_sentences(frame))]
+    elsewhere = "\n".join(filter(None, (free_elsewhere(frame, each) for each in frame["queue"])))
+    parts = [queue_table(frame) or NO_REQUEST, held, taken, elsewhere, "\n".join(grant_sentences(frame))]
     return "\n\n".join(filter(None, parts))
 
 
