@@ -15,7 +15,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sna
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import Neighbor, reclaim_plan
-from gpumond.features.suspend.decision import HostState, Request, refusals, settle
+from gpumond.features.suspend.decision import HostState, Request, already, refusals, settle
 from gpumond.features.suspend.helper import CHECKPOINTED, FAILED, LOCKED, RUNNING, Answer, Order, carry_out
 from gpumond.host.machine import start_ticks
 from tests.helpers.values import make_pool, make_report
@@ -139,6 +139,21 @@ def test_program_whose_state_is_unknown_states_the_reason_and_has_one_receipt():
     assert (crashed.outcome, crashed.again) == ("failed", True)
     again = settle(crashed.program, Answer(error="the helper has crashed"), asked=True)
     assert (again.program, again.outcome, again.again) == (crashed.program, None, True)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "remedy"),
+    [
+        ("suspending", "it is being suspended", "wait for its receipt"),
+        ("suspended", "it is already suspended", "gpumond resume --pid 10 resumes it"),
+        ("waiting", "it is about to be resumed", "suspend it when it runs again"),
+        ("resuming", "it is about to be resumed", "suspend it when it runs again"),
+        ("stuck", "it is stuck: CUDA_ERROR", "end it: kill -9 10"),
+    ],
+)
+def test_program_that_is_not_running_is_not_suspended_again(state: Any, reason: str, remedy: str):
+    found = already(replace(PROGRAM, state=state, reason="CUDA_ERROR"))
+    assert (found.reason, found.remedy) == (reason, remedy)
 
 
 def test_program_whose_restore_has_not_begun_waits_with_its_grants():
