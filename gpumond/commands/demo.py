@@ -6,7 +6,6 @@ import argparse
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,6 +21,7 @@ from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import GpumondError
 from gpumond.facts.units import GIB, MIB, caller_text, counted, duration, human
+from gpumond.host.python import code_command, module_command
 from gpumond.sim.device import Spec, create
 
 TRAINING, IDLE = "train-llm", "embeddings"
@@ -57,10 +57,10 @@ def device(index: int) -> Spec:
 
 
 WITH_PARENT = f"""
-import ctypes, sys
+import ctypes
 ctypes.CDLL(None).prctl(1, {int(signal.SIGTERM)}, 0, 0, 0)  # PR_SET_PDEATHSIG
 from gpumond.commands.main import main
-sys.exit(main())
+raise SystemExit(main())
 """
 """`gpumond`, with its program, ends with its parent, however that ends: a demo that was killed leaves no request."""
 
@@ -192,10 +192,10 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
     for index in range(count):
         options = ("--card", str(devices / f"card{index}"), "--parent", str(os.getpid()))
         for name, pattern in programs_on(index).items() | ({NEED: NEED}.items() if index == 1 else ()):
-            commands[name] = (sys.executable, "-m", "gpumond.sim.programs", pattern, "--workload", name, *options)
+            commands[name] = (*module_command("gpumond.sim.programs"), pattern, "--workload", name, *options)
     if count > 1:
         need = ("--need", f"{NEED_GIB}GiB", "--need-device", "1", "--wait", "1d", "--url", address)
-        run = (sys.executable, "-c", WITH_PARENT, "run", "--workload", NEED, *need)
+        run = (*code_command(WITH_PARENT), "run", "--workload", NEED, *need)
         commands[NEED] = (*run, "--", *commands[NEED])
 
     def start(name: str) -> subprocess.Popen[bytes]:

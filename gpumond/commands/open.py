@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import webbrowser
+from contextlib import suppress
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE
@@ -20,17 +22,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.url.startswith("unix:"):
         raise ConfigError(f"--url {arguments.url}: a browser needs an http:// or https:// address")
-    if not client.is_proven(arguments.url):
+    url = _web_address(arguments.url)
+    if not client.is_proven(url):
         raise DaemonError(
-            f"the program that listens at {arguments.url} isn't yours, root's or the service's, so it gets no sign-in "
+            f"the program that listens at {url} isn't yours, root's or the service's, so it gets no sign-in "
             "code; pass your daemon's address with --url"
         )
     answer = client.post(arguments.url, "/api/v1/sessions/code", {}, 10.0)
-    address = f"{arguments.url.rstrip('/')}/#code={answer['code']}"
+    address = f"{url.rstrip('/')}/#code={answer['code']}"
     if arguments.print or not (_has_display() and webbrowser.open(address)):
         valid = duration(answer["valid_seconds"])
-        print(f"{address}\nThe address signs one browser in, within {valid}.")
+        print(address, flush=True)
+        print(f"the address signs one browser in, within {valid}", file=sys.stderr)
     return DONE
+
+
+def _web_address(url: str) -> str:
+    """Return the address of the web UI: by default, that of the daemon at the usual socket."""
+    if url.rstrip("/") != client.DEFAULT_URL:
+        return url
+    with suppress(DaemonError):
+        stated = str(client.get(url, "/api/v1/status")["url"] or "")
+        return stated if client.is_local(stated) else url
+    return url
 
 
 def _has_display() -> bool:

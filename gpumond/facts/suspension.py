@@ -29,9 +29,10 @@ class SuspendedMemory:
 class SuspendedProgram:
     """A program that gpumond suspends, has suspended, or resumes, until it runs again or has ended.
 
-    ``since``: unix seconds of the request to suspend it. ``host_bytes``: growth of its host memory. ``requested_by``:
-    who made the last request, in whose name ``grants``, the ids of requests for memory, are held. ``reason``: why it is
-    stuck, or why its last resumption failed.
+    ``since``: unix seconds of the request to suspend it, and ``resume_since`` of the pending one to resume it; None
+    without one. ``host_bytes``: growth of its host memory. ``requested_by``: who made the last request, in whose name
+    ``grants``, the ids of requests for memory, are held. ``reason``: why it is stuck, or why its last suspension or
+    resumption failed.
     """
 
     id: str
@@ -46,6 +47,7 @@ class SuspendedProgram:
     requested_by: str = ""
     grants: tuple[str, ...] = ()
     reason: str = ""
+    resume_since: float | None = None
 
     @property
     def key(self) -> ProcessKey:
@@ -84,12 +86,13 @@ class MemoryHolder:
 class SuspensionReceipt:
     """Proof of one suspension or resumption.
 
-    ``expected_bytes``: what the driver counted for the program before it was suspended. ``released_bytes``: by how much
-    this count has fallen; None for a resumption, and if the driver did not answer. ``host_bytes``: growth of the
-    program's host memory. ``device_uuids``: where the program had this memory. ``state``: the program's state
-    afterwards, empty if it runs or has ended. ``missing_bytes``
-    and ``holders``: what a resumption lacks, and who holds or is granted most of the device. ``steps``: seconds of
-    the driver's calls. ``requested_for``: the program that waited for the memory, empty if none did.
+    ``started_at``: unix seconds of the request. ``expected_bytes``: what the driver counted for the program before it
+    was suspended. ``released_bytes``: by how much this count fell in a suspension, and ``returned_bytes``: what it
+    is after a resumption; None if the driver did not answer. ``host_bytes``: growth of the program's host memory.
+    ``device_uuids``: where the program had this memory. ``state``: the program's state afterwards, empty if it runs or
+    has ended. ``missing_bytes`` and ``holders``: what a resumption lacks, and who holds or is granted most of the
+    device. ``steps``: seconds of the driver's calls. ``requested_for``: the program that waited for the memory, empty
+    if none did.
     """
 
     action: Literal["suspend", "resume"]
@@ -111,3 +114,4 @@ class SuspensionReceipt:
     duration_seconds: float = 0.0
     requested_for: str = ""
     device_uuids: tuple[str, ...] = ()
+    returned_bytes: int | None = None

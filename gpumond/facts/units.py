@@ -105,12 +105,16 @@ def counted(count: float, noun: str) -> str:
     return f"{count:g} {noun}{'' if count == 1 else plural}"
 
 
+CALLERS = {"token": "token (administrator)", "SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end"}
+"""Callers whose names people would not know."""
+
+
 def caller_text(name: str, requested_for: str = "") -> str:
-    """Return the name of a caller for people, and the program that it waited for: the daemon's own token, ``token``,
-    has the rights of an administrator.
+    """Return who caused an action, for people: the request of the program that waited for memory, or the caller.
+
+    The daemon's own token, ``token``, has the rights of an administrator.
     """
-    caller = "token (administrator)" if name == "token" else name
-    return f"{caller} for {requested_for}" if requested_for else caller
+    return f"request of {requested_for}" if requested_for else CALLERS.get(name, name)
 
 
 def human(size: float) -> str:
@@ -120,6 +124,12 @@ def human(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def difference(whole: int, part: int) -> str:
+    """Format ``whole - part`` so that it agrees with both as `human` formats them."""
+    (size, unit), (less, other) = (human(each).split() for each in (whole, part))
+    return f"{float(size) - float(less):.1f} {unit}" if unit == other != "B" else human(whole - part)
 
 
 def rate(per_minute: float) -> str:

@@ -86,7 +86,9 @@ def _last_oom(row: _Pool) -> str:
     """Return the event of the program's last out-of-memory error on the device, with the program's own line."""
     of_device = (oom for oom in row.report.program.ooms if oom.device_uuid in (None, row.pool.device_uuid))
     last = max(of_device, key=lambda oom: oom.number, default=None)
-    return "" if last is None else "".join(oom_texts(last))
+    if last is None:
+        return ""
+    return oom_texts(last)[0] + row.recent.oom_places.get((row.report.key, last.number), "")
 
 
 def _values(*names: str) -> Iterator[Quantity[_Pool]]:

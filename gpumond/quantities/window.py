@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from gpumond.diagnosis.detectors import kept_bytes, split_share
+from gpumond.events import own_place
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import ProcessKey, Program
 from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, Sensors, Snapshot
@@ -88,6 +89,9 @@ class RuleWindow:
     free: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
     """Times and free bytes of the last ``FILL_SECONDS``, by device, oldest first."""
 
+    oom_places: Mapping[tuple[ProcessKey, int], str] = field(default_factory=dict)
+    """The program's own line of each out-of-memory error that is reported. Its agent sends the stack for a minute."""
+
     def time_to_full_30s_seconds(self, uuid: str) -> float | None:
         """Return the time until a device is full if it goes on to fill as it did lately; infinite if it does not fill.
 
@@ -143,6 +147,11 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
     elapsed = snapshot.elapsed_seconds
     reports = snapshot.reports_by_process
     agents = {process: Workload(report.uid, report.workload) for process, report in reports.items()}
+    oom_places = {
+        (process, oom.number): own_place(oom.stack) or before.oom_places.get((process, oom.number), "")
+        for process, report in reports.items()
+        for oom in report.program.ooms
+    }
     silent = frozenset(before.agents.keys() - agents.keys()) & _present(before, agents, snapshot)
     pools: dict[Pool, CounterTrack] = {}
     retried: dict[ProcessKey, Growth] = {}
@@ -191,6 +200,7 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
         devices=devices,
         programs=programs,
         free=free,
+        oom_places=oom_places,
     )
 
 

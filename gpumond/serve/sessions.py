@@ -100,7 +100,7 @@ async def sign_in(request: Request, body: CodeBody) -> Response:
     token = tokens.sign_ins.exchange(body.code, now)
     if token is None:
         failed(tokens, who)
-        raise HTTPException(401, "the code is wrong, older than 60 s, or was used before; run `gpumond open` again")
+        raise HTTPException(401, "the code is wrong, has expired, or was used before; run `gpumond open` again")
     return json_response(Session, Session(token, SESSION_SECONDS), headers=NO_STORE)
 
 

@@ -159,6 +159,7 @@ z, Z | suspend the program under the cursor, which moves its device memory to th
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full
+ | to silence an alert: gpumond silence add --help
 p | pause
 mouse | click a column to sort, a device or a row to select it; scroll with the wheel
 ?, h, F1 | show this help
@@ -322,7 +323,7 @@ def heights(rows: int, wanted: Mapping[str, int], table: int = 0) -> dict[str, i
     """
     found = dict(wanted)
     needed = max(LEAST_TABLE, min(table, int(rows * TABLE_RATIO)))
-    for part, least in (("remarks", 3), ("estimate", 0), ("chart", 0), ("devices", 3), ("remarks", 1)):
+    for part, least in (("remarks", 3), ("chart", 0), ("devices", 3), ("remarks", 1), ("estimate", 0)):
         excess = sum(found.values()) + needed - rows
         if excess > 0:
             found[part] = max(min(least, found[part]), found[part] - excess)

@@ -67,8 +67,9 @@ def _receipts(detail: Detail) -> str:
 def _suspension(detail: Detail) -> str:
     """Describe the receipt of a suspension or resumption."""
     waits = f" for {detail['requested_for']}" if detail.get("requested_for") else ""
-    released = detail["released_bytes"]
+    released, returned = detail["released_bytes"], detail.get("returned_bytes")
     result = f"{human(released)} released" if released is not None else detail["reason"]
+    result = f"{human(returned)} back on the GPU" if returned is not None else result
     return f"{detail['action']} of {_program(detail)}{waits}: {detail['outcome']}" + (f" ({result})" if result else "")
 
 

@@ -257,6 +257,34 @@ def held_by(request: Mapping[str, Any]) -> str:
     )
 
 
+def taken_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence about each device whose granted or reserved memory other programs use."""
+    index = {device["uuid"]: device["index"] for device in frame["snapshot"]["devices"]}
+    for request in frame["queue"]:
+        short = -(request["available_bytes"] or 0)
+        if short > 0 and not request["ahead"]:  # the earlier requests would count as well
+            gpu = f"GPU {index.get(request['device_uuid'], '?')}"
+            yield f"{human(short)} of {gpu} that is granted or reserved is used by other programs"
+
+
+def free_elsewhere(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
+    """Return which other device has room for a request that waits, as a sentence; empty if none has."""
+    granted = Counter[str]()
+    for grant in frame.get("grants") or ():
+        granted[grant["device_uuid"]] += grant["unused_bytes"]
+    devices = frame["snapshot"]["devices"]
+    split = {device["parent_uuid"] for device in devices} | {request["device_uuid"]}
+    free = [
+        (device["free_bytes"] - granted[device["uuid"]], -device["index"])
+        for device in devices
+        if device["uuid"] not in split and device["up"] and device["free_bytes"] is not None
+    ]
+    size, place = max(free, default=(0, 0))
+    if size < request["need_bytes"]:
+        return ""
+    return f"GPU {-place} has {human(size)} free: to use it, start {requester(request)} with --need-device {-place}"
+
+
 def held_sentence(request: Mapping[str, Any]) -> str:
     """Return the largest programs on the device that a request waits for, as a sentence; empty without one."""
     holders = held_by(request)
@@ -279,12 +307,20 @@ def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
     """Return the state of a program that gpumond has suspended, such as ``suspended for 2 h, 60.0 GiB on the host,
     resume needs 61.2 GiB``.
     """
-    state = "waiting to resume, suspended" if program["state"] == "waiting" else program["state"]
-    parts = [f"{state} for {duration(max(0.0, now - program['since']))}"]
+    suspended = duration(max(0.0, now - program["since"]))
+    since = program.get("resume_since")
+    if since is None:
+        parts = [f"{_suspension_state(program)} for {suspended}"]
+    else:
+        parts = [f"{_suspension_state(program)} for {duration(max(0.0, now - since))}", f"suspended for {suspended}"]
     if program["host_bytes"] is not None:
         parts.append(f"{human(program['host_bytes'])} on the host")
     parts.append(f"resume needs {human(sum(each['used_bytes'] for each in program['memory']))}")
     return ", ".join([*parts, program["reason"]] if program["reason"] else parts)
+
+
+def _suspension_state(program: Mapping[str, Any]) -> str:
+    return "waiting to resume" if program["state"] == "waiting" else str(program["state"])
 
 
 def suspensions(frame: Mapping[str, Any]) -> dict[ProcessKey | None, str]:
@@ -297,7 +333,7 @@ def suspensions(frame: Mapping[str, Any]) -> dict[ProcessKey | None, str]:
 def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     """Yield processes, the one that holds most memory first."""
     suspended = suspensions(frame)
-    moved = {process_of(each): each["state"] for each in frame["snapshot"].get("suspended_programs") or ()}
+    moved = {process_of(each): _suspension_state(each) for each in frame["snapshot"].get("suspended_programs") or ()}
     index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)

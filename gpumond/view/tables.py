@@ -32,8 +32,8 @@ from gpumond.view.text import (
 
 ROWS_EACH = 9
 """A device takes one line if the screen has fewer lines than this for each device."""
-NAME = 10
-"""Width of a device's name on one line."""
+NAME, NAME_PART = 10, 6
+"""Least width of a device's name on one line, and the part of the line that it takes at most."""
 LEAST_BAR = 10
 LEGEND = 140
 """Columns of a legend with all parts that are common: its lines are there when a part has no bytes, too."""
@@ -52,7 +52,9 @@ def device_block(
     if len(view.devices) > 1 and len(view.devices) * ROWS_EACH > height:
         known = [device for device in view.devices if device.used_bytes is not None]
         column = max(cells(device.label) for device in view.devices)
-        lines = [_on_one_line(device, width, max(2, column), monochrome, chosen) for device in view.devices]
+        longest = max(cells(_short(device.name or device.uuid)) for device in view.devices)
+        columns = max(2, column), max(NAME, min(longest, width // NAME_PART))
+        lines = [_on_one_line(device, width, columns, monochrome, chosen) for device in view.devices]
         return lines, [*_legend_area(_totals(known), width, monochrome)]
     return [line for device in view.devices for line in _in_full(device, width, monochrome, chosen)], []
 
@@ -86,10 +88,13 @@ def _style(device: DeviceRow, chosen: str | None) -> str:
     return "chosen" if device.uuid == chosen else "bold"
 
 
-def _on_one_line(device: DeviceRow, width: int, column: int, monochrome: bool, chosen: str | None) -> Line:
-    """Return index, name, bar, memory, utilization, temperature and power of a device on one line."""
-    index = Span(fitted(device.label, column, right=True), _style(device, chosen))
-    name = Span(f" {fitted(_short(device.name or device.uuid), NAME)} ")
+def _on_one_line(device: DeviceRow, width: int, columns: tuple[int, int], monochrome: bool, chosen: str | None) -> Line:
+    """Return index, name, bar, memory, utilization, temperature and power of a device on one line.
+
+    ``columns``: the widths of index and name.
+    """
+    index = Span(fitted(device.label, columns[0], right=True), _style(device, chosen))
+    name = Span(f" {fitted(_short(device.name or device.uuid), columns[1])} ")
     if device.used_bytes is None:
         return [index, name, Span(device.state, "alarm")]
     numbers = [Span(f" {_used_short(device):>15}", "bold"), Span(_sensor_columns(device))]

@@ -45,6 +45,12 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
              "reason": "2.0 GiB is missing"},
             "resume of lab (pid 7): refused (2.0 GiB is missing)",
         ),
+        (
+            "resume.receipt",
+            {"action": "resume", "pid": 7, "workload": "lab", "outcome": "resumed", "released_bytes": None,
+             "returned_bytes": 1 << 30, "reason": ""},
+            "resume of lab (pid 7): resumed (1.0 GiB back on the GPU)",
+        ),
         ("flush.refused", {"problem": "no agent"}, "couldn't flush: no agent"),
         (
             "action",

@@ -18,6 +18,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from gpumond.cli.arguments import address
+from gpumond.cli.client import DEFAULT_URL
 from gpumond.commands.main import commands, main, make_parser, options_last
 from gpumond.commands.serve import add_arguments, choose_source, flags
 from gpumond.config.loading import load
@@ -324,13 +325,14 @@ def run(daemon: RunningDaemon, *options: str) -> subprocess.CompletedProcess[str
     return forks.run(command, env=environ)
 
 
-def test_printed_address_signs_in_once(tmp_path: Path):
+@pytest.mark.parametrize("by", ["address", "runtime directory"])
+def test_printed_address_signs_in_once(tmp_path: Path, by: str):
     with RunningDaemon(tmp_path, "--source", "nvml") as daemon:
-        done = run(daemon, "--print", "--url", daemon.url)
+        done = run(daemon, "--print", "--url", daemon.url if by == "address" else DEFAULT_URL)
         assert done.returncode == 0, done.stderr
-        address, hint = done.stdout.splitlines()
+        (address,), (hint,) = done.stdout.splitlines(), done.stderr.splitlines()
         assert address.startswith(f"{daemon.url}/#code=gpm_")
-        assert hint == "The address signs one browser in, within 1 min."
+        assert hint == "the address signs one browser in, within 1 min"
         body = json.dumps({"code": address.partition("#code=")[2]}).encode()
         headers = {"Content-Type": "application/json"}
         with urlopen(Request(f"{daemon.url}/api/v1/sessions", body, headers), timeout=60) as answer:

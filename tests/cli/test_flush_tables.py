@@ -60,7 +60,7 @@ def test_a_wake_releases_nothing_and_has_no_total():
 def test_past_receipts_state_when_and_by_whom():
     past = make_receipt(started_at=1_000_000.0, requested_by="token", reason="busy")
     header, row, *_ = receipt_table([past], past=True).splitlines()
-    assert (header.split()[0], header.split()[-2:]) == ("AT", ["BY", "REASON"])
+    assert (header.split()[0], header.split()[-2:]) == ("FINISHED", ["BY", "REASON"])
     assert row.startswith(f"{moment(1_000_000.0)}   10  train")
     assert row.endswith("0.10 s  token (administrator)  busy")
 

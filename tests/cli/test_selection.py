@@ -149,6 +149,29 @@ def test_holders_of_the_memory_are_named_where_a_program_waits():
     assert f"pretrain (pid 4242, ann) waits; the largest programs there are {names}" in queue_text(frame)
 
 
+def test_granted_memory_that_another_program_uses_is_stated_and_not_a_negative_number():
+    short = replace(QUEUED, available_bytes=-3 * GIB // 2, missing_bytes=43 * GIB // 2, ahead=0)
+    text = queue_text(make_frame(make_device(used_bytes=GIB), queue=(short,)))
+    assert "-1.5" not in text
+    assert "1.5 GiB of GPU 0 that is granted or reserved is used by other programs" in text
+    assert "other programs" not in queue_text(make_frame(make_device(), queue=(replace(short, ahead=1),)))
+
+
+def test_device_with_room_is_named_unless_it_is_granted_or_divided():
+    full, other = (
+        make_device(used_bytes=79 * GIB),
+        make_device(uuid="GPU-b", index=1, used_bytes=10 * GIB, free_bytes=70 * GIB),
+    )
+    text = "GPU 1 has 70.0 GiB free: to use it, start pretrain (pid 4242, ann) with --need-device 1"
+    assert text in queue_text(make_frame(full, other, queue=(QUEUED,)))
+    part = make_device(uuid="MIG-b", index=2, parent_uuid="GPU-b", used_bytes=79 * GIB)
+    assert "--need-device" not in queue_text(make_frame(full, other, part, queue=(QUEUED,)))
+    granted = GrantedRequest(
+        id="b", device_uuid="GPU-b", need_bytes=60 * GIB, unused_bytes=60 * GIB, user="bob", workload="eval", pid=8
+    )
+    assert "--need-device" not in queue_text(make_frame(full, other, queue=(QUEUED,), grants=(granted,)))
+
+
 def test_request_whose_turn_is_later_states_no_missing_memory():
     later = replace(QUEUED, available_bytes=-10 * GIB, missing_bytes=30 * GIB)
     content = view(make_frame(make_device(used_bytes=GIB), queue=(later,)))

@@ -10,7 +10,7 @@ import pytest
 
 from gpumond.facts.alerts import Rule
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import Program
+from gpumond.facts.program import Call, Oom, Program
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, XidErrors
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.quantities import subjects
@@ -301,3 +301,13 @@ def test_marks_are_bounded():
 
 def test_sum_of_increases_ignores_unknown_ones():
     assert (combined((None, 2.0, 3.0)), combined((None, None))) == (5.0, None)
+
+
+def test_line_of_an_out_of_memory_error_stays_when_its_agent_no_longer_sends_the_stack():
+    oom = Oom(number=1, at=1.0, seen="scope", stack=(Call("train.py", 31, "step"),))
+    recent = RuleWindow()
+    for second, sent in enumerate((oom, replace(oom, stack=()))):
+        report = make_report(program=Program(ooms=(sent,)))
+        recent = remember(recent, make_snapshot(DEVICE, reports=(report,), elapsed_seconds=float(second)))
+        assert recent.oom_places == {(report.key, 1): " in step at train.py:31"}
+    assert remember(recent, make_snapshot(DEVICE, reports=(make_report(),), elapsed_seconds=2.0)).oom_places == {}

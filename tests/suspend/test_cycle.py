@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import pwd
+import re
 import signal
 import subprocess
 import sys
@@ -235,6 +236,31 @@ def test_kill_of_helper_or_daemon_loses_neither_program_nor_grant(
         finally:
             if daemon.process.poll() is None:
                 daemon.stop()
+
+
+def test_crash_of_the_helper_has_a_receipt_an_event_and_a_reason_and_the_next_receipt_counts_from_the_request(
+    daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda
+) -> None:
+    with program(daemon, device) as notebook:
+        until(lambda: is_reported(daemon, notebook.pid))
+        assert suspend(daemon, notebook.pid)["outcome"] == "suspended"
+        cuda.fail("restore", "before", "kill")
+        receipt = resume(daemon, notebook.pid, wait=30)
+        crash = "the helper has crashed (signal 9); see the daemon's log"
+        assert (receipt["outcome"], receipt["reason"], receipt["state"]) == ("failed", crash, "resuming")
+        (pending,) = daemon.get("suspensions")
+        assert (pending["state"], pending["reason"]) == ("resuming", crash)
+        assert pending["resume_since"] == receipt["started_at"]
+        assert re.search(r"resuming for .*, suspended for .*crashed", daemon.run("status").stdout)
+        assert f"failed: {crash}" in daemon.run("events").stdout
+        until(lambda: daemon.get("suspensions") == [])
+        last = until(lambda: [each for each in daemon.get("suspensions/receipts") if each["outcome"] == "resumed"])[0]
+        assert last["started_at"] == receipt["started_at"]
+        assert last["duration_seconds"] > receipt["duration_seconds"]
+        assert last["returned_bytes"] == HELD + CONTEXT
+        table = daemon.run("receipts").stdout
+        assert crash in table
+        assert "624.0 MiB back on the GPU" in table
 
 
 def test_helper_that_hangs_delays_nothing_else(daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda) -> None:

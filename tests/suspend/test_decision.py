@@ -15,7 +15,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sna
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import Neighbor, reclaim_plan
-from gpumond.features.suspend.decision import HostState, Request, refusals, settle
+from gpumond.features.suspend.decision import HostState, Request, already, refusals, settle
 from gpumond.features.suspend.helper import CHECKPOINTED, FAILED, LOCKED, RUNNING, Answer, Order, carry_out
 from gpumond.host.machine import start_ticks
 from tests.helpers.values import make_pool, make_report
@@ -114,11 +114,11 @@ PROGRAM = SuspendedProgram(
     [
         ("suspending", "checkpointed", "suspended", "suspended"),
         ("suspending", "running", None, "failed"),
-        ("suspending", "locked", "suspending", "timeout"),
-        ("suspending", "", "suspending", "timeout"),
+        ("suspending", "locked", "suspending", "failed"),
+        ("suspending", "", "suspending", "failed"),
         ("resuming", "running", None, "resumed"),
         ("resuming", "checkpointed", "suspended", "failed"),
-        ("resuming", "locked", "resuming", "timeout"),
+        ("resuming", "locked", "resuming", "failed"),
         ("resuming", "failed", "stuck", "failed"),
         ("suspended", "running", None, "resumed"),
         ("suspended", "checkpointed", "suspended", None),
@@ -128,7 +128,32 @@ PROGRAM = SuspendedProgram(
 def test_state_of_the_driver_decides(state: Any, driver: str, after: str | None, outcome: str | None):
     settled = settle(replace(PROGRAM, state=state), Answer(state=driver))
     assert (settled.program and settled.program.state, settled.outcome) == (after, outcome)
-    assert settle(replace(PROGRAM, state=state), None).program == replace(PROGRAM, state=state)
+    late = settle(replace(PROGRAM, state=state), None)
+    assert late.program == replace(PROGRAM, state=state, reason=late.reason)
+    assert late.outcome == "timeout"
+
+
+def test_program_whose_state_is_unknown_states_the_reason_and_has_one_receipt():
+    crashed = settle(replace(PROGRAM, state="resuming"), Answer(error="the helper has crashed"))
+    assert crashed.program == replace(PROGRAM, state="resuming", reason="the helper has crashed")
+    assert (crashed.outcome, crashed.again) == ("failed", True)
+    again = settle(crashed.program, Answer(error="the helper has crashed"), asked=True)
+    assert (again.program, again.outcome, again.again) == (crashed.program, None, True)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "remedy"),
+    [
+        ("suspending", "it is being suspended", "wait for its receipt"),
+        ("suspended", "it is already suspended", "gpumond resume --pid 10 resumes it"),
+        ("waiting", "it is about to be resumed", "suspend it when it runs again"),
+        ("resuming", "it is about to be resumed", "suspend it when it runs again"),
+        ("stuck", "it is stuck: CUDA_ERROR", "end it: kill -9 10"),
+    ],
+)
+def test_program_that_is_not_running_is_not_suspended_again(state: Any, reason: str, remedy: str):
+    found = already(replace(PROGRAM, state=state, reason="CUDA_ERROR"))
+    assert (found.reason, found.remedy) == (reason, remedy)
 
 
 def test_program_whose_restore_has_not_begun_waits_with_its_grants():

@@ -39,8 +39,8 @@ def test_parts_fill_the_screen_and_the_table_keeps_its_rows(wanted: dict[str, in
     ("wanted", "expected"),
     [
         ({"devices": 4, "estimate": 1, "filter": 0, "chart": 3, "remarks": 6}, (4, 1, 3, 6, 8)),
-        ({"devices": 10, "estimate": 1, "filter": 0, "chart": 3, "remarks": 6}, (10, 0, 3, 3, 6)),
-        ({"devices": 10, "estimate": 1, "filter": 1, "chart": 3, "remarks": 6}, (10, 0, 2, 3, 6)),
+        ({"devices": 10, "estimate": 1, "filter": 0, "chart": 3, "remarks": 6}, (10, 1, 2, 3, 6)),
+        ({"devices": 10, "estimate": 1, "filter": 1, "chart": 3, "remarks": 6}, (10, 1, 0, 3, 7)),
     ],
     ids=["one device", "eight devices", "eight devices and a filter"],
 )

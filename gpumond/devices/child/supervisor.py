@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -29,6 +28,7 @@ from gpumond.facts.errors import FaultKind, ProtocolError, ReturnCode
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import RELEASED, STARTING, CgroupLimitChange, Reading, SourceState, XidErrors
 from gpumond.facts.units import backoff
+from gpumond.host.python import module_command
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Child:
         try:
             DevicePosition(self._place).at(NOWHERE)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gpumond.devices.child.worker", str(self._place), source],
+                [*module_command("gpumond.devices.child.worker"), str(self._place), source],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environ,

@@ -125,15 +125,16 @@ def _plan_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
 def receipt_table(receipts: Sequence[Mapping[str, Any]], past: bool = False) -> str:
     """Return the receipts as a table: planned, expected and released bytes, and those that the driver measured.
 
-    ``past``: with the time of each, and who requested it. Others are of one request, whose time and caller follow.
+    ``past``: with the time at which each was done, and who requested it. Others are of one request, whose time and
+    caller follow.
     """
     counted = (">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK")
     header = [">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *counted, "REASON"]
     rows: Iterable[list[str]] = _receipt_rows(receipts)
     if past:
-        header = ["AT", *header[:-1], "BY", "REASON"]
+        header = ["FINISHED", *header[:-1], "BY", "REASON"]
         pairs = zip(rows, receipts, strict=True)
-        rows = ([moment(each["started_at"]), *row[:-1], _caller(each), row[-1]] for row, each in pairs)
+        rows = ([moment(_finished_at(each)), *row[:-1], _caller(each), row[-1]] for row, each in pairs)
     if receipts and all(receipt["outcome"] == "woken" for receipt in receipts):
         return table(header, rows)
     total = f"{size(sum(receipt['released_bytes'] or 0 for receipt in receipts))} released"
@@ -141,6 +142,10 @@ def receipt_table(receipts: Sequence[Mapping[str, Any]], past: bool = False) -> 
         first = min(receipts, key=itemgetter("started_at"))
         total += f" at {moment(first['started_at'])} by {_caller(first)}"
     return f"{table(header, rows)}\n\n{total}"
+
+
+def _finished_at(receipt: Mapping[str, Any]) -> float:
+    return float(receipt["started_at"] + receipt["duration_seconds"])
 
 
 def _caller(receipt: Mapping[str, Any]) -> str:
@@ -180,7 +185,13 @@ def _part(promise: Mapping[str, Any] | None, name: str) -> str:
 def _of_suspension(receipt: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the receipt of a suspension or resumption with the keys of a flush's, which it extends."""
     expected, host = receipt["expected_bytes"], receipt["host_bytes"]
-    reasons = (receipt["reason"], receipt["remedy"], host and f"{size(host)} on the host")
+    returned = receipt["returned_bytes"]
+    reasons = (
+        receipt["reason"],
+        receipt["remedy"],
+        host and f"{size(host)} on the host",
+        returned and f"{size(returned)} back on the GPU",
+    )
     return {
         **receipt,
         "allocator": None,
@@ -208,7 +219,7 @@ class Receipts:
         moved = client.get(arguments.url, "/api/v1/suspensions/receipts")
         suspensions = checked_as(tuple[SuspensionReceipt, ...], moved, "receipts")
         flushed = (each for each in receipts if each["outcome"] != "planned")
-        found = sorted((*flushed, *suspensions), key=itemgetter("started_at"))[-arguments.limit :]
+        found = sorted((*flushed, *suspensions), key=_finished_at)[-arguments.limit :]
         shown = [_of_suspension(each) if "action" in each else each for each in found]
         nothing = "no flush or suspension since the daemon started; gpumond flush --all --dry-run shows what to expect"
         print_answer(arguments, found, lambda: receipt_table(shown, past=True) if shown else nothing)

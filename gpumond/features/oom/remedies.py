@@ -17,7 +17,7 @@ from gpumond.facts.frame import Frame, Ledger, Line, Verdict
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import LiveClasses, Oom, OomPool
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import difference, duration, human
 from gpumond.features.oom.case_file import Basis, Remedy
 
 SEGMENT_BYTES = 2 << 20
@@ -557,12 +557,13 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
     size = None if e.device is None else e.device.size_bytes
     over = 0 if size is None else e.live + e.overhead + (e.request or 0) - size
     left = max(over, missing - total)
+    lacks = human(left) if total or over == left or e.limited_by else _lacking(e)
     if 0 < over == left:
         text = f"no remedy is enough: the program needs {human(over)} more than this GPU has"
     elif found:
-        text = f"no remedy is enough: {human(left)} is missing even with all of those below"
+        text = f"no remedy is enough: {lacks} is missing even with all of those below"
     else:
-        text = f"no remedy is known: {human(left)} is missing"
+        text = f"no remedy is known: {lacks} is missing"
     yield Remedy(name="nothing", text=text, size_bytes=left, enough=False, basis="measured", source="sum of these")
 
 
@@ -609,6 +610,11 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
         end = best.text
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
     return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}{': ' + holders if holders else ''}; {end}"
+
+
+def _lacking(e: Evidence) -> str:
+    """Return the missing bytes as they follow from the request and the free bytes that are shown beside them."""
+    return human(e.missing or 0) if e.request is None or e.free is None else difference(e.request, e.free)
 
 
 def _holders(e: Evidence) -> list[tuple[str, int]]:

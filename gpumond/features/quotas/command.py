@@ -10,7 +10,15 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.units import duration, human
-from gpumond.view.rows import grant_sentences, held_sentence, plain, process_of, quota_sentence
+from gpumond.view.rows import (
+    free_elsewhere,
+    grant_sentences,
+    held_sentence,
+    plain,
+    process_of,
+    quota_sentence,
+    taken_sentences,
+)
 from gpumond.view.text import size, table
 
 KINDS = ("soft_limit", "limit", "reserve", "cgroup_limit")
@@ -110,7 +118,9 @@ class Queue:
 def queue_text(frame: Mapping[str, Any]) -> str:
     """Return the requests that wait, who holds the memory, and the grants whose memory isn't all held yet."""
     held = "\n".join(filter(None, map(held_sentence, frame["queue"])))
-    parts = [queue_table(frame) or NO_REQUEST, held, "\n".join(grant_sentences(frame))]
+    taken = "\n".join(taken_sentences(frame))
+    elsewhere = "\n".join(filter(None, (free_elsewhere(frame, each) for each in frame["queue"])))
+    parts = [queue_table(frame) or NO_REQUEST, held, taken, elsewhere, "\n".join(grant_sentences(frame))]
     return "\n\n".join(filter(None, parts))
 
 
@@ -137,7 +147,7 @@ def queue_table(frame: Mapping[str, Any]) -> str:
             [
                 indexes.get(request["device_uuid"], "?"),
                 human(need),
-                size(available),
+                size(available and max(0, available)),
                 size(None if available is None else max(0, need - available - missing)),
                 human(missing),
                 str(request["ahead"]),

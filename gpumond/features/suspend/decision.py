@@ -165,6 +165,17 @@ def _of_machine(report: AgentReport, used: int, found: HostState, pending_bytes:
         )
 
 
+def already(program: SuspendedProgram) -> Refusal:
+    """Return why a program that gpumond has suspended, or is about to, can't be suspended again."""
+    if program.state == "suspended":
+        return Refusal("it is already suspended", f"gpumond resume --pid {program.pid} resumes it")
+    if program.state == "suspending":
+        return Refusal("it is being suspended", "wait for its receipt")
+    if program.state == "stuck":
+        return Refusal(f"it is stuck: {program.reason}", f"end it: kill -9 {program.pid}")
+    return Refusal("it is about to be resumed", "suspend it when it runs again")
+
+
 def marked(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> Iterator[AgentReport]:
     """Yield the reports, with marks on the programs that can be suspended on request, and without one."""
     for report in snapshot.reports:
@@ -196,9 +207,8 @@ def settle(program: SuspendedProgram, answer: Answer | None, asked: bool = False
     to be resumed then still waits, and keeps its grants.
     """
     if answer is None:
-        return HelperResult(
-            program, "timeout", "the driver hasn't responded in time, and may still be working", again=True
-        )
+        reason = "the driver hasn't responded in time, and may still be working"
+        return HelperResult(replace(program, reason=reason), "timeout", reason, again=True)
     error = answer.error
     if answer.state == "gone":
         return HelperResult(None, "gone", "the program has exited")
@@ -213,8 +223,9 @@ def settle(program: SuspendedProgram, answer: Answer | None, asked: bool = False
     if answer.state == "checkpointed" and asked and program.state in ("waiting", "resuming"):
         return HelperResult(replace(program, state="waiting"), None)
     if answer.state == "checkpointed":
-        back = replace(program, state="suspended", reason=error)
+        back = replace(program, state="suspended", reason=error, resume_since=None)
         return HelperResult(back, "failed" if program.state == "resuming" else None, error)
     if program.state in ("resuming", "suspending"):
-        return HelperResult(program, "timeout", error or "the driver's state is unknown", again=True)
+        reason = error or "the driver's state is unknown"
+        return HelperResult(replace(program, reason=reason), None if asked else "failed", reason, again=True)
     return HelperResult(program, None, error, again=True)

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +28,7 @@ from gpumond.features.suspend.decision import (
     HostState,
     Refusal,
     Request,
+    already,
     marked,
     memory_of,
     refusals,
@@ -39,6 +39,7 @@ from gpumond.host.event_loop import Tasks
 from gpumond.host.files import lock_file
 from gpumond.host.machine import available_bytes, find_process, is_descendant, is_pending
 from gpumond.host.peer import Identity
+from gpumond.host.python import module_command
 from gpumond.kernel import Clock, Grants, Kernel, Part, Suspends, Tick
 from gpumond.store.table import Table, Transactions
 from gpumond.tick.observe import unmapped
@@ -99,7 +100,7 @@ class Helpers:
             reading, writing = os.pipe()
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "gpumond.features.suspend.helper", to_json(order).decode()],
+                    [*module_command("gpumond.features.suspend.helper"), to_json(order).decode()],
                     stdin=subprocess.DEVNULL,
                     stdout=writing,
                     env=self._environ,
@@ -124,8 +125,8 @@ class Helpers:
             return None
         try:
             return from_json(Answer, text)
-        except ProtocolError as error:
-            return Answer(error=f"the helper ended without an answer: {error}"[:200])
+        except ProtocolError:
+            return Answer(error=f"the helper has crashed ({_ending(process.poll())}); see the daemon's log")
 
     def forget(self, order_id: str) -> None:
         """Remove the lock file of a program that runs again or has ended."""
@@ -135,6 +136,12 @@ class Helpers:
     def _locked(self, order: Order) -> int:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return lock_file(self._directory / f"{order.pid}-{order.start_ticks}.lock")
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "still ending"
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 async def _content(descriptor: int, seconds: float) -> bytes | None:
@@ -339,7 +346,8 @@ class Suspender:
                 answer = await self._ask(program, "suspend")
                 receipt = await self._concluded(program, answer, receipt)
                 if receipt.outcome == "suspended":
-                    receipt = replace(receipt, released_bytes=await self._released(program))
+                    left = await self._counted_by_driver(program, present=False)
+                    receipt = replace(receipt, released_bytes=None if left is None else program.resume_bytes - left)
         return await self._record_receipt(replace(receipt, duration_seconds=self._clock.monotonic() - began))
 
     async def _resumed(
@@ -353,19 +361,23 @@ class Suspender:
             if program is None or refused is not None:
                 assert refused is not None
                 return replace(receipt, reason=refused.reason, remedy=refused.remedy)
+            since = receipt.started_at if program.resume_since is None else program.resume_since
+            began -= receipt.started_at - since
             receipt = replace(
                 receipt,
                 workload=program.workload,
                 expected_bytes=program.resume_bytes,
                 device_uuids=program.device_uuids,
+                started_at=since,
             )
             with self._working(key):
                 by = program.requested_by if program.grants else requested_by
-                program = replace(program, state="waiting", reason="", requested_by=by)
+                program = replace(program, state="waiting", reason="", requested_by=by, resume_since=since)
                 if not await self._keep(program):
-                    self.programs[key] = replace(program, state="suspended")
+                    self.programs[key] = replace(program, state="suspended", resume_since=None)
                     return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store")
-                receipt = await self._wait_and_restore(program, receipt, began + max(wait_seconds, FRAME_SECONDS))
+                deadline = self._clock.monotonic() + max(wait_seconds, FRAME_SECONDS)
+                receipt = await self._wait_and_restore(program, receipt, deadline)
         return await self._record_receipt(replace(receipt, duration_seconds=self._clock.monotonic() - began))
 
     async def _wait_and_restore(
@@ -460,7 +472,7 @@ class Suspender:
         self, program: SuspendedProgram, missing: Admission | None, receipt: SuspensionReceipt
     ) -> SuspensionReceipt:
         self._cancel(program)
-        await self._keep(replace(program, state="suspended", grants=()), always=True)
+        await self._keep(replace(program, state="suspended", grants=(), resume_since=None), always=True)
         if missing is None:
             return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store", state="suspended")
         snapshot = self._snapshot()
@@ -506,6 +518,9 @@ class Suspender:
             state=after.state if after else "",
             host_bytes=after.host_bytes if after else None,
             steps=answer.steps if answer else (),
+            returned_bytes=(
+                await self._counted_by_driver(program, present=True) if settled.outcome == "resumed" else None
+            ),
         )
 
     async def _settle(self, key: ProcessKey) -> None:
@@ -537,8 +552,7 @@ class Suspender:
 
     async def _refusal(self, snapshot: Snapshot, report: AgentReport, request: Request) -> Refusal | None:
         if report.key in self.programs:
-            state = self.programs[report.key].state
-            return Refusal(f"it is {state} already", f"gpumond resume --pid {report.pid} resumes it")
+            return already(self.programs[report.key])
         if self._flushing(report):
             return Refusal("a flush of it is in progress", "wait for its receipt")
         if not self.loaded:
@@ -551,14 +565,15 @@ class Suspender:
         pending = sum(each.resume_bytes for each in self.programs.values() if each.state == "suspending")
         return next(refusals(snapshot, report, request, self._allowed(), host_state, pending), None)
 
-    async def _released(self, program: SuspendedProgram) -> int | None:
-        """Return by how much the driver's count has fallen, once it has settled."""
+    async def _counted_by_driver(self, program: SuspendedProgram, present: bool) -> int | None:
+        """Return the driver's count of a program, once it shows whether its memory is ``present``; None if unknown."""
         deadline = self._clock.monotonic() + SETTLE_SECONDS
         while True:
             reading = await self._read_driver()
-            left = None if reading is None else _counted(program, reading.devices)
-            if left == 0 or self._clock.monotonic() >= deadline:
-                return None if left is None else program.resume_bytes - left
+            found = None if reading is None else _counted(program, reading.devices)
+            shown = found is not None and bool(found) == present
+            if shown or self._clock.monotonic() >= deadline or not self._is_alive(program.key):
+                return found
             await asyncio.sleep(0.2)
 
     async def _hold(self, program: SuspendedProgram) -> None:
@@ -628,7 +643,14 @@ class Suspender:
 
     def _receipt_of(self, program: SuspendedProgram, action: SuspensionAction) -> SuspensionReceipt:
         receipt = self._new_receipt(action, program.key, program.workload, program.requested_by)
-        return replace(receipt, expected_bytes=program.resume_bytes, device_uuids=program.device_uuids)
+        since = program.resume_since if action == "resume" else program.since
+        return replace(
+            receipt,
+            started_at=receipt.started_at if since is None else since,
+            duration_seconds=0.0 if since is None else receipt.started_at - since,
+            expected_bytes=program.resume_bytes,
+            device_uuids=program.device_uuids,
+        )
 
     def _lock(self, key: ProcessKey) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())
@@ -657,7 +679,10 @@ def _not_resumable(
     if program.state == "stuck":
         return Refusal(f"it is stuck: {program.reason}", f"end it: kill -9 {program.pid}")
     if program.state not in ("suspended", "waiting"):
-        return Refusal(f"it is {program.state}, and the driver's state is unknown", "try again in a minute")
+        why = f" ({program.reason})" if program.reason else ""
+        return Refusal(
+            f"it is {program.state}, and the driver's state is unknown{why}", "gpumond asks the driver again"
+        )
     return None
 
 
