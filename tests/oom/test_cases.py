@@ -44,6 +44,20 @@ def test_the_oldest_cases_are_removed_and_named():
     assert len(known.all()) == KEPT
 
 
+def test_an_alert_names_the_newest_case_on_its_device_that_has_remedies():
+    known, process = Cases(), CASE.process
+    half = Remedy(name="batch", text="half", size_bytes=GIB, enough=True, basis="estimate", source="")
+    for id, uuid, remedies in (
+        ("1", "GPU-a", (half,)),
+        ("2", "GPU-a", (half,)),
+        ("3", "GPU-a", (replace(half, name="nothing", enough=False),)),
+        ("4", "GPU-b", ()),
+    ):
+        known.add(replace(CASE, id=id, device_uuid=uuid, remedies=remedies))
+    found = [known.of_alert(process, uuid) for uuid in ("GPU-a", "GPU-b", "GPU-c")]
+    assert [case and case.id for case in found] == ["2", "4", None]
+
+
 def test_last_is_the_newest_case():
     known = cases(1, 2)
     assert known.find("last") == known.find("1-2-1")

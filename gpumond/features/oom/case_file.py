@@ -89,6 +89,10 @@ class CaseFile:
     def process(self) -> ProcessKey:
         return ProcessKey(self.pid, self.start_ticks)
 
+    @property
+    def known_remedies(self) -> tuple[Remedy, ...]:
+        return tuple(remedy for remedy in self.remedies if remedy.name != "nothing")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseSummary:

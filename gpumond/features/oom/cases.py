@@ -52,8 +52,10 @@ class Cases:
     def ranks(self, case: CaseFile) -> tuple[RankError, ...]:
         return rank_order(case, self.all())
 
-    def newest_of(self, process: ProcessKey) -> CaseFile | None:
-        return next((case for case in reversed(self._files.values()) if case.process == process), None)
+    def of_alert(self, process: ProcessKey, uuid: str | None) -> CaseFile | None:
+        """Return the newest case file of a process on the alert's device, if possible one with remedies."""
+        own = [each for each in self._files.values() if each.process == process and each.device_uuid in (uuid, None)]
+        return max(reversed(own), key=lambda case: bool(case.known_remedies), default=None)
 
     def add(self, case: CaseFile) -> list[str]:
         """Add a case file, and return the ids of those that it replaces."""
@@ -151,8 +153,10 @@ class OomPart(Part):
                         yield case
 
     def _annotated(self, alert: Alert) -> Alert:
-        """Return an alert on a program that ran out of memory with its newest case file."""
-        case = self.cases.newest_of(alert.process) if alert.process and alert.rule in RULES else None
+        """Return an alert on a program that ran out of memory with its case file."""
+        if alert.process is None or alert.rule not in RULES:
+            return alert
+        case = self.cases.of_alert(alert.process, dict(alert.labels).get("uuid"))
         if case is None:
             return alert
         return replace(alert, annotations=(*alert.annotations, (ANNOTATION, case.id)))

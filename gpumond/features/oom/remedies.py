@@ -557,13 +557,15 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
     size = None if e.device is None else e.device.size_bytes
     over = 0 if size is None else e.live + e.overhead + (e.request or 0) - size
     left = max(over, missing - total)
+    source = "sum of these"
     if 0 < over == left:
+        source = "the program's bytes and the GPU's size"
         text = f"no remedy is enough: the program needs {human(over)} more than this GPU has"
     elif found:
         text = f"no remedy is enough: {human(left)} is missing even with all of those below"
     else:
-        text = f"no remedy is known: {human(left)} is missing"
-    yield Remedy(name="nothing", text=text, size_bytes=left, enough=False, basis="measured", source="sum of these")
+        text, source = f"no remedy is known: {human(left)} is missing", "the request and the free bytes"
+    yield Remedy(name="nothing", text=text, size_bytes=left, enough=False, basis="measured", source=source)
 
 
 REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
