@@ -9,6 +9,7 @@ import { flush } from "./flush.js";
 import { clock, duration, human, percent, sum, words } from "./format.js";
 import { stateOf } from "./matrix.js";
 import { MEANINGS } from "./meanings.js";
+import { besides } from "./shares.js";
 import { choose, chooseIndex, chosen } from "./selection.js";
 import { estimate, label, reclaimableOf, roots, sharesOfAll, state } from "./store.js";
 import { SHARES } from "./words.js";
@@ -200,8 +201,8 @@ function showMoment(at = null, interval = null) {
   const closed = (chart.range?.to ?? null) !== null;
   $("hero").classList.toggle("past", closed);
   $("hero").querySelector(".side").dataset.at = at === null ? (closed ? "now" : "") : clock(at, state.frame.snapshot.taken_at);
-  if (past === interval) return;
-  past = interval;
+  if (!past && !interval) return;
+  past = interval && { ...(interval.at && besides(interval, chart.view.size, present.reserved)), ...interval };
   showLegend();
 }
 
