@@ -9,6 +9,7 @@ import { flush } from "./flush.js";
 import { clock, duration, human, percent, sum, words } from "./format.js";
 import { stateOf } from "./matrix.js";
 import { MEANINGS } from "./meanings.js";
+import { suspensionSentence } from "./rows.js";
 import { besides } from "./shares.js";
 import { choose, chooseIndex, chosen } from "./selection.js";
 import { estimate, label, reclaimableOf, roots, sharesOfAll, state } from "./store.js";
@@ -130,17 +131,23 @@ function sentenceOf({ workload, pid, user, need_bytes: need, available_bytes: av
   return [first, rest.join("")];
 }
 
-/** Requests for memory of these devices that wait, or are granted and not used completely. */
+/** Requests for memory of these devices that wait, or are granted and not used completely, and the suspended programs that
+wait for nothing. */
 function showQueue(devices) {
   const of = new Map(devices.map((device) => [device.uuid, label(device)]));
-  const now = state.frame.snapshot.taken_at;
+  const { queue, grants, snapshot } = state.frame;
+  const waits = (program) => queue.some(({ id }) => program.grants.includes(id));
+  const suspended = snapshot.suspended_programs.filter((each) => !waits(each) && each.memory.some(({ device_uuid: uuid }) => of.has(uuid)));
   sync(
     $("hero-queue"),
-    [...state.frame.queue, ...state.frame.grants].filter((each) => of.has(each.device_uuid)),
+    [...[...queue, ...grants].filter((each) => of.has(each.device_uuid)), ...suspended],
     (each) => each.id,
     () => make("li", make("b", make("bdi")), " ", make("bdi")),
     (entry, request) => {
-      const [program, rest] = sentenceOf(request, of.get(request.device_uuid), now);
+      const { workload, pid } = request;
+      const [program, rest] = request.memory
+        ? [workload || `pid ${pid}`, `(pid ${pid}): ${suspensionSentence(state.frame, request)}`]
+        : sentenceOf(request, of.get(request.device_uuid), snapshot.taken_at);
       name(entry.firstChild.firstChild, program, 80);
       name(entry.lastChild, rest, 400);
     },
