@@ -11,6 +11,7 @@ import { addView } from "./views.js";
 
 const ENOUGH = new Map([[true, "yes"], [false, "no"], [null, "unknown"]]);
 const CALLS = 3; // of a site
+const NOTHING = "nothing"; // the name of what is listed if no remedy is enough: no remedy
 
 const now = () => state.frame.snapshot.taken_at;
 const programOf = ({ workload, pid }) => `${workload || "a program"} (pid ${pid})`;
@@ -35,7 +36,7 @@ function showLink(cell, { id, ...found }) {
 }
 
 const REMEDIES = [
-  plain("What would have been enough", ({ text }) => text),
+  plain("Remedy", ({ text }) => text),
   plain("Bytes", ({ size_bytes: size, basis }) => `${basis === "estimate" && size !== null ? "about " : ""}${human(size)}`),
   plain("Enough alone", ({ enough }) => ENOUGH.get(enough)),
   plain("Known from", ({ source }) => source),
@@ -136,11 +137,13 @@ function documentOf({ case: found, ranks }) {
   const device = state.devices.get(found.device_uuid);
   if (device) chart.href = address.linkTo({ gpu: device.index, range: `${Math.round(found.at - 300)}-${Math.round(found.at + 60)}` });
   title.append(make("div.controls", ...(device ? [chart] : []), save));
-  const remedies = found.remedies.map((remedy) => ({ ...remedy, flush: remedy.name === "neighbor-cache" && device && (() => flush({ device: device.uuid }, gpuOf(found))) }));
+  const none = found.remedies.find(({ name }) => name === NOTHING);
+  const remedies = found.remedies.filter((remedy) => remedy !== none).map((remedy) => ({ ...remedy, flush: remedy.name === "neighbor-cache" && device && (() => flush({ device: device.uuid }, gpuOf(found))) }));
   const parts = [...tablesOf(found, ranks)].filter(([, , rows]) => rows.length);
   const grid = make("div.compared", ...parts.map(([heading, columns, rows]) => make("div.part", make("h3", heading), table(heading, columns, rows))));
   const drawn = found.timeline.at.length > 1 ? drawTimeline(found.timeline, found) : [];
-  return [title, make("p", named(requestOf(found), 400)), make("div.part", table("Remedies", REMEDIES, remedies)), ...drawn, grid];
+  const enough = [...(none ? [make("p", named(`${capital(none.text)}.`, 400))] : []), ...(remedies.length ? [make("div.part", table("Remedies", REMEDIES, remedies))] : [])];
+  return [title, make("p", named(requestOf(found), 400)), ...enough, ...drawn, grid];
 }
 
 const record = (found) => found;

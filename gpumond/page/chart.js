@@ -154,7 +154,7 @@ function show(node) {
   const columns = intervals(within, past.seconds, from, to, about.started);
   for (const column of columns) column.layers = layersOf(column, node.left);
   const size = sizeOf(target);
-  const marks = marksOf([...state.events.values()], target, from, to);
+  const marks = marksOf([...state.events.values()], target);
   const view = { ...about, columns, blocks: past.seconds !== null, size, marks, whole: target.pid === null };
   node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: columns.length ? summary(columns, about, own, columns.at(-1)) : withoutData(target, to) };
   node.view.top = drawPlot(node.plot, node.view);

@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { button, choice, control, make, named, put, showChoices, sync } from "./elements.js";
-import { clean, clock, difference, human } from "./format.js";
+import { capital, clean, clock, difference, human } from "./format.js";
 import { createTable, showTable } from "./lists.js";
 import { earlierLives } from "./previousprocesses.js";
 import { intervals } from "./intervals.js";
@@ -129,13 +129,13 @@ function show() {
   const points = histories.flatMap((each) => each.points);
   const from = Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1));
   const at = Math.min(Math.max(moment || Math.min(from + SETTLED, (from + to) / 2), from), to);
-  const top = points.reduce((most, { used }) => Math.max(most, used), 1);
+  const top = 1.05 * points.reduce((most, { used }) => Math.max(most, used), 1); // the highest is below the edge
   shown = [from, to];
   range.value = (100 * (at - from)) / (to - from);
   slider.hidden = !histories.length;
   put(time, clock(at));
   put(since, `Between ${clock(at)} and now`);
-  put(says, histories.length ? `All charts have the scale 0 to ${human(top)}. Click one to choose a moment.` : "");
+  put(says, histories.length ? "All charts have the same scale. Click one to choose a moment." : "");
   empty.hidden = histories.length > 0;
   sync(
     charts,
@@ -148,7 +148,7 @@ function show() {
       return make("div", make("h3", named(programOf(row), 80)), make("p.quiet"), plot);
     },
     ({ children: [, note, plot] }, { lives, points: own, seconds }) => {
-      put(note, lives.map((life) => `Pid ${life.pid} until ${clock(life.at)}`).join(", "));
+      put(note, capital(lives.map((life) => `pid ${life.pid} until ${clock(life.at)}`).join(", ")));
       const columns = intervals(own, seconds, from, to).map((column) => ({ ...column, layers: layersOf(column) }));
       const view = { from, to, columns, blocks: seconds !== null, size: null, marks: [], spans: [], bound: null, top };
       drawPlot(plot, { ...view, summary: plot.ariaLabel });

@@ -1,7 +1,7 @@
 // What is shown, as tables for CSV and as JSON.
 
 import { saveBlob } from "./elements.js";
-import { sum } from "./format.js";
+import { besides } from "./shares.js";
 import { state } from "./store.js";
 import { SHARES } from "./words.js";
 
@@ -76,9 +76,7 @@ and the reserved bytes the size. `device`: index, UUID, size and reserved bytes 
 export function chartTable(columns, { index = null, uuid = null, size, reserved }) {
   const shares = SHARES.filter((share) => columns.some((column) => share in column));
   const rows = columns.map((column) => {
-    const over = sum(shares.map((share) => column[share] ?? 0)) - column.used;
-    const rest = size === null ? [] : [size - reserved - column.used, reserved, size];
-    const values = [column.used, ...shares.map((share) => column[share] ?? null), over < 0 ? null : over, ...rest];
+    const values = [column.used, ...shares.map((share) => column[share] ?? null), ...Object.values(besides(column, size, reserved))];
     return [isoTime(column.at), isoTime(column.end), index, uuid, ...values];
   });
   const fields = ["used", ...shares, "overcount", ...(size === null ? [] : ["free", "reserved", "size"])];

@@ -122,7 +122,8 @@ function suspensionArticle(receipt) {
   const { expected_bytes: expected, released_bytes: released, host_bytes: host } = receipt;
   const amounts = [["expected", expected], ["released", released], ["on the host", host]];
   const facts = amounts.map(([term, bytes]) => [term, bytes !== null && human(bytes)]);
-  return articleOf(receipt, [...facts, ["took", seconds(receipt.duration_seconds)]], [receipt.reason, receipt.remedy]);
+  const took = receipt.outcome !== "planned" && seconds(receipt.duration_seconds);
+  return articleOf(receipt, [...facts, ["took", took]], [receipt.reason, receipt.remedy]);
 }
 
 const SUSPENSION = {
@@ -130,7 +131,7 @@ const SUSPENSION = {
   done: "Suspension",
   route: "suspensions",
   planned: (plan) =>
-    plan.length ? `This should move ${human(sum(plan.map((receipt) => receipt.expected_bytes)))} to the host. The program can’t use the GPU until you resume it.` : "",
+    plan.length ? `This should move ${human(sum(plan.map((receipt) => receipt.expected_bytes)))} to the host. The program can’t use the GPU until it’s resumed.` : "",
   result: ({ receipts }) => receipts.map(({ outcome }) => outcome).join(", "),
   planArticle: suspensionArticle,
   article: suspensionArticle,

@@ -47,8 +47,3 @@ function showHelp() {
 
 $("help-open").addEventListener("click", showHelp);
 $("help-close").addEventListener("click", () => $("help").close());
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "?" || event.target.closest("input, select, textarea, dialog")) return;
-  event.preventDefault();
-  showHelp();
-});

@@ -9,6 +9,8 @@ import { flush } from "./flush.js";
 import { clock, duration, human, percent, sum, words } from "./format.js";
 import { stateOf } from "./matrix.js";
 import { MEANINGS } from "./meanings.js";
+import { suspensionSentence } from "./rows.js";
+import { besides } from "./shares.js";
 import { choose, chooseIndex, chosen } from "./selection.js";
 import { estimate, label, reclaimableOf, roots, sharesOfAll, state } from "./store.js";
 import { SHARES } from "./words.js";
@@ -113,6 +115,9 @@ function showChoice(devices) {
   $("hero-of").parentNode.hidden = all.length < 2;
 }
 
+const heldText = ({ used_bytes: used, granted_bytes: granted }) =>
+  [used || !granted ? `holds ${human(used)}` : "", granted ? `is granted ${human(granted)}` : ""].filter(Boolean).join(" and ");
+
 /** The state of a request or grant in the words of `gpumond status`: the program, and the rest of the sentence. */
 function sentenceOf({ workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, unused_bytes: unused, holders = [], ahead, since }, of, now) {
   const [first, ...more] = [workload, pid === null ? "" : `pid ${pid}`, user].filter(Boolean);
@@ -124,22 +129,28 @@ function sentenceOf({ workload, pid, user, need_bytes: need, available_bytes: av
     `has waited ${duration(Math.max(0, now - since))} for ${human(need)} of ${of}`,
     ahead ? `, behind ${ahead}` : "",
     missing && !claimed ? `; ${human(missing)} is missing${after}` : "",
-    holders.length ? `; ${holders.map((each) => `${each.workload || `pid ${each.pid}`} holds ${human(each.used_bytes + each.granted_bytes)}`).join(", ")}` : "",
+    holders.length ? `; ${holders.map((each) => `${each.workload || `pid ${each.pid}`} ${heldText(each)}`).join(", ")}` : "",
   ];
   return [first, rest.join("")];
 }
 
-/** Requests for memory of these devices that wait, or are granted and not used completely. */
+/** Requests for memory of these devices that wait, or are granted and not used completely, and the suspended programs that
+wait for nothing. */
 function showQueue(devices) {
   const of = new Map(devices.map((device) => [device.uuid, label(device)]));
-  const now = state.frame.snapshot.taken_at;
+  const { queue, grants, snapshot } = state.frame;
+  const waits = (program) => queue.some(({ id }) => program.grants.includes(id));
+  const suspended = snapshot.suspended_programs.filter((each) => !waits(each) && each.memory.some(({ device_uuid: uuid }) => of.has(uuid)));
   sync(
     $("hero-queue"),
-    [...state.frame.queue, ...state.frame.grants].filter((each) => of.has(each.device_uuid)),
+    [...[...queue, ...grants].filter((each) => of.has(each.device_uuid)), ...suspended],
     (each) => each.id,
     () => make("li", make("b", make("bdi")), " ", make("bdi")),
     (entry, request) => {
-      const [program, rest] = sentenceOf(request, of.get(request.device_uuid), now);
+      const { workload, pid } = request;
+      const [program, rest] = request.memory
+        ? [workload || `pid ${pid}`, `(pid ${pid}): ${suspensionSentence(state.frame, request)}`]
+        : sentenceOf(request, of.get(request.device_uuid), snapshot.taken_at);
       name(entry.firstChild.firstChild, program, 80);
       name(entry.lastChild, rest, 400);
     },
@@ -200,8 +211,8 @@ function showMoment(at = null, interval = null) {
   const closed = (chart.range?.to ?? null) !== null;
   $("hero").classList.toggle("past", closed);
   $("hero").querySelector(".side").dataset.at = at === null ? (closed ? "now" : "") : clock(at, state.frame.snapshot.taken_at);
-  if (past === interval) return;
-  past = interval;
+  if (!past && !interval) return;
+  past = interval && { ...(interval.at && besides(interval, chart.view.size, present.reserved)), ...interval };
   showLegend();
 }
 

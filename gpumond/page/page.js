@@ -9,7 +9,6 @@ import { $, name, put } from "./elements.js";
 import { showEngines } from "./engines.js";
 import { showEvents } from "./events.js";
 import { clock, duration } from "./format.js";
-import "./help.js";
 import { showHero } from "./hero.js";
 import "./lists.js";
 import { showNotices } from "./notices.js";
@@ -20,7 +19,7 @@ import { drawing, state } from "./store.js";
 import { captionAt, captionsOf } from "./story.js";
 import { showProcesses } from "./table.js";
 import "./tools.js";
-import { openView, showViews } from "./views.js";
+import { openView, requestScript, showViews } from "./views.js";
 import { MISSED_LIMIT } from "./words.js";
 
 function show() {
@@ -79,7 +78,8 @@ function pause() {
 
 put($("host"), location.host);
 $("pause").addEventListener("click", pause);
-const KEYS = { a: () => openView("alerts"), p: pause };
+$("help-open").addEventListener("click", () => requestScript("later").then(() => $("help-open").click()), { once: true });
+const KEYS = { a: () => openView("alerts"), p: pause, "?": () => $("help-open").click() };
 addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
   if (!event.target.closest("input, select, textarea, dialog")) KEYS[event.key]?.();

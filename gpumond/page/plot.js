@@ -3,14 +3,14 @@
 import { make, put, svg, sync } from "./elements.js";
 import { clean, clock, human, words } from "./format.js";
 import { NARROW, runs, unknown } from "./intervals.js";
-import { together } from "./marks.js";
+import { spaceOf, together } from "./marks.js";
 import { byteLines, timeLines } from "./range.js";
 import { runsOf, topOf } from "./stack.js";
 import { SHARES } from "./words.js";
 
 const TIMES = 8; // lines of the axis of time, at most
 const SPACE = 90; // pixels for the text of one
-const CLOSE = 34; // pixels between two signs with their numbers
+const CLOSE = 34; // pixels between two signs with their numbers, at least
 const URGENT = ["▲", "✕"]; // signs that are shown for several marks, the last first
 let hatches = 0; // number of patterns
 const NEAR_SIZE = 0.06; // of the height: a line this close to the size has no text
@@ -74,19 +74,22 @@ function hatched(plot, d) {
   return [pattern, svg("path", { class: "hatch", d, fill: `url(#${plot.hatch})` })];
 }
 
-/** Marks that are close to one another are one sign with their number. */
+/** Marks that are close to one another are one sign, the most urgent one, with the number of marks of this sign. */
 function drawMarks(list, { marks, from, to }, width) {
+  const within = (mark) => mark.at >= from && mark.at <= to;
+  const groups = together(marks, spaceOf((CLOSE * (to - from)) / Math.max(1, width)));
   sync(
     list,
-    together(marks, (CLOSE * (to - from)) / Math.max(1, width)),
+    groups.map((group) => group.filter(within)).filter((group) => group.length),
     ([first]) => first.id,
     () => make("li", make("span"), make("small")),
     (node, group) => {
       const [worst] = [...group].sort((one, other) => URGENT.indexOf(other.sign) - URGENT.indexOf(one.sign));
+      const count = group.filter(({ sign }) => sign === worst.sign).length;
       node.className = clean(worst.kind);
       node.title = group.map((mark) => clean(`${clock(mark.at, to)}: ${words(mark.kind)}: ${mark.summary}`)).join("\n");
       put(node.firstChild, worst.sign);
-      put(node.lastChild, group.length > 1 ? String(group.length) : "");
+      put(node.lastChild, count > 1 ? String(count) : "");
       node.style.left = `${((100 * (group[0].at - from)) / (to - from)).toFixed(2)}%`;
     },
   );

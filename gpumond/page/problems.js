@@ -6,7 +6,7 @@ import { showSince } from "./chart.js";
 import { $, button, make, name, put, svg, sync } from "./elements.js";
 import { shapes } from "./evidence.js";
 import { createFit, showFit } from "./evidencechart.js";
-import { flush } from "./flush.js";
+import { flush, suspend } from "./flush.js";
 import { clean, many } from "./format.js";
 import { showDevice } from "./hero.js";
 import { rowsOf } from "./rows.js";
@@ -20,6 +20,7 @@ import { RUNBOOKS } from "./words.js";
 
 const SHOWN = 24; // cards that are drawn; the view of alerts lists all
 const FIRST = 3; // cards that are shown at first
+const IDLE = "idle-holder"; // the problem that a suspension solves
 const STEADY = 5000; // milliseconds after a movement of the pointer below the cards for which they keep their height
 const MARGIN = 120; // seconds that a chart shows before a problem began
 
@@ -56,15 +57,22 @@ function showEvidence(node) {
   if (away) node.scrollIntoView({ block: "nearest" });
 }
 
-/** Actions of a card by their name. `of`: whether the card has it; `on`: whether it would do something now. What comes and
-goes with the verdict is the last. */
+/** Actions of a card by their name. `of`: whether the card has it; `on`: whether it would do something now; `off`: why not.
+What comes and goes with the verdict is the last. */
 const ACTIONS = {
   Chart: { of: () => true, act: ({ card }) => showChart(card) },
   Flush: {
     of: ({ card, row }) => (row ? flushes(agentOf(row)) : !card.process && state.devices.has(card.uuid) && state.frame.snapshot.reports.some(flushes)),
     on: ({ card, row }) => Boolean(row ? row.cached_bytes : reclaimableOf([state.devices.get(card.uuid)]).bytes > 0),
+    off: ({ subject }) => `${subject} has nothing to flush: no cache of it can be returned.`,
     act: ({ card, row, subject }) =>
       row ? flush({ pid: row.pid, start_ticks: row.start_ticks }, subject) : flush({ device: card.uuid }, subject),
+  },
+  Suspend: {
+    of: ({ card, row }) => Boolean(card.kind === IDLE && row && agentOf(row)?.suspendable),
+    on: ({ row }) => !state.frame.snapshot.suspended_programs.some((each) => processKey(each) === processKey(row)),
+    off: ({ subject }) => `${subject} is suspended.`,
+    act: ({ row, subject }) => suspend({ pid: row.pid }, subject),
   },
   Silence: { of: ({ card }) => card.alert && !card.alert.silenced_by.length, act: ({ card }) => silence(card.alert) },
   Why: { of: ({ row }) => Boolean(row && agentOf(row)?.pools.length), act: ({ row, subject }) => why(row.pid, subject) },
@@ -105,6 +113,7 @@ function update(node, card) {
   Object.entries(ACTIONS).forEach(([word, action], place) => {
     buttons[place].hidden = !action.of(node);
     buttons[place].disabled = !can(node, action);
+    buttons[place].title = action.of(node) && buttons[place].disabled ? clean(action.off(node), 200) : "";
     buttons[place].setAttribute("aria-label", clean(`${word} ${card.kind} ${subject}`, 200));
   });
   const [runbook, oomCase] = node.querySelectorAll(".acts a");
@@ -131,7 +140,7 @@ export const cardCommands = () =>
   [...$("alerts").children].flatMap((node) => {
     const own = Object.entries(ACTIONS).filter(([, action]) => can(node, action));
     const { card, subject } = node;
-    const text = (word) => (["Flush", "Why"].includes(word) ? `${word} ${subject} (${card.kind})` : `${word} ${card.kind} (${subject})`);
+    const text = (word) => (["Flush", "Suspend", "Why"].includes(word) ? `${word} ${subject} (${card.kind})` : `${word} ${card.kind} (${subject})`);
     const links = [...node.querySelectorAll(".acts a:not([hidden])")];
     return [...own.map(([word, { act }]) => [text(word), () => act(node)]), ...links.map((link) => [text(link.textContent), () => link.click()])];
   });

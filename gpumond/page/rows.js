@@ -50,13 +50,14 @@ export const GROUPS = {
   "Slurm job": (row) => row.slurm_job,
 };
 
+/** True if a suspended program's resumption waits or is in progress. */
+const isResuming = ({ state }) => ["waiting", "resuming"].includes(state);
+
 /** The state of a suspended program, such as `suspended for 2 h, 60.0 GiB on the host, resume needs 61.2 GiB`. */
-function suspensionSentence({ snapshot, queue }, { state, since, host_bytes, memory, reason, grants }) {
+export function suspensionSentence({ snapshot }, { state, since, resume_since: asked, host_bytes, memory, reason }) {
   const ago = (at) => duration(Math.max(0, snapshot.taken_at - at));
-  const waits = state === "waiting";
-  const parts = [`${waits ? "suspended" : state} for ${ago(since)}`];
-  const request = waits && queue.find(({ id }) => grants.includes(id));
-  if (waits) parts.push(`waiting to resume${request ? ` for ${ago(request.since)}` : ""}`);
+  const now = state === "waiting" ? "waiting to resume" : state;
+  const parts = asked ? [`${now} for ${ago(asked)}`, `suspended for ${ago(since)}`] : [`${now} for ${ago(since)}`];
   if (host_bytes !== null) parts.push(`${human(host_bytes)} on the host`);
   parts.push(`resume needs ${human(sum(memory.map((each) => each.used_bytes)))}`);
   return [...parts, reason].filter(Boolean).join(", ");
@@ -78,7 +79,7 @@ export function rowsOf(frame) {
     if (!verdicts.has(key) || !ordinary(verdict)) verdicts.set(key, verdict.kind);
   }
   const devices = new Map(snapshot.devices.map((device) => [device.uuid, device]));
-  const suspensions = new Map(snapshot.suspended_programs.map((each) => [processKey(each), suspensionSentence(frame, each)]));
+  const suspended = new Map(snapshot.suspended_programs.map((each) => [processKey(each), each]));
   const agents = new Map(snapshot.reports.map((report) => [(report.key ??= processKey(report)), report]));
   for (const row of processes) {
     row.own ??= processKey(row);
@@ -89,7 +90,9 @@ export function rowsOf(frame) {
     row.verdict = verdicts.get(row.key) ?? "";
     row.alert = row.verdict ? "" : (alerting.get(row.key) ?? "");
     row.agent = agents.get(row.own);
-    row.suspension = suspensions.get(row.own) ?? "";
+    const program = suspended.get(row.own);
+    row.suspension = program ? suspensionSentence(frame, program) : "";
+    row.resuming = Boolean(program && isResuming(program));
     row.change_bytes = null;
     row.waste_bytes = row.cached_bytes === null ? null : row.cached_bytes + (row.stranded_bytes ?? 0);
   }

@@ -1,6 +1,7 @@
 // Sums of the bytes of each share.
 
-import { OF_PROCESSES } from "./words.js";
+import { sum } from "./format.js";
+import { OF_PROCESSES, SHARES } from "./words.js";
 
 const FIELDS = OF_PROCESSES.map((share) => [share, `${share}_bytes`]);
 
@@ -17,4 +18,11 @@ export function sharesByDevice({ snapshot, ledger, processes }) {
   for (const { device_uuid: uuid, share, used_bytes: bytes, pid } of ledger.lines)
     if (pid === null && found.has(uuid)) found.get(uuid)[share] = bytes;
   return found;
+}
+
+/** The bytes of an interval of a chart that are no share: with the used bytes, the free and the reserved ones are the size.
+*/
+export function besides(column, size, reserved) {
+  const over = sum(SHARES.map((share) => column[share] ?? 0)) - column.used;
+  return { overcount: over < 0 ? null : over, ...(size !== null && { free: size - reserved - column.used, reserved, size }) };
 }

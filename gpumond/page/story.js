@@ -19,9 +19,10 @@ export function captionsOf({ snapshot, processes, queue, verdicts }, events) {
     found.set("leak", `${LEAKING} keeps more memory with each step. Its problem says when the GPU will be full; Why lists what it keeps.`);
   for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === TRAINING && bytes >= LARGE))
     found.set("cache", `${TRAINING} uses ${human(row.live_bytes)} and keeps ${human(row.cached_bytes)} in its cache, which a flush returns while the program runs.`);
-  for (const { workload, need_bytes: need, device_uuid: uuid } of queue) {
+  for (const { id, workload, need_bytes: need, device_uuid: uuid } of queue) {
     const device = snapshot.devices.find((each) => each.uuid === uuid);
-    found.set("queue", `${workload || "A program"} waits for ${human(need)} of GPU ${device?.index ?? "?"}, and starts when they are free.`);
+    const resumes = snapshot.suspended_programs.some(({ grants }) => grants.includes(id));
+    found.set("queue", `${workload || "A program"} waits for ${human(need)} of GPU ${device?.index ?? "?"}, and ${resumes ? "resumes" : "starts"} as soon as they are free.`);
   }
   found.set("start", "The GPUs are simulated, the agents are real. Click a program for its history, or press ? for help.");
   return found;

@@ -20,8 +20,11 @@ export function createSuspension(itemOf) {
 }
 
 export function updateSuspension(control, row) {
-  control.hidden = !row.suspension && !row.agent?.suspendable;
-  put(control.firstChild, row.suspension ? "Resume" : "Suspend…");
+  const [act, words] = control.children;
+  act.hidden = !row.suspension && !row.agent?.suspendable;
+  act.disabled = row.resuming;
+  put(act, row.suspension ? "Resume" : "Suspend…");
+  if (act.hidden) put(words, `To suspend ${row.program}, start it with gpumond run --suspendable.`, 200);
 }
 
 function wordsOf({ detail, receipts = [] }) {

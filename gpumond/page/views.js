@@ -55,10 +55,12 @@ export function showViews(hidden) {
 
 const missing = make("p.quiet", "This view can’t be loaded: the daemon may have been updated. Reload the page.");
 
+/** Requests `later` or `forms`. */
+export const requestScript = (name) => import(`./${document.querySelector("[data-later]").dataset[name]}`);
+
 async function requestViews() {
   try {
-    const { later, forms } = document.querySelector("[data-later]").dataset;
-    await import(`./${FORMS.includes(open) ? forms : later}`);
+    await requestScript(FORMS.includes(open) ? "forms" : "later");
     changed();
   } catch {
     $("view").append(missing);

@@ -34,7 +34,7 @@ export async function why(pid, subject) {
   const answer = await attempt(`agents/${pid}/why`, {}, "The daemon doesn't respond.");
   if (own !== newest) return;
   $("why-snapshot").disabled = false;
-  const entries = answer?.classes?.map((found) => entryOfClasses(found, answer.kv_cache_bytes));
+  const entries = answer?.classes?.map((found) => entryOfClasses(found, pid, answer.kv_cache_bytes));
   if (answer) show(answer.detail ?? wordsOf(answer), entries);
   else dialog.close();
 }
@@ -57,6 +57,7 @@ async function saveSnapshot(pid) {
   show(refusal || `${name} is saved; to view a PyTorch snapshot, open pytorch.org/memory_viz.`);
 }
 
+const MOVED = "The held bytes above are of another moment: what was cached then may be live here, and the other way round.";
 const HELD = ["live", "cached", "stranded"];
 
 /** What the pools of a process hold on one device, and what of it a flush releases. */
@@ -82,7 +83,7 @@ function nextSteps(rows, subject) {
   return entry;
 }
 
-function entryOfClasses(found, kvCache) {
+function entryOfClasses(found, pid, kvCache) {
   const part = (bytes) => `${human(bytes)} (${Math.round((100 * bytes) / (found.live_bytes || 1))}%)`;
   const known = Object.entries(CLASSES).filter(([name]) => found[`${name}_bytes`] !== null);
   const facts = known.map(([name, text]) => [text, part(found[`${name}_bytes`])]);
@@ -90,9 +91,10 @@ function entryOfClasses(found, kvCache) {
   if (known.length < Object.keys(CLASSES).length)
     facts.push([known.length < REGISTERED ? "unknown" : "other tensors and activations", part(Math.max(0, rest))]);
   const device = state.devices.get(found.device_uuid);
+  const moved = state.frame.processes.some((row) => row.pid === pid && row.device_uuid === found.device_uuid && row.live_bytes !== found.live_bytes);
   const where = `${device ? ` on ${label(device)}` : ""}: ${human(found.live_bytes)} live when asked`;
   const ofKvCache = kvCache !== null && `${human(kvCache)} of the other leaf tensors are KV cache.`;
-  return entryOf([named(found.allocator, 40), where], facts, [ofKvCache]);
+  return entryOf([named(found.allocator, 40), where], facts, [ofKvCache, moved && MOVED]);
 }
 
 $("why-close").addEventListener("click", () => $("why").close());

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 
 
-def serve_case(session: PageSession, daemon: RunningDaemon) -> None:
+def serve_case(session: PageSession, daemon: RunningDaemon, **changed: Any) -> None:
     """Answer requests for cases with one on the daemon's device."""
     uuid = until(lambda: daemon.get("devices"))[0]["uuid"]
     curves = tuple(
         Curve(pid=pid, workload=name, used_bytes=(GIB, 3 * GIB, None))
         for pid, name in ((4242, "train"), (17, "notebook"))
     )
-    case = replace(EXAMPLE, device_uuid=uuid, lines_at=EXAMPLE.at - 0.5, timeline=Timeline((1.0, 2.0, 3.0), curves))
+    case = replace(
+        EXAMPLE, device_uuid=uuid, lines_at=EXAMPLE.at - 0.5, timeline=Timeline((1.0, 2.0, 3.0), curves), **changed
+    )
     listed = TypeAdapter(list[CaseSummary]).dump_json([summary_of(case)]).decode()
     whole = TypeAdapter(RankedCase).dump_json(RankedCase(case=case)).decode()
     page = session.page
@@ -95,3 +97,13 @@ def test_cases_are_listed_and_an_unknown_one_is_named(browser: Browser, demo: Ru
             session.shows(f"There is no case {id}. The list has those that are kept.")
         page.get_by_role("button", name="Overview").click()
         assert "case=" not in session.address()
+
+
+def test_a_case_without_a_known_remedy_says_so(browser: Browser, demo: RunningDaemon):
+    nothing = replace(EXAMPLE.remedies[0], name="nothing", text="no remedy is known: 1.6 GiB is missing", enough=False)
+    with open_page(browser, demo) as session:
+        serve_case(session, demo, remedies=(nothing,))
+        session.page.get_by_role("button", name="Cases", exact=True).click()
+        session.page.locator("td").get_by_role("link", name="Case").click()
+        session.shows("No remedy is known: 1.6 GiB is missing.")
+        assert session.page.get_by_role("table", name="Remedies").count() == 0

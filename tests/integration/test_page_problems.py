@@ -204,6 +204,38 @@ def test_button_suspends_an_idle_program_and_resumes_it(browser: Browser, serve:
         until(lambda: not demo.get("suspensions"), 60)
 
 
+def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browser: Browser, demo: RunningDaemon):
+    asked: list[bool] = []
+
+    def idle(frame: Any) -> None:
+        verdict = leak_of(frame, "notebook") | {"kind": "idle-holder"}
+        frame["alerts"], frame["verdicts"] = [], [verdict]
+        process_of(frame, "notebook")["cached_bytes"] = 0
+        subject = {name: verdict[name] for name in ("pid", "start_ticks")}
+        for report in frame["snapshot"]["reports"]:
+            report["suspendable"] = report["workload"] == "notebook"
+        memory = [{"device_uuid": verdict["device_uuid"], "device_index": 0, "used_bytes": 9 * GIB}]
+        about = {"id": "1", "uid": 0, "workload": "notebook", "state": "suspended", "since": verdict["since"]}
+        program = subject | about | {"memory": memory, "host_bytes": None, "grants": [], "reason": ""}
+        frame["snapshot"]["suspended_programs"] = [program] if asked else []
+
+    with open_page(browser, demo, rewrite=idle) as session:
+        page = session.page
+        card = page.locator(".card")
+        flush = card.get_by_role("button", name="Flush")
+        until(flush.is_disabled)
+        assert "has nothing to flush" in (flush.get_attribute("title") or "")
+        card.get_by_role("button", name="Suspend").click()
+        page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").click()
+        page.get_by_role("button", name="train-llm", exact=True).click()
+        session.shows("To suspend train-llm, start it with gpumond run --suspendable.")
+        asked.append(True)
+        page.locator(
+            "#hero-queue li", has_text=re.compile("notebook .*suspended for .*resume needs 9.0 GiB")
+        ).wait_for()
+        until(card.get_by_role("button", name="Suspend").is_disabled)
+
+
 def test_palette_suspends_compares_and_ends_silences(browser: Browser, demo: RunningDaemon):
     def suspendable(frame: Any) -> None:
         for report in frame["snapshot"]["reports"]:

@@ -59,7 +59,9 @@ def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
     """The answer is the documented example: the simulated programs have no tensors."""
 
     def answer(route: Route) -> None:
-        route.fulfill(status=200, content_type="application/json", body=json.dumps(WHY.dump_python(WHY_EXAMPLE)))
+        uuid = demo.get("processes")[0]["device_uuid"]
+        why = replace(WHY_EXAMPLE, classes=tuple(replace(each, device_uuid=uuid) for each in WHY_EXAMPLE.classes))
+        route.fulfill(status=200, content_type="application/json", body=json.dumps(WHY.dump_python(why)))
 
     def wasteful(frame: dict[str, Any]) -> None:
         for process in frame["processes"]:
@@ -86,6 +88,7 @@ def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
         ]
         assert "cached: Free memory that an allocator keeps for reuse; a flush returns it" in held
         assert "stranded: Free memory that an allocator keeps and a flush can't return" in held
+        assert dialog.get_by_text("The held bytes above are of another moment").is_visible()
         assert dialog.get_by_text("22.0 GiB (55%)").is_visible()
         assert dialog.get_by_text("activations and the rest").is_visible()
         if AXE:

@@ -15,7 +15,7 @@ from gpumond.facts.units import GIB
 from gpumond.features.oom.case_file import CaseFile, Remedy, document, plain, sections
 from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, case_file, opaque_case, timeline
 from gpumond.features.oom.remedies import Evidence, remedies
-from gpumond.tick.history import History
+from gpumond.tick.history import DEVICE_SIGNALS, History
 from gpumond.tick.ledger import attribute
 from gpumond.view.text import moment
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
@@ -42,6 +42,20 @@ def test_the_oldest_cases_are_removed_and_named():
     known = cases(*range(1, KEPT + 1))
     assert known.add(replace(CASE, id="999-999-1", pid=999)) == ["0-1-1"]
     assert len(known.all()) == KEPT
+
+
+def test_an_alert_names_the_newest_case_on_its_device_that_has_remedies():
+    known, process = Cases(), CASE.process
+    half = Remedy(name="batch", text="half", size_bytes=GIB, enough=True, basis="estimate", source="")
+    for id, uuid, found_remedies in (
+        ("1", "GPU-a", (half,)),
+        ("2", "GPU-a", (half,)),
+        ("3", "GPU-a", (replace(half, name="nothing", enough=False),)),
+        ("4", "GPU-b", ()),
+    ):
+        known.add(replace(CASE, id=id, device_uuid=uuid, remedies=found_remedies))
+    found = [known.of_alert(process, uuid) for uuid in ("GPU-a", "GPU-b", "GPU-c")]
+    assert [case and case.id for case in found] == ["2", "4", None]
 
 
 def test_last_is_the_newest_case():
@@ -86,19 +100,22 @@ def test_a_program_without_an_agent_on_a_device_with_room_has_no_case():
     assert opaque_case(device.processes_by_key[make_process(20).key], device, frame, History()) is None
 
 
-def test_a_timeline_sums_the_programs_beyond_the_largest():
+def test_a_timeline_shows_everything_on_the_device():
     history = History()
     processes = tuple(make_process(pid, pid * GIB) for pid in range(1, 21))
-    device = make_device(used_bytes=210 * GIB, size_bytes=300 * GIB, processes=processes)
+    gone = 30  # GiB, of a program that has ended or is suspended
+    device = make_device(used_bytes=(210 + gone) * GIB, size_bytes=300 * GIB, processes=processes)
     snapshot = make_snapshot(device)
     history.begin(snapshot)
+    history.device("GPU-a").add((history.now, float(device.used_bytes or 0), *[float("nan")] * (DEVICE_SIGNALS - 1)))
     for process in processes:
         series = history.process(("GPU-a", process.key))
         assert series is not None
         series.add((history.now, float(process.used_bytes or 0), *[float("nan")] * 4))
     found = timeline(history, Frame(snapshot, attribute(snapshot)), "GPU-a", snapshot.taken_at + 1.0)
     assert [curve.pid for curve in found.curves] == [*range(20, 8, -1), None]
-    assert found.curves[-1].used_bytes[-1] == sum(range(1, 9)) * GIB
+    assert found.curves[-1].used_bytes[-1] == (sum(range(1, 9)) + gone) * GIB
+    assert sum(curve.used_bytes[-1] or 0 for curve in found.curves) == device.used_bytes
 
 
 @pytest.mark.parametrize("show", [plain, document])

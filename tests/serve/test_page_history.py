@@ -142,6 +142,13 @@ def test_close_marks_are_one_group():
     assert found == [3, 1, 1]
 
 
+def test_groups_of_marks_stay_as_time_goes_on():
+    assert run_module("marks", "given.map(m.spaceOf)", 9, 10, 16, 17, 0.3) == [16, 16, 16, 32, 0.5]
+    expression = "given.map((all) => m.together(all, 16).map((group) => group.length))"
+    known = [{"at": at} for at in (3, 12, 18, 25, 40)]
+    assert run_module("marks", expression, known[:4], known, [*known, {"at": 41}]) == [[3, 1], [3, 2], [3, 2, 1]]
+
+
 def test_later_points_are_joined_to_known_ones():
     expression = "m.joined(...given.slice(0, 2).map((all) => all.map((at) => ({ at }))), given[2]).map(({ at }) => at)"
     assert run_module("intervals", expression, [1, 2, 3], [3.01, 4.01], 1.5) == [2, 3.01, 4.01]
@@ -162,10 +169,9 @@ def test_marks_are_those_of_the_device_or_the_process():
         event(3, "oom", 30, pid=8, start_ticks=100),
         event(4, "alert-fired", 40, device_uuid="GPU-1"),
         event(5, "process-ended", 50, pid=7, start_ticks=99),
-        event(6, "flush", 500, **process),
         event(7, "unheard-of", 30, **process),
     ]
-    expression = "m.marksOf(given[0], given[1], 0, 100).map((mark) => mark.id)"
+    expression = "m.marksOf(given[0], given[1]).map((mark) => mark.id)"
     assert run_module("marks", expression, events, {"uuid": "GPU-0", "pid": None}) == [2, 3, 5]
     assert run_module("marks", expression, events, {"uuid": "GPU-0", **process}) == [1, 2]
 

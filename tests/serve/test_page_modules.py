@@ -285,6 +285,17 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
     ]
 
 
+def test_caption_says_what_a_waiting_program_does_then():
+    about = {"source": {"name": "sim"}, "taken_at": 0.0, "devices": [], "suspended_programs": [{"grants": ["7"]}]}
+    frame = {"snapshot": about, "processes": [{"workload": "notebook", "pid": 1}], "verdicts": []}
+    request = {"workload": "embeddings", "need_bytes": GIB, "device_uuid": "GPU-a"}
+    frames = [frame | {"queue": [request | {"id": id}]} for id in ("7", "8")]
+    found = run_module(
+        "story", "given.map((frame) => m.captionsOf(frame, []).get('queue').split(', and ')[1])", *frames
+    )
+    assert found == ["resumes as soon as they are free.", "starts as soon as they are free."]
+
+
 def test_difference_agrees_with_the_amounts_as_they_are_shown():
     pairs = [[2.56 * GIB, 1.64 * GIB], [3.9 * GIB, 3.1 * GIB], [GIB, GIB], [0, 512 * MIB], [None, GIB]]
     found = run_module("format", "given.map(([before, now]) => [before, now, m.difference(now, before)])", *pairs)

@@ -86,7 +86,7 @@ OOM = FrameNotice(
     "out-of-memory firing for 31 s",
     "finetune (pid 9282) on GPU 1 ran out of memory in finetune at /work/programs.py:97 (errors in 10 minutes: 1)",
     "alert out-of-memory",
-    "gpumond oom show says what would have prevented it",
+    "gpumond oom show says why",
 )
 IDLE = FrameNotice(
     "note",

@@ -39,7 +39,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Bytes of one program, or of several others (``pid`` None), at the times of the timeline; unknown is None."""
+    """Bytes of one program, or of all the rest (``pid`` None), at the times of the timeline; unknown is None."""
 
     pid: int | None
     workload: str
@@ -48,7 +48,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """All programs of a device in the ten minutes before an error; ``at`` are unix times."""
+    """What was on a device in the ten minutes before an error; ``at`` are unix times."""
 
     at: tuple[float, ...] = ()
     curves: tuple[Curve, ...] = ()
@@ -88,6 +88,10 @@ class CaseFile:
     @property
     def process(self) -> ProcessKey:
         return ProcessKey(self.pid, self.start_ticks)
+
+    @property
+    def known_remedies(self) -> tuple[Remedy, ...]:
+        return tuple(remedy for remedy in self.remedies if remedy.name != "nothing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

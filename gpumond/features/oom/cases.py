@@ -18,7 +18,7 @@ from gpumond.features.oom.remedies import Evidence, remedies, sentence
 from gpumond.host.event_loop import Tasks
 from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.table import Table
-from gpumond.tick.history import History
+from gpumond.tick.history import History, Point
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,10 @@ class Cases:
     def ranks(self, case: CaseFile) -> tuple[RankError, ...]:
         return rank_order(case, self.all())
 
-    def newest_of(self, process: ProcessKey) -> CaseFile | None:
-        return next((case for case in reversed(self._files.values()) if case.process == process), None)
+    def of_alert(self, process: ProcessKey, uuid: str | None) -> CaseFile | None:
+        """Return the newest case file of a process on the alert's device, if possible one with remedies."""
+        own = [each for each in self._files.values() if each.process == process and each.device_uuid in (uuid, None)]
+        return max(reversed(own), key=lambda case: bool(case.known_remedies), default=None)
 
     def add(self, case: CaseFile) -> list[str]:
         """Add a case file, and return the ids of those that it replaces."""
@@ -151,8 +153,10 @@ class OomPart(Part):
                         yield case
 
     def _annotated(self, alert: Alert) -> Alert:
-        """Return an alert on a program that ran out of memory with its newest case file."""
-        case = self.cases.newest_of(alert.process) if alert.process and alert.rule in RULES else None
+        """Return an alert on a program that ran out of memory with its case file."""
+        if alert.process is None or alert.rule not in RULES:
+            return alert
+        case = self.cases.of_alert(alert.process, dict(alert.labels).get("uuid"))
         if case is None:
             return alert
         return replace(alert, annotations=(*alert.annotations, (ANNOTATION, case.id)))
@@ -165,7 +169,11 @@ def _age(earlier: Frame, frame: Frame) -> float:
 SECONDS, POINTS = 600.0, 120
 """Length of a timeline, and its number of points."""
 CURVES = 12
-"""Programs with a curve of their own; the others are summed."""
+"""Programs with a curve of their own."""
+REST = "everything else (suspended and ended programs, too)"
+"""The name of what is on the device besides those programs."""
+NOTABLE = 0.01
+"""Part of the device's highest use from which the rest is shown: less is a difference of a moment."""
 MOST = 64
 """Programs of a timeline, those that hold most: a tick reads the history of each."""
 FULL = 0.02
@@ -286,7 +294,10 @@ def _caches(before: Frame, device: DeviceReading, own: ProcessKey) -> tuple[Reme
 
 
 def timeline(history: History, frame: Frame, uuid: str, at: float) -> Timeline:
-    """Return the use of each program on a device in the ten minutes before ``at``, the largest first."""
+    """Return the use of each program on a device in the ten minutes before ``at``, the largest first, and of the rest.
+
+    The rest is what the driver counted besides them: also of programs that are suspended or have ended since.
+    """
     since = at - SECONDS
     used: Counter[ProcessKey] = Counter()
     names: dict[ProcessKey, str] = {}
@@ -294,29 +305,34 @@ def timeline(history: History, frame: Frame, uuid: str, at: float) -> Timeline:
         if line.device_uuid == uuid and line.process is not None:
             used[line.process] += line.used_bytes
             names[line.process] = line.workload
-    keys = [key for key, _ in used.most_common(MOST)]
-    series = {key: history.series((uuid, key), "used", since) for key in keys}
-    begin = min((points[0].at for points in series.values() if points), default=at)
+    whole = [point for point in history.series((uuid, None), "used", since) if point.at <= at + 1.0]
+    series = {key: history.series((uuid, key), "used", since) for key, _ in used.most_common(MOST)}
+    begin = min((points[0].at for points in (whole, *series.values()) if points), default=at)
     step = max(1.0, (at - begin) / POINTS)
     times = [begin + step * number for number in range(int((at - begin) / step) + 1)]
     curves = []
     for key, points in series.items():
         known = [point for point in points if point.at <= at + 1.0]
         if known:
-            moments = [point.at for point in known]
-            values = [_value([point.median for point in known], bisect_right(moments, time + step)) for time in times]
-            curves.append(Curve(pid=key.pid, workload=names[key], used_bytes=tuple(values)))
+            curves.append(Curve(pid=key.pid, workload=names[key], used_bytes=_values(known, times, step)))
     curves.sort(key=lambda curve: -max((value or 0 for value in curve.used_bytes), default=0))
-    shown, rest = curves[:CURVES], curves[CURVES:]
-    if rest:
-        shown.append(Curve(pid=None, workload="other programs", used_bytes=_sums(rest)))
+    shown = curves[:CURVES]
+    rest = _rest(_values(whole, times, step), shown)
+    if any(rest):
+        shown.append(Curve(pid=None, workload=REST, used_bytes=rest))
     return Timeline(tuple(round(time, 1) for time in times), tuple(shown))
 
 
-def _value(values: Sequence[float], place: int) -> int | None:
-    return int(values[place - 1]) if place else None
+def _values(points: Sequence[Point], times: Sequence[float], step: float) -> tuple[int | None, ...]:
+    """Return the last value before the end of each step that begins at one of these times."""
+    moments = [point.at for point in points]
+    places = (bisect_right(moments, time + step) for time in times)
+    return tuple(int(points[place - 1].median) if place else None for place in places)
 
 
-def _sums(curves: Sequence[Curve]) -> tuple[int | None, ...]:
-    rows = zip(*(curve.used_bytes for curve in curves), strict=True)
-    return tuple(sum(known) if (known := [each for each in row if each is not None]) else None for row in rows)
+def _rest(whole: Sequence[int | None], curves: Sequence[Curve]) -> tuple[int | None, ...]:
+    """Return the use of the device besides these curves."""
+    least = NOTABLE * max((value or 0 for value in whole), default=0)
+    sums = [sum(curve.used_bytes[place] or 0 for curve in curves) for place in range(len(whole))]
+    rest = [None if total is None else max(0, total - own) for total, own in zip(whole, sums, strict=True)]
+    return tuple(value if value is None or value >= least else 0 for value in rest)

@@ -558,13 +558,15 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
     over = 0 if size is None else e.live + e.overhead + (e.request or 0) - size
     left = max(over, missing - total)
     lacks = human(left) if total or over == left or e.limited_by else _lacking(e)
+    source = "sum of these"
     if 0 < over == left:
+        source = "the program's bytes and the GPU's size"
         text = f"no remedy is enough: the program needs {human(over)} more than this GPU has"
     elif found:
         text = f"no remedy is enough: {lacks} is missing even with all of those below"
     else:
-        text = f"no remedy is known: {lacks} is missing"
-    yield Remedy(name="nothing", text=text, size_bytes=left, enough=False, basis="measured", source="sum of these")
+        text, source = f"no remedy is known: {lacks} is missing", "the request and the free bytes"
+    yield Remedy(name="nothing", text=text, size_bytes=left, enough=False, basis="measured", source=source)
 
 
 REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
