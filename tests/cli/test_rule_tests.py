@@ -94,7 +94,7 @@ def test_invalid_file_is_named(files: Path, before: str, after: str, says: str):
 
 def test_command_line_checks_and_tests_rules(files: Path):
     shown = gpumond_here("rules", "check", str(files / "rules.yaml")).stdout
-    assert "process used_bytes above 40.0 GiB for 60 s" in shown
+    assert "process used_bytes above 40.0 GiB for 1 min" in shown
     assert gpumond_here("rules", "test", str(files / "tests.yaml")).returncode == 0
     (files / "tests.yaml").write_text(TESTS % 11)
     failed = gpumond_here("rules", "test", str(files / "tests.yaml"))
