@@ -104,13 +104,13 @@ def test_repeated_request_gets_the_last_result_with_its_age(allocator: CachingAl
     assert 0.0 < again.age_seconds < 60.0
 
 
-def test_recording_is_refused_without_a_library_that_records(
-    allocator: CachingAllocator, handler: RequestHandler, monkeypatch: pytest.MonkeyPatch
+def test_recording_is_refused_before_an_allocation_and_by_the_policy(
+    handler: RequestHandler, monkeypatch: pytest.MonkeyPatch
 ):
     request = AgentRequest("x", "classes", record_seconds=1.0)
     refused = handler.start_recording(request)
     assert refused is not None
-    assert "can record its history" in refused.reason
+    assert refused.reason == "sim: nothing has been allocated yet"
     policies: tuple[FlushPolicy, ...] = ("step", "never")
     for policy in policies:
         monkeypatch.setattr(SETTINGS, "flush_policy", policy)

@@ -191,15 +191,6 @@ def test_snapshot_is_fetched_by_the_command_line(daemon: RunningDaemon, tmp_path
         finished(process)
 
 
-def test_history_is_refused_for_a_program_that_cannot_record_it(daemon: RunningDaemon, tmp_path: Path):
-    with running(daemon, tmp_path) as process:
-        status, found = post(daemon, f"/api/v1/agents/{process.pid}/why")
-        assert (status, [each["allocator"] for each in found["classes"]]) == (200, ["sim"])
-        status, problem = post(daemon, f"/api/v1/agents/{process.pid}/why", {"record_seconds": 5})
-        assert (status, "can record its history" in problem["detail"]) == (409, True)
-        finished(process)
-
-
 def test_event_stream_contains_the_events_of_the_program(daemon: RunningDaemon, tmp_path: Path):
     with running(daemon, tmp_path) as process:
         (came,) = until(lambda: listed(daemon, "agent-connected", process))

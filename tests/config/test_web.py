@@ -80,7 +80,7 @@ BAD = {
     ),
     "an unknown version": (
         f"tls_server_config: {{{TLS}, min_version: TLS14}}",
-        "tls_server_config.min_version: must be TLS10, TLS11, TLS12 or TLS13",
+        "tls_server_config.min_version: expected TLS10, TLS11, TLS12 or TLS13",
     ),
     "versions upside down": (
         f"tls_server_config: {{{TLS}, min_version: TLS13, max_version: TLS12}}",

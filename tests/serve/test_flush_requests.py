@@ -38,7 +38,7 @@ def test_unknown_device_is_a_404_that_lists_the_devices():
     view = View()
     answer = ask(view, FLUSHES, "POST", headers=TOKEN, json={"target": {"device": "7"}})
     assert (answer.status_code, view.flush_requests) == (404, [])
-    assert f"0 {examples.UUID}" in answer.json()["detail"]
+    assert f"0 ({examples.UUID})" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(

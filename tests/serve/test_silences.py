@@ -49,7 +49,7 @@ def test_silences_without_token_are_unchanged():
     [
         ({"matchers": []}, "body.matchers: must have at least 1 entry"),
         ({"matchers": [RULE] * 9}, "at most 8 entries"),
-        ({"matchers": [RULE | {"operator": "~"}]}, "body.matchers.0.operator: must be =, !=, =~ or !~"),
+        ({"matchers": [RULE | {"operator": "~"}]}, "body.matchers.0.operator: expected =, !=, =~ or !~"),
         ({"matchers": [RULE | {"name": "a b"}]}, "body.matchers.0.name: must have the form"),
         ({"matchers": [RULE | {"value": "a\nb"}]}, "has a control character, such as a line end; remove it"),
         ({"matchers": [RULE | {"value": "a" * 257}]}, "body.matchers.0.value: must have at most 256"),

@@ -16,6 +16,7 @@ from itertools import product
 import pytest
 
 from gpumond.sim.device import MIB, SimDevice
+from gpumond.view.rows import suspension_sentence
 from tests.fakecuda import FakeCuda
 from tests.helpers.agent_daemon import environment
 from tests.helpers.running import RunningDaemon, until
@@ -251,7 +252,8 @@ def test_crash_of_the_helper_has_a_receipt_an_event_and_a_reason_and_the_next_re
         (pending,) = daemon.get("suspensions")
         assert (pending["state"], pending["reason"]) == ("resuming", crash)
         assert pending["resume_since"] == receipt["started_at"]
-        assert re.search(r"resuming for .*, suspended for .*crashed", daemon.run("status").stdout)
+        sentence = suspension_sentence(pending, pending["resume_since"] + 9)
+        assert re.match(r"resuming for 9 s, suspended for .*crashed", sentence)
         assert f"failed: {crash}" in daemon.run("events").stdout
         until(lambda: daemon.get("suspensions") == [])
         last = until(lambda: [each for each in daemon.get("suspensions/receipts") if each["outcome"] == "resumed"])[0]
