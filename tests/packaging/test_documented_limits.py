@@ -69,7 +69,7 @@ STATED = {
     "agents per user": f"{LIMITS.peers_per_uid}",
     "agents in total": f"{LIMITS.peers:,}",
     "connections without a hello message": f"{LIMITS.pending_per_uid} per user, {LIMITS.pending} in total",
-    "time for a hello message": f"{LIMITS.hello_seconds:g} s, "
+    "time for a hello message": f"{LIMITS.hello_seconds:g} s, or "
     f"{LIMITS.shared_hello_seconds:g} s while the user has other connections without a hello message",
     "time for the rest of a message": f"{LIMITS.message_seconds:g} s",
     "age of a report": f"{LIMITS.stale_seconds:g} s",
@@ -117,8 +117,8 @@ STATED = {
     "rules over the API": f"{MAX_RULES}",
     "silences per caller": f"{silences.MAX_SILENCES}",
     "ended silences per caller": f"{silences.KEEP_ENDED}, for {silences.KEEP_ENDED_SECONDS / 86400:g} days",
-    "a silence": f"{silences.MAX_SECONDS / 86400:g} days; {MAX_MATCHERS} matchers with {MAX_VALUE} characters per value; "
-    f"{MAX_EXPRESSION} characters per regular expression, {silences.MAX_EXPRESSIONS} in all of them, "
+    "a silence": f"{silences.MAX_SECONDS / 86400:g} days; {MAX_MATCHERS} matchers with {MAX_VALUE} characters "
+    f"per value; {MAX_EXPRESSION} characters per regular expression, {silences.MAX_EXPRESSIONS} in all of them, "
     f"{MAX_COMPILED_BYTES // MIB} MiB each once compiled",
     "compiled regular expressions in silences": f"{silences.MAX_COMPILED_OF_CREATOR // MIB} MiB per caller, "
     f"{silences.MAX_COMPILED_IN_TOTAL // MIB} MiB in total",
