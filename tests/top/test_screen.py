@@ -77,14 +77,14 @@ LEAK = FrameNotice(
     "warn",
     "leak firing for 1 min 20 s",
     "notebook (pid 4194304) is leaking about 0.8 GiB/min on GPU 0 (since 14:05:44 UTC); at this rate, GPU 0 will be "
-    "full in about 10 min; retained by losses in leak at /work/programs.py:125 (20 tensors in 20 s)",
+    "full in about 10 min; retained by losses in leak at /data/programs.py:125 (20 tensors in 20 s)",
     "alert leak",
     "find out what keeps the memory: gpumond why --pid 4194304; restart the program before the GPU is full",
 )
 OOM = FrameNotice(
     "bad",
     "out-of-memory firing for 31 s",
-    "finetune (pid 9282) on GPU 1 ran out of memory in finetune at /work/programs.py:97 (errors in 10 minutes: 1)",
+    "finetune (pid 9282) on GPU 1 ran out of memory in finetune at /data/programs.py:97 (errors in 10 minutes: 1)",
     "alert out-of-memory",
     "gpumond oom show says why",
 )
