@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.scrape import TICKS_PER_SECOND
+from bench.scrape import cpu_seconds
 from tests.helpers.running import free_port, until
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -266,12 +266,6 @@ def of_running(pids: Sequence[int], measure: Callable[[int], float]) -> Iterator
     for pid in pids:
         with contextlib.suppress(OSError):
             yield measure(pid)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process, and of those that it has started and that have ended. Raises OSError."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / TICKS_PER_SECOND
 
 
 def pss(pid: int, kind: str = "Pss") -> float:
