@@ -63,8 +63,6 @@ GPUMOND = Exporter(
     sample("gpumond_device_memory_used_bytes", "gpu"),
     (sys.executable, "-c", "import gpumond; print('gpumond', gpumond.__version__)"),
 )
-
-
 NODE = Exporter(
     "node_exporter",
     ("prometheus-node-exporter", "--web.listen-address=127.0.0.1:PORT"),

@@ -44,7 +44,7 @@ def ratios(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict
             ]
         )
         for peer, rounds in found.items()
-        if peer != OURS and OURS in found
+        if peer != OURS
     }
 
 
