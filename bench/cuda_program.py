@@ -1,9 +1,9 @@
 """A small program on a real device, for ``bench.peers``: it holds memory, and works ten times a second.
 
-python -m bench.cuda_program NUMBER [--agent]
+python -m bench.cuda_program NUMBER
 
-It uses CuPy, or PyTorch if CuPy is not installed, and the device NUMBER modulo the number of devices. It writes a line
-when it holds its memory. With ``--agent``, it reports to the daemon of ``GPUMOND_SOCKET``.
+It uses CuPy, or PyTorch if CuPy is not installed, and the device NUMBER modulo the number of devices. It reports to the
+daemon of ``GPUMOND_SOCKET``, and writes a line when it holds its memory.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+
+from gpumond import agent
 
 HELD_BYTES, MOST_BYTES = 64 << 20, 32 << 20
 STEPS_PER_SECOND = 10
@@ -45,10 +47,7 @@ def with_torch(number: int) -> Callable[[int], object]:
 
 def main() -> None:
     number = int(sys.argv[1])
-    if "--agent" in sys.argv:
-        from gpumond import agent
-
-        agent.start()
+    agent.start()
     step = with_cupy(number) if find_spec("cupy") else with_torch(number)
     step(1)
     print("ready", flush=True)

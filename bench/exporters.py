@@ -29,7 +29,9 @@ LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
 
 
 class Exporter(NamedTuple):
-    """``command`` contains ``PORT`` and ``DIRECTORY``. ``sample`` is the used memory of a device."""
+    """``command`` contains ``PORT`` and ``DIRECTORY``. The page has ``sample`` for each device, the used memory if the
+    exporter reads the driver.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -38,7 +40,8 @@ class Exporter(NamedTuple):
 
     def version(self) -> str:
         done = subprocess.run(self.version_command, cwd=ROOT, capture_output=True, text=True, timeout=30)
-        return next(iter((done.stdout or done.stderr).splitlines()), "unknown")
+        line = next(iter((done.stdout or done.stderr).splitlines()), "unknown")
+        return line.partition(" (")[0].replace(", version", "")
 
 
 def library(python: str, name: str) -> tuple[str, ...]:
@@ -60,6 +63,20 @@ GPUMOND = Exporter(
     sample("gpumond_device_memory_used_bytes", "gpu"),
     (sys.executable, "-c", "import gpumond; print('gpumond', gpumond.__version__)"),
 )
+NODE = Exporter(
+    "node_exporter",
+    ("prometheus-node-exporter", "--web.listen-address=127.0.0.1:PORT"),
+    sample("node_cpu_seconds_total", "mode"),
+    ("prometheus-node-exporter", "--version"),
+)
+"""The least that an exporter costs: it doesn't read the driver."""
+NGE = Exporter(
+    "nvidia_gpu_exporter",
+    ("nvidia_gpu_exporter", "--web.listen-address=127.0.0.1:PORT", "--collect.compute-apps"),
+    sample("nvidia_smi_memory_used_bytes", "uuid"),
+    ("nvidia_gpu_exporter", "--version"),
+)
+"""It runs nvidia-smi for each scrape."""
 
 
 def nvitop() -> Exporter:
@@ -87,12 +104,21 @@ def _environment(directory: Path) -> Path:
     return python
 
 
-def installed() -> tuple[list[Exporter], dict[str, str]]:
+def installed(card: bool) -> tuple[list[Exporter], dict[str, str]]:
     """Return the exporters of this machine, and the reason for each that is absent."""
+    found, absent = [GPUMOND], dict[str, str]()
     try:
-        return [GPUMOND, nvitop()], {}
+        found.append(nvitop())
     except LookupError as error:
-        return [GPUMOND], {NVITOP_NAME: str(error)}
+        absent[NVITOP_NAME] = str(error)
+    for exporter in (NGE, NODE):
+        if exporter is NGE and not card:
+            absent[exporter.name] = "it runs nvidia-smi, which can't read the simulated driver"
+        elif shutil.which(exporter.command[0]):
+            found.append(exporter)
+        else:
+            absent[exporter.name] = f"{exporter.command[0]} is not in PATH"
+    return found, absent
 
 
 class Connection:
@@ -199,10 +225,9 @@ class Running:
     def get(connection: Connection, encoding: str) -> bytes:
         return connection.get(encoding)
 
-    def cpu(self) -> tuple[float, float]:
-        """Return the CPU seconds of the main process, and of all processes that it has started."""
-        main, *others = family(self.process.pid)
-        return cpu_seconds(main), sum(of_running(others, cpu_seconds))
+    def cpu(self) -> float:
+        """Return the CPU seconds of its processes, those that have ended included."""
+        return sum(of_running(family(self.process.pid), cpu_seconds))
 
     def pss(self) -> float:
         return sum(of_running(family(self.process.pid), pss))

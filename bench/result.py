@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -61,7 +62,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     ordered = sorted(seconds)
     return {
         "p50_ms": round(statistics.median(ordered) * 1e3, 3),
-        "p99_ms": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3, 3),
+        "p99_ms": round(ordered[math.ceil(len(ordered) * 0.99) - 1] * 1e3, 3),
         "max_ms": round(ordered[-1] * 1e3, 3),
         "n": len(ordered),
     }

@@ -119,8 +119,9 @@ def children(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process, and of those that it has started and that have ended. Raises OSError."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+    return sum(map(int, fields[11:15])) / TICKS_PER_SECOND
 
 
 def rss(pid: int) -> int:

@@ -11,13 +11,15 @@ NO_COST = "cpu_of_other_programs_s"
 """CPU time of programs that are not measured: a busy machine makes every figure larger."""
 LINES = {
     "CPU time, s a minute": "{cpu_s:.2f}",
-    "scrape, gzip, p50 / p99, ms": "{kept_gzip_p50_ms:.2f} / {kept_gzip_p99_ms:.2f}",
-    "size of a scrape, gzip / plain, kB": "{page_gzip_bytes:.1f} / {page_bytes:.0f}",
+    "scrape, p50 / p99, ms": "{kept_p50_ms:.2f} / {kept_p99_ms:.2f}",
+    "scrape with a new connection, p50 / p99, ms": "{new_p50_ms:.2f} / {new_p99_ms:.2f}",
+    "size of a scrape, plain / gzip, kB": "{page_bytes:.0f} / {page_gzip_bytes:.1f}",
     "memory (PSS), MiB": "{pss_mib:.1f}",
+    "first scrape with all devices after the start, s": "{first_data_s:.2f}",
     "CPU time of other programs, s a minute": "{cpu_of_other_programs_s:.1f}",
 }
-"""Lines of a comparison. Each is formatted with the measures of an exporter, and absent if the exporter has none."""
-FIRST = {line: text.partition("{")[2].partition(":")[0] for line, text in LINES.items()}
+"""Lines of a comparison, each formatted with the measures of an exporter."""
+LAST = {line: text.rpartition("{")[2].partition(":")[0] for line, text in LINES.items()}
 """The measure whose ratio a line shows."""
 SCALES = {"page_gzip_bytes": 1e-3, "page_bytes": 1e-3}
 
@@ -42,7 +44,7 @@ def ratios(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict
             ]
         )
         for peer, rounds in found.items()
-        if peer != OURS and OURS in found
+        if peer != OURS
     }
 
 
@@ -51,15 +53,10 @@ def peers_table(figures: Mapping[str, Any]) -> str:
 
     A number in brackets is gpumond's value divided by the peer's.
     """
-    names = list(dict.fromkeys(name for one in figures["settings"].values() for name in one["values"]))
-    lines = [caption(figures), "", f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
-    for setting, one in figures["settings"].items():
-        lines.append(f"| **{setting}** |" + " |" * len(names))
-        for line in LINES:
-            cells = [peers_cell(line, name, one) for name in names]
-            if any(cells):
-                lines.append(f"| {line} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    names = list(figures["values"])
+    rows = [[line, *(peers_cell(line, name, figures) for name in names)] for line in LINES]
+    head = [caption(figures), "", f"| {figures['setting']} | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def caption(figures: Mapping[str, Any]) -> str:
@@ -68,10 +65,7 @@ def caption(figures: Mapping[str, Any]) -> str:
     return text + "".join(f" Not measured: {name} ({reason})." for name, reason in figures["absent"].items())
 
 
-def peers_cell(line: str, name: str, one: Mapping[str, Any]) -> str:
-    """Return a line's text for an exporter; "" if it has no such measure."""
-    values, ratio = one["values"].get(name, {}), one["ratios"].get(name, {}).get(FIRST[line])
-    if FIRST[line] not in values:
-        return ""
-    text = LINES[line].format_map({key: value * SCALES.get(key, 1) for key, value in values.items()})
-    return text if ratio is None else f"{text} ({ratio:.3g})"
+def peers_cell(line: str, name: str, figures: Mapping[str, Any]) -> str:
+    values = {key: value * SCALES.get(key, 1) for key, value in figures["values"][name].items()}
+    ratio = figures["ratios"].get(name, {}).get(LAST[line])
+    return LINES[line].format_map(values) + ("" if ratio is None else f" ({ratio:.3g})")
