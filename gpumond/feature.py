@@ -31,9 +31,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """``parts``: classes of `kernel.Part` as ``module:name``, which take the kernel. ``routes``: FastAPI routers as
-    ``module:name``.
-    """
+    """``parts``: classes of `kernel.Part`, which take the kernel; ``routes``: FastAPI routers; as ``module:name``."""
 
     name: str
     parts: tuple[str, ...] = ()

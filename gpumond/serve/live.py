@@ -238,9 +238,7 @@ class FrameChanges:
 
 
 def live_frame(whole: FullFrame) -> FullFrame:
-    """Return a frame without the driver's lists of processes and the ledger's lines of processes: both are in
-    ``processes``.
-    """
+    """Return a frame without the driver's processes and the ledger's lines of processes: both are in ``processes``."""
     devices = (
         device if device.processes is None else replace(device, processes=()) for device in whole.snapshot.devices
     )

@@ -310,9 +310,7 @@ QUIET_SECONDS = 2.0
 
 
 def progressing(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items. Their number is printed from two seconds on: in one line that is rewritten on a terminal, and
-    every half minute in a log.
-    """
+    """Yield the items. From two seconds on, print their number: rewritten on a terminal, every half minute in a log."""
     terminal = sys.stderr.isatty()
     due = time.monotonic() + QUIET_SECONDS
     printed = False

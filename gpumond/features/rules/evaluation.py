@@ -250,9 +250,7 @@ def _advance(
 
 
 def _cleared(rule: Rule, before: Activity, elapsed: float) -> Activity | None:
-    """Keep the alert for ``keep_firing_for``, counted from the first evaluation without a breach, as Prometheus
-    does.
-    """
+    """Keep the alert for ``keep_firing_for``, from the first evaluation without a breach, as Prometheus does."""
     if before.alert.phase == "pending":
         return None
     since = elapsed if before.cleared_elapsed is None else before.cleared_elapsed
