@@ -43,8 +43,7 @@ DAEMON = ScopeSpec(
     ),
     labels={},
     labels_of=lambda row: (),
-    placeholders={"reason": "why the driver can't be read"},
-    texts=lambda row: {"reason": row.source.detail or row.source.reason},
+    placeholders={"reason": ("why the driver can't be read", lambda row: row.source.detail or row.source.reason)},
 )
 
 

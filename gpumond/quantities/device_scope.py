@@ -18,17 +18,14 @@ from gpumond.quantities.scope import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
     IN_WINDOW,
-    NAMED,
-    VERDICT_TEXTS,
+    OF_VERDICTS,
     VERDICTS,
     RuleContext,
     ScopeSpec,
-    Texts,
     increase,
     named,
     ratio,
     size,
-    texts_of_verdicts,
     values_of_verdicts,
     values_without_verdict,
 )
@@ -156,22 +153,8 @@ def _idle_used(row: _Device) -> float | None:
     return None if busy is None else row.used_ratio if busy == 0 else 0.0
 
 
-def _device_texts(row: _Device) -> Texts:
-    device = row.device
-    return {
-        **named(device),
-        "used": size(device.used_bytes),
-        "free": size(device.free_bytes),
-        "reclaimable": size(row.cached),
-        "stranded": size(row.stranded),
-        "unattributed": size(row.unattributed),
-        "top_process": lambda: _top_process(row),
-        "top_cache": lambda: _top_cache(row),
-        "shortage": lambda: _shortage(row),
-        "xids": ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count),
-        **_sensor_texts(device.sensors),
-        **texts_of_verdicts(row.verdicts),
-    }
+def _xids(row: _Device) -> str:
+    return ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count)
 
 
 def _top_process(row: _Device) -> str:
@@ -290,15 +273,8 @@ DERIVED: tuple[Quantity[_Device], ...] = (
 )
 
 
-def _sensor_texts(sensors: Sensors) -> dict[str, str]:
-    return {
-        "temperature": _text("celsius", sensors.gpu_temperature_celsius),
-        "power": _text("watts", sensors.power_watts),
-        "power_limit": _text("watts", sensors.power_limit_watts),
-        "throttle_reasons": ", ".join(sensors.throttle_reasons or ()) or "none known",
-        "pcie_link": _link(sensors.pcie_generation, sensors.pcie_width),
-        "pcie_link_max": _link(sensors.pcie_generation_max, sensors.pcie_width_max),
-    }
+def _sensor_text(meaning: str, text: Callable[[Sensors], str]) -> tuple[str, Callable[[_Device], str]]:
+    return meaning, lambda row: text(row.device.sensors)
 
 
 def _text(unit: Unit, value: float | None) -> str:
@@ -393,24 +369,30 @@ DEVICE = ScopeSpec(
     labels={**DEVICE_LABELS, "workload": "workload of a program on the device"},
     labels_of=lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
     placeholders={
-        **NAMED,
-        "used": "memory in use",
-        "free": "memory free",
-        "reclaimable": "bytes that a flush would release",
-        "stranded": "free memory in pools that a flush wouldn't release",
-        "unattributed": "used memory without a visible owner",
-        "top_process": "the largest process: name, pid, size",
-        "top_cache": "the program with the largest cache: name, pid, size",
-        "shortage": "how full the device is, or which programs it had too little room for",
-        "xids": "Xid errors in the window, by number",
-        "temperature": "GPU temperature",
-        "power": "power draw",
-        "power_limit": "power limit",
-        "throttle_reasons": "reasons why the clocks are reduced",
-        "pcie_link": "the PCIe link's generation and lanes",
-        "pcie_link_max": "the PCIe link's highest generation and lanes",
-        **VERDICT_TEXTS,
+        **named(_device),
+        "used": ("memory in use", lambda row: size(row.device.used_bytes)),
+        "free": ("memory free", lambda row: size(row.device.free_bytes)),
+        "reclaimable": ("bytes that a flush would release", lambda row: size(row.cached)),
+        "stranded": ("free memory in pools that a flush wouldn't release", lambda row: size(row.stranded)),
+        "unattributed": ("used memory without a visible owner", lambda row: size(row.unattributed)),
+        "top_process": ("the largest process: name, pid, size", _top_process),
+        "top_cache": ("the program with the largest cache: name, pid, size", _top_cache),
+        "shortage": ("how full the device is, or which programs it had too little room for", _shortage),
+        "xids": ("Xid errors in the window, by number", _xids),
+        "temperature": _sensor_text("GPU temperature", lambda own: _text("celsius", own.gpu_temperature_celsius)),
+        "power": _sensor_text("power draw", lambda own: _text("watts", own.power_watts)),
+        "power_limit": _sensor_text("power limit", lambda own: _text("watts", own.power_limit_watts)),
+        "throttle_reasons": _sensor_text(
+            "reasons why the clocks are reduced", lambda own: ", ".join(own.throttle_reasons or ()) or "none known"
+        ),
+        "pcie_link": _sensor_text(
+            "the PCIe link's generation and lanes", lambda own: _link(own.pcie_generation, own.pcie_width)
+        ),
+        "pcie_link_max": _sensor_text(
+            "the PCIe link's highest generation and lanes",
+            lambda own: _link(own.pcie_generation_max, own.pcie_width_max),
+        ),
+        **OF_VERDICTS,
     },
-    texts=_device_texts,
     programs=lambda row: tuple({line.workload: None for line in row.lines if line.workload}),
 )

@@ -33,10 +33,9 @@ from gpumond.quantities.program import (
 from gpumond.quantities.quantity import Quantity, number
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
-    NAMED,
     NO_VERDICT,
+    OF_VERDICTS,
     UNKNOWN_VERDICTS,
-    VERDICT_TEXTS,
     VERDICTS,
     RuleContext,
     ScopeSpec,
@@ -44,7 +43,6 @@ from gpumond.quantities.scope import (
     named,
     ratio,
     size,
-    texts_of_verdicts,
     values_of_verdicts,
     values_without_verdict,
 )
@@ -155,22 +153,8 @@ def _claim_excess(row: _Process) -> float | None:
     return float(sum(each.claimed_bytes - each.limit_bytes for each in own if each.process == row.process.key))
 
 
-def _process_texts(row: _Process) -> dict[str, str]:
-    process = row.process
-    return {
-        **named(row.device),
-        **texts_of_verdicts(row.verdicts),
-        "pid": str(process.pid),
-        "comm": process.comm or "unknown program",
-        "workload": row.workload or "",
-        "used": size(process.used_bytes),
-        "state": process.state or "unknown",
-        "quota": row.quota.soft_limit_quota,
-        "soft_limit": "" if row.quota.soft_limit_bytes is None else size(row.quota.soft_limit_bytes),
-        "reserve_quota": row.quota.reserve_quota,
-        "reserve": "" if row.quota.reserve_bytes is None else size(row.quota.reserve_bytes),
-        "idle_remedy": _idle_remedy(row),
-    }
+def _size_or_empty(value: int | None) -> str:
+    return "" if value is None else size(value)
 
 
 def _idle_remedy(row: _Process) -> str:
@@ -309,20 +293,28 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
     },
     labels_of=_labels,
     placeholders={
-        **NAMED,
-        "pid": "the process's pid",
-        "comm": "the process's command name",
-        "workload": "the process's workload",
-        "used": "the process's memory, as the driver counts it",
-        "state": "alive, stopped, uninterruptible, zombie, gone",
-        "quota": "name of the quota that sets the soft limit; empty without one",
-        "soft_limit": "the process's soft limit; empty without one",
-        "reserve_quota": "name of the quota that sets the reserve; empty without one",
-        "reserve": "the process's reserve; empty without one",
-        "idle_remedy": "how to release the process's memory while it's idle",
-        **VERDICT_TEXTS,
+        **named(lambda row: row.device),
+        "pid": ("the process's pid", lambda row: str(row.process.pid)),
+        "comm": ("the process's command name", lambda row: row.process.comm or "unknown program"),
+        "workload": ("the process's workload", lambda row: row.workload or ""),
+        "used": ("the process's memory, as the driver counts it", lambda row: size(row.process.used_bytes)),
+        "state": ("alive, stopped, uninterruptible, zombie, gone", lambda row: row.process.state or "unknown"),
+        "quota": (
+            "name of the quota that sets the soft limit; empty without one",
+            lambda row: row.quota.soft_limit_quota,
+        ),
+        "soft_limit": (
+            "the process's soft limit; empty without one",
+            lambda row: _size_or_empty(row.quota.soft_limit_bytes),
+        ),
+        "reserve_quota": (
+            "name of the quota that sets the reserve; empty without one",
+            lambda row: row.quota.reserve_quota,
+        ),
+        "reserve": ("the process's reserve; empty without one", lambda row: _size_or_empty(row.quota.reserve_bytes)),
+        "idle_remedy": ("how to release the process's memory while it's idle", _idle_remedy),
+        **OF_VERDICTS,
     },
-    texts=_process_texts,
     programs=lambda row: (row.workload or "", row.process.comm or ""),
     process=lambda row: None if row.process is NOBODY else row.process.key,
 )
@@ -373,11 +365,6 @@ def _sum_of(name: str) -> Quantity[_Workload]:
     return Quantity(name, "bytes", meaning, lambda row: number(row.sums[name]) if row.known else None)
 
 
-def _workload_texts(row: _Workload) -> dict[str, str]:
-    sums = {name.removesuffix("_bytes"): size(value) for name, value in row.sums.items()}
-    return {"uid": str(row.workload.uid), "workload": row.workload.name, **sums}
-
-
 WORKLOAD = ScopeSpec(
     rows=workloads,
     values=(
@@ -392,12 +379,17 @@ WORKLOAD = ScopeSpec(
     labels={"uid": "uid of the user", "workload": "name of the workload"},
     labels_of=lambda row: (("uid", str(row.workload.uid)), ("workload", row.workload.name)),
     placeholders={
-        "uid": "uid of the user",
-        "workload": "name of the workload",
-        "live": "allocated to the workload's programs",
-        "held": "held by the pools of the workload's programs",
-        "reclaimable": "bytes that a flush of these programs would release",
-        "stranded": "free memory in pools that a flush wouldn't release",
+        "uid": ("uid of the user", lambda row: str(row.workload.uid)),
+        "workload": ("name of the workload", lambda row: row.workload.name),
+        "live": ("allocated to the workload's programs", lambda row: size(row.sums["live_bytes"])),
+        "held": ("held by the pools of the workload's programs", lambda row: size(row.sums["held_bytes"])),
+        "reclaimable": (
+            "bytes that a flush of these programs would release",
+            lambda row: size(row.sums["reclaimable_bytes"]),
+        ),
+        "stranded": (
+            "free memory in pools that a flush wouldn't release",
+            lambda row: size(row.sums["stranded_bytes"]),
+        ),
     },
-    texts=_workload_texts,
 )

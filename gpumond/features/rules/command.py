@@ -322,7 +322,7 @@ def _subjects(scope: Scope, series: Iterable[InputValues], index: int) -> Subjec
         values={name: partial(_value, name) for name in VALUES[scope]},
         units=UNITS[scope],
         labels=lambda row: row[0],
-        texts=partial(_texts, scope),
+        texts={name: partial(_placeholder_text, name) for name in PLACEHOLDERS[scope]},
         programs=lambda row: tuple(text for name, text in row[0] if name == "workload"),
     )
 
@@ -331,15 +331,10 @@ def _value(name: str, row: _Row) -> float | None:
     return row[1].get(name)
 
 
-def _texts(scope: Scope, row: _Row) -> dict[str, str]:
-    """Return the template texts of a rule. Values without a series are ``unknown``."""
-    labels, values = dict(row[0]), row[1]
-
-    def text(name: str) -> str:
-        value = values.get(f"{name}_bytes")
-        return labels.get(name) or ("unknown" if value is None else human(value))
-
-    return {name: text(name) for name in PLACEHOLDERS[scope]}
+def _placeholder_text(name: str, row: _Row) -> str:
+    """Return the text of a placeholder: ``unknown`` for a value without a series."""
+    value = row[1].get(f"{name}_bytes")
+    return dict(row[0]).get(name) or ("unknown" if value is None else human(value))
 
 
 def _met(expected: Sequence[ExpectedAlert], alerts: Sequence[Alert]) -> bool:
