@@ -30,7 +30,7 @@ from gpumond.serve.full_frame import full_frame
 from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.limits import UserShares
 from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
-from gpumond.serve.routes import json_response, kernel_of, present, responses
+from gpumond.serve.routes import KIND, json_response, kernel_of, present, responses
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -381,7 +381,7 @@ EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 _EVENTS_OK: dict[int | str, dict[str, Any]] = {
     200: {
-        examples.KIND: list[Event],
+        KIND: list[Event],
         "content": {
             "application/json": {"example": EVENTS.dump_python([examples.EVENT], mode="json")},
             "text/event-stream": {
