@@ -177,8 +177,10 @@ def _program(row: _Device, process: ProcessKey, used_bytes: int | None) -> str:
     return f"{name} (pid {process.pid}, {size(used_bytes)})"
 
 
-def _sensor(name: str, unit: Unit, meaning: str, read: Callable[[Sensors], float | None]) -> Quantity[_Device]:
-    return Quantity(name, unit, meaning, lambda row: read(row.device.sensors))
+def _sensor(
+    name: str, meaning: str, read: Callable[[Sensors], float | None], boolean: bool = False
+) -> Quantity[_Device]:
+    return Quantity(name, meaning, lambda row: read(row.device.sensors), boolean=boolean)
 
 
 def _throttle(*reasons: str) -> Callable[[Sensors], float | None]:
@@ -226,47 +228,42 @@ NVLINK_INCREASES = [
 DERIVED: tuple[Quantity[_Device], ...] = (
     _sensor(
         "power_limit_ratio",
-        "ratio",
         "Power draw as a fraction of its limit.",
         lambda sensors: ratio(sensors.power_watts, sensors.power_limit_watts),
     ),
     *(
         _sensor(
             f"throttle_{reason}",
-            "boolean",
             f"1 while the clocks are reduced for the `{reason}` reason.",
             _throttle(reason),
+            boolean=True,
         )
         for reason in THROTTLE_REASONS
     ),
     _sensor(
         "throttle_thermal",
-        "boolean",
         f"1 while the clocks are reduced because of the temperature ({' or '.join(THERMAL_REASONS)}).",
         _throttle(*THERMAL_REASONS),
+        boolean=True,
     ),
     _sensor(
         "bar1_used_ratio",
-        "ratio",
         "Mapped part of the BAR1 window as a fraction of its size.",
         lambda sensors: ratio(sensors.bar1_used_bytes, sensors.bar1_size_bytes),
     ),
     _sensor(
         "pcie_link_ratio",
-        "ratio",
         "Bandwidth of the PCIe link as a fraction of its maximum, from lanes and generation. An idle device slows its "
         "link down.",
         pcie_link_ratio,
     ),
     _sensor(
         "pcie_link_deficit_ratio",
-        "ratio",
         f"1 - `pcie_link_ratio` while `gpu_utilization_ratio` is at least {LOADED_RATIO:.0%}, otherwise 0.",
         _pcie_link_deficit,
     ),
     Quantity(
         "nvlink_errors_increase",
-        "count",
         f"errors of all kinds on all NVLinks {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
         lambda row: combined(tuple(value.read(row) for value in NVLINK_INCREASES)),
     ),
@@ -293,57 +290,47 @@ DEVICE = ScopeSpec(
         replace(DEVICE_UP.of(_device), read=lambda row: float(row.device.up) if row.driver_works else None),
         USED,
         FREE,
-        Quantity("used_ratio", "ratio", "used bytes as a fraction of the size", lambda row: row.used_ratio),
+        Quantity("used_ratio", "used bytes as a fraction of the size", lambda row: row.used_ratio),
         Quantity(
             "reclaimable_bytes",
-            "bytes",
             "bytes that a flush of all programs on the device would release",
             lambda row: row.cached,
         ),
         Quantity(
             "reclaimable_ratio",
-            "ratio",
             "reclaimable bytes as a fraction of the size",
             lambda row: ratio(row.cached, row.device.size_bytes),
         ),
         Quantity(
             "unreclaimable_ratio",
-            "ratio",
             "used bytes that no flush would release, as a fraction of the size",
             lambda row: ratio(_unreclaimable(row), row.device.size_bytes),
         ),
         Quantity(
             "time_to_full_30s_seconds",
-            "seconds",
             f"time until the memory is full at the speed of the last {FILL_SECONDS:.0f} s; infinite if it doesn't fill",
             lambda row: row.recent.time_to_full_30s_seconds(row.device.uuid),
         ),
         Quantity(
             "reclaimable_under_pressure_ratio",
-            "ratio",
             "`reclaimable_ratio` while the device is at least 80% full; if a program on it had an out-of-memory "
             f"error or a retry {IN_WINDOW}, the same ratio without this program's bytes; otherwise 0",
             lambda row: ratio(_wasted(row), row.device.size_bytes),
         ),
-        Quantity(
-            "stranded_bytes", "bytes", "free bytes in pools that a flush wouldn't release", lambda row: row.stranded
-        ),
+        Quantity("stranded_bytes", "free bytes in pools that a flush wouldn't release", lambda row: row.stranded),
         Quantity(
             "unattributed_bytes",
-            "bytes",
             "used memory without a visible owner; unknown where the driver lists no processes",
             lambda row: row.unattributed,
         ),
         Quantity(
             "unattributed_ratio",
-            "ratio",
             "unattributed bytes as a fraction of the size",
             lambda row: ratio(row.unattributed, row.device.size_bytes),
         ),
-        Quantity("idle_used_ratio", "ratio", "`used_ratio` while no kernel runs, 0 while one runs", _idle_used),
+        Quantity("idle_used_ratio", "`used_ratio` while no kernel runs, 0 while one runs", _idle_used),
         Quantity(
             "xid_errors_increase",
-            "count",
             f"Xid errors that the driver reported {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
             lambda row: float(sum(row.xids.values())) or (0.0 if row.watched else None),
         ),
@@ -351,14 +338,12 @@ DEVICE = ScopeSpec(
         RESERVED,
         Quantity(
             "processes",
-            "count",
             "processes that the driver lists; unknown where it lists none at all",
             lambda row: None if row.device.processes is None else float(len(row.device.processes)),
         ),
         DEVICE_IDLE.of(_device),
         Quantity(
             "missed_readings",
-            "count",
             "consecutive readings without new values of the device",
             lambda row: float(row.device.missed_readings),
         ),

@@ -63,11 +63,10 @@ ENGINE = ScopeSpec(
     rows=engines,
     values=(
         *_values("up"),
-        Quantity(ENGINE_USED.name, ENGINE_USED.unit, ENGINE_USED.text, lambda row: row.used),
+        Quantity(ENGINE_USED.name, ENGINE_USED.text, lambda row: row.used),
         *_values("idle_seconds", "running_requests", "waiting_requests", "kv_cache_used_ratio"),
         Quantity(
             "kv_cache_idle_used_bytes",
-            "bytes",
             f"`used_bytes` while requests use less than {IDLE_KV_CACHE_RATIO:.0%} of the KV cache, otherwise 0",
             _used_with_idle_kv_cache,
         ),

@@ -93,13 +93,11 @@ POOL = ScopeSpec(
         *_values("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes", "unmapped_bytes"),
         Quantity(
             "stranded_ratio",
-            "ratio",
             "stranded bytes over held bytes, at this moment",
             lambda row: ratio(STRANDED.read(row.pool), row.pool.held_bytes),
         ),
         Quantity(
             "fragmentation_ratio",
-            "ratio",
             f"1 - peak live bytes over the peak of what no flush releases (live and stranded bytes), both "
             f"{IN_WINDOW}; 0 for pools below 5% of their device; unknown for the first minute",
             lambda row: None if row.pool.live_bytes is None else _fragmentation(row),
@@ -107,7 +105,6 @@ POOL = ScopeSpec(
         *_values("ooms"),
         Quantity(
             "ooms_increase",
-            "count",
             f"increase of `ooms` {IN_WINDOW}, except errors after which `retry_on_oom` made another attempt; "
             f"{FROM_A_FULL_WINDOW}",
             lambda row: row.recent.ooms(row.report, row.track),
@@ -115,7 +112,6 @@ POOL = ScopeSpec(
         *_values("retries"),
         Quantity(
             "retries_increase",
-            "count",
             f"increase of `retries` {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
             lambda row: row.recent.increase(row.track.retries, row.track.since),
         ),

@@ -192,7 +192,7 @@ def _sum(
         known = [size for size in map(value, pools) if size is not None]
         return float(sum(known)) if known else None
 
-    return Quantity(quantity.name, quantity.unit, f"`{quantity.name}` of its pools on the device, summed.", read)
+    return Quantity(quantity.name, f"`{quantity.name}` of its pools on the device, summed.", read)
 
 
 def _host_sum(quantity: Quantity[HostPool]) -> Quantity[_Process]:
@@ -202,7 +202,7 @@ def _host_sum(quantity: Quantity[HostPool]) -> Quantity[_Process]:
         pools = row.report.host_pools if row.report else ()
         return float(sum(value(pool) or 0 for pool in pools)) if pools else None
 
-    return Quantity(quantity.name, quantity.unit, quantity.text, read)
+    return Quantity(quantity.name, quantity.text, read)
 
 
 def _with_increases(
@@ -222,58 +222,49 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         PROCESS_USED.of(_usage),
         Quantity(
             "used_ratio",
-            "ratio",
             "used bytes as a fraction of the device's size",
             lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
         ),
         Quantity(
             "limit_bytes",
-            "bytes",
             "the lowest limit of the process's allocators and cgroup on the device; unknown without a limit",
             lambda row: row.snapshot.limits.get((row.device.uuid, row.process.key)),
         ),
         Quantity(
             "limit_ratio",
-            "ratio",
             "each allocator's held bytes, or the cgroup's used bytes, as a fraction of the limit: the highest of "
             "these; unknown without a limit",
             _limit_ratio,
         ),
         Quantity(
             "soft_limit_excess_bytes",
-            "bytes",
             "used bytes above the process's lowest [soft limit](../how-to/quotas.md#soft-limit); 0 without one",
             _excess,
         ),
         Quantity(
             "reserve_shortage_bytes",
-            "bytes",
             "unused part of the process's [reserve](../how-to/quotas.md#reserve) that isn't free; 0 without one",
             _reserve_shortage,
         ),
         Quantity(
             "agent_gone",
-            "boolean",
             "1 if the process's agent has stopped reporting, 0 while it reports; unknown without an agent",
             lambda row: None if row.workload is None else float(row.silent),
+            boolean=True,
         ),
         PROCESS_UTILIZATION.of(_usage),
         Quantity(
-            "idle_seconds",
-            "seconds",
-            "time without work on the device, as far as observed",
-            lambda row: row.process.idle_seconds,
+            "idle_seconds", "time without work on the device, as far as observed", lambda row: row.process.idle_seconds
         ),
-        Quantity("age_seconds", "seconds", "time since the process started", _age),
+        Quantity("age_seconds", "time since the process started", _age),
         Quantity(
             "orphaned",
-            "boolean",
             "1 if the process's parent has exited and no service manager supervises the process, else 0",
             lambda row: number(row.process.orphaned),
+            boolean=True,
         ),
         Quantity(
             "report_excess_bytes",
-            "bytes",
             "bytes by which the agent's report exceeds the driver's count, else 0; unknown without an agent",
             _claim_excess,
         ),
@@ -362,7 +353,7 @@ _SUMMED = (LIVE, HELD, RECLAIMABLE, STRANDED)
 
 def _sum_of(name: str) -> Quantity[_Workload]:
     meaning = f"`{name}` of the pools of its programs, summed."
-    return Quantity(name, "bytes", meaning, lambda row: number(row.sums[name]) if row.known else None)
+    return Quantity(name, meaning, lambda row: number(row.sums[name]) if row.known else None)
 
 
 WORKLOAD = ScopeSpec(
@@ -371,7 +362,6 @@ WORKLOAD = ScopeSpec(
         *(_sum_of(quantity.name) for quantity in _SUMMED),
         Quantity(
             "programs",
-            "count",
             "the workload's programs whose agent is reporting",
             lambda row: float(row.programs) if row.known else None,
         ),

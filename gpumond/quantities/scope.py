@@ -72,20 +72,18 @@ class RuleRow(Protocol):
     def verdict_values(self) -> Mapping[str, float | None]: ...
 
 
-def _verdict_value(name: str, unit: Unit, meaning: str) -> Quantity[RuleRow]:
-    return Quantity(name, unit, meaning, lambda row: row.verdict_values[name])
+def _verdict_value(name: str, meaning: str, boolean: bool = False) -> Quantity[RuleRow]:
+    return Quantity(name, meaning, lambda row: row.verdict_values[name], boolean=boolean)
 
 
 VERDICTS = (
     *(
-        _verdict_value(kind.rule_value, "boolean", f"1 while the [verdict](verdicts.md) {kind.name} is active")
+        _verdict_value(kind.rule_value, f"1 while the [verdict](verdicts.md) {kind.name} is active", boolean=True)
         for kind in PROBLEMS
     ),
-    _verdict_value("leak_bytes_per_second", "bytes/s", "growth rate of a leak; 0 without a leak"),
+    _verdict_value("leak_bytes_per_second", "growth rate of a leak; 0 without a leak"),
     _verdict_value(
-        "time_to_full_seconds",
-        "seconds",
-        "time until the memory is full at the present growth rate; infinite without growth",
+        "time_to_full_seconds", "time until the memory is full at the present growth rate; infinite without growth"
     ),
 )
 
@@ -223,7 +221,7 @@ def increase(
         observed = history(row)
         return None if observed is None else observed.increase(position, count(row), row.recent.elapsed)
 
-    return Quantity(name, quantity.unit, f"increase of `{quantity.name}` {IN_WINDOW}; {FROM_A_FULL_WINDOW}", read)
+    return Quantity(name, f"increase of `{quantity.name}` {IN_WINDOW}; {FROM_A_FULL_WINDOW}", read)
 
 
 def size(value: float | None) -> str:

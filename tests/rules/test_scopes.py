@@ -12,7 +12,7 @@ from gpumond.facts.engines import NOT_READ, EngineModel, EngineProcess, EngineRe
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import LABELS, UNITS, VALUES
+from gpumond.features.rules.settings import LABELS, VALUES
 from gpumond.quantities import subjects
 from gpumond.quantities.quantity import Unit, readable
 from gpumond.quantities.scope import RuleContext, active_verdicts
@@ -65,14 +65,6 @@ def test_documented_values_and_words_exist_for_each_row(scope: Scope):
         assert all(value is None or value >= 0 for value in known)
         assert {name for name, _ in found.labels(row)} | {"workload"} == LABELS[scope].keys() | {"workload"}
         assert all(isinstance(text_of(row), str) for text_of in found.texts.values())
-
-
-@pytest.mark.parametrize("scope", VALUES)
-def test_name_of_a_value_ends_in_its_unit(scope: Scope):
-    suffixes = {unit: f"_{unit}" for unit in ("bytes", "seconds", "ratio", "celsius", "hertz", "watts", "joules")}
-    suffixes["bytes/s"] = "_bytes_per_second"
-    for name, unit in UNITS[scope].items():
-        assert [each for each, suffix in suffixes.items() if name.endswith(suffix)] == [unit] * (unit in suffixes)
 
 
 @pytest.mark.parametrize(
