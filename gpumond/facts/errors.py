@@ -129,10 +129,7 @@ class ConfigError(GpumondError):
 
 
 class SourceUnavailable(GpumondError):
-    """A device source cannot be opened.
-
-    ``reason`` is the kind of the fault; the message ends with the remedy.
-    """
+    """A device source cannot be opened. ``reason`` is the kind of the fault; the message ends with the remedy."""
 
     def __init__(self, reason: FaultKind | ReturnCode, message: str) -> None:
         super().__init__(message)
@@ -143,7 +140,7 @@ class SourceUnavailable(GpumondError):
 
 
 class ProtocolError(GpumondError):
-    """A message violates the agent protocol (``gpumond.protocol``). ``reason`` is one word for metrics."""
+    """A message violates the agent protocol (``facts.messages``). ``reason`` is one word for metrics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
