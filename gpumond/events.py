@@ -311,9 +311,8 @@ def _flush(receipt: Receipt, frame: Frame) -> Event:
 
 
 def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) -> Event:
-    key = ProcessKey(receipt.pid, receipt.start_ticks)
-    programs = (each for own in (frame, before) if own for each in own.snapshot.suspended_programs if each.key == key)
-    memory = next((each.memory for each in programs), ())
+    suspended = (each for own in (frame, before) if own for each in own.snapshot.suspended_programs)
+    memory = next((each.memory for each in suspended if each.key == receipt.key), ())
     uuid = memory[0].device_uuid if len(memory) == 1 else None
     where = f" on {_gpu(frame, uuid)}" if uuid else ""
     size = f", {human(receipt.expected_bytes)}" if receipt.expected_bytes is not None else ""
@@ -334,7 +333,7 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
         receipt.action,
         f"{receipt.action} of {who}{where} by {by}: {receipt.outcome}{why}",
         device_uuid=uuid,
-        process=key,
+        process=receipt.key,
         workload=receipt.workload,
         details=tuple((name, value) for name, value in known if value is not None),
     )

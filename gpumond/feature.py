@@ -16,29 +16,38 @@ GROUP = "gpumond.features"
 """Entry points of installed packages, each a Feature."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command:
     """A command of the command line. ``module``, or ``module:name`` for one of several in a module, has
     ``add_arguments(parser)`` and ``run(arguments) -> exit code``.
     """
 
     name: str
-    module: str
-    help: str
     group: str
+    help: str
     examples: tuple[str, ...]
+    module: str = "command"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Feature:
-    """``parts``: classes of `kernel.Part` as ``module:name``, which take the kernel. ``routes``: FastAPI routers as
-    ``module:name``.
+    """What one package adds: ``parts``, classes of `kernel.Part` that take the kernel, and ``routes``, FastAPI routers.
+
+    Both, and the modules of the commands, are ``module:name`` in the package.
     """
 
-    name: str
+    package: str
     parts: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
     commands: tuple[Command, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.package.rpartition(".")[2]
+
+    def resolve(self, name: str) -> Any:
+        """Import what ``module:name`` is in the package."""
+        return resolve(f"{self.package}.{name}")
 
 
 def resolve(name: str) -> Any:

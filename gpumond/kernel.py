@@ -50,9 +50,7 @@ FIRST_FRAME_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """``wall`` returns unix seconds, ``monotonic`` seconds since any fixed moment, ``uptime`` seconds since the
-    machine started.
-    """
+    """``wall``: unix seconds; ``monotonic``: seconds since any fixed moment; ``uptime``: since the machine started."""
 
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
@@ -61,9 +59,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """Everything that does I/O or reads a clock. ``telemetry`` and ``wake`` are here because the devices and the
-    programs report to them.
-    """
+    """Everything that does I/O or reads a clock, and what devices and programs report to (``telemetry``, ``wake``)."""
 
     devices: Supervisor
     agents: AgentServer

@@ -170,7 +170,6 @@ from types import SimpleNamespace
 from fastapi.testclient import TestClient
 from gpumond.commands.main import main
 from gpumond.features import FEATURES, routers
-from gpumond.feature import resolve
 from gpumond.kernel import Tick
 from gpumond.quantities.window import RuleWindow
 from gpumond.facts.frame import Frame, Ledger
@@ -180,7 +179,7 @@ from tests.helpers.values import make_device, make_snapshot
 (feature,) = [feature for feature in FEATURES if feature.name == "peaks"]
 services = {}
 kernel = SimpleNamespace(provide=services.__setitem__, get=services.__getitem__)
-part = resolve(feature.parts[0])(kernel)
+part = feature.resolve(feature.parts[0])(kernel)
 for used in (1, 3, 2):
     snapshot = make_snapshot(make_device("GPU-0", used_bytes=used))
     part.act(Tick(frame=Frame(snapshot, Ledger(())), window=RuleWindow()))

@@ -93,9 +93,7 @@ def _distributed(modules: Mapping[str, Any], read: Callable[[Any], bool]) -> boo
 
 
 def _shares_memory(reductions: Any) -> bool:
-    """Return whether PyTorch shares device memory with another process. The keys of host memory are the numbers of
-    files, or their names.
-    """
+    """Return whether PyTorch shares memory of a device. The keys of host memory are numbers or names of files."""
     try:
         for key, storage in list(getattr(reductions, "shared_cache", {}).items()):
             handle = key[0] if isinstance(key, tuple) else key

@@ -192,9 +192,7 @@ def mentions_memory(error: BaseException | None) -> bool:
 
 
 def in_main_interpreter() -> bool:
-    """Return whether this is the main interpreter. A subinterpreter that ends with a thread left would abort the
-    program.
-    """
+    """Return whether this is the main interpreter. A subinterpreter that ends with a thread left aborts the program."""
     is_main: Callable[[], bool] | None = getattr(_thread, "_is_main_interpreter", None)  # since Python 3.13
     if is_main is not None:
         return is_main()

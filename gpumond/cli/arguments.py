@@ -107,6 +107,17 @@ duration = value(units.typed_seconds)
 """A duration such as ``90s`` or ``1h30m``, in seconds."""
 
 
+def option(parser: argparse._ActionsContainer, form: str, help: str, **settings: Any) -> None:
+    """Add an option as usage shows it: ``-n, --limit N`` has a value; ``--json`` without choices is a switch."""
+    *aliases, last = form.split(", ")
+    name, _, metavar = last.partition(" ")
+    if metavar:
+        settings["metavar"] = metavar
+    elif "choices" not in settings:
+        settings.setdefault("action", "store_true")
+    parser.add_argument(*aliases, name, help=help, **settings)
+
+
 class Selected(argparse.Action):
     """Selects a workload by its name, or a process by its pid."""
 
@@ -129,14 +140,14 @@ def add_target(parser: argparse.ArgumentParser, purpose: str, device: bool = Tru
         metavar="NAME",
         help=f"{purpose} one workload, or one process by its pid",
     )
-    target.add_argument("--pid", type=int, metavar="N", help=f"{purpose} one process")
+    option(target, "--pid N", f"{purpose} one process", type=int)
     if device:
-        target.add_argument(
-            "--device",
-            metavar="GPU",
-            help=f"{purpose} every process with an agent on one GPU: index, UUID or its prefix, or PCI address",
+        option(
+            target,
+            "--device GPU",
+            f"{purpose} every process with an agent on one GPU: index, UUID or its prefix, or PCI address",
         )
-    target.add_argument("--workload", metavar="NAME", help=f"{purpose} every process of one workload")
+    option(target, "--workload NAME", f"{purpose} every process of one workload")
     return target
 
 

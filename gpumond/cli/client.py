@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 from gpumond.agent.transport import trusted_uids
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, address, print_error
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, address, option, print_error
 from gpumond.facts.errors import (
     AmbiguousDevice,
     ConfigError,
@@ -106,17 +106,18 @@ def add_arguments(parser: argparse.ArgumentParser, entries: bool = False) -> Non
     """Add the daemon's address and the forms of the output. ``entries``: it is a list, which CSV can hold."""
     add_url(parser)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON")
+    option(form, "--json", "print JSON")
     if entries:
-        form.add_argument("--csv", action="store_true", help="print CSV with the keys of the JSON as columns")
+        option(form, "--csv", "print CSV with the keys of the JSON as columns")
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--url",
+    option(
+        parser,
+        "--url URL",
+        f"your daemon's address (default: $GPUMOND_URL, then {DEFAULT_URL})",
         type=address,
         default=default_url(),
-        help=f"your daemon's address (default: $GPUMOND_URL, then {DEFAULT_URL})",
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import gpumond
 from gpumond.agent.settings import POLICIES, workload_name
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, print_error
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, option, print_error
 from gpumond.facts.errors import GpumondError
 from gpumond.facts.messages import clean
 
@@ -66,16 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "pid", type=int, help="your program's pid; it must run the same Python version as gpumond (3.14 or newer)"
     )
-    parser.add_argument("--workload", metavar="NAME", help="workload name under which its memory is reported")
-    parser.add_argument(
-        "--flush-policy", choices=POLICIES, help="when the daemon may flush your program (default: allow)"
-    )
-    parser.add_argument(
-        "--timeout",
-        type=duration,
-        default=10.0,
-        metavar="DURATION",
-        help="how long to wait for your program (default: 10s)",
+    option(parser, "--workload NAME", "workload name under which its memory is reported")
+    option(parser, "--flush-policy", "when the daemon may flush your program (default: allow)", choices=POLICIES)
+    option(
+        parser, "--timeout DURATION", "how long to wait for your program (default: 10s)", type=duration, default=10.0
     )
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from gpumond.cli.arguments import DONE
+from gpumond.cli.arguments import DONE, option
 from gpumond.config.loading import read
 from gpumond.config.tokens import check_subjects, read_tokens
 
@@ -17,7 +17,7 @@ FIRST_LISTENER = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="configuration file")
-    parser.add_argument("--json", action="store_true", help="print the effective settings as JSON")
+    option(parser, "--json", "print the effective settings as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

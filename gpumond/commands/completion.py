@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, address
+from gpumond.cli.arguments import DONE, address, option
 from gpumond.commands.main import commands, make_parser, options
 from gpumond.facts.errors import ConfigError, GpumondError
 
@@ -74,13 +74,8 @@ SECONDS = 0.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), help="the shell")
-    parser.add_argument(
-        "--values",
-        choices=sorted({*VALUES.values(), *NAMED.values()}),
-        metavar="KIND",
-        help=argparse.SUPPRESS,
-    )
-    parser.add_argument("--url", type=address, default=None, help=argparse.SUPPRESS)
+    option(parser, "--values KIND", argparse.SUPPRESS, choices=sorted({*VALUES.values(), *NAMED.values()}))
+    option(parser, "--url URL", argparse.SUPPRESS, type=address)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import value
+from gpumond.cli.arguments import option, value
 from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import GpumondError
@@ -99,18 +99,18 @@ RULES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--sim-device",
+    option(
+        parser,
+        "--sim-device DIR",
+        "use the simulated GPU in DIR/card0, in real time and without the sample programs",
         type=Path,
-        metavar="DIR",
-        help="use the simulated GPU in DIR/card0, in real time and without the sample programs",
     )
-    parser.add_argument(
-        "--devices",
+    option(
+        parser,
+        "--devices N",
+        f"number of simulated GPUs, at most {MAX_DEVICES} (default: 2)",
         type=value(_devices),
         default=2,
-        metavar="N",
-        help=f"number of simulated GPUs, at most {MAX_DEVICES} (default: 2)",
     )
     add_common_arguments(parser, "0.2s; 1s with --config or --sim-device")
 

@@ -6,18 +6,18 @@ import argparse
 import json
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, duration
+from gpumond.cli.arguments import DONE, duration, option
 from gpumond.diagnosis.messages import clock
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--for",
+    option(
+        parser,
+        "--for DURATION",
+        "how long to stay detached, such as 120s or 5m",
         dest="duration",
         type=duration,
         required=True,
-        metavar="DURATION",
-        help="how long to stay detached, such as 120s or 5m",
     )
     client.add_arguments(parser)
 

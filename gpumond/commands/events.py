@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, count, print_csv
+from gpumond.cli.arguments import DONE, count, option, print_csv
 from gpumond.facts.errors import ConfigError
 from gpumond.view.text import broken, moment, output_width, safe
 
@@ -17,14 +17,12 @@ POLL_SECONDS = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--follow", action="store_true", help="show new events as they occur, until Ctrl-C")
-    parser.add_argument(
-        "--limit", type=count, default=100, metavar="N", help="number of past events, most recent last (default: 100)"
-    )
+    option(parser, "-f, --follow", "show new events as they occur, until Ctrl-C")
+    option(parser, "--limit N", "number of past events, most recent last (default: 100)", type=count, default=100)
     client.add_url(parser)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON object per line")
-    form.add_argument("--csv", action="store_true", help="print past events as CSV")
+    option(form, "--json", "print one JSON object per line")
+    option(form, "--csv", "print past events as CSV")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import groupby, takewhile
 from typing import Any, NoReturn, Protocol, cast
@@ -15,7 +16,7 @@ from typing import Any, NoReturn, Protocol, cast
 from gpumond import __version__, revision
 from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, as_typed, number, print_error, whole_number
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, DaemonError, GpumondError, NoSuchDevice, did_you_mean
-from gpumond.feature import Command, resolve
+from gpumond.feature import Command, Feature, resolve
 from gpumond.features import features
 from gpumond.view.text import adapt_output
 
@@ -104,7 +105,7 @@ def options_last(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[
 
 
 def _command(name: str, group: str, help: str, *examples: str, module: str = "") -> Command:
-    return Command(name=name, module=f"gpumond.commands.{module or name}", help=help, group=group, examples=examples)
+    return Command(name, group, help, examples, module or name)
 
 
 COMMANDS = (
@@ -204,7 +205,11 @@ WITH_OTHER_COMMANDS = ("run",)
 @cache
 def commands() -> Mapping[str, Command]:
     """Return all commands by name, in the order of their groups."""
-    known = (*COMMANDS, *(command for feature in features() for command in feature.commands))
+    known = [
+        replace(command, module=f"{feature.package}.{command.module}")
+        for feature in (Feature("gpumond.commands", commands=COMMANDS), *features())
+        for command in feature.commands
+    ]
     return {command.name: command for command in sorted(known, key=lambda command: GROUPS.index(command.group))}
 
 

@@ -9,14 +9,14 @@ import webbrowser
 from contextlib import suppress
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE
+from gpumond.cli.arguments import DONE, option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.units import duration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_url(parser)
-    parser.add_argument("--print", action="store_true", help="print the address instead of opening a browser")
+    option(parser, "--print", "print the address instead of opening a browser")
 
 
 def run(arguments: argparse.Namespace) -> int:

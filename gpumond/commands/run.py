@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import gpumond.agent
 from gpumond.agent.settings import POLICIES, workload_name
+from gpumond.cli.arguments import option
 
 INJECT = os.path.join(os.path.dirname(os.path.abspath(gpumond.agent.__file__)), "inject")
 
@@ -24,28 +25,22 @@ EXIT_CODES = """exit codes: those of your program, or
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", metavar="NAME", help="workload name under which its memory is reported")
-    parser.add_argument(
-        "--flush-policy", choices=POLICIES, help="when the daemon may flush your program (default: allow)"
-    )
-    parser.add_argument(
-        "--borrow",
-        action="store_true",
-        help="after a failed RMM allocation, ask the daemon to flush other programs, then try again",
-    )
-    parser.add_argument(
+    option(parser, "--workload NAME", "workload name under which its memory is reported")
+    option(parser, "--flush-policy", "when the daemon may flush your program (default: allow)", choices=POLICIES)
+    option(parser, "--borrow", "after a failed RMM allocation, ask the daemon to flush other programs, then try again")
+    option(
+        parser,
         "--suspendable",
-        action="store_true",
-        help="let the daemon suspend your program while it is idle; SIGCONT or `gpumond resume` resumes it",
+        "let the daemon suspend your program while it is idle; SIGCONT or `gpumond resume` resumes it",
     )
-    parser.add_argument(
-        "--need",
-        metavar="SIZE",
-        help="start your program only once this much GPU memory is available; auto: what its earlier runs needed",
+    option(
+        parser,
+        "--need SIZE",
+        "start your program only once this much GPU memory is available; auto: what its earlier runs needed",
     )
-    parser.add_argument("--need-device", metavar="GPU", help="with --need: which GPU, if there are several")
-    parser.add_argument("--wait", metavar="DURATION", help="with --need: how long to wait, such as 10m (default: 0)")
-    parser.add_argument("--url", metavar="URL", help="with --need: your daemon's address (default: $GPUMOND_URL)")
+    option(parser, "--need-device GPU", "with --need: which GPU, if there are several")
+    option(parser, "--wait DURATION", "with --need: how long to wait, such as 10m (default: 0)")
+    option(parser, "--url URL", "with --need: your daemon's address (default: $GPUMOND_URL)")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="your program, with its arguments"
     )

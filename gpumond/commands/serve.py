@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpumond.cli.arguments import DONE, duration
+from gpumond.cli.arguments import DONE, duration, option
 from gpumond.devices import SOURCES, detected
 
 if TYPE_CHECKING:
@@ -21,52 +21,36 @@ SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "|".join(("auto", *(spec.name for spec in SOURCES)))
-    parser.add_argument("--source", metavar=names, help="drivers to read GPUs through (default: auto)")
+    option(parser, f"--source {names}", "drivers to read GPUs through (default: auto)")
     add_common_arguments(parser)
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s") -> None:
     """Add the options that ``serve`` and ``demo`` share. ``interval``: the default, in words."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="your configuration file (YAML)")
-    parser.add_argument(
-        "--listen",
-        "--web.listen-address",
-        dest="listen",
-        metavar="HOST:PORT",
-        help="address to serve metrics, API and web UI on (default: 127.0.0.1:9917)",
+    option(parser, "--config FILE", "your configuration file (YAML)", type=Path)
+    option(
+        parser,
+        "--listen, --web.listen-address HOST:PORT",
+        "address to serve metrics, API and web UI on (default: 127.0.0.1:9917)",
     )
-    parser.add_argument(
-        "--socket",
-        metavar="PATH",
-        help="Unix socket for agents (default: agent.sock in /run/gpumond as root, else in $XDG_RUNTIME_DIR/gpumond)",
+    option(
+        parser,
+        "--socket PATH",
+        "Unix socket for agents (default: agent.sock in /run/gpumond as root, else in $XDG_RUNTIME_DIR/gpumond)",
     )
-    parser.add_argument(
-        "--runtime-dir", metavar="PATH", help="directory for api.sock and the token (default: that of --socket)"
-    )
-    parser.add_argument("--state-dir", metavar="PATH", help="directory for persistent state")
-    parser.add_argument(
-        "--interval", type=duration, metavar="DURATION", help=f"time between readings (default: {interval})"
-    )
-    parser.add_argument(
-        "--insecure", action="store_true", default=None, help="allow non-loopback addresses without TLS"
-    )
-    parser.add_argument(
-        "--web-config",
-        "--web.config.file",
-        dest="web_config",
+    option(parser, "--runtime-dir PATH", "directory for api.sock and the token (default: that of --socket)")
+    option(parser, "--state-dir PATH", "directory for persistent state")
+    option(parser, "--interval DURATION", f"time between readings (default: {interval})", type=duration)
+    option(parser, "--insecure", "allow non-loopback addresses without TLS", default=None)
+    option(
+        parser,
+        "--web-config, --web.config.file FILE",
+        "your TLS and user settings, in the Prometheus exporters' format",
         type=Path,
-        metavar="FILE",
-        help="your TLS and user settings, in the Prometheus exporters' format",
     )
-    parser.add_argument("--tokens-file", type=Path, metavar="FILE", help="file with your tokens and their scopes")
-    parser.add_argument("--log-format", metavar="text|json", help="log format on standard error (default: text)")
-    parser.add_argument(
-        "--log-level",
-        "--log.level",
-        dest="log_level",
-        metavar="debug|info|warning|error",
-        help="minimum log level (default: info)",
-    )
+    option(parser, "--tokens-file FILE", "file with your tokens and their scopes", type=Path)
+    option(parser, "--log-format text|json", "log format on standard error (default: text)")
+    option(parser, "--log-level, --log.level debug|info|warning|error", "minimum log level (default: info)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import textwrap
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE
+from gpumond.cli.arguments import DONE, option
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.view.frame import of_device, view
@@ -17,19 +17,14 @@ from gpumond.view.text import broken, output_width
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--healthy", action="store_true", help="only check that the daemon responds (for health checks)"
+    option(parser, "--healthy", "only check that the daemon responds (for health checks)")
+    option(
+        parser,
+        "-v, --verbose",
+        "also show GPU UUIDs and PCI addresses, and what the programs' overhead consists of",
     )
-    parser.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="also show GPU UUIDs and PCI addresses, and what the programs' overhead consists of",
-    )
-    parser.add_argument(
-        "-w", "--wide", action="store_true", help="show complete tables, even if they are wider than the terminal"
-    )
-    parser.add_argument("--device", metavar="GPU", help="show one GPU: index, UUID or its prefix, or PCI address")
+    option(parser, "-w, --wide", "show complete tables, even if they are wider than the terminal")
+    option(parser, "--device GPU", "show one GPU: index, UUID or its prefix, or PCI address")
     client.add_arguments(parser)
     meanings = (
         textwrap.fill(f"{share.upper():13}{MEANINGS[share]}", 79, subsequent_indent=13 * " ") for share in SHARES

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, WRONG_USE, address
+from gpumond.cli.arguments import DONE, WRONG_USE, address, option
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame, merged, of_device, view
 from gpumond.view.tables import page, suspended_programs
@@ -34,15 +34,16 @@ class Daemon:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--once", action="store_true", help="print the tables once and exit (for scripts)")
-    parser.add_argument("--device", metavar="GPU", help="show one GPU: index, UUID or its prefix, or PCI address")
-    parser.add_argument(
+    option(parser, "--once", "print the tables once and exit (for scripts)")
+    option(parser, "--device GPU", "show one GPU: index, UUID or its prefix, or PCI address")
+    option(
+        parser,
         "--url",
+        f"your daemon's address; repeat it to show several (default: $GPUMOND_URL, then {client.DEFAULT_URL})",
         action="append",
         type=address,
-        help=f"your daemon's address; repeat it to show several (default: $GPUMOND_URL, then {client.DEFAULT_URL})",
     )
-    parser.add_argument("--json", action="store_true", help="with --once: print JSON")
+    option(parser, "--json", "with --once: print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

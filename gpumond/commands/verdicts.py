@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, print_answer
+from gpumond.cli.arguments import DONE, option, print_answer
 from gpumond.facts.units import duration
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.view.text import moment, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="also show healthy patterns, such as steady and periodic")
+    option(parser, "--all", "also show healthy patterns, such as steady and periodic")
     client.add_arguments(parser, entries=True)
 
 

@@ -18,7 +18,6 @@ from gpumond.diagnosis.messages import with_retainers
 from gpumond.facts.errors import ConfigError, StoreUnavailable
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Fault, Reading, Snapshot
-from gpumond.feature import resolve
 from gpumond.features import features
 from gpumond.host.event_loop import Tasks, answer_requests, background, cancelled
 from gpumond.host.machine import in_private_pid_namespace, reserved_descriptors
@@ -112,7 +111,7 @@ class Daemon(Operations):
             kernel.faults["configuration"] = Fault("configuration", "not_loaded", None, kept.place)
             kernel.telemetry.configuration_failed(kept.loaded_at)
         kernel.provide(Operations, self)
-        kernel.parts = tuple(resolve(name)(kernel) for feature in features() for name in feature.parts)
+        kernel.parts = tuple(feature.resolve(name)(kernel) for feature in features() for name in feature.parts)
         self._history = HistoryPersistence(kernel.store)
         self._window = RuleWindow()
         self._store_seconds = STORE_SECONDS

@@ -75,10 +75,7 @@ class SourceSpec:
         return source
 
     def detect(self, sys: str) -> bool:
-        """Return what the detector does.
-
-        Raises ImportError if the module that the source requires is not installed.
-        """
+        """Return what the detector does. Raises ImportError if the module that the source requires is not installed."""
         if self.requires and find_spec(self.requires) is None:
             raise ImportError(f"No module named {self.requires!r}", name=self.requires)
         has_devices: bool = resolve_name(self.detector)(sys)

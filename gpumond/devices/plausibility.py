@@ -1,7 +1,4 @@
-"""Validation of a driver's values: impossible values are dropped and counted, never exported.
-
-Performs no I/O.
-"""
+"""Validation of a driver's values: impossible values are dropped and counted, never exported. Performs no I/O."""
 
 from __future__ import annotations
 

@@ -234,9 +234,7 @@ class Rises:
 
 
 def ramp(series: Series, used: float, size: float) -> float | None:
-    """Return the seconds of the series' clock until the device is full; None if its peaks do not fill it in ten
-    minutes, or slow down before.
-    """
+    """Return the series' seconds until the device is full; None if its peaks slow down, or need over ten minutes."""
     if used < RAMP_FROM * size:
         return None
     times, highs = series.times(0, RAMP_BLOCKS), series.column(0, USED, MAX, RAMP_BLOCKS)

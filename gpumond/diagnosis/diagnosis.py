@@ -362,9 +362,7 @@ class Diagnosis:
         )
 
     def _idle_seconds(self, tracked: TrackedSeries, device: DeviceReading, process: ProcessUsage | None) -> float:
-        """Return the idle time from the reading, else from the device's utilization: seconds of this clock, 0
-        if unknown.
-        """
+        """Return the idle time from the reading, else from the utilization, in seconds of this clock; 0 if unknown."""
         reported = idle_seconds(device, process) if process is not None else device.idle_seconds
         if reported is not None:
             return reported * self.history.pace

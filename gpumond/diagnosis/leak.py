@@ -160,9 +160,7 @@ def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> 
 
 
 def _goes_on_by_steps(case: LeakCase, found: Leak, growth: WholeGrowth) -> bool:
-    """Return False for growth by few steps, or ever rarer ones, between which the curve rests; True if it is older than
-    the known minutes.
-    """
+    """Return False for growth by few or ever rarer steps between rests; True if it is older than the known minutes."""
     minutes = curve(case.series, MINUTE, found.what, MIN)
     begin = bisect_left(minutes.times, growth.begin)
     if begin == 0:

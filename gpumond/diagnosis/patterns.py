@@ -85,9 +85,7 @@ def has_left(level: float, medians: Sequence[float], size: float | None) -> bool
 
 
 def _keeps_growing(values: Sequence[float]) -> bool:
-    """Return True if the curve rose in each of the last minutes and does not slow down; False for fewer than four
-    values.
-    """
+    """Return True if the curve rose in each of the last minutes without slowing down; False for under four values."""
     rises = _rises(values)
     last = rises[len(rises) // 3 :]
     return len(rises) >= 2 and min(last) > 0 and sum(last) >= MIN_GROWTH_BYTES and not _slows_down(values)
@@ -104,9 +102,7 @@ def _slows_down(values: Sequence[float]) -> bool:
 
 
 def _rises(values: Sequence[float]) -> Sequence[float]:
-    """Return the growth from one minute to the next, without the first: the program allocates its initial memory in
-    it.
-    """
+    """Return the growth from minute to minute, without the first, in which the program allocates its initial memory."""
     return [after - before for before, after in pairwise(values[1:])]
 
 

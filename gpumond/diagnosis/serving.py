@@ -252,9 +252,7 @@ def _forgotten(case: LeakCase, since: float) -> float:
 
 
 def _exceeds(level: float, past: Sequence[float], test: ServingTest) -> bool:
-    """Return True if the level is above most of the past, and above the median of every part of it that is as long as
-    the last blocks.
-    """
+    """Return True if the level is above most of the past, and the median of every part as long as the last blocks."""
     if level <= quantile(sorted(past), test.past_quantile):
         return False
     length = test.record_blocks
@@ -262,9 +260,7 @@ def _exceeds(level: float, past: Sequence[float], test: ServingTest) -> bool:
 
 
 def _is_line(case: LeakCase, at: Sequence[float], window: Sequence[float], slope: float, test: ServingTest) -> bool:
-    """Return True if a line describes the window hardly worse than two steps, and the curve also rises between
-    more of them.
-    """
+    """Return True if a line describes the window hardly worse than two steps, and the curve rises between more."""
     line = deviation([value - slope * time for time, value in zip(at, window, strict=True)])
     best = _best_steps(window, max(2, test.steps))
     if line > test.max_two_steps_ratio * best[2].deviation:

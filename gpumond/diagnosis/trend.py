@@ -61,9 +61,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the value below which that share of the ordered values lies, with linear interpolation. Raises IndexError
-    if there are no values.
-    """
+    """Return the value below which that share of ordered values lies, interpolated. Raises IndexError without any."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumond.facts.program import ProcessKey
+from gpumond.facts.program import HasProcessKey
 
 NOT_READ = "not read yet"
 """The problem of an engine before its first read."""
@@ -60,13 +60,9 @@ class EngineState:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineProcess:
+class EngineProcess(HasProcessKey):
     pid: int
     start_ticks: int | None
-
-    @property
-    def key(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,10 +129,7 @@ class ConfigError(GpumondError):
 
 
 class SourceUnavailable(GpumondError):
-    """A device source cannot be opened.
-
-    ``reason`` is the kind of the fault; the message ends with the remedy.
-    """
+    """A device source cannot be opened. ``reason`` is the kind of the fault; the message ends with the remedy."""
 
     def __init__(self, reason: FaultKind | ReturnCode, message: str) -> None:
         super().__init__(message)
@@ -143,7 +140,7 @@ class SourceUnavailable(GpumondError):
 
 
 class ProtocolError(GpumondError):
-    """A message violates the agent protocol (``gpumond.protocol``). ``reason`` is one word for metrics."""
+    """A message violates the agent protocol (``facts.messages``). ``reason`` is one word for metrics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -194,44 +191,20 @@ class StoreUnavailable(GpumondError):
         self.full = full
 
 
-class NoSuchDefinition(GpumondError):
-    """No rule or quota has that name."""
+class NoSuchEntry(GpumondError):
+    """No rule, quota, silence, baseline, receiver or request for memory has that name or id."""
 
 
-class DefinitionChanged(GpumondError):
+class EntryChanged(GpumondError):
     """The current etag of the rule or quota differs from the one in the request."""
 
 
-class DefinitionConflict(GpumondError):
-    """The rule or quota is read-only or exists already, or there are too many; the message ends with the remedy."""
-
-
-class NoSuchAdmission(GpumondError):
-    """The caller has no request for memory with that id."""
+class EntryConflict(GpumondError):
+    """The entry is read-only or exists already, or there are too many; the message ends with the remedy."""
 
 
 class TooManyAdmissions(GpumondError):
     """The limit of requests for memory is reached."""
-
-
-class NoSuchBaseline(GpumondError):
-    """No baseline has that name, or there is nothing to compare it with; the message ends with the remedy."""
-
-
-class TooManyBaselines(GpumondError):
-    """The store already holds the maximum number of baselines."""
-
-
-class NoSuchSilence(GpumondError):
-    """No silence has that id."""
-
-
-class TooManySilences(GpumondError):
-    """The creator already has the maximum number of silences."""
-
-
-class NoSuchReceiver(GpumondError):
-    """No configured receiver has that name; the message lists the receivers."""
 
 
 class HttpError(GpumondError):

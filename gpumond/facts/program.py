@@ -40,6 +40,22 @@ class ProcessKey(NamedTuple):
         )
 
 
+class HasProcessKey:
+    """A fact about one process."""
+
+    __slots__ = ()
+    pid: int
+    start_ticks: int | None
+
+    @property
+    def key(self) -> ProcessKey:
+        return ProcessKey(self.pid, self.start_ticks)
+
+    @property
+    def process(self) -> ProcessKey:
+        return self.key
+
+
 def process_key(pid: int | None, start_ticks: int | None) -> ProcessKey | None:
     """Return the key of a process, or None for a value of a whole device."""
     return None if pid is None else ProcessKey(pid, start_ticks)

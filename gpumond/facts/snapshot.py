@@ -12,7 +12,7 @@ from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.fact import fact
 from gpumond.facts.pools import FlushPolicy, HostPool, PoolUsage
-from gpumond.facts.program import MAX_PID, SILENT, Ending, PoolLimit, ProcessKey, Program
+from gpumond.facts.program import MAX_PID, SILENT, Ending, HasProcessKey, PoolLimit, ProcessKey, Program
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest
 from gpumond.facts.suspension import MemoryHolder, SuspendedProgram
 
@@ -146,22 +146,6 @@ MPS_SERVER = "nvidia-cuda-mps"
 """Beginning of the command name of an MPS server, nvidia-cuda-mps-server: the kernel keeps 15 characters."""
 MISSED_LIMIT = 3
 """Number of consecutive readings without a device after which its values are withheld."""
-
-
-class HasProcessKey:
-    """A fact about one process."""
-
-    __slots__ = ()
-    pid: int
-    start_ticks: int | None
-
-    @property
-    def key(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
-
-    @property
-    def process(self) -> ProcessKey:
-        return self.key
 
 
 @fact(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpumond.facts.program import ProcessKey
+from gpumond.facts.program import HasProcessKey
 from gpumond.facts.units import human
 
 SuspensionState = Literal["suspending", "suspended", "waiting", "resuming", "stuck"]
@@ -26,7 +26,7 @@ class SuspendedMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuspendedProgram:
+class SuspendedProgram(HasProcessKey):
     """A program that gpumond suspends, has suspended, or resumes, until it runs again or has ended.
 
     ``since``: unix seconds of the request to suspend it, and ``resume_since`` of the pending one to resume it; None
@@ -48,10 +48,6 @@ class SuspendedProgram:
     grants: tuple[str, ...] = ()
     reason: str = ""
     resume_since: float | None = None
-
-    @property
-    def key(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
 
     @property
     def resume_bytes(self) -> int:
@@ -83,7 +79,7 @@ class MemoryHolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuspensionReceipt:
+class SuspensionReceipt(HasProcessKey):
     """Proof of one suspension or resumption.
 
     ``started_at``: unix seconds of the request. ``expected_bytes``: what the driver counted for the program before it

@@ -1,53 +1,38 @@
 """Features: each folder adds one subject to the daemon, the command line and the web UI.
 
-To add a feature, write a folder with a ``FEATURE`` and add it here, or publish it as an entry point of the group
+To add a feature, write a folder with a ``FEATURE`` and add its name here, or publish it as an entry point of the group
 ``gpumond.features``.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
-from gpumond.feature import Feature, installed_features, resolve
-from gpumond.features import (
-    alerts,
-    audit,
-    baselines,
-    engines,
-    fit,
-    fleet,
-    flush,
-    instruments,
-    loadgen,
-    oom,
-    quotas,
-    recordings,
-    rules,
-    silences,
-    suspend,
-)
+from gpumond.feature import Feature, installed_features
 
-FEATURES: tuple[Feature, ...] = (
-    baselines.FEATURE,
-    engines.FEATURE,
-    flush.FEATURE,
-    rules.FEATURE,
-    silences.FEATURE,
-    oom.FEATURE,
-    alerts.FEATURE,
-    quotas.FEATURE,
-    fit.FEATURE,
-    suspend.FEATURE,
-    instruments.FEATURE,
-    audit.FEATURE,
-    fleet.FEATURE,
-    recordings.FEATURE,
-    loadgen.FEATURE,
+NAMES = (
+    "baselines",
+    "engines",
+    "flush",
+    "rules",
+    "silences",
+    "oom",
+    "alerts",
+    "quotas",
+    "fit",
+    "suspend",
+    "instruments",
+    "audit",
+    "fleet",
+    "recordings",
+    "loadgen",
 )
 """In the order in which their parts are made, conclude and act; they are closed in reverse. A feature that uses the
 service of another one follows it.
 """
+FEATURES: tuple[Feature, ...] = tuple(import_module(f"{__name__}.{name}").FEATURE for name in NAMES)
 
 
 @cache
@@ -58,4 +43,4 @@ def features() -> tuple[Feature, ...]:
 
 def routers() -> tuple[Any, ...]:
     """Import and return the routers of all features."""
-    return tuple(resolve(name) for feature in features() for name in feature.routes)
+    return tuple(feature.resolve(name) for feature in features() for name in feature.routes)

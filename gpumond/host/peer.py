@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.facts.program import MAX_PID, ProcessKey
+from gpumond.facts.program import MAX_PID, HasProcessKey
 from gpumond.host.files import read_text
 from gpumond.host.machine import start_ticks
 
@@ -35,7 +35,7 @@ _connection_numbers = itertools.count(MAX_PID + 1 + int.from_bytes(os.urandom(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(HasProcessKey):
     """A process and its user, as the kernel states them.
 
     A process that is not visible here has the number of its connection as ``pid``, and no ``start_ticks``.
@@ -44,10 +44,6 @@ class Identity:
     pid: int
     start_ticks: int | None
     uid: int
-
-    @property
-    def process(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
 
 
 def identify(peer: socket.socket, pidfd: int | None) -> Identity | None:

@@ -201,10 +201,10 @@ def _sensors() -> Iterator[Family]:
 NO_RULE_VALUES: tuple[Quantity[DeviceReading], ...] = (
     Quantity(
         "memory_unified",
-        "boolean",
         "1 if the device has no memory of its own and uses host memory; size and free then describe the host, "
         "and used is the sum over the processes.",
         lambda device: float(device.unified) if device.size_bytes is not None else None,
+        boolean=True,
     ),
 )
 """Quantities that rules do not compare."""
@@ -364,21 +364,19 @@ def _report_age(frame: Frame) -> Iterator[Row]:
 SCOPE_DEVICE: tuple[Quantity[ScopeDevice], ...] = (
     Quantity(
         "retained_bytes",
-        "bytes",
         "Live memory after the scope minus before it, summed over all entries; negative if the scope freed memory.",
         attrgetter("retained_bytes"),
     ),
-    Quantity("peak_bytes", "bytes", "Peak live memory within the scope.", attrgetter("peak_bytes")),
+    Quantity("peak_bytes", "Peak live memory within the scope.", attrgetter("peak_bytes")),
 )
 SCOPE: tuple[Quantity[ScopeUsage], ...] = (
-    Quantity("entries_total", "count", "Number of times the scope was entered.", attrgetter("entries")),
+    Quantity("entries_total", "Number of times the scope was entered.", attrgetter("entries")),
     Quantity(
         "retries_total",
-        "count",
         "Allocations within the scope that succeeded only after the allocator emptied its cache.",
         attrgetter("retries"),
     ),
-    Quantity("ooms_total", "count", "Entries of the scope that ended with an out-of-memory error.", attrgetter("ooms")),
+    Quantity("ooms_total", "Entries of the scope that ended with an out-of-memory error.", attrgetter("ooms")),
 )
 
 OF_PROCESSES: tuple[Family, ...] = (

@@ -56,13 +56,16 @@ class Unit(NamedTuple):
 
 
 NUMBER = Unit()
-HERTZ = Unit("in Hz", "in MHz", 1e-6)
-CELSIUS = Unit("in C", "in C")
-WATTS = Unit("in W", "in W")
-JOULES = Unit("in J", "in mJ", 1e3)
-RATIO = Unit("0 to 1", "in %", 100)
-BYTES = Unit("in bytes", "in MiB", 1 / MIB)
-TRAFFIC = Unit("in bytes per second", "in bytes per second")
+UNITS: Mapping[str, Unit] = {
+    "_bytes_per_second": Unit("in bytes per second", "in bytes per second"),
+    "_bytes": Unit("in bytes", "in MiB", 1 / MIB),
+    "_hertz": Unit("in Hz", "in MHz", 1e-6),
+    "_celsius": Unit("in C", "in C"),
+    "_watts": Unit("in W", "in W"),
+    "_joules": Unit("in J", "in mJ", 1e3),
+    "_ratio": Unit("0 to 1", "in %", 100),
+}
+"""Units by the ends of the names of fields."""
 
 
 class DcgmFamily(NamedTuple):
@@ -88,42 +91,42 @@ class DcgmFamily(NamedTuple):
         return f"{self.meaning} ({unit})." if unit else f"{self.meaning}."
 
 
-def _sensor(new: str, former: str, meaning: str, unit: Unit, field: str) -> DcgmFamily:
-    return DcgmFamily(f"DEV_{new}", f"DEV_{former}", meaning, unit, attrgetter(f"sensors.{field}"))
+def _unit(field: str) -> Unit:
+    return next((unit for end, unit in UNITS.items() if field.endswith(end)), NUMBER)
 
 
-def _counter(new: str, former: str, meaning: str, field: str, unit: Unit = NUMBER) -> DcgmFamily:
-    return _sensor(new, former, meaning, unit, field)._replace(kind="untyped")
+def _sensor(new: str, former: str, meaning: str, field: str) -> DcgmFamily:
+    return DcgmFamily(f"DEV_{new}", f"DEV_{former}", meaning, _unit(field), attrgetter(f"sensors.{field}"))
 
 
-def _profiled(new: str, former: str, meaning: str, field: str, unit: Unit = NUMBER) -> DcgmFamily:
+def _counter(new: str, former: str, meaning: str, field: str) -> DcgmFamily:
+    return _sensor(new, former, meaning, field)._replace(kind="untyped")
+
+
+def _profiled(new: str, former: str, meaning: str, field: str) -> DcgmFamily:
+    """Return a family whose ratios are from 0 to 1 under both names."""
+    unit = NUMBER if field.endswith("_ratio") else _unit(field)
     return DcgmFamily(f"PROF_{new}", f"PROF_{former}", meaning, unit, attrgetter(f"sensors.{field}"))
 
 
 def _memory(new: str, former: str, meaning: str, field: str) -> DcgmFamily:
-    return DcgmFamily(f"DEV_FB_{new}", f"DEV_FB_{former}", meaning, BYTES, attrgetter(field), memory=True)
+    return DcgmFamily(f"DEV_FB_{new}", f"DEV_FB_{former}", meaning, _unit(field), attrgetter(field), memory=True)
 
 
 FAMILIES = (
-    _sensor("SM_CLOCK_HERTZ", "SM_CLOCK", "SM clock frequency", HERTZ, "sm_clock_hertz"),
-    _sensor("MEMORY_CLOCK_HERTZ", "MEM_CLOCK", "Memory clock frequency", HERTZ, "memory_clock_hertz"),
-    _sensor("MEMORY_TEMP_CELSIUS", "MEMORY_TEMP", "Memory temperature", CELSIUS, "memory_temperature_celsius"),
-    _sensor("GPU_TEMP_CELSIUS", "GPU_TEMP", "GPU temperature", CELSIUS, "gpu_temperature_celsius"),
-    _sensor("BOARD_POWER_WATTS", "POWER_USAGE", "Power draw", WATTS, "power_watts"),
+    _sensor("SM_CLOCK_HERTZ", "SM_CLOCK", "SM clock frequency", "sm_clock_hertz"),
+    _sensor("MEMORY_CLOCK_HERTZ", "MEM_CLOCK", "Memory clock frequency", "memory_clock_hertz"),
+    _sensor("MEMORY_TEMP_CELSIUS", "MEMORY_TEMP", "Memory temperature", "memory_temperature_celsius"),
+    _sensor("GPU_TEMP_CELSIUS", "GPU_TEMP", "GPU temperature", "gpu_temperature_celsius"),
+    _sensor("BOARD_POWER_WATTS", "POWER_USAGE", "Power draw", "power_watts"),
     _counter(
-        "GPU_ENERGY_JOULES_TOTAL",
-        "TOTAL_ENERGY_CONSUMPTION",
-        "Energy since the driver was loaded",
-        "energy_joules",
-        JOULES,
+        "GPU_ENERGY_JOULES_TOTAL", "TOTAL_ENERGY_CONSUMPTION", "Energy since the driver was loaded", "energy_joules"
     ),
     _counter("PCIE_REPLAY_TOTAL", "PCIE_REPLAY_COUNTER", "Total number of PCIe retries", "pcie_replays"),
-    _sensor("GPU_UTIL_RATIO", "GPU_UTIL", "GPU utilization", RATIO, "gpu_utilization_ratio"),
-    _sensor(
-        *("MEMORY_UTIL_RATIO", "MEM_COPY_UTIL", "Memory utilization", RATIO), "memory_controller_utilization_ratio"
-    ),
-    _sensor("ENC_UTIL_RATIO", "ENC_UTIL", "Encoder utilization", RATIO, "encoder_utilization_ratio"),
-    _sensor("DEC_UTIL_RATIO", "DEC_UTIL", "Decoder utilization", RATIO, "decoder_utilization_ratio"),
+    _sensor("GPU_UTIL_RATIO", "GPU_UTIL", "GPU utilization", "gpu_utilization_ratio"),
+    _sensor("MEMORY_UTIL_RATIO", "MEM_COPY_UTIL", "Memory utilization", "memory_controller_utilization_ratio"),
+    _sensor("ENC_UTIL_RATIO", "ENC_UTIL", "Encoder utilization", "encoder_utilization_ratio"),
+    _sensor("DEC_UTIL_RATIO", "DEC_UTIL", "Decoder utilization", "decoder_utilization_ratio"),
     _memory("FREE_BYTES", "FREE", "Framebuffer memory free", "free_bytes"),
     _memory("USED_BYTES", "USED", "Framebuffer memory used", "used_bytes"),
     _memory("RESERVED_BYTES", "RESERVED", "Framebuffer memory reserved", "reserved_bytes"),
@@ -151,10 +154,7 @@ FAMILIES = (
         "Remapped rows for correctable errors",
         "remapped_rows_correctable",
     ),
-    _sensor(
-        *("ROW_REMAP_FAILED", "ROW_REMAP_FAILURE", "Whether remapping of rows has failed", NUMBER),
-        "remapped_rows_failed",
-    ),
+    _sensor("ROW_REMAP_FAILED", "ROW_REMAP_FAILURE", "Whether remapping of rows has failed", "remapped_rows_failed"),
     _profiled(
         "GR_ENGINE_UTIL_RATIO",
         "GR_ENGINE_ACTIVE",
@@ -167,18 +167,10 @@ FAMILIES = (
         "TENSOR_UTIL_RATIO", "PIPE_TENSOR_ACTIVE", "Ratio of time the tensor cores are active", "tensor_active_ratio"
     ),
     _profiled("DRAM_UTIL_RATIO", "DRAM_ACTIVE", "Ratio of the memory bandwidth that is used", "dram_active_ratio"),
-    _profiled(
-        *("PCIE_TX_BYTES", "PCIE_TX_BYTES", "Traffic to the host over PCIe", "pcie_transmit_bytes_per_second", TRAFFIC)
-    ),
-    _profiled(
-        *("PCIE_RX_BYTES", "PCIE_RX_BYTES", "Traffic from the host over PCIe", "pcie_receive_bytes_per_second", TRAFFIC)
-    ),
-    _profiled(
-        *("NVLINK_TX_BYTES", "NVLINK_TX_BYTES", "Traffic sent over NVLink", "nvlink_transmit_bytes_per_second", TRAFFIC)
-    ),
-    _profiled(
-        "NVLINK_RX_BYTES", "NVLINK_RX_BYTES", "Traffic received over NVLink", "nvlink_receive_bytes_per_second", TRAFFIC
-    ),
+    _profiled("PCIE_TX_BYTES", "PCIE_TX_BYTES", "Traffic to the host over PCIe", "pcie_transmit_bytes_per_second"),
+    _profiled("PCIE_RX_BYTES", "PCIE_RX_BYTES", "Traffic from the host over PCIe", "pcie_receive_bytes_per_second"),
+    _profiled("NVLINK_TX_BYTES", "NVLINK_TX_BYTES", "Traffic sent over NVLink", "nvlink_transmit_bytes_per_second"),
+    _profiled("NVLINK_RX_BYTES", "NVLINK_RX_BYTES", "Traffic received over NVLink", "nvlink_receive_bytes_per_second"),
 )
 
 

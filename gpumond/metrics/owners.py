@@ -81,67 +81,55 @@ _LOWER = " Programs without an agent aren't included; absent if none has one."
 OWNER: tuple[Quantity[OwnerUsage], ...] = (
     Quantity(
         "used_bytes",
-        "bytes",
         "Memory of the owner's programs on the devices of a model, with or without an agent.",
         attrgetter("used"),
         note=" The sum over owners and unattributed memory is used memory + overcount. MIG instances are included in "
         "their device. Owners beyond the limit of a machine are summed with an empty workload.",
     ),
-    Quantity("live_bytes", "bytes", "Live memory of the owner's programs." + _LOWER, attrgetter("live")),
+    Quantity("live_bytes", "Live memory of the owner's programs." + _LOWER, attrgetter("live")),
     Quantity(
-        "cached_bytes",
-        "bytes",
-        "Memory of the owner's programs that a flush would release." + _LOWER,
-        attrgetter("cached"),
+        "cached_bytes", "Memory of the owner's programs that a flush would release." + _LOWER, attrgetter("cached")
     ),
     Quantity(
         "stranded_bytes",
-        "bytes",
         "Free memory of the owner's programs that a flush wouldn't release." + _LOWER,
         attrgetter("stranded"),
     ),
     Quantity(
         "idle_held_bytes",
-        "bytes",
         "Memory of the owner's programs that have the verdict idle-holder, with or without an agent.",
         attrgetter("idle_held"),
     ),
     Quantity(
         "idle_and_reclaimable_bytes",
-        "bytes",
         "Memory of idle programs, and cached memory of the others. Of programs without an agent, only idle ones are "
         "included; absent if that leaves none.",
         attrgetter("idle_and_reclaimable"),
     ),
     Quantity(
         "wasted_bytes",
-        "bytes",
         "Memory of idle programs, and cached and stranded memory of the others. Of programs without an agent, only "
         "idle ones are included; absent if that leaves none.",
         attrgetter("wasted"),
     ),
     Quantity(
         "needed_bytes",
-        "bytes",
         "Memory of the owner's largest program on one device of a model, without its cached part.",
         attrgetter("needed"),
         note=" A program without an agent counts with all of its memory.",
     ),
     Quantity(
         "device_processes",
-        "count",
         "Number of the owner's processes on each device of a model, added up: one on two devices counts twice.",
         attrgetter("device_processes"),
     ),
     Quantity(
         "processes",
-        "count",
         "Number of the owner's processes with memory on devices of a model.",
         lambda usage: len(usage.processes),
     ),
     Quantity(
         "agent_processes",
-        "count",
         "Number of the owner's processes on devices of a model that have an agent.",
         lambda usage: len(usage.agents),
     ),
@@ -260,30 +248,26 @@ def machine_shares(frame: Frame) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 MACHINE: tuple[Quantity[MachineUsage], ...] = (
-    Quantity("memory_size_bytes", "bytes", "Memory of all devices of the machine.", attrgetter("size")),
+    Quantity("memory_size_bytes", "Memory of all devices of the machine.", attrgetter("size")),
     Quantity(
         "memory_used_bytes",
-        "bytes",
         "Memory in use on all devices of the machine, as reported by the driver.",
         attrgetter("used"),
     ),
-    Quantity("idle_held_bytes", "bytes", "Memory of programs with the verdict idle-holder.", attrgetter("idle_held")),
+    Quantity("idle_held_bytes", "Memory of programs with the verdict idle-holder.", attrgetter("idle_held")),
     Quantity(
         "idle_and_reclaimable_bytes",
-        "bytes",
         "Memory of idle programs, and memory that a flush of the others would release.",
         attrgetter("idle_and_reclaimable"),
     ),
     Quantity(
         "wasted_bytes",
-        "bytes",
         "Memory of idle programs, cached and stranded memory of the others, and unattributed memory.",
         attrgetter("wasted"),
     ),
-    Quantity("processes", "count", "Number of processes that hold device memory.", attrgetter("processes")),
+    Quantity("processes", "Number of processes that hold device memory.", attrgetter("processes")),
     Quantity(
         "agent_processes",
-        "count",
         "Number of processes that hold device memory and have an agent.",
         attrgetter("agent_processes"),
     ),

@@ -30,21 +30,19 @@ DAEMON = ScopeSpec(
     values=(
         DRIVER_UP,
         DRIVER_RESPONSIVE,
-        Quantity("agents", "count", "programs with an agent", lambda row: float(len(row.reports))),
+        Quantity("agents", "programs with an agent", lambda row: float(len(row.reports))),
         STORE_WRITABLE,
         Quantity(
             "devices",
-            "count",
             "devices that the driver lists; unknown while it can't be read",
             lambda row: float(len(row.devices)) if row.source.up else None,
         ),
-        Quantity("engines", "count", "configured serving engines", lambda row: float(len(row.engines))),
-        Quantity("faults", "count", "values and devices that can't be read", lambda row: float(len(row.faults))),
+        Quantity("engines", "configured serving engines", lambda row: float(len(row.engines))),
+        Quantity("faults", "values and devices that can't be read", lambda row: float(len(row.faults))),
     ),
     labels={},
     labels_of=lambda row: (),
-    placeholders={"reason": "why the driver can't be read"},
-    texts=lambda row: {"reason": row.source.detail or row.source.reason},
+    placeholders={"reason": ("why the driver can't be read", lambda row: row.source.detail or row.source.reason)},
 )
 
 

@@ -10,79 +10,65 @@ from __future__ import annotations
 from typing import Any
 
 from gpumond.facts.snapshot import NO_DEVICE, RELEASED, STARTING, DeviceReading, Snapshot
-from gpumond.quantities.quantity import Quantity, Unit, attribute, number
+from gpumond.quantities.quantity import Quantity, attribute, number
 
 DEVICE_UP = Quantity[DeviceReading](
-    "up", "boolean", "1 while the device responds to its driver, else 0.", lambda device: float(device.up)
+    "up", "1 while the device responds to its driver, else 0.", lambda device: float(device.up), boolean=True
 )
 DEVICE_IDLE: Quantity[DeviceReading] = attribute(
-    "idle_seconds",
-    "seconds",
-    "Time without activity on the device, according to the driver's samples since the daemon started.",
+    "idle_seconds", "Time without activity on the device, according to the driver's samples since the daemon started."
 )
 MEMORY: tuple[Quantity[DeviceReading], ...] = (
-    attribute("size_bytes", "bytes", "Total memory of the device.", "memory_size_bytes"),
+    attribute("size_bytes", "Total memory of the device.", "memory_size_bytes"),
     attribute(
         "used_bytes",
-        "bytes",
         "Memory in use as reported by the driver, excluding its own reservation if that is known.",
         "memory_used_bytes",
     ),
-    attribute("free_bytes", "bytes", "Free memory as reported by the driver.", "memory_free_bytes"),
-    attribute("reserved_bytes", "bytes", "Memory reserved by the driver.", "memory_reserved_bytes"),
+    attribute("free_bytes", "Free memory as reported by the driver.", "memory_free_bytes"),
+    attribute("reserved_bytes", "Memory reserved by the driver.", "memory_reserved_bytes"),
 )
 
 
-def _sensor(name: str, unit: Unit, text: str, family: str | None = None, **options: Any) -> Quantity[DeviceReading]:
+def _sensor(name: str, text: str, family: str | None = None, **options: Any) -> Quantity[DeviceReading]:
     """Return the quantity of the field of `Sensors` with this name."""
-    return attribute(name, unit, text, family, field=f"sensors.{name}", **options)
+    return attribute(name, text, family, field=f"sensors.{name}", **options)
 
 
 def _counter(name: str, text: str, family: str, **labels: str) -> Quantity[DeviceReading]:
-    return _sensor(name, "count", text, family, labels=labels, counted=True)
+    return _sensor(name, text, family, labels=labels, counted=True)
 
 
 def _temperature(name: str, text: str, family: str, **labels: str) -> Quantity[DeviceReading]:
-    return _sensor(f"{name}_temperature_celsius", "celsius", text, family, labels=labels)
+    return _sensor(f"{name}_temperature_celsius", text, family, labels=labels)
 
 
 GPM = "measured by the hardware over the last ten seconds (Hopper and later)"
 
 SENSORS: tuple[Quantity[DeviceReading], ...] = (
-    _sensor("bar1_size_bytes", "bytes", "Size of the BAR1 window, through which the host accesses device memory."),
-    _sensor("bar1_used_bytes", "bytes", "Mapped part of the BAR1 window."),
+    _sensor("bar1_size_bytes", "Size of the BAR1 window, through which the host accesses device memory."),
+    _sensor("bar1_used_bytes", "Mapped part of the BAR1 window."),
     _sensor(
-        "gpu_utilization_ratio",
-        "ratio",
-        "Fraction of the driver's last sampling period during which a kernel was running.",
+        "gpu_utilization_ratio", "Fraction of the driver's last sampling period during which a kernel was running."
     ),
     _sensor(
         "memory_controller_utilization_ratio",
-        "ratio",
         "Fraction of the driver's last sampling period during which memory was read or written. Not memory usage.",
     ),
-    _sensor(
-        "encoder_utilization_ratio",
-        "ratio",
-        "Fraction of the sampling period during which the video encoder was active.",
-    ),
-    _sensor(
-        "decoder_utilization_ratio",
-        "ratio",
-        "Fraction of the sampling period during which the video decoder was active.",
-    ),
-    _sensor("graphics_engine_active_ratio", "ratio", f"Fraction of time during which a kernel was running, {GPM}."),
-    _sensor("sm_active_ratio", "ratio", f"Fraction of the SMs that were active, {GPM}."),
-    _sensor("sm_occupancy_ratio", "ratio", f"Resident warps as a fraction of the SMs' maximum, {GPM}."),
-    _sensor("tensor_active_ratio", "ratio", f"Fraction of time during which the tensor cores were active, {GPM}."),
-    _sensor("dram_active_ratio", "ratio", f"Fraction of the memory bandwidth in use, {GPM}."),
-    _sensor("nvlink_receive_bytes_per_second", "bytes/s", f"Traffic received over all NVLinks, {GPM}."),
-    _sensor("nvlink_transmit_bytes_per_second", "bytes/s", f"Traffic sent over all NVLinks, {GPM}."),
-    _sensor("sm_clock_hertz", "hertz", "SM clock frequency."),
-    _sensor("sm_clock_max_hertz", "hertz", "Maximum SM clock frequency."),
-    _sensor("memory_clock_hertz", "hertz", "Clock frequency of the memory."),
-    _sensor("memory_clock_max_hertz", "hertz", "Maximum clock frequency of the memory."),
-    _sensor("performance_state", "count", "Performance state, from 0 (fastest) to 15 (slowest)."),
+    _sensor("encoder_utilization_ratio", "Fraction of the sampling period during which the video encoder was active."),
+    _sensor("decoder_utilization_ratio", "Fraction of the sampling period during which the video decoder was active."),
+    _sensor("graphics_engine_active_ratio", f"Fraction of time during which a kernel was running, {GPM}."),
+    _sensor("sm_active_ratio", f"Fraction of the SMs that were active, {GPM}."),
+    _sensor("sm_occupancy_ratio", f"Resident warps as a fraction of the SMs' maximum, {GPM}."),
+    _sensor("tensor_active_ratio", f"Fraction of time during which the tensor cores were active, {GPM}."),
+    _sensor("dram_active_ratio", f"Fraction of the memory bandwidth in use, {GPM}."),
+    _sensor("nvlink_receive_bytes_per_second", f"Traffic received over all NVLinks, {GPM}."),
+    _sensor("nvlink_transmit_bytes_per_second", f"Traffic sent over all NVLinks, {GPM}."),
+    _sensor("sm_clock_hertz", "SM clock frequency."),
+    _sensor("sm_clock_max_hertz", "Maximum SM clock frequency."),
+    _sensor("memory_clock_hertz", "Clock frequency of the memory."),
+    _sensor("memory_clock_max_hertz", "Maximum clock frequency of the memory."),
+    _sensor("performance_state", "Performance state, from 0 (fastest) to 15 (slowest)."),
     _temperature("gpu", "Temperature of the GPU.", "temperature_celsius", sensor="gpu"),
     _temperature("memory", "Temperature of the memory.", "temperature_celsius", sensor="memory"),
     _temperature(
@@ -91,28 +77,24 @@ SENSORS: tuple[Quantity[DeviceReading], ...] = (
     _temperature(
         "shutdown", "GPU temperature at which the hardware shuts down.", "temperature_limit_celsius", limit="shutdown"
     ),
-    _sensor("power_watts", "watts", "Power draw of the device."),
-    _sensor("power_limit_watts", "watts", "Enforced power limit."),
-    _sensor(
-        "energy_joules", "joules", "Energy consumed since the driver was loaded.", "energy_joules_total", counted=True
-    ),
-    _sensor("fan_speed_ratio", "ratio", "Target fan speed as a fraction of the maximum; may exceed 1."),
-    _sensor("pcie_generation", "count", "Current generation of the PCIe link."),
-    _sensor("pcie_generation_max", "count", "Highest PCIe generation that the device and the slot support."),
-    _sensor("pcie_width", "count", "Current number of PCIe lanes."),
-    _sensor("pcie_width_max", "count", "Highest number of PCIe lanes that the device and the slot support."),
+    _sensor("power_watts", "Power draw of the device."),
+    _sensor("power_limit_watts", "Enforced power limit."),
+    _sensor("energy_joules", "Energy consumed since the driver was loaded.", "energy_joules_total", counted=True),
+    _sensor("fan_speed_ratio", "Target fan speed as a fraction of the maximum; may exceed 1."),
+    _sensor("pcie_generation", "Current generation of the PCIe link."),
+    _sensor("pcie_generation_max", "Highest PCIe generation that the device and the slot support."),
+    _sensor("pcie_width", "Current number of PCIe lanes."),
+    _sensor("pcie_width_max", "Highest number of PCIe lanes that the device and the slot support."),
     _sensor(
         "pcie_receive_bytes_per_second",
-        "bytes/s",
         "PCIe traffic from the host to the device, sampled for 20 ms every ten seconds.",
     ),
     _sensor(
         "pcie_transmit_bytes_per_second",
-        "bytes/s",
         "PCIe traffic from the device to the host, sampled for 20 ms every ten seconds.",
     ),
     _counter("pcie_replays", "Packets retransmitted on the PCIe link.", "pcie_replays_total"),
-    _sensor("persistence_mode", "boolean", "1 if the driver stays loaded while no process uses the device."),
+    _sensor("persistence_mode", "1 if the driver stays loaded while no process uses the device.", boolean=True),
     *(
         _counter(
             f"ecc_{kind}_{scope}",
@@ -139,7 +121,7 @@ SENSORS: tuple[Quantity[DeviceReading], ...] = (
         "retired_pages",
         cause="double_bit",
     ),
-    _sensor("retired_pages_pending", "boolean", "1 if pages will be retired at the next reset."),
+    _sensor("retired_pages_pending", "1 if pages will be retired at the next reset.", boolean=True),
     _counter(
         "remapped_rows_correctable",
         "Memory rows remapped to spare rows after corrected errors (Ampere and later).",
@@ -152,8 +134,8 @@ SENSORS: tuple[Quantity[DeviceReading], ...] = (
         "remapped_rows",
         cause="uncorrectable",
     ),
-    _sensor("remapped_rows_pending", "boolean", "1 if rows will be remapped at the next reset."),
-    _sensor("remapped_rows_failed", "boolean", "1 if remapping a row has failed; the device should be replaced."),
+    _sensor("remapped_rows_pending", "1 if rows will be remapped at the next reset.", boolean=True),
+    _sensor("remapped_rows_failed", "1 if remapping a row has failed; the device should be replaced.", boolean=True),
     *(
         _counter(f"nvlink_{kind}_errors", f"{text} on all NVLinks of the device.", "nvlink_errors_total", kind=kind)
         for kind, text in (
@@ -165,11 +147,10 @@ SENSORS: tuple[Quantity[DeviceReading], ...] = (
     ),
     _sensor(
         "file_cache_bytes",
-        "bytes",
         "Page cache of the host's kernel in device memory that is a NUMA node (Grace Hopper). It is unattributed, and "
         "the kernel frees it when memory is low.",
     ),
-    _sensor("xid_events", "boolean", "1 while the driver reports Xid errors when they occur.", family=""),
+    _sensor("xid_events", "1 while the driver reports Xid errors when they occur.", boolean=True, family=""),
 )
 
 SHARED_FAMILIES = {
@@ -185,24 +166,24 @@ SHARED_FAMILIES = {
 
 DRIVER_UP = Quantity[Snapshot](
     "driver_up",
-    "boolean",
     "1 if the devices can be read, else 0.",
     lambda row: None if row.source.reason in (STARTING, RELEASED, NO_DEVICE) else float(row.source.up),
+    boolean=True,
     note=" Absent on a machine without a device.",
     rule_note=" Unknown before the first attempt and without any device.",
     export=lambda row: None if row.source.reason == NO_DEVICE else float(row.source.up),
 )
 DRIVER_RESPONSIVE = Quantity[Snapshot](
     "driver_responsive",
-    "boolean",
     "0 while a driver call exceeds its deadline, else 1.",
     lambda row: float(row.source.responsive),
+    boolean=True,
 )
 STORE_WRITABLE = Quantity[Snapshot](
     "store_writable",
-    "boolean",
     "1 while changes and alerts can be written to disk, else 0.",
     lambda row: number(row.store_writable),
+    boolean=True,
 )
 
 DEVICE_COUNTERS = tuple(quantity.name for quantity in SENSORS if quantity.counted)

@@ -18,17 +18,14 @@ from gpumond.quantities.scope import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
     IN_WINDOW,
-    NAMED,
-    VERDICT_TEXTS,
+    OF_VERDICTS,
     VERDICTS,
     RuleContext,
     ScopeSpec,
-    Texts,
     increase,
     named,
     ratio,
     size,
-    texts_of_verdicts,
     values_of_verdicts,
     values_without_verdict,
 )
@@ -156,22 +153,8 @@ def _idle_used(row: _Device) -> float | None:
     return None if busy is None else row.used_ratio if busy == 0 else 0.0
 
 
-def _device_texts(row: _Device) -> Texts:
-    device = row.device
-    return {
-        **named(device),
-        "used": size(device.used_bytes),
-        "free": size(device.free_bytes),
-        "reclaimable": size(row.cached),
-        "stranded": size(row.stranded),
-        "unattributed": size(row.unattributed),
-        "top_process": lambda: _top_process(row),
-        "top_cache": lambda: _top_cache(row),
-        "shortage": lambda: _shortage(row),
-        "xids": ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count),
-        **_sensor_texts(device.sensors),
-        **texts_of_verdicts(row.verdicts),
-    }
+def _xids(row: _Device) -> str:
+    return ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count)
 
 
 def _top_process(row: _Device) -> str:
@@ -194,8 +177,10 @@ def _program(row: _Device, process: ProcessKey, used_bytes: int | None) -> str:
     return f"{name} (pid {process.pid}, {size(used_bytes)})"
 
 
-def _sensor(name: str, unit: Unit, meaning: str, read: Callable[[Sensors], float | None]) -> Quantity[_Device]:
-    return Quantity(name, unit, meaning, lambda row: read(row.device.sensors))
+def _sensor(
+    name: str, meaning: str, read: Callable[[Sensors], float | None], boolean: bool = False
+) -> Quantity[_Device]:
+    return Quantity(name, meaning, lambda row: read(row.device.sensors), boolean=boolean)
 
 
 def _throttle(*reasons: str) -> Callable[[Sensors], float | None]:
@@ -243,62 +228,50 @@ NVLINK_INCREASES = [
 DERIVED: tuple[Quantity[_Device], ...] = (
     _sensor(
         "power_limit_ratio",
-        "ratio",
         "Power draw as a fraction of its limit.",
         lambda sensors: ratio(sensors.power_watts, sensors.power_limit_watts),
     ),
     *(
         _sensor(
             f"throttle_{reason}",
-            "boolean",
             f"1 while the clocks are reduced for the `{reason}` reason.",
             _throttle(reason),
+            boolean=True,
         )
         for reason in THROTTLE_REASONS
     ),
     _sensor(
         "throttle_thermal",
-        "boolean",
         f"1 while the clocks are reduced because of the temperature ({' or '.join(THERMAL_REASONS)}).",
         _throttle(*THERMAL_REASONS),
+        boolean=True,
     ),
     _sensor(
         "bar1_used_ratio",
-        "ratio",
         "Mapped part of the BAR1 window as a fraction of its size.",
         lambda sensors: ratio(sensors.bar1_used_bytes, sensors.bar1_size_bytes),
     ),
     _sensor(
         "pcie_link_ratio",
-        "ratio",
         "Bandwidth of the PCIe link as a fraction of its maximum, from lanes and generation. An idle device slows its "
         "link down.",
         pcie_link_ratio,
     ),
     _sensor(
         "pcie_link_deficit_ratio",
-        "ratio",
         f"1 - `pcie_link_ratio` while `gpu_utilization_ratio` is at least {LOADED_RATIO:.0%}, otherwise 0.",
         _pcie_link_deficit,
     ),
     Quantity(
         "nvlink_errors_increase",
-        "count",
         f"errors of all kinds on all NVLinks {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
         lambda row: combined(tuple(value.read(row) for value in NVLINK_INCREASES)),
     ),
 )
 
 
-def _sensor_texts(sensors: Sensors) -> dict[str, str]:
-    return {
-        "temperature": _text("celsius", sensors.gpu_temperature_celsius),
-        "power": _text("watts", sensors.power_watts),
-        "power_limit": _text("watts", sensors.power_limit_watts),
-        "throttle_reasons": ", ".join(sensors.throttle_reasons or ()) or "none known",
-        "pcie_link": _link(sensors.pcie_generation, sensors.pcie_width),
-        "pcie_link_max": _link(sensors.pcie_generation_max, sensors.pcie_width_max),
-    }
+def _sensor_text(meaning: str, text: Callable[[Sensors], str]) -> tuple[str, Callable[[_Device], str]]:
+    return meaning, lambda row: text(row.device.sensors)
 
 
 def _text(unit: Unit, value: float | None) -> str:
@@ -317,57 +290,47 @@ DEVICE = ScopeSpec(
         replace(DEVICE_UP.of(_device), read=lambda row: float(row.device.up) if row.driver_works else None),
         USED,
         FREE,
-        Quantity("used_ratio", "ratio", "used bytes as a fraction of the size", lambda row: row.used_ratio),
+        Quantity("used_ratio", "used bytes as a fraction of the size", lambda row: row.used_ratio),
         Quantity(
             "reclaimable_bytes",
-            "bytes",
             "bytes that a flush of all programs on the device would release",
             lambda row: row.cached,
         ),
         Quantity(
             "reclaimable_ratio",
-            "ratio",
             "reclaimable bytes as a fraction of the size",
             lambda row: ratio(row.cached, row.device.size_bytes),
         ),
         Quantity(
             "unreclaimable_ratio",
-            "ratio",
             "used bytes that no flush would release, as a fraction of the size",
             lambda row: ratio(_unreclaimable(row), row.device.size_bytes),
         ),
         Quantity(
             "time_to_full_30s_seconds",
-            "seconds",
             f"time until the memory is full at the speed of the last {FILL_SECONDS:.0f} s; infinite if it doesn't fill",
             lambda row: row.recent.time_to_full_30s_seconds(row.device.uuid),
         ),
         Quantity(
             "reclaimable_under_pressure_ratio",
-            "ratio",
             "`reclaimable_ratio` while the device is at least 80% full; if a program on it had an out-of-memory "
             f"error or a retry {IN_WINDOW}, the same ratio without this program's bytes; otherwise 0",
             lambda row: ratio(_wasted(row), row.device.size_bytes),
         ),
-        Quantity(
-            "stranded_bytes", "bytes", "free bytes in pools that a flush wouldn't release", lambda row: row.stranded
-        ),
+        Quantity("stranded_bytes", "free bytes in pools that a flush wouldn't release", lambda row: row.stranded),
         Quantity(
             "unattributed_bytes",
-            "bytes",
             "used memory without a visible owner; unknown where the driver lists no processes",
             lambda row: row.unattributed,
         ),
         Quantity(
             "unattributed_ratio",
-            "ratio",
             "unattributed bytes as a fraction of the size",
             lambda row: ratio(row.unattributed, row.device.size_bytes),
         ),
-        Quantity("idle_used_ratio", "ratio", "`used_ratio` while no kernel runs, 0 while one runs", _idle_used),
+        Quantity("idle_used_ratio", "`used_ratio` while no kernel runs, 0 while one runs", _idle_used),
         Quantity(
             "xid_errors_increase",
-            "count",
             f"Xid errors that the driver reported {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
             lambda row: float(sum(row.xids.values())) or (0.0 if row.watched else None),
         ),
@@ -375,14 +338,12 @@ DEVICE = ScopeSpec(
         RESERVED,
         Quantity(
             "processes",
-            "count",
             "processes that the driver lists; unknown where it lists none at all",
             lambda row: None if row.device.processes is None else float(len(row.device.processes)),
         ),
         DEVICE_IDLE.of(_device),
         Quantity(
             "missed_readings",
-            "count",
             "consecutive readings without new values of the device",
             lambda row: float(row.device.missed_readings),
         ),
@@ -393,24 +354,30 @@ DEVICE = ScopeSpec(
     labels={**DEVICE_LABELS, "workload": "workload of a program on the device"},
     labels_of=lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
     placeholders={
-        **NAMED,
-        "used": "memory in use",
-        "free": "memory free",
-        "reclaimable": "bytes that a flush would release",
-        "stranded": "free memory in pools that a flush wouldn't release",
-        "unattributed": "used memory without a visible owner",
-        "top_process": "the largest process: name, pid, size",
-        "top_cache": "the program with the largest cache: name, pid, size",
-        "shortage": "how full the device is, or which programs it had too little room for",
-        "xids": "Xid errors in the window, by number",
-        "temperature": "GPU temperature",
-        "power": "power draw",
-        "power_limit": "power limit",
-        "throttle_reasons": "reasons why the clocks are reduced",
-        "pcie_link": "the PCIe link's generation and lanes",
-        "pcie_link_max": "the PCIe link's highest generation and lanes",
-        **VERDICT_TEXTS,
+        **named(_device),
+        "used": ("memory in use", lambda row: size(row.device.used_bytes)),
+        "free": ("memory free", lambda row: size(row.device.free_bytes)),
+        "reclaimable": ("bytes that a flush would release", lambda row: size(row.cached)),
+        "stranded": ("free memory in pools that a flush wouldn't release", lambda row: size(row.stranded)),
+        "unattributed": ("used memory without a visible owner", lambda row: size(row.unattributed)),
+        "top_process": ("the largest process: name, pid, size", _top_process),
+        "top_cache": ("the program with the largest cache: name, pid, size", _top_cache),
+        "shortage": ("how full the device is, or which programs it had too little room for", _shortage),
+        "xids": ("Xid errors in the window, by number", _xids),
+        "temperature": _sensor_text("GPU temperature", lambda own: _text("celsius", own.gpu_temperature_celsius)),
+        "power": _sensor_text("power draw", lambda own: _text("watts", own.power_watts)),
+        "power_limit": _sensor_text("power limit", lambda own: _text("watts", own.power_limit_watts)),
+        "throttle_reasons": _sensor_text(
+            "reasons why the clocks are reduced", lambda own: ", ".join(own.throttle_reasons or ()) or "none known"
+        ),
+        "pcie_link": _sensor_text(
+            "the PCIe link's generation and lanes", lambda own: _link(own.pcie_generation, own.pcie_width)
+        ),
+        "pcie_link_max": _sensor_text(
+            "the PCIe link's highest generation and lanes",
+            lambda own: _link(own.pcie_generation_max, own.pcie_width_max),
+        ),
+        **OF_VERDICTS,
     },
-    texts=_device_texts,
     programs=lambda row: tuple({line.workload: None for line in row.lines if line.workload}),
 )

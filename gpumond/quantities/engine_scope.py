@@ -42,18 +42,14 @@ def _used_with_idle_kv_cache(row: _Engine) -> float | None:
     return None if in_use is None else row.used if in_use < IDLE_KV_CACHE_RATIO else 0.0
 
 
-def _texts(row: _Engine) -> dict[str, str]:
-    engine = row.engine
-    ratio, idle = engine.kv_cache_used_ratio, engine.idle_seconds
-    return {
-        "engine": engine.name,
-        "kind": engine.kind,
-        "used": size(row.used),
-        "kv_cache": "an unknown part" if ratio is None else readable("ratio", ratio),
-        "idle": "an unknown time" if idle is None else duration(idle),
-        "models": ", ".join(model.name for model in engine.models) or "no known model",
-        "reason": engine.problem or engine.out_of_service_reason,
-    }
+def _kv_cache(row: _Engine) -> str:
+    ratio = row.engine.kv_cache_used_ratio
+    return "an unknown part" if ratio is None else readable("ratio", ratio)
+
+
+def _idle(row: _Engine) -> str:
+    seconds = row.engine.idle_seconds
+    return "an unknown time" if seconds is None else duration(seconds)
 
 
 OF_ENGINE: dict[str, Quantity[_Engine]] = {each.name: each.of(lambda row: row.engine) for each in QUANTITIES}
@@ -67,11 +63,10 @@ ENGINE = ScopeSpec(
     rows=engines,
     values=(
         *_values("up"),
-        Quantity(ENGINE_USED.name, ENGINE_USED.unit, ENGINE_USED.text, lambda row: row.used),
+        Quantity(ENGINE_USED.name, ENGINE_USED.text, lambda row: row.used),
         *_values("idle_seconds", "running_requests", "waiting_requests", "kv_cache_used_ratio"),
         Quantity(
             "kv_cache_idle_used_bytes",
-            "bytes",
             f"`used_bytes` while requests use less than {IDLE_KV_CACHE_RATIO:.0%} of the KV cache, otherwise 0",
             _used_with_idle_kv_cache,
         ),
@@ -88,13 +83,18 @@ ENGINE = ScopeSpec(
     labels={"engine": "the engine's name", "kind": "the engine's kind, such as vllm"},
     labels_of=lambda row: (("engine", row.engine.name), ("kind", row.engine.kind)),
     placeholders={
-        "engine": "the engine's name",
-        "kind": "the engine's kind",
-        "used": "memory of the engine's processes, as the driver counts it",
-        "kv_cache": "fraction of the KV cache that requests use",
-        "idle": "time without a request",
-        "models": "the loaded models",
-        "reason": "why the engine can't be read, or isn't serving yet; otherwise empty",
+        "engine": ("the engine's name", lambda row: row.engine.name),
+        "kind": ("the engine's kind", lambda row: row.engine.kind),
+        "used": ("memory of the engine's processes, as the driver counts it", lambda row: size(row.used)),
+        "kv_cache": ("fraction of the KV cache that requests use", _kv_cache),
+        "idle": ("time without a request", _idle),
+        "models": (
+            "the loaded models",
+            lambda row: ", ".join(model.name for model in row.engine.models) or "no known model",
+        ),
+        "reason": (
+            "why the engine can't be read, or isn't serving yet; otherwise empty",
+            lambda row: row.engine.problem or row.engine.out_of_service_reason,
+        ),
     },
-    texts=_texts,
 )

@@ -17,11 +17,9 @@ from gpumond.quantities.scope import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
     IN_WINDOW,
-    NAMED,
     RuleContext,
     ScopeSpec,
     increase,
-    named,
     ratio,
     size,
 )
@@ -64,22 +62,9 @@ def _fragmentation(row: _Pool) -> float | None:
     return row.recent.fragmentation(track) if kept >= FRAGMENTED_FROM * device.size_bytes else 0.0
 
 
-def _pool_texts(row: _Pool) -> dict[str, str]:
-    device, pool = row.device, row.pool
+def _advice(row: _Pool) -> str:
     retried = bool(row.recent.increase(row.track.retries, row.track.since))
-    return {
-        **(named(device) if device else {"gpu": "?", "uuid": pool.device_uuid, "name": "?", "size": size(None)}),
-        "pid": str(row.report.pid),
-        "workload": row.report.workload,
-        "allocator": pool.allocator,
-        "live": size(pool.live_bytes),
-        "held": size(pool.held_bytes),
-        "reclaimable": size(pool.reclaimable.likely),
-        "stranded": size(STRANDED.read(pool)),
-        "torch_setting": torch_setting(row.report.frameworks),
-        "advice": sentence(case_of(row.report, pool.device_uuid, row.snapshot, retried)),
-        "oom": _last_oom(row),
-    }
+    return sentence(case_of(row.report, row.pool.device_uuid, row.snapshot, retried))
 
 
 def _last_oom(row: _Pool) -> str:
@@ -108,13 +93,11 @@ POOL = ScopeSpec(
         *_values("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes", "unmapped_bytes"),
         Quantity(
             "stranded_ratio",
-            "ratio",
             "stranded bytes over held bytes, at this moment",
             lambda row: ratio(STRANDED.read(row.pool), row.pool.held_bytes),
         ),
         Quantity(
             "fragmentation_ratio",
-            "ratio",
             f"1 - peak live bytes over the peak of what no flush releases (live and stranded bytes), both "
             f"{IN_WINDOW}; 0 for pools below 5% of their device; unknown for the first minute",
             lambda row: None if row.pool.live_bytes is None else _fragmentation(row),
@@ -122,7 +105,6 @@ POOL = ScopeSpec(
         *_values("ooms"),
         Quantity(
             "ooms_increase",
-            "count",
             f"increase of `ooms` {IN_WINDOW}, except errors after which `retry_on_oom` made another attempt; "
             f"{FROM_A_FULL_WINDOW}",
             lambda row: row.recent.ooms(row.report, row.track),
@@ -130,7 +112,6 @@ POOL = ScopeSpec(
         *_values("retries"),
         Quantity(
             "retries_increase",
-            "count",
             f"increase of `retries` {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
             lambda row: row.recent.increase(row.track.retries, row.track.since),
         ),
@@ -145,19 +126,30 @@ POOL = ScopeSpec(
     },
     labels_of=_pool_labels,
     placeholders={
-        **NAMED,
-        "pid": "the process's pid",
-        "workload": "the process's workload",
-        "allocator": "allocator of the pool",
-        "live": "allocated to the program",
-        "held": "held by the pool",
-        "reclaimable": "bytes that a flush would release",
-        "stranded": "free memory in the pool that a flush wouldn't release",
-        "torch_setting": "environment variable that configures the allocator of its PyTorch",
-        "advice": "settings and changes that apply to the program, each after a semicolon; empty if none does",
-        "oom": "what the last out-of-memory error did, and the program's line; empty without a record",
+        "gpu": (DEVICE_LABELS["gpu"], lambda row: str(row.device.index) if row.device else "?"),
+        "uuid": (DEVICE_LABELS["uuid"], lambda row: row.pool.device_uuid),
+        "name": ("model of the device", lambda row: row.device.name if row.device else "?"),
+        "size": ("memory of the device", lambda row: size(row.device.size_bytes if row.device else None)),
+        "pid": ("the process's pid", lambda row: str(row.report.pid)),
+        "workload": ("the process's workload", lambda row: row.report.workload),
+        "allocator": ("allocator of the pool", lambda row: row.pool.allocator),
+        "live": ("allocated to the program", lambda row: size(row.pool.live_bytes)),
+        "held": ("held by the pool", lambda row: size(row.pool.held_bytes)),
+        "reclaimable": ("bytes that a flush would release", lambda row: size(row.pool.reclaimable.likely)),
+        "stranded": (
+            "free memory in the pool that a flush wouldn't release",
+            lambda row: size(STRANDED.read(row.pool)),
+        ),
+        "torch_setting": (
+            "environment variable that configures the allocator of its PyTorch",
+            lambda row: torch_setting(row.report.frameworks),
+        ),
+        "advice": (
+            "settings and changes that apply to the program, each after a semicolon; empty if none does",
+            _advice,
+        ),
+        "oom": ("what the last out-of-memory error did, and the program's line; empty without a record", _last_oom),
     },
-    texts=_pool_texts,
     programs=lambda row: (row.report.workload,),
     process=lambda row: row.report.key,
 )

@@ -33,10 +33,9 @@ from gpumond.quantities.program import (
 from gpumond.quantities.quantity import Quantity, number
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
-    NAMED,
     NO_VERDICT,
+    OF_VERDICTS,
     UNKNOWN_VERDICTS,
-    VERDICT_TEXTS,
     VERDICTS,
     RuleContext,
     ScopeSpec,
@@ -44,7 +43,6 @@ from gpumond.quantities.scope import (
     named,
     ratio,
     size,
-    texts_of_verdicts,
     values_of_verdicts,
     values_without_verdict,
 )
@@ -155,22 +153,8 @@ def _claim_excess(row: _Process) -> float | None:
     return float(sum(each.claimed_bytes - each.limit_bytes for each in own if each.process == row.process.key))
 
 
-def _process_texts(row: _Process) -> dict[str, str]:
-    process = row.process
-    return {
-        **named(row.device),
-        **texts_of_verdicts(row.verdicts),
-        "pid": str(process.pid),
-        "comm": process.comm or "unknown program",
-        "workload": row.workload or "",
-        "used": size(process.used_bytes),
-        "state": process.state or "unknown",
-        "quota": row.quota.soft_limit_quota,
-        "soft_limit": "" if row.quota.soft_limit_bytes is None else size(row.quota.soft_limit_bytes),
-        "reserve_quota": row.quota.reserve_quota,
-        "reserve": "" if row.quota.reserve_bytes is None else size(row.quota.reserve_bytes),
-        "idle_remedy": _idle_remedy(row),
-    }
+def _size_or_empty(value: int | None) -> str:
+    return "" if value is None else size(value)
 
 
 def _idle_remedy(row: _Process) -> str:
@@ -208,7 +192,7 @@ def _sum(
         known = [size for size in map(value, pools) if size is not None]
         return float(sum(known)) if known else None
 
-    return Quantity(quantity.name, quantity.unit, f"`{quantity.name}` of its pools on the device, summed.", read)
+    return Quantity(quantity.name, f"`{quantity.name}` of its pools on the device, summed.", read)
 
 
 def _host_sum(quantity: Quantity[HostPool]) -> Quantity[_Process]:
@@ -218,7 +202,7 @@ def _host_sum(quantity: Quantity[HostPool]) -> Quantity[_Process]:
         pools = row.report.host_pools if row.report else ()
         return float(sum(value(pool) or 0 for pool in pools)) if pools else None
 
-    return Quantity(quantity.name, quantity.unit, quantity.text, read)
+    return Quantity(quantity.name, quantity.text, read)
 
 
 def _with_increases(
@@ -238,58 +222,49 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         PROCESS_USED.of(_usage),
         Quantity(
             "used_ratio",
-            "ratio",
             "used bytes as a fraction of the device's size",
             lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
         ),
         Quantity(
             "limit_bytes",
-            "bytes",
             "the lowest limit of the process's allocators and cgroup on the device; unknown without a limit",
             lambda row: row.snapshot.limits.get((row.device.uuid, row.process.key)),
         ),
         Quantity(
             "limit_ratio",
-            "ratio",
             "each allocator's held bytes, or the cgroup's used bytes, as a fraction of the limit: the highest of "
             "these; unknown without a limit",
             _limit_ratio,
         ),
         Quantity(
             "soft_limit_excess_bytes",
-            "bytes",
             "used bytes above the process's lowest [soft limit](../how-to/quotas.md#soft-limit); 0 without one",
             _excess,
         ),
         Quantity(
             "reserve_shortage_bytes",
-            "bytes",
             "unused part of the process's [reserve](../how-to/quotas.md#reserve) that isn't free; 0 without one",
             _reserve_shortage,
         ),
         Quantity(
             "agent_gone",
-            "boolean",
             "1 if the process's agent has stopped reporting, 0 while it reports; unknown without an agent",
             lambda row: None if row.workload is None else float(row.silent),
+            boolean=True,
         ),
         PROCESS_UTILIZATION.of(_usage),
         Quantity(
-            "idle_seconds",
-            "seconds",
-            "time without work on the device, as far as observed",
-            lambda row: row.process.idle_seconds,
+            "idle_seconds", "time without work on the device, as far as observed", lambda row: row.process.idle_seconds
         ),
-        Quantity("age_seconds", "seconds", "time since the process started", _age),
+        Quantity("age_seconds", "time since the process started", _age),
         Quantity(
             "orphaned",
-            "boolean",
             "1 if the process's parent has exited and no service manager supervises the process, else 0",
             lambda row: number(row.process.orphaned),
+            boolean=True,
         ),
         Quantity(
             "report_excess_bytes",
-            "bytes",
             "bytes by which the agent's report exceeds the driver's count, else 0; unknown without an agent",
             _claim_excess,
         ),
@@ -309,20 +284,28 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
     },
     labels_of=_labels,
     placeholders={
-        **NAMED,
-        "pid": "the process's pid",
-        "comm": "the process's command name",
-        "workload": "the process's workload",
-        "used": "the process's memory, as the driver counts it",
-        "state": "alive, stopped, uninterruptible, zombie, gone",
-        "quota": "name of the quota that sets the soft limit; empty without one",
-        "soft_limit": "the process's soft limit; empty without one",
-        "reserve_quota": "name of the quota that sets the reserve; empty without one",
-        "reserve": "the process's reserve; empty without one",
-        "idle_remedy": "how to release the process's memory while it's idle",
-        **VERDICT_TEXTS,
+        **named(lambda row: row.device),
+        "pid": ("the process's pid", lambda row: str(row.process.pid)),
+        "comm": ("the process's command name", lambda row: row.process.comm or "unknown program"),
+        "workload": ("the process's workload", lambda row: row.workload or ""),
+        "used": ("the process's memory, as the driver counts it", lambda row: size(row.process.used_bytes)),
+        "state": ("alive, stopped, uninterruptible, zombie, gone", lambda row: row.process.state or "unknown"),
+        "quota": (
+            "name of the quota that sets the soft limit; empty without one",
+            lambda row: row.quota.soft_limit_quota,
+        ),
+        "soft_limit": (
+            "the process's soft limit; empty without one",
+            lambda row: _size_or_empty(row.quota.soft_limit_bytes),
+        ),
+        "reserve_quota": (
+            "name of the quota that sets the reserve; empty without one",
+            lambda row: row.quota.reserve_quota,
+        ),
+        "reserve": ("the process's reserve; empty without one", lambda row: _size_or_empty(row.quota.reserve_bytes)),
+        "idle_remedy": ("how to release the process's memory while it's idle", _idle_remedy),
+        **OF_VERDICTS,
     },
-    texts=_process_texts,
     programs=lambda row: (row.workload or "", row.process.comm or ""),
     process=lambda row: None if row.process is NOBODY else row.process.key,
 )
@@ -370,12 +353,7 @@ _SUMMED = (LIVE, HELD, RECLAIMABLE, STRANDED)
 
 def _sum_of(name: str) -> Quantity[_Workload]:
     meaning = f"`{name}` of the pools of its programs, summed."
-    return Quantity(name, "bytes", meaning, lambda row: number(row.sums[name]) if row.known else None)
-
-
-def _workload_texts(row: _Workload) -> dict[str, str]:
-    sums = {name.removesuffix("_bytes"): size(value) for name, value in row.sums.items()}
-    return {"uid": str(row.workload.uid), "workload": row.workload.name, **sums}
+    return Quantity(name, meaning, lambda row: number(row.sums[name]) if row.known else None)
 
 
 WORKLOAD = ScopeSpec(
@@ -384,7 +362,6 @@ WORKLOAD = ScopeSpec(
         *(_sum_of(quantity.name) for quantity in _SUMMED),
         Quantity(
             "programs",
-            "count",
             "the workload's programs whose agent is reporting",
             lambda row: float(row.programs) if row.known else None,
         ),
@@ -392,12 +369,17 @@ WORKLOAD = ScopeSpec(
     labels={"uid": "uid of the user", "workload": "name of the workload"},
     labels_of=lambda row: (("uid", str(row.workload.uid)), ("workload", row.workload.name)),
     placeholders={
-        "uid": "uid of the user",
-        "workload": "name of the workload",
-        "live": "allocated to the workload's programs",
-        "held": "held by the pools of the workload's programs",
-        "reclaimable": "bytes that a flush of these programs would release",
-        "stranded": "free memory in pools that a flush wouldn't release",
+        "uid": ("uid of the user", lambda row: str(row.workload.uid)),
+        "workload": ("name of the workload", lambda row: row.workload.name),
+        "live": ("allocated to the workload's programs", lambda row: size(row.sums["live_bytes"])),
+        "held": ("held by the pools of the workload's programs", lambda row: size(row.sums["held_bytes"])),
+        "reclaimable": (
+            "bytes that a flush of these programs would release",
+            lambda row: size(row.sums["reclaimable_bytes"]),
+        ),
+        "stranded": (
+            "free memory in pools that a flush wouldn't release",
+            lambda row: size(row.sums["stranded_bytes"]),
+        ),
     },
-    texts=_workload_texts,
 )

@@ -17,22 +17,17 @@ from gpumond.facts.snapshot import AgentReport, ProcessUsage
 from gpumond.quantities.quantity import Quantity, attribute
 
 PROCESS_USED: Quantity[ProcessUsage] = attribute(
-    "used_bytes", "bytes", "Device memory used by the process, as reported by the driver.", "memory_used_bytes"
+    "used_bytes", "Device memory used by the process, as reported by the driver.", "memory_used_bytes"
 )
 PROCESS_UTILIZATION: Quantity[ProcessUsage] = attribute(
     "utilization_ratio",
-    "ratio",
     "Recent utilization of the device's busiest engine by the process.",
     note=" Exported for processes that have gpumond_process_memory_used_bytes, if the driver reports utilization per "
     "process.",
 )
 
 REPORT_AGE: Quantity[AgentReport] = attribute(
-    "report_age_seconds",
-    "seconds",
-    "Age of the agent's most recent report.",
-    "agent_report_age_seconds",
-    field="age_seconds",
+    "report_age_seconds", "Age of the agent's most recent report.", "agent_report_age_seconds", field="age_seconds"
 )
 
 
@@ -47,88 +42,66 @@ def _reported_reclaimable(pool: PoolUsage) -> int | None:
 
 
 LIVE: Quantity[PoolUsage] = attribute(
-    "live_bytes",
-    "bytes",
-    MEANINGS["live"],
-    note=" Absent if nothing counts it.",
-    rule_note=" Unknown if nothing counts it.",
+    "live_bytes", MEANINGS["live"], note=" Absent if nothing counts it.", rule_note=" Unknown if nothing counts it."
 )
 HELD: Quantity[PoolUsage] = attribute(
     "held_bytes",
-    "bytes",
     HELD_MEANING,
     note=" Absent if the library doesn't report it.",
     export=lambda pool: pool.held_bytes if pool.held_known else None,
 )
 RECLAIMABLE: Quantity[PoolUsage] = attribute(
     "reclaimable_bytes",
-    "bytes",
     "Memory that a flush would release, as expected by the allocator's adapter.",
     export=_reported_reclaimable,
     field="reclaimable.likely",
 )
 STRANDED = Quantity[PoolUsage](
-    "stranded_bytes",
-    "bytes",
-    MEANINGS["stranded"],
-    _stranded,
-    export=lambda pool: _stranded(pool) if pool.held_known else None,
+    "stranded_bytes", MEANINGS["stranded"], _stranded, export=lambda pool: _stranded(pool) if pool.held_known else None
 )
-UNMAPPED: Quantity[PoolUsage] = attribute(
-    "unmapped_bytes",
-    "bytes",
-    MEANINGS["unmapped"],
-    note=" Absent if it is unknown.",
-)
+UNMAPPED: Quantity[PoolUsage] = attribute("unmapped_bytes", MEANINGS["unmapped"], note=" Absent if it is unknown.")
 
 
 POOL: tuple[Quantity[PoolUsage], ...] = (
     LIVE,
     attribute(
         "live_allocations",
-        "count",
         "Allocations that the program hasn't freed.",
         note=" Absent if the allocator doesn't count them.",
     ),
-    attribute("peak_live_bytes", "bytes", "Peak live memory, as recorded by the allocator; the program may reset it."),
+    attribute("peak_live_bytes", "Peak live memory, as recorded by the allocator; the program may reset it."),
     HELD,
     RECLAIMABLE,
     STRANDED,
-    attribute("spillable_bytes", "bytes", "Live memory that the flush step spill would move to the host."),
+    attribute("spillable_bytes", "Live memory that the flush step spill would move to the host."),
     UNMAPPED,
-    attribute("ooms", "count", "Out-of-memory errors raised by the allocator.", "ooms_total"),
-    attribute(
-        "retries", "count", "Allocations that succeeded only after the allocator flushed its cache.", "retries_total"
-    ),
+    attribute("ooms", "Out-of-memory errors raised by the allocator.", "ooms_total"),
+    attribute("retries", "Allocations that succeeded only after the allocator flushed its cache.", "retries_total"),
     attribute(
         "device_allocations",
-        "count",
         "Memory allocations that the allocator requested from the driver.",
         "device_allocations_total",
         counted=True,
     ),
     attribute(
         "device_frees",
-        "count",
         "Memory allocations that the allocator returned to the driver.",
         "device_frees_total",
         counted=True,
     ),
     attribute(
         "refilled_flushes",
-        "count",
         "Flushes whose released memory the program immediately reallocated from the driver.",
         "refilled_flushes_total",
         counted=True,
     ),
-    attribute("peak_held_bytes", "bytes", "Peak held memory, as recorded by the allocator.", family=""),
-    attribute("private_bytes", "bytes", "Held memory of private pools (CUDA graphs, `MemPool`).", family=""),
+    attribute("peak_held_bytes", "Peak held memory, as recorded by the allocator.", family=""),
+    attribute("private_bytes", "Held memory of private pools (CUDA graphs, `MemPool`).", family=""),
 )
 
 HOST_POOL: tuple[Quantity[HostPool], ...] = tuple(
     Quantity(
         f"host_{name}",
-        "bytes",
         f"Pinned host memory {meaning}. This isn't device memory.",
         attrgetter(name),
         f"host_pool_{name}",
@@ -137,19 +110,17 @@ HOST_POOL: tuple[Quantity[HostPool], ...] = tuple(
 )
 
 STEP: tuple[Quantity[StepUsage], ...] = (
-    attribute("steps", "count", "Steps that the program has completed.", "steps_total", counted=True),
-    attribute("steps_per_second", "count", "Rate of the last steps, in steps per second.", ""),
+    attribute("steps", "Steps that the program has completed.", "steps_total", counted=True),
+    attribute("steps_per_second", "Rate of the last steps, in steps per second.", ""),
     attribute(
         "step_retained_bytes",
-        "bytes",
         "Growth of live memory per step, as the trend over the last steps.",
         field="retained_bytes",
     ),
-    attribute("step_live_bytes", "bytes", "Live memory at the end of a step.", field="live_bytes"),
-    attribute("step_stranded_bytes", "bytes", "Stranded memory at the end of a step.", field="stranded_bytes"),
+    attribute("step_live_bytes", "Live memory at the end of a step.", field="live_bytes"),
+    attribute("step_stranded_bytes", "Stranded memory at the end of a step.", field="stranded_bytes"),
     attribute(
         "step_retries",
-        "count",
         "Allocations since the first step that succeeded only after the allocator had emptied its own cache.",
         "step_retries_total",
         counted=True,
@@ -159,22 +130,13 @@ STEP: tuple[Quantity[StepUsage], ...] = (
 
 PROGRAM: tuple[Quantity[Program], ...] = (
     attribute(
-        "oom_retries",
-        "count",
-        "Retries by retry_on_oom, with the same or smaller arguments.",
-        "oom_retries_total",
-        counted=True,
+        "oom_retries", "Retries by retry_on_oom, with the same or smaller arguments.", "oom_retries_total", counted=True
     ),
     attribute(
-        "oom_recovered",
-        "count",
-        "Calls that succeeded after a retry by retry_on_oom.",
-        "oom_recovered_total",
-        counted=True,
+        "oom_recovered", "Calls that succeeded after a retry by retry_on_oom.", "oom_recovered_total", counted=True
     ),
     attribute(
         "refusals",
-        "count",
         "Commands that the program's agent refused: from an untrusted daemon, malformed, or above its rate limit.",
         "agent_commands_refused_total",
         counted=True,
@@ -184,27 +146,21 @@ PROGRAM: tuple[Quantity[Program], ...] = (
 ENGINE: tuple[Quantity[EngineReading], ...] = (
     Quantity(
         "up",
-        "boolean",
         "1 if the serving engine responds, else 0.",
         lambda engine: None if engine.problem == NOT_READ else float(engine.up),
+        boolean=True,
         rule_note=" Unknown before the first read.",
     ),
     attribute(
         "kv_cache_used_ratio",
-        "ratio",
         "Fraction of the engine's KV cache that requests use. The whole cache occupies device memory, used or not.",
     ),
-    attribute(
-        "running_requests", "count", "Requests that the engine is processing.", "requests_running", field="running"
-    ),
-    attribute(
-        "waiting_requests", "count", "Requests waiting in the engine's queue.", "requests_waiting", field="waiting"
-    ),
-    attribute("sleeping", "boolean", "1 if the engine is in sleep mode, else 0."),
-    attribute("paused", "boolean", "1 if the engine is paused, else 0."),
+    attribute("running_requests", "Requests that the engine is processing.", "requests_running", field="running"),
+    attribute("waiting_requests", "Requests waiting in the engine's queue.", "requests_waiting", field="waiting"),
+    attribute("sleeping", "1 if the engine is in sleep mode, else 0.", boolean=True),
+    attribute("paused", "1 if the engine is paused, else 0.", boolean=True),
     Quantity(
         "out_of_service_seconds",
-        "seconds",
         "Time since a release after which the engine hasn't resumed serving, although gpumond keeps trying.",
         lambda engine: engine.out_of_service_seconds or 0.0,
         note=" Absent otherwise.",
@@ -213,28 +169,22 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
     ),
     attribute(
         "idle_seconds",
-        "seconds",
         "Time without a request and without work on a device, as far as the engine and the driver report it.",
     ),
     Quantity(
         "models",
-        "count",
         "Models that the engine has loaded, as it lists them.",
         lambda engine: len(engine.models) if engine.up else None,
         "models_loaded",
         rule_note=" Unknown while it doesn't respond.",
     ),
-    attribute("held_bytes", "bytes", "Device memory that the engine reports as its own."),
-    attribute("kv_cache_bytes", "bytes", "Size of the engine's KV cache.", ""),
-    attribute("state_age_seconds", "seconds", "Age of the engine's latest state.", "", field="age_seconds"),
+    attribute("held_bytes", "Device memory that the engine reports as its own."),
+    attribute("kv_cache_bytes", "Size of the engine's KV cache.", ""),
+    attribute("state_age_seconds", "Age of the engine's latest state.", "", field="age_seconds"),
 )
 
 ENGINE_USED = Quantity[int](
-    "used_bytes",
-    "bytes",
-    "Device memory used by the engine's processes, as reported by the driver.",
-    float,
-    "memory_used_bytes",
+    "used_bytes", "Device memory used by the engine's processes, as reported by the driver.", float, "memory_used_bytes"
 )
 """Of the driver's counts; `/metrics` has them by device, and rules their sum."""
 

@@ -11,6 +11,11 @@ from gpumond.facts.units import duration, human
 
 Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean", "celsius", "hertz", "watts", "joules"]
 """Unit of a value; a boolean is 0 or 1."""
+SUFFIXES: Mapping[str, Unit] = {
+    "_bytes_per_second": "bytes/s",
+    **{f"_{unit}": unit for unit in ("bytes", "seconds", "ratio", "celsius", "hertz", "watts", "joules")},
+}
+"""Ends of names, and the unit that they state; other values are counts, or booleans."""
 
 Row_contra = TypeVar("Row_contra", contravariant=True)
 Whole = TypeVar("Whole")
@@ -24,11 +29,11 @@ class Quantity(Generic[Row_contra]):
     if it ends in ``_total``, the name if it is None, and empty if the quantity is no metric. ``labels`` distinguish the
     quantities of one family. ``note`` continues ``text`` in the family's HELP and ``rule_note`` in the reference of
     rules; ``export`` replaces ``read`` in the family.
-    ``counted``: it counts events, and its increase within the window of rules is another rule value.
+    ``counted``: it counts events, and its increase within the window of rules is another rule value. ``boolean``: it is
+    0 or 1; the unit of others is the end of their name.
     """
 
     name: str
-    unit: Unit
     text: str
     read: Callable[[Row_contra], float | None]
     family: str | None = None
@@ -37,6 +42,12 @@ class Quantity(Generic[Row_contra]):
     rule_note: str = field(default="", kw_only=True)
     export: Callable[[Row_contra], float | None] | None = field(default=None, kw_only=True)
     counted: bool = field(default=False, kw_only=True)
+    boolean: bool = field(default=False, kw_only=True)
+
+    @property
+    def unit(self) -> Unit:
+        stated = (unit for suffix, unit in SUFFIXES.items() if self.name.endswith(suffix))
+        return "boolean" if self.boolean else next(stated, "count")
 
     @property
     def metric(self) -> str:
@@ -58,14 +69,12 @@ class Quantity(Generic[Row_contra]):
             fact = part(row)
             return None if fact is None else number(read_part(fact))
 
-        return Quantity(self.name, self.unit, self.meaning, read)
+        return Quantity(self.name, self.meaning, read, boolean=self.boolean)
 
 
-def attribute(
-    name: str, unit: Unit, text: str, family: str | None = None, *, field: str = "", **options: Any
-) -> Quantity[Any]:
+def attribute(name: str, text: str, family: str | None = None, *, field: str = "", **options: Any) -> Quantity[Any]:
     """Return the quantity that a fact has as an attribute: ``field``, or that of its name."""
-    return Quantity(name, unit, text, attrgetter(field or name), family, **options)
+    return Quantity(name, text, attrgetter(field or name), family, **options)
 
 
 def number(value: float | None) -> float | None:

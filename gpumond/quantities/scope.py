@@ -54,16 +54,6 @@ def values_of_verdicts(
     return own
 
 
-def texts_of_verdicts(verdicts: Sequence[Verdict]) -> dict[str, str]:
-    found = values_of_verdicts(verdicts, NO_VERDICT)
-    time_to_full = found["time_to_full_seconds"]
-    return {
-        "verdicts": "; ".join(dict.fromkeys(verdict.summary.rstrip(".") for verdict in verdicts)) or "nothing",
-        "slope": f"{human(60 * (found['leak_bytes_per_second'] or 0.0))}/min",
-        "time_to_full": "never" if time_to_full is None or time_to_full == inf else duration(time_to_full),
-    }
-
-
 def slope(verdict: Verdict) -> float:
     return dict(verdict.evidence).get("slope_bytes_per_second", 0.0)
 
@@ -73,38 +63,52 @@ def values_without_verdict(device: DeviceReading) -> Mapping[str, float | None]:
 
 
 class RuleRow(Protocol):
-    """A row with the values of the verdicts on it."""
+    """A row with the verdicts on it, and their values."""
+
+    @property
+    def verdicts(self) -> Sequence[Verdict]: ...
 
     @property
     def verdict_values(self) -> Mapping[str, float | None]: ...
 
 
-def _verdict_value(name: str, unit: Unit, meaning: str) -> Quantity[RuleRow]:
-    return Quantity(name, unit, meaning, lambda row: row.verdict_values[name])
+def _verdict_value(name: str, meaning: str, boolean: bool = False) -> Quantity[RuleRow]:
+    return Quantity(name, meaning, lambda row: row.verdict_values[name], boolean=boolean)
 
 
 VERDICTS = (
     *(
-        _verdict_value(kind.rule_value, "boolean", f"1 while the [verdict](verdicts.md) {kind.name} is active")
+        _verdict_value(kind.rule_value, f"1 while the [verdict](verdicts.md) {kind.name} is active", boolean=True)
         for kind in PROBLEMS
     ),
-    _verdict_value("leak_bytes_per_second", "bytes/s", "growth rate of a leak; 0 without a leak"),
+    _verdict_value("leak_bytes_per_second", "growth rate of a leak; 0 without a leak"),
     _verdict_value(
-        "time_to_full_seconds",
-        "seconds",
-        "time until the memory is full at the present growth rate; infinite without growth",
+        "time_to_full_seconds", "time until the memory is full at the present growth rate; infinite without growth"
     ),
 )
-VERDICT_TEXTS = {
-    "verdicts": "summaries of the active verdicts",
-    "slope": "growth of the leak per minute",
-    "time_to_full": "time until the memory is full",
-}
 
 
-Texts = Mapping[str, str | Callable[[], str]]
-"""Texts of placeholders. A text that takes time is a function, which is called if an annotation contains it."""
+def _summaries(row: RuleRow) -> str:
+    return "; ".join(dict.fromkeys(verdict.summary.rstrip(".") for verdict in row.verdicts)) or "nothing"
+
+
+def _time_to_full(row: RuleRow) -> str:
+    seconds = row.verdict_values["time_to_full_seconds"]
+    return "never" if seconds is None or seconds == inf else duration(seconds)
+
+
 Row = TypeVar("Row")
+Placeholders = Mapping[str, tuple[str, Callable[[Row], str]]]
+"""What each placeholder of an annotation means, and its text for a row."""
+
+OF_VERDICTS: Placeholders[RuleRow] = {
+    "verdicts": ("summaries of the active verdicts", _summaries),
+    "slope": (
+        "growth of the leak per minute",
+        lambda row: f"{human(60 * (row.verdict_values['leak_bytes_per_second'] or 0.0))}/min",
+    ),
+    "time_to_full": ("time until the memory is full", _time_to_full),
+}
 
 
 class RuleContext(NamedTuple):
@@ -121,7 +125,7 @@ class Subjects(Generic[Row]):
     """Rows of one scope, and functions for the values, labels and texts of a row.
 
     They are evaluated on demand: nearly every row of a tick needs one or two values only. A value is None if it is
-    unknown now; ``texts`` fill annotations; ``programs`` are the names of the programs on the subject, which a
+    unknown now; ``texts`` fill placeholders; ``programs`` are the names of the programs on the subject, which a
     match on ``workload`` uses where that is no label; ``process`` is the subject's process, if it has one.
     """
 
@@ -129,7 +133,7 @@ class Subjects(Generic[Row]):
     values: Mapping[str, Callable[[Row], float | None]]
     units: Mapping[str, Unit]
     labels: Callable[[Row], Labels]
-    texts: Callable[[Row], Texts]
+    texts: Mapping[str, Callable[[Row], str]]
     programs: Callable[[Row], Sequence[str]] = lambda row: ()
     process: Callable[[Row], ProcessKey | None] = lambda row: None
 
@@ -159,17 +163,13 @@ class Unreadable(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeSpec(Generic[Row]):
-    """One scope: its rows, and the words of rules on them.
-
-    ``labels`` and ``placeholders`` describe the labels that ``match`` can use and the results of ``texts``.
-    """
+    """One scope: its rows, and the words of rules on them. ``labels`` describe the labels that ``match`` can use."""
 
     rows: Callable[[RuleContext], Sequence[Row]]
     values: tuple[Quantity[Row], ...]
     labels: Mapping[str, str]
     labels_of: Callable[[Row], Labels]
-    placeholders: Mapping[str, str]
-    texts: Callable[[Row], Texts]
+    placeholders: Placeholders[Row]
     programs: Callable[[Row], Sequence[str]] = lambda row: ()
     process: Callable[[Row], ProcessKey | None] = lambda row: None
 
@@ -179,21 +179,25 @@ class ScopeSpec(Generic[Row]):
             values={value.name: value.read for value in self.values},
             units={value.name: value.unit for value in self.values},
             labels=self.labels_of,
-            texts=self.texts,
+            texts={name: text for name, (_, text) in self.placeholders.items()},
             programs=self.programs,
             process=self.process,
         )
 
 
 DEVICE_LABELS = {"gpu": "index of the device", "uuid": "UUID of the device"}
-NAMED = {**DEVICE_LABELS, "name": "model of the device", "size": "memory of the device"}
 
 IN_WINDOW = f"in the last {WINDOW_SECONDS / 60:.0f} minutes"
 FROM_A_FULL_WINDOW = "zero is unknown until a full window has been observed"
 
 
-def named(device: DeviceReading) -> dict[str, str]:
-    return {"gpu": str(device.index), "uuid": device.uuid, "name": device.name, "size": size(device.size_bytes)}
+def named(device: Callable[[Row], DeviceReading]) -> Placeholders[Row]:
+    return {
+        "gpu": (DEVICE_LABELS["gpu"], lambda row: str(device(row).index)),
+        "uuid": (DEVICE_LABELS["uuid"], lambda row: device(row).uuid),
+        "name": ("model of the device", lambda row: device(row).name),
+        "size": ("memory of the device", lambda row: size(device(row).size_bytes)),
+    }
 
 
 class WindowRow(Protocol):
@@ -217,7 +221,7 @@ def increase(
         observed = history(row)
         return None if observed is None else observed.increase(position, count(row), row.recent.elapsed)
 
-    return Quantity(name, quantity.unit, f"increase of `{quantity.name}` {IN_WINDOW}; {FROM_A_FULL_WINDOW}", read)
+    return Quantity(name, f"increase of `{quantity.name}` {IN_WINDOW}; {FROM_A_FULL_WINDOW}", read)
 
 
 def size(value: float | None) -> str:

@@ -16,10 +16,9 @@ from gpumond.host.event_loop import background
 from gpumond.kernel import Kernel
 from gpumond.serve import live, operations, pages, resources, routes, sessions
 from gpumond.serve.authentication import Tokens
-from gpumond.serve.examples import KIND
 from gpumond.serve.limits import MAX_PREVIEWS, UserShares
 from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, LiveFrames
-from gpumond.serve.routes import responses
+from gpumond.serve.routes import KIND, responses
 
 DESCRIPTION = (
     "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times unix seconds, "

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
-from pydantic_core import to_jsonable_python
 
 from gpumond.events import Event
 from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
@@ -26,7 +23,6 @@ from gpumond.facts.program import (
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sensors, Snapshot, SourceState
 from gpumond.facts.units import GIB as GIB
 from gpumond.serve.full_frame import holdings
-from gpumond.serve.routes import responses
 from gpumond.store.audit import AuditEntry
 
 UUID = "GPU-5a3c9a52-6f1e-4e0c-9b0a-2f8f6f7d1c11"
@@ -225,17 +221,3 @@ LIVE_CLASSES = LiveClasses(
     activations_bytes=22 * GIB,
 )
 SITE = Site(12 * GIB, 96, (Call("/home/research/train.py", 31, "step"), Call("/home/research/train.py", 50, "main")))
-
-
-KIND = "kind"
-"""Key of a response for the type of its body. FastAPI would make its schema from ``model`` at each start."""
-
-
-def described(kind: Any, example: Any, *problems: int, status: int = 200) -> dict[str, Any]:
-    """Return the keyword arguments of a route: type and example of its answer, and its problems, for OpenAPI."""
-    content = {"application/json": {"example": to_jsonable_python(example)}}
-    return {
-        "response_model": None,
-        "status_code": status,
-        "responses": {status: {KIND: kind, "content": content}, **responses(*problems)},
-    }

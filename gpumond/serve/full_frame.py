@@ -53,9 +53,7 @@ def stated_conditions(snapshot: Snapshot) -> tuple[StatedCondition, ...]:
 
 
 def holdings(frame: Frame) -> Iterator[ProcessHolding]:
-    """Yield every process of every device, and every agent's process that the driver does not list, with those that
-    are suspended.
-    """
+    """Yield every process of every device, every agent's process that the driver does not list, and suspended ones."""
     snapshot, reports = frame.snapshot, frame.snapshot.reports_by_process
     sums: dict[tuple[str, tuple[int | None, int | None]], dict[str, int]] = {}
     for line in frame.ledger.lines:

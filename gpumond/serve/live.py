@@ -30,7 +30,7 @@ from gpumond.serve.full_frame import full_frame
 from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.limits import UserShares
 from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
-from gpumond.serve.routes import json_response, kernel_of, present, responses
+from gpumond.serve.routes import KIND, json_response, kernel_of, present, responses
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -238,9 +238,7 @@ class FrameChanges:
 
 
 def live_frame(whole: FullFrame) -> FullFrame:
-    """Return a frame without the driver's lists of processes and the ledger's lines of processes: both are in
-    ``processes``.
-    """
+    """Return a frame without the driver's processes and the ledger's lines of processes: both are in ``processes``."""
     devices = (
         device if device.processes is None else replace(device, processes=()) for device in whole.snapshot.devices
     )
@@ -383,7 +381,7 @@ EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 _EVENTS_OK: dict[int | str, dict[str, Any]] = {
     200: {
-        examples.KIND: list[Event],
+        KIND: list[Event],
         "content": {
             "application/json": {"example": EVENTS.dump_python([examples.EVENT], mode="json")},
             "text/event-stream": {

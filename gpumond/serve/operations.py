@@ -15,8 +15,7 @@ from gpumond.metrics.exposition import ALL_GROUPS, Group
 from gpumond.serve import answers
 from gpumond.serve.answers import problem
 from gpumond.serve.authorization import require_token
-from gpumond.serve.examples import KIND
-from gpumond.serve.routes import bearer, json_response, kernel_of, responses
+from gpumond.serve.routes import KIND, bearer, json_response, kernel_of, responses
 
 router = APIRouter(tags=["operation"])
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from math import ceil, inf
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Header, HTTPException, Query, Request
+from fastapi import Header, HTTPException, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from gpumond import __version__
@@ -35,11 +35,11 @@ from gpumond.host.machine import MACHINE_NAME
 from gpumond.serve import examples
 from gpumond.serve.full_frame import REVISION, full_frame, holdings, stated_conditions, stated_faults
 from gpumond.serve.identity import Tenant, own_part
-from gpumond.serve.routes import kernel_of, present
+from gpumond.serve.routes import Router, kernel_of, present
 from gpumond.store.table import adapter
 from gpumond.tick.history import SAMPLES, SIGNALS, TIERS, History, Shares, Signal
 
-router = APIRouter(prefix="/api/v1", tags=["facts"])
+router = Router("facts")
 
 COMPRESSED_FROM_BYTES = 1024
 GZIP_LEVEL = 1
@@ -174,11 +174,7 @@ def tenant_of(request: Request) -> Tenant | None:
     return tenant
 
 
-@router.get(
-    "/frame",
-    summary="The complete result of the last tick",
-    **examples.described(FullFrame, EXAMPLE_FRAME, 503),
-)
+@router.read("/frame", "The complete result of the last tick", FullFrame, EXAMPLE_FRAME, (503,))
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
     frame, tenant = present(kernel_of(request).frame), tenant_of(request)
@@ -194,72 +190,58 @@ async def frame(request: Request, if_none_match: Annotated[str | None, Header()]
     return whole
 
 
-@router.get(
-    "/snapshot",
-    summary="Values that were read for the last tick",
-    **examples.described(Snapshot, examples.SNAPSHOT, 503),
-)
+@router.read("/snapshot", "Values that were read for the last tick", Snapshot, examples.SNAPSHOT, (503,))
 async def snapshot(request: Request) -> Response:
     return answer_once(request, Snapshot, lambda frame: frame.snapshot)
 
 
-@router.get(
-    "/devices", summary="Devices and their sensors", **examples.described(list[DeviceReading], [examples.DEVICE], 503)
-)
+@router.read("/devices", "Devices and their sensors", list[DeviceReading], [examples.DEVICE], (503,))
 async def devices(request: Request) -> Response:
     return answer_once(request, list[DeviceReading], lambda frame: list(frame.snapshot.devices))
 
 
-@router.get(
-    "/processes",
-    summary="Processes and their shares",
-    **examples.described(list[ProcessHolding], [examples.HOLDING], 503),
-)
+@router.read("/processes", "Processes and their shares", list[ProcessHolding], [examples.HOLDING], (503,))
 async def processes(request: Request) -> Response:
     return answer_once(request, list[ProcessHolding], lambda frame: list(holdings(frame)))
 
 
-@router.get(
-    "/agents", summary="Latest report of each agent", **examples.described(list[AgentReport], [examples.REPORT], 503)
-)
+@router.read("/agents", "Latest report of each agent", list[AgentReport], [examples.REPORT], (503,))
 async def agents(request: Request) -> Response:
     return answer_once(request, list[AgentReport], lambda frame: list(frame.snapshot.reports))
 
 
-@router.get(
-    "/engines",
-    summary="Latest state of each configured serving engine",
-    **examples.described(list[EngineReading], [examples.ENGINE], 503),
+@router.read(
+    "/engines", "Latest state of each configured serving engine", list[EngineReading], [examples.ENGINE], (503,)
 )
 async def engines(request: Request) -> Response:
     return answer_once(request, list[EngineReading], lambda frame: list(frame.snapshot.engines))
 
 
-@router.get(
-    "/ledger",
-    summary="Shares of used memory by owner; lines sum to used + overcount",
-    **examples.described(Ledger, examples.LEDGER, 503),
+@router.read(
+    "/ledger", "Shares of used memory by owner; lines sum to used + overcount", Ledger, examples.LEDGER, (503,)
 )
 async def ledger(request: Request) -> Response:
     return answer_once(request, Ledger, lambda frame: frame.ledger)
 
 
-@router.get(
+@router.read(
     "/verdicts",
-    summary="Active verdicts",
+    "Active verdicts",
+    list[Verdict],
+    [examples.VERDICT],
+    (503,),
     description="\n".join(f"- `{kind.name}`: {kind.meaning}" for kind in KINDS),
-    **examples.described(list[Verdict], [examples.VERDICT], 503),
 )
 async def verdicts(request: Request) -> Response:
     return answer_once(request, list[Verdict], lambda frame: list(frame.verdicts))
 
 
-@router.get("/alerts", summary="Pending and firing alerts", **examples.described(list[Alert], [examples.ALERT], 503))
+@router.read("/alerts", "Pending and firing alerts", list[Alert], [examples.ALERT], (503,))
 async def alerts(request: Request) -> Response:
     return answer_once(request, list[Alert], lambda frame: list(frame.alerts))
 
 
-@router.get("/status", summary="Status of the daemon", **examples.described(Status, EXAMPLE_STATUS, 503))
+@router.read("/status", "Status of the daemon", Status, EXAMPLE_STATUS, (503,))
 async def status(request: Request) -> Response:
     snapshot, started_at = current_frame(request).snapshot, kernel_of(request).started_at
     hashes, directory = kernel_of(request).fingerprints(), kernel_of(request).runtime_dir
@@ -383,11 +365,7 @@ Until = Annotated[float | None, Query(ge=0, description="End of the range, as un
 Resolution = Annotated[float | None, Query(gt=0, le=86400, description="Resolution in seconds.")]
 
 
-@router.get(
-    "/history",
-    summary="History of a device or a process",
-    **examples.described(SeriesHistory, EXAMPLE_HISTORY, 404, 422),
-)
+@router.read("/history", "History of a device or a process", SeriesHistory, EXAMPLE_HISTORY, (404, 422))
 async def history(
     request: Request,
     uuid: Annotated[str, Query(description="The device: an index, a UUID or a prefix of one, or a PCI address.")],
@@ -428,10 +406,12 @@ async def history(
     )
 
 
-@router.get(
+@router.read(
     "/history/shares",
-    summary="History of all shares of a device, a process or the machine",
-    **examples.described(ShareHistory, SHARES_EXAMPLE, 404, 422),
+    "History of all shares of a device, a process or the machine",
+    ShareHistory,
+    SHARES_EXAMPLE,
+    (404, 422),
 )
 async def share_history(
     request: Request,

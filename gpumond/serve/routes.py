@@ -5,16 +5,17 @@ What requires a caller is in `gpumond.serve.authorization`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
@@ -24,20 +25,14 @@ from gpumond.facts.errors import (
     AmbiguousDevice,
     ConfigError,
     CooldownActive,
-    DefinitionChanged,
-    DefinitionConflict,
+    EntryChanged,
+    EntryConflict,
     FlushInProgress,
-    NoSuchAdmission,
-    NoSuchBaseline,
-    NoSuchDefinition,
     NoSuchDevice,
-    NoSuchReceiver,
-    NoSuchSilence,
+    NoSuchEntry,
     NoSuchTarget,
     StoreUnavailable,
     TooManyAdmissions,
-    TooManyBaselines,
-    TooManySilences,
     did_you_mean,
 )
 from gpumond.facts.frame import Frame
@@ -69,23 +64,62 @@ bearer = HTTPBearer(
     description="The token in the file `token` of the daemon's runtime directory, a token of `tokens_file` that has "
     "the required scope, or that of a Kubernetes service account which `tokens_file` names.",
 )
-CHANGES = [Depends(bearer)]
-"""Dependencies of routes that modify state."""
+F = TypeVar("F", bound=Callable[..., Any])
+KIND = "kind"
+"""Key of a response for the type of its body. FastAPI would make its schema from ``model`` at each start."""
+
+
+class Router(APIRouter):
+    """Routes, documented in OpenAPI: each has the type of its answer, an example, and the statuses of its problems."""
+
+    def __init__(self, tag: str, prefix: str = "/api/v1") -> None:
+        super().__init__(prefix=prefix, tags=[tag])
+
+    def read(
+        self,
+        path: str,
+        summary: str,
+        kind: Any,
+        example: Any,
+        problems: Iterable[int] = (),
+        description: str | None = None,
+    ) -> Callable[[F], F]:
+        """Return the decorator of a route for GET."""
+        return self.get(path, summary=summary, description=description, **described(kind, example, *problems))
+
+    def change(
+        self, request: str, summary: str, kind: Any, example: Any, problems: Iterable[int] = (), status: int = 200
+    ) -> Callable[[F], F]:
+        """Return the decorator of a route that modifies state and so requires a token. ``request``: method and path."""
+        method, _, path = request.partition(" ")
+        answer = described(kind, example, 401, 403, *problems, status=status)
+        return self.api_route(path, methods=[method], summary=summary, dependencies=[Depends(bearer)], **answer)
+
+    def deletion(self, path: str, summary: str, problems: Iterable[int]) -> Callable[[F], F]:
+        """Return the decorator of a route that deletes something, and answers 204."""
+        return self.delete(
+            path,
+            summary=summary,
+            dependencies=[Depends(bearer)],
+            status_code=204,
+            response_model=None,
+            responses=responses(401, 403, *problems),
+        )
+
+
+def described(kind: Any, example: Any, *problems: int, status: int = 200) -> dict[str, Any]:
+    """Return the keyword arguments of a route: type and example of its answer, and its problems."""
+    content = {"application/json": {"example": to_jsonable_python(example)}}
+    return {
+        "response_model": None,
+        "status_code": status,
+        "responses": {status: {KIND: kind, "content": content}, **responses(*problems)},
+    }
 
 
 def json_response(kind: Any, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a value of this type as JSON."""
     return Response(adapter(kind).dump_json(value), status, headers, media_type="application/json")
-
-
-def deletion(*problems: int) -> dict[str, Any]:
-    """Return the keyword arguments of a route that deletes something and answers 204."""
-    return {
-        "dependencies": CHANGES,
-        "status_code": 204,
-        "response_model": None,
-        "responses": responses(*problems),
-    }
 
 
 def etag_of(if_match: str | None) -> str | None:
@@ -95,20 +129,14 @@ def etag_of(if_match: str | None) -> str | None:
 STATUS: dict[type[Exception], int] = {
     NoSuchTarget: 404,
     NoSuchDevice: 404,
-    AmbiguousDevice: 422,
+    NoSuchEntry: 404,
     FlushInProgress: 409,
-    CooldownActive: 429,
-    NoSuchDefinition: 404,
-    DefinitionConflict: 409,
-    DefinitionChanged: 412,
-    NoSuchAdmission: 404,
-    TooManyAdmissions: 429,
+    EntryConflict: 409,
+    EntryChanged: 412,
+    AmbiguousDevice: 422,
     ConfigError: 422,
-    NoSuchBaseline: 404,
-    TooManyBaselines: 409,
-    NoSuchSilence: 404,
-    TooManySilences: 409,
-    NoSuchReceiver: 404,
+    CooldownActive: 429,
+    TooManyAdmissions: 429,
 }
 
 

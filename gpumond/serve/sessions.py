@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import Depends, HTTPException, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
 from gpumond.config.models import Encodable
-from gpumond.serve import examples
 from gpumond.serve.authentication import (
     CODE_SECONDS,
     MAX_CODE_SECONDS,
@@ -23,9 +22,9 @@ from gpumond.serve.authentication import (
     user,
 )
 from gpumond.serve.authorization import caller_with
-from gpumond.serve.routes import CHANGES, deletion, json_response
+from gpumond.serve.routes import Router, described, json_response
 
-router = APIRouter(tags=["sessions"])
+router = Router("sessions", prefix="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +60,12 @@ class CodeBody(Encodable):
 NO_STORE = {"Cache-Control": "no-store"}
 
 
-@router.post(
-    f"{SESSIONS}/code",
-    summary="Request a one-time code that signs a browser in",
-    dependencies=CHANGES,
-    **examples.described(SignInCode, SignInCode("gpm_9hXk", CODE_SECONDS), 401, 403, 422),
+@router.change(
+    f"POST {SESSIONS}/code",
+    "Request a one-time code that signs a browser in",
+    SignInCode,
+    SignInCode("gpm_9hXk", CODE_SECONDS),
+    (422,),
 )
 async def request_code(
     request: Request, body: CodeRequest | None = None, caller: Caller = Depends(caller_with("read"))
@@ -86,7 +86,7 @@ async def request_code(
 @router.post(
     SESSIONS,
     summary="Exchange a code for the token of a session",
-    **examples.described(Session, Session("gpm_fJ2c", SESSION_SECONDS), 401, 429),
+    **described(Session, Session("gpm_fJ2c", SESSION_SECONDS), 401, 429),
 )
 async def sign_in(request: Request, body: CodeBody) -> Response:
     """The token has the rights of the caller that requested the code, for 12 h at most. It ends with the daemon, and
@@ -104,11 +104,7 @@ async def sign_in(request: Request, body: CodeBody) -> Response:
     return json_response(Session, Session(token, SESSION_SECONDS), headers=NO_STORE)
 
 
-@router.delete(
-    SESSIONS,
-    summary="End the session whose token is sent",
-    **deletion(401, 403, 404),
-)
+@router.deletion(SESSIONS, "End the session whose token is sent", (404,))
 async def sign_out(request: Request, caller: Caller = Depends(caller_with("read"))) -> Response:
     """404: the token is not that of a session."""
     tokens: Tokens = request.app.state.tokens

@@ -295,9 +295,7 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class Worker(Executor):
-    """Executor with one daemon thread: ThreadPoolExecutor waits for its threads when the interpreter ends, this
-    does not.
-    """
+    """Executor with one daemon thread: unlike ThreadPoolExecutor, it does not delay the end of the interpreter."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()

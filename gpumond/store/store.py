@@ -171,9 +171,7 @@ class Store:
             log.error("%s; the daemon continues without it", self.trouble)
 
     async def close(self, patience: float = 10.0) -> None:
-        """Wait for pending writes, ``patience`` seconds at most, so that a disk that hangs does not block the
-        daemon's end.
-        """
+        """Wait for pending writes, ``patience`` seconds at most: a disk that hangs does not block the daemon's end."""
         if self._beating:
             self._beating.cancel()
         closed = asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)

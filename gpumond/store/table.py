@@ -20,9 +20,9 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.alerts import Kind, Notice
 from gpumond.facts.errors import (
-    DefinitionChanged,
-    DefinitionConflict,
-    NoSuchDefinition,
+    EntryChanged,
+    EntryConflict,
+    NoSuchEntry,
     ProtocolError,
     StoreUnavailable,
     did_you_mean,
@@ -43,9 +43,7 @@ class Rows:
         self._left_out: dict[str, int] = {}
 
     def read(self, table: str, rows: Iterable[Any], decode: Callable[..., T]) -> list[T]:
-        """Decode rows. ``decode`` takes a row's columns, and raises ValueError, TypeError or ProtocolError if
-        they are damaged.
-        """
+        """Decode rows. ``decode`` takes a row's columns; damaged ones raise ValueError, TypeError or ProtocolError."""
         found: list[T] = []
         left_out = 0
         for row in rows:
@@ -192,7 +190,7 @@ class Table(Generic[V]):
     ) -> str:
         """Store a value after deleting those named ``removed``, and return its etag.
 
-        Raises DefinitionChanged if ``if_match`` is given and is not the present etag.
+        Raises EntryChanged if ``if_match`` is given and is not the present etag.
         """
         plain = _plain(value)
         detail = {"name": name, "body": plain} if isinstance(value, dict) else plain
@@ -215,7 +213,7 @@ class Table(Generic[V]):
             await self.put(name, value, removed=removed)
 
     async def delete(self, name: str, actor: str, if_match: str | None = None) -> bool:
-        """Delete a value, in all parts; False if there is none. Raises DefinitionChanged."""
+        """Delete a value, in all parts; False if there is none. Raises EntryChanged."""
 
         def delete(db: sqlite3.Connection) -> bool:
             present = self._present(db, name)
@@ -257,7 +255,7 @@ class Table(Generic[V]):
     def _require(self, name: str, present: str | None, if_match: str | None) -> None:
         if if_match is not None and if_match != present:
             what = self._name.removesuffix("s")
-            raise DefinitionChanged(f"{what} {name} has changed: its ETag is {present or 'none, it does not exist'}")
+            raise EntryChanged(f"{what} {name} has changed: its ETag is {present or 'none, it does not exist'}")
 
     def _decode(self, name: object, etag: object, body: object) -> Row[V]:
         """Decode a row. Raises ValueError or TypeError if it is damaged."""
@@ -348,37 +346,35 @@ class Registry(ABC, Generic[D, E]):
         return [registered.entry for registered in self._registered.values()]
 
     def get(self, name: str) -> E:
-        """Return the entry. Raises NoSuchDefinition."""
+        """Return the entry. Raises NoSuchEntry."""
         if name not in self._registered:
-            raise NoSuchDefinition(f"no {self.noun} has the name {name}{did_you_mean(name, self._registered)}")
+            raise NoSuchEntry(f"no {self.noun} has the name {name}{did_you_mean(name, self._registered)}")
         return self._registered[name].entry
 
     async def put(self, value: D, actor: str, if_match: str | None = None, new: bool = False) -> E:
-        """Create or replace a value. Raises DefinitionConflict (also if ``new`` and it exists), DefinitionChanged."""
+        """Create or replace a value. Raises EntryConflict (also if ``new`` and it exists), EntryChanged."""
         name, body = value.name, self._body(value)
         async with self._lock:
             self._check_writable(name)
             if new and name in self._stored:
-                raise DefinitionConflict(f"the {self.noun} {name} already exists; use PUT to replace it")
+                raise EntryConflict(f"the {self.noun} {name} already exists; use PUT to replace it")
             if name not in self._stored and len(self._stored) >= self.limit:
-                raise DefinitionConflict(f"the limit of {self.limit} {self.noun}s is reached; delete one first")
+                raise EntryConflict(f"the limit of {self.limit} {self.noun}s is reached; delete one first")
             entry = self._entry(name, await self._table.put(name, body, actor, if_match), body)
             self._stored = {**self._stored, name: Registered(value, entry)}
             self._rebuild()
             return entry
 
     async def delete(self, name: str, actor: str, if_match: str | None = None) -> None:
-        """Delete a value. Raises NoSuchDefinition, DefinitionConflict, DefinitionChanged."""
+        """Delete a value. Raises NoSuchEntry, EntryConflict, EntryChanged."""
         async with self._lock:
             self._check_writable(name)
             if not await self._table.delete(name, actor, if_match):
-                raise NoSuchDefinition(f"the store has no {self.noun} {name}")
+                raise NoSuchEntry(f"the store has no {self.noun} {name}")
             self._stored = {other: each for other, each in self._stored.items() if other != name}
             self._rebuild()
 
     def _check_writable(self, name: str) -> None:
-        """Raise DefinitionConflict if the configuration fixes the value."""
+        """Raise EntryConflict if the configuration fixes the value."""
         if name in self._fixed:
-            raise DefinitionConflict(
-                f"{name} is defined in the configuration file; change it there, then POST /-/reload"
-            )
+            raise EntryConflict(f"{name} is defined in the configuration file; change it there, then POST /-/reload")

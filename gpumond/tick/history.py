@@ -527,9 +527,7 @@ class Series:
         return closed
 
     def column(self, tier: int, signal: int, kind: int = MEDIAN, count: int = SAMPLES) -> array[float]:
-        """Return one number of each of the newest ``count`` closed blocks, the oldest first; NaN where it is
-        unknown.
-        """
+        """Return one number of each of the newest ``count`` closed blocks, oldest first; NaN where it is unknown."""
         rows = self.tiers[tier]
         if signal >= self.signals:
             return array("f", (nan,)) * min(count, len(rows))

@@ -121,9 +121,7 @@ def _continued(
 
 
 def _has_returned(known: Suspension, devices: Sequence[DeviceReading]) -> bool:
-    """Return whether the bytes of a suspended process are used again: the driver lists it seconds after it has restored
-    its memory.
-    """
+    """Return whether a suspended process uses its bytes again: the driver lists it only seconds later."""
     if not known.confirmed:
         return False
     device = next(each for each in devices if each.uuid == known.device_uuid)

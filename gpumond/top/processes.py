@@ -33,9 +33,7 @@ TERM = re.compile(r"(\w+):(.*)")
 
 
 def matching(rows: Iterable[ProcessRow], words: str) -> list[ProcessRow]:
-    """Return the rows that match all words: ``train`` in any text of a row, ``user:root`` in one field, ``-train`` in
-    none.
-    """
+    """Return the rows that match all words: ``train`` in any text, ``user:root`` in one field, ``-train`` in none."""
     tests = [_test(word) for word in words.lower().split()]
     return [row for row in rows if all(test(row) for test in tests)]
 

@@ -186,9 +186,7 @@ CUBE = (0, 95, 135, 175, 215, 255)
 
 
 class Span(NamedTuple):
-    """Text with one style. ``style``: a name of ``STYLES`` or none; ``ground`` and ``ink``: the share of the background
-    and of the text color.
-    """
+    """Text with a style of ``STYLES`` or none. ``ground`` and ``ink``: the shares of its background and text color."""
 
     text: str
     style: str = ""

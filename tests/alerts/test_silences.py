@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.errors import ConfigError, GpumondError, NoSuchSilence, TooManySilences
+from gpumond.facts.errors import ConfigError, EntryConflict, GpumondError, NoSuchEntry
 from gpumond.facts.frame import Alert, Matcher, Silence
 from gpumond.features.silences.silences import KEEP_ENDED, KEEP_ENDED_SECONDS, MAX_SILENCES, Silences, silence_table
 from tests.helpers.memory_store import MemoryStore
@@ -141,7 +141,7 @@ def test_incomplete_expression_is_refused(expression: str):
 def fill(registry: Registry, creator: str) -> list[Silence]:
     """Create silences with an expensive expression until no more is accepted."""
     added: list[Silence] = []
-    with contextlib.suppress(TooManySilences):
+    with contextlib.suppress(EntryConflict):
         while len(added) < MAX_SILENCES:
             added.append(registry.add(rf"workload =~ \w{{7}}{creator}{len(added)}", by=creator))
     return added
@@ -151,7 +151,7 @@ def test_compiled_expressions_of_all_silences_are_limited():
     registry = Registry()
     added = {creator: fill(registry, creator) for creator in "abcde"}
     assert [len(each) for each in added.values()] == [4, 4, 4, 4, 1]
-    with pytest.raises(TooManySilences, match="more memory than they may"):
+    with pytest.raises(EntryConflict, match="more memory than they may"):
         registry.add(r"workload =~ \w{7}", by="e")
     registry.add("workload = train", by="e")
     registry.expire(added["a"][0].id)
@@ -194,14 +194,14 @@ def test_expired_silence_ends_at_once_and_stays_listed():
     assert not registry.silenced()
     assert [(each.id, each.ends_at) for each in registry.silences.all()] == [(active.id, 1000.0), (pending.id, 1000.0)]
     assert [action for _, action, _ in registry.store.audited] == ["silence.create"] * 2 + ["silence.expire"] * 2
-    with pytest.raises(NoSuchSilence):
+    with pytest.raises(NoSuchEntry):
         registry.expire("0" * 16)
 
 
 def test_each_creator_has_a_limited_number_of_silences():
     registry = Registry()
     first, *_ = [registry.add(by="token:a") for _ in range(MAX_SILENCES)]
-    with pytest.raises(TooManySilences, match="100 silences by token:a is reached; delete one first"):
+    with pytest.raises(EntryConflict, match="100 silences by token:a is reached; delete one first"):
         registry.add(by="token:a")
     registry.add(by="token:b")
     registry.expire(first.id)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.errors import CooldownActive, NoSuchAdmission, TooManyAdmissions
+from gpumond.facts.errors import CooldownActive, NoSuchEntry, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import ReclaimPolicy
@@ -148,15 +148,15 @@ async def test_request_that_is_not_renewed_loses_its_place():
     world.now = LEASE_SECONDS + 1
     await world.tick(10)
     assert world.state(second) == "granted"
-    with pytest.raises(NoSuchAdmission, match="wasn't renewed in 10 s"):
+    with pytest.raises(NoSuchEntry, match="wasn't renewed in 10 s"):
         world.state(first)
 
 
 def test_request_of_another_user_is_unknown(world: World):
     asked = world.ask(20)
-    with pytest.raises(NoSuchAdmission):
+    with pytest.raises(NoSuchEntry):
         world.state(asked, owner="uid:1001")
-    with pytest.raises(NoSuchAdmission):
+    with pytest.raises(NoSuchEntry):
         world.admissions.cancel(asked.id, "uid:1001")
     world.admissions.cancel(asked.id, "uid:1000")
     assert world.ask(8).state == "granted"
@@ -238,14 +238,14 @@ async def test_grants_and_places_are_kept_over_a_restart():
     assert [world.state(each) for each in (granted, first, second)] == ["granted", "waiting", "waiting"]
     assert world.admissions.renew(with_free(10), second.id, "uid:1000").ahead == 1
     assert world.ask(1, wait=False).available_bytes == 2 * GIB - 25 * GIB
-    with pytest.raises(NoSuchAdmission):
+    with pytest.raises(NoSuchEntry):
         world.state(first, owner="uid:1001")
     await world.tick(28)
     assert [world.state(each) for each in (first, second)] == ["granted", "waiting"]
     world.now = PROCESS_GRANT_SECONDS  # the time continues
     await world.tick(28)
     assert world.state(second) == "granted"
-    with pytest.raises(NoSuchAdmission):
+    with pytest.raises(NoSuchEntry):
         world.state(granted)
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
 from gpumond.facts.alerts import Heartbeat
-from gpumond.facts.errors import NoSuchDefinition, StoreUnavailable
+from gpumond.facts.errors import NoSuchEntry, StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.facts.program import ProcessKey
@@ -193,7 +193,7 @@ class SimulatedDaemon:
             else:
                 body = {"name": name, "scope": "process", "value": "used_bytes", "above": level}
                 await self.daemon.kernel.get(RuleRegistry).put(RuleConfig.model_validate(body).rule(), "soak")
-        except NoSuchDefinition:
+        except NoSuchEntry:
             pass
         except StoreUnavailable:
             self.refused_edits += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from gpumond.facts.alerts import Labels
@@ -25,7 +26,11 @@ def of(name: str, *rows: Row, unit: Unit = "count") -> Subjects[Row]:
         values={name: lambda row: row.value},
         units={name: unit},
         labels=lambda row: row.labels,
-        texts=lambda row: row.texts,
+        texts={name: partial(_text, name) for row in rows for name in row.texts},
         programs=lambda row: row.programs,
         process=lambda row: row.process,
     )
+
+
+def _text(name: str, row: Row) -> str:
+    return row.texts[name]

@@ -14,7 +14,7 @@ from gpumond.facts.program import Call, Oom, Program
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, XidErrors
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.quantities import subjects
-from gpumond.quantities.scope import RuleContext, Texts
+from gpumond.quantities.scope import RuleContext
 from gpumond.quantities.window import (
     BUCKET_SECONDS,
     WINDOW_SECONDS,
@@ -62,14 +62,14 @@ def values_of(snapshots: Sequence[Snapshot], name: str, scope: str = "pool") -> 
     return values
 
 
-def texts_of(snapshots: Sequence[Snapshot]) -> Texts:
-    """Return the texts of the only device."""
+def text_of(snapshots: Sequence[Snapshot], name: str) -> str:
+    """Return a text of the only device."""
     recent = RuleWindow()
     for snapshot in snapshots:
         recent = remember(recent, snapshot)
     found = subjects("device", RuleContext(snapshots[-1], attribute(snapshots[-1]), recent))
     (row,) = found.rows
-    return found.texts(row)
+    return found.texts[name](row)
 
 
 def test_time_until_a_device_is_full():
@@ -182,7 +182,7 @@ def test_cache_is_waste_only_while_memory_is_short():
     full = make_snapshot(make_device(used_bytes=64 * GIB), reports=reports[0], elapsed_seconds=9.0)
     assert values_of(snapshots, "reclaimable_under_pressure_ratio", "device") == [0, 0.2]
     assert values_of([full], "reclaimable_under_pressure_ratio", "device") == [0.3]
-    assert [texts_of(snapshots)["shortage"](), texts_of([full])["shortage"]()] == [
+    assert [text_of(snapshots, "shortage"), text_of([full], "shortage")] == [
         "had too little room for serve in the last 10 minutes",
         "is 80% full",
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.alerts import Heartbeat, StoredAlert, resume
-from gpumond.facts.errors import DefinitionChanged
+from gpumond.facts.errors import EntryChanged
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
 from gpumond.features.rules.registry import override_table, rule_table
@@ -53,9 +53,9 @@ def test_change_of_another_version_is_refused(path: Path):
     async def work(store: Store) -> None:
         etag = await rule_table(store).put("full", {"above": 0.9}, "token")
         newer = await rule_table(store).put("full", {"above": 0.8}, "token", if_match=etag)
-        with pytest.raises(DefinitionChanged):
+        with pytest.raises(EntryChanged):
             await rule_table(store).put("full", {"above": 0.7}, "token", if_match=etag)
-        with pytest.raises(DefinitionChanged):
+        with pytest.raises(EntryChanged):
             await rule_table(store).delete("full", "token", if_match=etag)
         await rule_table(store).delete("full", "token", if_match=newer)
         assert not await rule_table(store).delete("full", "token")

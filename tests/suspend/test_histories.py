@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
-from gpumond.facts.errors import NoSuchAdmission, TooManyAdmissions
+from gpumond.facts.errors import NoSuchEntry, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.program import ProcessKey
@@ -317,7 +317,7 @@ class World:
                 return
             try:
                 asked = admissions.renew(self.snapshot, asked.id, "uid:2000")
-            except NoSuchAdmission:
+            except NoSuchEntry:
                 return
 
     def request(self, work: Any) -> None:

@@ -228,9 +228,7 @@ class TensorTracking(Protocol):
 
 
 class CaptureGuards(Protocol):
-    """The functions of `allocators.cuda` that keep the agent from disturbing captures of CUDA graphs, and from acting
-    too late.
-    """
+    """Functions of `allocators.cuda` by which the agent neither disturbs captures of CUDA graphs nor acts too late."""
 
     def capturing(self) -> bool: ...
     def capture_safe(self) -> AbstractContextManager[None]: ...

@@ -251,9 +251,7 @@ def _downwards(top: Any) -> Iterator[Any]:
 
 
 def _count(resource: Any) -> tuple[int | None, int | None, int | None, int | None]:
-    """Return current bytes, peak bytes, and the number of current and of all allocations, as far as the resource counts
-    them.
-    """
+    """Return current bytes, peak bytes, and the numbers of current and of all allocations, where they are counted."""
     counts = getattr(resource, "allocation_counts", None)
     if counts is not None:
         return max(0, counts.current_bytes), counts.peak_bytes, max(0, counts.current_count), counts.total_count

@@ -191,9 +191,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         return self._fractions.get(ordinal) or (float(query(ordinal)) if query else 1.0)
 
     def dump(self, path: str, guarded: bool) -> None:
-        """Write PyTorch's snapshot for pytorch.org/memory_viz, with the classes of its blocks. It contains the history
-        if the program records one.
-        """
+        """Write PyTorch's snapshot for pytorch.org/memory_viz, with the blocks' classes and any recorded history."""
         self._check_snapshot(guarded)
         snapshot = self._annotated_snapshot()
         with open(path, "wb") as file:

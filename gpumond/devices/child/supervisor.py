@@ -458,9 +458,7 @@ PROBE_SECONDS = 6.0
 
 
 async def probe(source: str) -> tuple[SourceState, Reading | None]:
-    """Take one reading without a daemon, through a child of its own, so that a hanging driver does not block the
-    caller.
-    """
+    """Take one reading without a daemon, in a child of its own, so that a hanging driver does not block the caller."""
     supervisor = Supervisor(source)
     supervisor.start()
     reading = await supervisor.read(wait=PROBE_SECONDS)

@@ -5,19 +5,10 @@ from __future__ import annotations
 from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
-    name="alerts",
-    parts=("gpumond.features.alerts.dispatcher:AlertsPart",),
-    routes=("gpumond.features.alerts.routes:router", "gpumond.features.alerts.routes:facts"),
+    __name__,
+    parts=("dispatcher:AlertsPart",),
+    routes=("routes:router", "routes:facts"),
     commands=(
-        Command(
-            name="alerts",
-            module="gpumond.features.alerts.command",
-            help="show active or past alerts",
-            group="Problems",
-            examples=(
-                "gpumond alerts",
-                "gpumond alerts --past",
-            ),
-        ),
+        Command("alerts", "Problems", "show active or past alerts", ("gpumond alerts", "gpumond alerts --past")),
     ),
 )

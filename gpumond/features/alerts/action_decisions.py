@@ -233,9 +233,7 @@ def _with_effect(track: ActionTrack, action: Action, reports: Sequence[AgentRepo
 
 
 def _taken(each: ReleasedBytes, pools: Mapping[Pool, PoolUsage]) -> int:
-    """Return the bytes that the program allocated again; all of them if its agent observed it, even if they are
-    free now.
-    """
+    """Return the bytes that the program allocated again; all if its agent observed it, even if they are free now."""
     pool = pools.get((each.process, each.device_uuid, each.allocator))
     if pool is None:
         return 0

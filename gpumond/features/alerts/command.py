@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, print_answer
+from gpumond.cli.arguments import DONE, option, print_answer
 from gpumond.facts.frame import Alert
 from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
@@ -18,7 +18,7 @@ PAIRS = ("labels", "annotations")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--past", action="store_true", help="show resolved alerts, most recent last")
+    option(parser, "--past", "show resolved alerts, most recent last")
     client.add_arguments(parser, entries=True)
 
 

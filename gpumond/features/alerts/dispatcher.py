@@ -21,7 +21,7 @@ from gpumond.facts.alerts import (
     kept,
     resume,
 )
-from gpumond.facts.errors import NoSuchReceiver, StoreUnavailable
+from gpumond.facts.errors import NoSuchEntry, StoreUnavailable
 from gpumond.facts.flush import (
     FlushOutcome,
     FlushRequest,
@@ -141,9 +141,7 @@ class AlertDispatcher:
         resolved: Sequence[Alert] = (),
         short_users: Mapping[str, frozenset[int]] = {},
     ) -> Dispatch:
-        """Return the consequences of one frame's alerts. Changes nothing: ``execute`` does. ``short_users``: as in
-        the function `decide`.
-        """
+        """Return the consequences of one frame's alerts, and change nothing. ``short_users``: as in `decide`."""
         elapsed = snapshot.elapsed_seconds
         orders, tracks = decide(
             rules, alerts, snapshot.reports, self._tracks, elapsed, snapshot.engine_devices, short_users
@@ -387,10 +385,10 @@ class AlertsPart(Part):
         return tuple(self.dispatcher.past)
 
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest:
-        """Send a test message to a receiver, without its queue. Raises NoSuchReceiver, StoreUnavailable."""
+        """Send a test message to a receiver, without its queue. Raises NoSuchEntry, StoreUnavailable."""
         receivers = {receiver.name: receiver for receiver in self._receivers.of(self._kernel.settings)}
         if name not in receivers:
-            raise NoSuchReceiver(f"no receiver has the name {name}; the receivers are {', '.join(receivers) or 'none'}")
+            raise NoSuchEntry(f"no receiver has the name {name}; the receivers are {', '.join(receivers) or 'none'}")
         await self._store.audit(requested_by, "receiver.test", {"receiver": name})
         return await send_test(receivers[name], requested_by)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import Depends, Path, Request
 from fastapi.responses import Response
 
 from gpumond.facts.alerts import ended
@@ -14,20 +14,17 @@ from gpumond.serve import examples
 from gpumond.serve.authentication import count_request
 from gpumond.serve.authorization import require_rules
 from gpumond.serve.resources import answer
-from gpumond.serve.routes import CHANGES, json_response, kernel_of
+from gpumond.serve.routes import Router, json_response, kernel_of
 
-router = APIRouter(prefix="/api/v1", tags=["receivers"])
-facts = APIRouter(prefix="/api/v1", tags=["facts"])
+router = Router("receivers")
+facts = Router("facts")
 
 Name = Annotated[str, Path(pattern="^[a-z0-9_-]{1,64}$", description="A receiver of the configuration file")]
 EXAMPLE = ReceiverTest(receiver="ops", accepted=True, status=200, reason="", detail="", duration_seconds=0.18)
 
 
-@router.post(
-    "/receivers/{name}/test",
-    summary="Send a test message to a receiver",
-    dependencies=CHANGES,
-    **examples.described(ReceiverTest, EXAMPLE, 401, 403, 404, 422, 429, 503, 507),
+@router.change(
+    "POST /receivers/{name}/test", "Send a test message to a receiver", ReceiverTest, EXAMPLE, (404, 422, 429, 503, 507)
 )
 async def send_test(request: Request, name: Name, by: str = Depends(require_rules)) -> Response:
     """Sends one alert of the `gpumond-test` rule, with the `test="true"` label, and returns the receiver's answer.
@@ -40,10 +37,12 @@ async def send_test(request: Request, name: Name, by: str = Depends(require_rule
     return json_response(ReceiverTest, await kernel_of(request).get(AlertsPart).test_receiver(name, by))
 
 
-@facts.get(
+@facts.read(
     "/alerts/history",
-    summary="Resolved alerts, most recent last",
-    **examples.described(list[Alert], [ended(examples.ALERT, examples.TAKEN_AT)], 503),
+    "Resolved alerts, most recent last",
+    list[Alert],
+    [ended(examples.ALERT, examples.TAKEN_AT)],
+    (503,),
 )
 async def alert_history(request: Request) -> Response:
     """Returns the last thousand resolved alerts, including those before a restart. Active alerts are in `/alerts`."""

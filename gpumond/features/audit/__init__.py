@@ -5,18 +5,14 @@ from __future__ import annotations
 from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
-    name="audit",
-    routes=("gpumond.features.audit.routes:router",),
+    __name__,
+    routes=("routes:router",),
     commands=(
         Command(
-            name="audit",
-            module="gpumond.features.audit.command",
-            help="show the audit log of changes and flushes, and compare it with the daemon's log",
-            group="Daemon",
-            examples=(
-                "gpumond audit",
-                "gpumond audit verify --log collected.log",
-            ),
+            "audit",
+            "Daemon",
+            "show the audit log of changes and flushes, and compare it with the daemon's log",
+            ("gpumond audit", "gpumond audit verify --log collected.log"),
         ),
     ),
 )

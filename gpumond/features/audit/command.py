@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, count, print_answer
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, count, option, print_answer
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.units import caller_text
 from gpumond.view.audit import sentence
@@ -26,31 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="show",
         help="show the entries (default), or verify them against the daemon's log; run verify on the daemon's machine",
     )
-    parser.add_argument(
-        "--limit",
-        type=count,
-        default=100,
-        metavar="N",
-        help="number of entries to show, most recent last (default: 100)",
-    )
-    parser.add_argument(
-        "--operation", metavar="ID", help="only the entries of one `gpumond fleet` operation (it prints its id)"
-    )
-    parser.add_argument(
-        "--log",
+    option(parser, "--limit N", "number of entries to show, most recent last (default: 100)", type=count, default=100)
+    option(parser, "--operation ID", "only the entries of one `gpumond fleet` operation (it prints its id)")
+    option(
+        parser,
+        "--log FILE",
+        "with verify: the daemon's log, preferably collected on another machine (default: standard input)",
         type=Path,
-        metavar="FILE",
-        help="with verify: the daemon's log, preferably collected on another machine (default: standard input)",
     )
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="with verify: a stopped daemon's configuration file"
-    )
-    parser.add_argument(
-        "--state-dir",
-        type=Path,
-        metavar="PATH",
-        help="with verify: state directory (default: the daemon's, at --url)",
-    )
+    option(parser, "--config FILE", "with verify: a stopped daemon's configuration file", type=Path)
+    option(parser, "--state-dir PATH", "with verify: state directory (default: the daemon's, at --url)", type=Path)
     client.add_arguments(parser)
 
 

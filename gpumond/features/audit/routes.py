@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import Response
 
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.serve import examples
 from gpumond.serve.resources import answer_list
-from gpumond.serve.routes import kernel_of
+from gpumond.serve.routes import Router, kernel_of
 from gpumond.store.audit import AuditEntry
 
-router = APIRouter(prefix="/api/v1", tags=["facts"])
+router = Router("facts")
 
 
-@router.get(
-    "/audit",
-    summary="Audit log of changes and flushes, most recent last",
-    **examples.described(list[AuditEntry], [examples.AUDIT_ENTRY], 503),
+@router.read(
+    "/audit", "Audit log of changes and flushes, most recent last", list[AuditEntry], [examples.AUDIT_ENTRY], (503,)
 )
 async def audit(
     request: Request,

@@ -5,16 +5,15 @@ from __future__ import annotations
 from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
-    name="baselines",
-    parts=("gpumond.features.baselines.recordings:BaselinesPart",),
-    routes=("gpumond.features.baselines.routes:router",),
+    __name__,
+    parts=("recordings:BaselinesPart",),
+    routes=("routes:router",),
     commands=(
         Command(
-            name="baseline",
-            module="gpumond.features.baselines.command",
-            help="measure memory usage, and compare it after a change",
-            group="Analysis",
-            examples=(
+            "baseline",
+            "Analysis",
+            "measure memory usage, and compare it after a change",
+            (
                 "gpumond baseline record before --workload train --for 10m",
                 "gpumond baseline compare before --for 10m --fail-above 5%",
                 "gpumond baseline list",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, duration, print_answer, print_error, value
+from gpumond.cli.arguments import DONE, FAILED, duration, option, print_answer, print_error, value
 from gpumond.facts.errors import DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import human
@@ -34,27 +34,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     delete = what.add_parser("delete", help="delete a baseline")
     for parser in (record, compare, delete):
         parser.add_argument("name", type=value(_name), metavar="NAME", help="the baseline's name")
-    length: dict[str, Any] = {"dest": "duration", "type": duration, "metavar": "DURATION"}
-    record.add_argument("--for", required=True, help="how long to measure, such as 10m", **length)
-    record.add_argument("--workload", metavar="NAME", help="measure only this workload")
-    compare.add_argument("--for", help="how long to measure (default: show the last measurement)", **length)
+    length: dict[str, Any] = {"dest": "duration", "type": duration}
+    option(record, "--for DURATION", "how long to measure, such as 10m", required=True, **length)
+    option(record, "--workload NAME", "measure only this workload")
+    option(compare, "--for DURATION", "how long to measure (default: show the last measurement)", **length)
     limit: dict[str, Any] = {"dest": "thresholds", "action": "append", "default": []}
-    compare.add_argument(
-        "--fail-above",
+    option(
+        compare,
+        "--fail-above PERCENT",
+        "exit with 1 if peak live memory grew by more than this, such as 5%%",
         type=value(lambda text: threshold(f"live_peak>{text}")),
-        metavar="PERCENT",
-        help="exit with 1 if peak live memory grew by more than this, such as 5%%",
         **limit,
     )
-    compare.add_argument(
-        "--fail-if",
+    option(
+        compare,
+        "--fail-if CONDITION",
+        "exit with 1 if this is true; repeatable: 'held_typical>1GiB', 'retries_rate>0', 'utilization_typical<-10%%'",
         type=value(threshold),
-        metavar="CONDITION",
-        help="exit with 1 if this is true; repeatable: 'held_typical>1GiB', 'retries_rate>0', "
-        "'utilization_typical<-10%%'",
         **limit,
     )
-    compare.add_argument("--html", type=Path, metavar="FILE", help="write a report with charts to this HTML file")
+    option(compare, "--html FILE", "write a report with charts to this HTML file", type=Path)
     for each in (record, compare, entries, delete):
         client.add_arguments(each)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gpumond.facts.errors import NoSuchBaseline, StoreUnavailable, TooManyBaselines
+from gpumond.facts.errors import EntryConflict, NoSuchEntry, StoreUnavailable
 from gpumond.facts.frame import Frame, Line
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import ProcessKey
@@ -64,16 +64,16 @@ class BaselineService:
                 recording.flushed(receipt)
 
     async def record(self, name: str, for_seconds: float, workload: str | None, by: str) -> None:
-        """Record a baseline; one of that name is replaced at the end. Raises StoreUnavailable, TooManyBaselines."""
+        """Record a baseline; one of that name is replaced at the end. Raises StoreUnavailable, EntryConflict."""
         rows, size_bytes = await self._tables["before"].size()
         if rows >= 2 * MAX_BASELINES or size_bytes >= MAX_BYTES:
-            raise TooManyBaselines("there are too many baselines; delete one that is no longer needed")
+            raise EntryConflict("there are too many baselines; delete one that is no longer needed")
         detail = {"name": name, "for_seconds": for_seconds, "workload": workload}
         await self._store.audit(by, "baseline.record", detail)
         self._recordings[name, "before"] = BaselineRecorder(name, for_seconds, workload)
 
     async def measure_again(self, name: str, for_seconds: float, by: str) -> None:
-        """Record the side that ``comparison`` compares with. Raises NoSuchBaseline, StoreUnavailable."""
+        """Record the side that ``comparison`` compares with. Raises NoSuchEntry, StoreUnavailable."""
         before = await self._kept("before", name)
         await self._store.audit(by, "baseline.compare", {"name": name, "for_seconds": for_seconds})
         self._recordings[name, "after"] = BaselineRecorder(name, for_seconds, before.workload)
@@ -85,12 +85,12 @@ class BaselineService:
         return [baseline for _, baseline in sorted((kept | recordings).items())]
 
     async def get(self, name: str) -> Baseline:
-        """Return a baseline. Raises NoSuchBaseline."""
+        """Return a baseline. Raises NoSuchEntry."""
         recording = self._recordings.get((name, "before"))
         return _unsaved(recording) if recording else await self._kept("before", name)
 
     async def comparison(self, name: str, other: str | None = None) -> Comparison:
-        """Compare with another baseline, or with the last or the present second recording. Raises NoSuchBaseline."""
+        """Compare with another baseline, or with the last or the present second recording. Raises NoSuchEntry."""
         before = await self._kept("before", name)
         if other is not None:
             return compare(before, await self._kept("before", other))
@@ -98,7 +98,7 @@ class BaselineService:
         return compare(before, _unsaved(recording) if recording else await self._kept("after", name))
 
     async def delete(self, name: str, by: str) -> None:
-        """Delete a baseline. Raises NoSuchBaseline."""
+        """Delete a baseline. Raises NoSuchEntry."""
         stopped = [self._recordings.pop((name, side), None) for side in _SIDES]
         if not await self._tables["before"].delete(name, by) and not any(stopped):
             raise _none("before", name)
@@ -136,10 +136,10 @@ def _unsaved(recording: BaselineRecorder) -> Baseline:
     return replace(baseline, complete=False) if baseline.complete else baseline
 
 
-def _none(side: Side, name: str) -> NoSuchBaseline:
+def _none(side: Side, name: str) -> NoSuchEntry:
     if side == "before":
-        return NoSuchBaseline(f"there is no baseline {name}; record one with: gpumond baseline record {name} --for 10m")
-    return NoSuchBaseline(
+        return NoSuchEntry(f"there is no baseline {name}; record one with: gpumond baseline record {name} --for 10m")
+    return NoSuchEntry(
         f"there is no measurement to compare {name} with; start one with: gpumond baseline compare {name} --for 10m"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import Depends, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
@@ -23,9 +23,9 @@ from gpumond.features.baselines.statistics import (
 )
 from gpumond.serve import examples
 from gpumond.serve.authorization import require_rules
-from gpumond.serve.routes import CHANGES, deletion, json_response, kernel_of
+from gpumond.serve.routes import Router, json_response, kernel_of
 
-router = APIRouter(prefix="/api/v1", tags=["baselines"])
+router = Router("baselines")
 
 Name = Annotated[str, Path(pattern=f"^{NAME}$", description="At most 64 of A-Za-z0-9._-")]
 Other = Annotated[
@@ -90,30 +90,17 @@ def _service(request: Request) -> BaselineService:
     return kernel_of(request).get(BaselineService)
 
 
-@router.get(
-    "/baselines",
-    summary="Baselines, including those in progress",
-    **examples.described(list[BaselineEntry], [_entry(EXAMPLE)], 503, 507),
-)
+@router.read("/baselines", "Baselines, including those in progress", list[BaselineEntry], [_entry(EXAMPLE)], (503, 507))
 async def baselines(request: Request) -> Response:
     return json_response(list[BaselineEntry], [_entry(each) for each in await _service(request).all()])
 
 
-@router.get(
-    "/baselines/{name}",
-    summary="One baseline with its distributions",
-    **examples.described(Baseline, EXAMPLE, 404, 422, 503, 507),
-)
+@router.read("/baselines/{name}", "One baseline with its distributions", Baseline, EXAMPLE, (404, 422, 503, 507))
 async def baseline(request: Request, name: Name) -> Response:
     return json_response(Baseline, await _service(request).get(name))
 
 
-@router.put(
-    "/baselines/{name}",
-    summary="Record a baseline",
-    dependencies=CHANGES,
-    **examples.described(Baseline, EXAMPLE, 401, 403, 409, 422, 503, 507, status=202),
-)
+@router.change("PUT /baselines/{name}", "Record a baseline", Baseline, EXAMPLE, (409, 422, 503, 507), status=202)
 async def record(request: Request, name: Name, body: RecordBody, by: str = Depends(require_rules)) -> Response:
     """Starts a recording and returns at once; `complete` is true when it has been stored.
 
@@ -123,21 +110,19 @@ async def record(request: Request, name: Name, body: RecordBody, by: str = Depen
     return json_response(Baseline, await _service(request).get(name), 202)
 
 
-@router.delete(
-    "/baselines/{name}",
-    summary="Delete a baseline, or cancel its recording",
-    **deletion(401, 403, 404, 422, 503, 507),
-)
+@router.deletion("/baselines/{name}", "Delete a baseline, or cancel its recording", (404, 422, 503, 507))
 async def remove(request: Request, name: Name, by: str = Depends(require_rules)) -> Response:
     await _service(request).delete(name, by)
     return Response(status_code=204)
 
 
-@router.post(
-    "/baselines/{name}/compare",
-    summary="Start a comparison with a baseline",
-    dependencies=CHANGES,
-    **examples.described(Comparison, EXAMPLE_COMPARISON, 401, 403, 404, 422, 503, 507, status=202),
+@router.change(
+    "POST /baselines/{name}/compare",
+    "Start a comparison with a baseline",
+    Comparison,
+    EXAMPLE_COMPARISON,
+    (404, 422, 503, 507),
+    status=202,
 )
 async def measure_again(request: Request, name: Name, body: CompareBody, by: str = Depends(require_rules)) -> Response:
     """Starts a new measurement of the baseline's workloads and returns at once."""
@@ -145,10 +130,12 @@ async def measure_again(request: Request, name: Name, body: CompareBody, by: str
     return json_response(Comparison, await _service(request).comparison(name), 202)
 
 
-@router.get(
+@router.read(
     "/baselines/{name}/compare",
-    summary="Comparison of a baseline with another one, or with the latest measurement",
-    **examples.described(Comparison, EXAMPLE_COMPARISON, 404, 422, 503, 507),
+    "Comparison of a baseline with another one, or with the latest measurement",
+    Comparison,
+    EXAMPLE_COMPARISON,
+    (404, 422, 503, 507),
 )
 async def comparison(request: Request, name: Name, other: Other = None) -> Response:
     return json_response(Comparison, await _service(request).comparison(name, other))

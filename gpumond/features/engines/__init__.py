@@ -4,7 +4,4 @@ from __future__ import annotations
 
 from gpumond.feature import Feature
 
-FEATURE = Feature(
-    name="engines",
-    parts=("gpumond.features.engines.flush_step:EnginesPart",),
-)
+FEATURE = Feature(__name__, parts=("flush_step:EnginesPart",))

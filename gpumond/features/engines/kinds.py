@@ -366,9 +366,7 @@ VLLM_WORK = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:r
 
 
 def read_vllm(engine: EngineConfig) -> Dialogue[EngineState]:
-    """Read the metrics; where the release is allowed also ``/is_sleeping`` and ``/is_paused``, which exist in the
-    development mode only.
-    """
+    """Read the metrics and, where the release is allowed, ``/is_sleeping`` and ``/is_paused`` (development mode)."""
     page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
     running = page.count(VLLM_RUNNING)
     if running is None:

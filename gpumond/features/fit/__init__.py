@@ -5,19 +5,15 @@ from __future__ import annotations
 from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
-    name="fit",
-    parts=("gpumond.features.fit.part:PeaksPart",),
-    routes=("gpumond.features.fit.routes:router",),
+    __name__,
+    parts=("part:PeaksPart",),
+    routes=("routes:router",),
     commands=(
         Command(
-            name="fit",
-            module="gpumond.features.fit.command",
-            help="estimate how much memory your PyTorch program needs, without a GPU",
-            group="Programs",
-            examples=(
-                "gpumond fit -- python train.py",
-                "gpumond fit --batch 1..64 -- python train.py --batch-size {batch}",
-            ),
+            "fit",
+            "Programs",
+            "estimate how much memory your PyTorch program needs, without a GPU",
+            ("gpumond fit -- python train.py", "gpumond fit --batch 1..64 -- python train.py --batch-size {batch}"),
         ),
     ),
 )

@@ -21,7 +21,7 @@ from typing import Any
 
 import gpumond
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, print_error
+from gpumond.cli.arguments import DONE, FAILED, option, print_error
 from gpumond.devices import detected
 from gpumond.devices.child.supervisor import probe
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, SourceUnavailable
@@ -45,12 +45,12 @@ PLACE = "{batch}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--batch",
-        metavar="LOW..HIGH",
-        help=f"find the largest batch that fits; write {PLACE} in the command where the batch size goes",
+    option(
+        parser,
+        "--batch LOW..HIGH",
+        f"find the largest batch that fits; write {PLACE} in the command where the batch size goes",
     )
-    parser.add_argument("--device", metavar="GPU", help="with --batch: which GPU (default: the largest)")
+    option(parser, "--device GPU", "with --batch: which GPU (default: the largest)")
     client.add_arguments(parser)
     parser.add_argument(
         "command",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi import HTTPException, Query, Request
 from fastapi.responses import Response
 
 from gpumond.facts.frame import device_named
 from gpumond.features.fit.part import AutoNeed, Peaks
 from gpumond.serve import examples
-from gpumond.serve.routes import json_response, kernel_of
+from gpumond.serve.routes import Router, json_response, kernel_of
 
-router = APIRouter(prefix="/api/v1", tags=["admissions"])
+router = Router("admissions")
 EXAMPLE = AutoNeed(
     workload="train",
     device_name="NVIDIA H100 80GB HBM3",
@@ -28,11 +28,7 @@ WorldSize = Annotated[int, Query(ge=1, le=1 << 20)]
 Uid = Annotated[int | None, Query(ge=0, lt=2**32, description="Only the runs of this user.")]
 
 
-@router.get(
-    "/need",
-    summary="Memory that a workload needed in its earlier runs",
-    **examples.described(AutoNeed, EXAMPLE, 404, 409, 422, 503),
-)
+@router.read("/need", "Memory that a workload needed in its earlier runs", AutoNeed, EXAMPLE, (404, 409, 422, 503))
 async def need(
     request: Request, workload: Workload, device: Device = None, world_size: WorldSize = 1, uid: Uid = None
 ) -> Response:

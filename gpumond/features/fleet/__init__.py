@@ -5,14 +5,13 @@ from __future__ import annotations
 from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
-    name="fleet",
+    __name__,
     commands=(
         Command(
-            name="fleet",
-            module="gpumond.features.fleet.command",
-            help="show GPUs and flush programs on all your machines",
-            group="Machines",
-            examples=(
+            "fleet",
+            "Machines",
+            "show GPUs and flush programs on all your machines",
+            (
                 "gpumond fleet targets --kubernetes --json",
                 "gpumond fleet status --targets gpus.json --scheme https",
                 "gpumond fleet status --targets gpus.json --problems --label zone=eu-1",

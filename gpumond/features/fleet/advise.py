@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, print_error, value
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_error, value
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration as readable
 from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, group_of, of_devices, selected
@@ -191,32 +191,30 @@ def headroom(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prometheus(parser)
-    parser.add_argument(
-        "--by",
+    option(
+        parser,
+        "--by COLUMN[,COLUMN]",
+        f"programs with the same values get one size: {', '.join(COLUMNS)} (default: workload)",
         type=value(group_of(COLUMNS)),
         default="workload",
-        metavar="COLUMN[,COLUMN]",
-        help=f"programs with the same values get one size: {', '.join(COLUMNS)} (default: workload)",
     )
-    parser.add_argument(
-        "--for",
+    option(
+        parser,
+        "--for DURATION",
+        "length of the period, which ends now (default: 7d)",
         dest="duration",
         type=duration,
         default=WEEK_SECONDS,
-        metavar="DURATION",
-        help="length of the period, which ends now (default: 7d)",
     )
-    parser.add_argument(
-        "--headroom",
+    option(
+        parser,
+        "--headroom PERCENT",
+        f"margin of LIMIT above NEEDED (default: {HEADROOM:.0%}%)",
         type=value(headroom),
         default=HEADROOM,
-        metavar="PERCENT",
-        help=f"margin of LIMIT above NEEDED (default: {HEADROOM:.0%}%)",
     )
-    parser.add_argument(
-        "--limit", type=int, default=20, metavar="N", help="maximum number of rows; 0 for all (default: 20)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    option(parser, "--limit N", "maximum number of rows; 0 for all (default: 20)", type=int, default=20)
+    option(parser, "--json", "print JSON")
 
 
 async def run(arguments: argparse.Namespace) -> int:

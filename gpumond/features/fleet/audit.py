@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
 from gpumond.facts.errors import ConfigError
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import missing_of, progress, read_each, selected
@@ -31,18 +31,8 @@ class _Entry:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--operation",
-        metavar="ID",
-        help="only the entries of one operation; its command printed this ID",
-    )
-    parser.add_argument(
-        "--limit",
-        type=int,
-        default=100,
-        metavar="N",
-        help="number of entries per machine, most recent last (default: 100)",
-    )
+    option(parser, "--operation ID", "only the entries of one operation; its command printed this ID")
+    option(parser, "--limit N", "number of entries per machine, most recent last (default: 100)", type=int, default=100)
 
 
 async def run(arguments: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from urllib.parse import urlencode, urlsplit
 import yaml
 
 from gpumond.agent.transport import trusted_uids
-from gpumond.cli.arguments import duration, value
+from gpumond.cli.arguments import duration, option, value
 from gpumond.config.models import yaml_problem
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.features.fleet.connection import (
@@ -368,53 +368,40 @@ PARALLEL = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sources = parser.add_mutually_exclusive_group()
-    sources.add_argument(
-        "--targets", type=Path, metavar="FILE", help="file that lists your daemons, in Prometheus' file_sd format"
-    )
-    sources.add_argument(
-        "--kubernetes",
+    option(sources, "--targets FILE", "file that lists your daemons, in Prometheus' file_sd format", type=Path)
+    option(
+        sources,
+        "--kubernetes NAMESPACE/SERVICE",
+        f"use this service's endpoints, read with kubectl (default: {DEFAULT_SERVICE})",
         nargs="?",
         const=DEFAULT_SERVICE,
-        metavar="NAMESPACE/SERVICE",
-        help=f"use this service's endpoints, read with kubectl (default: {DEFAULT_SERVICE})",
     )
-    sources.add_argument("--slurm", action="store_true", help="use the nodes that sinfo lists")
+    option(sources, "--slurm", "use the nodes that sinfo lists")
     add_prometheus(parser)
-    parser.add_argument(
-        "--scheme", choices=("http", "https"), default="http", help="scheme for addresses without one (default: http)"
+    option(
+        parser,
+        "--scheme",
+        "scheme for addresses without one (default: http)",
+        choices=("http", "https"),
+        default="http",
     )
-    parser.add_argument(
-        "--machine",
-        action="append",
-        metavar="PATTERN",
-        help="only machines whose name matches, such as 'gpu-*'; repeatable",
+    option(
+        parser, "--machine PATTERN", "only machines whose name matches, such as 'gpu-*'; repeatable", action="append"
     )
-    parser.add_argument(
-        "--label",
+    option(
+        parser,
+        "--label NAME=PATTERN",
+        "only machines whose label in the list matches, such as zone=eu-*; repeatable, all must match",
         action="append",
         type=value(_label_pattern),
-        metavar="NAME=PATTERN",
-        help="only machines whose label in the list matches, such as zone=eu-*; repeatable, all must match",
     )
-    parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="file with your token for the daemons (default: $GPUMOND_TOKEN)"
-    )
-    parser.add_argument(
-        "--tokens", type=Path, metavar="FILE", help="your tokens by machine (YAML); override --token-file"
-    )
-    parser.add_argument("--client-cert", type=Path, metavar="FILE", help="your client certificate for the daemons")
-    parser.add_argument("--client-key", type=Path, metavar="FILE", help="your private key for --client-cert")
-    parser.add_argument(
-        "--timeout", type=duration, default=5.0, metavar="DURATION", help="time limit for each request (default: 5s)"
-    )
-    parser.add_argument(
-        "--parallel",
-        type=int,
-        default=PARALLEL,
-        metavar="N",
-        help=f"maximum concurrent requests (default: {PARALLEL})",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    option(parser, "--token-file FILE", "file with your token for the daemons (default: $GPUMOND_TOKEN)", type=Path)
+    option(parser, "--tokens FILE", "your tokens by machine (YAML); override --token-file", type=Path)
+    option(parser, "--client-cert FILE", "your client certificate for the daemons", type=Path)
+    option(parser, "--client-key FILE", "your private key for --client-cert", type=Path)
+    option(parser, "--timeout DURATION", "time limit for each request (default: 5s)", type=duration, default=5.0)
+    option(parser, "--parallel N", f"maximum concurrent requests (default: {PARALLEL})", type=int, default=PARALLEL)
+    option(parser, "--json", "print JSON")
 
 
 def _label_pattern(text: str) -> tuple[str, str]:
@@ -426,14 +413,10 @@ def _label_pattern(text: str) -> tuple[str, str]:
 
 def add_prometheus(parser: argparse.ArgumentParser) -> None:
     """Add the options of the connection to Prometheus."""
-    parser.add_argument(
-        "--prometheus", metavar="URL", help="Prometheus server that scrapes your daemons; also used to find them"
-    )
-    parser.add_argument(
-        "--prometheus-token-file", type=Path, metavar="FILE", help="file with your token for Prometheus"
-    )
-    parser.add_argument("--prometheus-ca-file", metavar="FILE", help="CA bundle for Prometheus (default: system CAs)")
-    parser.add_argument("--job", metavar="NAME", help="only daemons in this Prometheus job (default: all jobs)")
+    option(parser, "--prometheus URL", "Prometheus server that scrapes your daemons; also used to find them")
+    option(parser, "--prometheus-token-file FILE", "file with your token for Prometheus", type=Path)
+    option(parser, "--prometheus-ca-file FILE", "CA bundle for Prometheus (default: system CAs)")
+    option(parser, "--job NAME", "only daemons in this Prometheus job (default: all jobs)")
 
 
 LISTING = (

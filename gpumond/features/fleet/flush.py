@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, value
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, option, value
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.flush import MAX_REASON, Operation
 from gpumond.facts.pools import ENGINE_STEP, STEPS, on_command_line
@@ -303,68 +303,49 @@ ENGINES = ("sleep", "wake")
 def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the options of ``flush``, ``sleep`` or ``wake``."""
     selection = parser.add_argument_group("selection", "at least one is required; a process must match all of them")
-    selection.add_argument(
-        "--query", metavar="PROMQL", help="processes that a query returns (labels instance, pid and uuid)"
-    )
-    selection.add_argument("--workload", metavar="PATTERN", help="processes of matching workloads, such as 'train-*'")
-    selection.add_argument("--user", metavar="PATTERN", help="processes of matching users")
+    option(selection, "--query PROMQL", "processes that a query returns (labels instance, pid and uuid)")
+    option(selection, "--workload PATTERN", "processes of matching workloads, such as 'train-*'")
+    option(selection, "--user PATTERN", "processes of matching users")
     parser.set_defaults(engine=None, step=None, min_reclaimable=0, keep=KEEP, max_unavailable=None)
     if what in ENGINES:
-        selection.add_argument(
-            "--engine", metavar="PATTERN", help="serving engines whose name in the configuration matches"
-        )
+        option(selection, "--engine PATTERN", "serving engines whose name in the configuration matches")
     else:
-        parser.add_argument(
-            "--step",
-            action="append",
-            choices=STEPS,
-            metavar="STEP",
-            help=f"flush step to run, repeatable: {', '.join(STEPS)}",
+        option(
+            parser, "--step STEP", f"flush step to run, repeatable: {', '.join(STEPS)}", action="append", choices=STEPS
         )
     if what != "wake":
-        parser.add_argument(
-            "--min-reclaimable",
-            type=value(byte_size),
-            metavar="SIZE",
-            help="skip processes that would release less than SIZE",
+        option(
+            parser, "--min-reclaimable SIZE", "skip processes that would release less than SIZE", type=value(byte_size)
         )
     if what == "sleep":
-        parser.add_argument(
-            "--keep",
+        option(
+            parser,
+            "--keep N",
+            f"how many engines with the same name stay awake, on all listed machines (default: {KEEP})",
             type=int,
-            metavar="N",
-            help=f"how many engines with the same name stay awake, on all listed machines (default: {KEEP})",
         )
-        parser.add_argument(
-            "--max-unavailable",
+        option(
+            parser,
+            "--max-unavailable N|P%",
+            "how many engines with the same name may be unavailable at once (default: all but --keep)",
             type=value(parse_unavailable),
-            metavar="N|P%",
-            help="how many engines with the same name may be unavailable at once (default: all but --keep)",
         )
-    parser.add_argument("--force", action="store_true", help="ignore the cooldown after the previous flush")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, and change nothing")
-    parser.add_argument("--yes", action="store_true", help="don't ask for confirmation")
-    parser.add_argument(
-        "--max-parallel",
+    option(parser, "--force", "ignore the cooldown after the previous flush")
+    option(parser, "--dry-run", "print the plan, and change nothing")
+    option(parser, "--yes", "don't ask for confirmation")
+    option(
+        parser,
+        "--max-parallel N",
+        f"at most N processes in a wave; a job's ranks are never split (default: {MAX_PARALLEL})",
         type=int,
         default=MAX_PARALLEL,
-        metavar="N",
-        help=f"at most N processes in a wave; a job's ranks are never split (default: {MAX_PARALLEL})",
     )
-    parser.add_argument("--max-machines", type=int, metavar="N", help="change at most N machines (default: all)")
-    parser.add_argument(
-        "--no-canary", dest="canary", action="store_false", help="don't wait for the first program's receipt"
-    )
-    parser.add_argument("--max-failures", type=int, default=1, metavar="N", help="stop after N failures (default: 1)")
-    parser.add_argument(
-        "--reason", metavar="TEXT", default="", help="your reason or ticket, for each machine's audit log"
-    )
-    parser.add_argument(
-        "--flush-timeout",
-        type=duration,
-        default=30.0,
-        metavar="DURATION",
-        help="time limit for each program (default: 30s)",
+    option(parser, "--max-machines N", "change at most N machines (default: all)", type=int)
+    option(parser, "--no-canary", "don't wait for the first program's receipt", dest="canary", action="store_false")
+    option(parser, "--max-failures N", "stop after N failures (default: 1)", type=int, default=1)
+    option(parser, "--reason TEXT", "your reason or ticket, for each machine's audit log", default="")
+    option(
+        parser, "--flush-timeout DURATION", "time limit for each program (default: 30s)", type=duration, default=30.0
     )
     discovery.add_arguments(parser)
 

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, print_error, value
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_error, value
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration as readable
 from gpumond.features.fleet.accounting import (
@@ -72,48 +72,32 @@ def price(text: str) -> Price:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prometheus(parser)
-    parser.add_argument(
-        "--by",
+    option(
+        parser,
+        "--by COLUMN[,COLUMN]",
+        f"group by these columns: {', '.join(COLUMNS)} (default: user)",
         type=value(group_of(COLUMNS)),
         default="user",
-        metavar="COLUMN[,COLUMN]",
-        help=f"group by these columns: {', '.join(COLUMNS)} (default: user)",
     )
-    parser.add_argument("--teams", type=Path, metavar="FILE", help="your teams and their members (YAML), for --by team")
-    parser.add_argument(
-        "--from", dest="begin", type=value(moment_of), metavar="TIME", help="start of the period, such as 2026-11-01"
+    option(parser, "--teams FILE", "your teams and their members (YAML), for --by team", type=Path)
+    option(parser, "--from TIME", "start of the period, such as 2026-11-01", dest="begin", type=value(moment_of))
+    option(parser, "--to TIME", "end of the period (default: now)", dest="end", type=value(moment_of))
+    option(
+        parser, "--for DURATION", "the period's length, instead of --from (default: 7d)", dest="duration", type=duration
     )
-    parser.add_argument(
-        "--to", dest="end", type=value(moment_of), metavar="TIME", help="end of the period (default: now)"
-    )
-    parser.add_argument(
-        "--for",
-        dest="duration",
-        type=duration,
-        metavar="DURATION",
-        help="the period's length, instead of --from (default: 7d)",
-    )
-    parser.add_argument("--compare", action="store_true", help="also show the change since the preceding period")
-    parser.add_argument(
-        "--extrapolate",
-        action="store_true",
-        help="fill gaps with the mean of the rest of the period (default: leave gaps out)",
-    )
-    parser.add_argument(
-        "--limit", type=int, default=20, metavar="N", help="maximum number of rows; 0 for all (default: 20)"
-    )
-    parser.add_argument(
-        "--price",
+    option(parser, "--compare", "also show the change since the preceding period")
+    option(parser, "--extrapolate", "fill gaps with the mean of the rest of the period (default: leave gaps out)")
+    option(parser, "--limit N", "maximum number of rows; 0 for all (default: 20)", type=int, default=20)
+    option(
+        parser,
+        "--price [MODEL=]AMOUNT",
+        "your price for a GPU hour, for models whose name contains MODEL; repeatable",
         type=value(price),
         action="append",
         default=[],
-        metavar="[MODEL=]AMOUNT",
-        help="your price for a GPU hour, for models whose name contains MODEL; repeatable",
     )
-    parser.add_argument(
-        "--format", choices=("table", "csv", "json"), default="table", help="output format (default: table)"
-    )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report with charts as one HTML file")
+    option(parser, "--format", "output format (default: table)", choices=("table", "csv", "json"), default="table")
+    option(parser, "--html FILE", "also write the report with charts as one HTML file", type=Path)
 
 
 async def run(arguments: argparse.Namespace) -> int:

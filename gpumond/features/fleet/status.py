@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import StatedFault
 from gpumond.facts.units import counted
@@ -186,19 +186,11 @@ KEYS: Mapping[str, Callable[[MachineStatus], Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--problems",
-        action="store_true",
-        help="show only machines with a fault, a firing alert or a GPU that isn't up",
-    )
-    parser.add_argument(
-        "--sort", choices=tuple(KEYS), metavar="|".join(KEYS), help="order of the machines (default: as listed)"
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="show at most N machines")
-    parser.add_argument(
-        "--drift",
-        action="store_true",
-        help="show the machines whose version, configuration or rules differ from those of most machines",
+    option(parser, "--problems", "show only machines with a fault, a firing alert or a GPU that isn't up")
+    option(parser, f"--sort {'|'.join(KEYS)}", "order of the machines (default: as listed)", choices=tuple(KEYS))
+    option(parser, "--limit N", "show at most N machines", type=int)
+    option(
+        parser, "--drift", "show the machines whose version, configuration or rules differ from those of most machines"
     )
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import missing_of, read_frames, selected
@@ -42,7 +42,7 @@ class MachineDaemon:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--once", action="store_true", help="print the table (or JSON) once and exit")
+    option(parser, "--once", "print the table (or JSON) once and exit")
 
 
 def run(arguments: argparse.Namespace) -> int:

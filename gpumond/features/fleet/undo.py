@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.facts.pools import ENGINE_STEP
@@ -153,8 +153,8 @@ async def undo(client: Client, machine: Machine, step: Step) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("operation", metavar="OPERATION", help="the operation's id, as printed")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be undone, and change nothing")
-    parser.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+    option(parser, "--dry-run", "print what would be undone, and change nothing")
+    option(parser, "--yes", "don't ask for confirmation")
 
 
 async def run(arguments: argparse.Namespace) -> int:

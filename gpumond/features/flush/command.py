@@ -19,6 +19,7 @@ from gpumond.cli.arguments import (
     as_typed,
     count,
     duration,
+    option,
     print_answer,
     print_error,
 )
@@ -32,27 +33,21 @@ from gpumond.view.text import moment, size, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     target = add_target(parser, "flush")
-    target.add_argument("--user", metavar="NAME", help="flush every process with an agent that one user runs")
-    target.add_argument("--all", action="store_true", help="flush every process with an agent")
-    parser.add_argument(
-        "--step",
+    option(target, "--user NAME", "flush every process with an agent that one user runs")
+    option(target, "--all", "flush every process with an agent")
+    option(
+        parser,
+        "--step STEP",
+        f"flush step to run, repeatable: {', '.join(ALL_STEPS)} (default: {', '.join(DEFAULT_STEPS)})",
         action="append",
         choices=ALL_STEPS,
-        metavar="STEP",
-        help=f"flush step to run, repeatable: {', '.join(ALL_STEPS)} (default: {', '.join(DEFAULT_STEPS)})",
     )
-    parser.add_argument("--wake", action="store_true", help="with --step engine: undo a serving engine's last release")
-    parser.add_argument(
-        "--min-reclaimable", metavar="SIZE", default="0", help="skip programs that would release less than SIZE"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="show what a flush would release, and flush nothing")
-    parser.add_argument("--force", action="store_true", help="flush even during the cooldown after the previous flush")
-    parser.add_argument(
-        "--plan", metavar="ID", help="compare receipts with this plan (the `id` in the output of --dry-run --json)"
-    )
-    parser.add_argument(
-        "--timeout", type=duration, default=30.0, metavar="DURATION", help="time limit for each program (default: 30s)"
-    )
+    option(parser, "--wake", "with --step engine: undo a serving engine's last release")
+    option(parser, "--min-reclaimable SIZE", "skip programs that would release less than SIZE", default="0")
+    option(parser, "--dry-run", "show what a flush would release, and flush nothing")
+    option(parser, "--force", "flush even during the cooldown after the previous flush")
+    option(parser, "--plan ID", "compare receipts with this plan (the `id` in the output of --dry-run --json)")
+    option(parser, "--timeout DURATION", "time limit for each program (default: 30s)", type=duration, default=30.0)
     client.add_arguments(parser)
 
 
@@ -208,9 +203,7 @@ class Receipts:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--limit", type=count, default=100, metavar="N", help="number of receipts, most recent last (default: 100)"
-        )
+        option(parser, "--limit N", "number of receipts, most recent last (default: 100)", type=count, default=100)
         client.add_arguments(parser, entries=True)
 
     @staticmethod

@@ -624,9 +624,7 @@ def _flags(request: FlushRequest) -> dict[str, bool]:
 
 
 def _stated(request: FlushRequest) -> dict[str, str]:
-    """Return the program that waits, the id of the request's operation, and the reason and the requester that the
-    caller states.
-    """
+    """Return the waiting program, the operation's id, and the reason and the requester that the caller states."""
     operation, stated = request.operation, {"for": request.requested_for}
     if operation is not None:
         stated |= {"operation": operation.id, "reason": operation.reason, "by": operation.by}

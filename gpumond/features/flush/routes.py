@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -24,13 +24,13 @@ from gpumond.serve.answers import problem
 from gpumond.serve.authentication import Caller, Tokens, count_request
 from gpumond.serve.authorization import require_flush
 from gpumond.serve.resources import answer_list
-from gpumond.serve.routes import CHANGES, bearer, json_response, kernel_of, responses, starting
+from gpumond.serve.routes import Router, bearer, json_response, kernel_of, responses, starting
 
 MANY_SECONDS = 60.0
 """Longest timeout for each of several programs, unless an administrator requests it."""
 
-router = APIRouter(prefix="/api/v1", tags=["flush"])
-facts = APIRouter(prefix="/api/v1", tags=["facts"])
+router = Router("flush")
+facts = Router("facts")
 ANSWER = TypeAdapter(FlushOutcome)
 EXAMPLE = FlushOutcome("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
 
@@ -163,11 +163,7 @@ def count_flush(tokens: Tokens, caller: Caller) -> None:
     count_request(tokens, tokens.flushes, counted_name(caller.name), refusal)
 
 
-@facts.get(
-    "/receipts",
-    summary="Receipts of flushes, most recent last",
-    **examples.described(list[Receipt], [examples.RECEIPT], 503),
-)
+@facts.read("/receipts", "Receipts of flushes, most recent last", list[Receipt], [examples.RECEIPT], (503,))
 async def receipts(request: Request) -> Response:
     return answer_list(request, Receipt, list(kernel_of(request).get(FlushPart).receipts()))
 
@@ -175,7 +171,7 @@ async def receipts(request: Request) -> Response:
 MAX_ALERTS = 64
 MAX_LABELS, MAX_LABEL = 64, 1024
 
-hooks = APIRouter(prefix="/api/v1", tags=["flush"])
+hooks = Router("flush")
 TIME = TypeAdapter(datetime)
 RFC_3339 = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$"
 
@@ -246,11 +242,12 @@ class NotificationBody(Encodable):
     alerts: list[AlertBody] = Field(max_length=MAX_ALERTS)
 
 
-@hooks.post(
-    "/hooks/alertmanager",
-    summary="Flush the programs that alerts of Alertmanager name",
-    dependencies=CHANGES,
-    **examples.described(HookAnswer, HOOK_EXAMPLE, 401, 403, 422, 429, 503, 507),
+@hooks.change(
+    "POST /hooks/alertmanager",
+    "Flush the programs that alerts of Alertmanager name",
+    HookAnswer,
+    HOOK_EXAMPLE,
+    (422, 429, 503, 507),
 )
 async def alertmanager(
     request: Request,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import add_target, duration
+from gpumond.cli.arguments import add_target, duration, option
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.program import CLASSES
@@ -27,9 +27,7 @@ CALLS = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "show the memory of")
     add_recording(parser)
-    parser.add_argument(
-        "--folded", metavar="FILE", help="with --record: download the stacks of one program to this file"
-    )
+    option(parser, "--folded FILE", "with --record: download the stacks of one program to this file")
     client.add_arguments(parser)
 
 
@@ -143,12 +141,12 @@ ANSWER_SECONDS = 60.0
 
 
 def add_recording(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--record",
+    option(
+        parser,
+        "--record DURATION",
+        "record allocation stacks for this long first, such as 60s, and save them for flame graphs",
         type=duration,
         default=0.0,
-        metavar="DURATION",
-        help="record allocation stacks for this long first, such as 60s, and save them for flame graphs",
     )
 
 
@@ -180,7 +178,7 @@ class Snapshot:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_target(parser, "write the snapshot of")
         add_recording(parser)
-        parser.add_argument("--out", metavar="FILE", help="download the snapshot of one program to this file")
+        option(parser, "--out FILE", "download the snapshot of one program to this file")
         client.add_arguments(parser)
 
     @staticmethod
@@ -209,10 +207,10 @@ class Limit:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_target(parser, "limit", device=False)
-        parser.add_argument(
-            "--device",
-            metavar="GPU",
-            help="limit on one GPU (index, UUID or its prefix, or PCI address); without "
+        option(
+            parser,
+            "--device GPU",
+            "limit on one GPU (index, UUID or its prefix, or PCI address); without "
             "a target, every process with an agent there",
         )
         parser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import Depends, Path, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import ConfigDict, Field
 
@@ -17,9 +17,9 @@ from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
 from gpumond.serve import examples
 from gpumond.serve.answers import problem
 from gpumond.serve.authorization import require_token
-from gpumond.serve.routes import CHANGES, json_response, kernel_of, responses
+from gpumond.serve.routes import Router, bearer, json_response, kernel_of, responses
 
-router = APIRouter(prefix="/api/v1", tags=["agents"])
+router = Router("agents")
 
 Pid = Annotated[int, Path(gt=0)]
 SnapshotId = Annotated[int, Path(gt=0, lt=2**31)]
@@ -83,14 +83,15 @@ WHY_EXAMPLE = Why(
     ),
 )
 
-PROBLEMS = (401, 403, 404, 409, 422, 503, 504, 507)
+PROBLEMS = (404, 409, 422, 503, 504, 507)
 
 
-@router.post(
-    "/agents/{pid}/limit",
-    summary="Set the limit of a program that allows it",
-    dependencies=CHANGES,
-    **examples.described(list[AppliedLimit], [examples.APPLIED_LIMIT], *PROBLEMS),
+@router.change(
+    "POST /agents/{pid}/limit",
+    "Set the limit of a program that allows it",
+    list[AppliedLimit],
+    [examples.APPLIED_LIMIT],
+    PROBLEMS,
 )
 async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str = Depends(require_token)) -> Response:
     """Sets a limit above which the program's allocators flush and then fail, as on a smaller device.
@@ -107,11 +108,8 @@ async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str =
     return json_response(list[AppliedLimit], list(answer.limits))
 
 
-@router.post(
-    "/agents/{pid}/snapshot",
-    summary="Make a program write its framework's memory snapshot",
-    dependencies=CHANGES,
-    **examples.described(Dump, examples.DUMP, *PROBLEMS),
+@router.change(
+    "POST /agents/{pid}/snapshot", "Make a program write its framework's memory snapshot", Dump, examples.DUMP, PROBLEMS
 )
 async def snapshot(
     request: Request, pid: Pid, body: RecordingBody | None = None, requested_by: str = Depends(require_token)
@@ -128,12 +126,7 @@ async def snapshot(
     return json_response(Dump, answer.dump)
 
 
-@router.post(
-    "/agents/{pid}/why",
-    summary="What the live memory of a program consists of",
-    dependencies=CHANGES,
-    **examples.described(Why, WHY_EXAMPLE, *PROBLEMS),
-)
+@router.change("POST /agents/{pid}/why", "What the live memory of a program consists of", Why, WHY_EXAMPLE, PROBLEMS)
 async def why(
     request: Request, pid: Pid, body: RecordingBody | None = None, requested_by: str = Depends(require_token)
 ) -> Response:
@@ -168,7 +161,7 @@ async def why(
 @router.get(
     "/agents/{pid}/snapshots/{snapshot_id}",
     summary="A file that a program wrote for a snapshot",
-    dependencies=CHANGES,
+    dependencies=[Depends(bearer)],
     response_class=Response,
     response_model=None,
     responses={
@@ -176,7 +169,7 @@ async def why(
             "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
             "description": "The bytes of the file",
         },
-        **responses(*PROBLEMS),
+        **responses(401, 403, *PROBLEMS),
     },
 )
 async def snapshot_file(

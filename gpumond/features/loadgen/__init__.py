@@ -5,14 +5,13 @@ from __future__ import annotations
 from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
-    name="loadgen",
+    __name__,
     commands=(
         Command(
-            name="loadgen",
-            module="gpumond.features.loadgen.command",
-            help="generate a known memory usage pattern on a real or simulated GPU",
-            group="Analysis",
-            examples=("gpumond loadgen --list", "gpumond loadgen leak-linear --seed 1 --duration 5m"),
+            "loadgen",
+            "Analysis",
+            "generate a known memory usage pattern on a real or simulated GPU",
+            ("gpumond loadgen --list", "gpumond loadgen leak-linear --seed 1 --duration 5m"),
         ),
     ),
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 from gpumond import agent
 from gpumond.agent.settings import workload_name
-from gpumond.cli.arguments import DONE, FAILED, above_zero, duration, value
+from gpumond.cli.arguments import DONE, FAILED, above_zero, duration, option, value
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.units import byte_size, threshold
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
@@ -38,51 +38,48 @@ FILL = 0.8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="scenario: a name or alias from --list")
-    parser.add_argument("--list", action="store_true", help="list all scenarios with their patterns and options")
-    parser.add_argument(
+    option(parser, "--list", "list all scenarios with their patterns and options")
+    option(
+        parser,
         "--backend",
+        "what allocates the memory (default: sim, a simulated GPU)",
         choices=tuple(BACKENDS),
         default="sim",
-        help="what allocates the memory (default: sim, a simulated GPU)",
     )
-    parser.add_argument("--device", type=int, default=0, metavar="N", help="GPU index (default: 0)")
-    parser.add_argument(
-        "--sim-device", type=Path, metavar="DIR", help="backend sim: use the simulated GPU in this directory"
-    )
-    parser.add_argument("--duration", type=duration, metavar="DURATION", help="how long to run, such as 90s or 10m")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed for random values (default: 0)")
-    parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="run X times as fast (default: 1)")
-    parser.add_argument(
-        "--fill",
+    option(parser, "--device N", "GPU index (default: 0)", type=int, default=0)
+    option(parser, "--sim-device DIR", "backend sim: use the simulated GPU in this directory", type=Path)
+    option(parser, "--duration DURATION", "how long to run, such as 90s or 10m", type=duration)
+    option(parser, "--seed N", "seed for random values (default: 0)", type=int, default=0)
+    option(parser, "--speed X", "run X times as fast (default: 1)", type=float, default=1.0)
+    option(
+        parser,
+        "--fill FRACTION",
+        "use at most this fraction of the GPU (default: 80%%, or 100%% if this command creates a simulated GPU)",
         type=value(_share),
-        metavar="FRACTION",
-        help="use at most this fraction of the GPU (default: 80%%, or 100%% if this command creates a simulated GPU)",
     )
-    parser.add_argument(
-        "--max", type=above_zero(byte_size), metavar="SIZE", help="use at most this much memory, such as 8GiB"
-    )
-    parser.add_argument("--workload", metavar="NAME", help="workload name to report (default: the scenario's name)")
-    parser.add_argument("--no-agent", action="store_true", help="run without the agent")
-    parser.add_argument("--json", action="store_true", help="print the result and the expected verdict as JSON")
-    parser.add_argument(
-        "--report",
+    option(parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=above_zero(byte_size))
+    option(parser, "--workload NAME", "workload name to report (default: the scenario's name)")
+    option(parser, "--no-agent", "run without the agent")
+    option(parser, "--json", "print the result and the expected verdict as JSON")
+    option(
+        parser,
+        "--report FILE",
+        "append the result to this file, and exit with 1 if it is worse than the previous result",
         type=Path,
-        metavar="FILE",
-        help="append the result to this file, and exit with 1 if it is worse than the previous result",
     )
     group = parser.add_argument_group(
         "options of scenarios", "If a default lists several values, one is chosen at random (see --seed)."
     )
-    for option in _options():
+    for listed in _options():
         meanings: dict[str, list[str]] = {}
         for one in TABLE:
-            for own in (each for each in (*one.options, *COMMON) if each.name == option.name):
+            for own in (each for each in (*one.options, *COMMON) if each.name == listed.name):
                 meanings.setdefault(f"{own.meaning} (default: {own.drawn})", []).append(one.name)
         text = "; ".join(
             meaning if len(names) == len(TABLE) else f"{', '.join(names)}: {meaning}"
             for meaning, names in meanings.items()
         )
-        group.add_argument(f"--{option.name}", metavar=option.unit.upper(), help=text.replace("%", "%%"))
+        option(group, f"--{listed.name} {listed.unit.upper()}", text.replace("%", "%%"))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -120,15 +117,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _options() -> Iterator[Option]:
     """Return the options of all scenarios, each name once."""
     seen = {*OF_VIRTUAL_TIME, *OWN}
-    for option in (option for one in TABLE for option in (*one.options, *COMMON)):
-        if option.name not in seen:
-            seen.add(option.name)
-            yield option
+    for listed in (each for one in TABLE for each in (*one.options, *COMMON)):
+        if listed.name not in seen:
+            seen.add(listed.name)
+            yield listed
 
 
 def _plan(chosen: Scenario, arguments: argparse.Namespace) -> Plan:
     given: dict[str, float | str] = {
-        option.name: text for option in _options() if (text := getattr(arguments, option.name)) is not None
+        each.name: text for each in _options() if (text := getattr(arguments, each.name)) is not None
     }
     if not (math.isfinite(arguments.speed) and arguments.speed > 0):
         raise ConfigError(f"--speed {arguments.speed:g}: must be above 0, such as 60")

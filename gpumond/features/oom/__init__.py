@@ -5,16 +5,15 @@ from __future__ import annotations
 from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
-    name="oom",
-    parts=("gpumond.features.oom.cases:OomPart",),
-    routes=("gpumond.features.oom.routes:router",),
+    __name__,
+    parts=("cases:OomPart",),
+    routes=("routes:router",),
     commands=(
         Command(
-            name="oom",
-            module="gpumond.features.oom.command",
-            help="list out-of-memory errors, and show what would have prevented one",
-            group="Problems",
-            examples=("gpumond oom", "gpumond oom show 1790000000-4242-1", "gpumond oom show last --html oom.html"),
+            "oom",
+            "Problems",
+            "list out-of-memory errors, and show what would have prevented one",
+            ("gpumond oom", "gpumond oom show 1790000000-4242-1", "gpumond oom show last --html oom.html"),
         ),
     ),
 )

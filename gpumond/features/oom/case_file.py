@@ -8,7 +8,7 @@ from typing import Literal
 
 from gpumond.events import MAX_CALL, call_text, own_calls
 from gpumond.facts.frame import Line
-from gpumond.facts.program import CLASSES, Call, LiveClasses, Oom, ProcessKey
+from gpumond.facts.program import CLASSES, Call, HasProcessKey, LiveClasses, Oom
 from gpumond.facts.units import human
 from gpumond.view import html_report as html, text
 from gpumond.view.text import moment, size
@@ -55,7 +55,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaseFile:
+class CaseFile(HasProcessKey):
     """What is known about one out-of-memory error, and the remedies, most effective first.
 
     ``summary`` is one sentence. ``oom`` is the program's record; None for a program without an agent, of which only
@@ -84,10 +84,6 @@ class CaseFile:
     lines_at: float | None = None
     reported_at: float | None = None
     timeline: Timeline = Timeline()
-
-    @property
-    def process(self) -> ProcessKey:
-        return ProcessKey(self.pid, self.start_ticks)
 
     @property
     def known_remedies(self) -> tuple[Remedy, ...]:

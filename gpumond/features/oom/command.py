@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, print_error
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_error
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.oom.case_file import CaseSummary, RankedCase, document, plain
 from gpumond.view import html_report
@@ -24,9 +24,7 @@ NO_CASE = "no program has run out of memory"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", choices=("list", "show"), default="list", help="default: list")
     parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's id (default: the newest)")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the case as an HTML document, and print nothing"
-    )
+    option(parser, "--html FILE", "write the case as an HTML document, and print nothing", type=Path)
     client.add_arguments(parser)
 
 

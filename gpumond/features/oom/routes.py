@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Path, Request
+from fastapi import HTTPException, Path, Request
 from fastapi.responses import Response
 
 from gpumond.facts.program import Call, Oom, OomPool
@@ -21,9 +21,9 @@ from gpumond.features.oom.case_file import (
 from gpumond.features.oom.cases import Cases
 from gpumond.serve import examples
 from gpumond.serve.resources import answer
-from gpumond.serve.routes import json_response, kernel_of, responses
+from gpumond.serve.routes import Router, json_response, kernel_of, responses
 
-router = APIRouter(prefix="/api/v1", tags=["facts"])
+router = Router("facts")
 
 Id = Annotated[str, Path(pattern=r"^([0-9]{1,12}-[0-9]{1,20}-[0-9]{1,12}|last)$", description="The `id`, or `last`.")]
 
@@ -79,21 +79,13 @@ EXAMPLE = CaseFile(
 )
 
 
-@router.get(
-    "/oom",
-    summary="Case files of out-of-memory errors, newest last",
-    **examples.described(list[CaseSummary], [summary_of(EXAMPLE)]),
-)
+@router.read("/oom", "Case files of out-of-memory errors, newest last", list[CaseSummary], [summary_of(EXAMPLE)])
 async def cases(request: Request) -> Response:
     """Returns the newest 200, at most 10 of one process, including those before a restart."""
     return answer(request, list[CaseSummary], [summary_of(case) for case in kernel_of(request).get(Cases).all()])
 
 
-@router.get(
-    "/oom/{id}",
-    summary="One case file",
-    **examples.described(RankedCase, RankedCase(case=EXAMPLE), 404, 422),
-)
+@router.read("/oom/{id}", "One case file", RankedCase, RankedCase(case=EXAMPLE), (404, 422))
 async def case(request: Request, id: Id) -> Response:
     """Returns what held the device, and the remedies in their order: each with its bytes, how they are known, and
     whether it alone would have been enough.

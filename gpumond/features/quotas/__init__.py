@@ -5,30 +5,22 @@ from __future__ import annotations
 from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
-    name="quotas",
-    parts=(
-        "gpumond.features.quotas.quotas:QuotasPart",
-        "gpumond.features.quotas.quotas:AdmissionsPart",
-        "gpumond.features.quotas.quotas:BorrowsPart",
-    ),
-    routes=(
-        "gpumond.features.quotas.routes:router",
-        "gpumond.features.quotas.routes:admissions_router",
-    ),
+    __name__,
+    parts=("quotas:QuotasPart", "quotas:AdmissionsPart", "quotas:BorrowsPart"),
+    routes=("routes:router", "routes:admissions_router"),
     commands=(
         Command(
-            name="queue",
-            module="gpumond.features.quotas.command:Queue",
-            help="show the programs waiting for memory",
-            group="Memory",
-            examples=("gpumond queue", "gpumond queue --json"),
+            "queue",
+            "Memory",
+            "show the programs waiting for memory",
+            ("gpumond queue", "gpumond queue --json"),
+            module="command:Queue",
         ),
         Command(
-            name="quota",
-            module="gpumond.features.quotas.command",
-            help="show quotas, and the processes that they limit",
-            group="Memory",
-            examples=("gpumond quota", "gpumond quota --json"),
+            "quota",
+            "Memory",
+            "show quotas, and the processes that they limit",
+            ("gpumond quota", "gpumond quota --json"),
         ),
     ),
 )

@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Literal
 
 from gpumond.facts.alerts import KeptAdmission
-from gpumond.facts.errors import FlushError, NoSuchAdmission, StoreUnavailable, TooManyAdmissions
+from gpumond.facts.errors import FlushError, NoSuchEntry, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import NO_QUOTA, Admission, GrantedRequest, PlannedFlush, QueuedRequest, ReclaimPolicy
@@ -59,9 +59,7 @@ class DeviceCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The flushes and suspensions after which a request fits. ``missing_bytes``: what is missing even after them; then
-    none is due.
-    """
+    """The flushes and suspensions after which a request fits; none if ``missing_bytes`` are missing even then."""
 
     available_bytes: int | None
     flushes: tuple[Neighbor, ...] = ()
@@ -531,7 +529,7 @@ class Admissions:
     def renew(self, snapshot: Snapshot | None, name: str, owner: str) -> Admission:
         """Keep the place of a request, and return its state, without a plan before the first snapshot.
 
-        Raises NoSuchAdmission.
+        Raises NoSuchEntry.
         """
         self._expire()
         request = self._own(name, owner)
@@ -539,7 +537,7 @@ class Admissions:
         return self._answer(snapshot, request)
 
     def cancel(self, name: str, owner: str) -> None:
-        """Remove a request, or release what it was granted. Raises NoSuchAdmission."""
+        """Remove a request, or release what it was granted. Raises NoSuchEntry."""
         self._own(name, owner)
         self._queue = self._queue.without(name)
 
@@ -585,7 +583,7 @@ class Admissions:
         )
 
     def extend(self, name: str, owner: str) -> None:
-        """Give a grant its whole time again when half of it has passed. Raises NoSuchAdmission."""
+        """Give a grant its whole time again when half of it has passed. Raises NoSuchEntry."""
         self._own(name, owner)
         deadline = self._clock() + PROCESS_GRANT_SECONDS
         grants = (
@@ -705,9 +703,7 @@ class Admissions:
     def capacity_for(
         self, snapshot: Snapshot, device: DeviceReading, process: ProcessKey
     ) -> tuple[DeviceCapacity, int | None]:
-        """Return the memory of a device, and what of it is available to a running process: its own grant and reserve
-        count for it.
-        """
+        """Return a device's memory, and what of it a running process can take: its grant and reserve count for it."""
         grants = self._queue.grants
         own = {grant.id for grant, keys in members(snapshot, grants) if process in keys}
         (room,) = capacities(snapshot, grants, self._reclaim(), (device,))
@@ -753,9 +749,7 @@ class Admissions:
     def _own(self, name: str, owner: str) -> KeptAdmission:
         request = self._queue.find(name)
         if request is None or request.owner != owner:
-            raise NoSuchAdmission(
-                f"no request of {owner} has this id; it wasn't renewed in {LEASE_SECONDS:g} s, or ended"
-            )
+            raise NoSuchEntry(f"no request of {owner} has this id; it wasn't renewed in {LEASE_SECONDS:g} s, or ended")
         return request
 
     def _expire(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Path, Request
+from fastapi import Depends, Header, HTTPException, Path, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
@@ -20,9 +20,9 @@ from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.serve import examples
 from gpumond.serve.authentication import Caller
 from gpumond.serve.authorization import require_flush, require_rules
-from gpumond.serve.routes import CHANGES, deletion, etag_of, json_response, kernel_of, starting
+from gpumond.serve.routes import Router, etag_of, json_response, kernel_of, starting
 
-admissions_router = APIRouter(prefix="/api/v1", tags=["admissions"])
+admissions_router = Router("admissions")
 EXAMPLE = Admission(
     id="5b1f6a0c9d1e4c7f8a2b3c4d5e6f7a8b",
     state="waiting",
@@ -57,11 +57,8 @@ class AdmissionBody(Encodable):
     workload: str = Field(default="", max_length=MAX_WORKLOAD)
 
 
-@admissions_router.post(
-    "/admissions",
-    summary="Request device memory for a program",
-    dependencies=CHANGES,
-    **examples.described(Admission, EXAMPLE, 401, 403, 404, 409, 422, 429, 503),
+@admissions_router.change(
+    "POST /admissions", "Request device memory for a program", Admission, EXAMPLE, (404, 409, 422, 429, 503)
 )
 async def request_memory(request: Request, body: AdmissionBody, caller: Caller = Depends(require_flush)) -> Response:
     """Grants the memory if it fits now. A granted request counts as used until its program has allocated it.
@@ -94,11 +91,8 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
     return json_response(Admission, admission)
 
 
-@admissions_router.put(
-    "/admissions/{id}",
-    summary="Keep the place of a request, and return its state",
-    dependencies=CHANGES,
-    **examples.described(Admission, EXAMPLE, 401, 403, 404, 422),
+@admissions_router.change(
+    "PUT /admissions/{id}", "Keep the place of a request, and return its state", Admission, EXAMPLE, (404, 422)
 )
 async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
     """404: the request was not renewed in time, belongs to another user, or its program has allocated the memory."""
@@ -109,11 +103,7 @@ async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush
     return json_response(Admission, admission)
 
 
-@admissions_router.delete(
-    "/admissions/{id}",
-    summary="Withdraw a request, or release its grant",
-    **deletion(401, 403, 404, 422),
-)
+@admissions_router.deletion("/admissions/{id}", "Withdraw a request, or release its grant", (404, 422))
 async def withdraw(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
     admissions = kernel_of(request).get(Admissions)
     admissions.cancel(id, caller.name)
@@ -143,7 +133,7 @@ def _device(frame: Frame, name: str | None, uid: int | None) -> DeviceReading:
     return device
 
 
-router = APIRouter(prefix="/api/v1", tags=["quotas"])
+router = Router("quotas")
 
 BODY = {
     "name": "training",
@@ -165,22 +155,17 @@ def _entry(entry: QuotaEntry) -> Response:
     return json_response(QuotaEntry, entry, headers=headers)
 
 
-@router.get("/quotas", summary="Quotas in effect, with their origin", **examples.described(list[QuotaEntry], [ENTRY]))
+@router.read("/quotas", "Quotas in effect, with their origin", list[QuotaEntry], [ENTRY])
 async def quotas(request: Request) -> Response:
     return json_response(list[QuotaEntry], _registry(request).entries())
 
 
-@router.get("/quotas/{name}", summary="One quota, with its ETag", **examples.described(QuotaEntry, ENTRY, 404))
+@router.read("/quotas/{name}", "One quota, with its ETag", QuotaEntry, ENTRY, (404,))
 async def quota(request: Request, name: str) -> Response:
     return _entry(_registry(request).get(name))
 
 
-@router.put(
-    "/quotas/{name}",
-    summary="Create or replace a quota",
-    dependencies=CHANGES,
-    **examples.described(QuotaEntry, ENTRY, 401, 403, 409, 412, 422, 503, 507),
-)
+@router.change("PUT /quotas/{name}", "Create or replace a quota", QuotaEntry, ENTRY, (409, 412, 422, 503, 507))
 async def replace(
     request: Request, name: str, body: QuotaConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
 ) -> Response:
@@ -193,11 +178,7 @@ async def replace(
     return _entry(await _registry(request).put(body.quota(), by, etag_of(if_match)))
 
 
-@router.delete(
-    "/quotas/{name}",
-    summary="Delete a quota",
-    **deletion(401, 403, 404, 409, 412, 503, 507),
-)
+@router.deletion("/quotas/{name}", "Delete a quota", (404, 409, 412, 503, 507))
 async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
     """Removes the limit from the programs in which this quota has set it."""
     await _registry(request).delete(name, by, etag_of(if_match))

@@ -5,24 +5,21 @@ from __future__ import annotations
 from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
-    name="recordings",
+    __name__,
     commands=(
         Command(
-            name="diagnose",
-            module="gpumond.features.recordings.diagnose",
-            help="find leaks, fragmentation and crashes in your recorded log",
-            group="Analysis",
-            examples=(
-                "gpumond diagnose smi.csv",
-                "gpumond diagnose recording.jsonl --json",
-            ),
+            "diagnose",
+            "Analysis",
+            "find leaks, fragmentation and crashes in your recorded log",
+            ("gpumond diagnose smi.csv", "gpumond diagnose recording.jsonl --json"),
+            module="diagnose",
         ),
         Command(
-            name="record",
-            module="gpumond.features.recordings.record",
-            help="record the daemon's snapshots to a file, for `gpumond diagnose`",
-            group="Analysis",
-            examples=("gpumond record --out recording.jsonl --for 1h",),
+            "record",
+            "Analysis",
+            "record the daemon's snapshots to a file, for `gpumond diagnose`",
+            ("gpumond record --out recording.jsonl --for 1h",),
+            module="record",
         ),
     ),
 )

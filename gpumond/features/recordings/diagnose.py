@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gpumond.cli.arguments import DONE, above_zero, print_error
+from gpumond.cli.arguments import DONE, above_zero, option, print_error
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
@@ -28,28 +28,27 @@ from gpumond.view.text import ChartCurve, draw, safe
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="log file, optionally compressed with gzip; - is standard input")
-    parser.add_argument(
+    option(
+        parser,
         "--format",
+        "your log's format (auto: detected from its first line)",
         choices=("auto", *sorted(each.name for each in FORMATS)),
         default="auto",
-        help="your log's format (auto: detected from its first line)",
     )
-    parser.add_argument(
-        "--size",
+    option(
+        parser,
+        "--size SIZE",
+        "capacity of each GPU, if your log doesn't contain it, such as 80GiB",
         type=above_zero(byte_size),
-        metavar="SIZE",
-        help="capacity of each GPU, if your log doesn't contain it, such as 80GiB",
     )
-    parser.add_argument(
-        "--interval",
+    option(
+        parser,
+        "--interval DURATION",
+        "time between readings, if your log has no timestamps",
         type=above_zero(typed_seconds),
-        metavar="DURATION",
-        help="time between readings, if your log has no timestamps",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object per line, for each verdict that begins or ends"
-    )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with charts to this HTML file")
+    option(parser, "--json", "print one JSON object per line, for each verdict that begins or ends")
+    option(parser, "--html FILE", "write a report with charts to this HTML file", type=Path)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -311,9 +310,7 @@ QUIET_SECONDS = 2.0
 
 
 def progressing(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items. Their number is printed from two seconds on: in one line that is rewritten on a terminal, and
-    every half minute in a log.
-    """
+    """Yield the items. From two seconds on, print their number: rewritten on a terminal, every half minute in a log."""
     terminal = sys.stderr.isatty()
     due = time.monotonic() + QUIET_SECONDS
     printed = False

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, duration, print_error
+from gpumond.cli.arguments import DONE, duration, option, print_error
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.messages import from_json, to_json
@@ -33,23 +33,21 @@ NOT_YET = 503
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, metavar="FILE", help="file to append to (default: standard output)")
-    parser.add_argument(
-        "--for",
+    option(parser, "--out FILE", "file to append to (default: standard output)", type=Path)
+    option(
+        parser,
+        "--for DURATION",
+        "how long to record, such as 10m (default: until Ctrl-C)",
         dest="duration",
         type=duration,
         default=float("inf"),
-        metavar="DURATION",
-        help="how long to record, such as 10m (default: until Ctrl-C)",
     )
-    parser.add_argument(
+    option(
+        parser,
         "--csv",
-        action="store_true",
-        help="write used, live and held bytes of devices and processes as CSV, in the format that diagnose reads",
+        "write used, live and held bytes of devices and processes as CSV, in the format that diagnose reads",
     )
-    parser.add_argument(
-        "--perfetto", type=Path, metavar="FILE", help="write a trace for Perfetto instead, with flushes and errors"
-    )
+    option(parser, "--perfetto FILE", "write a trace for Perfetto instead, with flushes and errors", type=Path)
     client.add_url(parser)
 
 

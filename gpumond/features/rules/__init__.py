@@ -5,16 +5,15 @@ from __future__ import annotations
 from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
-    name="rules",
-    parts=("gpumond.features.rules.registry:RulesPart",),
-    routes=("gpumond.features.rules.routes:router",),
+    __name__,
+    parts=("registry:RulesPart",),
+    routes=("routes:router",),
     commands=(
         Command(
-            name="rules",
-            module="gpumond.features.rules.command",
-            help="list, check, test and override rules, and test alert receivers",
-            group="Daemon",
-            examples=(
+            "rules",
+            "Daemon",
+            "list, check, test and override rules, and test alert receivers",
+            (
                 "gpumond rules check rules.yaml",
                 "gpumond rules test rules.test.yaml",
                 "gpumond rules list",

@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, duration, print_answer
+from gpumond.cli.arguments import DONE, FAILED, duration, option, print_answer
 from gpumond.config.loading import key_at, load, read_yaml
 from gpumond.config.models import MISSING, Seconds, Strict, expectation
 from gpumond.config.settings import Settings
@@ -55,22 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = {name: what.add_parser(name, help=summary) for name, summary in COMMANDS.items()}
     check, test, _, override, restore, receiver = commands.values()
     check.add_argument("file", type=Path, metavar="FILE", help="configuration file, or file with rules")
-    check.add_argument("--json", action="store_true", help="print the active rules as JSON")
+    option(check, "--json", "print the active rules as JSON")
     test.add_argument("file", type=Path, metavar="FILE", nargs="+", help="file with tests")
-    test.add_argument("--json", action="store_true", help="print the number of expectations and the failures as JSON")
+    option(test, "--json", "print the number of expectations and the failures as JSON")
     for each in (override, restore):
         each.add_argument("name", metavar="NAME", help="a built-in rule")
-    override.add_argument("--threshold", metavar="THRESHOLD", help="new threshold, such as 0.9, 90%% or 1GiB")
-    override.add_argument(
-        "--for",
-        type=duration,
-        metavar="DURATION",
-        help="how long the condition must last before the alert fires, such as 5m",
+    option(override, "--threshold THRESHOLD", "new threshold, such as 0.9, 90%% or 1GiB")
+    option(
+        override, "--for DURATION", "how long the condition must last before the alert fires, such as 5m", type=duration
     )
-    override.add_argument("--severity", metavar="WORD", help="new severity, such as info, warning or critical")
+    option(override, "--severity WORD", "new severity, such as info, warning or critical")
     state = override.add_mutually_exclusive_group()
-    state.add_argument("--enable", dest="enabled", action="store_true", default=None, help="evaluate the rule")
-    state.add_argument("--disable", dest="enabled", action="store_false", default=None, help="don't evaluate the rule")
+    option(state, "--enable", "evaluate the rule", dest="enabled", default=None)
+    option(state, "--disable", "don't evaluate the rule", dest="enabled", action="store_false", default=None)
     receiver.add_argument("name", metavar="NAME", help="a receiver in the daemon's configuration")
     for name in ("list", "override", "restore", "test-receiver"):
         client.add_arguments(commands[name])
@@ -325,7 +322,7 @@ def _subjects(scope: Scope, series: Iterable[InputValues], index: int) -> Subjec
         values={name: partial(_value, name) for name in VALUES[scope]},
         units=UNITS[scope],
         labels=lambda row: row[0],
-        texts=partial(_texts, scope),
+        texts={name: partial(_placeholder_text, name) for name in PLACEHOLDERS[scope]},
         programs=lambda row: tuple(text for name, text in row[0] if name == "workload"),
     )
 
@@ -334,15 +331,10 @@ def _value(name: str, row: _Row) -> float | None:
     return row[1].get(name)
 
 
-def _texts(scope: Scope, row: _Row) -> dict[str, str]:
-    """Return the template texts of a rule. Values without a series are ``unknown``."""
-    labels, values = dict(row[0]), row[1]
-
-    def text(name: str) -> str:
-        value = values.get(f"{name}_bytes")
-        return labels.get(name) or ("unknown" if value is None else human(value))
-
-    return {name: text(name) for name in PLACEHOLDERS[scope]}
+def _placeholder_text(name: str, row: _Row) -> str:
+    """Return the text of a placeholder: ``unknown`` for a value without a series."""
+    value = row[1].get(f"{name}_bytes")
+    return dict(row[0]).get(name) or ("unknown" if value is None else human(value))
 
 
 def _met(expected: Sequence[ExpectedAlert], alerts: Sequence[Alert]) -> bool:

@@ -250,9 +250,7 @@ def _advance(
 
 
 def _cleared(rule: Rule, before: Activity, elapsed: float) -> Activity | None:
-    """Keep the alert for ``keep_firing_for``, counted from the first evaluation without a breach, as Prometheus
-    does.
-    """
+    """Keep the alert for ``keep_firing_for``, from the first evaluation without a breach, as Prometheus does."""
     if before.alert.phase == "pending":
         return None
     since = elapsed if before.cleared_elapsed is None else before.cleared_elapsed
@@ -268,11 +266,11 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float) ->
     if not rule.annotations:
         return ()
     threshold, unit = rule.above if rule.above is not None else rule.below, subjects.units[rule.value]
-    words = {**subjects.texts(row), "value": readable(unit, value), "threshold": readable(unit, threshold or 0.0)}
+    words = {"value": readable(unit, value), "threshold": readable(unit, threshold or 0.0)}
 
     def text(match: re.Match[str]) -> str:
-        word = words.get(match[1], match[0])
-        return word if isinstance(word, str) else word()
+        text_of = subjects.texts.get(match[1])
+        return words.get(match[1]) or (text_of(row) if text_of else match[0])
 
     return tuple((name, PLACEHOLDER.sub(text, template)) for name, template in rule.annotations)
 

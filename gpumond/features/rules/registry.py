@@ -15,7 +15,7 @@ from typing import Any
 
 from gpumond.config.settings import Settings
 from gpumond.facts.alerts import Rule, overridden, own_fields, resume
-from gpumond.facts.errors import ConfigError, DefinitionChanged, DefinitionConflict, NoSuchDefinition, StoreUnavailable
+from gpumond.facts.errors import ConfigError, EntryChanged, EntryConflict, NoSuchEntry, StoreUnavailable
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited_alerts, evaluate, preview
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 from gpumond.kernel import Kernel, Part, Rules, Tick
@@ -109,15 +109,15 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
     async def override(self, name: str, fields: dict[str, Any], actor: str, if_match: str | None = None) -> RuleEntry:
         """Replace fields of a built-in rule, instead of those that were replaced before.
 
-        Raises NoSuchDefinition, DefinitionConflict, DefinitionChanged.
+        Raises NoSuchEntry, EntryConflict, EntryChanged.
         """
         async with self._lock:
             entry = self.get(name)
             if entry.origin != "built-in":
                 place = "in the configuration file" if entry.origin == "file" else f"with PUT /api/v1/rules/{name}"
-                raise DefinitionConflict(f"{name} isn't a built-in rule; change it {place}")
+                raise EntryConflict(f"{name} isn't a built-in rule; change it {place}")
             if taken := [field for field in fields if field in self._file_overrides.get(name, {})]:
-                raise DefinitionConflict(
+                raise EntryConflict(
                     f"{name}: the configuration file overrides {', '.join(taken)}; change it there, then POST /-/reload"
                 )
             _require(entry, if_match)
@@ -127,10 +127,10 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
             return self._registered[name].entry
 
     async def restore(self, name: str, actor: str, if_match: str | None = None) -> None:
-        """Delete the override of a rule over the API. Raises NoSuchDefinition, DefinitionChanged."""
+        """Delete the override of a rule over the API. Raises NoSuchEntry, EntryChanged."""
         async with self._lock:
             if name not in self._stored_overrides:
-                raise NoSuchDefinition(f"{name} isn't overridden over the API")
+                raise NoSuchEntry(f"{name} isn't overridden over the API")
             if name in self._registered:
                 _require(self.get(name), if_match)
             await self._overrides.delete(name, actor)
@@ -141,7 +141,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
 
     def _check_writable(self, name: str) -> None:
         if name in self._built_in:
-            raise DefinitionConflict(
+            raise EntryConflict(
                 f"{name} is built in; PUT /api/v1/rules/{name}/override replaces its threshold, for or severity, or "
                 "disables it; define a rule of that name in the configuration file to replace it, or add it to "
                 "disabled_rules, then POST /-/reload"
@@ -180,7 +180,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], Rules):
 
 def _require(entry: RuleEntry, if_match: str | None) -> None:
     if if_match is not None and if_match != entry.etag:
-        raise DefinitionChanged(f"rule {entry.name} has changed: its ETag is {entry.etag}")
+        raise EntryChanged(f"rule {entry.name} has changed: its ETag is {entry.etag}")
 
 
 def _registered(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Request
+from fastapi import Depends, Header, HTTPException, Request
 from fastapi.responses import Response
 
 from gpumond.facts.alerts import ended
@@ -17,9 +17,9 @@ from gpumond.serve.answers import problem
 from gpumond.serve.authentication import user
 from gpumond.serve.authorization import require_rules
 from gpumond.serve.limits import MAX_PREVIEWS
-from gpumond.serve.routes import CHANGES, deletion, etag_of, json_response, kernel_of
+from gpumond.serve.routes import Router, described, etag_of, json_response, kernel_of
 
-router = APIRouter(prefix="/api/v1", tags=["rules"])
+router = Router("rules")
 
 BODY = written(BUILT_IN[0])
 ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
@@ -44,32 +44,22 @@ def entry_response(entry: RuleEntry, status: int = 200) -> Response:
     return json_response(RuleEntry, entry, status, headers)
 
 
-@router.get("/rules", summary="Rules, with their origin and overrides", **examples.described(list[RuleEntry], [ENTRY]))
+@router.read("/rules", "Rules, with their origin and overrides", list[RuleEntry], [ENTRY])
 async def rules(request: Request) -> Response:
     return json_response(list[RuleEntry], _registry(request).entries())
 
 
-@router.get("/rules/{name}", summary="One rule, with its ETag", **examples.described(RuleEntry, ENTRY, 404))
+@router.read("/rules/{name}", "One rule, with its ETag", RuleEntry, ENTRY, (404,))
 async def rule(request: Request, name: str) -> Response:
     return entry_response(_registry(request).get(name))
 
 
-@router.post(
-    "/rules",
-    summary="Create a rule",
-    dependencies=CHANGES,
-    **examples.described(RuleEntry, ENTRY, 401, 403, 409, 422, 503, 507, status=201),
-)
+@router.change("POST /rules", "Create a rule", RuleEntry, ENTRY, (409, 422, 503, 507), status=201)
 async def make(request: Request, body: RuleConfig, by: str = Depends(require_rules)) -> Response:
     return entry_response(await _registry(request).put(body.rule(), by, new=True), 201)
 
 
-@router.put(
-    "/rules/{name}",
-    summary="Create or replace a rule",
-    dependencies=CHANGES,
-    **examples.described(RuleEntry, ENTRY, 401, 403, 409, 412, 422, 503, 507),
-)
+@router.change("PUT /rules/{name}", "Create or replace a rule", RuleEntry, ENTRY, (409, 412, 422, 503, 507))
 async def replace(
     request: Request, name: str, body: RuleConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
 ) -> Response:
@@ -78,11 +68,7 @@ async def replace(
     return entry_response(await _registry(request).put(body.rule(), by, etag_of(if_match)))
 
 
-@router.delete(
-    "/rules/{name}",
-    summary="Delete a rule",
-    **deletion(401, 403, 404, 409, 412, 503, 507),
-)
+@router.deletion("/rules/{name}", "Delete a rule", (404, 409, 412, 503, 507))
 async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
     await _registry(request).delete(name, by, etag_of(if_match))
     return Response(status_code=204)
@@ -91,7 +77,7 @@ async def remove(request: Request, name: str, if_match: IfMatch = None, by: str 
 @router.post(
     "/rules/preview",
     summary="Preview of a rule on the last hour",
-    **examples.described(Preview, PREVIEW, 422, 429, 503),
+    **described(Preview, PREVIEW, 422, 429, 503),
 )
 async def preview(request: Request, body: RuleConfig) -> Response:
     """Evaluates a rule on one snapshot per half minute; changes nothing. Shorter events are not included.
@@ -120,11 +106,12 @@ OVERRIDDEN = RuleEntry(
 )
 
 
-@router.put(
-    "/rules/{name}/override",
-    summary="Override fields of a built-in rule",
-    dependencies=CHANGES,
-    **examples.described(RuleEntry, OVERRIDDEN, 401, 403, 404, 409, 412, 422, 503, 507),
+@router.change(
+    "PUT /rules/{name}/override",
+    "Override fields of a built-in rule",
+    RuleEntry,
+    OVERRIDDEN,
+    (404, 409, 412, 422, 503, 507),
 )
 async def override(
     request: Request, name: str, body: OverrideConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
@@ -141,11 +128,7 @@ async def override(
     )
 
 
-@router.delete(
-    "/rules/{name}/override",
-    summary="Restore the defaults of a built-in rule",
-    **deletion(401, 403, 404, 412, 503, 507),
-)
+@router.deletion("/rules/{name}/override", "Restore the defaults of a built-in rule", (404, 412, 503, 507))
 async def restore(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
     await _registry(request).restore(name, by, etag_of(if_match))
     return Response(status_code=204)

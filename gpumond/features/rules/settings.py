@@ -38,7 +38,8 @@ LABELS: Mapping[Scope, Mapping[str, str]] = {scope: spec.labels for scope, spec 
 
 _ALWAYS = {"value": "the rule's value, with its unit", "threshold": "the rule's threshold, with its unit"}
 PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
-    scope: {**_ALWAYS, **spec.placeholders} for scope, spec in SCOPES.items()
+    scope: {**_ALWAYS, **{name: meaning for name, (meaning, _) in spec.placeholders.items()}}
+    for scope, spec in SCOPES.items()
 }
 
 

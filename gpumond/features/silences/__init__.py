@@ -5,16 +5,15 @@ from __future__ import annotations
 from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
-    name="silences",
-    parts=("gpumond.features.silences.silences:SilencesPart",),
-    routes=("gpumond.features.silences.routes:router",),
+    __name__,
+    parts=("silences:SilencesPart",),
+    routes=("routes:router",),
     commands=(
         Command(
-            name="silence",
-            module="gpumond.features.silences.command",
-            help="silence alerts for a while, list your silences, and end them",
-            group="Problems",
-            examples=(
+            "silence",
+            "Problems",
+            "silence alerts for a while, list your silences, and end them",
+            (
                 "gpumond silence add rule=leak 'workload=~train.*' --for 1h --reason 'a known leak'",
                 "gpumond silence list",
                 "gpumond silence delete 6a6b4fcff3eb8457",

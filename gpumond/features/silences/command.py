@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, duration, print_answer, print_error
+from gpumond.cli.arguments import DONE, duration, option, print_answer, print_error
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import counted
@@ -30,19 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MATCHER",
         help=f"LABEL=VALUE, or another of the operators {' '.join(OPERATORS)}: rule=leak, 'workload=~train.*'",
     )
-    add.add_argument(
-        "--for",
-        dest="duration",
-        type=duration,
-        required=True,
-        metavar="DURATION",
-        help="how long, such as 1h or 30m",
-    )
-    add.add_argument("--reason", required=True, metavar="TEXT", help="why you are silencing them")
-    add.add_argument("--start", metavar="TIME", help="start in local time, such as 2026-11-22T18:00 (default: now)")
-    add.add_argument("--author", default="", metavar="NAME", help="who is responsible (default: you)")
+    option(add, "--for DURATION", "how long, such as 1h or 30m", dest="duration", type=duration, required=True)
+    option(add, "--reason TEXT", "why you are silencing them", required=True)
+    option(add, "--start TIME", "start in local time, such as 2026-11-22T18:00 (default: now)")
+    option(add, "--author NAME", "who is responsible (default: you)", default="")
     entries = what.add_parser("list", help="list silences")
-    entries.add_argument("--all", action="store_true", help="include silences that have ended")
+    option(entries, "--all", "include silences that have ended")
     delete = what.add_parser("delete", help="end silences now")
     delete.add_argument("ids", nargs="+", metavar="ID", help="ID from `gpumond silence list`")
     for each in (add, entries, delete):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import Depends, Path, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -16,9 +16,9 @@ from gpumond.features.silences.silences import MAX_SECONDS, Silences
 from gpumond.serve import examples
 from gpumond.serve.authentication import count_request
 from gpumond.serve.authorization import require_rules
-from gpumond.serve.routes import CHANGES, deletion, json_response, kernel_of
+from gpumond.serve.routes import Router, json_response, kernel_of
 
-router = APIRouter(prefix="/api/v1", tags=["silences"])
+router = Router("silences")
 
 MAX_MATCHERS, MAX_VALUE = 8, 256
 
@@ -123,11 +123,7 @@ def _count_change(request: Request, by: str) -> None:
     count_request(tokens, tokens.silences, by, "too many changes of silences by this caller")
 
 
-@router.get(
-    "/silences",
-    summary="Silences and their state, most recent last",
-    **examples.described(list[SilenceEntry], [ENTRY]),
-)
+@router.read("/silences", "Silences and their state, most recent last", list[SilenceEntry], [ENTRY])
 async def silences(request: Request) -> Response:
     """Returns pending and active silences, and those that ended within the last five days, at most 100 of one user."""
     registry = _silences(request)
@@ -135,23 +131,14 @@ async def silences(request: Request) -> Response:
     return json_response(list[SilenceEntry], entries)
 
 
-@router.get(
-    "/silences/{id}",
-    summary="One silence and its state",
-    **examples.described(SilenceEntry, ENTRY, 404, 422),
-)
+@router.read("/silences/{id}", "One silence and its state", SilenceEntry, ENTRY, (404, 422))
 async def silence(request: Request, id: Id) -> Response:
     registry = _silences(request)
     found = registry.get(id)
     return json_response(SilenceEntry, SilenceEntry(registry.state(found), found))
 
 
-@router.post(
-    "/silences",
-    summary="Create a silence",
-    dependencies=CHANGES,
-    **examples.described(CreatedSilence, CREATED, 401, 403, 409, 422, 429, 503, 507, status=201),
-)
+@router.change("POST /silences", "Create a silence", CreatedSilence, CREATED, (409, 422, 429, 503, 507), status=201)
 async def create(request: Request, body: SilenceBody, by: str = Depends(require_rules)) -> Response:
     """Alerts that all matchers match are shown with `silenced_by` and not sent.
 
@@ -171,11 +158,7 @@ async def create(request: Request, body: SilenceBody, by: str = Depends(require_
     return json_response(CreatedSilence, CreatedSilence(registry.state(silence), silence, alerts), 201, headers)
 
 
-@router.delete(
-    "/silences/{id}",
-    summary="End a silence",
-    **deletion(401, 403, 404, 422, 429, 503, 507),
-)
+@router.deletion("/silences/{id}", "End a silence", (404, 422, 429, 503, 507))
 async def expire(request: Request, id: Id, by: str = Depends(require_rules)) -> Response:
     """Ends a silence now. It remains in the list for five days. An ended silence is unchanged."""
     _count_change(request, by)

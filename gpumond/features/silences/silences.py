@@ -17,7 +17,7 @@ from pydantic import StringConstraints, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
 from gpumond.facts.alerts import Labels
-from gpumond.facts.errors import ConfigError, NoSuchSilence, TooManySilences
+from gpumond.facts.errors import ConfigError, EntryConflict, NoSuchEntry
 from gpumond.facts.frame import Alert, Matcher, Silence, State
 from gpumond.facts.units import DAY_SECONDS, human
 from gpumond.kernel import Kernel, Part, Silencing, Tick
@@ -74,7 +74,7 @@ class Silences(Silencing):
             try:
                 if silence.state(self._clock()) != "ended":
                     self._tests[silence.id] = self._test(silence.matchers, silence.created_by)
-            except (ConfigError, TooManySilences) as error:
+            except (ConfigError, EntryConflict) as error:
                 invalid.append(f"{silence.id}: {error}")
             else:
                 self._silences[silence.id] = silence
@@ -97,9 +97,9 @@ class Silences(Silencing):
         return silence.state(self._clock())
 
     def get(self, id: str) -> Silence:
-        """Return the silence. Raises NoSuchSilence."""
+        """Return the silence. Raises NoSuchEntry."""
         if id not in self._silences:
-            raise NoSuchSilence(f"no silence has the id {id!r:.80}; `gpumond silence list` shows the ids")
+            raise NoSuchEntry(f"no silence has the id {id!r:.80}; `gpumond silence list` shows the ids")
         return self._silences[id]
 
     async def add(
@@ -115,7 +115,7 @@ class Silences(Silencing):
     ) -> Silence:
         """Create a silence that ends at ``ends_at``, or ``for_seconds`` after its start.
 
-        Raises ConfigError, TooManySilences, StoreUnavailable.
+        Raises ConfigError, EntryConflict, StoreUnavailable.
         """
         now = self._clock()
         starts_at = max(now, starts_at or now)
@@ -136,12 +136,12 @@ class Silences(Silencing):
         )
         async with self._lock:
             if sum(each.created_by == by for each in self.current()) >= MAX_SILENCES:
-                raise TooManySilences(f"the limit of {MAX_SILENCES} silences by {by} is reached; delete one first")
+                raise EntryConflict(f"the limit of {MAX_SILENCES} silences by {by} is reached; delete one first")
             await self._put(silence, by, self._test(matchers, by))
         return silence
 
     async def expire(self, id: str, by: str) -> None:
-        """End a silence now; an ended one is unchanged. Raises NoSuchSilence, StoreUnavailable."""
+        """End a silence now; an ended one is unchanged. Raises NoSuchEntry, StoreUnavailable."""
         async with self._lock:
             silence, now = self.get(id), self._clock()
             if silence.state(now) != "ended":
@@ -178,7 +178,7 @@ class Silences(Silencing):
         return found
 
     def _test(self, matchers: Sequence[Matcher], creator: str) -> Test:
-        """Return the test of a new silence. Raises ConfigError, TooManySilences."""
+        """Return the test of a new silence. Raises ConfigError, EntryConflict."""
         most = dict.fromkeys((creator, ""), 0)
         for silence in self.current():
             for name in {silence.created_by, ""} & most.keys():
@@ -186,7 +186,7 @@ class Silences(Silencing):
         room = min(MAX_COMPILED_OF_CREATOR - most[creator], MAX_COMPILED_IN_TOTAL - most[""])
         size = _compiled_bytes(matchers)
         if size > room:
-            raise TooManySilences(
+            raise EntryConflict(
                 f"the regular expressions of all silences need {human(size - room)} more memory than they may; shorten "
                 "repetitions, or delete a silence with a regular expression"
             )

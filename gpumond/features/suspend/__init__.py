@@ -5,23 +5,22 @@ from __future__ import annotations
 from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
-    name="suspend",
-    parts=("gpumond.features.suspend.suspender:SuspendPart",),
-    routes=("gpumond.features.suspend.routes:router",),
+    __name__,
+    parts=("suspender:SuspendPart",),
+    routes=("routes:router",),
     commands=(
         Command(
-            name="suspend",
-            module="gpumond.features.suspend.command",
-            help="move programs' GPU memory to the host, and print receipts",
-            group="Memory",
-            examples=("gpumond suspend --workload notebook", "gpumond suspend --idle-for 1h --dry-run"),
+            "suspend",
+            "Memory",
+            "move programs' GPU memory to the host, and print receipts",
+            ("gpumond suspend --workload notebook", "gpumond suspend --idle-for 1h --dry-run"),
         ),
         Command(
-            name="resume",
-            module="gpumond.features.suspend.command:Resume",
-            help="move suspended programs' memory back to the GPU",
-            group="Memory",
-            examples=("gpumond resume --workload notebook", "gpumond resume --pid 4242 --wait 10m"),
+            "resume",
+            "Memory",
+            "move suspended programs' memory back to the GPU",
+            ("gpumond resume --workload notebook", "gpumond resume --pid 4242 --wait 10m"),
+            module="command:Resume",
         ),
     ),
 )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_target, as_typed, duration, print_error
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_target, as_typed, duration, option, print_error
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.view.text import safe, size, table
 
@@ -18,13 +18,13 @@ SECONDS = 3600.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "suspend", device=False)
-    parser.add_argument(
-        "--idle-for",
+    option(
+        parser,
+        "--idle-for DURATION",
+        "only programs that have been idle for at least this long, such as 1h; without a target, all of them",
         type=duration,
-        metavar="DURATION",
-        help="only programs that have been idle for at least this long, such as 1h; without a target, all of them",
     )
-    parser.add_argument("--dry-run", action="store_true", help="show what would be suspended or refused; do nothing")
+    option(parser, "--dry-run", "show what would be suspended or refused; do nothing")
     client.add_arguments(parser)
 
 
@@ -95,15 +95,13 @@ class Resume:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        add_target(parser, "resume", device=False).add_argument(
-            "--all", action="store_true", help="resume every suspended program"
-        )
-        parser.add_argument(
-            "--wait",
+        option(add_target(parser, "resume", device=False), "--all", "resume every suspended program")
+        option(
+            parser,
+            "--wait DURATION",
+            "how long to wait for the memory, such as 10m (default: 0)",
             type=duration,
             default=0.0,
-            metavar="DURATION",
-            help="how long to wait for the memory, such as 10m (default: 0)",
         )
         client.add_arguments(parser)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, model_validator
 
@@ -22,9 +22,9 @@ from gpumond.serve import examples
 from gpumond.serve.authentication import Caller
 from gpumond.serve.authorization import require_flush
 from gpumond.serve.resources import answer_list
-from gpumond.serve.routes import CHANGES, json_response, kernel_of
+from gpumond.serve.routes import Router, json_response, kernel_of
 
-router = APIRouter(prefix="/api/v1", tags=["suspend"])
+router = Router("suspend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +100,8 @@ class ResumeBody(Encodable):
     wait_seconds: float = Field(default=0.0, ge=0, le=3600)
 
 
-@router.post(
-    "/suspensions",
-    summary="Suspend programs and return receipts",
-    dependencies=CHANGES,
-    **examples.described(Receipts, Receipts((RECEIPT,)), 401, 403, 404, 422, 503),
+@router.change(
+    "POST /suspensions", "Suspend programs and return receipts", Receipts, Receipts((RECEIPT,)), (404, 422, 503)
 )
 async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(require_flush)) -> Response:
     """Moves the device memory of programs to the host, one after the other, and responds when it is complete. A program
@@ -126,11 +123,12 @@ async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(
     return _answer(receipts)
 
 
-@router.post(
-    "/resumptions",
-    summary="Resume suspended programs and return receipts",
-    dependencies=CHANGES,
-    **examples.described(Receipts, Receipts((RECEIPT,)), 401, 403, 404, 422, 503),
+@router.change(
+    "POST /resumptions",
+    "Resume suspended programs and return receipts",
+    Receipts,
+    Receipts((RECEIPT,)),
+    (404, 422, 503),
 )
 async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(require_flush)) -> Response:
     """Moves the memory of programs back to their devices once it is granted, and responds when it is complete.
@@ -151,19 +149,16 @@ async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(re
     return _answer([await suspender.resume(key, caller.name, caller.uid, body.wait_seconds) for key in keys])
 
 
-@router.get(
-    "/suspensions",
-    summary="Programs that gpumond has suspended",
-    **examples.described(list[SuspendedProgram], [_PROGRAM]),
-)
+@router.read("/suspensions", "Programs that gpumond has suspended", list[SuspendedProgram], [_PROGRAM])
 async def suspensions(request: Request) -> Response:
     return json_response(list[SuspendedProgram], list(kernel_of(request).get(Suspender).programs.values()))
 
 
-@router.get(
+@router.read(
     "/suspensions/receipts",
-    summary="Receipts of suspensions and resumptions, most recent last",
-    **examples.described(list[SuspensionReceipt], [RECEIPT]),
+    "Receipts of suspensions and resumptions, most recent last",
+    list[SuspensionReceipt],
+    [RECEIPT],
 )
 async def receipts(request: Request) -> Response:
     """The last 1,000 since the daemon started. The audit log keeps them longer."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
-from gpumond.facts.errors import NoSuchAdmission, ProtocolError, StoreUnavailable, TooManyAdmissions
+from gpumond.facts.errors import NoSuchEntry, ProtocolError, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import Admission
@@ -437,7 +437,7 @@ class Suspender:
     ) -> Admission | None:
         """Renew a request for memory, or make it; None if the device is not known, or not now."""
         if name:
-            with suppress(NoSuchAdmission):
+            with suppress(NoSuchEntry):
                 return self._grants.renew(snapshot, name, program.requested_by)
         device = snapshot.device(uuid) if snapshot else None
         if snapshot is None or device is None:
@@ -589,13 +589,13 @@ class Suspender:
         for name in program.grants:
             try:
                 self._grants.extend(name, program.requested_by)
-            except NoSuchAdmission:
+            except NoSuchEntry:
                 complete = False
         return complete
 
     def _cancel(self, program: SuspendedProgram) -> None:
         for name in program.grants:
-            with suppress(NoSuchAdmission):
+            with suppress(NoSuchEntry):
                 self._grants.cancel(name, program.requested_by)
 
     async def _keep(self, program: SuspendedProgram, always: bool = False) -> bool:
