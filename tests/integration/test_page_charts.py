@@ -171,7 +171,7 @@ def test_legend_shows_the_values_at_the_crosshair(session: PageSession):
     at, text, *now = page.evaluate(legend)
     assert (at, text) == ("", "")
     assert "-" not in now
-    page.mouse.move(box["x"] + 0.97 * box["width"], box["y"] + 50)
+    page.mouse.move(box["x"] + 0.995 * box["width"], box["y"] + 50)
     page.locator("#hero .readout", has_text="live").wait_for()
     at, text, live, overhead, free = page.evaluate(legend)
     assert text.startswith(f"{at}: used")
