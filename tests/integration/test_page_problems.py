@@ -252,7 +252,9 @@ def test_palette_suspends_compares_and_ends_silences(browser: Browser, demo: Run
             page.keyboard.press("Control+k")
             page.keyboard.type(words)
             page.keyboard.press("Enter")
-            page.get_by_role("dialog", name=name).get_by_role("button", name="Cancel").click()
+            dialog = page.get_by_role("dialog", name=name)
+            dialog.get_by_role("button", name="Cancel").click()
+            dialog.wait_for(state="hidden")  # the palette opens beside no other dialog
         assert page.locator("tbody.process .suspension").is_visible(), "the result is shown in the details"
         page.keyboard.press("Control+k")
         page.keyboard.type("compare notebook")
