@@ -1,7 +1,11 @@
 """On a real device: cost of the agent for each step of a training loop, and effect of a flush during it.
 
-One process runs one transformer block, with a batch that fills half of the device. Periods with the agent at 1 Hz and
-without it alternate, so that clocks and temperature of the device are the same for both.
+One process runs one transformer block, with a batch that fills half of the device; "launch-bound" with one short
+sequence, whose step lasts as long as the launches of its kernels. Periods with the agent at 1 Hz and without it
+alternate, because clocks and temperature drift. ``mean_increase_ratio`` is the median of the ratios of each period with
+the agent to the mean of the two beside it: a report once a second is in the mean of a thousand steps, and not in their
+median. ``agent_cpu_ratio`` is the CPU time of the agent's thread divided by the time of these periods; the loop can't wait
+for the interpreter any longer than that.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +26,7 @@ from tests.helpers.running import RunningDaemon, until
 
 PERIODS = 10
 PERIOD_SECONDS = 3.4
-MODES = ("eager", "graphs")
+MODES = ("eager", "graphs", "launch-bound")
 FLUSHES = 10
 STEPS_AFTER = 3
 
@@ -51,12 +56,12 @@ def loop(mode: str) -> dict[str, Any]:
     block = torch.nn.TransformerEncoderLayer(512, 8, 2048, 0.0, batch_first=True, device="cuda", dtype=torch.bfloat16)
     optimizer = torch.optim.SGD(block.parameters(), lr=1e-4)
     total = torch.cuda.get_device_properties(0).total_memory
-    batch = 64
+    batch = 1 if mode == "launch-bound" else 64
     while True:  # the batch that fills half of the device
         data = torch.randn(batch, 512, 512, device="cuda", dtype=torch.bfloat16)
         _step(block, optimizer, data)
         torch.cuda.synchronize()
-        if torch.cuda.max_memory_reserved() >= total / 2:
+        if batch == 1 or torch.cuda.max_memory_reserved() >= total / 2:
             break
         batch *= 2
     step = _captured(block, optimizer, data) if mode == "graphs" else lambda: _step(block, optimizer, data)
@@ -65,17 +70,23 @@ def loop(mode: str) -> dict[str, Any]:
     torch.cuda.synchronize()
     times: dict[bool, list[float]] = {True: [], False: []}
     medians: dict[bool, list[float]] = {True: [], False: []}
-    for stretch in range(2 * PERIODS):
-        on = stretch % 2 == 0
+    means: list[float] = []
+    agent_seconds = 0.0
+    for stretch in range(2 * PERIODS + 1):
+        on = stretch % 2 == 1
         if on:
             agent.start(workload="bench")
             time.sleep(0.5)
+            before = _agent_cpu_seconds()
         taken = _timed(step, PERIOD_SECONDS)
         if on:
+            agent_seconds += _agent_cpu_seconds() - before
             agent.stop()
         times[on] += taken
         medians[on].append(statistics.median(taken))
+        means.append(statistics.fmean(taken))
     plain = statistics.median(times[False])
+    increases = [means[n] / statistics.fmean((means[n - 1], means[n + 1])) - 1 for n in range(1, len(means), 2)]
     result = {
         "batch": batch,
         "reserved_ratio": round(torch.cuda.max_memory_reserved() / total, 3),
@@ -86,6 +97,9 @@ def loop(mode: str) -> dict[str, Any]:
         "step_ms_without": round(plain * 1e3, 4),
         "step_ms_with": round(statistics.median(times[True]) * 1e3, 4),
         "median_increase_ratio": round(statistics.median(times[True]) / plain - 1, 6),
+        "mean_increase_ratio": round(statistics.median(increases), 6),
+        "mean_increase_ratios": [round(value, 6) for value in increases],
+        "agent_cpu_ratio": round(agent_seconds / sum(times[True]), 6),
         "stretch_medians_ms_with": [round(value * 1e3, 4) for value in medians[True]],
         "stretch_medians_ms_without": [round(value * 1e3, 4) for value in medians[False]],
         "slowest_step_over_median_ms_with": [round((t - plain) * 1e3, 3) for t in sorted(times[True])[-5:]],
@@ -148,6 +162,12 @@ def _timed(step: Any, seconds: float) -> list[float]:
         torch.cuda.synchronize()
         taken.append(time.perf_counter() - started)
     return taken
+
+
+def _agent_cpu_seconds() -> float:
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "gpumond-agent"]
+    assert thread.ident
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
 def _slowest(taken: list[float]) -> float:
