@@ -332,7 +332,9 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
     )
     return _draft(
         receipt.action,
-        f"{receipt.action} of {who}{where} by {by}: {receipt.outcome}{why}",
+        f"{who}{where} was {receipt.outcome} by {by}{why}"
+        if receipt.outcome in ("suspended", "resumed")
+        else f"request to {receipt.action} {who}{where} by {by}: {receipt.outcome}{why}",
         device_uuid=uuid,
         process=key,
         workload=receipt.workload,
@@ -411,7 +413,8 @@ def _began(verdict: Verdict, who: str, at: float) -> str:
     """Return the verdict's sentence, with its onset if that was before now."""
     summary = verdict.summary or f"{who}: {verdict.kind}"
     states_onset = at - verdict.since < 1.0 or "since " in summary
-    return summary if states_onset else f"{summary} (since {clock(verdict.since)})"
+    word = "at" if verdict.kind in ("crash", "memory-freed") else "since"
+    return summary if states_onset else f"{summary} ({word} {clock(verdict.since)})"
 
 
 def _names(frame: Frame | None, left: Mapping[ProcessKey, str] = {}) -> Mapping[ProcessKey | None, tuple[str, str]]:
@@ -436,7 +439,7 @@ def _alert(kind: Kind, alert: Alert) -> Event:
     who = _on(program(workload, process.pid, "") if process else workload, _index(labels))
     summary = annotations.get("summary") or f"{alert.rule}: {who}".removesuffix(": ")
     if kind == "alert-resolved" and "the alert was: " not in summary:
-        summary = f"{alert.rule} resolved: {summary}"
+        summary = f"{alert.rule} resolved; the alert was: {summary}"
     details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
     return _draft(kind, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details)
 

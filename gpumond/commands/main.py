@@ -144,7 +144,7 @@ COMMANDS = (
     _command(
         "verdicts",
         "Problems",
-        "show leaks, fragmentation and other problems that the memory curves reveal",
+        "show leaks, fragmentation and other diagnosed problems",
         "gpumond verdicts",
         "gpumond verdicts --all",
     ),

@@ -122,14 +122,15 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Bytes that a flush with the requested steps returns: between ``low`` and ``high``, most probably ``likely``.
+    """Bytes that a flush with the requested steps returns: between ``low`` and ``high``, most probably ``likely``, which
+    is None where nothing tells.
 
     ``exactness`` is ``interval`` where the result of a step cannot be predicted; None if the agent does not report
     it.
     """
 
     low: int
-    likely: int
+    likely: int | None
     high: int
     exactness: Exactness | None = None
 
@@ -140,7 +141,7 @@ class PoolBytes:
 
     held_bytes: int
     live_bytes: int | None
-    reclaimable_bytes: int
+    reclaimable_bytes: int | None
     driver_used_bytes: int | None
 
 

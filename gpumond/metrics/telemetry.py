@@ -68,7 +68,7 @@ class Workloads:
             return
         self._flushes.labels(workload, receipt.outcome).inc()
         self._released.labels(workload).inc(max(0, receipt.released_bytes))
-        if receipt.expected is not None:
+        if receipt.expected is not None and receipt.expected.likely is not None:
             self._expected.labels(workload).inc(receipt.expected.likely)
         if receipt.before is not None and receipt.after is not None:
             self._before.labels(workload).inc(receipt.before.held_bytes)
@@ -245,5 +245,5 @@ class Telemetry:
         self.workloads.flushed(receipt)
         self._flush_duration.observe(receipt.duration_seconds)
         self._released.inc(max(0, receipt.released_bytes))
-        if receipt.expected is not None:
+        if receipt.expected is not None and receipt.expected.likely is not None:
             self._expected.inc(receipt.expected.likely)

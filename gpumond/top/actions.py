@@ -35,13 +35,15 @@ class FlushTarget(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """A receipt of a plan or a flush, as rows of the two tables. ``likely_bytes``: what a plan would release."""
+    """A receipt of a plan or a flush, as rows of the two tables. ``likely_bytes``: what a plan would release; None if
+    unknown.
+    """
 
     planned: Sequence[str]
     ended: Sequence[str]
     remark: str
     releases: bool
-    likely_bytes: int
+    likely_bytes: int | None
 
 
 class Answer(NamedTuple):
@@ -119,8 +121,10 @@ class FlushDialog:
 
     def _question(self, planned: bool) -> Iterator[Line]:
         if planned and self.ready:
-            likely = sum(each.likely_bytes for each in _receipts(self.answers))
-            yield [Span(f"Flush {human(likely)}? y: yes  esc: no", "bold")]
+            sizes = [each.likely_bytes for each in _receipts(self.answers) if each.releases]
+            known = [each for each in sizes if each is not None]
+            amount = human(sum(known)) if len(known) == len(sizes) else "an unknown amount"
+            yield [Span(f"Flush {amount}? y: yes  esc: no", "bold")]
         elif planned:
             yield [Span("Nothing to release.", "bold")]
         elif any(answer.receipts for answer in self.answers):
@@ -166,12 +170,12 @@ def _receipt(receipt: Mapping[str, Any]) -> Receipt:
         ended=(*subject, *numbers, outcome),
         remark=f"pid {receipt['pid']}: {remark}" if remark else "",
         releases=releases,
-        likely_bytes=expected["likely"] if releases else 0,
+        likely_bytes=expected["likely"] if releases else None,
     )
 
 
 def _size(promise: Mapping[str, int] | None, name: str) -> str:
-    return human(promise[name]) if promise else "-"
+    return human(promise[name]) if promise and promise[name] is not None else "-"
 
 
 COPY_SECONDS = 3600.0

@@ -460,7 +460,7 @@ def _summary(group: Sequence[FrameNotice], width: int) -> Line:
 
 
 LEFT_OUT = re.compile(r" \([^()]*\)|(?<= )/\S*/")
-CLAUSE = re.compile(r": | and ")
+CLAUSE = re.compile(r": | and |, which ")
 COMMAND = re.compile(r"gpumond [a-z-]+(?: show)?(?: --[a-z-]+ \S+)*")
 
 
@@ -496,6 +496,7 @@ def remarks_in_full(notices: Iterable[FrameNotice], width: int, completed: Calla
     for group in grouped(notices):
         lines += [[]] if lines else []
         for notice in group:
-            rest = completed(notice.sentence.removeprefix(notice.title))
+            rest = completed(notice.fact.removeprefix(notice.title))
             lines += wrapped([Span(notice.title, STYLES[notice.level]), Span(rest)], width)
+            lines += [line for step in notice.steps for line in wrapped([Span(f"  -> {completed(step)}")], width)]
     return lines or [[Span("no alerts, verdicts or problems")]]

@@ -70,7 +70,10 @@ def _suspension(detail: Detail) -> str:
     released, returned = detail["released_bytes"], detail.get("returned_bytes")
     result = f"{human(released)} released" if released is not None else detail["reason"]
     result = f"{human(returned)} back on the GPU" if returned is not None else result
-    return f"{detail['action']} of {_program(detail)}{waits}: {detail['outcome']}" + (f" ({result})" if result else "")
+    outcome, program = detail["outcome"], f"{_program(detail)}{waits}"
+    if outcome in ("suspended", "resumed"):
+        return f"{outcome} {program}" + (f": {result}" if result else "")
+    return f"couldn't {detail['action']} {program}: {outcome}" + (f" ({result})" if result else "")
 
 
 def _action(detail: Detail) -> str:

@@ -31,9 +31,17 @@ class FrameNotice:
     advice: str = ""
 
     @property
-    def sentence(self) -> str:
-        """The complete notice."""
-        return ": ".join(filter(None, (self.title, "; ".join(filter(None, (self.text, self.advice))))))
+    def fact(self) -> str:
+        return ": ".join(filter(None, (self.title, self.text)))
+
+    @property
+    def steps(self) -> list[str]:
+        return steps_of(self.advice)
+
+
+def steps_of(advice: str) -> list[str]:
+    """Return the sentences of a remedy or description: each cause and next step gets its own line."""
+    return [*filter(None, advice.split("; "))]
 
 
 def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:

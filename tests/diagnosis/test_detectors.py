@@ -87,7 +87,7 @@ def snapshots_of_a_killed_program(left: tuple[ProcessUsage, ...] = (), busy: flo
         (
             (make_process(10, 30 * GIB - MIB, start_ticks=None, state="gone", comm="train"),),
             10,
-            "of train (pid 10), which has exited",
+            "that belonged to train (pid 10), which has exited",
         ),
         ((make_process(77, None, kinds=("holder",), comm="loader"),), None, "loader (pid 77) has the device open"),
     ],
@@ -555,7 +555,7 @@ def test_number_does_not_rise_with_an_arena_that_becomes_larger(kind: str, minut
     verdict = verdict_of(kind, seen(arena, minutes))
     evidence = dict(verdict.evidence)
     assert (evidence["live_allocations_per_minute"], evidence["live_allocations_growth_ratio"]) == (0.0, 0.0)
-    assert "few large allocations)" in verdict.summary
+    assert "in a few large allocations)" in verdict.summary
 
 
 @pytest.mark.parametrize(("number", "refused"), [(kept, True), (arena, False), (varying, False), (unknown, False)])

@@ -268,7 +268,7 @@ def test_leak_of_ranks_is_one_verdict_with_their_number():
     assert (fit.device_uuid, fit.pid) == ("GPU-0", 10), "the first device that is full"
     assert leaks[0].pid != 10
     assert "(pid 10) is leaking" in leaks[0].summary
-    assert leaks[0].summary.endswith(f"; at this rate, GPU 0 will be full in {about(left)}")
+    assert leaks[0].summary.endswith(f", which will be full in {about(left)} at this rate")
     assert 0 <= 1e9 + 45 * MINUTE + left - fit.full_at <= MINUTE
 
 
@@ -276,7 +276,7 @@ def test_leak_summary_has_pace_onset_and_end():
     found = first(each_onset(by_process(leaking(64 * MIB, onset=20, base=40 * GIB), steps_of(50))), "leak")
     assert found is not None
     assert found[1].summary.startswith("train (pid 10) is leaking about 64 MiB/min on GPU 0 (since 02:")
-    assert "; at this rate, GPU 0 will be full in about 10 h" in found[1].summary
+    assert ", which will be full in about 10 h at this rate" in found[1].summary
 
 
 LIVE = leaking(300 * MIB, onset=12)

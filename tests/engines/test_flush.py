@@ -277,7 +277,7 @@ def test_plan_expects_what_the_last_release_returned(tmp_path: Path):
             return first, await world.flush(dry_run=True)
 
         first, planned = asyncio.run(scenario())
-        assert first.expected == Expected(0, 0, 7 * GIB, "interval")
+        assert first.expected == Expected(0, None, 7 * GIB, "interval")
         assert planned.expected == Expected(0, 4 * GIB, 7 * GIB, "interval")
 
 

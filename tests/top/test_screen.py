@@ -76,10 +76,10 @@ def test_line_belongs_to_the_device_above():
 LEAK = FrameNotice(
     "warn",
     "leak firing for 1 min 20 s",
-    "notebook (pid 4194304) is leaking about 0.8 GiB/min on GPU 0 (since 14:05:44 UTC); at this rate, GPU 0 will be "
-    "full in about 10 min; retained by losses in leak at /data/programs.py:125 (20 tensors in 20 s)",
+    "notebook (pid 4194304) is leaking about 0.8 GiB/min on GPU 0 (since 14:05:44 UTC), which will be full in about "
+    "10 min at this rate; retained by losses in leak at /data/programs.py:125 (20 tensors in 20 s)",
     "alert leak",
-    "find out what keeps the memory: gpumond why --pid 4194304; restart the program before the GPU is full",
+    "find out what retains the memory: gpumond why --pid 4194304; restart the program before the GPU is full",
 )
 OOM = FrameNotice(
     "bad",

@@ -169,7 +169,7 @@ def test_verdict_with_a_trouble_precedes_others():
     assert (train.verdict, train.notable) == ("leak", True)
     assert train.verdicts == ("train leaks", "train goes up and down")
     (notice,) = view(busy_frame(verdicts=(CHURN, LEAK))).verdicts
-    advice = "find out what keeps the memory: gpumond why --pid 10; restart the program before the GPU is full"
+    advice = "find out what retains the memory: gpumond why --pid 10; restart the program before the GPU is full"
     assert notice == FrameNotice("warn", "leak", "train leaks", "leak", advice)
 
 

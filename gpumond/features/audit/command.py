@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of entries to show, most recent last (default: 100)",
     )
     parser.add_argument(
-        "--operation", metavar="ID", help="only the entries of one `gpumond fleet` operation (it prints its id)"
+        "--operation", metavar="ID", help="only the entries of one operation, by the ID that `gpumond fleet` printed"
     )
     parser.add_argument(
         "--log",

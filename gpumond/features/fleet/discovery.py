@@ -394,7 +394,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=value(_label_pattern),
         metavar="NAME=PATTERN",
-        help="only machines whose label in the list matches, such as zone=eu-*; repeatable, all must match",
+        help="only machines with a matching label in the target list, such as zone=eu-*; repeatable, all must match",
     )
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help="file with your token for the daemons (default: $GPUMOND_TOKEN)"

@@ -408,11 +408,11 @@ class Flusher:
             if who in self._under_way:
                 refusals[who] = "another flush of this program is in progress; wait for its receipt"
             elif ago < rest and not request.force:
-                refusals[who] = resting[rest - ago] = _resting(ago, rest - ago)
+                refusals[who] = resting[rest - ago] = _resting(report, ago, rest - ago)
         if len(refusals) == len(targets):
             if resting:
                 wait = max(resting)
-                raise CooldownActive(f"{request.target}: {resting[wait]}", max(1.0, wait))
+                raise CooldownActive(resting[wait], max(1.0, wait))
             if request.target.pid is not None:
                 raise FlushInProgress(f"a flush of {request.target} is in progress; wait for its receipt")
         return refusals
@@ -528,9 +528,9 @@ class Flusher:
         return DriverCounts(used, {device.uuid: device.size_bytes for device in devices if device.size_bytes})
 
 
-def _resting(ago: float, wait: float) -> str:
-    again = f"the next flush is allowed in {math.ceil(wait)} s"
-    return f"it was flushed {ago:.0f} s ago; {again}, or now {FORCED}"
+def _resting(report: AgentReport, ago: float, wait: float) -> str:
+    who = report.workload or f"pid {report.process.pid}"
+    return f"{who} was flushed {ago:.0f} s ago; try again in {math.ceil(wait)} s, or now {FORCED}"
 
 
 log = logging.getLogger(__name__)

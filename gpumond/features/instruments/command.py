@@ -15,6 +15,7 @@ from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.program import CLASSES
 from gpumond.facts.units import human, typed_size
 from gpumond.facts.verdicts import PATTERNS, REMEDIES
+from gpumond.view.notices import steps_of
 from gpumond.view.text import broken, moment, output_width, safe, size, table
 
 REGISTERED = 4
@@ -70,9 +71,8 @@ def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str
     for verdict in frame.get("verdicts", ()):
         if verdict["pid"] == pid and verdict["kind"] not in PATTERNS:
             yield safe(f"verdict {verdict['kind']} since {moment(verdict['since'])}: {verdict['summary']}")
-            steps = REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)).split("; ")
-            if remedy := "; ".join(step for step in steps if "gpumond why" not in step):
-                yield f"  -> {remedy}"
+            steps = steps_of(REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)))
+            yield from (f"  -> {step}" for step in steps if "gpumond why" not in step)
     for alert in frame.get("alerts", ()):
         if alert.get("pid") == pid:
             since = moment(alert["fired_at"] or alert["active_at"])

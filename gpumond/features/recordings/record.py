@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--csv",
         action="store_true",
-        help="write used, live and held bytes of devices and processes as CSV, in the format that diagnose reads",
+        help="write CSV for `gpumond diagnose`: used, live and held bytes by device and process",
     )
     parser.add_argument(
         "--perfetto", type=Path, metavar="FILE", help="write a trace for Perfetto instead, with flushes and errors"
