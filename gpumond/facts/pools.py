@@ -122,10 +122,9 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Bytes that a flush with the requested steps returns: between ``low`` and ``high``, most probably ``likely``, which
-    is None where nothing tells.
+    """Bytes that a flush with the requested steps returns: between ``low`` and ``high``, most probably ``likely``.
 
-    ``exactness`` is ``interval`` where the result of a step cannot be predicted; None if the agent does not report
+    ``likely`` is None if it is unknown. ``exactness`` is ``interval`` where the result of a step cannot be predicted; None if the agent does not report
     it.
     """
 

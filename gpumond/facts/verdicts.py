@@ -64,7 +64,7 @@ KINDS = (
     ),
     VerdictKind(
         name="churn",
-        meaning="has risen and fallen by more than 2% of the device's size, six times each in ten minutes, without growing",
+        meaning="rises and falls by more than 2% of the device's size, six times each in ten minutes, without growing",
         evidence="direction changes, low, high",
         is_pattern=True,
     ),

@@ -47,7 +47,9 @@ class Workloads:
         def bytes_counter(name: str, help: str) -> Counter:
             return Counter(f"gpumond_workload_flush_{name}_bytes", help, ["workload"], registry=registry)
 
-        self._expected = bytes_counter("expected", "Memory that flushes of the workload were expected to release.")
+        self._expected = bytes_counter(
+            "expected", "Memory that flushes of the workload were expected to release, if that could be predicted."
+        )
         self._released = bytes_counter(
             "released", "Memory released by flushes of the workload, as counted by the allocators."
         )
@@ -119,7 +121,9 @@ class Telemetry:
         self._released = counter(
             "gpumond_flush_released_bytes", "Memory released by flushes, as counted by the allocators."
         )
-        self._expected = counter("gpumond_flush_expected_bytes", "Memory that flushes were expected to release.")
+        self._expected = counter(
+            "gpumond_flush_expected_bytes", "Memory that flushes were expected to release, if that could be predicted."
+        )
         self._flush_duration = histogram(
             "gpumond_flush_duration_seconds",
             "Time from a flush request to the receipt of one pool.",

@@ -50,7 +50,7 @@ function overheadSentence(row) {
 }
 
 function quotaSentence(quota) {
-  const kinds = { "soft limit": "soft_limit", limit: "limit", reserve: "reserve", "container limit": "cgroup_limit" };
+  const kinds = { "soft limit": "soft_limit", limit: "limit", reserve: "reserve", "cgroup limit": "cgroup_limit" };
   return Object.entries(kinds)
     .filter(([, kind]) => quota[`${kind}_bytes`] !== null)
     .map(([name, kind]) => `${name} ${human(quota[`${kind}_bytes`])} (${quota[`${kind}_quota`]})`)

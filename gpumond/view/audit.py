@@ -140,7 +140,7 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "cgroup.limit": _cgroup_limit,
     "agent.snapshot": lambda detail: f"asked {_program(detail)} for a memory snapshot",
     "agent.classes": lambda detail: f"asked {_program(detail)} for its live memory by category",
-    "agent.retainers": lambda detail: f"asked {_program(detail)} for the lines of code that keep its memory",
+    "agent.retainers": lambda detail: f"asked {_program(detail)} for the lines of code that retain its memory",
     "agent.end": lambda detail: f"asked {_program(detail)} to exit",
     "agent.fetch": lambda detail: f"fetched memory snapshot {detail['snapshot']} of {_program(detail)}",
     **{f"agent.{kind}.answer": _answer for kind in ("limit", "snapshot", "classes", "retainers", "end")},

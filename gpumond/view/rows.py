@@ -434,7 +434,7 @@ def quota_sentence(quota: Mapping[str, Any] | None, report: Mapping[str, Any] | 
         ("soft limit", "soft_limit"),
         ("limit", "limit"),
         ("reserve", "reserve"),
-        ("container limit", "cgroup_limit"),
+        ("cgroup limit", "cgroup_limit"),
     )
     reason = "the program doesn't allow limits" if report else "the program has no agent"
     in_effect = report and (report["allows_limit"] or report["limits"])

@@ -178,7 +178,7 @@ def with_refill(receipt: Receipt, before: AgentReport | None, after: AgentReport
     """Return the receipt, with a note if the agent observed that the program allocated its memory again."""
     if before is None or after is None or _refilled_flushes(receipt, after) <= _refilled_flushes(receipt, before):
         return receipt
-    reasons = (receipt.reason, "refilled: the program immediately reallocated half of it or more")
+    reasons = (receipt.reason, "refilled: the program took back at least half of it within ten seconds")
     return replace(receipt, reason="; ".join(filter(None, reasons)))
 
 

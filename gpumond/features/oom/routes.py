@@ -81,7 +81,7 @@ EXAMPLE = CaseFile(
 
 @router.get(
     "/oom",
-    summary="Case files of out-of-memory errors, newest last",
+    summary="Cases of out-of-memory errors, newest last",
     **examples.described(list[CaseSummary], [summary_of(EXAMPLE)]),
 )
 async def cases(request: Request) -> Response:
@@ -91,7 +91,7 @@ async def cases(request: Request) -> Response:
 
 @router.get(
     "/oom/{id}",
-    summary="One case file",
+    summary="One case",
     **examples.described(RankedCase, RankedCase(case=EXAMPLE), 404, 422),
 )
 async def case(request: Request, id: Id) -> Response:
@@ -103,7 +103,7 @@ async def case(request: Request, id: Id) -> Response:
 
 @router.get(
     "/oom/{id}/report",
-    summary="One case file as an HTML document",
+    summary="One case as an HTML document",
     response_class=Response,
     response_model=None,
     responses={

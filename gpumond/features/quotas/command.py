@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not quotas:
         print("\n\n".join(filter(None, ("no quota is defined", cgroups, HOW_TO_ADD))))
         return DONE
-    header = ("QUOTA", "MATCHES", ">SOFT LIMIT", ">LIMIT", ">RESERVE", ">CONTAINER LIMIT", "ORIGIN")
+    header = ("QUOTA", "MATCHES", ">SOFT LIMIT", ">LIMIT", ">RESERVE", ">CGROUP LIMIT", "ORIGIN")
     print(table(header, [[*_quota(entry)] for entry in quotas]))
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     rows = [[*_process(each, reports.get(process_of(each)))] for each in frame["processes"] if each["quota"]]
