@@ -135,7 +135,7 @@ COMMANDS = (
     _command(
         "top",
         "Memory",
-        "show GPUs, processes, alerts and verdicts live in the terminal, and flush programs",
+        "show GPUs, processes, alerts and verdicts live in the terminal and flush programs",
         "gpumond top",
         "gpumond top --device 0",
         "gpumond top --url http://node1:9917 --url http://node2:9917",
@@ -149,7 +149,7 @@ COMMANDS = (
         "gpumond verdicts --all",
     ),
     _command(
-        "events", "Problems", "show past events, and follow new ones", "gpumond events --limit 20", "gpumond events -f"
+        "events", "Problems", "show past events and follow new ones", "gpumond events --limit 20", "gpumond events -f"
     ),
     _command(
         "detach-driver",
@@ -174,7 +174,7 @@ COMMANDS = (
     _command(
         "doctor",
         "Daemon",
-        "check your machine, and show a remedy for each problem",
+        "check your machine and show a remedy for each problem",
         "gpumond doctor",
         "gpumond doctor --json",
     ),

@@ -124,8 +124,8 @@ class StepResult:
 class Expected:
     """Bytes that a flush with the requested steps returns: between ``low`` and ``high``, most probably ``likely``.
 
-    ``likely`` is None if it is unknown. ``exactness`` is ``interval`` where the result of a step cannot be predicted; None if the agent does not report
-    it.
+    ``likely`` is None if it is unknown. ``exactness`` is ``interval`` where the result of a step cannot be predicted;
+    None if the agent does not report it.
     """
 
     low: int

@@ -22,7 +22,7 @@ HEADER = """\
 
 Commands that query a daemon accept `--url` (or `GPUMOND_URL`): `127.0.0.1:9917`, `http://…`, `https://…`, or the
 daemon's socket, `unix:///run/gpumond-api/api.sock`. An empty `GPUMOND_*` variable is treated as not set. Commands that
-print a table accept `--json`, and print the same as JSON. The tables below leave out these two options. Times are in
+print a table accept `--json` and print the same as JSON. The tables below leave out these two options. Times are in
 UTC.
 """
 FOOTER = """

@@ -105,7 +105,7 @@ uses the new contents within a second.
 ## Logs
 
 The daemon logs to standard error, as text or, with `log_format: json`, as JSON objects (`at`, `level`, `logger`,
-`message`). Control characters are escaped. The daemon writes at most ten lines of the same kind per second, and counts
+`message`). Control characters are escaped. The daemon writes at most ten lines of the same kind per second and counts
 the rest in `gpumond_log_dropped_total`.
 """
 

@@ -12,7 +12,7 @@ FEATURE = Feature(
         Command(
             name="baseline",
             module="gpumond.features.baselines.command",
-            help="measure memory usage, and compare it after a change",
+            help="measure memory usage and compare it after a change",
             group="Analysis",
             examples=(
                 "gpumond baseline record before --workload train --for 10m",

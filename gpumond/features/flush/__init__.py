@@ -16,7 +16,7 @@ FEATURE = Feature(
         Command(
             name="flush",
             module="gpumond.features.flush.command",
-            help="make programs release cached memory, and print receipts",
+            help="make programs release cached memory and print receipts",
             group="Memory",
             examples=(
                 "gpumond flush --workload train --dry-run",

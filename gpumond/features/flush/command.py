@@ -1,4 +1,4 @@
-"""``gpumond flush``: make programs release cached memory, and print receipts; ``gpumond receipts``: past receipts."""
+"""``gpumond flush``: make programs release cached memory and print receipts; ``gpumond receipts``: past receipts."""
 
 from __future__ import annotations
 

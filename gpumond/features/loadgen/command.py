@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--report",
         type=Path,
         metavar="FILE",
-        help="append the result to this file, and exit with 1 if it is worse than the previous result",
+        help="append the result to this file and exit with 1 if it is worse than the previous result",
     )
     group = parser.add_argument_group(
         "options of scenarios", "If a default lists several values, one is chosen at random (see --seed)."

@@ -12,7 +12,7 @@ FEATURE = Feature(
         Command(
             name="oom",
             module="gpumond.features.oom.command",
-            help="list out-of-memory errors, and show what would have prevented one",
+            help="list out-of-memory errors and show what would have prevented one",
             group="Problems",
             examples=("gpumond oom", "gpumond oom show 1790000000-4242-1", "gpumond oom show last --html oom.html"),
         ),

@@ -234,7 +234,11 @@ def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, 
         rows = [[human(site.size_bytes), str(site.blocks), _calls(site.calls)] for site in case.oom.sites]
         yield "Largest allocation sites", (">BYTES", ">BLOCKS", "CALLS, INNERMOST FIRST"), rows
     if case.oom.scopes:
-        yield "Scopes that retain the most memory", ("SCOPE", ">BYTES"), [[s.name, human(s.retained_bytes)] for s in case.oom.scopes]
+        yield (
+            "Scopes that retain the most memory",
+            ("SCOPE", ">BYTES"),
+            [[s.name, human(s.retained_bytes)] for s in case.oom.scopes],
+        )
 
 
 def _ledger_title(case: CaseFile) -> str:

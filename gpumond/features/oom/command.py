@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", choices=("list", "show"), default="list", help="default: list")
     parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's id (default: the newest)")
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the case as an HTML document, and print nothing"
+        "--html", type=Path, metavar="FILE", help="write the case as an HTML document and print nothing"
     )
     client.add_arguments(parser)
 

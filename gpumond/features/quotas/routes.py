@@ -96,7 +96,7 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
 
 @admissions_router.put(
     "/admissions/{id}",
-    summary="Keep the place of a request, and return its state",
+    summary="Keep the place of a request and return its state",
     dependencies=CHANGES,
     **examples.described(Admission, EXAMPLE, 401, 403, 404, 422),
 )

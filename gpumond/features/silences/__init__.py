@@ -12,7 +12,7 @@ FEATURE = Feature(
         Command(
             name="silence",
             module="gpumond.features.silences.command",
-            help="silence alerts for a while, list your silences, and end them",
+            help="silence alerts for a while, list your silences and end them",
             group="Problems",
             examples=(
                 "gpumond silence add rule=leak 'workload=~train.*' --for 1h --reason 'a known leak'",

@@ -12,7 +12,7 @@ FEATURE = Feature(
         Command(
             name="suspend",
             module="gpumond.features.suspend.command",
-            help="move programs' GPU memory to the host, and print receipts",
+            help="move programs' GPU memory to the host and print receipts",
             group="Memory",
             examples=("gpumond suspend --workload notebook", "gpumond suspend --idle-for 1h --dry-run"),
         ),
