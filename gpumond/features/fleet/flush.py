@@ -577,7 +577,7 @@ def _names(planned: PlannedFlush) -> list[str]:
 
 def receipt_table(results: Sequence[ProcessResult]) -> str:
     """Return one table of the receipts of all machines: the bytes of the allocators, and those of the driver."""
-    counts = (">EXPECTED", ">RELEASED", ">DRIVER", ">SECONDS")
+    counts = (">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK")
     header = ("MACHINE", ">PID", "PROGRAM", "ALLOCATOR", ">WAVE", "OUTCOME", *counts, "REASON")
     rows = [row for each in results for row in _receipt_rows(each)]
     number = {name: sum(each.result == name for each in results) for name in ("refused", "failed", "skipped")}
@@ -599,7 +599,7 @@ def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
             size(expected["likely"] if expected else None),
             size(receipt["released_bytes"]),
             size(receipt["driver_released_bytes"]),
-            f"{receipt.get('duration_seconds', 0.0):.2f}",
+            f"{receipt.get('duration_seconds', 0.0):.2f} s",
             on_command_line(str(receipt.get("reason", ""))),
         ]
 
