@@ -13,7 +13,7 @@ from gpumond.facts.errors import DaemonError
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.top import screen
 from gpumond.top.actions import FlushDialog, FlushTarget, SignalDialog, SuspensionDialog
-from gpumond.top.connection import Connection, DaemonClient, Requests, combined, names
+from gpumond.top.connection import STALE_INTERVALS, Connection, DaemonClient, Requests, combined, names
 from gpumond.top.processes import TREE, AncestorCache, ProcessStats, Table, column_at, laid_out
 from gpumond.top.screen import (
     HistoryChart,
@@ -31,7 +31,7 @@ from gpumond.top.terminal import Mouse, Terminal
 from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, place_of, processes_on
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import Key, ProcessLife, ProcessRow
-from gpumond.view.text import BLOCKS, Colors, Line, Span, ansi
+from gpumond.view.text import BLOCKS, GAP_SECONDS, Colors, Line, Span, ansi
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
@@ -139,7 +139,8 @@ class Top:
         if shown and not device_of(shown, self.device):
             self.device = None
         if shown and self.past:
-            self.past = extended(self.past, shown)
+            missed = shown.taken_at - self.past.until > max(GAP_SECONDS, STALE_INTERVALS * shown.interval_seconds)
+            self.past = None if missed else extended(self.past, shown)
 
     def _subject(self) -> tuple[Key, str] | None:
         """Return the selected device, else the process under the cursor; in its details always the process."""

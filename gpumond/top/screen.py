@@ -78,7 +78,8 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
         return [clipped([Span(f"{name}no history yet")], width)]
     start = max(past.until - SECONDS, min(past.points[0][0], past.until - 10))
     sums = [sum(bands.values()) for _, bands in past.points]
-    head = [Span(f"{name}used in the last {duration(past.until - start)}: {human(min(sums))} to {human(max(sums))}")]
+    limits = " to ".join(dict.fromkeys((human(min(sums)), human(max(sums)))))
+    head = [Span(f"{name}used in the last {duration(past.until - start)}: {limits}")]
     for band, size in past.points[-1][1].items():
         if size:
             mark = [] if monochrome else [Span(BLOCKS[8], ink=band)]
@@ -276,6 +277,7 @@ class Screen:
         free = height - sum(wanted.values()) - len(table.rows) - 3  # the heads of table and chart, and a gap
         chart = chart_lines(width, chart_rows(height + 2, free))
         room = heights(height, {**wanted, "chart": len(chart)}, len(table.rows) + 1)
+        chart = chart if room["chart"] in (0, len(chart)) else chart_lines(width, room["chart"] - 1)
         own = max(1, room["devices"] - len(legend))
         if len(devices) > own > 1 and shown:
             own -= 1
@@ -290,7 +292,7 @@ class Screen:
         blank: list[Line] = [[]] * (room["table"] - len(rows))
         lowest = remark_lines(about, width, room["remarks"])
         none: list[Line] = [[]] * (room["remarks"] - len(lowest))
-        below = [*entry, *chart[: room["chart"]], *lowest, *none]
+        below = [*entry, *(chart if room["chart"] else ()), *lowest, *none]
         return [clipped(line, width) for line in (*above, *rows, *blank, *below)]
 
     @property

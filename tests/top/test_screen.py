@@ -5,9 +5,21 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.top.screen import LEAST_TABLE, chart_rows, device_at, heights, remark_lines, remarks_in_full, scrolled
+from gpumond.top.processes import Table
+from gpumond.top.screen import (
+    LEAST_TABLE,
+    Screen,
+    chart_rows,
+    device_at,
+    heights,
+    remark_lines,
+    remarks_in_full,
+    scrolled,
+)
+from gpumond.view.frame import view
 from gpumond.view.notices import FrameNotice
 from gpumond.view.text import (
+    Line,
     Span,
     ansi,
     cells,
@@ -21,6 +33,7 @@ from gpumond.view.text import (
     width_of,
     wrapped,
 )
+from tests.helpers.frames import busy_frame
 
 PARTS = ("devices", "estimate", "filter", "chart", "remarks")
 
@@ -59,6 +72,24 @@ def test_rows_of_the_table_precede_chart_and_notices():
 @pytest.mark.parametrize(("rows", "free", "expected"), [(24, 12, 2), (60, 0, 9), (60, 20, 20), (60, 50, 30)])
 def test_chart_takes_free_rows_of_a_large_screen(rows: int, free: int, expected: int):
     assert chart_rows(rows, free) == expected
+
+
+@pytest.mark.parametrize("problems", range(9))
+def test_chart_is_drawn_for_the_rows_that_it_has(problems: int):
+    """A part of a higher chart would show only what exceeds the rest of it."""
+    shown = view(busy_frame())
+    table = Table()
+    table.fill(shown.processes, {})
+    notices = [FrameNotice("bad", f"problem {number}", "", f"kind {number}") for number in range(problems)]
+
+    def chart_lines(_width: int, rows: int) -> list[Line]:
+        return [[Span(f"chart of {rows} rows")], *[[Span("row of the chart")]] * rows]
+
+    for height in range(10, 40):
+        lines = Screen(True).lines(shown, notices, table, None, False, chart_lines, 80, height)
+        text = [plain_text(line) for line in lines]
+        drawn = [line for line in text if line.startswith("chart of")]
+        assert drawn in ([], [f"chart of {text.count('row of the chart')} rows"])
 
 
 def test_selected_device_is_scrolled_into_view():

@@ -472,9 +472,9 @@ def outline(points: list[tuple[float, float]], end: float, width: int, rows: int
         ([], ["    ", "    "]),
         ([(0, 1), (1, 2), (2, 3), (3, 4)], ["  ▄█", "▄███"]),
         ([(0, 4), (3, 4)], ["████", "████"]),
-        ([(0, 4), (0.4, 8), (1, 0), (2, 8)], ["█ █ ", "█ █ "]),
+        ([(0, 4), (0.4, 8), (1, 0), (2, 8)], ["█ ██", "█ ██"]),
         ([(0, 0), (1, 0)], ["    ", "    "]),
-        ([(-5, 9), (9, 9), (1, 1)], [" █  ", " █  "]),
+        ([(-5, 9), (9, 9), (1, 1)], [" ███", " ███"]),
     ],
     ids=["nothing", "rising", "as often as it was read", "highest of an interval", "zero", "outside"],
 )
@@ -485,6 +485,24 @@ def test_stack_shows_the_maximum_of_each_interval_from_zero(points: list[tuple[f
 def test_gap_in_the_history_remains_a_gap():
     points = [(float(at), 1.0) for at in (*range(5), *range(15, 20))]
     assert outline(points, 20, 20, 1) == ["█████          █████"]
+    assert outline(points, 30, 30, 1) == ["█████          █████          "], "the program ended"
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("change", [0, GIB // 100], ids=["constant", "tiny change"])
+def test_chart_has_no_gap_between_readings(rows: int, change: int):
+    """The history has five readings a second, and top requests one, at times late."""
+    times = [0.2 * at for at in range(100)] + [20 + at + 0.3 * (at % 3) for at in range(1, 23)]
+    points = [(at, float(16 * GIB + change * (place % 2))) for place, at in enumerate(times)]
+    assert outline(points, 43, 120, rows) == ["█" * 120] * rows
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(1, ["▁▄█"]), (2, ["  █", "▂██"]), (4, ["  █", "  █", " ██", "▄██"])])
+def test_chart_of_any_height_begins_at_zero(rows: int, expected: list[str]):
+    assert outline([(0.0, GIB), (1.0, 4 * GIB), (2.0, 8 * GIB)], 3, 3, rows) == expected
 
 
 def test_stack_shows_the_parts_from_the_bottom_in_their_proportion():
