@@ -3,7 +3,7 @@
 import * as address from "./address.js";
 import { button, make, named, svg } from "./elements.js";
 import { flush } from "./flush.js";
-import { capital, clean, clock, duration, human } from "./format.js";
+import { capital, clean, clock, difference, duration, human } from "./format.js";
 import { createListing, createTable, showTable } from "./lists.js";
 import { state } from "./store.js";
 import { read } from "./live.js";
@@ -25,10 +25,16 @@ const COLUMNS = [
   plain("Time", ({ at }) => clock(at, now())),
   { title: "Program", text: programOf, name: true },
   { title: "GPU", text: gpuOf, name: true },
-  bytes("Missing", "missing_bytes"),
+  { title: "Missing", text: lacking, number: true },
   { title: "Remedy", text: ({ remedy }) => remedy, wide: true },
   { title: "Actions", nodes: () => [make("a", "Case")], update: showLink },
 ];
+
+/** The missing bytes as they follow from those that are shown beside them; what a limit lacks does not. */
+function lacking({ request_bytes: request, free_bytes: free, missing_bytes: missing }) {
+  const follows = missing && free !== null && Math.abs(request - free - missing) <= 2 ** 21;
+  return follows ? difference(request, free).slice(1) : human(missing);
+}
 
 function showLink(cell, { id, ...found }) {
   cell.firstChild.href = address.linkTo({ view: "cases", case: id });
@@ -117,11 +123,12 @@ function table(title, columns, rows) {
 }
 
 /** What was requested, and what there was. */
-function requestOf({ oom, request_bytes: request, free_bytes: free, missing_bytes: missing }) {
+function requestOf(found) {
+  const { oom, request_bytes: request, free_bytes: free, missing_bytes: missing } = found;
   const facts = [
     request === null ? "" : `requested ${human(request)}`,
     free === null ? "" : `${human(free)} was free`,
-    missing === null ? "" : `${human(missing)} was missing`,
+    missing === null ? "" : `${lacking(found)} was missing`,
     oom?.scope ? `in ${oom.scope}` : "",
   ];
   return capital(facts.filter(Boolean).join(" · "));

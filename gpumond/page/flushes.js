@@ -13,7 +13,7 @@ const amount = (value) => (value === null || value === undefined ? "" : value.lo
 const remarks = (receipt) => [...differences(receipt, { expected: receipt.planned }), receipt.reason].filter(Boolean).join(" ");
 
 const COLUMNS = [
-  { title: "Time", text: ({ started_at: at }) => clock(at, state.frame.snapshot.taken_at) },
+  { title: "Finished", text: ({ started_at: at, duration_seconds: seconds }) => clock(at + seconds, state.frame.snapshot.taken_at) },
   { title: "Program", text: ({ workload, pid }) => `${clean(workload || "?", 80)} (pid ${pid})`, name: true },
   { title: "GPU", text: gpu, name: true, wide: true },
   { title: "Pool", text: ({ allocator }) => allocator ?? "", none: "A suspension moves all memory of a program.", wide: true },

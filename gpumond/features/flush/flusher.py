@@ -369,12 +369,13 @@ class Flusher:
             replace(each, requested_for=request.requested_for)
             for each in (*chain.from_iterable(flushed), *refused, *chain.from_iterable(engines))
         )
+        answer = FlushOutcome(uuid.uuid4().hex, receipts, sum(receipt.released_bytes for receipt in receipts))
+        if request.dry_run:  # whatever its outcome, it is a plan and no flush
+            self._plans.keep(requested_by, answer.id, receipts)
+            return answer
         for receipt in receipts:
             self.receipts.append(receipt)
             self._done(receipt)
-        answer = FlushOutcome(uuid.uuid4().hex, receipts, sum(receipt.released_bytes for receipt in receipts))
-        if request.dry_run:
-            self._plans.keep(requested_by, answer.id, receipts)
         return answer
 
     async def _engine_names(self, request: FlushRequest, reports: Sequence[AgentReport]) -> list[str]:

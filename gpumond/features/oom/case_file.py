@@ -9,7 +9,7 @@ from typing import Literal
 from gpumond.events import MAX_CALL, call_text, own_calls
 from gpumond.facts.frame import Line
 from gpumond.facts.program import CLASSES, Call, LiveClasses, Oom, ProcessKey
-from gpumond.facts.units import human
+from gpumond.facts.units import difference, human
 from gpumond.view import html_report as html, text
 from gpumond.view.text import moment, size
 
@@ -18,6 +18,8 @@ Basis = Literal["measured", "reported", "estimate"]
 an estimate.
 """
 
+SEGMENT_BYTES = 2 << 20
+"""Granularity in which allocators take memory from a device."""
 RANK_SECONDS = 60.0
 """Errors of the ranks of one job within this time belong together."""
 
@@ -26,7 +28,8 @@ RANK_SECONDS = 60.0
 class Remedy:
     """One change, and the bytes that it makes available on the device; None if they are unknown.
 
-    ``enough``: the change alone would have been enough; None if unknown. ``source``: how the bytes are known.
+    ``enough``: the change alone would have been enough; None if unknown. ``source``: how the bytes are known. The
+    remedy ``nothing`` states that no remedy is enough.
     """
 
     name: str
@@ -107,6 +110,8 @@ class CaseSummary:
     summary: str
     missing_bytes: int | None
     remedy: str
+    request_bytes: int | None = None
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +143,19 @@ def summary_of(case: CaseFile) -> CaseSummary:
         summary=case.summary,
         missing_bytes=case.missing_bytes,
         remedy=case.remedies[0].text if case.remedies else "",
+        request_bytes=case.request_bytes,
+        free_bytes=case.free_bytes,
     )
+
+
+def lacking(missing: int, request: int | None, free: int | None, returned: int = 0) -> str:
+    """Format the missing bytes so that they agree with the request, the free and the returned bytes shown beside them.
+
+    Those that a limit lacks, or that an allocator rounds up to its granularity, are no such difference.
+    """
+    if request is None or free is None or abs(request - free - returned - missing) > SEGMENT_BYTES:
+        return human(missing)
+    return difference(request, free, returned)
 
 
 def rank_order(case: CaseFile, cases: tuple[CaseFile, ...]) -> tuple[RankError, ...]:

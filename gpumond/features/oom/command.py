@@ -10,10 +10,10 @@ from pathlib import Path
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, print_error
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.features.oom.case_file import CaseSummary, RankedCase, document, plain
+from gpumond.features.oom.case_file import CaseSummary, RankedCase, document, lacking, plain
 from gpumond.view import html_report
 from gpumond.view.frame import checked_as
-from gpumond.view.text import moment, output_width, size, table
+from gpumond.view.text import moment, output_width, table
 
 ROUTE = "/api/v1/oom"
 
@@ -62,10 +62,11 @@ def _list(arguments: argparse.Namespace) -> int:
             each["id"],
             moment(each["at"]),
             each["workload"] or "-",
-            size(each["missing_bytes"]),
+            "-" if missing is None else lacking(missing, each["request_bytes"], each["free_bytes"]),
             client.with_commands(each["remedy"], arguments.url) or "-",
         ]
         for each in cases
+        for missing in (each["missing_bytes"],)
     ]
     print(table(header, rows) if rows else NO_CASE)
     return DONE

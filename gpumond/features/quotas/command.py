@@ -9,7 +9,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_answer
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import difference, duration, human
 from gpumond.view.rows import (
     free_elsewhere,
     grant_sentences,
@@ -143,13 +143,14 @@ def queue_table(frame: Mapping[str, Any]) -> str:
     rows = []
     for request in frame["queue"]:
         need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
+        flushed = None if available is None else max(0, need - available - missing)
         rows.append(
             [
                 indexes.get(request["device_uuid"], "?"),
                 human(need),
                 size(available and max(0, available)),
-                size(None if available is None else max(0, need - available - missing)),
-                human(missing),
+                size(flushed),
+                difference(need, available, flushed) if missing and available and flushed else human(missing),
                 str(request["ahead"]),
                 "-" if request["pid"] is None else str(request["pid"]),
                 request["workload"] or "-",
