@@ -40,8 +40,8 @@ PART_BYTES = 256 << 10
 ENCODED_BYTES = 48 << 10
 
 LIMIT_REFUSED = (
-    "this program doesn't allow limits set by the daemon; allow them with gpumond.agent.start(allow_limit=True) or "
-    "GPUMOND_ALLOW_LIMIT=1"
+    "this program doesn't allow limits set by the daemon; start it with gpumond run --allow-limit, "
+    "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1"
 )
 
 

@@ -23,6 +23,10 @@ GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "S
 """Groups of commands in the overview, in this order."""
 
 
+SYNONYMS = {"export": "record", "ps": "status", "free": "flush", "logs": "events", "mute": "silence"}
+"""Commands for words of other tools."""
+
+
 def overview(commands: Iterable[Command]) -> str:
     """Return the text of `gpumond --help`: the commands by group."""
     lines = ["usage: gpumond [-h] [--version] COMMAND ...", ""]
@@ -43,7 +47,14 @@ def unknown_word(kind: str, word: str, known: Iterable[str]) -> str:
     """Return the message about a word that is not known, with the most similar known one."""
     names = {each.lstrip("-"): each for each in known}  # two short options are similar only in their hyphens
     similar = difflib.get_close_matches(word.partition("=")[0].lstrip("-"), list(names), n=1)
+    similar = similar or [each for each in (SYNONYMS.get(word, ""),) if each in names]
     return f"unknown {kind} {word!r:.80}" + (f"; did you mean {names[similar[0]]}?" if similar else "")
+
+
+def subparser(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of the subcommand that the first word names, else the parser."""
+    choices = (each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    return next((own[words[0]] for own in choices if words and words[0] in own), parser)
 
 
 def misspelt(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | None:
@@ -275,9 +286,9 @@ def _run(argv: Sequence[str]) -> int:
         return _missing_extra(error)
     parser_of_command = parsers.get(argv[0])
     if parser_of_command is not None and argv[0] not in WITH_OTHER_COMMANDS:
-        word = misspelt(parser_of_command, argv)
-        if word is not None:
-            parser_of_command.error(unknown_word("option", word, options(parser_of_command)))
+        used = subparser(parser_of_command, argv[1:])
+        if (word := misspelt(used, argv)) is not None:
+            used.error(unknown_word("option", word, options(used)))
         argv = [argv[0], *options_last(parser_of_command, argv[1:])]
     arguments, rest = parser.parse_known_args(argv)
     arguments.words = argv

@@ -38,10 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let the daemon suspend your program while it is idle; SIGCONT or `gpumond resume` resumes it",
     )
+    parser.add_argument("--allow-limit", action="store_true", help="let `gpumond limit` and quotas limit your program")
     parser.add_argument(
         "--need",
         metavar="SIZE",
-        help="start your program only once this much GPU memory is available; auto: what its earlier runs needed",
+        help="start your program only once this much GPU memory is available; auto: what its earlier runs needed. "
+        "Programs that start without --need can still take that memory",
     )
     parser.add_argument("--need-device", metavar="GPU", help="with --need: which GPU, if there are several")
     parser.add_argument("--wait", metavar="DURATION", help="with --need: how long to wait, such as 10m (default: 0)")
@@ -59,7 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
         return _fail("no command given; example: gpumond run -- python train.py", 2)
     try:
         environ = environment(
-            os.environ, arguments.workload, arguments.flush_policy, arguments.borrow, arguments.suspendable
+            os.environ,
+            arguments.workload,
+            arguments.flush_policy,
+            borrow=arguments.borrow,
+            suspendable=arguments.suspendable,
+            allow_limit=arguments.allow_limit,
         )
     except ValueError as error:
         return _fail(f"{error}", 2)
@@ -109,10 +116,12 @@ def environment(
     environ: Mapping[str, str],
     workload: str | None,
     flush_policy: str | None,
-    borrow: bool = False,
-    suspendable: bool = False,
+    **allowed: bool,
 ) -> dict[str, str]:
-    """Return the environment that starts the agent in every Python program. Raises ValueError for a bad name."""
+    """Return the environment that starts the agent in every Python program. Raises ValueError for a bad name.
+
+    ``allowed``: what the program allows: ``borrow``, ``suspendable`` and ``allow_limit``.
+    """
     path = environ.get("PYTHONPATH", "")
     if INJECT not in path.split(os.pathsep):
         path = f"{INJECT}{os.pathsep}{path}" if path else INJECT
@@ -121,10 +130,7 @@ def environment(
         ours["GPUMOND_WORKLOAD"] = workload_name(workload)
     if flush_policy is not None:
         ours["GPUMOND_FLUSH_POLICY"] = flush_policy
-    if borrow:
-        ours["GPUMOND_BORROW"] = "1"
-    if suspendable:
-        ours["GPUMOND_SUSPENDABLE"] = "1"
+    ours |= {f"GPUMOND_{name.upper()}": "1" for name, value in allowed.items() if value}
     return {**environ, **ours}
 
 
