@@ -50,6 +50,8 @@ from gpumond.tick.history import (
 )
 
 RECENT_MINUTES = 15
+PEAK_NOTABLE = 0.02
+"""Part of a device by which its recent peak exceeds its use, so that the time until it is full needs an explanation."""
 REPORT_SECONDS = 1.5
 """Time in real seconds after which a program's agent has reported what it counted."""
 MIN_RELEASE_RATIO = 0.02
@@ -289,8 +291,18 @@ class Diagnosis:
             evidence.append(("outside_pools", 1.0))
         evidence += held_growth(tracked, leak.what, leak.tier, leak.onset)
         evidence += allocations.evidence if allocations else []
+        peak = None if room is None or device.size_bytes is None else device.size_bytes - room
+        above = peak is not None and peak - (device.used_bytes or 0) > PEAK_NOTABLE * (device.size_bytes or 0)
         summary = messages.leak(
-            who, _label(device), 60 * per_second, since, left, shaped, leak.what == OUTSIDE, allocations
+            who,
+            _label(device),
+            60 * per_second,
+            since,
+            left,
+            shaped,
+            leak.what == OUTSIDE,
+            allocations,
+            peak if above else None,
         )
         tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped, line)
 

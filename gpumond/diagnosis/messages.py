@@ -23,14 +23,18 @@ def leak(
     form: str,
     outside: bool,
     allocations: AllocationGrowth | None,
+    peak: float | None = None,
 ) -> str:
-    """Describe a leak; ``who`` is the device where no process is known."""
+    """Describe a leak; ``who`` is the device where no process is known. ``peak``: the device's recent peak, from which
+    the time is counted, if it is notably above what is used now.
+    """
     owner = who if who != device else "an unknown process"
     details = [f"since {clock(since)}", *FORMS.get(form, ()), *_number(allocations)]
     if outside:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
     end = f"; at this rate, {device} will be full in {about(left)}" if left is not None else ""
-    return f"{owner} is leaking {rate(per_minute)} on {device} ({', '.join(details)}){end}"
+    basis = f", counted from its recent peak of {human(peak)}" if end and peak else ""
+    return f"{owner} is leaking {rate(per_minute)} on {device} ({', '.join(details)}){end}{basis}"
 
 
 def growing(

@@ -12,7 +12,7 @@ from gpumond.cli.client import with_commands
 from gpumond.facts.errors import DaemonError
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.top import screen
-from gpumond.top.actions import FlushDialog, FlushTarget, SignalDialog, SuspensionDialog
+from gpumond.top.actions import FlushDialog, FlushTarget, SignalDialog, SilenceDialog, SuspensionDialog
 from gpumond.top.connection import STALE_INTERVALS, Connection, DaemonClient, Requests, combined, names
 from gpumond.top.processes import TREE, AncestorCache, ProcessStats, Table, column_at, laid_out
 from gpumond.top.screen import (
@@ -84,6 +84,7 @@ class Top:
             "F": self._flush_device,
             "z": lambda: self._move("suspend"),
             "Z": lambda: self._move("resume"),
+            "S": self._silence,
             "a": lambda: self._open(Panel(self._remarks_in_full, ("a", "enter"))),
             "p": self._pause,
             "escape": self._show_all,
@@ -377,6 +378,11 @@ class Top:
             (row,) = rows
             daemon, name = self._place_of(row.key[0])[0].daemon, f"{row.program} (pid {row.pid})"
             self.panel = SuspensionDialog(self.requests, daemon, row.pid, name, action).panel
+
+    def _silence(self) -> None:
+        row = self.table.chosen
+        connection = self._place_of(row.key[0])[0] if row and not row.members else self.connections[0]
+        self.panel = SilenceDialog(self.requests, connection.daemon, row.process.pid if row else None).panel
 
     def _signal(self) -> None:
         if rows := self._targets():

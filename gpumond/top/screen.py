@@ -157,10 +157,10 @@ Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected device, or else all programs with an agent
 z, Z | suspend the program under the cursor, which moves its device memory to the host; resume it
+S | silence an alert for an hour, first those of the program under the cursor
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full
- | to silence an alert: gpumond silence add --help
 p | pause
 mouse | click a column to sort, a device or a row to select it; scroll with the wheel
 ?, h, F1 | show this help
@@ -230,6 +230,7 @@ HINTS: Hints = (
     ("f", "Flush"),
     ("z", "Suspend"),
     ("a", "Alerts"),
+    ("S", "Silence"),
     ("q", "Quit"),
     ("d", "Details"),
     ("p", "Pause"),
