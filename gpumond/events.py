@@ -340,13 +340,22 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
     )
 
 
+WAIT_SECONDS = 3.0
+"""Time for which a request waits before it is an event: a resumption without a wait asks for two seconds."""
+
+
+def _waiting(frame: Frame) -> set[str]:
+    return {each.id for each in frame.queue if frame.snapshot.taken_at - each.since >= WAIT_SECONDS}
+
+
 def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
     """Yield the requests for memory that wait or are granted now, and weren't before."""
     at = frame.snapshot.taken_at
     waited = {each.id: each for each in (before.queue if before else ())}
+    known = _waiting(before) if before else set()
     granted = {each.id for each in (before.grants if before else ())}
     for request in frame.queue:
-        if request.id not in waited:
+        if request.id in _waiting(frame) - known:
             names = ", ".join(map(str, request.holders))
             held = f"; the largest programs there are {names}" if names else ""
             where = _gpu(frame, request.device_uuid)

@@ -233,7 +233,7 @@ def _unknown(classes: Sequence[LiveClasses]) -> str:
         return clean(f"live memory can be classified for PyTorch only; the allocators of this program: {names}")
     if any(pool.live_bytes for pool in LOADED.read() or () if pool.allocator == "torch"):
         return "this version of PyTorch isn't understood: its live memory can't be classified"
-    return "no allocator of this program that can be classified has live memory"
+    return "the program has no live PyTorch memory on a device, so there is nothing to classify"
 
 
 def _pickle(snapshot: object, path: str) -> None:

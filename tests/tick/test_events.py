@@ -117,6 +117,9 @@ def test_request_that_waits_and_is_granted_makes_two_events():
     assert grant.summary == "pretrain (pid 7) is granted 16.0 GiB of GPU 0 after 1 min"
     assert grant.details[-1] == ("waited_seconds", 60.0)
     assert between(waiting, waiting) == between(granted, granted) == []
+    asks = replace(empty, queue=(replace(REQUEST, since=999_998.5),))
+    assert between(empty, asks) == [], "as a resumption that doesn't wait"
+    assert between(asks, waiting) == [wait]
 
 
 def test_suspension_and_resumption_make_events_with_the_program_that_waited():

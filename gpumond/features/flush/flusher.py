@@ -436,7 +436,7 @@ class Flusher:
             receipts += await self._allocator(report, allocator, request, requested_by)
         self._finish(report, request)
         receipts = receipts or [
-            empty_receipt(report, "nothing", "its agent reports no pool", requested_by, time.time())
+            empty_receipt(report, "nothing", "the program has no memory pool on a device", requested_by, time.time())
         ]
         return [replace(receipt, planned=promises.get(pool_of(receipt))) for receipt in receipts]
 

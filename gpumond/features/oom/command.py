@@ -63,7 +63,7 @@ def _list(arguments: argparse.Namespace) -> int:
             moment(each["at"]),
             each["workload"] or "-",
             "-" if missing is None else lacking(missing, each["request_bytes"], each["free_bytes"]),
-            client.with_commands(each["remedy"], arguments.url) or "-",
+            each["remedy"] or "-",
         ]
         for each in cases
         for missing in (each["missing_bytes"],)
