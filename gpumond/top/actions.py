@@ -276,9 +276,10 @@ class SilenceDialog:
         return sorted(open_ones, key=lambda each: (each["pid"] != self.pid, each["phase"] != "firing"))
 
     def _receive(self, found: list[Any] | DaemonError) -> None:
-        failed = isinstance(found, DaemonError)
-        self.alerts = [] if failed else found
-        self.result = plain(str(found), 600) if failed else "" if found else "no alert that isn't silenced"
+        if isinstance(found, DaemonError):
+            self.result = plain(str(found), 600)
+            return
+        self.alerts, self.result = found, "" if found else "no alert that isn't silenced"
 
     def _select(self, step: int) -> None:
         self.chosen = (self.chosen + step) % max(1, len(self.alerts))

@@ -143,7 +143,8 @@ async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(re
         key for key, each in suspender.programs.items() if body.target.matches(each.pid, each.workload)
     ]
     if not keys:
-        reports = kernel_of(request).frame.snapshot.reports if kernel_of(request).frame else ()
+        frame = kernel_of(request).frame
+        reports = frame.snapshot.reports if frame else ()
         raise nothing_to_resume(reports, suspender.programs.values(), body.target)
     if body.target.pid is None:
         keys = [key for key in keys if caller.uid in (None, suspender.programs[key].uid)]
@@ -191,7 +192,7 @@ def nothing_to_resume(
         return NoSuchTarget("no program is suspended")
     if any(target.matches(each.pid, each.workload) for each in reports):
         return NoSuchTarget(f"{name} isn't suspended")
-    known = [each.workload for each in (*reports, *suspended)]
+    known = [*(each.workload for each in reports), *(each.workload for each in suspended)]
     hint = did_you_mean(target.workload or "", known) or "; `gpumond status` lists the programs"
     return NoSuchTarget(f"no connected or suspended program matches {name}{hint}")
 
