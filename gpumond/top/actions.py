@@ -15,6 +15,7 @@ from gpumond.top.connection import DaemonClient, Requests
 from gpumond.top.processes import SIGNALS, refusal, send
 from gpumond.top.screen import Hints, Panel
 from gpumond.view.frame import checked_as, receipts_of
+from gpumond.view.live_memory import why_lines
 from gpumond.view.rows import ProcessRow, plain
 from gpumond.view.text import Line, Span, table_lines as table, wrapped
 
@@ -247,6 +248,27 @@ def _result(receipt: Mapping[str, Any]) -> str:
     words = [plain(receipt["outcome"], 20), "" if size is None else human(size)]
     reasons = [plain(receipt[name], 400) for name in ("reason", "remedy") if receipt[name]]
     return ": ".join([" ".join(filter(None, words)), *filter(None, ["; ".join(reasons)])])
+
+
+def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Panel:
+    """Return the panel of what a program's live memory consists of, after its verdicts."""
+    answer: list[str] = ["waiting for the program"]
+
+    def question() -> list[str]:
+        found = daemon.post(f"/api/v1/agents/{row.pid}/why", {}, TIMEOUT_SECONDS)
+        record = f"gpumond why --pid {row.pid} --record 30s shows the lines that allocate"
+        return [*why_lines(found, {row.key[0]: f"GPU {row.gpu}"}), *([] if found["sites"] else [record])]
+
+    def receive(found: list[str] | DaemonError) -> None:
+        answer[:] = [str(found)] if isinstance(found, DaemonError) else found
+
+    def lines(width: int) -> list[Line]:
+        texts = [*row.verdicts, *answer]
+        title = [Span(f"why {row.program} (pid {row.pid}) holds memory", "bold")]
+        return [title, *(line for text in texts for line in wrapped([Span(plain(text, 600))], width))]
+
+    requests.ask(question, receive)
+    return Panel(lines, ("w",))
 
 
 SILENCE_SECONDS = 3600.0

@@ -12,7 +12,7 @@ from gpumond.cli.client import with_commands
 from gpumond.facts.errors import DaemonError
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.top import screen
-from gpumond.top.actions import FlushDialog, FlushTarget, SignalDialog, SilenceDialog, SuspensionDialog
+from gpumond.top.actions import FlushDialog, FlushTarget, SignalDialog, SilenceDialog, SuspensionDialog, why_panel
 from gpumond.top.connection import STALE_INTERVALS, Connection, DaemonClient, Requests, combined, names
 from gpumond.top.processes import TREE, AncestorCache, ProcessStats, Table, column_at, laid_out
 from gpumond.top.screen import (
@@ -80,6 +80,7 @@ class Top:
             "g": table.group,
             **dict.fromkeys(("x", " "), self._mark),
             "U": lambda: table.marks.clear(),
+            "w": self._why,
             "f": lambda: self._flush(self._targets()),
             "F": self._flush_device,
             "z": lambda: self._move("suspend"),
@@ -324,6 +325,11 @@ class Top:
             key = row.key
             flush = {"f": lambda: self._flush(self._process(key))}
             self.panel = Panel(lambda width: self._described(key, width), ("enter", "d"), flush)
+
+    def _why(self) -> None:
+        row = self.table.chosen
+        if row and not row.members:
+            self.panel = why_panel(self.requests, self._place_of(row.key[0])[0].daemon, row.process)
 
     def _process(self, key: ProcessLife) -> list[ProcessRow]:
         """Return the process, nothing if it no longer uses a device."""

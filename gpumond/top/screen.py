@@ -141,6 +141,7 @@ HELP = """
 Rows
 j k, ↑ ↓ | next and previous row; PgUp, PgDn, Home and End, too
 Enter, d | open or close details of a process, or a group
+w | show what the memory of a program consists of, and the lines that keep it if they are known
 x, Space | mark or unmark a process or a group
 U | unmark all
 /, F3, F4 | filter by words: all must match; user:root in one field, -word without it
@@ -228,6 +229,7 @@ HINTS: Hints = (
     ("g", "Group"),
     ("x", "Mark"),
     ("f", "Flush"),
+    ("w", "Why"),
     ("z", "Suspend"),
     ("a", "Alerts"),
     ("S", "Silence"),

@@ -62,9 +62,10 @@ class CaseFile:
     """What is known about one out-of-memory error, and the remedies, most effective first.
 
     ``summary`` is one sentence. ``oom`` is the program's record; None for a program without an agent, of which only
-    the driver's numbers are known. ``missing_bytes``: what the request lacked. ``lines`` are the ledger of the device
-    at the last tick before the error, at ``lines_at``, with the program's own bytes at the error; ``reported_at`` is
-    the time of the program's report, if the record doesn't state its own bytes.
+    the driver's numbers are known. ``missing_bytes``: what the request lacked. ``reserved_bytes``: what the driver
+    keeps of the device. ``lines`` are the ledger of the device at the last tick before the error, at ``lines_at``, with
+    the program's own bytes at the error; ``reported_at`` is the time of the program's report, if the record doesn't
+    state its own bytes.
     """
 
     id: str
@@ -78,6 +79,7 @@ class CaseFile:
     request_bytes: int | None = None
     free_bytes: int | None = None
     missing_bytes: int | None = None
+    reserved_bytes: int | None = None
     remedies: tuple[Remedy, ...] = ()
     uid: int | None = None
     job: str = ""
@@ -237,8 +239,8 @@ def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, 
         rows = [
             [_label(line.pid, line.workload), line.share, human(line.used_bytes)] for line in lines if line.used_bytes
         ]
-        if case.free_bytes is not None:
-            rows.append(["", "free", human(case.free_bytes)])
+        rest = (("reserved", case.reserved_bytes), ("free", case.free_bytes))
+        rows += [["", name, human(value)] for name, value in rest if value is not None]
         yield _ledger_title(case), ("PROGRAM", "SHARE", ">BYTES"), rows
     if len(ranks) > 1:
         rows = [[str(each.rank), str(each.pid), f"{each.seconds_later:.1f} s", each.id] for each in ranks]
