@@ -291,8 +291,9 @@ class Diagnosis:
             evidence.append(("outside_pools", 1.0))
         evidence += held_growth(tracked, leak.what, leak.tier, leak.onset)
         evidence += allocations.evidence if allocations else []
-        peak = None if room is None or device.size_bytes is None else device.size_bytes - room
-        above = peak is not None and peak - (device.used_bytes or 0) > PEAK_NOTABLE * (device.size_bytes or 0)
+        size, used = float(device.size_bytes or 0), float(device.used_bytes or 0)
+        peak = size - (room or 0.0)
+        later = None if left is None or peak - used < PEAK_NOTABLE * size else left + (peak - used) / per_second
         summary = messages.leak(
             who,
             _label(device),
@@ -302,7 +303,8 @@ class Diagnosis:
             shaped,
             leak.what == OUTSIDE,
             allocations,
-            peak if above else None,
+            peak,
+            later,
         )
         tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped, line)
 

@@ -23,18 +23,20 @@ def leak(
     form: str,
     outside: bool,
     allocations: AllocationGrowth | None,
-    peak: float | None = None,
+    peak: float,
+    later: float | None,
 ) -> str:
-    """Describe a leak; ``who`` is the device where no process is known. ``peak``: the device's recent peak, from which
-    the time is counted, if it is notably above what is used now.
+    """Describe a leak; ``who`` is the device where no process is known. ``left`` is counted from the device's recent
+    ``peak``, ``later`` from what is used now if that is notably less.
     """
     owner = who if who != device else "an unknown process"
     details = [f"since {clock(since)}", *FORMS.get(form, ()), *_number(allocations)]
     if outside:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
     end = f"; at this rate, {device} will be full in {about(left)}" if left is not None else ""
-    basis = f", counted from its recent peak of {human(peak)}" if end and peak else ""
-    return f"{owner} is leaking {rate(per_minute)} on {device} ({', '.join(details)}){end}{basis}"
+    if left is not None and later is not None and about(later) != about(left):
+        end += f" if its use returns to its recent peak of {human(peak)}, else in {about(later)}"
+    return f"{owner} is leaking {rate(per_minute)} on {device} ({', '.join(details)}){end}"
 
 
 def growing(
