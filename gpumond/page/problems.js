@@ -12,7 +12,7 @@ import { showDevice } from "./hero.js";
 import { rowsOf } from "./rows.js";
 import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
-import { label, processKey, reclaimableOf, state } from "./store.js";
+import { allowsFlush, hasPools, label, processKey, reclaimableOf, state } from "./store.js";
 import { showProcess } from "./table.js";
 import { isOpen, openView } from "./views.js";
 import { why } from "./why.js";
@@ -62,20 +62,20 @@ What comes and goes with the verdict is the last. */
 const ACTIONS = {
   Chart: { of: () => true, act: ({ card }) => showChart(card) },
   Flush: {
-    of: ({ card, row }) => (row ? flushes(agentOf(row)) : !card.process && state.devices.has(card.uuid) && state.frame.snapshot.reports.some(flushes)),
+    of: ({ card, row }) => (row ? allowsFlush(row) : !card.process && state.devices.has(card.uuid) && state.frame.processes.some(allowsFlush)),
     on: ({ card, row }) => Boolean(row ? row.cached_bytes : reclaimableOf([state.devices.get(card.uuid)]).bytes > 0),
     off: ({ subject }) => `${subject} has nothing to flush: no cache of it can be returned.`,
     act: ({ card, row, subject }) =>
       row ? flush({ pid: row.pid, start_ticks: row.start_ticks }, subject) : flush({ device: card.uuid }, subject),
   },
   Suspend: {
-    of: ({ card, row }) => Boolean(card.kind === IDLE && row && agentOf(row)?.suspendable),
+    of: ({ card, row }) => Boolean(card.kind === IDLE && row?.suspendable),
     on: ({ row }) => !state.frame.snapshot.suspended_programs.some((each) => processKey(each) === processKey(row)),
     off: ({ subject }) => `${subject} is suspended.`,
     act: ({ row, subject }) => suspend({ pid: row.pid }, subject),
   },
   Silence: { of: ({ card }) => card.alert && !card.alert.silenced_by.length, act: ({ card }) => silence(card.alert) },
-  Why: { of: ({ row }) => Boolean(row && agentOf(row)?.pools.length), act: ({ row, subject }) => why(row.pid, subject) },
+  Why: { of: ({ row }) => Boolean(row && hasPools(row)), act: ({ row, subject }) => why(row.pid, subject) },
   Evidence: {
     of: ({ card: { verdict } }) => Boolean(verdict?.fit || verdict?.evidence?.length),
     act: showEvidence,
@@ -83,8 +83,6 @@ const ACTIONS = {
 };
 const can = (node, { of, on }) => of(node) && (!on || on(node));
 
-const agentOf = (row) => state.frame.snapshot.reports.find((report) => processKey(report) === processKey(row));
-const flushes = (agent) => Boolean(agent && agent.flush_policy !== "never");
 
 function create() {
   const drawing = svg("svg", { class: "trend", viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" });

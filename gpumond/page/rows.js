@@ -80,7 +80,6 @@ export function rowsOf(frame) {
   }
   const devices = new Map(snapshot.devices.map((device) => [device.uuid, device]));
   const suspended = new Map(snapshot.suspended_programs.map((each) => [processKey(each), each]));
-  const agents = new Map(snapshot.reports.map((report) => [(report.key ??= processKey(report)), report]));
   for (const row of processes) {
     row.own ??= processKey(row);
     row.key ??= `${row.device_uuid},${row.own}`;
@@ -89,7 +88,6 @@ export function rowsOf(frame) {
     row.owner = row.user ?? (row.uid === null ? "" : String(row.uid));
     row.verdict = verdicts.get(row.key) ?? "";
     row.alert = row.verdict ? "" : (alerting.get(row.key) ?? "");
-    row.agent = agents.get(row.own);
     const program = suspended.get(row.own);
     row.suspension = program ? suspensionSentence(frame, program) : "";
     row.resuming = Boolean(program && isResuming(program));

@@ -21,7 +21,7 @@ export function createSuspension(itemOf) {
 
 export function updateSuspension(control, row) {
   const [act, words] = control.children;
-  act.hidden = !row.suspension && !row.agent?.suspendable;
+  act.hidden = !row.suspension && !row.suspendable;
   act.disabled = row.resuming;
   put(act, row.suspension ? "Resume" : "Suspend…");
   if (act.hidden) put(words, `To suspend ${row.program}, start it with gpumond run --suspendable.`, 200);

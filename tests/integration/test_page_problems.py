@@ -212,8 +212,8 @@ def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browse
         frame["alerts"], frame["verdicts"] = [], [verdict]
         process_of(frame, "notebook")["cached_bytes"] = 0
         subject = {name: verdict[name] for name in ("pid", "start_ticks")}
-        for report in frame["snapshot"]["reports"]:
-            report["suspendable"] = report["workload"] == "notebook"
+        for process in frame["processes"]:
+            process["suspendable"] = process["workload"] == "notebook"
         memory = [{"device_uuid": verdict["device_uuid"], "device_index": 0, "used_bytes": 9 * GIB}]
         about = {"id": "1", "uid": 0, "workload": "notebook", "state": "suspended", "since": verdict["since"]}
         program = subject | about | {"memory": memory, "host_bytes": None, "grants": [], "reason": ""}
@@ -238,8 +238,8 @@ def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browse
 
 def test_palette_suspends_compares_and_ends_silences(browser: Browser, demo: RunningDaemon):
     def suspendable(frame: Any) -> None:
-        for report in frame["snapshot"]["reports"]:
-            report["suspendable"] = report["workload"] == "notebook"
+        for process in frame["processes"]:
+            process["suspendable"] = process["workload"] == "notebook"
         now = frame["snapshot"]["taken_at"]
         matchers = [{"name": "rule", "operator": "=", "value": "leak"}]
         silence = {"id": "1", "matchers": matchers, "author": "dev", "reason": "planned"}
