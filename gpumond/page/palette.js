@@ -13,6 +13,7 @@ import { cardCommands } from "./problems.js";
 import { CHART_RANGES } from "./range.js";
 import { COLUMNS, GROUPS, rowsOf } from "./rows.js";
 import { allowsFlush, hasAgent, hasPools, label, reclaimableOf, state } from "./store.js";
+import { wordOf } from "./suspend.js";
 import { filterBy, groupBy, showProcess, sortById, suspendRow } from "./table.js";
 import { setTheme, themes } from "./theme.js";
 import { TITLES, openView } from "./views.js";
@@ -48,7 +49,7 @@ function* commandsOf() {
     yield [`Flush ${subjectOf(row)}`, () => flush({ pid: row.pid, start_ticks: row.start_ticks }, subjectOf(row))];
   for (const row of rows.filter(hasPools)) yield [`Why ${subjectOf(row)}`, () => why(row.pid, subjectOf(row))];
   for (const row of rows.filter(({ suspension, suspendable }) => suspension || suspendable))
-    yield [`${row.suspension ? "Resume" : "Suspend"} ${subjectOf(row)}`, () => visit(() => suspendRow(row.key))];
+    yield [`${wordOf(row)} ${subjectOf(row)}`, () => visit(() => suspendRow(row.key))];
   for (const row of rows.filter(({ device }) => device))
     yield [`${isMarked(row) ? "Remove from comparison" : "Compare"} ${subjectOf(row)}`, () => setMarked(row, !isMarked(row))];
   for (const silence of state.frame.silences) yield [`End the silence of ${matchersOf(silence)}`, () => expire(silence.id)];

@@ -97,7 +97,7 @@ function updateProcess(body, cells, opener, row, active) {
   put(verdict, row.verdict, 40);
   verdict.classList.toggle("notable", isProblem({ kind: row.verdict }));
   const remarks = [
-    row.suspension ? "suspended" : row.state && row.state !== "alive" ? row.state : "",
+    row.suspended || (row.state && row.state !== "alive" ? row.state : ""),
     words(row.alert),
     row.orphaned ? "orphaned" : "",
     row.kinds.includes("holder") ? "holds the device open" : "",

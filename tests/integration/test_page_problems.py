@@ -200,6 +200,14 @@ def test_button_suspends_an_idle_program_and_resumes_it(browser: Browser, serve:
         granted = until(lambda: [each["pid"] for each in demo.get("processes") if each["workload"] == "pretrain"])
         page.locator(".suspension").get_by_role("button", name="Resume").click()
         session.shows("Resuming as soon as its memory is free")
+        page.locator("tbody.process .state", has_text="waiting to resume").wait_for()
+        page.keyboard.press("Control+k")
+        page.keyboard.type("cancel resuming embeddings")
+        page.keyboard.press("Enter")
+        session.shows("cancelled the wait")
+        until(lambda: [each["state"] for each in demo.get("suspensions")] == ["suspended"])
+        page.locator(".suspension").get_by_role("button", name="Resume").click()
+        session.shows("Resuming as soon as its memory is free")
         os.kill(granted[0], signal.SIGKILL)  # it would hold the memory for 100 s; its next request is behind this one
         until(lambda: not demo.get("suspensions"), 60)
 
