@@ -186,7 +186,7 @@ export function showProblems() {
     silenced ? `${silenced} silenced` : "",
     cards.length > SHOWN ? `${SHOWN} are shown` : "",
     own.length < cards.length ? `${cards.length - own.length} on other GPUs` : "",
-    restOf(state.frame.verdicts),
+    restOf(state.frame),
   ];
   put($("problems-count"), parts.filter(Boolean).join(" · "));
   const { devices } = state.frame.snapshot;
