@@ -10,6 +10,8 @@ const notes = new Set(NOTES);
 const ORDINARY_LABELS = ["alertname", "gpu", "severity", "uuid"];
 const PAST = "memory-freed"; // no state, but something that has happened: events list it
 
+const WARM_UP = 300; // seconds
+
 const subjectKey = (uuid, process) => `${uuid ?? ""} ${process?.pid ? processKey(process) : ""}`;
 
 /** One card for each subject and problem of a frame: the alert and the verdict on it together; the most urgent first. */
@@ -41,21 +43,26 @@ export function cardsOf(frame) {
   return [...cards.values()].sort((one, other) => rank(one) - rank(other) || since(one) - since(other));
 }
 
+/** True while a verdict tells more than an alert: there is none, or it doesn't fire yet. */
+const isOnlyVerdict = ({ alert, verdict }) => !alert || (verdict && alert.phase !== "firing");
+
 const isOver = ({ kind }, row) => kind === "fragmentation" && row?.stranded_bytes === 0;
 
 /** How a card is colored. Its problem may be over while its alert still fires. */
 export function levelOf(card, row) {
   const { alert } = card;
   if (isOver(card, row)) return "quiet";
-  if (!alert) return "warn";
-  if (alert.phase !== "firing" || alert.silenced_by.length) return "quiet";
+  if (alert?.silenced_by.length) return "quiet";
+  if (isOnlyVerdict(card)) return "warn";
+  if (alert.phase !== "firing") return "quiet";
   return { critical: "bad", page: "bad", info: "note" }[alert.labels.severity] ?? "warn";
 }
 
 /** The state of a card at the time of the frame. */
-export function ageOf({ alert, verdict }, now, silences) {
-  if (!alert) return `since ${clock(verdict.since, now)}`;
-  if (alert.silenced_by.length) return silencedText(alert, now, silences);
+export function ageOf(card, now, silences) {
+  const { alert, verdict } = card;
+  if (alert?.silenced_by.length) return silencedText(alert, now, silences);
+  if (isOnlyVerdict(card)) return `since ${clock(verdict.since, now)}`;
   const firing = alert.phase === "firing";
   const seconds = now - (alert.fired_at ?? alert.active_at);
   return `${firing ? "firing" : "pending"} for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}`;
@@ -123,9 +130,11 @@ export function leftOf({ uuid, verdict }, devices) {
   return `${label(device)} (${human(device.size_bytes)}) is full in ${about(left)}`;
 }
 
-/** How many verdicts there are of each kind that may become a problem, in words. */
-export function restOf(verdicts) {
+/** How many verdicts there are of each kind that may become a problem, in words. The growth of a start is none. */
+export function restOf({ snapshot, processes, verdicts }) {
   const counts = new Map();
-  for (const { kind } of verdicts) if (notes.has(kind) && kind !== PAST) counts.set(kind, (counts.get(kind) ?? 0) + 1);
+  const starts = (verdict) => processes.some((row) => processKey(row) === processKey(verdict) && snapshot.taken_at - row.started_at < WARM_UP);
+  for (const each of verdicts)
+    if (notes.has(each.kind) && each.kind !== PAST && !starts(each)) counts.set(each.kind, (counts.get(each.kind) ?? 0) + 1);
   return counts.size ? `also: ${[...counts].map(([word, count]) => `${count} ${word}`).join(", ")}` : "";
 }

@@ -71,6 +71,8 @@ export function showDevices() {
   $("devices-section").hidden = layout === "one";
   $("device-rows").hidden = layout !== "rows";
   $("tiles").hidden = layout !== "tiles";
+  $("device-rows").classList.toggle("two", rows.length > 4);
+  $("device-rows").style.setProperty("--half", Math.ceil(rows.length / 2));
   sync($("device-rows"), layout === "rows" ? rows : [], key, createRow, updateRow, 1);
   sync($("tiles"), layout === "tiles" ? rows : [], key, createTile, updateTile);
 }

@@ -30,6 +30,10 @@ AT_END = re.compile(r" +// [^\"'`\n]*$", re.MULTILINE)
 """A comment at the end of a line. What follows has no quotation mark: it is not in a text."""
 
 
+IN_STYLE = re.compile(r" */\*.*?\*/")
+"""A comment in the style."""
+
+
 LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
 
 
@@ -192,7 +196,7 @@ def page_files() -> dict[str, File]:
         ("later.js", later, "text/javascript"),
         ("forms.js", forms, "text/javascript"),
         ("openstream.js", MODULES["openstream"], "text/javascript"),
-        ("page.css", (DIRECTORY / "page.css").read_text(), "text/css"),
+        ("page.css", IN_STYLE.sub("", (DIRECTORY / "page.css").read_text()), "text/css"),
     ):
         text = _lean(source)
         for known, hashed in names.items():

@@ -12,7 +12,7 @@ import { showDevice } from "./hero.js";
 import { rowsOf } from "./rows.js";
 import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
-import { label, processKey, reclaimableOf, state } from "./store.js";
+import { allowsFlush, hasPools, label, processKey, reclaimableOf, state } from "./store.js";
 import { showProcess } from "./table.js";
 import { isOpen, openView } from "./views.js";
 import { why } from "./why.js";
@@ -62,20 +62,20 @@ What comes and goes with the verdict is the last. */
 const ACTIONS = {
   Chart: { of: () => true, act: ({ card }) => showChart(card) },
   Flush: {
-    of: ({ card, row }) => (row ? flushes(agentOf(row)) : !card.process && state.devices.has(card.uuid) && state.frame.snapshot.reports.some(flushes)),
+    of: ({ card, row }) => (row ? allowsFlush(row) : !card.process && state.devices.has(card.uuid) && state.frame.processes.some(allowsFlush)),
     on: ({ card, row }) => Boolean(row ? row.cached_bytes : reclaimableOf([state.devices.get(card.uuid)]).bytes > 0),
     off: ({ subject }) => `${subject} has nothing to flush: no cache of it can be returned.`,
     act: ({ card, row, subject }) =>
       row ? flush({ pid: row.pid, start_ticks: row.start_ticks }, subject) : flush({ device: card.uuid }, subject),
   },
   Suspend: {
-    of: ({ card, row }) => Boolean(card.kind === IDLE && row && agentOf(row)?.suspendable),
+    of: ({ card, row }) => Boolean(card.kind === IDLE && row?.suspendable),
     on: ({ row }) => !state.frame.snapshot.suspended_programs.some((each) => processKey(each) === processKey(row)),
     off: ({ subject }) => `${subject} is suspended.`,
     act: ({ row, subject }) => suspend({ pid: row.pid }, subject),
   },
   Silence: { of: ({ card }) => card.alert && !card.alert.silenced_by.length, act: ({ card }) => silence(card.alert) },
-  Why: { of: ({ row }) => Boolean(row && agentOf(row)?.pools.length), act: ({ row, subject }) => why(row.pid, subject) },
+  Why: { of: ({ row }) => Boolean(row && hasPools(row)), act: ({ row, subject }) => why(row.pid, subject) },
   Evidence: {
     of: ({ card: { verdict } }) => Boolean(verdict?.fit || verdict?.evidence?.length),
     act: showEvidence,
@@ -83,8 +83,6 @@ const ACTIONS = {
 };
 const can = (node, { of, on }) => of(node) && (!on || on(node));
 
-const agentOf = (row) => state.frame.snapshot.reports.find((report) => processKey(report) === processKey(row));
-const flushes = (agent) => Boolean(agent && agent.flush_policy !== "never");
 
 function create() {
   const drawing = svg("svg", { class: "trend", viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" });
@@ -135,12 +133,12 @@ export function actsOf({ rule, active_at: at, pid, labels }) {
   return own.map(([word, { act }]) => [word, () => act(node)]);
 }
 
-/** What the cards offer, as commands: pairs of a text and an action. */
+/** What the cards offer besides what rows and devices do, as commands: pairs of a text and an action. */
 export const cardCommands = () =>
   [...$("alerts").children].flatMap((node) => {
-    const own = Object.entries(ACTIONS).filter(([, action]) => can(node, action));
+    const own = Object.entries(ACTIONS).filter(([word, action]) => !["Flush", "Suspend", "Why"].includes(word) && can(node, action));
     const { card, subject } = node;
-    const text = (word) => (["Flush", "Suspend", "Why"].includes(word) ? `${word} ${subject} (${card.kind})` : `${word} ${card.kind} (${subject})`);
+    const text = (word) => `${word} ${card.kind} (${subject})`;
     const links = [...node.querySelectorAll(".acts a:not([hidden])")];
     return [...own.map(([word, { act }]) => [text(word), () => act(node)]), ...links.map((link) => [text(link.textContent), () => link.click()])];
   });
@@ -188,7 +186,7 @@ export function showProblems() {
     silenced ? `${silenced} silenced` : "",
     cards.length > SHOWN ? `${SHOWN} are shown` : "",
     own.length < cards.length ? `${cards.length - own.length} on other GPUs` : "",
-    restOf(state.frame.verdicts),
+    restOf(state.frame),
   ];
   put($("problems-count"), parts.filter(Boolean).join(" · "));
   const { devices } = state.frame.snapshot;

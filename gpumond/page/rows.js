@@ -50,13 +50,14 @@ export const GROUPS = {
   "Slurm job": (row) => row.slurm_job,
 };
 
-/** True if a suspended program's resumption waits or is in progress. */
-const isResuming = ({ state }) => ["waiting", "resuming"].includes(state);
+export const WAITING = "waiting to resume";
+const stateOf = ({ state }) => (state === "waiting" ? WAITING : state);
 
 /** The state of a suspended program, such as `suspended for 2 h, 60.0 GiB on the host, resume needs 61.2 GiB`. */
-export function suspensionSentence({ snapshot }, { state, since, resume_since: asked, host_bytes, memory, reason }) {
+export function suspensionSentence({ snapshot }, program) {
+  const { since, resume_since: asked, host_bytes, memory, reason } = program;
   const ago = (at) => duration(Math.max(0, snapshot.taken_at - at));
-  const now = state === "waiting" ? "waiting to resume" : state;
+  const now = stateOf(program);
   const parts = asked ? [`${now} for ${ago(asked)}`, `suspended for ${ago(since)}`] : [`${now} for ${ago(since)}`];
   if (host_bytes !== null) parts.push(`${human(host_bytes)} on the host`);
   parts.push(`resume needs ${human(sum(memory.map((each) => each.used_bytes)))}`);
@@ -80,7 +81,6 @@ export function rowsOf(frame) {
   }
   const devices = new Map(snapshot.devices.map((device) => [device.uuid, device]));
   const suspended = new Map(snapshot.suspended_programs.map((each) => [processKey(each), each]));
-  const agents = new Map(snapshot.reports.map((report) => [(report.key ??= processKey(report)), report]));
   for (const row of processes) {
     row.own ??= processKey(row);
     row.key ??= `${row.device_uuid},${row.own}`;
@@ -89,10 +89,9 @@ export function rowsOf(frame) {
     row.owner = row.user ?? (row.uid === null ? "" : String(row.uid));
     row.verdict = verdicts.get(row.key) ?? "";
     row.alert = row.verdict ? "" : (alerting.get(row.key) ?? "");
-    row.agent = agents.get(row.own);
     const program = suspended.get(row.own);
     row.suspension = program ? suspensionSentence(frame, program) : "";
-    row.resuming = Boolean(program && isResuming(program));
+    row.suspended = program ? stateOf(program) : "";
     row.change_bytes = null;
     row.waste_bytes = row.cached_bytes === null ? null : row.cached_bytes + (row.stranded_bytes ?? 0);
   }

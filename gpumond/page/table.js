@@ -5,9 +5,9 @@ import { addChanges, baseOf, createRanges, showsChanges } from "./changes.js";
 import { $, button, labeled, make, put, showChoices, sync } from "./elements.js";
 import { many } from "./format.js";
 import { classesOf, createRow, gap, refusalOf, reuse, updateRow } from "./row.js";
-import { COLUMNS, FILTER, GROUPS, addressOf, barBytes, filled, find, groupKey, isAt, kindOf, listed, rowsOf } from "./rows.js";
+import { COLUMNS, FILTER, GROUPS, WAITING, addressOf, barBytes, filled, find, groupKey, isAt, kindOf, listed, rowsOf } from "./rows.js";
 import { choose, chosen } from "./selection.js";
-import { state } from "./store.js";
+import { hasAgent, state } from "./store.js";
 import { distanceOf, parts } from "./viewport.js";
 import { MISSED_LIMIT } from "./words.js";
 
@@ -36,7 +36,7 @@ export const shownList = () => ({ list, order, filter, group, gpu: gpu(), opened
 export function showProcesses() {
   rows = rowsOf(state.frame);
   addChanges(rows);
-  const { devices, reports } = state.frame.snapshot;
+  const { devices } = state.frame.snapshot;
   openByAddress();
   $("processes").className = filled(rows, devices.length).map((id) => `has-${id}`).join(" ");
   $("processes").classList.toggle("changes", showsChanges());
@@ -44,7 +44,7 @@ export function showProcesses() {
   const known = devices.some((device) => device.processes !== null && device.missed_readings < MISSED_LIMIT);
   $("processes").hidden = !rows.length;
   if (!rows.length) put($("shown"), known ? "No process uses a GPU." : "The processes are unknown.");
-  $("no-agents").hidden = reports.length > 0 || !known || !rows.length || !find(rows, filter, gpu()).length;
+  $("no-agents").hidden = rows.some(hasAgent) || !known || !rows.length || !find(rows, filter, gpu()).length;
 }
 
 /** `reorder`: also while the pointer or the focus is in the table, where rows otherwise keep their places, which a text says. */
@@ -261,11 +261,15 @@ function onRow(act) {
 const click = (selector) => void focusedBody().querySelector(selector).click();
 
 function suspend(row) {
-  if (row.suspension) return `${row.program} is suspended already. To resume it, press Z.`;
-  return row.agent?.suspendable ? void suspendRow(row.key) : `${row.program} can’t be suspended. For the reason, run: gpumond suspend --pid ${row.pid}`;
+  if (row.suspended ? row.suspended === WAITING : row.suspendable) return void suspendRow(row.key);
+  if (row.suspended) return `${row.program} is suspended already. To resume it, press Z.`;
+  return `${row.program} can’t be suspended. For the reason, run: gpumond suspend --pid ${row.pid}`;
 }
 
-const resume = (row) => (row.suspension ? void suspendRow(row.key) : `${row.program} isn’t suspended.`);
+function resume(row) {
+  if (row.suspended === WAITING) return `${row.program} waits to resume. To cancel that, press z.`;
+  return row.suspended ? void suspendRow(row.key) : `${row.program} isn’t suspended.`;
+}
 
 function flushShown() {
   if ($("hero-flush").disabled) put($("refusal"), "No program has anything to flush.");
@@ -294,7 +298,7 @@ const KEYS = {
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || !rows.length) return;
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || !(rows.length || event.key === "Escape")) return;
   if ($("content").hidden || event.target.closest("input, select, textarea, dialog")) return;
   put($("refusal"), "");
   if (KEYS[event.key]?.(event)) event.preventDefault();

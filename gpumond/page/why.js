@@ -6,7 +6,7 @@ import { attempt, entryOf, flush } from "./flush.js";
 import { capital, clean, clock, human, percent, sum } from "./format.js";
 import { MEANINGS } from "./meanings.js";
 import { save } from "./session.js";
-import { isProblem, label, processKey, state } from "./store.js";
+import { allowsFlush, isProblem, label, state } from "./store.js";
 
 const CLASSES = {
   parameters: "parameters",
@@ -73,10 +73,9 @@ function entryOfShares(row) {
 /** What you can do now: the remedies of the program's problems, and a flush if it would release something. */
 function nextSteps(rows, subject) {
   const [{ pid, start_ticks, workload }] = rows;
-  const agent = state.frame.snapshot.reports.find((report) => processKey(report) === processKey(rows[0]));
   const kinds = new Set(state.frame.verdicts.filter((verdict) => isProblem(verdict) && verdict.pid === pid).map(({ kind }) => kind));
   const remedies = [...kinds].map((kind) => remedyOf(kind, rows[0]).split("; ").filter((clause) => !/gpumond (why|flush)/.test(clause)).join("; ")).filter(Boolean);
-  const bytes = agent?.flush_policy === "never" ? 0 : sum(rows.map((row) => row.cached_bytes ?? 0));
+  const bytes = sum(rows.filter(allowsFlush).map((row) => row.cached_bytes ?? 0));
   const others = bytes || remedies.length ? [] : ["A flush would release nothing: live memory returns when the program frees it or exits."];
   const entry = entryOf([make("b", "Next steps")], [], [...remedies.map(capital), ...others, bytes && `A flush releases about ${human(bytes)} while the program runs: gpumond flush ${workload || pid}`]);
   if (bytes) entry.lastChild.append(" ", button("Flush…", () => $("why").close() ?? flush({ pid, start_ticks }, subject)));

@@ -11,7 +11,7 @@ from hashlib import sha256
 from math import ceil, inf
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Header, HTTPException, Query, Request
+from fastapi import APIRouter, Header, HTTPException, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from gpumond import __version__
@@ -33,9 +33,10 @@ from gpumond.facts.units import accepts
 from gpumond.facts.verdicts import KINDS
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.serve import examples
+from gpumond.serve.answers import problem
 from gpumond.serve.full_frame import REVISION, full_frame, holdings, stated_conditions, stated_faults
 from gpumond.serve.identity import Tenant, own_part
-from gpumond.serve.routes import kernel_of, present
+from gpumond.serve.routes import json_response, kernel_of, present
 from gpumond.store.table import adapter
 from gpumond.tick.history import SAMPLES, SIGNALS, TIERS, History, Shares, Signal
 
@@ -224,6 +225,16 @@ async def processes(request: Request) -> Response:
 )
 async def agents(request: Request) -> Response:
     return answer_once(request, list[AgentReport], lambda frame: list(frame.snapshot.reports))
+
+
+@router.get(
+    "/agents/{pid}",
+    summary="Latest report of the agent in one process",
+    **examples.described(AgentReport, examples.REPORT, 404, 503),
+)
+async def agent(request: Request, pid: Annotated[int, Path(gt=0)]) -> Response:
+    found = [report for report in current_frame(request).snapshot.reports if report.pid == pid]
+    return json_response(AgentReport, found[0]) if found else problem(404, f"no agent has pid {pid}")
 
 
 @router.get(

@@ -200,6 +200,14 @@ def test_button_suspends_an_idle_program_and_resumes_it(browser: Browser, serve:
         granted = until(lambda: [each["pid"] for each in demo.get("processes") if each["workload"] == "pretrain"])
         page.locator(".suspension").get_by_role("button", name="Resume").click()
         session.shows("Resuming as soon as its memory is free")
+        page.locator("tbody.process .state", has_text="waiting to resume").wait_for()
+        page.keyboard.press("Control+k")
+        page.keyboard.type("cancel resuming embeddings")
+        page.keyboard.press("Enter")
+        session.shows("cancelled the wait")
+        until(lambda: [each["state"] for each in demo.get("suspensions")] == ["suspended"])
+        page.locator(".suspension").get_by_role("button", name="Resume").click()
+        session.shows("Resuming as soon as its memory is free")
         os.kill(granted[0], signal.SIGKILL)  # it would hold the memory for 100 s; its next request is behind this one
         until(lambda: not demo.get("suspensions"), 60)
 
@@ -212,8 +220,8 @@ def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browse
         frame["alerts"], frame["verdicts"] = [], [verdict]
         process_of(frame, "notebook")["cached_bytes"] = 0
         subject = {name: verdict[name] for name in ("pid", "start_ticks")}
-        for report in frame["snapshot"]["reports"]:
-            report["suspendable"] = report["workload"] == "notebook"
+        for process in frame["processes"]:
+            process["suspendable"] = process["workload"] == "notebook"
         memory = [{"device_uuid": verdict["device_uuid"], "device_index": 0, "used_bytes": 9 * GIB}]
         about = {"id": "1", "uid": 0, "workload": "notebook", "state": "suspended", "since": verdict["since"]}
         program = subject | about | {"memory": memory, "host_bytes": None, "grants": [], "reason": ""}
@@ -238,8 +246,8 @@ def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browse
 
 def test_palette_suspends_compares_and_ends_silences(browser: Browser, demo: RunningDaemon):
     def suspendable(frame: Any) -> None:
-        for report in frame["snapshot"]["reports"]:
-            report["suspendable"] = report["workload"] == "notebook"
+        for process in frame["processes"]:
+            process["suspendable"] = process["workload"] == "notebook"
         now = frame["snapshot"]["taken_at"]
         matchers = [{"name": "rule", "operator": "=", "value": "leak"}]
         silence = {"id": "1", "matchers": matchers, "author": "dev", "reason": "planned"}

@@ -283,3 +283,38 @@ def test_csv_contains_what_is_listed():
         ("ann", "2", str(59 * GIB)),
         ("bob", "2", ""),
     ]
+
+
+def test_card_of_a_verdict_is_as_loud_while_its_alert_is_pending():
+    verdict = {"since": 40.0}
+    alert = {
+        "phase": "pending",
+        "silenced_by": [],
+        "labels": {"severity": "warning"},
+        "active_at": 70.0,
+        "fired_at": None,
+    }
+    shown = "given[0].map((card) => [m.levelOf(card), m.ageOf(card, 100, []).split(' ')[0]])"
+    cards = [
+        {"kind": "leak", "verdict": verdict, "alert": None},
+        {"kind": "leak", "verdict": verdict, "alert": alert},
+        {"kind": "leak", "verdict": verdict, "alert": alert | {"phase": "firing"}},
+        {"kind": "leak", "verdict": verdict, "alert": alert | {"silenced_by": ["1"]}},
+        {"kind": "mine", "verdict": None, "alert": alert},
+    ]
+    assert run_module("cards", shown, cards) == [
+        ["warn", "since"],
+        ["warn", "since"],
+        ["warn", "firing"],
+        ["quiet", "silenced"],
+        ["quiet", "pending"],
+    ]
+
+
+def test_growth_of_a_start_is_not_counted():
+    frame = make_frame(make_device(processes=(make_process(1), make_process(2))))
+    now = frame["snapshot"]["taken_at"]
+    frame["verdicts"] = [{"kind": "growing", "pid": pid, "start_ticks": 100} for pid in (1, 2)]
+    for process, age in zip(frame["processes"], (60, 600), strict=True):
+        process["started_at"] = now - age
+    assert run_module("cards", "m.restOf(...given)", frame) == "also: 1 growing"

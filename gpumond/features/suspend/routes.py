@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, model_validator
 
@@ -22,7 +23,7 @@ from gpumond.serve import examples
 from gpumond.serve.authentication import Caller
 from gpumond.serve.authorization import require_flush
 from gpumond.serve.resources import answer_list
-from gpumond.serve.routes import CHANGES, json_response, kernel_of
+from gpumond.serve.routes import CHANGES, deletion, json_response, kernel_of
 
 router = APIRouter(prefix="/api/v1", tags=["suspend"])
 
@@ -149,6 +150,17 @@ async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(re
     if body.target.pid is None:
         keys = [key for key in keys if caller.uid in (None, suspender.programs[key].uid)]
     return _answer([await suspender.resume(key, caller.name, caller.uid, body.wait_seconds) for key in keys])
+
+
+@router.delete(
+    "/resumptions/{pid}", summary="Cancel a resumption that waits for memory", **deletion(401, 403, 404, 422)
+)
+async def cancel(
+    request: Request, pid: Annotated[int, Path(gt=0)], caller: Caller = Depends(require_flush)
+) -> Response:
+    """The program stays suspended. 404: none of the caller's programs with this pid waits."""
+    kernel_of(request).get(Suspender).cancel(pid, caller.name, caller.uid)
+    return Response(status_code=204)
 
 
 @router.get(
