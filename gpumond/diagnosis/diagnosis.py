@@ -287,6 +287,8 @@ class Diagnosis:
         ]
         if leak.what == OUTSIDE:
             evidence.append(("outside_pools", 1.0))
+        if room is not None:
+            evidence.append(("device_peak_bytes", (device.size_bytes or 0) - room))
         evidence += held_growth(tracked, leak.what, leak.tier, leak.onset)
         evidence += allocations.evidence if allocations else []
         summary = messages.leak(

@@ -153,7 +153,7 @@ def with_retainers(verdicts: Iterable[Verdict], snapshot: Snapshot) -> tuple[Ver
 def _with_retainers(verdict: Verdict, snapshot: Snapshot) -> Verdict:
     report = None if verdict.process is None else snapshot.reports_by_process.get(verdict.process)
     text = "" if report is None else retained_by(report.program)
-    return replace(verdict, summary=f"{verdict.summary}; {text}") if text else verdict
+    return replace(verdict, summary=f"{verdict.summary}; {text}", retained_by=text) if text else verdict
 
 
 def retained_by(program: Program) -> str:

@@ -94,7 +94,7 @@ class Verdict:
     """Meaning of a curve, with a one-sentence summary. Without a process it concerns the device as a whole.
 
     ``since`` is the unix time of the onset. ``form`` of a leak: linear, stairs or load-proportional. ``fit``: the
-    points of a leak and their line.
+    points of a leak and their line. ``retained_by``: the lines or the scope that keep what grows; empty if unknown.
     """
 
     device_uuid: str
@@ -107,6 +107,7 @@ class Verdict:
     summary: str = ""
     form: str = ""
     fit: Fit | None = None
+    retained_by: str = ""
 
     @property
     def process(self) -> ProcessKey | None:

@@ -12,6 +12,9 @@ const PAST = "memory-freed"; // no state, but something that has happened: event
 
 const WARM_UP = 300; // seconds
 
+/** How urgent an alert is: the lowest number first. */
+export const rankOf = ({ phase, silenced_by: silences }, { severity }) => 10 * (phase !== "firing") + 20 * (silences.length > 0) + (SEVERITY[severity] ?? 1);
+
 const subjectKey = (uuid, process) => `${uuid ?? ""} ${process?.pid ? processKey(process) : ""}`;
 
 /** One card for each subject and problem of a frame: the alert and the verdict on it together; the most urgent first. */
@@ -35,10 +38,7 @@ export function cardsOf(frame) {
       cards.set(key, { key, kind: verdict.kind, uuid: verdict.device_uuid, process, alert: null, verdict });
     }
   }
-  const rank = ({ alert, verdict }) => {
-    if (!alert) return 15;
-    return 10 * (alert.phase !== "firing") + 20 * (alert.silenced_by.length > 0) + (SEVERITY[alert.labels.severity] ?? 1);
-  };
+  const rank = ({ alert }) => (alert ? rankOf(alert, alert.labels) : 15);
   const since = ({ alert, verdict }) => alert?.active_at ?? verdict.since;
   return [...cards.values()].sort((one, other) => rank(one) - rank(other) || since(one) - since(other));
 }
@@ -115,19 +115,23 @@ const amountsOf = (row) =>
   row.stranded_bytes ? `now ${human(held(row))} held, ${human(row.live_bytes)} live, ${human(row.stranded_bytes)} stranded` : "nothing is stranded now";
 
 const LINES = {
-  leak: ({ slope_bytes_per_second: slope, window_seconds: seconds }, row, { since }, now) =>
+  leak: ({ slope_bytes_per_second: slope, window_seconds: seconds }, row, { since, retained_by: kept }, now) =>
     `leaks since ${clock(since, now)}, ${rate(60 * slope)} in the last ${duration(seconds)}; ` +
-    `now ${human(row.live_bytes ?? row.used_bytes)}${row.live_bytes === null ? "" : " live"}`,
+    `now ${human(row.live_bytes ?? row.used_bytes)}${row.live_bytes === null ? "" : " live"}${kept && `; ${kept}`}`,
   fragmentation: ({ fragmentation_ratio: ratio, peak_live_bytes: live, peak_kept_bytes: kept }, row) =>
-    `${amountsOf(row)}; at its peak so far ${human(live)} of ${human(kept)} live, ${percent(ratio, 1)} fragmented`,
+    `${amountsOf(row)}; when last measured, at most ${human(live)} of ${human(kept)} was live: ${percent(ratio, 1)} fragmented`,
 };
 
-/** When the device is full, in words; empty if it is unknown. */
+/** When the device is full, in words, and what that is counted from; empty if it is unknown. */
 export function leftOf({ uuid, verdict }, devices) {
   const left = verdict?.time_to_full_seconds;
   const device = devices.get(verdict?.fit?.device_uuid ?? uuid);
   if (left === null || left === undefined || !device) return "";
-  return `${label(device)} (${human(device.size_bytes)}) is full in ${about(left)}`;
+  const full = `${label(device)} (${human(device.size_bytes)}) is full in ${about(left)}`;
+  const { device_peak_bytes: peak, slope_bytes_per_second: slope } = Object.fromEntries(verdict.evidence);
+  if (!(peak > device.used_bytes)) return full;
+  const later = about((device.size_bytes - device.used_bytes) / slope);
+  return later === about(left) ? full : `${full} if its use returns to its recent peak of ${human(peak)}, else in ${later}`;
 }
 
 /** How many verdicts there are of each kind that may become a problem, in words. The growth of a start is none. */

@@ -2,7 +2,7 @@
 
 import { engineOf, holder, kvCacheOf } from "./engines.js";
 import { duration, human, many } from "./format.js";
-import { hasAgent } from "./store.js";
+import { hasAgent, hasPools } from "./store.js";
 import { OF_PROCESSES } from "./words.js";
 
 const LATE = 3; // seconds from which the age of a report is shown: most agents report each second
@@ -25,7 +25,7 @@ export function* facts(row, report, now) {
   }
   if (row.unmapped_bytes !== null) yield ["unmapped", human(row.unmapped_bytes)];
   if (row.limit_bytes !== null) yield ["limit", human(row.limit_bytes)];
-  if (row.quota) yield ["quota", quotaSentence(row.quota)];
+  if (row.quota) yield ["quota", quotaSentence(row)];
   if (row.reserve_shortage_bytes) yield ["reserve", `${human(row.reserve_shortage_bytes)} taken by other programs`];
   const known = {
     command: row.comm,
@@ -52,11 +52,20 @@ function overheadSentence(row) {
   return parts.map(([name, bytes]) => `${name} ${human(bytes)}`).join(", ");
 }
 
-function quotaSentence(quota) {
+/** Why the limit of a row's quota isn't in effect; empty if it is. */
+export function unset(row) {
+  if (row.quota.limit_bytes === null || row.limit_bytes !== null) return "";
+  const reason = !hasAgent(row) ? "has no agent" : hasPools(row) ? "doesn’t allow limits" : "has no pool yet";
+  return `limit not in effect: the program ${reason}`;
+}
+
+function quotaSentence(row) {
+  const { quota } = row;
   const kinds = { "soft limit": "soft_limit", limit: "limit", reserve: "reserve", "container limit": "cgroup_limit" };
   return Object.entries(kinds)
     .filter(([, kind]) => quota[`${kind}_bytes`] !== null)
     .map(([name, kind]) => `${name} ${human(quota[`${kind}_bytes`])} (${quota[`${kind}_quota`]})`)
+    .concat(unset(row) || [])
     .join(", ");
 }
 

@@ -13,7 +13,7 @@ import { rowsOf } from "./rows.js";
 import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
 import { allowsFlush, hasPools, label, processKey, reclaimableOf, state } from "./store.js";
-import { showProcess } from "./table.js";
+import { movedWithin, showProcess } from "./table.js";
 import { isOpen, openView } from "./views.js";
 import { why } from "./why.js";
 import { RUNBOOKS } from "./words.js";
@@ -151,12 +151,10 @@ function drawTrend(drawing, fit) {
   drawing.replaceChildren(...Object.entries(shapes(fit)).map(([kind, d]) => svg("path", { class: kind, d })));
 }
 
-let movedAt = -Infinity; // performance.now()
-
 /** Keeps the height of the cards while the pointer moves below them: what the user is about to click must not move. */
 function holdHeight() {
   const { style } = $("problems");
-  const held = performance.now() - movedAt < STEADY && document.querySelector("#problems ~ section:hover");
+  const held = movedWithin(STEADY) && document.querySelector("#problems ~ section:hover");
   style.height = held ? style.height || `${$("problems").getBoundingClientRect().height}px` : "";
   style.overflow = held ? "auto" : "";
 }
@@ -202,7 +200,6 @@ export function showProblems() {
   document.title = `${firing ? `(${firing}) ` : ""}gpumond ${clean(state.frame.host, 80)}`;
 }
 
-addEventListener("pointermove", () => (movedAt = performance.now()), { passive: true });
 $("problems-all").addEventListener("click", () => {
   whole = !whole;
   fold();

@@ -1,5 +1,6 @@
 // Rows of the table of processes: what they contain, which are shown, their order and their groups.
 
+import { rankOf } from "./cards.js";
 import { capital, clock, duration, human, signed, sum } from "./format.js";
 import { label, ordinary, processKey } from "./store.js";
 import { OF_PROCESSES } from "./words.js";
@@ -69,10 +70,12 @@ thousands. */
 export function rowsOf(frame) {
   const { snapshot, processes, verdicts: all, alerts } = frame;
   const verdicts = new Map();
-  const alerting = new Map(); // rules by row, except those that only inform
+  const alerting = new Map(); // the most urgent alert of each row, except those that only inform
   for (const alert of alerts) {
     const labels = Object.fromEntries(alert.labels);
-    if (alert.pid && labels.severity !== "info") alerting.set(`${labels.uuid},${processKey(alert)}`, alert.rule);
+    const own = { rule: alert.rule, rank: rankOf(alert, labels) };
+    const key = `${labels.uuid},${processKey(alert)}`;
+    if (alert.pid && labels.severity !== "info" && !(alerting.get(key)?.rank <= own.rank)) alerting.set(key, own);
   }
   for (const verdict of all) {
     const key = `${verdict.device_uuid},${processKey(verdict)}`;
@@ -88,7 +91,8 @@ export function rowsOf(frame) {
     row.program = row.workload || row.comm || "?";
     row.owner = row.user ?? (row.uid === null ? "" : String(row.uid));
     row.verdict = verdicts.get(row.key) ?? "";
-    row.alert = row.verdict ? "" : (alerting.get(row.key) ?? "");
+    const rule = alerting.get(row.key)?.rule ?? "";
+    row.alert = rule === row.verdict ? "" : rule;
     const program = suspended.get(row.own);
     row.suspension = program ? suspensionSentence(frame, program) : "";
     row.suspended = program ? stateOf(program) : "";

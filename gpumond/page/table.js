@@ -14,6 +14,7 @@ import { MISSED_LIMIT } from "./words.js";
 const LONG = 25; // rows above which only those are drawn that can be seen
 const PAGE = 10; // rows that the keys PageUp and PageDown skip
 const HEIGHT = 28; // of a row, until one is measured
+const RESTS = 10_000; // milliseconds after which a pointer in the table no longer keeps the order
 
 const [sortedBy, direction] = address.read("sort").split(",");
 let order = COLUMNS.some(({ id }) => id === sortedBy) ? { id: sortedBy, up: direction === "up" } : { id: "used", up: false };
@@ -47,11 +48,16 @@ export function showProcesses() {
   $("no-agents").hidden = rows.some(hasAgent) || !known || !rows.length || !find(rows, filter, gpu()).length;
 }
 
+let movedAt = -Infinity; // performance.now()
+addEventListener("pointermove", () => (movedAt = performance.now()), { passive: true });
+/** True if the pointer has moved in the last milliseconds. */
+export const movedWithin = (time) => performance.now() - movedAt < time;
+
 /** `reorder`: also while the pointer or the focus is in the table, where rows otherwise keep their places, which a text says. */
 function arrange(reorder = false) {
   const found = find(rows, filter, gpu());
   const table = $("processes");
-  const still = !reorder && table.querySelector("tbody:hover, tbody:has(:focus-visible)") !== null;
+  const still = !reorder && table.querySelector(`${movedWithin(RESTS) ? "tbody:hover, " : ""}tbody:has(:focus-visible)`) !== null;
   const before = still ? list.map((item) => item.key) : [];
   list = listed(found, group, order, opened, before);
   const kept = before.length && listed(found, group, order, opened).some(({ key }, place) => key !== list[place].key);

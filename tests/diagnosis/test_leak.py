@@ -277,6 +277,8 @@ def test_leak_summary_has_pace_onset_and_end():
     assert found is not None
     assert found[1].summary.startswith("train (pid 10) is leaking about 64 MiB/min on GPU 0 (since 02:")
     assert "; at this rate, GPU 0 will be full in about 10 h" in found[1].summary
+    peak = dict(found[1].evidence)["device_peak_bytes"]
+    assert 40 * GIB < peak < 42 * GIB, "no more than what is used now"
 
 
 LIVE = leaking(300 * MIB, onset=12)

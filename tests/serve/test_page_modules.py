@@ -200,7 +200,7 @@ def test_fragmentation_is_stated_in_the_same_way_before_its_verdict():
         for found in (None, verdict)
     ]
     assert lines[0] == "now 2.0 GiB held, 1.0 GiB live, 1.0 GiB stranded; 26% fragmented at its peak so far"
-    assert lines[1].startswith("now 2.0 GiB held, 1.0 GiB live, 1.0 GiB stranded; at its peak so far ")
+    assert lines[1].startswith("now 2.0 GiB held, 1.0 GiB live, 1.0 GiB stranded; when last measured, at most ")
 
 
 @pytest.mark.parametrize(
@@ -219,14 +219,24 @@ def test_line_of_a_card_does_not_repeat_its_head(text: str, subject: str, line: 
 
 
 def test_leak_states_the_window_of_its_rate_and_what_will_be_full():
-    device = {"uuid": "GPU-a", "index": 1, "size_bytes": 24 * GIB}
+    device = {"uuid": "GPU-a", "index": 1, "size_bytes": 24 * GIB, "used_bytes": 10 * GIB}
     evidence = [["slope_bytes_per_second", 1 << 20], ["window_seconds", 120.0]]
     verdict = {"kind": "leak", "since": 10.0, "evidence": evidence, "fit": None, "time_to_full_seconds": 600.0}
+    line = "m.lineOf({ verdict: given[0] }, given[1], 130)"
+    for kept, end in (("", "live"), ("retained by f at a.py:3", "live; retained by f at a.py:3")):
+        found = run_module("cards", line, verdict | {"retained_by": kept}, {"live_bytes": GIB})
+        assert found.endswith(f", about 60 MiB/min in the last 2 min; now 1.0 GiB {end}")
     card = {"verdict": verdict, "uuid": "GPU-a"}
-    line = run_module("cards", "m.lineOf(given[0], given[1], 130)", card, {"live_bytes": GIB})
-    assert line.endswith(", about 60 MiB/min in the last 2 min; now 1.0 GiB live")
     left = "m.leftOf(given[0], new Map(given[1]))"
     assert run_module("cards", left, card, [["GPU-a", device]]) == "GPU 1 (24.0 GiB) is full in about 10 min"
+    for slope, peak, end in (
+        (14 * GIB / 840, 16, " if its use returns to its recent peak of 16.0 GiB, else in about 14 min"),
+        (14 * GIB / 840, 10, ""),
+        (14 * GIB / 610, 12, ""),
+    ):
+        verdict["evidence"] = [["slope_bytes_per_second", slope], ["device_peak_bytes", peak * GIB]]
+        found = run_module("cards", left, card, [["GPU-a", device]])
+        assert found == f"GPU 1 (24.0 GiB) is full in about 10 min{end}"
     assert run_module("cards", left, card, []) == ""
 
 
