@@ -1,6 +1,7 @@
 // The view of cases of out-of-memory errors: the chosen one, and the list of all.
 
 import * as address from "./address.js";
+import { callText, ownCalls, siteText } from "./calls.js";
 import { button, make, named, svg } from "./elements.js";
 import { flush } from "./flush.js";
 import { capital, clean, clock, duration, human } from "./format.js";
@@ -10,14 +11,12 @@ import { read } from "./live.js";
 import { addView } from "./views.js";
 
 const ENOUGH = new Map([[true, "yes"], [false, "no"], [null, "unknown"]]);
-const CALLS = 3; // of a site
 const NOTHING = "nothing"; // the name of what is listed if no remedy is enough: no remedy
 
 const now = () => state.frame.snapshot.taken_at;
 const programOf = ({ workload, pid }) => `${workload || "a program"} (pid ${pid})`;
 const gpuOf = ({ device_uuid: uuid }) => (state.devices.has(uuid) ? `GPU ${state.devices.get(uuid).index}` : "");
 const rowOf = ({ workload, pid }) => (pid === null ? workload || "unattributed" : `${workload || "pid"} ${pid}`);
-const callText = ({ file, line, function: what }) => `${file}:${line} ${what}`;
 const bytes = (title, key) => ({ title, text: (row) => human(row[key]), number: true });
 const plain = (title, text) => ({ title, text });
 
@@ -68,9 +67,9 @@ function* tablesOf(found, ranks) {
     const known = Object.entries(one).filter(([key, value]) => /_bytes$/.test(key) && key !== "live_bytes" && value);
     yield [`Live memory of ${one.allocator} by class`, [plain("Class", ([key]) => key.replace("_bytes", "")), { title: "Bytes", text: ([, value]) => human(value), number: true }], known];
   }
-  yield ["Largest allocation sites", [bytes("Bytes", "size_bytes"), plain("Calls, innermost first", ({ calls }) => calls.slice(0, CALLS).map(callText).join(" < "))], oom.sites];
+  yield ["Largest allocation sites", [bytes("Bytes", "size_bytes"), plain("Calls, innermost first", siteText)], oom.sites];
   yield ["Scopes that retain most", [plain("Scope", ({ name: scope }) => scope), bytes("Bytes", "retained_bytes")], oom.scopes];
-  yield ["Failing call, innermost first", [plain("Call", callText)], oom.stack];
+  yield ["The program’s calls at the error, innermost first", [plain("Call", callText)], ownCalls(oom.stack)];
 }
 
 const hue = (place) => `hsl(${(225 + 67 * place) % 360} 50% 55%)`;

@@ -125,13 +125,14 @@ const heldText = ({ used_bytes: used, granted_bytes: granted }) =>
 function sentenceOf({ workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, unused_bytes: unused, holders = [], ahead, since }, of, now) {
   const [first, ...more] = [workload, pid === null ? "" : `pid ${pid}`, user].filter(Boolean);
   if (unused) return [first, `${more.length ? `(${more.join(", ")}) ` : ""}is granted ${human(need)} of ${of}; ${human(unused)} of it isn't used yet`];
-  const after = available !== null && need - available > missing ? " even after flushes" : "";
+  const flushed = available === null ? 0 : need - available - missing;
+  const room = available === null ? "" : `${human(Math.max(0, available))} is available, ${flushed > 0 ? `flushes return ${human(flushed)}, ` : ""}`;
   const claimed = ahead && available !== null && available < 0; // by earlier requests, more than there is
   const rest = [
     more.length ? `(${more.join(", ")}) ` : "",
     `has waited ${duration(Math.max(0, now - since))} for ${human(need)} of ${of}`,
     ahead ? `, behind ${ahead}` : "",
-    missing && !claimed ? `; ${human(missing)} is missing${after}` : "",
+    missing && !claimed ? `; ${room}${human(missing)} is missing` : "",
     holders.length ? `; ${holders.map((each) => `${each.workload || `pid ${each.pid}`} ${heldText(each)}`).join(", ")}` : "",
   ];
   return [first, rest.join("")];

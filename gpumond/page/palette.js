@@ -16,8 +16,7 @@ import { allowsFlush, hasAgent, hasPools, label, reclaimableOf, state } from "./
 import { wordOf } from "./suspend.js";
 import { filterBy, groupBy, showProcess, sortById, suspendRow } from "./table.js";
 import { setTheme, themes } from "./theme.js";
-import { TITLES, openView } from "./views.js";
-import { why } from "./why.js";
+import { TITLES, openView, why } from "./views.js";
 
 const SHOWN = 50;
 const BUTTONS = ["pause", "link", "help-open", "sign"]; // of the header: each is a command, too

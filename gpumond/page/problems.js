@@ -14,8 +14,7 @@ import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
 import { allowsFlush, hasPools, label, processKey, reclaimableOf, state } from "./store.js";
 import { movedWithin, showProcess } from "./table.js";
-import { isOpen, openView } from "./views.js";
-import { why } from "./why.js";
+import { isOpen, openView, why } from "./views.js";
 import { RUNBOOKS } from "./words.js";
 
 const SHOWN = 24; // cards that are drawn; the view of alerts lists all

@@ -11,7 +11,7 @@ import { read } from "./live.js";
 import { COLUMNS, kindOf } from "./rows.js";
 import { allowsFlush, hasAgent, hasPools, isProblem, processKey, state } from "./store.js";
 import { createSuspension, updateSuspension } from "./suspend.js";
-import { why } from "./why.js";
+import { why } from "./views.js";
 import { OF_PROCESSES, VERDICTS } from "./words.js";
 
 export const classesOf = ({ id, number, wide }) => [`of-${id}`, number && "number", wide && "wide"].filter(Boolean).join(" ");

@@ -5,6 +5,7 @@ import { readPoints } from "./queue.js";
 import { STEP, add, sparkLine } from "./sparkline.js";
 
 const SECONDS = 900;
+const RESOLUTION = 15; // seconds of a block of the past
 const YOUNGEST = 120; // seconds that the line of a younger daemon spans
 const GAP = 60; // seconds without a point after which the past is requested again
 
@@ -31,7 +32,7 @@ export function showSpark(drawing, { uuid, used_bytes: used, size_bytes: size },
 async function request(series, uuid, now) {
   series.asked = now;
   const since = now - SECONDS;
-  let past = await readPoints({ uuid, since, resolution: STEP });
+  let past = await readPoints({ uuid, since, resolution: RESOLUTION });
   if (!(past[0]?.at < since + GAP)) past = await readPoints({ uuid, since }); // the demo's blocks are shorter
   const all = [...past, ...series.points].sort((one, other) => one.at - other.at);
   series.points = [];

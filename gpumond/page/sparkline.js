@@ -1,6 +1,6 @@
 // A small line of a device's used memory, 100 wide and 20 high.
 
-export const STEP = 15; // seconds between two points
+export const STEP = 5; // seconds between two points
 
 /** Adds what was used at a time or in a block to the points of the steps: each is the lowest and the highest use of its
 step, whatever it was read from, and the newest one (`median`). */

@@ -275,10 +275,9 @@ def test_leak_of_ranks_is_one_verdict_with_their_number():
 def test_leak_summary_has_pace_onset_and_end():
     found = first(each_onset(by_process(leaking(64 * MIB, onset=20, base=40 * GIB), steps_of(50))), "leak")
     assert found is not None
+    assert 40 * GIB < dict(found[1].evidence)["device_peak_bytes"] < 42 * GIB
     assert found[1].summary.startswith("train (pid 10) is leaking about 64 MiB/min on GPU 0 (since 02:")
     assert "; at this rate, GPU 0 will be full in about 10 h" in found[1].summary
-    peak = dict(found[1].evidence)["device_peak_bytes"]
-    assert 40 * GIB < peak < 42 * GIB, "no more than what is used now"
 
 
 LIVE = leaking(300 * MIB, onset=12)

@@ -500,11 +500,11 @@ def test_quota_and_missing_reserve_of_a_process_are_shown(session: PageSession):
     assert row.get_by_text("not in effect").count() == 0
     process["limit_bytes"] = None
     show_frame(session, frame)
-    row.get_by_text("(floor), limit not in effect: the program doesn’t allow limits").wait_for()
+    row.get_by_text("(floor), limit not in effect: the program doesn't allow limits").wait_for()
     quotas = [{"name": "research", "origin": "configuration", "quota": {"limit_bytes": 8 * GIB}}]
     session.page.route("**/api/v1/quotas", lambda route: route.fulfill(json=quotas))
     session.page.get_by_role("button", name="Quotas").click()
-    session.page.get_by_text("; limit not in effect: the program doesn’t allow limits)").wait_for()
+    session.page.get_by_text("; limit not in effect: the program doesn't allow limits)").wait_for()
     session.page.get_by_role("button", name="Overview").click()
     session.page.unroute("**/api/v1/quotas")
     session.page.unroute(LIVE)

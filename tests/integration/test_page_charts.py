@@ -112,7 +112,9 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
 
     def with_leak(frame: Any) -> None:
         uuid = frame["snapshot"]["devices"][0]["uuid"]
-        frame["verdicts"] = [verdict | {"device_uuid": uuid, "retained_by": "retained by losses in train at train.py:42"}]
+        frame["verdicts"] = [
+            verdict | {"device_uuid": uuid, "retained_by": "retained by losses in train at train.py:42"}
+        ]
 
     with open_page(browser, demo, rewrite=with_leak) as session:
         page = session.page

@@ -73,7 +73,7 @@ def test_row_of_a_device_has_its_line(session: PageSession, demo: RunningDaemon)
     session.page.wait_for_function(
         "() => (document.querySelector('.spark path').getAttribute('d') ?? '').split('H').length > 3"
     )
-    assert re.fullmatch(r"M[\d.]+ [\d.]+(?:H[\d.]+V[\d.]+)+", first.get_attribute("d") or "")
+    assert re.fullmatch(r"M[\d.]+ [\d.]+(?:V[\d.]+)+(?:H[\d.]+(?:V[\d.]+)+)+", first.get_attribute("d") or "")
 
 
 def own_time(daemon: RunningDaemon) -> float:

@@ -278,9 +278,9 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
         (frame(), [], 0.0),
         (frame(cached=3 * GIB), [["start", 0.0]], 5.0),
         (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0]], 10.0),
-        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 19.0),
-        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 20.0),
-        (frame(verdicts=leak), [["leak", 10.0], ["start", 0.0], ["cache", 20.0]], 21.0),
+        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 29.0),
+        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 30.0),
+        (frame(verdicts=leak), [["leak", 10.0], ["start", 0.0], ["cache", 30.0]], 31.0),
         (frame(flushed_at=99.0), [["start", 0.0]], 21.0),
     ]
     assert run_module("story", CAPTIONS, *scenes) == [
@@ -293,6 +293,17 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
         [["leak", "start"], "leak"],
         [["flush", "start"], "flush"],
     ]
+
+
+def test_caption_promises_a_line_only_where_one_is_known():
+    frame = {
+        "snapshot": {"source": {"name": "sim"}, "taken_at": 0.0},
+        "processes": [{"workload": "notebook", "pid": 1}],
+    }
+    leak = {"kind": "leak", "pid": 1}
+    frames = [frame | {"queue": [], "verdicts": [leak | {"retained_by": text}]} for text in ("", "retained by f")]
+    found = run_module("story", "given.map((frame) => m.captionsOf(frame, []).get('leak').includes('line'))", *frames)
+    assert found == [False, True]
 
 
 def test_caption_says_what_a_waiting_program_does_then():
@@ -326,3 +337,11 @@ def test_marks_with_their_numbers_do_not_overlap():
     marks = [{"id": number, "at": number} for number in (0, 1, 2, 50, 52, 99)]
     found = run_module("marks", "m.together(given[0], 10).map((group) => group.length)", marks)
     assert found == [3, 2, 1]
+
+
+def test_calls_begin_with_the_program():
+    files = ["/a/site-packages/torch/cuda.py", "/x/gpumond/sim/device.py", "/home/a/train.py", "/lib/python3/b.py"]
+    own = "m.ownCalls(given).map(({ file }) => file)"
+    assert run_module("calls", own, *({"file": each} for each in files)) == files[2:]
+    assert run_module("calls", own, {"file": files[0]}, {"file": "<string>"}) == ["<string>"]
+    assert run_module("calls", own, {"file": files[0]}, {"file": "<frozen>"}) == [files[0], "<frozen>"]

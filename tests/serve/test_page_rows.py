@@ -63,7 +63,9 @@ def test_alert_on_a_process_hides_its_healthy_pattern():
     expression = "m.rowsOf(given[0]).slice(0, 1).map((row) => [row.verdict, row.alert])"
     for severity, shown in (("critical", ["", "out-of-memory"]), ("info", ["steady", ""])):
         labels = [["uuid", of_train["device_uuid"]], ["severity", severity]]
-        frame["alerts"] = [alert := {**of_train, "phase": "firing", "silenced_by": [], "rule": "out-of-memory", "labels": labels}]
+        frame["alerts"] = [
+            alert := {**of_train, "phase": "firing", "silenced_by": [], "rule": "out-of-memory", "labels": labels}
+        ]
         assert run_module("rows", expression, frame) == [shown]
     newer = alert | {"rule": "allocation-retries", "labels": [labels[0], ["severity", "warning"]]}
     critical = alert | {"labels": [labels[0], ["severity", "critical"]]}
@@ -263,7 +265,9 @@ def test_bar_ends_each_share_at_its_part_of_the_size():
 
 
 def test_line_of_a_device_ends_where_values_are_missing():
-    points = [{"at": at, "low": used, "median": used, "high": used} for at, used in ((10, 0), (20, 5), (80, 10), (200, 10))]
+    points = [
+        {"at": at, "low": used, "median": used, "high": used} for at, used in ((10, 0), (20, 5), (80, 10), (200, 10))
+    ]
     points[1]["low"] = 0
     expression = "m.sparkLine(given[0], given[1], 0, 100, 30)"
     assert run_module("sparkline", expression, points, 10) == "M10.0 19.5V19.5H20.0V19.5V10.0V10.0M80.0 0.5V0.5"
@@ -281,7 +285,9 @@ def test_line_of_a_device_has_each_drop_whether_it_was_read_as_frames_or_as_bloc
     expression = "given.map((all) => all.reduce((points, each) => (m.add(points, each), points), []))"
     by_frame, by_block = run_module("sparkline", expression, frames, blocks)
     assert by_frame == by_block
-    assert [(point["at"], point["low"]) for point in by_frame] == [(990, 20), (1005, 5), (1020, 20), (1035, 20)]
+    assert [(point["at"], point["low"]) for point in by_frame] == [
+        (1000 + at, 5 if at == 15 else 20) for at in range(0, 40, 5)
+    ]
 
 
 def test_every_share_has_a_meaning():
