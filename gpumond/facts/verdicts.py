@@ -99,7 +99,7 @@ KINDS = (
         meaning="has grown without slowing down for longer than healthy growth does: usually an hour with the agent, "
         "and 90 minutes without; `form` is `linear`, `stairs` or `load-proportional`",
         evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of held bytes and "
-        "of the live allocation count, and the device's highest use in 15 minutes: the time until it is full counts from it",
+        "of the live allocation count; the device's highest use in 15 minutes, from which its time to full counts",
         remedy="find out what keeps the memory: gpumond why --pid PID; restart the program before the GPU is full",
     ),
     VerdictKind(
