@@ -36,12 +36,13 @@ export async function why(pid, subject) {
       ...(rows.length ? [nextSteps(rows, subject)] : []),
     );
   };
+  const wait = (waits) => ["why-record", "why-snapshot"].forEach((id) => ($(id).disabled = waits));
   const request = async (words, body) => {
     show(words);
-    for (const id of ["why-record", "why-snapshot"]) $(id).disabled = true;
+    wait(true);
     const answer = await attempt(`agents/${pid}/why`, body, "The daemon doesn't respond.");
     if (own !== newest) return;
-    for (const id of ["why-record", "why-snapshot"]) $(id).disabled = false;
+    wait(false);
     if (answer) show(answer.detail ?? wordsOf(answer), answer);
     else dialog.close();
   };
@@ -49,9 +50,10 @@ export async function why(pid, subject) {
   $("why-snapshot").onclick = () => saveSnapshot(pid);
   $("why-record").onclick = () => request(`Recording the lines that allocate for ${RECORDED} s, which slows the program down…`, { record_seconds: RECORDED });
   put($("why-record"), `Record lines for ${RECORDED} s`);
-  const answered = request("Waiting for the program, which may pause for up to 250 ms…", {});
-  dialog.showModal();
-  await answered;
+  $("why-classes").replaceChildren();
+  wait(true);
+  dialog.showModal(); // before the request, over which the user may have to sign in
+  await request("Waiting for the program, which may pause for up to 250 ms…", {});
 }
 
 /** What keeps the memory that grows. */

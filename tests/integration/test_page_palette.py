@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.browser import PageSession, check_access, needs_chromium, show_frame
 from tests.helpers.frames import make_frame
-from tests.helpers.running import RunningDaemon
+from tests.helpers.running import RunningDaemon, until
 from tests.helpers.values import make_device
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
@@ -67,6 +67,7 @@ def test_palette_lists_a_program_before_its_events(session: PageSession):
 
 def test_row_of_a_device_has_its_line(session: PageSession, demo: RunningDaemon):
     (own,) = demo.get("devices")
+    until(lambda: len({point["at"] // 5 for point in demo.get("history?uuid=0")["points"]}) > 4)
     devices = [make_device(own["uuid"] if not index else f"GPU-x{index}", index=index) for index in range(5)]
     show_frame(session, make_frame(*devices, taken_at=own_time(demo), seq=7))
     first = session.page.locator("#device-rows tbody").first.locator(".spark path")

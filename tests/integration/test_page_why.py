@@ -62,7 +62,9 @@ def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
 
     def answer(route: Route) -> None:
         uuid = demo.get("processes")[0]["device_uuid"]
-        why = replace(WHY_EXAMPLE, classes=tuple(replace(each, device_uuid=uuid) for each in WHY_EXAMPLE.classes))
+        why = replace(
+            WHY_EXAMPLE, sites=(), classes=tuple(replace(each, device_uuid=uuid) for each in WHY_EXAMPLE.classes)
+        )
         route.fulfill(status=200, content_type="application/json", body=json.dumps(WHY.dump_python(why)))
 
     def wasteful(frame: dict[str, Any]) -> None:
