@@ -62,7 +62,7 @@ const entriesOfGrowth = (pid) =>
 
 /** The lines that allocated what is live, after a recording. */
 const entryOfSites = (sites, before) =>
-  entryOf([make("b", "Live memory by the line that allocated it"), " innermost call first"], [...sites.map((site) => [siteText(site), human(site.size_bytes)]), ["allocated before the recording", human(before)]], []);
+  entryOf([make("b", "Live memory by the line that allocated it")], [], [...sites.map((site) => `${human(site.size_bytes)}: ${siteText(site)}`), `${human(before)}: allocated before the recording`]);
 
 function wordsOf(answer) {
   const pause = answer.paused_seconds >= 0.001 && `the program paused for at most ${Math.round(1000 * answer.paused_seconds)} ms`;

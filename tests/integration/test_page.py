@@ -414,6 +414,10 @@ def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: Running
         session.page.locator("#shown", has_text="order kept while you are in the table").wait_for()
         session.page.mouse.move(0, 0)
         assert len(orders(30, most=2)) == 2
+        rows.nth(1).hover()
+        session.page.locator("#shown", has_text="order kept while you are in the table").wait_for(timeout=60_000)
+        session.page.evaluate("performance.now = () => Performance.prototype.now.call(performance) + 20_000")
+        assert len(orders(30, most=2)) == 2, "the pointer rests"
 
 
 def test_table_keeps_its_place_while_the_pointer_moves_over_it(session: PageSession, demo: RunningDaemon):

@@ -122,7 +122,7 @@ def test_lines_that_keep_and_allocate_memory_are_shown(browser: Browser, demo: R
         dialog.get_by_text("Live memory by the line that allocated it").wait_for()
         call = WHY_EXAMPLE.sites[0].calls[0]
         assert f"{call.file}:{call.line} {call.function}" in articles.nth(1).inner_text()
-        assert "allocated before the recording\n1.0 GiB" in articles.nth(1).inner_text()
+        assert "1.0 GiB: allocated before the recording" in articles.nth(1).inner_text()
     assert bodies == [{}, {"record_seconds": 30}]
 
 

@@ -277,7 +277,7 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
         (frame(name="nvml"), [], 0.0),
         (frame(), [], 0.0),
         (frame(cached=3 * GIB), [["start", 0.0]], 5.0),
-        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0]], 10.0),
+        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0]], 20.0),
         (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 29.0),
         (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 30.0),
         (frame(verdicts=leak), [["leak", 10.0], ["start", 0.0], ["cache", 30.0]], 31.0),
