@@ -17,6 +17,7 @@ import { wordOf } from "./suspend.js";
 import { filterBy, groupBy, showProcess, sortById, suspendRow } from "./table.js";
 import { setTheme, themes } from "./theme.js";
 import { TITLES, openView, why } from "./views.js";
+import { RUNBOOKS } from "./words.js";
 
 const SHOWN = 50;
 const BUTTONS = ["pause", "link", "help-open", "sign"]; // of the header: each is a command, too
@@ -30,13 +31,10 @@ function* commandsOf() {
   for (const id of BUTTONS) yield [$(id).textContent, () => $(id).click()];
   for (const theme of themes) yield [`Theme ${theme}`, () => setTheme(theme)];
   if (!state.frame) return;
-  for (const { id, title } of COLUMNS) yield [`Sort by ${title.toLowerCase()}`, () => visit(() => sortById(id))];
-  for (const name of ["", ...Object.keys(GROUPS)]) yield [`Group by ${name || "nothing"}`, () => visit(() => groupBy(name))];
-  for (const [text, seconds] of CHART_RANGES) yield [`Range ${text}`, () => visit(() => showRange(seconds))];
+  yield* cardCommands();
   const { devices } = state.frame.snapshot;
   const rows = rowsOf(state.frame);
   for (const row of rows) yield [`Show ${subjectOf(row)}`, () => visit(() => showProcess(row.key))];
-  yield* cardCommands();
   for (const kind of ["csv", "json"]) yield [`Download processes as ${kind.toUpperCase()}`, () => $(kind).click()];
   if (devices.length > 1) yield ["Show all GPUs", () => visit(() => choose(null))];
   if (rows.some(hasAgent)) yield ["Flush all programs", () => flush({ all: true }, "all programs")];
@@ -51,6 +49,10 @@ function* commandsOf() {
     yield [`${wordOf(row)} ${subjectOf(row)}`, () => visit(() => suspendRow(row.key))];
   for (const row of rows.filter(({ device }) => device))
     yield [`${isMarked(row) ? "Remove from comparison" : "Compare"} ${subjectOf(row)}`, () => setMarked(row, !isMarked(row))];
+  for (const name of RUNBOOKS) yield [`Runbook ${name}`, () => location.assign(`docs/runbooks/${name}`)];
+  for (const { id, title } of COLUMNS) yield [`Sort by ${title.toLowerCase()}`, () => visit(() => sortById(id))];
+  for (const name of ["", ...Object.keys(GROUPS)]) yield [`Group by ${name || "nothing"}`, () => visit(() => groupBy(name))];
+  for (const [text, seconds] of CHART_RANGES) yield [`Range ${text}`, () => visit(() => showRange(seconds))];
   for (const silence of state.frame.silences) yield [`End the silence of ${matchersOf(silence)}`, () => expire(silence.id)];
   for (const event of newestEvents()) yield [`Minute before ${clock(event.at)} ${event.summary}`, () => visit(() => showMinute(event))];
 }

@@ -65,6 +65,17 @@ def test_palette_lists_a_program_before_its_events(session: PageSession):
     page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").wait_for()
 
 
+def test_palette_lists_problems_before_orders_and_opens_a_runbook(session: PageSession):
+    page = session.page
+    page.keyboard.press("Control+k")
+    texts = page.locator("#palette-list li").all_inner_texts()
+    shown, sorts = ([place for place, text in enumerate(texts) if text.startswith(word)] for word in ("Show", "Sort"))
+    assert max(shown) < min(sorts, default=len(texts))
+    page.keyboard.type("runbook fragmentation")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/docs/runbooks/fragmentation")
+
+
 def test_row_of_a_device_has_its_line(session: PageSession, demo: RunningDaemon):
     (own,) = demo.get("devices")
     until(lambda: len({point["at"] // 5 for point in demo.get("history?uuid=0")["points"]}) > 4)
