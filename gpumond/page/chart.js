@@ -145,7 +145,7 @@ function show(node) {
   const started = now() - state.frame.snapshot.elapsed_seconds;
   const { to, ...whole } = limits(own, now());
   const from = own.to === null && own.seconds <= YOUNG ? Math.max(whole.from, Math.min(started, to - SHORTEST)) : whole.from;
-  const about = { from, to, started };
+  const about = { from, to, ...beginning(target, started) };
   const last = (past.points.at(-1)?.at ?? -Infinity) + (past.seconds ?? 0);
   node.fresh = node.fresh.filter(({ at }) => at > last);
   const points = [...past.points, ...node.fresh];
@@ -163,6 +163,12 @@ function show(node) {
   put(node.querySelector(".summary"), [node.view.summary, unmarked].filter(Boolean).join(" "));
   showCursor(node);
   node.drawn(node.view);
+}
+
+/** Since when there can be values, and what has started then. */
+function beginning({ uuid, ...target }, started) {
+  const own = target.pid === null ? null : processOf(uuid, processKey(target))?.started_at;
+  return own > started ? { started: own, starter: "process" } : { started, starter: "daemon" };
 }
 
 function sizeOf({ uuid }) {
