@@ -156,7 +156,7 @@ function show(node) {
   const size = sizeOf(target);
   const marks = marksOf([...state.events.values()], target);
   const view = { ...about, columns, blocks: past.seconds !== null, size, marks, whole: target.pid === null };
-  node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: columns.length ? summary(columns, about, own, columns.at(-1)) : withoutData(target, to) };
+  node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: columns.length ? summary(columns, about, own, columns.at(-1)) : "No data for this range." };
   node.view.top = drawPlot(node.plot, node.view);
   node.plot.dataset.range = rangeText(own);
   const unmarked = eventsSince() > from && `Events before ${clock(eventsSince(), to)} have no mark.`;
@@ -198,11 +198,6 @@ function newestPoint({ uuid, pid, start_ticks: start }, at) {
 }
 
 const processOf = (uuid, key) => state.frame.processes.find((each) => each.device_uuid === uuid && processKey(each) === key);
-
-function withoutData(target, to) {
-  const started = target.pid === null ? null : processOf(target.uuid, processKey(target))?.started_at;
-  return started > to ? `No data for this range: this process started later, at ${clock(started, now())}.` : "No data for this range.";
-}
 
 function summary(used, { from, to }, { to: end }, last) {
   const lowest = human(Math.min(...used.map((each) => each.low)));
