@@ -40,7 +40,8 @@ export function cardsOf(frame) {
   }
   const rank = ({ alert }) => (alert ? rankOf(alert, alert.labels) : 15);
   const since = ({ alert, verdict }) => alert?.active_at ?? verdict.since;
-  return [...cards.values()].sort((one, other) => rank(one) - rank(other) || since(one) - since(other));
+  const left = ({ verdict }) => verdict?.time_to_full_seconds ?? 1e9;
+  return [...cards.values()].sort((one, other) => rank(one) - rank(other) || left(one) - left(other) || since(one) - since(other));
 }
 
 /** True while a verdict tells more than an alert: there is none, or it doesn't fire yet. */

@@ -52,7 +52,7 @@ function createTile({ device }) {
 }
 
 function updateTile(node, row) {
-  const { device, sums, state: fault, verdict } = row;
+  const { device, sums, state: fault, problem } = row;
   const tile = node.firstChild;
   put(tile.children[0], String(device.index));
   put(tile.children[1], usedShare(device));
@@ -61,7 +61,7 @@ function updateTile(node, row) {
   if (tile.title !== text) tile.title = tile.ariaLabel = text;
   const pressed = String(isChosen(device));
   if (tile.ariaPressed !== pressed) tile.ariaPressed = pressed;
-  tile.classList.toggle("notable", fault !== "" || verdict !== "");
+  tile.classList.toggle("notable", fault !== "" || problem !== "");
 }
 
 export function showDevices() {

@@ -159,6 +159,7 @@ function holdHeight() {
 }
 
 let whole = false; // whether all cards are shown
+let seen = false; // whether there has been a card: its place stays, so that the next one moves nothing
 
 const isOfAnother = ({ card }) => Boolean(chosen() && card.uuid && card.uuid !== chosen().uuid);
 
@@ -178,19 +179,18 @@ export function showProblems() {
   const own = cards.filter((card) => !isOfAnother({ card }));
   const loud = own.filter(({ alert }) => !alert?.silenced_by.length).length;
   const silenced = own.length - loud;
+  const { devices } = state.frame.snapshot;
+  const looked = chosen() ? label(chosen()) : many(devices.length, "GPU");
   const parts = [
-    own.length ? many(loud, "problem") : "",
+    own.length ? many(loud, "problem") : `None found on ${looked}: no leak, fragmentation, memory without an owner, idle program or out-of-memory error, and no alert of your rules`,
     silenced ? `${silenced} silenced` : "",
     cards.length > SHOWN ? `${SHOWN} are shown` : "",
     own.length < cards.length ? `${cards.length - own.length} on other GPUs` : "",
     restOf(state.frame),
   ];
   put($("problems-count"), parts.filter(Boolean).join(" · "));
-  const { devices } = state.frame.snapshot;
-  const looked = chosen() ? label(chosen()) : many(devices.length, "GPU");
-  put($("no-problems"), `No problem found on ${looked}. gpumond looks for leaks, fragmentation, memory without an owner, idle programs and out-of-memory errors, and evaluates your rules.`);
-  $("alerts").hidden = !own.length;
-  $("no-problems").hidden = own.length > 0;
+  seen ||= own.length > 0;
+  $("alerts").hidden = !seen;
   fold();
   const { silences } = state.frame;
   $("silences-open").hidden = !silences.length;

@@ -226,7 +226,7 @@ def test_layout_of_devices_follows_from_their_number(count: int, layout: str):
 
 def test_rows_of_devices_state_the_bytes_of_the_frame():
     expression = """given.map((frame) => m.devicesOf(frame).map(
-        ({ device, sums, programs, verdict }) => [device.uuid, sums, programs, verdict]))"""
+        ({ device, sums, programs, problem }) => [device.uuid, sums, programs, problem]))"""
     wholes = [full_frame(random_frame(random.Random(seed), seed)) for seed in range(20)]
     frames = [as_json(whole) for whole in wholes]
     assert run_module("matrix", expression, *frames) == run_module(
@@ -247,13 +247,13 @@ def test_rows_of_devices_state_the_bytes_of_the_frame():
         assert rows == expected
 
 
-def test_worst_verdict_of_a_device_is_that_which_leaves_least_time():
+def test_worst_problem_of_a_device_is_that_which_leaves_least_time():
     kinds = [("growing", 10.0), ("fragmentation", None), ("leak", 600.0), ("steady", 1.0)]
     verdicts = [
         {"device_uuid": "GPU-0", "kind": kind, "since": 1.0, "time_to_full_seconds": left} for kind, left in kinds
     ]
     frame = frame_of_two_devices()
-    found = run_module("matrix", "m.devicesOf(given[0]).map((row) => row.verdict)", frame | {"verdicts": verdicts})
+    found = run_module("matrix", "m.devicesOf(given[0]).map((row) => row.problem)", frame | {"verdicts": verdicts})
     assert found == ["leak", ""]
 
 
