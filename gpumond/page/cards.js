@@ -117,8 +117,8 @@ const amountsOf = (row) =>
 
 const LINES = {
   leak: ({ slope_bytes_per_second: slope, window_seconds: seconds }, row, { since, retained_by: kept }, now) =>
-    `leaks since ${clock(since, now)}, ${rate(60 * slope)} in the last ${duration(seconds)}; ` +
-    `now ${human(row.live_bytes ?? row.used_bytes)}${row.live_bytes === null ? "" : " live"}${kept && `; ${kept}`}`,
+    `${kept && `${kept.replace(/ \/\S+\//g, " …/")}; `}leaks since ${clock(since, now)}, ${rate(60 * slope)} in the last ${duration(seconds)}; ` +
+    `now ${human(row.live_bytes ?? row.used_bytes)}${row.live_bytes === null ? "" : " live"}`,
   fragmentation: ({ fragmentation_ratio: ratio, peak_live_bytes: live, peak_kept_bytes: kept }, row) =>
     `${amountsOf(row)}; when last measured, at most ${human(live)} of ${human(kept)} was live: ${percent(ratio, 1)} fragmented`,
 };
@@ -132,7 +132,7 @@ export function leftOf({ uuid, verdict }, devices) {
   const { device_peak_bytes: peak, slope_bytes_per_second: slope } = Object.fromEntries(verdict.evidence);
   if (!(peak > device.used_bytes)) return full;
   const later = about((device.size_bytes - device.used_bytes) / slope);
-  return later === about(left) ? full : `${full} if its use returns to its recent peak of ${human(peak)}, else in ${later}`;
+  return later === about(left) ? full : `${full} if it returns to its peak of ${human(peak)}, else in ${later}`;
 }
 
 /** How many verdicts there are of each kind that may become a problem, in words. The growth of a start is none. */
