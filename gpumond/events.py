@@ -331,7 +331,9 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
     )
     return _draft(
         receipt.action,
-        f"{receipt.action} of {who}{where} by {by}: {receipt.outcome}{why}",
+        f"{who}{where} was {receipt.outcome} by {by}{why}"
+        if receipt.outcome in ("suspended", "resumed")
+        else f"request to {receipt.action} {who}{where} by {by}: {receipt.outcome}{why}",
         device_uuid=uuid,
         process=receipt.key,
         workload=receipt.workload,
@@ -339,13 +341,22 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
     )
 
 
+WAIT_SECONDS = 3.0
+"""Time for which a request waits before it is an event: a resumption without a wait asks for two seconds."""
+
+
+def _waiting(frame: Frame) -> set[str]:
+    return {each.id for each in frame.queue if frame.snapshot.taken_at - each.since >= WAIT_SECONDS}
+
+
 def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
     """Yield the requests for memory that wait or are granted now, and weren't before."""
     at = frame.snapshot.taken_at
     waited = {each.id: each for each in (before.queue if before else ())}
+    known = _waiting(before) if before else set()
     granted = {each.id for each in (before.grants if before else ())}
     for request in frame.queue:
-        if request.id not in waited:
+        if request.id in _waiting(frame) - known:
             names = ", ".join(map(str, request.holders))
             held = f"; the largest programs there are {names}" if names else ""
             where = _gpu(frame, request.device_uuid)
@@ -410,7 +421,8 @@ def _began(verdict: Verdict, who: str, at: float) -> str:
     """Return the verdict's sentence, with its onset if that was before now."""
     summary = verdict.summary or f"{who}: {verdict.kind}"
     states_onset = at - verdict.since < 1.0 or "since " in summary
-    return summary if states_onset else f"{summary} (since {clock(verdict.since)})"
+    word = "at" if verdict.kind in ("crash", "memory-freed") else "since"
+    return summary if states_onset else f"{summary} ({word} {clock(verdict.since)})"
 
 
 def _names(frame: Frame | None, left: Mapping[ProcessKey, str] = {}) -> Mapping[ProcessKey | None, tuple[str, str]]:
@@ -435,7 +447,7 @@ def _alert(kind: Kind, alert: Alert) -> Event:
     who = _on(program(workload, process.pid, "") if process else workload, _index(labels))
     summary = annotations.get("summary") or f"{alert.rule}: {who}".removesuffix(": ")
     if kind == "alert-resolved" and "the alert was: " not in summary:
-        summary = f"{alert.rule} resolved: {summary}"
+        summary = f"{alert.rule} resolved; the alert was: {summary}"
     details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
     return _draft(kind, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details)
 

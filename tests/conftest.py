@@ -64,7 +64,8 @@ PACKAGES = {
 """Debian's packages of programs, where they have another name."""
 
 OPTIONAL = {
-    *("alertmanager", "amtool", "buildah", "cc", "chromium", "debootstrap", "fish", "gcc", "google-chrome", "man"),
+    *("alertmanager", "amtool", "buildah", "cc", "chromium", "chromium-headless-shell", "debootstrap", "fish", "gcc"),
+    *("google-chrome", "man"),
     *("newuidmap", "node", "npm", "openssl", "podman", "prometheus", "prometheus-alertmanager", "promtool", "rpmbuild"),
     *("runc", "systemd-analyze", "systemd-nspawn", "valgrind", "zsh"),
 }

@@ -174,7 +174,7 @@ def test_features_are_independent_of_each_other():
     assert found == INSIDE_OF_ANOTHER_FEATURE
 
 
-def test_spine_knows_no_feature():
+def test_core_imports_no_feature():
     for module in FILES.keys() - set(SETTINGS_OF_FEATURES):
         if not within(module, ("features", "daemon", "commands")):
             assert [name for name in own_imports(module) if within(name, ("features",))] == [], module

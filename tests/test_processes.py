@@ -71,8 +71,9 @@ def running(pid: int) -> bool:
 
 def test_fork_has_its_own_arguments_environment_directory_and_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program = "import os, sys; print(sys.argv[1:], os.environ['WORD'], os.getcwd()); sys.exit(3)"
+    program = f"import atexit; atexit.register(print, 'end'); {program}"
     (tmp_path / "program.py").write_text(program)
     monkeypatch.chdir(tmp_path)
     with open("out", "wb") as out:
         assert Fork(["python", "-m", "program", "a", "b"], env={"WORD": "word"}, stdout=out).wait() == 3
-    assert Path("out").read_text() == f"['a', 'b'] word {tmp_path}\n"
+    assert Path("out").read_text() == f"['a', 'b'] word {tmp_path}\nend\n"

@@ -40,8 +40,8 @@ PART_BYTES = 256 << 10
 ENCODED_BYTES = 48 << 10
 
 LIMIT_REFUSED = (
-    "this program doesn't allow limits set by the daemon; allow them with gpumond.agent.start(allow_limit=True) or "
-    "GPUMOND_ALLOW_LIMIT=1"
+    "this program doesn't allow limits set by the daemon; start it with gpumond run --allow-limit, "
+    "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1"
 )
 
 
@@ -233,7 +233,7 @@ def _unknown(classes: Sequence[LiveClasses]) -> str:
         return clean(f"live memory can be classified for PyTorch only; the allocators of this program: {names}")
     if any(pool.live_bytes for pool in LOADED.read() or () if pool.allocator == "torch"):
         return "this version of PyTorch isn't understood: its live memory can't be classified"
-    return "no allocator of this program that can be classified has live memory"
+    return "the program has no live PyTorch memory on a device, so there is nothing to classify"
 
 
 def _pickle(snapshot: object, path: str) -> None:

@@ -187,7 +187,8 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
 
     A program that ends is started again.
     """
-    environ = os.environ | {"GPUMOND_SOCKET": str(settings.agent_socket())}
+    state = os.fspath(settings.store_file().parent)  # the programs' snapshots end with the demo, too
+    environ = os.environ | {"GPUMOND_SOCKET": str(settings.agent_socket()), "XDG_STATE_HOME": state}
     commands: dict[str, tuple[str, ...]] = {}
     for index in range(count):
         options = ("--card", str(devices / f"card{index}"), "--parent", str(os.getpid()))

@@ -24,6 +24,10 @@ GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "S
 """Groups of commands in the overview, in this order."""
 
 
+SYNONYMS = {"export": "record", "ps": "status", "free": "flush", "logs": "events", "mute": "silence"}
+"""Commands for words of other tools."""
+
+
 def overview(commands: Iterable[Command]) -> str:
     """Return the text of `gpumond --help`: the commands by group."""
     lines = ["usage: gpumond [-h] [--version] COMMAND ...", ""]
@@ -44,7 +48,14 @@ def unknown_word(kind: str, word: str, known: Iterable[str]) -> str:
     """Return the message about a word that is not known, with the most similar known one."""
     names = {each.lstrip("-"): each for each in known}  # two short options are similar only in their hyphens
     similar = difflib.get_close_matches(word.partition("=")[0].lstrip("-"), list(names), n=1)
+    similar = similar or [each for each in (SYNONYMS.get(word, ""),) if each in names]
     return f"unknown {kind} {word!r:.80}" + (f"; did you mean {names[similar[0]]}?" if similar else "")
+
+
+def subparser(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of the subcommand that the first word names, else the parser."""
+    choices = (each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    return next((own[words[0]] for own in choices if words and words[0] in own), parser)
 
 
 def misspelt(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | None:
@@ -136,7 +147,7 @@ COMMANDS = (
     _command(
         "top",
         "Memory",
-        "show GPUs, processes, alerts and verdicts live in the terminal, and flush programs",
+        "show GPUs, processes, alerts and verdicts live in the terminal and flush programs",
         "gpumond top",
         "gpumond top --device 0",
         "gpumond top --url http://node1:9917 --url http://node2:9917",
@@ -145,12 +156,12 @@ COMMANDS = (
     _command(
         "verdicts",
         "Problems",
-        "show leaks, fragmentation and other problems that the memory curves reveal",
+        "show leaks, fragmentation and other diagnosed problems",
         "gpumond verdicts",
         "gpumond verdicts --all",
     ),
     _command(
-        "events", "Problems", "show past events, and follow new ones", "gpumond events --limit 20", "gpumond events -f"
+        "events", "Problems", "show past events and follow new ones", "gpumond events --limit 20", "gpumond events -f"
     ),
     _command(
         "detach-driver",
@@ -175,7 +186,7 @@ COMMANDS = (
     _command(
         "doctor",
         "Daemon",
-        "check your machine, and show a remedy for each problem",
+        "check your machine and show a remedy for each problem",
         "gpumond doctor",
         "gpumond doctor --json",
     ),
@@ -280,9 +291,9 @@ def _run(argv: Sequence[str]) -> int:
         return _missing_extra(error)
     parser_of_command = parsers.get(argv[0])
     if parser_of_command is not None and argv[0] not in WITH_OTHER_COMMANDS:
-        word = misspelt(parser_of_command, argv)
-        if word is not None:
-            parser_of_command.error(unknown_word("option", word, options(parser_of_command)))
+        used = subparser(parser_of_command, argv[1:])
+        if (word := misspelt(used, argv)) is not None:
+            used.error(unknown_word("option", word, options(used)))
         argv = [argv[0], *options_last(parser_of_command, argv[1:])]
     arguments, rest = parser.parse_known_args(argv)
     arguments.words = argv

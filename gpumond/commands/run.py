@@ -33,10 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--suspendable",
         "let the daemon suspend your program while it is idle; SIGCONT or `gpumond resume` resumes it",
     )
+    option(parser, "--allow-limit", "let `gpumond limit` and quotas limit your program")
     option(
         parser,
         "--need SIZE",
-        "start your program only once this much GPU memory is available; auto: what its earlier runs needed",
+        "start your program only once this much GPU memory is available; auto: what its earlier runs needed. "
+        "Programs that start without --need can still take that memory",
     )
     option(parser, "--need-device GPU", "with --need: which GPU, if there are several")
     option(parser, "--wait DURATION", "with --need: how long to wait, such as 10m (default: 0)")
@@ -54,7 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
         return _fail("no command given; example: gpumond run -- python train.py", 2)
     try:
         environ = environment(
-            os.environ, arguments.workload, arguments.flush_policy, arguments.borrow, arguments.suspendable
+            os.environ,
+            arguments.workload,
+            arguments.flush_policy,
+            borrow=arguments.borrow,
+            suspendable=arguments.suspendable,
+            allow_limit=arguments.allow_limit,
         )
     except ValueError as error:
         return _fail(f"{error}", 2)
@@ -104,10 +111,12 @@ def environment(
     environ: Mapping[str, str],
     workload: str | None,
     flush_policy: str | None,
-    borrow: bool = False,
-    suspendable: bool = False,
+    **allowed: bool,
 ) -> dict[str, str]:
-    """Return the environment that starts the agent in every Python program. Raises ValueError for a bad name."""
+    """Return the environment that starts the agent in every Python program. Raises ValueError for a bad name.
+
+    ``allowed``: what the program allows: ``borrow``, ``suspendable`` and ``allow_limit``.
+    """
     path = environ.get("PYTHONPATH", "")
     if INJECT not in path.split(os.pathsep):
         path = f"{INJECT}{os.pathsep}{path}" if path else INJECT
@@ -116,10 +125,7 @@ def environment(
         ours["GPUMOND_WORKLOAD"] = workload_name(workload)
     if flush_policy is not None:
         ours["GPUMOND_FLUSH_POLICY"] = flush_policy
-    if borrow:
-        ours["GPUMOND_BORROW"] = "1"
-    if suspendable:
-        ours["GPUMOND_SUSPENDABLE"] = "1"
+    ours |= {f"GPUMOND_{name.upper()}": "1" for name, value in allowed.items() if value}
     return {**environ, **ours}
 
 

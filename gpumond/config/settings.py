@@ -206,8 +206,8 @@ class SettingsConfig(Strict):
 
     source: Annotated[str, AfterValidator(known_source)] = Field(
         "auto",
-        description="the [source](plugins.md#device-sources) of device readings; `auto` selects the drivers that "
-        "are present at the start, `all` also uses drivers that are loaded later",
+        description="the [source](plugins.md#device-sources) of device readings; `auto` uses the drivers that "
+        "are present at startup; `all` also uses drivers that are loaded later; `nvml`, `drm` or `sim` uses this one",
     )
     listen: str = Field(
         "127.0.0.1:9917",
@@ -255,7 +255,9 @@ class SettingsConfig(Strict):
         description="directory with `token` and `ca.crt`, with which the daemon connects to the API server",
     )
     identity_proxy: IdentityProxy | None = Field(
-        None, description="the [proxy](../how-to/single-sign-on.md) that signs users in, and whose headers count"
+        None,
+        description="the [proxy](../how-to/single-sign-on.md) that signs users in, and whose identity headers the "
+        "daemon accepts",
     )
     log_format: LogFormat = Field("text", description="log format on standard error")
     log_level: LogLevel = Field("info", description="lowest level that is logged")
@@ -312,7 +314,7 @@ class SettingsConfig(Strict):
     )
     alertmanager_dry_run: bool = Field(
         False,
-        description="[alerts from Alertmanager](../how-to/flush-from-alertmanager.md) only plan flushes",
+        description="treats every [notification from Alertmanager](../how-to/flush-from-alertmanager.md) as a dry run",
     )
 
     @field_validator("listen")

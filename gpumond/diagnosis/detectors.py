@@ -173,12 +173,16 @@ class Peaks:
             return None
         live, kept = max(own[1::3]), max(own[2::3])
         ratio = split_share(live, kept)
-        if kept < FRAGMENTED_FROM * size or ratio <= (FRAGMENTED_CLEAR if active else FRAGMENTED):
+        least = FRAGMENTED_CLEAR if active else FRAGMENTED
+        if kept < FRAGMENTED_FROM * size or ratio <= least:
             return None
         growth = 0.0 if self.lowest is None else kept - self.lowest
         if not (active or now - self.retried_at < RETRIED_SECONDS or growth >= GROWTH_RATIO * size):
             return None
-        return Fragmentation(ratio, live, kept, growth, own[0])
+        since = next(
+            at for at, own_kept in zip(own[::3], own[2::3], strict=True) if split_share(live, own_kept) > least
+        )
+        return Fragmentation(ratio, live, kept, growth, since)
 
 
 def kept_bytes(pool: PoolUsage) -> int:

@@ -50,6 +50,8 @@ from gpumond.tick.history import (
 )
 
 RECENT_MINUTES = 15
+PEAK_NOTABLE = 0.02
+"""Part of a device by which its recent peak exceeds its use, so that the time until it is full needs an explanation."""
 REPORT_SECONDS = 1.5
 """Time in real seconds after which a program's agent has reported what it counted."""
 MIN_RELEASE_RATIO = 0.02
@@ -287,10 +289,24 @@ class Diagnosis:
         ]
         if leak.what == OUTSIDE:
             evidence.append(("outside_pools", 1.0))
+        if room is not None:
+            evidence.append(("device_peak_bytes", (device.size_bytes or 0) - room))
         evidence += held_growth(tracked, leak.what, leak.tier, leak.onset)
         evidence += allocations.evidence if allocations else []
+        size, used = float(device.size_bytes or 0), float(device.used_bytes or 0)
+        peak = size - (room or 0.0)
+        later = None if left is None or peak - used < PEAK_NOTABLE * size else left + (peak - used) / per_second
         summary = messages.leak(
-            who, _label(device), 60 * per_second, since, left, shaped, leak.what == OUTSIDE, allocations
+            who,
+            _label(device),
+            60 * per_second,
+            since,
+            left,
+            shaped,
+            leak.what == OUTSIDE,
+            allocations,
+            peak,
+            later,
         )
         tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped, line)
 

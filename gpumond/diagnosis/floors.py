@@ -1,4 +1,4 @@
-"""What a program did before: the highest level that its lives reached and held, and growth that was returned. No I/O.
+"""Earlier memory use: the highest amounts that a program's previous runs reached and held, and returned growth. No I/O.
 
 Growth below such a level is a cache that fills again, and no leak. A program is known by its workload or command and
 its user. The records are a few numbers for each, and the store keeps them.

@@ -23,13 +23,19 @@ def leak(
     form: str,
     outside: bool,
     allocations: AllocationGrowth | None,
+    peak: float,
+    later: float | None,
 ) -> str:
-    """Describe a leak; ``who`` is the device where no process is known."""
+    """Describe a leak; ``who`` is the device where no process is known. ``left`` is counted from the device's recent
+    ``peak``, ``later`` from what is used now if that is notably less.
+    """
     owner = who if who != device else "an unknown process"
     details = [f"since {clock(since)}", *FORMS.get(form, ()), *_number(allocations)]
     if outside:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
     end = f"; at this rate, {device} will be full in {about(left)}" if left is not None else ""
+    if left is not None and later is not None and about(later) != about(left):
+        end += f" if its use returns to its recent peak of {human(peak)}, else in {about(later)}"
     return f"{owner} is leaking {rate(per_minute)} on {device} ({', '.join(details)}){end}"
 
 
@@ -47,15 +53,15 @@ def growing(
     details = [*steps, *_number(allocations)]
     more = f" ({', '.join(details)})" if details else ""
     return (
-        f"{owner} has been growing by {rate(per_minute)} since {clock(since)}{more}; this is a leak, or a "
-        "startup, cache or evaluation that will level off"
+        f"{owner} has been growing by {rate(per_minute)} since {clock(since)}{more}; this may be a leak, or a startup, "
+        "a filling cache or an evaluation that will level off"
     )
 
 
 def _number(growth: AllocationGrowth | None) -> tuple[str, ...]:
     if growth is None or growth.rises is None:
         return ()
-    return (f"{growth.per_minute:.3g} more allocations/min" if growth.rises else "few large allocations",)
+    return (f"{growth.per_minute:.3g} more allocations/min" if growth.rises else "in a few large allocations",)
 
 
 def growing_together(one: str, programs: int, devices: int) -> str:
@@ -66,7 +72,7 @@ def growing_together(one: str, programs: int, devices: int) -> str:
 def fragmentation(who: str, device: str, kept: float, live: float) -> str:
     """Describe a fragmented program. The ratio is in the alert, whose window is another one."""
     used = f"never used more than {human(live)} of it; the rest was fragmented"
-    return f"{who} held {human(kept)} of {device} at its peak, but {used}"
+    return f"{who} held {human(kept)} on {device} at its peak, but {used}"
 
 
 def orphan(device: str, size: float, seconds: float, who: str, holder: str, programs: int) -> str:
@@ -75,11 +81,11 @@ def orphan(device: str, size: float, seconds: float, who: str, holder: str, prog
     """
     since = f"unchanged for {duration(seconds)}"
     if who:
-        return f"{device} still holds {human(size)} of {who}, which has exited ({since})"
+        return f"{device} still holds {human(size)} that belonged to {who}, which has exited ({since})"
     named = f"; {holder} has the device open" if holder else ""
     if programs:
         owner = "the program" if programs == 1 else f"one of the {programs} programs"
-        managed = f"managed memory (cudaMallocManaged) of {owner} on the GPU, or memory of an exited process"
+        managed = f"probably managed memory (cudaMallocManaged) of {owner} on the GPU, or memory of an exited process"
         return f"{device} holds {human(size)} that the driver attributes to no process ({since}): {managed}{named}"
     return f"{device} holds {human(size)} that belongs to no visible process ({since}){named}"
 
@@ -153,11 +159,11 @@ def with_retainers(verdicts: Iterable[Verdict], snapshot: Snapshot) -> tuple[Ver
 def _with_retainers(verdict: Verdict, snapshot: Snapshot) -> Verdict:
     report = None if verdict.process is None else snapshot.reports_by_process.get(verdict.process)
     text = "" if report is None else retained_by(report.program)
-    return replace(verdict, summary=f"{verdict.summary}; {text}") if text else verdict
+    return replace(verdict, summary=f"{verdict.summary}; {text}", retained_by=text) if text else verdict
 
 
 def retained_by(program: Program) -> str:
-    """Return the lines that retain memory, else the scope that retains most; empty if neither is known."""
+    """Return the lines that retain memory, else the scope that retains the most; empty if neither is known."""
     if program.retainers:
         return "retained by " + ", ".join(map(_line, program.retainers[:SHOWN]))
     kept = {

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.fact import fact
+from gpumond.facts.pools import FlushPolicy
 from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
 from gpumond.facts.shares import Share
@@ -93,7 +94,7 @@ class Verdict:
     """Meaning of a curve, with a one-sentence summary. Without a process it concerns the device as a whole.
 
     ``since`` is the unix time of the onset. ``form`` of a leak: linear, stairs or load-proportional. ``fit``: the
-    points of a leak and their line.
+    points of a leak and their line. ``retained_by``: the lines or the scope that keep what grows; empty if unknown.
     """
 
     device_uuid: str
@@ -106,6 +107,7 @@ class Verdict:
     summary: str = ""
     form: str = ""
     fit: Fit | None = None
+    retained_by: str = ""
 
     @property
     def process(self) -> ProcessKey | None:
@@ -277,7 +279,7 @@ class ProcessHolding:
     `unmapped_bytes` are counted by allocators while their pages are released (sleep mode); they are not part of
     `used_bytes`. `overhead_parts` are names and bytes of the parts of the overhead. `limit_bytes` is the limit of its
     allocators, `quota` what its quotas require. `reserve_shortage_bytes` is the part of its reserve that it does not
-    use and that is not free.
+    use and that is not free. `flush_policy` is null without an agent.
     """
 
     device_uuid: str
@@ -311,6 +313,8 @@ class ProcessHolding:
     limit_bytes: int | None
     quota: EffectiveQuota | None
     reserve_shortage_bytes: int | None
+    flush_policy: FlushPolicy | None
+    suspendable: bool
 
 
 @dataclass(frozen=True, slots=True)

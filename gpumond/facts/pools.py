@@ -124,12 +124,12 @@ class StepResult:
 class Expected:
     """Bytes that a flush with the requested steps returns: between ``low`` and ``high``, most probably ``likely``.
 
-    ``exactness`` is ``interval`` where the result of a step cannot be predicted; None if the agent does not report
-    it.
+    ``likely`` is None if it is unknown. ``exactness`` is ``interval`` where the result of a step cannot be predicted;
+    None if the agent does not report it.
     """
 
     low: int
-    likely: int
+    likely: int | None
     high: int
     exactness: Exactness | None = None
 
@@ -140,7 +140,7 @@ class PoolBytes:
 
     held_bytes: int
     live_bytes: int | None
-    reclaimable_bytes: int
+    reclaimable_bytes: int | None
     driver_used_bytes: int | None
 
 

@@ -110,11 +110,11 @@ CALLERS = {"token": "token (administrator)", "SIGCONT": "the program's user (SIG
 
 
 def caller_text(name: str, requested_for: str = "") -> str:
-    """Return who caused an action, for people: the request of the program that waited for memory, or the caller.
+    """Return who caused an action, for people, and the program that waited for memory.
 
     The daemon's own token, ``token``, has the rights of an administrator.
     """
-    return f"request of {requested_for}" if requested_for else CALLERS.get(name, name)
+    return CALLERS.get(name, name) + (f" for {requested_for}" if requested_for else "")
 
 
 def human(size: float) -> str:
@@ -126,10 +126,13 @@ def human(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-def difference(whole: int, part: int) -> str:
-    """Format ``whole - part`` so that it agrees with both as `human` formats them."""
-    (size, unit), (less, other) = (human(each).split() for each in (whole, part))
-    return f"{float(size) - float(less):.1f} {unit}" if unit == other != "B" else human(whole - part)
+def difference(whole: int, *parts: int) -> str:
+    """Format ``whole`` less the parts so that it agrees with all of them as `human` formats them."""
+    shown = [human(each).split() for each in (whole, *filter(None, parts))]
+    size, *less = (float(number) for number, _ in shown)
+    rest = f"{size - sum(less):.1f}"
+    agrees = {unit for _, unit in shown} == {shown[0][1]} != {"B"} and float(rest) > 0
+    return f"{rest} {shown[0][1]}" if agrees else human(whole - sum(parts))
 
 
 def rate(per_minute: float) -> str:

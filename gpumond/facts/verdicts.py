@@ -52,19 +52,19 @@ KINDS = (
         name="warm-up",
         meaning="the first five minutes, or growth since the start that is slowing down; growth at a constant rate has "
         "no pattern",
-        evidence="level",
+        evidence="amount",
         is_pattern=True,
     ),
     VerdictKind(
         name="steady",
-        meaning="has stayed within 1% of the device (or 256 MiB) for the last 15 minutes, or for at least five since "
-        "its start; a program that counts its steps is judged at their ends",
-        evidence="level, range",
+        meaning="has varied by at most 1% of the device's size (or 256 MiB) for the last 15 minutes, or for at least "
+        "five since the start; for a program that calls `step()`, by the memory at the ends of its steps",
+        evidence="amount, range",
         is_pattern=True,
     ),
     VerdictKind(
         name="churn",
-        meaning="has risen and fallen by more than 2% of the device, six times each in ten minutes, without growing",
+        meaning="rises and falls by more than 2% of the device's size, six times each in ten minutes, without growing",
         evidence="direction changes, low, high",
         is_pattern=True,
     ),
@@ -76,22 +76,22 @@ KINDS = (
     ),
     VerdictKind(
         name="step-change",
-        meaning="has moved to a level that differs from the previous one by at least 5% of the device; active for "
-        "15 minutes",
+        meaning="has changed from one steady amount to another, which differs by at least 5% of the device's size; "
+        "active for 15 minutes",
         evidence="size of the step",
         is_pattern=True,
     ),
     VerdictKind(
         name="filling",
-        meaning="has grown by 512 MiB or more within at least 15 minutes, and is slowing down: a cache that fills; it "
-        "may stop before the device is full",
+        meaning="has grown by at least 512 MiB in at least 15 minutes, and the growth is slowing down, like that of a "
+        "cache that fills; it may stop before the device is full",
         evidence="slope, growth, exponent of the curve (1 is a line), seconds until the device is full",
         is_pattern=True,
     ),
     VerdictKind(
         name="growing",
-        meaning="has grown linearly for about two minutes, and memory exceeds the process's previous peak; a suspicion "
-        "that clears within four minutes after the growth stops",
+        meaning="has grown linearly for about two minutes, beyond the process's previous peak; this is a suspicion, "
+        "which ends within four minutes after the growth stops",
         evidence="slope, growth, bytes retained per step, growth of held bytes and of the live allocation count",
     ),
     VerdictKind(
@@ -99,21 +99,23 @@ KINDS = (
         meaning="has grown without slowing down for longer than healthy growth does: usually an hour with the agent, "
         "and 90 minutes without; `form` is `linear`, `stairs` or `load-proportional`",
         evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of held bytes and "
-        "of the live allocation count",
-        remedy="find out what keeps the memory: gpumond why --pid PID; restart the program before the GPU is full",
+        "of the live allocation count; the device's highest use in 15 minutes, from which the time to full is "
+        "calculated",
+        remedy="find out what retains the memory: gpumond why --pid PID; restart the program before the GPU is full",
     ),
     VerdictKind(
         name="fragmentation",
-        meaning="the pool holds much more than its peak of live memory, and the difference grows, or allocations "
-        "had to be retried",
-        evidence="ratio, peak live bytes, peak kept bytes, growth of kept bytes",
-        remedy="restart the program; for PyTorch, set PYTORCH_ALLOC_CONF=expandable_segments:True "
-        "(PYTORCH_CUDA_ALLOC_CONF before 2.11) first; for others, choose an asynchronous allocator",
+        meaning="in the last hour, the peak of live and stranded memory was at least 5% of the device's size, and more "
+        "than a quarter of that peak was never live; in addition, the peak has grown by at least 2% of the device's "
+        "size, or an allocation had to be retried in the last ten minutes",
+        evidence="fragmented ratio, peak live bytes, peak live and stranded bytes, growth of that peak",
+        remedy="set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11) or, "
+        "outside PyTorch, choose an asynchronous allocator; then restart the program",
     ),
     VerdictKind(
         name="pressure",
         meaning="more than 95% of the device is used (until less than 93% is), or more than 80% is used and growth "
-        "will fill it within ten minutes; growth in a program's first five minutes doesn't count",
+        "will fill it within ten minutes; growth in a program's first five minutes is ignored",
         evidence="used ratio, free bytes",
         remedy="flush the GPU (gpumond flush --device INDEX), reduce a batch size or an engine's share "
         "(--gpu-memory-utilization, --mem-fraction-static), or stop a program",

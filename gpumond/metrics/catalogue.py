@@ -389,8 +389,7 @@ OF_PROCESSES: tuple[Family, ...] = (
     ),
     Family(
         "gpumond_process_limit_bytes",
-        "Lowest limit of the process on this device, in bytes: of its allocators, and of its cgroup in the driver. "
-        "Absent if none.",
+        "Lowest limit that applies to the process on this device: its allocators' or its cgroup's. Absent if none.",
         PROCESS_LABELS,
         _process_limit,
     ),
@@ -610,8 +609,8 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     *families("gpumond_", (), _snapshot, (DRIVER_UP,)),
     Family(
         "gpumond_driver_down_reason",
-        "1 for the reason why the devices can't be read: starting, released, no_device (the machine has none), or the "
-        "kind of a fault. Absent while they can be read.",
+        "1 for the reason why the devices can't be read: starting, released, no_device (the machine has none), or a "
+        "fault kind such as timeout. Absent while they can be read.",
         ("reason",),
         _driver_down_reason,
     ),

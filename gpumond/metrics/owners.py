@@ -116,11 +116,11 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
         "needed_bytes",
         "Memory of the owner's largest program on one device of a model, without its cached part.",
         attrgetter("needed"),
-        note=" A program without an agent counts with all of its memory.",
+        note=" All memory of a program without an agent is included.",
     ),
     Quantity(
         "device_processes",
-        "Number of the owner's processes on each device of a model, added up: one on two devices counts twice.",
+        "Number of the owner's processes per device of a model, added up: a process on two devices is counted twice.",
         attrgetter("device_processes"),
     ),
     Quantity(
@@ -130,7 +130,7 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
     ),
     Quantity(
         "agent_processes",
-        "Number of the owner's processes on devices of a model that have an agent.",
+        "Number of the owner's processes that have an agent, on devices of one model.",
         lambda usage: len(usage.agents),
     ),
 )

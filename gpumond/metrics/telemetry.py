@@ -47,7 +47,9 @@ class Workloads:
         def bytes_counter(name: str, help: str) -> Counter:
             return Counter(f"gpumond_workload_flush_{name}_bytes", help, ["workload"], registry=registry)
 
-        self._expected = bytes_counter("expected", "Memory that flushes of the workload were expected to release.")
+        self._expected = bytes_counter(
+            "expected", "Memory that flushes of the workload were expected to release, if that could be predicted."
+        )
         self._released = bytes_counter(
             "released", "Memory released by flushes of the workload, as counted by the allocators."
         )
@@ -68,7 +70,7 @@ class Workloads:
             return
         self._flushes.labels(workload, receipt.outcome).inc()
         self._released.labels(workload).inc(max(0, receipt.released_bytes))
-        if receipt.expected is not None:
+        if receipt.expected is not None and receipt.expected.likely is not None:
             self._expected.labels(workload).inc(receipt.expected.likely)
         if receipt.before is not None and receipt.after is not None:
             self._before.labels(workload).inc(receipt.before.held_bytes)
@@ -119,7 +121,9 @@ class Telemetry:
         self._released = counter(
             "gpumond_flush_released_bytes", "Memory released by flushes, as counted by the allocators."
         )
-        self._expected = counter("gpumond_flush_expected_bytes", "Memory that flushes were expected to release.")
+        self._expected = counter(
+            "gpumond_flush_expected_bytes", "Memory that flushes were expected to release, if that could be predicted."
+        )
         self._flush_duration = histogram(
             "gpumond_flush_duration_seconds",
             "Time from a flush request to the receipt of one pool.",
@@ -245,5 +249,5 @@ class Telemetry:
         self.workloads.flushed(receipt)
         self._flush_duration.observe(receipt.duration_seconds)
         self._released.inc(max(0, receipt.released_bytes))
-        if receipt.expected is not None:
+        if receipt.expected is not None and receipt.expected.likely is not None:
             self._expected.inc(receipt.expected.likely)

@@ -10,6 +10,11 @@ const notes = new Set(NOTES);
 const ORDINARY_LABELS = ["alertname", "gpu", "severity", "uuid"];
 const PAST = "memory-freed"; // no state, but something that has happened: events list it
 
+const WARM_UP = 300; // seconds
+
+/** How urgent an alert is: the lowest number first. */
+export const rankOf = ({ phase, silenced_by: silences }, { severity }) => 10 * (phase !== "firing") + 20 * (silences.length > 0) + (SEVERITY[severity] ?? 1);
+
 const subjectKey = (uuid, process) => `${uuid ?? ""} ${process?.pid ? processKey(process) : ""}`;
 
 /** One card for each subject and problem of a frame: the alert and the verdict on it together; the most urgent first. */
@@ -33,13 +38,14 @@ export function cardsOf(frame) {
       cards.set(key, { key, kind: verdict.kind, uuid: verdict.device_uuid, process, alert: null, verdict });
     }
   }
-  const rank = ({ alert, verdict }) => {
-    if (!alert) return 15;
-    return 10 * (alert.phase !== "firing") + 20 * (alert.silenced_by.length > 0) + (SEVERITY[alert.labels.severity] ?? 1);
-  };
+  const rank = ({ alert }) => (alert ? rankOf(alert, alert.labels) : 15);
   const since = ({ alert, verdict }) => alert?.active_at ?? verdict.since;
-  return [...cards.values()].sort((one, other) => rank(one) - rank(other) || since(one) - since(other));
+  const left = ({ verdict }) => verdict?.time_to_full_seconds ?? 1e9;
+  return [...cards.values()].sort((one, other) => rank(one) - rank(other) || left(one) - left(other) || since(one) - since(other));
 }
+
+/** True while a verdict tells more than an alert: there is none, or it doesn't fire yet. */
+const isOnlyVerdict = ({ alert, verdict }) => !alert || (verdict && alert.phase !== "firing");
 
 const isOver = ({ kind }, row) => kind === "fragmentation" && row?.stranded_bytes === 0;
 
@@ -47,15 +53,17 @@ const isOver = ({ kind }, row) => kind === "fragmentation" && row?.stranded_byte
 export function levelOf(card, row) {
   const { alert } = card;
   if (isOver(card, row)) return "quiet";
-  if (!alert) return "warn";
-  if (alert.phase !== "firing" || alert.silenced_by.length) return "quiet";
+  if (alert?.silenced_by.length) return "quiet";
+  if (isOnlyVerdict(card)) return "warn";
+  if (alert.phase !== "firing") return "quiet";
   return { critical: "bad", page: "bad", info: "note" }[alert.labels.severity] ?? "warn";
 }
 
 /** The state of a card at the time of the frame. */
-export function ageOf({ alert, verdict }, now, silences) {
-  if (!alert) return `since ${clock(verdict.since, now)}`;
-  if (alert.silenced_by.length) return silencedText(alert, now, silences);
+export function ageOf(card, now, silences) {
+  const { alert, verdict } = card;
+  if (alert?.silenced_by.length) return silencedText(alert, now, silences);
+  if (isOnlyVerdict(card)) return `since ${clock(verdict.since, now)}`;
   const firing = alert.phase === "firing";
   const seconds = now - (alert.fired_at ?? alert.active_at);
   return `${firing ? "firing" : "pending"} for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}`;
@@ -108,24 +116,30 @@ const amountsOf = (row) =>
   row.stranded_bytes ? `now ${human(held(row))} held, ${human(row.live_bytes)} live, ${human(row.stranded_bytes)} stranded` : "nothing is stranded now";
 
 const LINES = {
-  leak: ({ slope_bytes_per_second: slope, window_seconds: seconds }, row, { since }, now) =>
-    `leaks since ${clock(since, now)}, ${rate(60 * slope)} in the last ${duration(seconds)}; ` +
+  leak: ({ slope_bytes_per_second: slope, window_seconds: seconds }, row, { since, retained_by: kept }, now) =>
+    `${kept && `${kept.replace(/ \/\S+\//g, " …/")}; `}leaks since ${clock(since, now)}, ${rate(60 * slope)} in the last ${duration(seconds)}; ` +
     `now ${human(row.live_bytes ?? row.used_bytes)}${row.live_bytes === null ? "" : " live"}`,
   fragmentation: ({ fragmentation_ratio: ratio, peak_live_bytes: live, peak_kept_bytes: kept }, row) =>
-    `${amountsOf(row)}; at its peak so far ${human(live)} of ${human(kept)} live, ${percent(ratio, 1)} fragmented`,
+    `${amountsOf(row)}; when last measured, at most ${human(live)} of ${human(kept)} was live: ${percent(ratio, 1)} fragmented`,
 };
 
-/** When the device is full, in words; empty if it is unknown. */
+/** When the device is full, in words, and what that is counted from; empty if it is unknown. */
 export function leftOf({ uuid, verdict }, devices) {
   const left = verdict?.time_to_full_seconds;
   const device = devices.get(verdict?.fit?.device_uuid ?? uuid);
   if (left === null || left === undefined || !device) return "";
-  return `${label(device)} (${human(device.size_bytes)}) is full in ${about(left)}`;
+  const full = `${label(device)} (${human(device.size_bytes)}) is full in ${about(left)}`;
+  const { device_peak_bytes: peak, slope_bytes_per_second: slope } = Object.fromEntries(verdict.evidence);
+  if (!(peak > device.used_bytes)) return full;
+  const later = about((device.size_bytes - device.used_bytes) / slope);
+  return later === about(left) ? full : `${full} if it returns to its peak of ${human(peak)}, else in ${later}`;
 }
 
-/** How many verdicts there are of each kind that may become a problem, in words. */
-export function restOf(verdicts) {
+/** How many verdicts there are of each kind that may become a problem, in words. The growth of a start is none. */
+export function restOf({ snapshot, processes, verdicts }) {
   const counts = new Map();
-  for (const { kind } of verdicts) if (notes.has(kind) && kind !== PAST) counts.set(kind, (counts.get(kind) ?? 0) + 1);
+  const starts = (verdict) => processes.some((row) => processKey(row) === processKey(verdict) && snapshot.taken_at - row.started_at < WARM_UP);
+  for (const each of verdicts)
+    if (notes.has(each.kind) && each.kind !== PAST && !starts(each)) counts.set(each.kind, (counts.get(each.kind) ?? 0) + 1);
   return counts.size ? `also: ${[...counts].map(([word, count]) => `${count} ${word}`).join(", ")}` : "";
 }

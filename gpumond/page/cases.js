@@ -1,23 +1,22 @@
 // The view of cases of out-of-memory errors: the chosen one, and the list of all.
 
 import * as address from "./address.js";
+import { callText, ownCalls, siteText } from "./calls.js";
 import { button, make, named, svg } from "./elements.js";
 import { flush } from "./flush.js";
-import { capital, clean, clock, duration, human } from "./format.js";
+import { capital, clean, clock, difference, duration, human } from "./format.js";
 import { createListing, createTable, showTable } from "./lists.js";
 import { state } from "./store.js";
 import { read } from "./live.js";
 import { addView } from "./views.js";
 
 const ENOUGH = new Map([[true, "yes"], [false, "no"], [null, "unknown"]]);
-const CALLS = 3; // of a site
 const NOTHING = "nothing"; // the name of what is listed if no remedy is enough: no remedy
 
 const now = () => state.frame.snapshot.taken_at;
 const programOf = ({ workload, pid }) => `${workload || "a program"} (pid ${pid})`;
 const gpuOf = ({ device_uuid: uuid }) => (state.devices.has(uuid) ? `GPU ${state.devices.get(uuid).index}` : "");
 const rowOf = ({ workload, pid }) => (pid === null ? workload || "unattributed" : `${workload || "pid"} ${pid}`);
-const callText = ({ file, line, function: what }) => `${file}:${line} ${what}`;
 const bytes = (title, key) => ({ title, text: (row) => human(row[key]), number: true });
 const plain = (title, text) => ({ title, text });
 
@@ -25,10 +24,16 @@ const COLUMNS = [
   plain("Time", ({ at }) => clock(at, now())),
   { title: "Program", text: programOf, name: true },
   { title: "GPU", text: gpuOf, name: true },
-  bytes("Missing", "missing_bytes"),
+  { title: "Missing", text: lacking, number: true },
   { title: "Remedy", text: ({ remedy }) => remedy, wide: true },
   { title: "Actions", nodes: () => [make("a", "Case")], update: showLink },
 ];
+
+/** The missing bytes as they follow from those that are shown beside them; what a limit lacks does not. */
+function lacking({ request_bytes: request, free_bytes: free, missing_bytes: missing }) {
+  const follows = missing && free !== null && Math.abs(request - free - missing) <= 2 ** 21;
+  return follows ? difference(request, free).slice(1) : human(missing);
+}
 
 function showLink(cell, { id, ...found }) {
   cell.firstChild.href = address.linkTo({ view: "cases", case: id });
@@ -68,9 +73,9 @@ function* tablesOf(found, ranks) {
     const known = Object.entries(one).filter(([key, value]) => /_bytes$/.test(key) && key !== "live_bytes" && value);
     yield [`Live memory of ${one.allocator} by class`, [plain("Class", ([key]) => key.replace("_bytes", "")), { title: "Bytes", text: ([, value]) => human(value), number: true }], known];
   }
-  yield ["Largest allocation sites", [bytes("Bytes", "size_bytes"), plain("Calls, innermost first", ({ calls }) => calls.slice(0, CALLS).map(callText).join(" < "))], oom.sites];
+  yield ["Largest allocation sites", [bytes("Bytes", "size_bytes"), plain("Calls, innermost first", siteText)], oom.sites];
   yield ["Scopes that retain most", [plain("Scope", ({ name: scope }) => scope), bytes("Bytes", "retained_bytes")], oom.scopes];
-  yield ["Failing call, innermost first", [plain("Call", callText)], oom.stack];
+  yield ["The program’s calls at the error, innermost first", [plain("Call", callText)], ownCalls(oom.stack)];
 }
 
 const hue = (place) => `hsl(${(225 + 67 * place) % 360} 50% 55%)`;
@@ -117,11 +122,12 @@ function table(title, columns, rows) {
 }
 
 /** What was requested, and what there was. */
-function requestOf({ oom, request_bytes: request, free_bytes: free, missing_bytes: missing }) {
+function requestOf(found) {
+  const { oom, request_bytes: request, free_bytes: free, missing_bytes: missing } = found;
   const facts = [
     request === null ? "" : `requested ${human(request)}`,
     free === null ? "" : `${human(free)} was free`,
-    missing === null ? "" : `${human(missing)} was missing`,
+    missing === null ? "" : `${lacking(found)} was missing`,
     oom?.scope ? `in ${oom.scope}` : "",
   ];
   return capital(facts.filter(Boolean).join(" · "));

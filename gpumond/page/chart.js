@@ -145,7 +145,7 @@ function show(node) {
   const started = now() - state.frame.snapshot.elapsed_seconds;
   const { to, ...whole } = limits(own, now());
   const from = own.to === null && own.seconds <= YOUNG ? Math.max(whole.from, Math.min(started, to - SHORTEST)) : whole.from;
-  const about = { from, to, started };
+  const about = { from, to, ...beginning(target, started) };
   const last = (past.points.at(-1)?.at ?? -Infinity) + (past.seconds ?? 0);
   node.fresh = node.fresh.filter(({ at }) => at > last);
   const points = [...past.points, ...node.fresh];
@@ -156,13 +156,19 @@ function show(node) {
   const size = sizeOf(target);
   const marks = marksOf([...state.events.values()], target);
   const view = { ...about, columns, blocks: past.seconds !== null, size, marks, whole: target.pid === null };
-  node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: columns.length ? summary(columns, about, own, columns.at(-1)) : withoutData(target, to) };
+  node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: columns.length ? summary(columns, about, own, columns.at(-1)) : "No data for this range." };
   node.view.top = drawPlot(node.plot, node.view);
   node.plot.dataset.range = rangeText(own);
   const unmarked = eventsSince() > from && `Events before ${clock(eventsSince(), to)} have no mark.`;
   put(node.querySelector(".summary"), [node.view.summary, unmarked].filter(Boolean).join(" "));
   showCursor(node);
   node.drawn(node.view);
+}
+
+/** Since when there can be values, and what has started then. */
+function beginning({ uuid, ...target }, started) {
+  const own = target.pid === null ? null : processOf(uuid, processKey(target))?.started_at;
+  return own > started ? { started: own, starter: "process" } : { started, starter: "daemon" };
 }
 
 function sizeOf({ uuid }) {
@@ -192,11 +198,6 @@ function newestPoint({ uuid, pid, start_ticks: start }, at) {
 }
 
 const processOf = (uuid, key) => state.frame.processes.find((each) => each.device_uuid === uuid && processKey(each) === key);
-
-function withoutData(target, to) {
-  const started = target.pid === null ? null : processOf(target.uuid, processKey(target))?.started_at;
-  return started > to ? `No data for this range: this process started later, at ${clock(started, now())}.` : "No data for this range.";
-}
 
 function summary(used, { from, to }, { to: end }, last) {
   const lowest = human(Math.min(...used.map((each) => each.low)));

@@ -147,10 +147,10 @@ function show() {
       plot.addEventListener("click", ({ offsetX }) => setMoment(shown[0] + ((shown[1] - shown[0]) * offsetX) / plot.clientWidth));
       return make("div", make("h3", named(programOf(row), 80)), make("p.quiet"), plot);
     },
-    ({ children: [, note, plot] }, { lives, points: own, seconds }) => {
+    ({ children: [, note, plot] }, { row: { started_at: started }, lives, points: own, seconds }) => {
       put(note, capital(lives.map((life) => `pid ${life.pid} until ${clock(life.at)}`).join(", ")));
       const columns = intervals(own, seconds, from, to).map((column) => ({ ...column, layers: layersOf(column) }));
-      const view = { from, to, columns, blocks: seconds !== null, size: null, marks: [], spans: [], bound: null, top };
+      const view = { from, to, started, starter: "process", columns, blocks: seconds !== null, size: null, marks: [], spans: [], bound: null, top };
       drawPlot(plot, { ...view, summary: plot.ariaLabel });
       drawCursor(plot, view, at);
     },

@@ -52,7 +52,7 @@ function createTile({ device }) {
 }
 
 function updateTile(node, row) {
-  const { device, sums, state: fault, verdict } = row;
+  const { device, sums, state: fault, problem } = row;
   const tile = node.firstChild;
   put(tile.children[0], String(device.index));
   put(tile.children[1], usedShare(device));
@@ -61,7 +61,7 @@ function updateTile(node, row) {
   if (tile.title !== text) tile.title = tile.ariaLabel = text;
   const pressed = String(isChosen(device));
   if (tile.ariaPressed !== pressed) tile.ariaPressed = pressed;
-  tile.classList.toggle("notable", fault !== "" || verdict !== "");
+  tile.classList.toggle("notable", fault !== "" || problem !== "");
 }
 
 export function showDevices() {
@@ -71,6 +71,8 @@ export function showDevices() {
   $("devices-section").hidden = layout === "one";
   $("device-rows").hidden = layout !== "rows";
   $("tiles").hidden = layout !== "tiles";
+  $("device-rows").classList.toggle("two", rows.length > 4);
+  $("device-rows").style.setProperty("--half", Math.ceil(rows.length / 2));
   sync($("device-rows"), layout === "rows" ? rows : [], key, createRow, updateRow, 1);
   sync($("tiles"), layout === "tiles" ? rows : [], key, createTile, updateTile);
 }

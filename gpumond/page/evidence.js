@@ -55,7 +55,7 @@ export function summary(fit, now = fit.at) {
   const latest = fit.full_at_latest === null ? "" : `latest ${moment(fit.full_at_latest)}`;
   const interval = [earliest, latest].filter(Boolean).join(", ");
   const left = fit.full_at > now ? `, in ${duration(fit.full_at - now)}` : "";
-  return `${rate}; the GPU will be full at ${moment(fit.full_at)}${left}${interval && ` (${interval})`}, counted from its highest recent use.`;
+  return `${rate}; the GPU will be full at ${moment(fit.full_at)}${left}${interval && ` (${interval})`}.`;
 }
 
 const UNITS = [

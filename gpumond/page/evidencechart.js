@@ -2,7 +2,7 @@
 
 import { make, named, put, svg, sync } from "./elements.js";
 import { figures, limits, shapes, summary } from "./evidence.js";
-import { clean, clock, human } from "./format.js";
+import { capital, clean, clock, human } from "./format.js";
 import { label, state } from "./store.js";
 
 const SAID = ["slope_bytes_per_second", "window_seconds"]; // what the sentence about the line contains
@@ -24,9 +24,9 @@ export function showFit(node, verdict, now, remedy) {
 
 function draw(node) {
   if (!node.open || node.hidden) return;
-  const { fit, evidence = [] } = node.verdict;
+  const { fit, evidence = [], retained_by: kept, pid } = node.verdict;
   node.querySelector(".plot").hidden = !fit;
-  put(node.lastChild, node.remedy && `Next: ${node.remedy}`);
+  put(node.lastChild, [kept && `${capital(kept)}.`, node.remedy && `Next: ${node.remedy}`].filter(Boolean).join(" "));
   put(node.querySelector("p"), fit ? whose(fit) + summary(fit, node.now) : "");
   sync(
     node.querySelector(".facts"),
@@ -44,7 +44,7 @@ function draw(node) {
   const plot = node.querySelector(".plot");
   plot.querySelector("svg")?.remove();
   plot.prepend(drawing);
-  put(plot.querySelector(".top"), full === null ? human(high) : `${human(full)}: the GPU is full`);
+  put(plot.querySelector(".top"), full === null ? human(high) : `${human(full)}${pid ? " of this program" : ""}: the GPU is full`);
   put(plot.querySelector(".from"), clock(from, to));
   put(plot.querySelector(".to"), clock(to));
   const sentences = fit.ruled_out.map(({ kind, reason, value }) => `Ruled out: ${kind} (${reason}: ${value.toFixed(2)}).`);

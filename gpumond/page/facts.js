@@ -2,13 +2,15 @@
 
 import { engineOf, holder, kvCacheOf } from "./engines.js";
 import { duration, human, many } from "./format.js";
+import { hasAgent, hasPools } from "./store.js";
 import { OF_PROCESSES } from "./words.js";
 
 const LATE = 3; // seconds from which the age of a report is shown: most agents report each second
 const FLUSH_POLICIES = { allow: "allowed", step: "at its next step", never: "not allowed" };
 
-/** A term, its value at the time `now` of the frame, and whether a column of the row has the same value. */
-export function* facts(row, now) {
+/** A term, its value at the time `now` of the frame, and whether a column of the row has the same value. `report`: that of
+its agent, null until it is known. */
+export function* facts(row, report, now) {
   yield ["PID", String(row.pid), true];
   if (row.started_at !== null) yield ["started", `${duration(Math.max(0, now - row.started_at))} ago`];
   const engine = engineOf(row);
@@ -23,7 +25,7 @@ export function* facts(row, now) {
   }
   if (row.unmapped_bytes !== null) yield ["unmapped", human(row.unmapped_bytes)];
   if (row.limit_bytes !== null) yield ["limit", human(row.limit_bytes)];
-  if (row.quota) yield ["quota", quotaSentence(row.quota)];
+  if (row.quota) yield ["quota", quotaSentence(row)];
   if (row.reserve_shortage_bytes) yield ["reserve", `${human(row.reserve_shortage_bytes)} taken by other programs`];
   const known = {
     command: row.comm,
@@ -40,7 +42,8 @@ export function* facts(row, now) {
   for (const [term, value] of Object.entries(known)) if (value) yield [term, value, ["user", "verdict"].includes(term)];
   if (row.utilization_ratio !== null) yield ["busy", `${Math.round(100 * row.utilization_ratio)}%`];
   if (row.idle_seconds) yield ["idle for", duration(row.idle_seconds)];
-  if (row.agent) yield* factsOfAgent(row.agent, row.device_uuid);
+  if (hasAgent(row)) yield ["flush", FLUSH_POLICIES[row.flush_policy]];
+  if (report) yield* factsOfAgent(report, row.device_uuid);
 }
 
 /** The parts of the overhead, as far as they are known. */
@@ -49,17 +52,25 @@ function overheadSentence(row) {
   return parts.map(([name, bytes]) => `${name} ${human(bytes)}`).join(", ");
 }
 
-function quotaSentence(quota) {
-  const kinds = { "soft limit": "soft_limit", limit: "limit", reserve: "reserve", "container limit": "cgroup_limit" };
+/** Why the limit of a row's quota isn't in effect; empty if it is. */
+export function unset(row) {
+  if (row.quota.limit_bytes === null || row.limit_bytes !== null) return "";
+  const reason = !hasAgent(row) ? "has no agent" : hasPools(row) ? "doesn't allow limits" : "has no pool yet";
+  return `limit not in effect: the program ${reason}`;
+}
+
+function quotaSentence(row) {
+  const { quota } = row;
+  const kinds = { "soft limit": "soft_limit", limit: "limit", reserve: "reserve", "cgroup limit": "cgroup_limit" };
   return Object.entries(kinds)
     .filter(([, kind]) => quota[`${kind}_bytes`] !== null)
     .map(([name, kind]) => `${name} ${human(quota[`${kind}_bytes`])} (${quota[`${kind}_quota`]})`)
+    .concat(unset(row) || [])
     .join(", ");
 }
 
 function* factsOfAgent(agent, uuid) {
   yield ["frameworks", agent.frameworks.join(", ") || "none yet"];
-  yield ["flush", FLUSH_POLICIES[agent.flush_policy]];
   if (agent.age_seconds >= LATE) yield ["last report", `${duration(agent.age_seconds)} ago`];
   for (const pool of agent.pools) {
     if (pool.device_uuid !== uuid) continue;

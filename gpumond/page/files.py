@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.events import Kind
+from gpumond.events import OF_LIBRARIES, WITHOUT_FILE, Kind
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
@@ -30,6 +30,10 @@ AT_END = re.compile(r" +// [^\"'`\n]*$", re.MULTILINE)
 """A comment at the end of a line. What follows has no quotation mark: it is not in a text."""
 
 
+IN_STYLE = re.compile(r" */\*.*?\*/")
+"""A comment in the style."""
+
+
 LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
 
 
@@ -42,7 +46,8 @@ def bundle(modules: Mapping[str, str], entry: str) -> str:
 
 
 def bundles(modules: Mapping[str, str], entry: str, *later: str) -> tuple[str, ...]:
-    """Return the module of ``entry``, and those that do what ``later`` do. They import what they share with the first.
+    """Return the module of ``entry``, and those that do what ``later`` do. They import what they share with the first,
+    and export what their entry does under its name (``$later``).
 
     Raises ValueError as ``bundle`` does.
     """
@@ -51,8 +56,8 @@ def bundles(modules: Mapping[str, str], entry: str, *later: str) -> tuple[str, .
     shared = [[f"${name}" for name in first if f" = ${name};\n" in text] for text in rest]
     exported = ", ".join(f"${name}" for name in first if any(f"${name}" in names for names in shared))
     return f"{''.join(first.values())}export {{ {exported} }};\n", *(
-        f'import {{ {", ".join(names)} }} from "./{entry}.js";\n{text}'
-        for names, text in zip(shared, rest, strict=True)
+        f'import {{ {", ".join(names)} }} from "./{entry}.js";\n{text}export {{ ${each} }};\n'
+        for each, names, text in zip(later, shared, rest, strict=True)
     )
 
 
@@ -164,6 +169,8 @@ def words() -> str:
         "ENDED": ENDED,
         "NAMES": {"oom": "out of memory", "xid": "Xid error"},
         "RUNBOOKS": sorted(RUNBOOKS),
+        "LIBRARIES": OF_LIBRARIES,
+        "WITHOUT_FILE": WITHOUT_FILE,
     }
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())
 
@@ -192,7 +199,7 @@ def page_files() -> dict[str, File]:
         ("later.js", later, "text/javascript"),
         ("forms.js", forms, "text/javascript"),
         ("openstream.js", MODULES["openstream"], "text/javascript"),
-        ("page.css", (DIRECTORY / "page.css").read_text(), "text/css"),
+        ("page.css", IN_STYLE.sub("", (DIRECTORY / "page.css").read_text()), "text/css"),
     ):
         text = _lean(source)
         for known, hashed in names.items():

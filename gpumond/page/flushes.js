@@ -1,6 +1,6 @@
 // The view of receipts: what past flushes and suspensions were expected to release, and what they released.
 
-import { clean, clock, extent, human } from "./format.js";
+import { clean, clock, duration, extent, human } from "./format.js";
 import { createListing } from "./lists.js";
 import { differences, record } from "./receipts.js";
 import { label, state } from "./store.js";
@@ -13,7 +13,7 @@ const amount = (value) => (value === null || value === undefined ? "" : value.lo
 const remarks = (receipt) => [...differences(receipt, { expected: receipt.planned }), receipt.reason].filter(Boolean).join(" ");
 
 const COLUMNS = [
-  { title: "Time", text: ({ started_at: at }) => clock(at, state.frame.snapshot.taken_at) },
+  { title: "Finished", text: ({ started_at: at, duration_seconds: seconds }) => clock(at + seconds, state.frame.snapshot.taken_at) },
   { title: "Program", text: ({ workload, pid }) => `${clean(workload || "?", 80)} (pid ${pid})`, name: true },
   { title: "GPU", text: gpu, name: true, wide: true },
   { title: "Pool", text: ({ allocator }) => allocator ?? "", none: "A suspension moves all memory of a program.", wide: true },
@@ -27,12 +27,12 @@ const COLUMNS = [
 ];
 
 /** The receipt of a suspension or resumption with the keys of a flush's. */
-const ofSuspension = ({ expected_bytes: bytes, released_bytes: driver, host_bytes: host, reason, remedy, ...receipt }) => ({
+const ofSuspension = ({ expected_bytes: bytes, released_bytes: driver, host_bytes: host, returned_bytes: back, reason, remedy, ...receipt }) => ({
   ...receipt,
   expected: bytes === null ? null : { low: bytes, likely: bytes, high: bytes },
   released_bytes: null,
   driver_released_bytes: driver,
-  reason: [reason, remedy, host ? `${human(host)} on the host` : ""].filter(Boolean).join("; "),
+  reason: [reason, remedy, host ? `${human(host)} on the host` : "", back ? `the driver counts ${human(back)} again after ${duration(receipt.duration_seconds)}` : ""].filter(Boolean).join("; "),
 });
 
 const keyOf = (receipt) => [receipt.started_at, receipt.pid, receipt.allocator, receipt.device_uuid].join();

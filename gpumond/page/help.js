@@ -9,7 +9,7 @@ import { MARKS, VERDICTS } from "./words.js";
 const KEYS = {
   "Ctrl K, :": "Search devices, programs, views and actions.",
   "/": `Filter processes. ${FILTER}`,
-  Escape: "Remove the filter.",
+  Escape: "Remove the filter, and show all GPUs.",
   "j k, ↑ ↓": "Next and previous row; Page Up, Page Down, Home and End skip rows.",
   Enter: "Open or close details.",
   s: "Sort by the next column.",
@@ -18,7 +18,7 @@ const KEYS = {
   x: "Mark, for a comparison.",
   f: "Flush the program, after a plan.",
   F: "Flush the device, or all that are shown, after a plan.",
-  "z Z": "Suspend, resume the program.",
+  "z Z": "Suspend, resume the program; z also cancels a resumption that waits.",
   a: "Alerts.",
   p: "Pause, or go on.",
   "In a chart": "← → move the crosshair, + − or w s zoom (as the wheel does; drag to choose a range), a d show earlier and later times, Escape the newest.",

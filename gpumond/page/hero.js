@@ -12,7 +12,7 @@ import { MEANINGS } from "./meanings.js";
 import { suspensionSentence } from "./rows.js";
 import { besides } from "./shares.js";
 import { choose, chooseIndex, chosen } from "./selection.js";
-import { estimate, label, reclaimableOf, roots, sharesOfAll, state } from "./store.js";
+import { estimate, hasAgent, label, reclaimableOf, roots, sharesOfAll, state } from "./store.js";
 import { SHARES } from "./words.js";
 
 const hidden = new Set(address.read("hide").split(",").filter((share) => SHARES.includes(share))); // shares
@@ -72,6 +72,8 @@ function toggle(share, sign) {
   return node;
 }
 
+const RARE = ["overcount", "unmapped"]; // in the legend while there is some
+
 /** The bytes of each share, or what is known of them at the crosshair. */
 function showLegend() {
   sync(
@@ -91,6 +93,7 @@ function showLegend() {
       const opener = entry.querySelector("button");
       if (opener) opener.ariaPressed = String(!hidden.has(share));
       entry.classList.toggle("none", !bytes);
+      entry.hidden = !bytes && RARE.includes(share);
     },
   );
 }
@@ -122,13 +125,14 @@ const heldText = ({ used_bytes: used, granted_bytes: granted }) =>
 function sentenceOf({ workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, unused_bytes: unused, holders = [], ahead, since }, of, now) {
   const [first, ...more] = [workload, pid === null ? "" : `pid ${pid}`, user].filter(Boolean);
   if (unused) return [first, `${more.length ? `(${more.join(", ")}) ` : ""}is granted ${human(need)} of ${of}; ${human(unused)} of it isn't used yet`];
-  const after = available !== null && need - available > missing ? " even after flushes" : "";
+  const flushed = available === null ? 0 : need - available - missing;
+  const room = available === null ? "" : `${human(Math.max(0, available))} is available, ${flushed > 0 ? `flushes return ${human(flushed)}, ` : ""}`;
   const claimed = ahead && available !== null && available < 0; // by earlier requests, more than there is
   const rest = [
     more.length ? `(${more.join(", ")}) ` : "",
     `has waited ${duration(Math.max(0, now - since))} for ${human(need)} of ${of}`,
     ahead ? `, behind ${ahead}` : "",
-    missing && !claimed ? `; ${human(missing)} is missing${after}` : "",
+    missing && !claimed ? `; ${room}${human(missing)} is missing` : "",
     holders.length ? `; ${holders.map((each) => `${each.workload || `pid ${each.pid}`} ${heldText(each)}`).join(", ")}` : "",
   ];
   return [first, rest.join("")];
@@ -183,9 +187,9 @@ export function showHero() {
   put(article.querySelector(".state"), devices.length === 1 ? stateOf(devices[0]) : "");
   put(article.querySelector(".sensors"), known ? sensors(devices) : "");
   article.classList.toggle("lost", !known);
-  const parts = estimate(flushed, devices.length > 1 ? "Flushing all programs" : "A flush");
+  const parts = estimate(flushed);
   article.querySelectorAll(".estimate > :not(button)").forEach((part, place) => put(part, parts[place]));
-  $("hero-flush").hidden = !state.frame.snapshot.reports.length;
+  $("hero-flush").hidden = !state.frame.processes.some(hasAgent);
   $("hero-flush").disabled = !flushed.bytes;
   put($("hero-flush"), state.frame.snapshot.devices.length > 1 && devices.length === 1 ? `Flush ${title}…` : "Flush all…");
   showChoice(devices);

@@ -1,4 +1,4 @@
-// The views that are requested when one of them is opened, and the help; forms.js has the other views.
+// What is requested when it is opened: views, the help and the dialog of a program's memory. forms.js has the other views.
 
 import "./alerts.js";
 import "./cases.js";
@@ -6,3 +6,6 @@ import "./compare.js";
 import "./flushes.js";
 import "./help.js";
 import "./quotas.js";
+import { why as showWhy } from "./why.js";
+
+export const why = showWhy;

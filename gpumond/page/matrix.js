@@ -1,8 +1,9 @@
 // Devices of a machine with many of them: what their rows and tiles contain.
 
+import { cardsOf, levelOf } from "./cards.js";
 import { human, percent } from "./format.js";
 import { sharesByDevice } from "./shares.js";
-import { isProblem, label } from "./store.js";
+import { label } from "./store.js";
 import { MISSED_LIMIT } from "./words.js";
 
 const TILES_FROM = 33;
@@ -14,20 +15,16 @@ export const layoutOf = (count) => (count >= TILES_FROM ? "tiles" : count > 1 ? 
 export function devicesOf(frame, sums = sharesByDevice(frame)) {
   const programs = new Map();
   for (const { device_uuid: uuid } of frame.processes) programs.set(uuid, (programs.get(uuid) ?? 0) + 1);
-  const verdicts = new Map();
-  for (const verdict of [...frame.verdicts].sort(byUrgency))
-    if (isProblem(verdict) && !verdicts.has(verdict.device_uuid)) verdicts.set(verdict.device_uuid, verdict.kind);
+  const problems = new Map(); // the most urgent one of each device
+  for (const card of cardsOf(frame).reverse()) if (["bad", "warn"].includes(levelOf(card))) problems.set(card.uuid, card.kind);
   return frame.snapshot.devices.map((device) => ({
     device,
     sums: sums.get(device.uuid),
     programs: device.processes === null ? null : (programs.get(device.uuid) ?? 0),
-    verdict: verdicts.get(device.uuid) ?? "",
+    problem: problems.get(device.uuid) ?? "",
     state: stateOf(device),
   }));
 }
-
-const urgency = (verdict) => Math.min(verdict.time_to_full_seconds ?? 1e9, 1e9);
-const byUrgency = (one, other) => urgency(one) - urgency(other) || one.since - other.since;
 
 /** The reason why the values of a device are old or unknown; empty if they are current. */
 export function stateOf(device) {
@@ -56,7 +53,7 @@ export const DEVICE_COLUMNS = [
   sensor("power_watts", "W", (watts) => String(Math.round(watts))),
   { id: "programs", title: "processes", text: ({ programs }) => String(programs ?? "-"), number: true, wide: true },
   { id: "spark", title: "15 min", spark: true, wide: true },
-  { id: "remark", title: "verdict", text: ({ state, verdict }) => state || verdict },
+  { id: "remark", title: "problem", text: ({ state, problem }) => state || problem },
 ];
 
 function total({ used_bytes: used, size_bytes: size }) {
@@ -68,5 +65,5 @@ function total({ used_bytes: used, size_bytes: size }) {
 export const usedShare = ({ used_bytes: used, size_bytes: size }) => (used === null || !size ? "-" : percent(used, size));
 
 /** What a screen reader says of a tile. */
-export const tileLabel = ({ device, state, verdict }) =>
-  [label(device), `${usedShare(device)} used`, state || verdict].filter(Boolean).join(", ");
+export const tileLabel = ({ device, state, problem }) =>
+  [label(device), `${usedShare(device)} used`, state || problem].filter(Boolean).join(", ");

@@ -95,10 +95,10 @@ function drawMarks(list, { marks, from, to }, width) {
   );
 }
 
-/** Marks an unknown part. It ends with the daemon's start if the daemon started a moment before the first value. */
-function hatching(part, { from, to, started }, wide) {
-  const near = Math.abs(part.to - started) < Math.max(10, NARROW * (to - from));
-  const label = near ? `daemon started ${clock(started)}` : "no data";
+/** Marks an unknown part. It ends with a start if the process started later, or the daemon a moment before the first value. */
+function hatching(part, { from, to, started, starter }, wide) {
+  const near = Math.abs(part.to - started) < Math.max(10, NARROW * (to - from)) || (starter === "process" && started > part.from);
+  const label = near ? `${starter} started ${clock(started)}` : "no data";
   const fits = (wide * (part.to - part.from)) / (to - from) > (near ? 2 : 1) * SPACE;
   const node = make(near ? "div.unknown.unstarted" : "div.unknown", make("span", fits ? label : ""));
   node.style.left = `${(100 * (part.from - from)) / (to - from)}%`;

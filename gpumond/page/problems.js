@@ -12,10 +12,9 @@ import { showDevice } from "./hero.js";
 import { rowsOf } from "./rows.js";
 import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
-import { label, processKey, reclaimableOf, state } from "./store.js";
-import { showProcess } from "./table.js";
-import { isOpen, openView } from "./views.js";
-import { why } from "./why.js";
+import { allowsFlush, hasPools, label, processKey, reclaimableOf, state } from "./store.js";
+import { movedWithin, showProcess } from "./table.js";
+import { isOpen, openView, why } from "./views.js";
 import { RUNBOOKS } from "./words.js";
 
 const SHOWN = 24; // cards that are drawn; the view of alerts lists all
@@ -62,20 +61,20 @@ What comes and goes with the verdict is the last. */
 const ACTIONS = {
   Chart: { of: () => true, act: ({ card }) => showChart(card) },
   Flush: {
-    of: ({ card, row }) => (row ? flushes(agentOf(row)) : !card.process && state.devices.has(card.uuid) && state.frame.snapshot.reports.some(flushes)),
+    of: ({ card, row }) => (row ? allowsFlush(row) : !card.process && state.devices.has(card.uuid) && state.frame.processes.some(allowsFlush)),
     on: ({ card, row }) => Boolean(row ? row.cached_bytes : reclaimableOf([state.devices.get(card.uuid)]).bytes > 0),
     off: ({ subject }) => `${subject} has nothing to flush: no cache of it can be returned.`,
     act: ({ card, row, subject }) =>
       row ? flush({ pid: row.pid, start_ticks: row.start_ticks }, subject) : flush({ device: card.uuid }, subject),
   },
   Suspend: {
-    of: ({ card, row }) => Boolean(card.kind === IDLE && row && agentOf(row)?.suspendable),
+    of: ({ card, row }) => Boolean(card.kind === IDLE && row?.suspendable),
     on: ({ row }) => !state.frame.snapshot.suspended_programs.some((each) => processKey(each) === processKey(row)),
     off: ({ subject }) => `${subject} is suspended.`,
     act: ({ row, subject }) => suspend({ pid: row.pid }, subject),
   },
   Silence: { of: ({ card }) => card.alert && !card.alert.silenced_by.length, act: ({ card }) => silence(card.alert) },
-  Why: { of: ({ row }) => Boolean(row && agentOf(row)?.pools.length), act: ({ row, subject }) => why(row.pid, subject) },
+  Why: { of: ({ row }) => Boolean(row && hasPools(row)), act: ({ row, subject }) => why(row.pid, subject) },
   Evidence: {
     of: ({ card: { verdict } }) => Boolean(verdict?.fit || verdict?.evidence?.length),
     act: showEvidence,
@@ -83,8 +82,6 @@ const ACTIONS = {
 };
 const can = (node, { of, on }) => of(node) && (!on || on(node));
 
-const agentOf = (row) => state.frame.snapshot.reports.find((report) => processKey(report) === processKey(row));
-const flushes = (agent) => Boolean(agent && agent.flush_policy !== "never");
 
 function create() {
   const drawing = svg("svg", { class: "trend", viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" });
@@ -135,12 +132,12 @@ export function actsOf({ rule, active_at: at, pid, labels }) {
   return own.map(([word, { act }]) => [word, () => act(node)]);
 }
 
-/** What the cards offer, as commands: pairs of a text and an action. */
+/** What the cards offer besides what rows and devices do, as commands: pairs of a text and an action. */
 export const cardCommands = () =>
   [...$("alerts").children].flatMap((node) => {
-    const own = Object.entries(ACTIONS).filter(([, action]) => can(node, action));
+    const own = Object.entries(ACTIONS).filter(([word, action]) => !["Flush", "Suspend", "Why"].includes(word) && can(node, action));
     const { card, subject } = node;
-    const text = (word) => (["Flush", "Suspend", "Why"].includes(word) ? `${word} ${subject} (${card.kind})` : `${word} ${card.kind} (${subject})`);
+    const text = (word) => `${word} ${card.kind} (${subject})`;
     const links = [...node.querySelectorAll(".acts a:not([hidden])")];
     return [...own.map(([word, { act }]) => [text(word), () => act(node)]), ...links.map((link) => [text(link.textContent), () => link.click()])];
   });
@@ -153,17 +150,16 @@ function drawTrend(drawing, fit) {
   drawing.replaceChildren(...Object.entries(shapes(fit)).map(([kind, d]) => svg("path", { class: kind, d })));
 }
 
-let movedAt = -Infinity; // performance.now()
-
 /** Keeps the height of the cards while the pointer moves below them: what the user is about to click must not move. */
 function holdHeight() {
   const { style } = $("problems");
-  const held = performance.now() - movedAt < STEADY && document.querySelector("#problems ~ section:hover");
+  const held = movedWithin(STEADY) && document.querySelector("#problems ~ section:hover");
   style.height = held ? style.height || `${$("problems").getBoundingClientRect().height}px` : "";
   style.overflow = held ? "auto" : "";
 }
 
 let whole = false; // whether all cards are shown
+let seen = false; // whether there has been a card: its place stays, so that the next one moves nothing
 
 const isOfAnother = ({ card }) => Boolean(chosen() && card.uuid && card.uuid !== chosen().uuid);
 
@@ -183,19 +179,18 @@ export function showProblems() {
   const own = cards.filter((card) => !isOfAnother({ card }));
   const loud = own.filter(({ alert }) => !alert?.silenced_by.length).length;
   const silenced = own.length - loud;
+  const { devices } = state.frame.snapshot;
+  const looked = chosen() ? label(chosen()) : many(devices.length, "GPU");
   const parts = [
-    own.length ? many(loud, "problem") : "",
+    own.length ? many(loud, "problem") : `None found on ${looked}: no leak, fragmentation, memory without an owner, idle program or out-of-memory error, and no alert of your rules`,
     silenced ? `${silenced} silenced` : "",
     cards.length > SHOWN ? `${SHOWN} are shown` : "",
     own.length < cards.length ? `${cards.length - own.length} on other GPUs` : "",
-    restOf(state.frame.verdicts),
+    restOf(state.frame),
   ];
   put($("problems-count"), parts.filter(Boolean).join(" · "));
-  const { devices } = state.frame.snapshot;
-  const looked = chosen() ? label(chosen()) : many(devices.length, "GPU");
-  put($("no-problems"), `No problem found on ${looked}. gpumond looks for leaks, fragmentation, memory without an owner, idle programs and out-of-memory errors, and evaluates your rules.`);
-  $("alerts").hidden = !own.length;
-  $("no-problems").hidden = own.length > 0;
+  seen ||= own.length > 0;
+  $("alerts").hidden = !seen;
   fold();
   const { silences } = state.frame;
   $("silences-open").hidden = !silences.length;
@@ -204,7 +199,6 @@ export function showProblems() {
   document.title = `${firing ? `(${firing}) ` : ""}gpumond ${clean(state.frame.host, 80)}`;
 }
 
-addEventListener("pointermove", () => (movedAt = performance.now()), { passive: true });
 $("problems-all").addEventListener("click", () => {
   whole = !whole;
   fold();

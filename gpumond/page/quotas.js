@@ -1,5 +1,6 @@
 // The view of quotas: limits, and what waits for memory.
 
+import { unset } from "./facts.js";
 import { human } from "./format.js";
 import { createListing } from "./lists.js";
 import { state } from "./store.js";
@@ -15,7 +16,8 @@ const KINDS = ["soft_limit", "limit", "reserve", "cgroup_limit"];
 function users({ name }) {
   const applies = ({ quota }) => quota && KINDS.some((kind) => quota[`${kind}_quota`] === name);
   const own = state.frame.processes.filter(applies);
-  return own.map((row) => `${row.workload || row.comm || "?"} (${human(row.used_bytes)})`).join(", ");
+  const remarks = (row) => [human(row.used_bytes), row.quota.limit_quota === name ? unset(row) : ""].filter(Boolean).join("; ");
+  return own.map((row) => `${row.workload || row.comm || "?"} (${remarks(row)})`).join(", ");
 }
 
 const COLUMNS = [

@@ -7,10 +7,11 @@ import { button, make, name, put, sync } from "./elements.js";
 import { facts } from "./facts.js";
 import { flush } from "./flush.js";
 import { clean, human, many, words } from "./format.js";
+import { read } from "./live.js";
 import { COLUMNS, kindOf } from "./rows.js";
-import { isProblem, state } from "./store.js";
+import { allowsFlush, hasAgent, hasPools, isProblem, processKey, state } from "./store.js";
 import { createSuspension, updateSuspension } from "./suspend.js";
-import { why } from "./why.js";
+import { why } from "./views.js";
 import { OF_PROCESSES, VERDICTS } from "./words.js";
 
 export const classesOf = ({ id, number, wide }) => [`of-${id}`, number && "number", wide && "wide"].filter(Boolean).join(" ");
@@ -60,11 +61,12 @@ function showMark(mark, on) {
 }
 
 /** Why a flush of a row's program is impossible; empty if it isn't. */
-export function refusalOf({ program, agent, suspension, cached_bytes: cached }) {
+export function refusalOf(row) {
+  const { program, suspension, cached_bytes: cached } = row;
   const who = clean(program, 80);
   if (suspension) return `${who} is suspended.`;
-  if (!agent) return `${who} runs no agent, so it can’t be flushed.`;
-  if (agent.flush_policy === "never") return `${who} doesn’t allow a flush.`;
+  if (!hasAgent(row)) return `${who} runs no agent, so it can’t be flushed.`;
+  if (!allowsFlush(row)) return `${who} doesn’t allow a flush.`;
   return cached ? "" : `${who} has nothing to flush: its cache is empty.`;
 }
 
@@ -95,7 +97,7 @@ function updateProcess(body, cells, opener, row, active) {
   put(verdict, row.verdict, 40);
   verdict.classList.toggle("notable", isProblem({ kind: row.verdict }));
   const remarks = [
-    row.suspension ? "suspended" : row.state && row.state !== "alive" ? row.state : "",
+    row.suspended || (row.state && row.state !== "alive" ? row.state : ""),
     words(row.alert),
     row.orphaned ? "orphaned" : "",
     row.kinds.includes("holder") ? "holds the device open" : "",
@@ -103,7 +105,7 @@ function updateProcess(body, cells, opener, row, active) {
   ];
   name(opener.nextSibling, remarks.filter(Boolean).join(", "), 160);
   const flushes = cells[COLUMNS.length].firstChild;
-  flushes.hidden = !row.agent;
+  flushes.hidden = !hasAgent(row);
   flushes.title = refusalOf(row);
   flushes.disabled = Boolean(flushes.title);
   flushes.tabIndex = active ? 0 : -1;
@@ -121,11 +123,29 @@ function showDetails(body, row, open) {
   if (body.lastChild.firstChild.colSpan !== shown) body.lastChild.firstChild.colSpan = shown; // more would be columns, too
   updateSuspension(body.querySelector(".suspension"), row);
   const asks = body.querySelector(".why button");
-  asks.parentNode.hidden = !row.agent?.pools.length;
+  asks.parentNode.hidden = !hasPools(row);
   asks.setAttribute("aria-label", `Why… Memory of ${clean(row.program, 80)}…`);
+  showFacts(body);
+  if (hasAgent(row)) readReport(body);
+}
+
+/** Reads what only the details show of a program's report, for which the stream has no place. */
+async function readReport(body) {
+  if (body.reads) return;
+  body.reads = true;
+  const answer = await read(`api/v1/agents/${body.item.pid}`).catch(() => null);
+  body.reads = false;
+  if (!answer?.ok) return;
+  body.report = await answer.json();
+  if (body.children[1]) showFacts(body);
+}
+
+function showFacts(body) {
+  const row = body.item;
+  const report = body.report && processKey(body.report) === processKey(row) ? body.report : null;
   sync(
     body.querySelector(".facts"),
-    [...facts(row, state.frame.snapshot.taken_at)],
+    [...facts(row, report, state.frame.snapshot.taken_at)],
     ([term]) => term,
     ([term]) => make("div", make("dt", term), make("dd", make("bdi"))),
     (entry, [, value, repeated]) => {

@@ -1,5 +1,6 @@
 // Rows of the table of processes: what they contain, which are shown, their order and their groups.
 
+import { rankOf } from "./cards.js";
 import { capital, clock, duration, human, signed, sum } from "./format.js";
 import { label, ordinary, processKey } from "./store.js";
 import { OF_PROCESSES } from "./words.js";
@@ -50,16 +51,17 @@ export const GROUPS = {
   "Slurm job": (row) => row.slurm_job,
 };
 
-/** True if a suspended program's resumption waits or is in progress. */
-const isResuming = ({ state }) => ["waiting", "resuming"].includes(state);
+export const WAITING = "waiting to resume";
+const stateOf = ({ state }) => (state === "waiting" ? WAITING : state);
 
-/** The state of a suspended program, such as `suspended for 2 h, 60.0 GiB on the host, resume needs 61.2 GiB`. */
-export function suspensionSentence({ snapshot }, { state, since, resume_since: asked, host_bytes, memory, reason }) {
+/** The state of a suspended program, such as `suspended for 2 h, 60.0 GiB on the host, resume needs 61.2 GiB with overhead`. */
+export function suspensionSentence({ snapshot }, program) {
+  const { since, resume_since: asked, host_bytes, memory, reason } = program;
   const ago = (at) => duration(Math.max(0, snapshot.taken_at - at));
-  const now = state === "waiting" ? "waiting to resume" : state;
+  const now = stateOf(program);
   const parts = asked ? [`${now} for ${ago(asked)}`, `suspended for ${ago(since)}`] : [`${now} for ${ago(since)}`];
   if (host_bytes !== null) parts.push(`${human(host_bytes)} on the host`);
-  parts.push(`resume needs ${human(sum(memory.map((each) => each.used_bytes)))}`);
+  parts.push(`resume needs ${human(sum(memory.map((each) => each.used_bytes)))} with overhead`);
   return [...parts, reason].filter(Boolean).join(", ");
 }
 
@@ -68,10 +70,12 @@ thousands. */
 export function rowsOf(frame) {
   const { snapshot, processes, verdicts: all, alerts } = frame;
   const verdicts = new Map();
-  const alerting = new Map(); // rules by row, except those that only inform
+  const alerting = new Map(); // the most urgent alert of each row, except those that only inform
   for (const alert of alerts) {
     const labels = Object.fromEntries(alert.labels);
-    if (alert.pid && labels.severity !== "info") alerting.set(`${labels.uuid},${processKey(alert)}`, alert.rule);
+    const own = { rule: alert.rule, rank: rankOf(alert, labels) };
+    const key = `${labels.uuid},${processKey(alert)}`;
+    if (alert.pid && labels.severity !== "info" && !(alerting.get(key)?.rank <= own.rank)) alerting.set(key, own);
   }
   for (const verdict of all) {
     const key = `${verdict.device_uuid},${processKey(verdict)}`;
@@ -80,7 +84,6 @@ export function rowsOf(frame) {
   }
   const devices = new Map(snapshot.devices.map((device) => [device.uuid, device]));
   const suspended = new Map(snapshot.suspended_programs.map((each) => [processKey(each), each]));
-  const agents = new Map(snapshot.reports.map((report) => [(report.key ??= processKey(report)), report]));
   for (const row of processes) {
     row.own ??= processKey(row);
     row.key ??= `${row.device_uuid},${row.own}`;
@@ -88,11 +91,11 @@ export function rowsOf(frame) {
     row.program = row.workload || row.comm || "?";
     row.owner = row.user ?? (row.uid === null ? "" : String(row.uid));
     row.verdict = verdicts.get(row.key) ?? "";
-    row.alert = row.verdict ? "" : (alerting.get(row.key) ?? "");
-    row.agent = agents.get(row.own);
+    const rule = alerting.get(row.key)?.rule ?? "";
+    row.alert = rule === row.verdict ? "" : rule;
     const program = suspended.get(row.own);
     row.suspension = program ? suspensionSentence(frame, program) : "";
-    row.resuming = Boolean(program && isResuming(program));
+    row.suspended = program ? stateOf(program) : "";
     row.change_bytes = null;
     row.waste_bytes = row.cached_bytes === null ? null : row.cached_bytes + (row.stranded_bytes ?? 0);
   }

@@ -2,10 +2,10 @@
 
 import { svg } from "./elements.js";
 import { readPoints } from "./queue.js";
-import { sparkLine } from "./sparkline.js";
+import { STEP, add, sparkLine } from "./sparkline.js";
 
 const SECONDS = 900;
-const STEP = 15; // seconds between two points
+const RESOLUTION = 15; // seconds of a block of the past
 const YOUNGEST = 120; // seconds that the line of a younger daemon spans
 const GAP = 60; // seconds without a point after which the past is requested again
 
@@ -23,8 +23,8 @@ export function showSpark(drawing, { uuid, used_bytes: used, size_bytes: size },
   const series = known.get(uuid);
   const last = series.points.at(-1)?.at ?? -Infinity;
   if (now - Math.max(last, series.asked) > GAP) request(series, uuid, now);
-  if (now - last >= STEP && used !== null)
-    series.points = [...series.points.filter(({ at }) => at > now - SECONDS), { at: now, median: used }];
+  if (used !== null) add(series.points, { at: now, low: used, median: used, high: used });
+  while (series.points[0]?.at < now - SECONDS - STEP) series.points.shift();
   const line = sparkLine(series.points, size, now - Math.min(SECONDS, Math.max(elapsed, YOUNGEST)), now, GAP);
   if (drawing.line !== line) drawing.firstChild.setAttribute("d", (drawing.line = line));
 }
@@ -32,8 +32,9 @@ export function showSpark(drawing, { uuid, used_bytes: used, size_bytes: size },
 async function request(series, uuid, now) {
   series.asked = now;
   const since = now - SECONDS;
-  let past = await readPoints({ uuid, since, resolution: STEP });
+  let past = await readPoints({ uuid, since, resolution: RESOLUTION });
   if (!(past[0]?.at < since + GAP)) past = await readPoints({ uuid, since }); // the demo's blocks are shorter
-  const end = past.at(-1)?.at ?? -Infinity;
-  series.points = [...past, ...series.points.filter(({ at }) => at > end)];
+  const all = [...past, ...series.points].sort((one, other) => one.at - other.at);
+  series.points = [];
+  for (const point of all) add(series.points, point);
 }

@@ -83,22 +83,25 @@ export function sharesOfAll(devices) {
   return total;
 }
 
+export const hasAgent = (row) => row.flush_policy !== null;
+export const allowsFlush = (row) => hasAgent(row) && row.flush_policy !== "never";
+export const hasPools = (row) => row.live_bytes !== null;
+
 /** Bytes that a flush of these devices would release; programs that allow no flush are counted as refused. */
 export function reclaimableOf(devices) {
   const { cached } = sharesOfAll(devices);
-  const refusing = new Set(state.frame.snapshot.reports.filter((report) => report.flush_policy === "never").map(processKey));
   const own = new Set(devices.map(({ uuid }) => uuid));
   const refused = sum(
-    (refusing.size ? state.frame.processes : [])
-      .filter((each) => own.has(each.device_uuid) && refusing.has(processKey(each)))
+    state.frame.processes
+      .filter((each) => each.flush_policy === "never" && own.has(each.device_uuid))
       .map((each) => each.cached_bytes ?? 0),
   );
   return { bytes: (cached ?? 0) - refused, refused, known: cached !== undefined };
 }
 
 /** What a flush would release, as the parts of a sentence: the amount is the second. */
-export function estimate({ bytes, refused, known }, subject) {
+export function estimate({ bytes, refused, known }) {
   if (!known) return ["", "", ""];
   const more = refused ? `Programs that don't allow a flush hold ${human(refused)} more in their caches.` : "";
-  return [`${subject} would release${bytes ? " about" : ""}`, bytes ? human(bytes) : "nothing", more];
+  return [`A flush would release${bytes ? " about" : ""}`, bytes ? human(bytes) : "nothing", more];
 }

@@ -5,7 +5,7 @@ import { human } from "./format.js";
 const [TRAINING, LEAKING] = ["train-llm", "notebook"]; // workloads of the demo
 const LARGE = 2 * 2 ** 30; // bytes of a cache that is worth a caption
 const FRESH = 30; // seconds for which the result of a flush is news
-const LASTS = 10; // seconds for which a caption that stays true is shown, at least
+const LASTS = 20; // seconds for which a caption that stays true is shown, at least
 
 /** The captions that are true of a frame, by kind; none if it is not the demo's. */
 export function captionsOf({ snapshot, processes, queue, verdicts }, events) {
@@ -15,8 +15,8 @@ export function captionsOf({ snapshot, processes, queue, verdicts }, events) {
   const flush = events.findLast(({ kind, at }) => kind === "flush" && snapshot.taken_at - at < FRESH);
   const released = flush && Object.fromEntries(flush.details).released_bytes;
   if (released) found.set("flush", `A flush of ${flush.workload} released ${human(released)}. Open Receipts to compare it with the plan.`);
-  if (verdicts.some(({ kind, pid }) => kind === "leak" && pid === leaking.pid))
-    found.set("leak", `${LEAKING} keeps more memory with each step. Its problem says when the GPU will be full; Why lists what it keeps.`);
+  const leak = verdicts.find(({ kind, pid }) => kind === "leak" && pid === leaking.pid);
+  if (leak) found.set("leak", `${LEAKING} keeps more memory with each step. Its problem says ${leak.retained_by ? "which line keeps it, and " : ""}when the GPU will be full.`);
   for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === TRAINING && bytes >= LARGE))
     found.set("cache", `${TRAINING} uses ${human(row.live_bytes)} and keeps ${human(row.cached_bytes)} in its cache, which a flush returns while the program runs.`);
   for (const { id, workload, need_bytes: need, device_uuid: uuid } of queue) {

@@ -2,6 +2,8 @@
 
 import { button, make, put } from "./elements.js";
 import { attempt, suspend } from "./flush.js";
+import { WAITING } from "./rows.js";
+import { attempt as change } from "./session.js";
 
 const WAIT_SECONDS = 600;
 
@@ -9,9 +11,10 @@ const WAIT_SECONDS = 600;
 export function createSuspension(itemOf) {
   const words = make("span");
   const act = button("", async () => {
-    const { pid, program, suspension } = itemOf();
+    const { pid, program, suspended } = itemOf();
     put(words, "");
-    if (!suspension) return suspend({ pid }, `${program} (pid ${pid})`);
+    if (!suspended) return suspend({ pid }, `${program} (pid ${pid})`);
+    if (suspended === WAITING) return put(words, (await change("DELETE", `resumptions/${pid}`))?.detail ?? "", 400);
     put(words, "Resuming as soon as its memory is free…");
     const answer = await attempt("resumptions", { target: { pid }, wait_seconds: WAIT_SECONDS }, "The daemon doesn't respond.");
     put(words, answer ? wordsOf(answer) : "", 400);
@@ -19,11 +22,14 @@ export function createSuspension(itemOf) {
   return make("p.suspension", act, " ", words);
 }
 
+/** What the button does. */
+export const wordOf = ({ suspended }) => (suspended === WAITING ? "Cancel resuming" : suspended ? "Resume" : "Suspend");
+
 export function updateSuspension(control, row) {
   const [act, words] = control.children;
-  act.hidden = !row.suspension && !row.agent?.suspendable;
-  act.disabled = row.resuming;
-  put(act, row.suspension ? "Resume" : "Suspend…");
+  act.hidden = !row.suspension && !row.suspendable;
+  act.disabled = row.suspended === "resuming";
+  put(act, row.suspension ? wordOf(row) : "Suspend…");
   if (act.hidden) put(words, `To suspend ${row.program}, start it with gpumond run --suspendable.`, 200);
 }
 

@@ -5,15 +5,16 @@ import { addChanges, baseOf, createRanges, showsChanges } from "./changes.js";
 import { $, button, labeled, make, put, showChoices, sync } from "./elements.js";
 import { many } from "./format.js";
 import { classesOf, createRow, gap, refusalOf, reuse, updateRow } from "./row.js";
-import { COLUMNS, FILTER, GROUPS, addressOf, barBytes, filled, find, groupKey, isAt, kindOf, listed, rowsOf } from "./rows.js";
+import { COLUMNS, FILTER, GROUPS, WAITING, addressOf, barBytes, filled, find, groupKey, isAt, kindOf, listed, rowsOf } from "./rows.js";
 import { choose, chosen } from "./selection.js";
-import { state } from "./store.js";
+import { hasAgent, state } from "./store.js";
 import { distanceOf, parts } from "./viewport.js";
 import { MISSED_LIMIT } from "./words.js";
 
 const LONG = 25; // rows above which only those are drawn that can be seen
 const PAGE = 10; // rows that the keys PageUp and PageDown skip
 const HEIGHT = 28; // of a row, until one is measured
+const RESTS = 10_000; // milliseconds after which a pointer in the table no longer keeps the order
 
 const [sortedBy, direction] = address.read("sort").split(",");
 let order = COLUMNS.some(({ id }) => id === sortedBy) ? { id: sortedBy, up: direction === "up" } : { id: "used", up: false };
@@ -36,7 +37,7 @@ export const shownList = () => ({ list, order, filter, group, gpu: gpu(), opened
 export function showProcesses() {
   rows = rowsOf(state.frame);
   addChanges(rows);
-  const { devices, reports } = state.frame.snapshot;
+  const { devices } = state.frame.snapshot;
   openByAddress();
   $("processes").className = filled(rows, devices.length).map((id) => `has-${id}`).join(" ");
   $("processes").classList.toggle("changes", showsChanges());
@@ -44,14 +45,19 @@ export function showProcesses() {
   const known = devices.some((device) => device.processes !== null && device.missed_readings < MISSED_LIMIT);
   $("processes").hidden = !rows.length;
   if (!rows.length) put($("shown"), known ? "No process uses a GPU." : "The processes are unknown.");
-  $("no-agents").hidden = reports.length > 0 || !known || !rows.length || !find(rows, filter, gpu()).length;
+  $("no-agents").hidden = rows.some(hasAgent) || !known || !rows.length || !find(rows, filter, gpu()).length;
 }
+
+let movedAt = -Infinity; // performance.now()
+addEventListener("pointermove", () => (movedAt = performance.now()), { passive: true });
+/** True if the pointer has moved in the last milliseconds. */
+export const movedWithin = (time) => performance.now() - movedAt < time;
 
 /** `reorder`: also while the pointer or the focus is in the table, where rows otherwise keep their places, which a text says. */
 function arrange(reorder = false) {
   const found = find(rows, filter, gpu());
   const table = $("processes");
-  const still = !reorder && table.querySelector("tbody:hover, tbody:has(:focus-visible)") !== null;
+  const still = !reorder && table.querySelector(`${movedWithin(RESTS) ? "tbody:hover, " : ""}tbody:has(:focus-visible)`) !== null;
   const before = still ? list.map((item) => item.key) : [];
   list = listed(found, group, order, opened, before);
   const kept = before.length && listed(found, group, order, opened).some(({ key }, place) => key !== list[place].key);
@@ -261,11 +267,15 @@ function onRow(act) {
 const click = (selector) => void focusedBody().querySelector(selector).click();
 
 function suspend(row) {
-  if (row.suspension) return `${row.program} is suspended already. To resume it, press Z.`;
-  return row.agent?.suspendable ? void suspendRow(row.key) : `${row.program} can’t be suspended. For the reason, run: gpumond suspend --pid ${row.pid}`;
+  if (row.suspended ? row.suspended === WAITING : row.suspendable) return void suspendRow(row.key);
+  if (row.suspended) return `${row.program} is suspended already. To resume it, press Z.`;
+  return `${row.program} can’t be suspended. For the reason, run: gpumond suspend --pid ${row.pid}`;
 }
 
-const resume = (row) => (row.suspension ? void suspendRow(row.key) : `${row.program} isn’t suspended.`);
+function resume(row) {
+  if (row.suspended === WAITING) return `${row.program} waits to resume. To cancel that, press z.`;
+  return row.suspended ? void suspendRow(row.key) : `${row.program} isn’t suspended.`;
+}
 
 function flushShown() {
   if ($("hero-flush").disabled) put($("refusal"), "No program has anything to flush.");
@@ -294,7 +304,7 @@ const KEYS = {
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || !rows.length) return;
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || !(rows.length || event.key === "Escape")) return;
   if ($("content").hidden || event.target.closest("input, select, textarea, dialog")) return;
   put($("refusal"), "");
   if (KEYS[event.key]?.(event)) event.preventDefault();

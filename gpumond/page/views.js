@@ -58,6 +58,9 @@ const missing = make("p.quiet", "This view can’t be loaded: the daemon may hav
 /** Requests `later` or `forms`. */
 export const requestScript = (name) => import(`./${document.querySelector("[data-later]").dataset[name]}`);
 
+/** Opens the dialog of what a program's memory consists of. */
+export const why = async (pid, subject) => (await requestScript("later")).$later.why(pid, subject);
+
 async function requestViews() {
   try {
     await requestScript(FORMS.includes(open) ? "forms" : "later");

@@ -1,12 +1,13 @@
 // What the live memory of a program consists of: the dialog of a process.
 
 import { remedyOf } from "./cards.js";
+import { siteText } from "./calls.js";
 import { $, button, make, named, put } from "./elements.js";
 import { attempt, entryOf, flush } from "./flush.js";
 import { capital, clean, clock, human, percent, sum } from "./format.js";
 import { MEANINGS } from "./meanings.js";
 import { save } from "./session.js";
-import { isProblem, label, processKey, state } from "./store.js";
+import { allowsFlush, isProblem, label, state } from "./store.js";
 
 const CLASSES = {
   parameters: "parameters",
@@ -16,28 +17,52 @@ const CLASSES = {
   tensors: "other leaf tensors",
   activations: "activations and the rest",
 };
+const RECORDED = 30; // seconds
 const REGISTERED = 4; // number of classes that need no search of the heap: the first ones
 let newest = 0; // number of the newest dialog: it does not show answers to an older one
 
 export async function why(pid, subject) {
   const own = ++newest;
   const dialog = $("why");
-  const show = (text, entries = []) => {
+  const show = (text, { classes = [], sites = [], ...answer } = {}) => {
     put($("why-words"), text, 600);
     const rows = state.frame.processes.filter((row) => row.pid === pid);
-    $("why-classes").replaceChildren(...rows.flatMap(entryOfShares), ...entries, ...(rows.length ? [nextSteps(rows, subject)] : []));
+    const asked = new Set(classes.map((found) => found.device_uuid));
+    $("why-classes").replaceChildren(
+      ...entriesOfGrowth(pid),
+      ...(sites.length ? [entryOfSites(sites, answer.unrecorded_bytes)] : []),
+      ...rows.flatMap((row) => entryOfShares(row, asked.has(row.device_uuid))),
+      ...classes.map((found) => entryOfClasses(found, answer.kv_cache_bytes)),
+      ...(rows.length ? [nextSteps(rows, subject)] : []),
+    );
+  };
+  const wait = (waits) => ["why-record", "why-snapshot"].forEach((id) => ($(id).disabled = waits));
+  const request = async (words, body) => {
+    show(words);
+    wait(true);
+    const answer = await attempt(`agents/${pid}/why`, body, "The daemon doesn't respond.");
+    if (own !== newest) return;
+    wait(false);
+    if (answer) show(answer.detail ?? wordsOf(answer), answer);
+    else dialog.close();
   };
   put($("why-title"), `Memory of ${clean(subject, 120)}`);
-  show("Waiting for the program, which may pause for up to 250 ms…");
-  Object.assign($("why-snapshot"), { onclick: () => saveSnapshot(pid), disabled: true });
-  dialog.showModal();
-  const answer = await attempt(`agents/${pid}/why`, {}, "The daemon doesn't respond.");
-  if (own !== newest) return;
-  $("why-snapshot").disabled = false;
-  const entries = answer?.classes?.map((found) => entryOfClasses(found, pid, answer.kv_cache_bytes));
-  if (answer) show(answer.detail ?? wordsOf(answer), entries);
-  else dialog.close();
+  $("why-snapshot").onclick = () => saveSnapshot(pid);
+  $("why-record").onclick = () => request(`Recording the lines that allocate for ${RECORDED} s, which slows the program down…`, { record_seconds: RECORDED });
+  put($("why-record"), `Record lines for ${RECORDED} s`);
+  $("why-classes").replaceChildren();
+  wait(true);
+  dialog.showModal(); // before the request, over which the user may have to sign in
+  await request("Waiting for the program, which may pause for up to 250 ms…", {});
 }
+
+/** What keeps the memory that grows. */
+const entriesOfGrowth = (pid) =>
+  state.frame.verdicts.filter((verdict) => verdict.pid === pid && verdict.retained_by).map(({ kind, retained_by: kept }) => entryOf([make("b", capital(kind))], [], [`${capital(kept)}.`]));
+
+/** The lines that allocated what is live, after a recording. */
+const entryOfSites = (sites, before) =>
+  entryOf([make("b", "Live memory by the line that allocated it")], [], [...sites.map((site) => `${human(site.size_bytes)}: ${siteText(site)}`), `${human(before)}: allocated before the recording`]);
 
 function wordsOf(answer) {
   const pause = answer.paused_seconds >= 0.001 && `the program paused for at most ${Math.round(1000 * answer.paused_seconds)} ms`;
@@ -57,33 +82,34 @@ async function saveSnapshot(pid) {
   show(refusal || `${name} is saved; to view a PyTorch snapshot, open pytorch.org/memory_viz.`);
 }
 
-const MOVED = "The held bytes above are of another moment: what was cached then may be live here, and the other way round.";
 const HELD = ["live", "cached", "stranded"];
 
-/** What the pools of a process hold on one device, and what of it a flush releases. */
-function entryOfShares(row) {
+/** What the pools of a process hold on one device, and what of it a flush releases. `asked`: the program says what is live,
+which may be another amount a moment later. */
+function entryOfShares(row, asked) {
   const known = HELD.map((share) => [share, row[`${share}_bytes`]]).filter(([, bytes]) => bytes !== null);
   const held = sum(known.map(([, bytes]) => bytes));
-  if (!held) return [];
-  const facts = known.map(([share, bytes]) => [share, `${human(bytes)} (${percent(bytes, held)})`]);
-  const remarks = known.slice(1).map(([share, bytes]) => bytes && `${share}: ${MEANINGS[share]}`);
-  return [entryOf([named(row.device ? label(row.device) : row.device_uuid, 40), `${human(held)} held at ${clock(state.frame.snapshot.taken_at)}`], facts, remarks)];
+  const listed = known.filter(([share, bytes]) => bytes && !(asked && share === "live"));
+  if (!listed.length) return [];
+  const facts = listed.map(([share, bytes]) => [share, asked ? human(bytes) : `${human(bytes)} (${percent(bytes, held)})`]);
+  const remarks = listed.filter(([share]) => share !== "live").map(([share]) => `${share}: ${MEANINGS[share]}`);
+  const total = asked ? "besides live memory" : `${human(held)} held`;
+  return [entryOf([named(row.device ? label(row.device) : row.device_uuid, 40), `${total} at ${clock(state.frame.snapshot.taken_at)}`], facts, remarks)];
 }
 
 /** What you can do now: the remedies of the program's problems, and a flush if it would release something. */
 function nextSteps(rows, subject) {
   const [{ pid, start_ticks, workload }] = rows;
-  const agent = state.frame.snapshot.reports.find((report) => processKey(report) === processKey(rows[0]));
   const kinds = new Set(state.frame.verdicts.filter((verdict) => isProblem(verdict) && verdict.pid === pid).map(({ kind }) => kind));
   const remedies = [...kinds].map((kind) => remedyOf(kind, rows[0]).split("; ").filter((clause) => !/gpumond (why|flush)/.test(clause)).join("; ")).filter(Boolean);
-  const bytes = agent?.flush_policy === "never" ? 0 : sum(rows.map((row) => row.cached_bytes ?? 0));
+  const bytes = sum(rows.filter(allowsFlush).map((row) => row.cached_bytes ?? 0));
   const others = bytes || remedies.length ? [] : ["A flush would release nothing: live memory returns when the program frees it or exits."];
   const entry = entryOf([make("b", "Next steps")], [], [...remedies.map(capital), ...others, bytes && `A flush releases about ${human(bytes)} while the program runs: gpumond flush ${workload || pid}`]);
   if (bytes) entry.lastChild.append(" ", button("Flush…", () => $("why").close() ?? flush({ pid, start_ticks }, subject)));
   return entry;
 }
 
-function entryOfClasses(found, pid, kvCache) {
+function entryOfClasses(found, kvCache) {
   const part = (bytes) => `${human(bytes)} (${Math.round((100 * bytes) / (found.live_bytes || 1))}%)`;
   const known = Object.entries(CLASSES).filter(([name]) => found[`${name}_bytes`] !== null);
   const facts = known.map(([name, text]) => [text, part(found[`${name}_bytes`])]);
@@ -91,10 +117,9 @@ function entryOfClasses(found, pid, kvCache) {
   if (known.length < Object.keys(CLASSES).length)
     facts.push([known.length < REGISTERED ? "unknown" : "other tensors and activations", part(Math.max(0, rest))]);
   const device = state.devices.get(found.device_uuid);
-  const moved = state.frame.processes.some((row) => row.pid === pid && row.device_uuid === found.device_uuid && row.live_bytes !== found.live_bytes);
-  const where = `${device ? ` on ${label(device)}` : ""}: ${human(found.live_bytes)} live when asked`;
+  const where = `${device ? ` on ${label(device)}` : ""}: ${human(found.live_bytes)} live`;
   const ofKvCache = kvCache !== null && `${human(kvCache)} of the other leaf tensors are KV cache.`;
-  return entryOf([named(found.allocator, 40), where], facts, [ofKvCache, moved && MOVED]);
+  return entryOf([named(found.allocator, 40), where], facts, [ofKvCache]);
 }
 
 $("why-close").addEventListener("click", () => $("why").close());

@@ -61,13 +61,12 @@ EXITED_REPORTS_KEPT = 256
 ENDS_KEPT = 8192
 ASK_SECONDS = 30.0
 SUSPENDED = "the program is suspended and can't respond; resume it first: gpumond resume --pid {}"
-OLD_AGENT = "this program's agent is too old"
 UNASKED = {
-    "limit": "this program doesn't allow limits, or its agent is too old; allow them with "
-    "gpumond.agent.start(allow_limit=True) or GPUMOND_ALLOW_LIMIT=1",
-    "end": "this program has no function for requests to end, or its agent is too old; register one with "
-    "gpumond.agent.on_end_request",
+    "limit": "doesn't allow limits; start it with gpumond run --allow-limit, gpumond.agent.start(allow_limit=True) or "
+    "GPUMOND_ALLOW_LIMIT=1",
+    "end": "has no function for requests to end; register one with gpumond.agent.on_end_request",
 }
+"""Why a program doesn't answer a request that it would have to allow."""
 
 
 class AgentServer:
@@ -201,7 +200,9 @@ class AgentServer:
         if peer is None or peer.hello is None:
             return None
         if request.kind not in peer.hello.answers:
-            return AgentResponse(request.id, UNASKED.get(request.kind, OLD_AGENT))
+            why = UNASKED.get(request.kind) if peer.hello.answers else None
+            name = f"{peer.hello.workload or 'a program'} (pid {identity.pid})"
+            return AgentResponse(request.id, f"{name} {why or 'has an agent that is too old for this request'}")
         if identity.process in self._suspended:
             return AgentResponse(request.id, SUSPENDED.format(identity.process.pid))
         return await self._exchange(peer, request, peer.requests, seconds)

@@ -21,7 +21,7 @@ PROCESS_USED: Quantity[ProcessUsage] = attribute(
 )
 PROCESS_UTILIZATION: Quantity[ProcessUsage] = attribute(
     "utilization_ratio",
-    "Recent utilization of the device's busiest engine by the process.",
+    "Recent utilization of the device's busiest hardware unit by the process.",
     note=" Exported for processes that have gpumond_process_memory_used_bytes, if the driver reports utilization per "
     "process.",
 )
@@ -91,7 +91,7 @@ POOL: tuple[Quantity[PoolUsage], ...] = (
     ),
     attribute(
         "refilled_flushes",
-        "Flushes whose released memory the program immediately reallocated from the driver.",
+        "Flushes after which the program took back at least half of the released memory within ten seconds.",
         "refilled_flushes_total",
         counted=True,
     ),

@@ -71,8 +71,8 @@ def check_tenant(scope: Mapping[str, Any], identity: Identity) -> None:
     if scope["method"] not in SAFE_METHODS or not is_for_tenants:
         raise HTTPException(
             403,
-            f"{identity.name} can see only its own programs, and change nothing; for more, add a line with "
-            f"one of its subjects to tokens_file, such as user:{identity.name}",
+            f"{identity.name} can see only their own programs and can't change anything; to allow more, add a line "
+            f"with user:{identity.name} to tokens_file",
         )
 
 

@@ -151,8 +151,8 @@ VERDICT = Verdict(
     since=TAKEN_AT - 900,
     evidence=(("slope_bytes_per_second", 559_240.0),),
     time_to_full_seconds=3840.0,
-    summary="train (pid 4242) is leaking about 32 MiB/min on GPU 0 (since 13:38:20 UTC); at this rate, GPU 0 will be "
-    "full in about 1 h",
+    summary="train (pid 4242) is leaking about 32 MiB/min on GPU 0 (since 13:38:20 UTC), which will be "
+    "full in about 1 h at this rate",
     form="linear",
     fit=Fit(
         points=tuple((TAKEN_AT - 60 * ago, 33 * GIB - 33_554_400.0 * ago) for ago in (3, 2, 1)),

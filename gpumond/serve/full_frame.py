@@ -100,4 +100,6 @@ def _holding(
         limit_bytes=snapshot.limits.get((device_uuid, key)),
         quota=snapshot.quotas_by_process.get(key),
         reserve_shortage_bytes=snapshot.reserve_shortages.get((device_uuid, key)),
+        flush_policy=report.flush_policy if report else None,
+        suspendable=bool(report and report.suspendable),
     )

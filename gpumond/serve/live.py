@@ -205,22 +205,21 @@ START = _packed(0, RETRY)
 PROCESS = ("pid", "start_ticks")
 TABLES = {
     "snapshot.devices": ("uuid",),
-    "snapshot.reports": PROCESS,
     "ledger.lines": ("device_uuid", "share", "workload", *PROCESS),
     "processes": ("device_uuid", *PROCESS),
     "verdicts": ("device_uuid", "kind", *PROCESS),
     "alerts": ("rule", "labels", *PROCESS),
 }
 """The fields that identify a row of each table, by the path of the table in a frame."""
-WHOLE_SECONDS = ("age_seconds", "idle_seconds")
-"""Fields whose changes are sent in whole seconds, rounded down: they would otherwise change in each frame."""
+WHOLE_SECONDS = "idle_seconds"
+"""The field whose changes are sent in whole seconds, rounded down: it would otherwise change in each frame."""
 PARTS = ("snapshot", "ledger")
 """Parts of a frame whose fields are compared one by one."""
 
 
 class TableChanges(TypedDict, total=False):
     """``rows``: for each row now its place before, -1 for a new one; absent if the rows and their order are the same.
-    ``added``: the new rows. ``cells``: by path in a row (``pools.0.live_bytes``), the places of the rows now and their
+    ``added``: the new rows. ``cells``: by path in a row (``sensors.power_watts``), the places of the rows now and their
     values.
     """
 
@@ -238,12 +237,14 @@ class FrameChanges:
 
 
 def live_frame(whole: FullFrame) -> FullFrame:
-    """Return a frame without the driver's processes and the ledger's lines of processes: both are in ``processes``."""
+    """Return a frame without the driver's lists of processes, the ledger's lines of processes and the agents' reports:
+    ``processes`` has what a table shows of them.
+    """
     devices = (
         device if device.processes is None else replace(device, processes=()) for device in whole.snapshot.devices
     )
     lines = tuple(line for line in whole.ledger.lines if line.pid is None)
-    snapshot, ledger = replace(whole.snapshot, devices=tuple(devices)), replace(whole.ledger, lines=lines)
+    snapshot, ledger = replace(whole.snapshot, devices=tuple(devices), reports=()), replace(whole.ledger, lines=lines)
     return replace(whole, snapshot=snapshot, ledger=ledger)
 
 
@@ -300,25 +301,17 @@ def _fields(row: Any) -> tuple[Sequence[str], Callable[[Any], tuple[Any, ...]]]:
 
 
 def _differences(before: Any, after: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and value of each field of a dataclass that differs, and of those of its objects and lists."""
+    """Yield path and value of each field of a dataclass that differs, and of those of its objects."""
     names, values = _fields(after)
     for name, old, new in zip(names, values(before), values(after), strict=True):
-        if name in WHOLE_SECONDS and old is not None and new is not None:
+        if name == WHOLE_SECONDS and old is not None and new is not None:
             old, new = int(old), int(new)
         if old == new:
             continue
         if type(old) is type(new) and is_dataclass(new):
             yield from _differences(old, new, f"{prefix}{name}.")
-        elif type(new) is tuple and new and _alike(old, new):
-            for place, pair in enumerate(zip(old, new, strict=True)):
-                yield from _differences(*pair, f"{prefix}{name}.{place}.")
         else:
             yield prefix + name, new
-
-
-def _alike(old: Any, new: tuple[Any, ...]) -> bool:
-    """Return whether both are lists of objects, as many and of the same types."""
-    return type(old) is tuple and [*map(type, old)] == [*map(type, new)] and all(map(is_dataclass, new))
 
 
 router = APIRouter(prefix="/api/v1", tags=["facts"])
@@ -341,7 +334,8 @@ async def live(request: Request) -> Response:
     """Sends the current frame as the message `frame`, then one message `changes` for each later frame.
 
     `frame` is the response of `/frame`, with the newest `events`; `processes` of its devices are empty where they are
-    known, and `lines` of its ledger are those of no process: `processes` has the others.
+    known, `lines` of its ledger are those of no process, and `reports` are empty: `processes` has what a table shows of
+    them, and `/agents/PID` the report of one process.
 
     `changes` contain: `values`, by path in the frame, which replace the previous ones; `tables`, by path; `events`, the
     new ones. A table's `rows` state for each row its place in the previous table, or -1 for one of `added`; without

@@ -11,7 +11,7 @@ from hashlib import sha256
 from math import ceil, inf
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Header, HTTPException, Query, Request
+from fastapi import Header, HTTPException, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from gpumond import __version__
@@ -33,9 +33,10 @@ from gpumond.facts.units import accepts
 from gpumond.facts.verdicts import KINDS
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.serve import examples
+from gpumond.serve.answers import problem
 from gpumond.serve.full_frame import REVISION, full_frame, holdings, stated_conditions, stated_faults
 from gpumond.serve.identity import Tenant, own_part
-from gpumond.serve.routes import Router, kernel_of, present
+from gpumond.serve.routes import Router, json_response, kernel_of, present
 from gpumond.store.table import adapter
 from gpumond.tick.history import SAMPLES, SIGNALS, TIERS, History, Shares, Signal
 
@@ -208,6 +209,12 @@ async def processes(request: Request) -> Response:
 @router.read("/agents", "Latest report of each agent", list[AgentReport], [examples.REPORT], (503,))
 async def agents(request: Request) -> Response:
     return answer_once(request, list[AgentReport], lambda frame: list(frame.snapshot.reports))
+
+
+@router.read("/agents/{pid}", "Latest report of the agent in one process", AgentReport, examples.REPORT, (404, 503))
+async def agent(request: Request, pid: Annotated[int, Path(gt=0)]) -> Response:
+    found = [report for report in current_frame(request).snapshot.reports if report.pid == pid]
+    return json_response(AgentReport, found[0]) if found else problem(404, f"no agent has pid {pid}")
 
 
 @router.read(

@@ -1,5 +1,5 @@
-"""Dialogs: a flush in three steps (plan, confirmation, receipts), and a suspension, a resumption or a signal after a
-confirmation. Each shows itself in its ``panel``.
+"""Dialogs: a flush in three steps (plan, confirmation, receipts), and a suspension, a resumption, a silence or a signal
+after a confirmation. Each shows itself in its ``panel``.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.errors import DaemonError
+from gpumond.facts.frame import Alert
 from gpumond.facts.suspension import SuspensionReceipt
-from gpumond.facts.units import human
+from gpumond.facts.units import duration, human
 from gpumond.top.connection import DaemonClient, Requests
 from gpumond.top.processes import SIGNALS, refusal, send
 from gpumond.top.screen import Hints, Panel
 from gpumond.view.frame import checked_as, receipts_of
+from gpumond.view.live_memory import why_lines
 from gpumond.view.rows import ProcessRow, plain
 from gpumond.view.text import Line, Span, table_lines as table, wrapped
 
@@ -35,13 +37,15 @@ class FlushTarget(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """A receipt of a plan or a flush, as rows of the two tables. ``likely_bytes``: what a plan would release."""
+    """A receipt of a plan or a flush, as rows of the two tables. ``likely_bytes``: what a plan would release; None if
+    unknown.
+    """
 
     planned: Sequence[str]
     ended: Sequence[str]
     remark: str
     releases: bool
-    likely_bytes: int
+    likely_bytes: int | None
 
 
 class Answer(NamedTuple):
@@ -119,8 +123,10 @@ class FlushDialog:
 
     def _question(self, planned: bool) -> Iterator[Line]:
         if planned and self.ready:
-            likely = sum(each.likely_bytes for each in _receipts(self.answers))
-            yield [Span(f"Flush {human(likely)}? y: yes  esc: no", "bold")]
+            sizes = [each.likely_bytes for each in _receipts(self.answers) if each.releases]
+            known = [each for each in sizes if each is not None]
+            amount = human(sum(known)) if len(known) == len(sizes) else "an unknown amount"
+            yield [Span(f"Flush {amount}? y: yes  esc: no", "bold")]
         elif planned:
             yield [Span("Nothing to release.", "bold")]
         elif any(answer.receipts for answer in self.answers):
@@ -166,12 +172,12 @@ def _receipt(receipt: Mapping[str, Any]) -> Receipt:
         ended=(*subject, *numbers, outcome),
         remark=f"pid {receipt['pid']}: {remark}" if remark else "",
         releases=releases,
-        likely_bytes=expected["likely"] if releases else 0,
+        likely_bytes=expected["likely"] if releases else None,
     )
 
 
 def _size(promise: Mapping[str, int] | None, name: str) -> str:
-    return human(promise[name]) if promise else "-"
+    return human(promise[name]) if promise and promise[name] is not None else "-"
 
 
 COPY_SECONDS = 3600.0
@@ -188,8 +194,10 @@ class SuspensionDialog:
         self.panel = Panel(self._lines, ("n",), {"y": self._confirm}, self._hints)
         self.requests, self.daemon, self.pid, self.name, self.action = requests, daemon, pid, name, action
         self.results: list[str] = []
-        self.ready = action == "resume"
-        if not self.ready:
+        self.ready = False
+        if action == "resume":
+            self._find()
+        else:
             self._ask(dry_run=True)
 
     def _hints(self) -> Hints:
@@ -199,6 +207,19 @@ class SuspensionDialog:
         if self.ready:
             self.ready = False
             self._ask(dry_run=False)
+
+    def _find(self) -> None:
+        """Ask whether the program is suspended: only then it can be resumed."""
+
+        def receive(pids: set[int] | DaemonError) -> None:
+            if isinstance(pids, DaemonError):
+                self.results = [plain(str(pids), 600)]
+                return
+            self.ready = self.pid in pids
+            self.results = [] if self.ready else [f"{self.name} isn't suspended"]
+
+        self.results = ["waiting for the daemon"]
+        self.requests.ask(lambda: {int(each["pid"]) for each in self.daemon.get(PATHS["suspend"])}, receive)
 
     def _ask(self, dry_run: bool) -> None:
         self.results = ["waiting for the daemon"]
@@ -231,6 +252,101 @@ def _result(receipt: Mapping[str, Any]) -> str:
     words = [plain(receipt["outcome"], 20), "" if size is None else human(size)]
     reasons = [plain(receipt[name], 400) for name in ("reason", "remedy") if receipt[name]]
     return ": ".join([" ".join(filter(None, words)), *filter(None, ["; ".join(reasons)])])
+
+
+def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Panel:
+    """Return the panel of what a program's live memory consists of, after its verdicts."""
+    answer: list[str] = ["waiting for the program"]
+
+    def question() -> list[str]:
+        found = daemon.post(f"/api/v1/agents/{row.pid}/why", {}, TIMEOUT_SECONDS)
+        record = f"gpumond why --pid {row.pid} --record 30s shows the lines that allocate"
+        return [*why_lines(found, {row.key[0]: f"GPU {row.gpu}"}), *([] if found["sites"] else [record])]
+
+    def receive(found: list[str] | DaemonError) -> None:
+        answer[:] = [str(found)] if isinstance(found, DaemonError) else found
+
+    def lines(width: int) -> list[Line]:
+        texts = [*row.verdicts, *answer]
+        title = [Span(f"why {row.program} (pid {row.pid}) holds memory", "bold")]
+        return [title, *(line for text in texts for line in wrapped([Span(plain(text, 600))], width))]
+
+    requests.ask(question, receive)
+    return Panel(lines, ("w",))
+
+
+SILENCE_SECONDS = 3600.0
+SUBJECTS = ("workload", "engine", "pid", "uuid")
+"""A silence is of the rule and the first of these labels that the alert has, as in the web UI."""
+
+
+class SilenceDialog:
+    """The alerts that are not silenced, those of the process ``pid`` first. ``y`` silences the chosen one."""
+
+    def __init__(self, requests: Requests, daemon: DaemonClient, pid: int | None) -> None:
+        keys = {"left": lambda: self._select(-1), "right": lambda: self._select(1), "y": self._confirm}
+        self.panel = Panel(self._lines, ("n",), keys, self._hints)
+        self.requests, self.daemon, self.pid = requests, daemon, pid
+        self.alerts: list[Any] = []
+        self.chosen = 0
+        self.result = "waiting for the daemon"
+        self.requests.ask(self._read, self._receive)
+
+    def _hints(self) -> Hints:
+        more = (("←→", "Alert"),) if len(self.alerts) > 1 else ()
+        return (*more, ("y", "Yes, silence"), ("esc", "No")) if self.alerts else ()
+
+    def _read(self) -> list[Any]:
+        found = checked_as(tuple[Alert, ...], self.daemon.get("/api/v1/alerts"), "alerts")
+        open_ones = [each for each in found if not each["silenced_by"]]
+        return sorted(open_ones, key=lambda each: (each["pid"] != self.pid, each["phase"] != "firing"))
+
+    def _receive(self, found: list[Any] | DaemonError) -> None:
+        if isinstance(found, DaemonError):
+            self.result = plain(str(found), 600)
+            return
+        self.alerts, self.result = found, "" if found else "no alert that isn't silenced"
+
+    def _select(self, step: int) -> None:
+        self.chosen = (self.chosen + step) % max(1, len(self.alerts))
+
+    def _matchers(self) -> list[tuple[str, str]]:
+        alert = self.alerts[self.chosen]
+        labels = dict(alert["labels"])
+        subject = next((name for name in SUBJECTS if labels.get(name)), "")
+        return [("rule", alert["rule"]), *([(subject, labels[subject])] if subject else [])]
+
+    def _confirm(self) -> None:
+        if not self.alerts:
+            return
+        matchers = [{"name": name, "operator": "=", "value": value} for name, value in self._matchers()]
+        body = {"matchers": matchers, "for_seconds": SILENCE_SECONDS, "reason": "silenced in gpumond top"}
+
+        def receive(answer: Any) -> None:
+            if isinstance(answer, DaemonError):
+                remedy = "; set a token with GPUMOND_TOKEN" if answer.status == UNAUTHORIZED else ""
+                self.result = plain(f"not silenced: {answer}{remedy}", 600)
+                return
+            id = plain(answer["silence"]["id"], 40)
+            self.result = f"silence {id} for {duration(SILENCE_SECONDS)}; gpumond silence delete {id} ends it"
+
+        self.alerts, self.result = [], "waiting for the daemon"
+        self.requests.ask(lambda: self.daemon.post("/api/v1/silences", body, TIMEOUT_SECONDS), receive)
+
+    def _lines(self, width: int) -> list[Line]:
+        if not self.alerts:
+            return wrapped([Span(self.result)], width)
+        alert = self.alerts[self.chosen]
+        count = f" ({self.chosen + 1} of {len(self.alerts)})" if len(self.alerts) > 1 else ""
+        summary = plain(dict(alert["annotations"]).get("summary", ""), 400)
+        matchers = " ".join(f"{name}={plain(value, 80)}" for name, value in self._matchers())
+        question = f"Silence {matchers} for {duration(SILENCE_SECONDS)}? y: yes  esc: no"
+        return [
+            [Span(f"{plain(alert['rule'], 60)} {plain(alert['phase'], 20)}{count}", "bold")],
+            *wrapped([Span(summary)], width),
+            [],
+            *wrapped([Span(question, "bold")], width),
+        ]
 
 
 class SignalDialog:

@@ -12,8 +12,8 @@ from gpumond.cli.client import with_commands
 from gpumond.facts.errors import DaemonError
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.top import screen
-from gpumond.top.actions import FlushDialog, FlushTarget, SignalDialog, SuspensionDialog
-from gpumond.top.connection import Connection, DaemonClient, Requests, combined, names
+from gpumond.top.actions import FlushDialog, FlushTarget, SignalDialog, SilenceDialog, SuspensionDialog, why_panel
+from gpumond.top.connection import STALE_INTERVALS, Connection, DaemonClient, Requests, combined, names
 from gpumond.top.processes import TREE, AncestorCache, ProcessStats, Table, column_at, laid_out
 from gpumond.top.screen import (
     HistoryChart,
@@ -31,7 +31,7 @@ from gpumond.top.terminal import Mouse, Terminal
 from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, place_of, processes_on
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import Key, ProcessLife, ProcessRow
-from gpumond.view.text import BLOCKS, Colors, Line, Span, ansi
+from gpumond.view.text import BLOCKS, GAP_SECONDS, Colors, Line, Span, ansi
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
@@ -80,10 +80,12 @@ class Top:
             "g": table.group,
             **dict.fromkeys(("x", " "), self._mark),
             "U": lambda: table.marks.clear(),
+            "w": self._why,
             "f": lambda: self._flush(self._targets()),
             "F": self._flush_device,
             "z": lambda: self._move("suspend"),
             "Z": lambda: self._move("resume"),
+            "S": self._silence,
             "a": lambda: self._open(Panel(self._remarks_in_full, ("a", "enter"))),
             "p": self._pause,
             "escape": self._show_all,
@@ -139,7 +141,8 @@ class Top:
         if shown and not device_of(shown, self.device):
             self.device = None
         if shown and self.past:
-            self.past = extended(self.past, shown)
+            missed = shown.taken_at - self.past.until > max(GAP_SECONDS, STALE_INTERVALS * shown.interval_seconds)
+            self.past = None if missed else extended(self.past, shown)
 
     def _subject(self) -> tuple[Key, str] | None:
         """Return the selected device, else the process under the cursor; in its details always the process."""
@@ -323,6 +326,11 @@ class Top:
             flush = {"f": lambda: self._flush(self._process(key))}
             self.panel = Panel(lambda width: self._described(key, width), ("enter", "d"), flush)
 
+    def _why(self) -> None:
+        row = self.table.chosen
+        if row and not row.members:
+            self.panel = why_panel(self.requests, self._place_of(row.key[0])[0].daemon, row.process)
+
     def _process(self, key: ProcessLife) -> list[ProcessRow]:
         """Return the process, nothing if it no longer uses a device."""
         return [row for row in self.shown.processes if row.key == key] if self.shown else []
@@ -376,6 +384,11 @@ class Top:
             (row,) = rows
             daemon, name = self._place_of(row.key[0])[0].daemon, f"{row.program} (pid {row.pid})"
             self.panel = SuspensionDialog(self.requests, daemon, row.pid, name, action).panel
+
+    def _silence(self) -> None:
+        row = self.table.chosen
+        connection = self._place_of(row.key[0])[0] if row and not row.members else self.connections[0]
+        self.panel = SilenceDialog(self.requests, connection.daemon, row.process.pid if row else None).panel
 
     def _signal(self) -> None:
         if rows := self._targets():

@@ -78,7 +78,8 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
         return [clipped([Span(f"{name}no history yet")], width)]
     start = max(past.until - SECONDS, min(past.points[0][0], past.until - 10))
     sums = [sum(bands.values()) for _, bands in past.points]
-    head = [Span(f"{name}used in the last {duration(past.until - start)}: {human(min(sums))} to {human(max(sums))}")]
+    limits = " to ".join(dict.fromkeys((human(min(sums)), human(max(sums)))))
+    head = [Span(f"{name}used in the last {duration(past.until - start)}: {limits}")]
     for band, size in past.points[-1][1].items():
         if size:
             mark = [] if monochrome else [Span(BLOCKS[8], ink=band)]
@@ -140,6 +141,7 @@ HELP = """
 Rows
 j k, ↑ ↓ | next and previous row; PgUp, PgDn, Home and End, too
 Enter, d | open or close details of a process, or a group
+w | show what the memory of a program consists of, and the lines that keep it if they are known
 x, Space | mark or unmark a process or a group
 U | unmark all
 /, F3, F4 | filter by words: all must match; user:root in one field, -word without it
@@ -156,10 +158,10 @@ Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected device, or else all programs with an agent
 z, Z | suspend the program under the cursor, which moves its device memory to the host; resume it
+S | silence an alert for an hour, first those of the program under the cursor
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full
- | to silence an alert: gpumond silence add --help
 p | pause
 mouse | click a column to sort, a device or a row to select it; scroll with the wheel
 ?, h, F1 | show this help
@@ -230,6 +232,8 @@ HINTS: Hints = (
     ("z", "Suspend"),
     ("a", "Alerts"),
     ("q", "Quit"),
+    ("w", "Why"),
+    ("S", "Silence"),
     ("d", "Details"),
     ("p", "Pause"),
     ("←→", "GPU"),
@@ -276,6 +280,7 @@ class Screen:
         free = height - sum(wanted.values()) - len(table.rows) - 3  # the heads of table and chart, and a gap
         chart = chart_lines(width, chart_rows(height + 2, free))
         room = heights(height, {**wanted, "chart": len(chart)}, len(table.rows) + 1)
+        chart = chart if room["chart"] in (0, len(chart)) else chart_lines(width, room["chart"] - 1)
         own = max(1, room["devices"] - len(legend))
         if len(devices) > own > 1 and shown:
             own -= 1
@@ -290,7 +295,7 @@ class Screen:
         blank: list[Line] = [[]] * (room["table"] - len(rows))
         lowest = remark_lines(about, width, room["remarks"])
         none: list[Line] = [[]] * (room["remarks"] - len(lowest))
-        below = [*entry, *chart[: room["chart"]], *lowest, *none]
+        below = [*entry, *(chart if room["chart"] else ()), *lowest, *none]
         return [clipped(line, width) for line in (*above, *rows, *blank, *below)]
 
     @property
@@ -460,7 +465,7 @@ def _summary(group: Sequence[FrameNotice], width: int) -> Line:
 
 
 LEFT_OUT = re.compile(r" \([^()]*\)|(?<= )/\S*/")
-CLAUSE = re.compile(r": | and ")
+CLAUSE = re.compile(r": | and |, which ")
 COMMAND = re.compile(r"gpumond [a-z-]+(?: show)?(?: --[a-z-]+ \S+)*")
 
 
@@ -496,6 +501,7 @@ def remarks_in_full(notices: Iterable[FrameNotice], width: int, completed: Calla
     for group in grouped(notices):
         lines += [[]] if lines else []
         for notice in group:
-            rest = completed(notice.sentence.removeprefix(notice.title))
+            rest = completed(notice.fact.removeprefix(notice.title))
             lines += wrapped([Span(notice.title, STYLES[notice.level]), Span(rest)], width)
+            lines += [line for step in notice.steps for line in wrapped([Span(f"  -> {completed(step)}")], width)]
     return lines or [[Span("no alerts, verdicts or problems")]]

@@ -70,7 +70,10 @@ def _suspension(detail: Detail) -> str:
     released, returned = detail["released_bytes"], detail.get("returned_bytes")
     result = f"{human(released)} released" if released is not None else detail["reason"]
     result = f"{human(returned)} back on the GPU" if returned is not None else result
-    return f"{detail['action']} of {_program(detail)}{waits}: {detail['outcome']}" + (f" ({result})" if result else "")
+    outcome, program = detail["outcome"], f"{_program(detail)}{waits}"
+    if outcome in ("suspended", "resumed"):
+        return f"{outcome} {program}" + (f": {result}" if result else "")
+    return f"couldn't {detail['action']} {program}: {outcome}" + (f" ({result})" if result else "")
 
 
 def _action(detail: Detail) -> str:
@@ -137,7 +140,7 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "cgroup.limit": _cgroup_limit,
     "agent.snapshot": lambda detail: f"asked {_program(detail)} for a memory snapshot",
     "agent.classes": lambda detail: f"asked {_program(detail)} for its live memory by category",
-    "agent.retainers": lambda detail: f"asked {_program(detail)} for the lines of code that keep its memory",
+    "agent.retainers": lambda detail: f"asked {_program(detail)} for the lines of code that retain its memory",
     "agent.end": lambda detail: f"asked {_program(detail)} to exit",
     "agent.fetch": lambda detail: f"fetched memory snapshot {detail['snapshot']} of {_program(detail)}",
     **{f"agent.{kind}.answer": _answer for kind in ("limit", "snapshot", "classes", "retainers", "end")},

@@ -251,8 +251,10 @@ def _missing(request: Mapping[str, Any]) -> str:
     need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
     if not missing or (request["ahead"] and available is not None and available < 0):
         return ""
-    after = " even after flushes" if available is not None and need - available > missing else ""
-    return f"; {human(missing)} is missing{after}"
+    flushed = 0 if available is None else need - available - missing
+    after = f"flushes return {human(flushed)}, " if flushed > 0 else ""
+    room = "" if available is None else f"{human(max(0, available))} is available, {after}"
+    return f"; {room}{human(missing)} is missing"
 
 
 def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:

@@ -9,12 +9,10 @@ from typing import Any, Literal, NamedTuple
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
-from gpumond.view.rows import plain
+from gpumond.view.rows import plain, severity
 
 Level = Literal["bad", "warn", "note"]
 
-SEVERITIES = {"critical": 0, "page": 0, "info": 2}
-_WARNING = 1
 _MARKS: dict[int, Level] = {0: "bad", 1: "warn", 2: "note"}
 
 
@@ -31,9 +29,17 @@ class FrameNotice:
     advice: str = ""
 
     @property
-    def sentence(self) -> str:
-        """The complete notice."""
-        return ": ".join(filter(None, (self.title, "; ".join(filter(None, (self.text, self.advice))))))
+    def fact(self) -> str:
+        return ": ".join(filter(None, (self.title, self.text)))
+
+    @property
+    def steps(self) -> list[str]:
+        return steps_of(self.advice)
+
+
+def steps_of(advice: str) -> list[str]:
+    """Return the sentences of a remedy or description: each cause and next step gets its own line."""
+    return [*filter(None, advice.split("; "))]
 
 
 def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
@@ -73,7 +79,7 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     """Yield alerts: firing before pending, then by severity, then the oldest first."""
 
     def rank(alert: Mapping[str, Any]) -> tuple[bool, int, float]:
-        return alert["phase"] != "firing", _severity(alert), alert["active_at"]
+        return alert["phase"] != "firing", severity(alert), alert["active_at"]
 
     for alert in sorted(frame["alerts"], key=rank):
         firing = alert["phase"] == "firing"
@@ -84,7 +90,7 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         title = f"{rule} {'firing' if firing else 'pending'} for {age}{silenced}"
         texts = dict(alert["annotations"])
         text, advice = (plain(texts.get(name, ""), 400) for name in ("summary", "description"))
-        level: Level = _MARKS[_severity(alert)] if firing and not silenced else "note"
+        level: Level = _MARKS[severity(alert)] if firing and not silenced else "note"
         yield FrameNotice(level, title, text, f"alert {rule}{'' if firing else ' pending'}{silenced}", advice)
 
 
@@ -93,10 +99,6 @@ def once(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> 
     for candidate in candidates:
         again = any(other.text and other.text in candidate.text for other in others)
         yield replace(candidate, text="") if again else candidate
-
-
-def _severity(alert: Mapping[str, Any]) -> int:
-    return SEVERITIES.get(dict(alert["labels"]).get("severity", ""), _WARNING)
 
 
 def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:

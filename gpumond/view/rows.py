@@ -142,7 +142,9 @@ class ProcessRow:
     kv_cache: tuple[str, str] | None
     verdict: str
     status: str
-    """What one column says: that the process is suspended or in trouble, else its verdict, else how it is odd."""
+    """What one column says: that the process is suspended or in trouble, its most severe alert or verdict, or how it
+    is odd.
+    """
     notable: bool
     state: str
     flush_policy: str | None
@@ -170,6 +172,14 @@ def cached_lines(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def process_of(value: Mapping[str, Any]) -> ProcessKey | None:
     """Return the process of a line, a report, a verdict or a process; None if it concerns a whole device."""
     return process_key(value["pid"], value.get("start_ticks"))
+
+
+SEVERITIES = {"critical": 0, "page": 0, "info": 2}
+CRITICAL, WARNING, INFO = range(3)
+
+
+def severity(alert: Mapping[str, Any]) -> int:
+    return SEVERITIES.get(dict(alert["labels"]).get("severity", ""), WARNING)
 
 
 def _subject(alert: Mapping[str, Any]) -> Key:
@@ -305,7 +315,7 @@ def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
 
 def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
     """Return the state of a program that gpumond has suspended, such as ``suspended for 2 h, 60.0 GiB on the host,
-    resume needs 61.2 GiB``.
+    resume needs 61.2 GiB with overhead``.
     """
     suspended = duration(max(0.0, now - program["since"]))
     since = program.get("resume_since")
@@ -315,7 +325,7 @@ def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
         parts = [f"{_suspension_state(program)} for {duration(max(0.0, now - since))}", f"suspended for {suspended}"]
     if program["host_bytes"] is not None:
         parts.append(f"{human(program['host_bytes'])} on the host")
-    parts.append(f"resume needs {human(sum(each['used_bytes'] for each in program['memory']))}")
+    parts.append(f"resume needs {human(sum(each['used_bytes'] for each in program['memory']))} with overhead")
     return ", ".join([*parts, program["reason"]] if program["reason"] else parts)
 
 
@@ -330,6 +340,16 @@ def suspensions(frame: Mapping[str, Any]) -> dict[ProcessKey | None, str]:
     return {process_of(each): suspension_sentence(each, snapshot["taken_at"]) for each in programs}
 
 
+def _loudest(alerts: Iterable[Mapping[str, Any]]) -> dict[Key, tuple[int, str]]:
+    """Return the severity and the rule of the most severe alert of each process that is firing and not silenced."""
+    found: dict[Key, tuple[int, str]] = {}
+    for alert in alerts:
+        own = severity(alert), alert["rule"]
+        if alert["phase"] == "firing" and not alert.get("silenced_by") and own[0] != INFO:
+            found[_subject(alert)] = min(own, found.get(_subject(alert), own), key=lambda each: each[0])
+    return found
+
+
 def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     """Yield processes, the one that holds most memory first."""
     suspended = suspensions(frame)
@@ -338,7 +358,8 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
     verdicts: dict[Key, list[Mapping[str, Any]]] = {}
-    alerting = {_subject(alert) for alert in frame["alerts"] if dict(alert["labels"]).get("severity") != "info"}
+    alerting = {_subject(alert) for alert in frame["alerts"] if severity(alert) != INFO}
+    loudest = _loudest(frame["alerts"])
     for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in PATTERNS):
         key = (each["device_uuid"], process_of(each))
         if each["kind"] not in PATTERNS or key not in alerting:  # an alert refutes a healthy pattern
@@ -351,6 +372,9 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
         program = plain(process["workload"] or process["comm"] or "?", 64)
         user = plain(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
         verdict = plain(process_verdicts[0]["kind"], 20) if process_verdicts else ""
+        rank, rule = loudest.get(key, (INFO, ""))
+        notable = bool(process_verdicts) and process_verdicts[0]["kind"] not in PATTERNS
+        alert = plain(rule, 20) if rank == CRITICAL or not notable else ""
         trouble = moved.get(key[1]) or (process["state"] if process["state"] != "alive" else "")
         state = _process_state(process, suspended.get(key[1], ""))
         yield ProcessRow(
@@ -369,8 +393,8 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             overhead_parts=overhead_sentence(process),
             kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
             verdict=verdict,
-            status=plain(trouble or "", 20) or verdict or state.partition(",")[0],
-            notable=bool(process_verdicts) and process_verdicts[0]["kind"] not in PATTERNS,
+            status=plain(trouble or "", 20) or alert or verdict or state.partition(",")[0],
+            notable=notable or bool(alert),
             state=state,
             flush_policy=report["flush_policy"] if report else None,
             verdicts=tuple(plain(each["summary"], 400) for each in process_verdicts),
@@ -434,7 +458,7 @@ def quota_sentence(quota: Mapping[str, Any] | None, report: Mapping[str, Any] | 
         ("soft limit", "soft_limit"),
         ("limit", "limit"),
         ("reserve", "reserve"),
-        ("container limit", "cgroup_limit"),
+        ("cgroup limit", "cgroup_limit"),
     )
     reason = "the program doesn't allow limits" if report else "the program has no agent"
     in_effect = report and (report["allows_limit"] or report["limits"])

@@ -346,7 +346,7 @@ def notes(content: View) -> Iterator[str]:
 
 
 def _lines(word: str, remarks: Iterable[FrameNotice]) -> str:
-    return "\n".join(word + remark.sentence for remark in remarks)
+    return "\n".join(line for each in remarks for line in (word + each.fact, *(f"  -> {step}" for step in each.steps)))
 
 
 def page(content: View, one_line: bool = False, completed: Callable[[str], str] = str) -> str:

@@ -50,6 +50,8 @@ FREE_ON_DARK = "#2E343D"
 """Color of ``free`` on a dark background, where it is the background of the bar."""
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
+GAP_SECONDS = 5.0
+"""Longest distance of two points that is no gap at any interval: readings come late, and not all are requested."""
 
 
 def bar(parts: Mapping[str, int], size: int, width: int) -> list[tuple[str, int]]:
@@ -90,8 +92,8 @@ def stack(
     """Return the rows of a stacked chart from the top. Each point is a time and the parts from the bottom.
 
     A column shows the point with the largest sum in its time interval between ``start`` and ``end``, on a scale from 0
-    to the largest sum of all. A column without a point is empty, unless the regular distance between points is longer
-    than a column (downsampled history, a long tick interval).
+    to the largest sum of all. A column without a point shows the value before it, unless that is older than
+    ``GAP_SECONDS`` and than twice the regular distance between points (downsampled history, a long tick interval).
     """
     highest: list[Mapping[str, int] | None] = [None] * width
     for at, parts in points:
@@ -152,16 +154,14 @@ T = TypeVar("T")
 
 
 def _bridge(columns: list[T | None], times: Sequence[float], column_seconds: float) -> None:
-    """Fill gaps that result from the regular distance between points."""
+    """Continue each value until the next one or the end, except over a gap in the history."""
     steps = sorted(after - before for before, after in pairwise(times))
-    longest = 2 * steps[len(steps) // 2] / column_seconds if steps and column_seconds else 0.0
-    last: int | None = None
-    for place, value in enumerate(list(columns)):
-        if value is None:
-            continue
-        if last is not None and place - last <= longest:
-            columns[last + 1 : place] = [columns[last]] * (place - last - 1)
-        last = place
+    seconds = max(GAP_SECONDS, 2 * steps[len(steps) // 2]) if steps else GAP_SECONDS
+    longest = seconds / column_seconds if column_seconds else 0.0
+    known = [place for place, value in enumerate(columns) if value is not None]
+    for place, following in pairwise([*known, len(columns)]):
+        if following - place <= longest:
+            columns[place + 1 : following] = [columns[place]] * (following - place - 1)
 
 
 GROUNDS: Mapping[str, str] = {**COLORS, "free": FREE_ON_DARK, "reserved": "#6B7480"}

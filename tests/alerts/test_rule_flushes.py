@@ -93,7 +93,7 @@ def test_programs_of_another_user_do_not_delay_a_rules_flush(busy: bool):
 
     note, flushed = asyncio.run(run())
     assert sorted(flushed) == [10, 11]
-    assert "6.0 GiB released of 6.0 GiB expected" in note
+    assert "6.0 GiB released, 6.0 GiB expected" in note
 
 
 def test_error_of_one_process_is_in_its_receipt_and_others_are_flushed():

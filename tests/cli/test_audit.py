@@ -37,19 +37,19 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
             "suspend.receipt",
             {"action": "suspend", "pid": 7, "workload": "lab", "outcome": "suspended", "released_bytes": 1 << 30,
              "reason": "", "requested_for": "pretrain (pid 9)"},
-            "suspend of lab (pid 7) for pretrain (pid 9): suspended (1.0 GiB released)",
+            "suspended lab (pid 7) for pretrain (pid 9): 1.0 GiB released",
         ),
         (
             "resume.receipt",
             {"action": "resume", "pid": 7, "workload": "lab", "outcome": "refused", "released_bytes": None,
              "reason": "2.0 GiB is missing"},
-            "resume of lab (pid 7): refused (2.0 GiB is missing)",
+            "couldn't resume lab (pid 7): refused (2.0 GiB is missing)",
         ),
         (
             "resume.receipt",
             {"action": "resume", "pid": 7, "workload": "lab", "outcome": "resumed", "released_bytes": None,
              "returned_bytes": 1 << 30, "reason": ""},
-            "resume of lab (pid 7): resumed (1.0 GiB back on the GPU)",
+            "resumed lab (pid 7): 1.0 GiB back on the GPU",
         ),
         ("flush.refused", {"problem": "no agent"}, "couldn't flush: no agent"),
         (

@@ -59,6 +59,8 @@ def test_examples_are_valid(name: str, example: str):
     ("arguments", "message"),
     [
         (("stats",), "unknown command 'stats'; did you mean status?"),
+        (("export",), "unknown command 'export'; did you mean record?"),
+        (("silence", "delete", "--all"), "gpumond silence delete: unknown option '--all'"),
         (("flush", "--devcie", "0"), "unknown option '--devcie'; did you mean --device?"),
         (("run", "--device", "0", "--", "true"), "unknown option '--device'; did you mean --need-device?"),
         (("status", "train"), "gpumond status: unknown argument 'train'"),
@@ -363,3 +365,9 @@ def test_address_of_a_socket_is_refused(tmp_path: Path):
     done = forks.run(command)
     assert done.returncode == 2
     assert "a browser needs an http:// or https:// address" in done.stderr
+
+
+def test_run_tells_the_program_what_it_allows():
+    done = gpumond("run", "--allow-limit", "--suspendable", "--", "env")
+    allowed = {line for line in done.stdout.splitlines() if line.startswith("GPUMOND_") and line.endswith("=1")}
+    assert allowed == {"GPUMOND_AGENT=1", "GPUMOND_ALLOW_LIMIT=1", "GPUMOND_SUSPENDABLE=1"}

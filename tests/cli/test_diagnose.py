@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
+from gpumond.facts.units import GIB
+from gpumond.features.recordings.diagnose import Findings
 from tests.helpers.running import gpumond_here
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 MIB = 1024**2
 HEADER = "timestamp, index, uuid, name, utilization.gpu [%], memory.used [MiB], memory.total [MiB]"
@@ -93,13 +96,26 @@ def test_report_has_a_chart_the_verdicts_and_a_conclusion():
     done = diagnose("-", stdin=LEAK)
     report = done.stdout
     lines = report.splitlines()
-    assert lines[0].startswith("GPU-a  gpu 0 NVIDIA A100  peak 21.9 GiB")
+    assert lines[0].startswith("GPU-a  gpu 0 NVIDIA A100  peak 21.9 GiB used")
     assert max(len(line) for line in lines[1:6]) <= 72
     assert "█" in report
     assert [line for line in lines if line.startswith("  2024-05-01 12:") and " leak: " in line]
     assert lines[-2] == "3000 readings over 50 min: 1 device, 0 processes"
     assert lines[-1].startswith("found: 1 leak")
     assert done.stderr == ""
+
+
+def test_a_recording_names_the_workload_and_the_measure_of_each_chart():
+    """The agent connects after the first reading, and has two allocators."""
+    device = make_device("GPU-a", used_bytes=6 * GIB, processes=(make_process(10, 6 * GIB, comm="python"),))
+    pools = (make_pool("GPU-a", live=2 * GIB, cached=GIB), make_pool("GPU-a", live=GIB, cached=0, allocator="cupy"))
+    report = make_report(10, pools, workload="train-llm")
+    findings = Findings()
+    for second, reports in enumerate(((), (report,), (report,), ())):
+        findings.add_snapshot(make_snapshot(device, reports=reports, elapsed_seconds=float(second), seq=second + 1))
+    titles = [line for line in findings.report() if "peak" in line]
+    assert titles[0].endswith("  peak 6.0 GiB used")
+    assert titles[1] == ("GPU-a pid 10  train-llm  peak 3.0 GiB live, 6.0 GiB used (the chart shows live memory)")
 
 
 def test_terminal_without_unicode_gets_ascii():

@@ -11,8 +11,8 @@ from gpumond.view.text import moment
 GIB = 1024**3
 
 
-def promise(low: int, likely: int, high: int) -> dict[str, int]:
-    return {"low": low * GIB, "likely": likely * GIB, "high": high * GIB}
+def promise(low: int, likely: int | None, high: int) -> dict[str, int | None]:
+    return {"low": low * GIB, "likely": None if likely is None else likely * GIB, "high": high * GIB}
 
 
 def make_receipt(**fields: Any) -> dict[str, Any]:
@@ -44,6 +44,18 @@ def test_plan_table_has_its_columns_and_a_total():
     assert plan_table(plan[:1]).splitlines()[-1] == "a flush would release 3.0 GiB"
 
 
+def test_unknown_prediction_is_absent_and_never_0():
+    unknown = make_receipt(outcome="planned", expected=promise(0, None, 7))
+    _, row, _, total = plan_table([unknown]).splitlines()
+    assert row.split()[4:] == ["-", "0", "B", "7.0", "GiB"]
+    assert total == "a flush would release between 0 B and 7.0 GiB"
+    assert (
+        plan_table([unknown, make_receipt(outcome="planned")]).splitlines()[-1].endswith("between 3.0 GiB and 10.0 GiB")
+    )
+    done = make_receipt(planned=None, expected=promise(0, None, 7), started_at=1.0, requested_by="token")
+    assert receipt_table([done]).splitlines()[1].split()[4:6] == ["-", "-"]
+
+
 def test_receipt_table_has_planned_expected_released_and_the_drivers_count():
     receipt = make_receipt(started_at=1_000_000.0, requested_by="token")
     header, row, _, total = receipt_table([receipt]).splitlines()
@@ -66,5 +78,5 @@ def test_past_receipts_state_when_and_by_whom():
 
 
 def test_plan_of_unknown_size_exits_with_0():
-    assert _exit_code([make_receipt(outcome="planned", expected=promise(0, 0, 3))]) == DONE
+    assert _exit_code([make_receipt(outcome="planned", expected=promise(0, None, 3))]) == DONE
     assert _exit_code([make_receipt(outcome="planned", expected=promise(0, 0, 0))]) == NOTHING_TO_DO

@@ -153,7 +153,7 @@ def test_neighbor_is_flushed_for_a_program_that_waits(daemon: RunningDaemon, sta
     (receipt,) = daemon.get("receipts")
     assert (receipt["pid"], receipt["outcome"], receipt["requested_by"]) == (neighbor.pid, "freed", "token")
     assert receipt["requested_for"] == f"pid {waiting.pid}"
-    caller = f"request of pid {waiting.pid}"
+    caller = f"token (administrator) for pid {waiting.pid}"
     assert all(caller in daemon.run(command).stdout for command in ("receipts", "events"))
     audit = daemon.run("audit").stdout
     assert f"token (administrator)  requested a flush of pid {neighbor.pid}" in audit

@@ -43,7 +43,8 @@ def test_verdict_is_followed_by_its_remedy():
     )
     *_, text = notes(view(busy_frame(verdicts=(leak, release))))
     assert text.splitlines() == [
-        "verdict leak: train (pid 10) grows; " + REMEDIES["leak"].replace("PID", "10"),
+        "verdict leak: train (pid 10) grows",
+        *(f"  -> {step}" for step in REMEDIES["leak"].replace("PID", "10").split("; ")),
         "verdict memory-freed: serve (pid 11) freed 2.0 GiB of GPU 0",
     ]
 

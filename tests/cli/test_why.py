@@ -14,9 +14,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from gpumond.facts.units import GIB
-from gpumond.features.instruments.command import findings, lines
+from gpumond.features.instruments.command import findings
 from gpumond.features.instruments.routes import WHY_EXAMPLE, Why
 from gpumond.serve.examples import LIVE_CLASSES
+from gpumond.view.live_memory import why_lines as lines
 from gpumond.view.text import moment
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
 from tests.helpers.running import gpumond_here

@@ -7,7 +7,7 @@ from math import exp, inf, nan
 
 import pytest
 
-from gpumond.diagnosis.detectors import LiveAllocations, idle_seconds
+from gpumond.diagnosis.detectors import FRAGMENTED, LiveAllocations, idle_seconds, split_share
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.diagnosis.patterns import Plateaus, pattern_of
 from gpumond.facts.frame import Verdict
@@ -87,7 +87,7 @@ def snapshots_of_a_killed_program(left: tuple[ProcessUsage, ...] = (), busy: flo
         (
             (make_process(10, 30 * GIB - MIB, start_ticks=None, state="gone", comm="train"),),
             10,
-            "of train (pid 10), which has exited",
+            "that belonged to train (pid 10), which has exited",
         ),
         ((make_process(77, None, kinds=("holder",), comm="loader"),), None, "loader (pid 77) has the device open"),
     ],
@@ -344,6 +344,12 @@ def test_fragmentation_is_judged_at_the_peak_and_only_if_it_grows():
     assert evidence["peak_live_bytes"] == 30 * GIB
     assert evidence["fragmentation_ratio"] == pytest.approx(1 - 30 * GIB / evidence["peak_kept_bytes"])
     assert found[1].pid == 10
+    fragmented = next(
+        each.taken_at
+        for each in splitting(GIB)
+        if split_share(30 * GIB, (each.devices[0].used_bytes or 0) - GIB) > FRAGMENTED
+    )
+    assert abs(found[1].since - fragmented) <= MINUTE, "not the program's start, when nothing was stranded"
     assert "leak" not in kinds(onsets(splitting(GIB)))
 
 
@@ -555,7 +561,7 @@ def test_number_does_not_rise_with_an_arena_that_becomes_larger(kind: str, minut
     verdict = verdict_of(kind, seen(arena, minutes))
     evidence = dict(verdict.evidence)
     assert (evidence["live_allocations_per_minute"], evidence["live_allocations_growth_ratio"]) == (0.0, 0.0)
-    assert "few large allocations)" in verdict.summary
+    assert "in a few large allocations)" in verdict.summary
 
 
 @pytest.mark.parametrize(("number", "refused"), [(kept, True), (arena, False), (varying, False), (unknown, False)])

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
 import pytest
@@ -17,6 +18,7 @@ from tests.helpers.curves import (
     MINUTE,
     SIZE,
     Curve,
+    at_moment,
     by_agent,
     by_device,
     by_process,
@@ -26,9 +28,11 @@ from tests.helpers.curves import (
     last,
     leaking,
     noisy,
+    of_device,
     onsets,
     steps_of,
 )
+from tests.helpers.values import make_process
 
 pytestmark = pytest.mark.slow
 
@@ -242,9 +246,6 @@ def test_leak_is_active_as_long_as_it_lasts():
 
 
 def test_leak_of_ranks_is_one_verdict_with_their_number():
-    from tests.helpers.curves import at_moment, of_device
-    from tests.helpers.values import make_process
-
     def snapshots():
         for at in steps_of(45):
             used = [int(leaking((60 + rank) * MIB, onset=15, base=(20 if rank else 60) * GIB)(at)) for rank in range(4)]
@@ -275,8 +276,29 @@ def test_leak_of_ranks_is_one_verdict_with_their_number():
 def test_leak_summary_has_pace_onset_and_end():
     found = first(each_onset(by_process(leaking(64 * MIB, onset=20, base=40 * GIB), steps_of(50))), "leak")
     assert found is not None
+    assert 40 * GIB < dict(found[1].evidence)["device_peak_bytes"] < 42 * GIB
     assert found[1].summary.startswith("train (pid 10) is leaking about 64 MiB/min on GPU 0 (since 02:")
     assert "; at this rate, GPU 0 will be full in about 10 h" in found[1].summary
+    assert "recent peak" not in found[1].summary
+
+
+RETURNS = r"will be full in about 5 h if its use returns to its recent peak of (\d+)\.\d GiB, else in about 10 h$"
+
+
+def test_time_to_full_states_the_peak_from_which_it_is_counted():
+    """A neighbor takes 20 GiB for a moment every five minutes: they are free when the verdict is read."""
+
+    def snapshots() -> Iterator[Snapshot]:
+        for at in steps_of(50):
+            own, other = int(leaking(64 * MIB, onset=20, base=40 * GIB)(at)), 20 * GIB * (at % 300 < 10)
+            processes = (make_process(10, own, comm="train"), make_process(11, int(other), comm="bursts"))
+            yield at_moment(at, of_device(own + int(other), processes))
+
+    found = first(each_onset(snapshots()), "leak")
+    assert found is not None
+    peak = re.search(RETURNS, found[1].summary)
+    assert peak is not None
+    assert 60 <= int(peak[1]) <= 62
 
 
 LIVE = leaking(300 * MIB, onset=12)

@@ -21,6 +21,8 @@ from gpumond.sim.device import SimDevice
 from tests.helpers.engines import FakeEngine, reading
 
 FAST = Timing(idle_seconds=0.2, poll_seconds=0.05, stable_seconds=0.1, settle_seconds=3.0, return_seconds=(0.1,))
+BRIEF = replace(FAST, settle_seconds=0.5)
+"""For a release that has no effect: its memory is awaited in vain."""
 
 
 class NoAgents:
@@ -115,7 +117,7 @@ class Short(World):
     """World whose methods have a time limit of a second."""
 
     def __init__(self, card: Any, declaration: EngineConfig) -> None:
-        super().__init__(card, declaration)
+        super().__init__(card, declaration, timing=BRIEF)
         carry_out = self.engines.carry_out
 
         async def limited(name: str, dialogue: Any, seconds: float) -> Any:

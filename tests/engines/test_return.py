@@ -11,7 +11,7 @@ import pytest
 
 from gpumond.facts.pools import Receipt
 from gpumond.features.engines.flush_step import released_too_little
-from tests.engines.flushing import ALLOWED, Short, World, allowed, reached
+from tests.engines.flushing import ALLOWED, BRIEF, Short, World, allowed, reached
 from tests.helpers.agents import GIB
 from tests.helpers.engines import FakeEngine, device, fake_engine, used_bytes
 
@@ -60,7 +60,7 @@ def test_release_without_effect_returns_each_kind_to_service(kind: str, tmp_path
     with fake_engine(kind, card, "lie") as engine:
 
         async def scenario() -> None:
-            world = World(card, allowed(engine))
+            world = World(card, allowed(engine), timing=BRIEF)
             assert (await world.flush()).outcome == "nothing"
             assert await reached(lambda: bool(world.kept))
             await world.flusher.close()
@@ -107,7 +107,7 @@ def test_reading_states_that_a_server_does_not_serve_yet(tmp_path: Path):
     with fake_engine("vllm", card, "lie", *["wake-fails"] * 1000) as engine:
 
         async def scenario() -> Any:
-            world = World(card, allowed(engine))
+            world = World(card, allowed(engine), timing=BRIEF)
             await world.flush()
             assert await reached(lambda: "500" in world.engines.readings()[0].out_of_service_reason)
             (reading,) = world.engines.readings()
@@ -149,7 +149,7 @@ def test_return_ends_with_the_server(tmp_path: Path):
     with fake_engine("vllm", card, "lie", "wake-ends") as engine:
 
         async def scenario() -> None:
-            world = World(card, allowed(engine))
+            world = World(card, allowed(engine), timing=BRIEF)
             await world.flush()
             assert await reached(lambda: world.engines.readings()[0].out_of_service_seconds is None)
             assert world.kept == []
@@ -162,7 +162,7 @@ def test_next_daemon_continues_the_return(tmp_path: Path):
     with fake_engine("vllm", card, "lie", "wake-fails") as engine:
 
         async def scenario() -> None:
-            first = World(card, allowed(engine))
+            first = World(card, allowed(engine), timing=BRIEF)
             await first.flush()
             await first.flusher.close()
             assert engine.record()["paused"]

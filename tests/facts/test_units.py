@@ -83,3 +83,5 @@ def test_difference_agrees_with_the_two_numbers_as_they_are_shown() -> None:
     assert difference(round(7.66 * GIB), round(6.04 * GIB)) == "1.7 GiB"
     assert difference(2 * GIB, 512 * MIB) == "1.5 GiB"
     assert difference(700, 200) == "500 B"
+    assert difference(round(8.04 * GIB), round(2.46 * GIB), round(3.76 * GIB)) == "1.7 GiB"
+    assert difference(round(8.04 * GIB), round(7.96 * GIB)) == "81.9 MiB", "not 0"

@@ -110,7 +110,7 @@ def test_cooldown_is_5_seconds_for_users_and_30_for_rules(by_rule: bool, cooldow
         request = FlushRequest(target=Target(pid=10), by_rule=by_rule)
         await flusher.flush(request, "test")
         now[0] += cooldown - 1
-        with pytest.raises(CooldownActive, match="allowed in 1 s") as refused:
+        with pytest.raises(CooldownActive, match="try again in 1 s") as refused:
             await flusher.flush(request, "test")
         assert str(refused.value).endswith(', or now with "force": true')
         assert on_command_line(str(refused.value)).endswith(", or now with --force")

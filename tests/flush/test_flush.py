@@ -11,7 +11,7 @@ import pytest
 from gpumond.facts.errors import CONDITIONS, CooldownActive, FlushInProgress, NoSuchTarget
 from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
-from gpumond.facts.pools import Expected, Outcome, StepResult
+from gpumond.facts.pools import Expected, Outcome, Receipt, StepResult
 from gpumond.facts.program import Program
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import Identity
@@ -355,3 +355,12 @@ def test_agent_of_an_earlier_version_refuses_functions_without_a_pool():
 
     (receipt,) = ScriptedPrograms(make_report(), respond=refuse).run(steps=("hooks",)).receipts
     assert (receipt.outcome, receipt.reason) == ("refused", "no allocator '' in this process")
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_plan_leaves_no_receipt(suspended: bool):
+    scripted, noted = ScriptedPrograms(train(suspended=suspended)), list[Receipt]()
+    flusher = scripted.flusher(done=noted.append)
+    answer = asyncio.run(flusher.flush(FlushRequest(target=Target(all=True), dry_run=True), "test"))
+    assert [receipt.outcome for receipt in answer.receipts] == ["deferred" if suspended else "planned"]
+    assert (noted, [*flusher.receipts]) == ([], [])

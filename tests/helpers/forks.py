@@ -1,7 +1,8 @@
 """Processes forked from one that has imported what they need: the start of Python takes longer than most tests.
 
 They have their own arguments, environment, directory and streams. /proc shows the command line and the environment of
-the process from which they are forked.
+the process from which they are forked. They end after their exit handlers, without freeing what was imported, which
+takes longer than most commands.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from pathlib import Path
 from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socket, socketpair
 from typing import Any, ClassVar
 
+from gpumond.features import FEATURES
+
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
+    "gpumond.cli.client",
+    "gpumond.commands.demo",
     "gpumond.commands.serve",
     "gpumond.config.loading",
     "gpumond.daemon.server",
@@ -31,7 +36,15 @@ IMPORTED = (
     "gpumond.features.oom.case_file",
     "gpumond.features.quotas.borrow",
     "gpumond.features.suspend.helper",
+    "gpumond.serve.app",
     "gpumond.view.html_report",
+    *sorted(
+        {
+            f"{feature.package}.{name.partition(':')[0]}"
+            for feature in FEATURES
+            for name in (*feature.parts, *feature.routes)
+        }
+    ),
     "tests.engines.fake_engine",
 )
 """Modules that are imported before a fork."""
@@ -40,13 +53,23 @@ AT_START = ("PYTHON", "LD_", "LC_", "LANG", "NODE_NAME", "TZ")
 OPTIONS = {"cwd", "env", "start_new_session", "stderr", "stdin", "stdout", "text"}
 """Those of ``subprocess.Popen`` that a fork has."""
 SERVER = """
-import json, os, runpy, select, sys
+import atexit, gc, json, os, runpy, select, sys
 from contextlib import suppress
 from importlib import import_module
 from socket import recv_fds, socket
 
+codes = []
+
+@atexit.register  # the first one is called last, and no modules are freed
+def end():
+    if codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(codes[0])
+
 for name in sys.argv[1:]:
     import_module(name)
+gc.freeze()  # a collection in a fork would copy these pages
 requests = socket(fileno=os.dup(0))
 running = {}
 while True:
@@ -81,7 +104,12 @@ while True:
         os.environ.clear()
         os.environ.update(environ)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", 1, errors="backslashreplace")
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            codes.append(0)
+        except SystemExit as ended:
+            codes.append(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
+            raise
         sys.exit()
 """
 

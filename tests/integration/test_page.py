@@ -414,6 +414,10 @@ def test_rows_keep_their_place_under_the_pointer(browser: Browser, demo: Running
         session.page.locator("#shown", has_text="order kept while you are in the table").wait_for()
         session.page.mouse.move(0, 0)
         assert len(orders(30, most=2)) == 2
+        rows.nth(1).hover()
+        session.page.locator("#shown", has_text="order kept while you are in the table").wait_for(timeout=60_000)
+        session.page.evaluate("performance.now = () => Performance.prototype.now.call(performance) + 20_000")
+        assert len(orders(30, most=2)) == 2, "the pointer rests"
 
 
 def test_table_keeps_its_place_while_the_pointer_moves_over_it(session: PageSession, demo: RunningDaemon):
@@ -497,6 +501,16 @@ def test_quota_and_missing_reserve_of_a_process_are_shown(session: PageSession):
     row.get_by_role("button", name="train-llm", exact=True).click()
     row.get_by_text("limit 8.0 GiB (research), reserve 6.0 GiB (floor)").wait_for()
     row.get_by_text("1.0 GiB taken by other programs").wait_for()
+    assert row.get_by_text("not in effect").count() == 0
+    process["limit_bytes"] = None
+    show_frame(session, frame)
+    row.get_by_text("(floor), limit not in effect: the program doesn't allow limits").wait_for()
+    quotas = [{"name": "research", "origin": "configuration", "quota": {"limit_bytes": 8 * GIB}}]
+    session.page.route("**/api/v1/quotas", lambda route: route.fulfill(json=quotas))
+    session.page.get_by_role("button", name="Quotas").click()
+    session.page.get_by_text("; limit not in effect: the program doesn't allow limits)").wait_for()
+    session.page.get_by_role("button", name="Overview").click()
+    session.page.unroute("**/api/v1/quotas")
     session.page.unroute(LIVE)
 
 

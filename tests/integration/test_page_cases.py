@@ -74,7 +74,7 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
         ledger = page.get_by_role("table", name="Ledger of the device 0.5 s before the error (the program")
         last = [row.split() for row in ledger.locator("tbody tr").all_inner_texts()[-2:]]
         assert last == [["-", "reserved", "512.0", "MiB"], ["-", "free", "1.0", "GiB"]]
-        assert "train.py:31 step" in page.get_by_role("table", name="Failing call").inner_text()
+        assert "train.py:31 step" in page.get_by_role("table", name="calls at the error").inner_text()
         assert page.get_by_role("link", name="Save as HTML").get_attribute("download")
         assert session.fits()
         check_access(session)

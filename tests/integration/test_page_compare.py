@@ -74,8 +74,8 @@ def test_address_carries_programs_and_moment(browser: Browser, demo: RunningDaem
         page.get_by_role("button", name="Compare", exact=True).click()
         offer = page.get_by_label("Add a program")
         for workload in ("chat-api", "notebook", "etl"):
-            (text,) = (each for each in offer.locator("option").all_inner_texts() if each.startswith(workload))
-            offer.select_option(label=text)
+            option = offer.locator("option", has_text=re.compile(f"^{workload} "))
+            offer.select_option(option.get_attribute("value"))
             page.get_by_role("button", name=f"Remove {workload}").wait_for()
         page.get_by_role("columnheader", name="less chat-api").nth(1).wait_for()
         assert session.fits()

@@ -41,6 +41,20 @@ def test_eight_devices_are_rows(session: PageSession):
     assert sums == [human(device["used_bytes"]) for device in reversed(devices)]
 
 
+def test_first_screen_has_eight_devices_and_eight_processes(session: PageSession):
+    session.page.set_viewport_size({"width": 1440, "height": 900})
+    show(session, machine(8, 2))
+    bottoms = "all => all.map(one => Math.ceil(one.getBoundingClientRect().bottom))"
+    chart, devices, processes = (
+        session.page.locator(rows).evaluate_all(bottoms)
+        for rows in ("#hero .plot", "#device-rows tbody", "tbody.process")
+    )
+    assert max(chart) < min(devices)
+    assert max(devices) < min(processes)
+    assert len(devices) == 8
+    assert processes[7] <= 900
+
+
 def test_64_devices_are_tiles_and_few_of_3200_rows_are_drawn(session: PageSession):
     frame, page = machine(64, 50), session.page
     show(session, frame)

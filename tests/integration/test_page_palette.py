@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.browser import PageSession, check_access, needs_chromium, show_frame
 from tests.helpers.frames import make_frame
-from tests.helpers.running import RunningDaemon
+from tests.helpers.running import RunningDaemon, until
 from tests.helpers.values import make_device
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
@@ -65,15 +65,27 @@ def test_palette_lists_a_program_before_its_events(session: PageSession):
     page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").wait_for()
 
 
+def test_palette_lists_problems_before_orders_and_opens_a_runbook(session: PageSession):
+    page = session.page
+    page.keyboard.press("Control+k")
+    texts = page.locator("#palette-list li").all_inner_texts()
+    shown, sorts = ([place for place, text in enumerate(texts) if text.startswith(word)] for word in ("Show", "Sort"))
+    assert max(shown) < min(sorts, default=len(texts))
+    page.keyboard.type("runbook fragmentation")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/docs/runbooks/fragmentation")
+
+
 def test_row_of_a_device_has_its_line(session: PageSession, demo: RunningDaemon):
     (own,) = demo.get("devices")
+    until(lambda: len({point["at"] // 5 for point in demo.get("history?uuid=0")["points"]}) > 4)
     devices = [make_device(own["uuid"] if not index else f"GPU-x{index}", index=index) for index in range(5)]
     show_frame(session, make_frame(*devices, taken_at=own_time(demo), seq=7))
     first = session.page.locator("#device-rows tbody").first.locator(".spark path")
     session.page.wait_for_function(
         "() => (document.querySelector('.spark path').getAttribute('d') ?? '').split('H').length > 3"
     )
-    assert re.fullmatch(r"M[\d.]+ [\d.]+(?:H[\d.]+V[\d.]+)+", first.get_attribute("d") or "")
+    assert re.fullmatch(r"M[\d.]+ [\d.]+(?:V[\d.]+)+(?:H[\d.]+(?:V[\d.]+)+)+", first.get_attribute("d") or "")
 
 
 def own_time(daemon: RunningDaemon) -> float:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import TypeAdapter
 
+from gpumond.facts.frame import Verdict
 from gpumond.features.instruments.routes import WHY_EXAMPLE, Why
+from gpumond.serve.examples import VERDICT
 from tests.helpers.agents import GIB
 from tests.helpers.browser import CHECK, PHONE, PROGRAMS, axe, needs_chromium, open_page, sign_in
 from tests.helpers.running import RunningDaemon, until
@@ -60,7 +62,9 @@ def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
 
     def answer(route: Route) -> None:
         uuid = demo.get("processes")[0]["device_uuid"]
-        why = replace(WHY_EXAMPLE, classes=tuple(replace(each, device_uuid=uuid) for each in WHY_EXAMPLE.classes))
+        why = replace(
+            WHY_EXAMPLE, sites=(), classes=tuple(replace(each, device_uuid=uuid) for each in WHY_EXAMPLE.classes)
+        )
         route.fulfill(status=200, content_type="application/json", body=json.dumps(WHY.dump_python(why)))
 
     def wasteful(frame: dict[str, Any]) -> None:
@@ -77,24 +81,49 @@ def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
         dialog.get_by_text("use a smaller batch").wait_for()
         held, *_ = dialog.locator("article").all_inner_texts()
         device, total, *shares = held.split("\n")
-        assert (device, total.split(" at ")[0]) == ("GPU 0", "4.0 GiB held")
-        assert shares[:6] == [
-            "live",
-            "1.0 GiB (25%)",
-            "cached",
-            "2.0 GiB (50%)",
-            "stranded",
-            "1.0 GiB (25%)",
-        ]
+        assert (device, total.split(" at ")[0]) == ("GPU 0", "besides live memory")
+        assert shares[:4] == ["cached", "2.0 GiB", "stranded", "1.0 GiB"]
         assert "cached: Free memory that an allocator keeps for reuse; a flush returns it" in held
         assert "stranded: Free memory that an allocator keeps and a flush can't return" in held
-        assert dialog.get_by_text("The held bytes above are of another moment").is_visible()
+        assert dialog.get_by_text("40.0 GiB live").count() == 1, "live memory is that of one moment"
         assert dialog.get_by_text("22.0 GiB (55%)").is_visible()
         assert dialog.get_by_text("activations and the rest").is_visible()
         if AXE:
             page.evaluate(AXE.read_text())
             assert page.evaluate(CHECK) == []
         assert session.fits()
+
+
+def test_lines_that_keep_and_allocate_memory_are_shown(browser: Browser, demo: RunningDaemon):
+    """The recording's answer is the documented example: the simulated programs have no tensors."""
+    bodies: list[Any] = []
+
+    def answer(route: Route) -> None:
+        bodies.append(route.request.post_data_json)
+        found = WHY_EXAMPLE if bodies[-1] else replace(WHY_EXAMPLE, sites=())
+        route.fulfill(status=200, json=WHY.dump_python(found, mode="json"))
+
+    def leak(frame: dict[str, Any]) -> None:
+        keys = ("device_uuid", "pid", "start_ticks")
+        own = next(each for each in frame["processes"] if each["workload"] == "train-llm")
+        verdict = TypeAdapter(Verdict).dump_python(VERDICT, mode="json") | {key: own[key] for key in keys}
+        frame["verdicts"] = [verdict | {"retained_by": "retained by losses in train at train.py:31"}]
+
+    with open_page(browser, demo, rewrite=leak) as session:
+        page = session.page
+        page.route("**/why", answer)
+        page.locator(".card").get_by_text("retained by losses in train at train.py:31; leaks").wait_for(timeout=60_000)
+        page.get_by_role("button", name="Why leak train-llm").click()
+        sign_in(session, demo)
+        dialog = page.get_by_role("dialog", name="Memory of train-llm")
+        articles = dialog.locator("article")
+        articles.first.get_by_text("Retained by losses in train at train.py:31.").wait_for()
+        dialog.get_by_role("button", name="Record lines for 30 s").click()
+        dialog.get_by_text("Live memory by the line that allocated it").wait_for()
+        call = WHY_EXAMPLE.sites[0].calls[0]
+        assert f"{call.file}:{call.line} {call.function}" in articles.nth(1).inner_text()
+        assert "1.0 GiB: allocated before the recording" in articles.nth(1).inner_text()
+    assert bodies == [{}, {"record_seconds": 30}]
 
 
 def test_unknown_classes_are_not_shown_as_others(browser: Browser, demo: RunningDaemon):

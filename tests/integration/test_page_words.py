@@ -69,6 +69,7 @@ def test_figures_of_cards_are_those_of_the_rows_beside_them(browser: Browser, de
         process = next(each for each in frame["processes"] if each["workload"] == "etl")
         evidence = [["fragmentation_ratio", 0.57], ["peak_live_bytes", 2 << 30], ["peak_kept_bytes", 4 << 30]]
         found = {"kind": "fragmentation", "since": frame["snapshot"]["taken_at"] - 60, "evidence": evidence}
+        process["stranded_bytes"] = 1 << 30  # until a rule flushes them
         found |= {name: process[name] for name in ("device_uuid", "pid", "start_ticks")}
         frame["verdicts"] = [found | {"time_to_full_seconds": None, "summary": "", "form": "", "fit": None}]
         frame["alerts"] = []
@@ -80,4 +81,4 @@ def test_figures_of_cards_are_those_of_the_rows_beside_them(browser: Browser, de
         live = re.search(r"held, (.+?) live", line)
         assert live is not None
         assert live[1] in row
-        assert f"of {human(4 << 30)} live, 57% fragmented" in line
+        assert f"of {human(4 << 30)} was live: 57% fragmented" in line

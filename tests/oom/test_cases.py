@@ -10,9 +10,10 @@ import pytest
 from gpumond.facts.frame import Frame, Line
 from gpumond.facts.messages import to_json
 from gpumond.facts.program import Oom, OomPool, Program, ScopeDevice, ScopeUsage, StepUsage
+from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB
-from gpumond.features.oom.case_file import CaseFile, Remedy, document, plain, sections
+from gpumond.features.oom.case_file import CaseFile, Remedy, document, lacking, plain, remedy_rows, sections
 from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, case_file, opaque_case, timeline
 from gpumond.features.oom.remedies import Evidence, remedies
 from gpumond.tick.history import DEVICE_SIGNALS, History
@@ -280,3 +281,54 @@ def test_a_case_file_states_the_request_and_its_size_is_limited(plan: Plan):
     assert case is not None
     assert 0 < (case.missing_bytes or 0) <= 112 * GIB
     assert len(to_json(case)) < 1 << 20
+
+
+def shared(*grants: GrantedRequest, request: float = 7.68, free: float = 6.04, other: float = 0.0) -> CaseFile:
+    """A case of train (pid 10), beside lab (pid 11) on GPU 0; GPU 1 has ``other`` GiB free."""
+    lab = make_process(11, int((78 - free) * GIB))
+    device = make_device(
+        used_bytes=int((80 - free) * GIB), free_bytes=int(free * GIB), processes=(make_process(10, 2 * GIB), lab)
+    )
+    second = make_device(
+        "GPU-b", index=1, used_bytes=int((80 - other) * GIB), free_bytes=int(other * GIB), processes=()
+    )
+    report = make_report(10, (make_pool(live=GIB, cached=0),), workload="train")
+    snapshot = make_snapshot(device, second, reports=(report, make_report(11, (), workload="lab")))
+    oom = Oom(number=1, at=1.0, seen="scope", device_uuid=device.uuid, request_bytes=int(request * GIB))
+    frame = Frame(snapshot, attribute(snapshot), grants=grants)
+    return case_file(Evidence(replace(oom, free_bytes=int(free * GIB)), report, frame), History())
+
+
+def granted(pid: int, need: int, uuid: str, unused: int) -> GrantedRequest:
+    return GrantedRequest(
+        id=str(pid),
+        device_uuid=uuid,
+        need_bytes=need * GIB,
+        unused_bytes=unused * GIB,
+        user="root",
+        workload="",
+        pid=pid,
+    )
+
+
+def test_the_missing_bytes_are_the_same_in_all_texts_and_follow_from_those_beside_them():
+    """7.68 - 6.04 is 1.64: the request, the free and the missing bytes are shown as 7.7, 6.0 and 1.7."""
+    case = shared()
+    assert "requested 7.7 GiB on GPU 0 with 6.0 GiB free" in case.summary
+    assert case.summary.endswith("no remedy is known: 1.7 GiB is missing")
+    assert lacking(case.missing_bytes or 0, case.request_bytes, case.free_bytes) == "1.7 GiB"
+    assert lacking(4 * GIB, 24 * GIB, 30 * GIB) == "4.0 GiB", "what a limit lacks"
+    assert [row[1] for row in remedy_rows(case)] == ["-"], "a shortage is no gain"
+
+
+def test_another_device_is_a_remedy_only_for_all_that_the_program_was_granted_and_others_are_not():
+    def first(*grants: GrantedRequest) -> str:
+        return shared(*grants, other=12.0).remedies[0].text
+
+    assert first() == "run this program, which needs 8.7 GiB, on GPU 1, which has 12.0 GiB free"
+    assert "on GPU 1" not in first(granted(12, 10, "GPU-b", unused=4)), "8 GiB is left of it"
+    found = first(granted(10, 16, "GPU-a", unused=14))
+    assert found == (
+        "start lab (pid 11), too, with gpumond run --need, or with less memory: it holds 72.0 GiB without a grant, and "
+        "this program was granted 16.0 GiB"
+    )

@@ -63,6 +63,23 @@ def test_a_case_names_the_neighbor_whose_cache_is_enough(daemon: RunningDaemon, 
         finished(neighbor)
 
 
+def test_a_case_names_the_neighbor_that_took_what_the_program_was_granted(daemon: RunningDaemon):
+    device = card(daemon)
+    with program(daemon, device, "notebook") as neighbor, program(daemon, device, "train") as process:
+        token = (daemon.directory / "token").read_text().strip()
+        body = {"need_bytes": 800 * MIB, "pid": process.pid}
+        daemon.request("/api/v1/admissions", body, Authorization=f"Bearer {token}")
+        until(lambda: daemon.get("frame")["grants"])
+        run_in_program(neighbor, "kept = allocator.malloc(700 * MIB)")
+        until(lambda: daemon.get("devices")[0]["used_bytes"] > 700 * MIB)
+        run_in_program(process, "suppressed(lambda: agent.scope('forward')(allocator.malloc)(500 * MIB))")
+        remedies = {each["name"]: each for each in case_of(daemon, process.pid)["remedies"]}
+        assert remedies["grant"]["enough"] is True
+        assert f"start notebook (pid {neighbor.pid}), too, with gpumond run --need" in remedies["grant"]["text"]
+        finished(process)
+        finished(neighbor)
+
+
 def test_a_failed_call_succeeds_after_a_neighbor_was_flushed(daemon: RunningDaemon):
     device = card(daemon)
     with program(daemon, device, "notebook") as neighbor, program(daemon, device, "train") as process:

@@ -19,6 +19,7 @@ from gpumond.features.flush.alertmanager import REMEMBERED
 from gpumond.features.flush.flusher import COOLDOWN_SECONDS, RECEIPTS_KEPT
 from gpumond.features.flush.routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
 from gpumond.features.quotas.admissions import IN_TOTAL, PER_OWNER
+from gpumond.features.quotas.borrow import PER_HOUR
 from gpumond.features.quotas.cgroups import MAX_OWN
 from gpumond.features.quotas.quotas import MAX_QUOTAS, SENT_PER_HOUR
 from gpumond.features.rules.registry import MAX_RULES
@@ -91,6 +92,7 @@ STATED = {
     "flushes per program": f"one every {COOLDOWN_SECONDS:g} s by rules",
     "limits that quotas set per user": f"{SENT_PER_HOUR} an hour",
     "flushes per caller": f"{FLUSHES_PER_MINUTE} a minute",
+    "requests to [borrow](../how-to/borrow.md) memory that flush programs, per user": f"{PER_HOUR} an hour",
     "alerts in one Alertmanager notification": f"{MAX_ALERTS}, with {MAX_LABELS} labels of {MAX_LABEL:,} characters",
     "remembered start times of Alertmanager alerts, per caller": f"{REMEMBERED:,}",
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",

@@ -204,7 +204,7 @@ def test_receipt_is_in_the_annotation_of_the_alert():
     flush_request = FlushOrder(alert=ALERT, action=Action(), uid=1000, programs=(wasting(),))
     tracks = conclude({}, flush_request, [make_receipt(3 * GIB)])
     (alert,) = annotate([ALERT], tracks)
-    assert dict(alert.annotations)[ANNOTATION] == "flushed train: 3.0 GiB released of 4.0 GiB expected"
+    assert dict(alert.annotations)[ANNOTATION] == "flushed train: 3.0 GiB released, 4.0 GiB expected"
     assert annotate([replace(ALERT, labels=())], tracks)[0].annotations == ALERT.annotations
 
 

@@ -136,7 +136,7 @@ def test_leak_alert_has_the_details_of_its_verdict_and_ends_with_it():
         "severity": "warning",
     }
     assert dict(alert.annotations)["summary"] == LEAK.summary
-    assert dict(alert.annotations)["description"].startswith("find out what keeps the memory: gpumond why --pid")
+    assert dict(alert.annotations)["description"].startswith("find out what retains the memory: gpumond why --pid")
 
 
 def test_alert_on_a_process_has_the_workload_of_its_start():

@@ -154,3 +154,11 @@ def test_wrong_bodies_are_refused(body: object):
     assert ask(view, LIMIT, "POST", headers=TOKEN, json=body).status_code == 422
     assert ask(view, "/api/v1/agents/0/limit", "POST", headers=TOKEN, json={"limit_bytes": 5}).status_code == 422
     assert view.agent_requests == []
+
+
+def test_report_of_one_agent():
+    (report,) = FRAME.snapshot.reports
+    found = ask(View(), f"/api/v1/agents/{report.pid}")
+    assert (found.status_code, found.json()["workload"]) == (200, report.workload)
+    missing = ask(View(), "/api/v1/agents/7")
+    assert (missing.status_code, missing.json()["detail"]) == (404, "no agent has pid 7")

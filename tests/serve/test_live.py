@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from gpumond.facts.frame import Frame, FullFrame, Ledger
-from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import Sensors
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.live import HEARTBEAT_SECONDS, KEPT, LiveFrames, live_frame
 from gpumond.tick.ledger import attribute
-from tests.helpers.values import make_device, make_pool, make_report, make_snapshot
+from tests.helpers.agents import GIB
+from tests.helpers.values import make_device, make_process, make_snapshot
 from tests.serve.application import View, ask, serving
 from tests.serve.event_reader import Reader
 from tests.serve.live_frames import as_json, changes_as_json, random_frame, random_wholes
@@ -58,36 +58,34 @@ def test_changes_make_each_frame_of_the_previous_one(seed: int):
         assert shown == as_json(after)
 
 
-def test_ages_are_sent_in_whole_seconds():
+def test_idle_times_are_sent_in_whole_seconds():
     def whole(age: float) -> FullFrame:
-        snapshot = make_snapshot(reports=(make_report(age_seconds=age),))
+        snapshot = make_snapshot(make_device(processes=(make_process(7, GIB, idle_seconds=age),)))
         return full_frame(Frame(snapshot, attribute(snapshot)))
 
     def after(age: float) -> Any:
-        return changes_as_json(whole(0.12), whole(age))
+        return changes_as_json(live_frame(whole(0.12)), live_frame(whole(age)))
 
     assert after(0.93)["tables"] == {}
-    assert after(1.26)["tables"]["snapshot.reports"]["cells"] == {"age_seconds": [[0], [1]]}
+    assert after(1.26)["tables"]["processes"]["cells"] == {"idle_seconds": [[0], [1]]}
 
 
 def test_change_in_an_object_is_that_of_its_field():
-    def whole(live: int, watts: float, *more: PoolUsage) -> FullFrame:
+    def whole(watts: float) -> FullFrame:
         device = make_device("GPU-0", sensors=Sensors(power_watts=watts))
-        pools = (make_pool("GPU-0", live=live, cached=0), *more)
-        return full_frame(Frame(make_snapshot(device, reports=(make_report(7, pools),)), Ledger()))
+        return full_frame(Frame(make_snapshot(device), Ledger()))
 
-    tables = changes_as_json(whole(4, 100.0), whole(5, 110.0))["tables"]
-    assert tables["snapshot.devices"]["cells"] == {"sensors.power_watts": [[0], [110.0]]}
-    assert tables["snapshot.reports"]["cells"]["pools.0.live_bytes"] == [[0], [5]]
-    added = changes_as_json(whole(4, 1.0), whole(4, 1.0, make_pool("GPU-0", live=1, cached=0, allocator="cupy")))
-    assert [*added["tables"]["snapshot.reports"]["cells"]] == ["pools"]
+    tables = changes_as_json(whole(100.0), whole(110.0))["tables"]
+    assert tables == {"snapshot.devices": {"cells": {"sensors.power_watts": [[0], [110.0]]}}}
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_stream_omits_what_the_table_of_processes_has(seed: int):
     rng = random.Random(seed)
     whole = full_frame(random_frame(rng, 1))
-    assert all(line.pid is None for line in live_frame(whole).ledger.lines)
+    sent = live_frame(whole)
+    assert all(line.pid is None for line in sent.ledger.lines)
+    assert not sent.snapshot.reports
     for line in whole.ledger.lines:
         own = [each for each in whole.processes if each.device_uuid == line.device_uuid and each.pid == line.pid]
         assert line.pid is None or [getattr(each, f"{line.share}_bytes") for each in own] == [line.used_bytes]

@@ -200,7 +200,7 @@ def test_fragmentation_is_stated_in_the_same_way_before_its_verdict():
         for found in (None, verdict)
     ]
     assert lines[0] == "now 2.0 GiB held, 1.0 GiB live, 1.0 GiB stranded; 26% fragmented at its peak so far"
-    assert lines[1].startswith("now 2.0 GiB held, 1.0 GiB live, 1.0 GiB stranded; at its peak so far ")
+    assert lines[1].startswith("now 2.0 GiB held, 1.0 GiB live, 1.0 GiB stranded; when last measured, at most ")
 
 
 @pytest.mark.parametrize(
@@ -219,14 +219,25 @@ def test_line_of_a_card_does_not_repeat_its_head(text: str, subject: str, line: 
 
 
 def test_leak_states_the_window_of_its_rate_and_what_will_be_full():
-    device = {"uuid": "GPU-a", "index": 1, "size_bytes": 24 * GIB}
+    device = {"uuid": "GPU-a", "index": 1, "size_bytes": 24 * GIB, "used_bytes": 10 * GIB}
     evidence = [["slope_bytes_per_second", 1 << 20], ["window_seconds", 120.0]]
     verdict = {"kind": "leak", "since": 10.0, "evidence": evidence, "fit": None, "time_to_full_seconds": 600.0}
+    line = "m.lineOf({ verdict: given[0] }, given[1], 130)"
+    for kept, begin in (("", ""), ("retained by f at /b/a.py:3, g at c:7", "retained by f at …/a.py:3, g at c:7; ")):
+        found = run_module("cards", line, verdict | {"retained_by": kept}, {"live_bytes": GIB})
+        assert found.startswith(f"{begin}leaks since ")
+        assert found.endswith(", about 60 MiB/min in the last 2 min; now 1.0 GiB live")
     card = {"verdict": verdict, "uuid": "GPU-a"}
-    line = run_module("cards", "m.lineOf(given[0], given[1], 130)", card, {"live_bytes": GIB})
-    assert line.endswith(", about 60 MiB/min in the last 2 min; now 1.0 GiB live")
     left = "m.leftOf(given[0], new Map(given[1]))"
     assert run_module("cards", left, card, [["GPU-a", device]]) == "GPU 1 (24.0 GiB) is full in about 10 min"
+    for slope, peak, end in (
+        (14 * GIB / 840, 16, " if it returns to its peak of 16.0 GiB, else in about 14 min"),
+        (14 * GIB / 840, 10, ""),
+        (14 * GIB / 610, 12, ""),
+    ):
+        verdict["evidence"] = [["slope_bytes_per_second", slope], ["device_peak_bytes", peak * GIB]]
+        found = run_module("cards", left, card, [["GPU-a", device]])
+        assert found == f"GPU 1 (24.0 GiB) is full in about 10 min{end}"
     assert run_module("cards", left, card, []) == ""
 
 
@@ -267,10 +278,10 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
         (frame(name="nvml"), [], 0.0),
         (frame(), [], 0.0),
         (frame(cached=3 * GIB), [["start", 0.0]], 5.0),
-        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0]], 10.0),
-        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 19.0),
-        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 20.0),
-        (frame(verdicts=leak), [["leak", 10.0], ["start", 0.0], ["cache", 20.0]], 21.0),
+        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0]], 20.0),
+        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 29.0),
+        (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 30.0),
+        (frame(verdicts=leak), [["leak", 10.0], ["start", 0.0], ["cache", 30.0]], 31.0),
         (frame(flushed_at=99.0), [["start", 0.0]], 21.0),
     ]
     assert run_module("story", CAPTIONS, *scenes) == [
@@ -283,6 +294,17 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
         [["leak", "start"], "leak"],
         [["flush", "start"], "flush"],
     ]
+
+
+def test_caption_promises_a_line_only_where_one_is_known():
+    frame = {
+        "snapshot": {"source": {"name": "sim"}, "taken_at": 0.0},
+        "processes": [{"workload": "notebook", "pid": 1}],
+    }
+    leak = {"kind": "leak", "pid": 1}
+    frames = [frame | {"queue": [], "verdicts": [leak | {"retained_by": text}]} for text in ("", "retained by f")]
+    found = run_module("story", "given.map((frame) => m.captionsOf(frame, []).get('leak').includes('line'))", *frames)
+    assert found == [False, True]
 
 
 def test_caption_says_what_a_waiting_program_does_then():
@@ -316,3 +338,11 @@ def test_marks_with_their_numbers_do_not_overlap():
     marks = [{"id": number, "at": number} for number in (0, 1, 2, 50, 52, 99)]
     found = run_module("marks", "m.together(given[0], 10).map((group) => group.length)", marks)
     assert found == [3, 2, 1]
+
+
+def test_calls_begin_with_the_program():
+    files = ["/a/site-packages/torch/cuda.py", "/x/gpumond/sim/device.py", "/home/a/train.py", "/lib/python3/b.py"]
+    own = "m.ownCalls(given).map(({ file }) => file)"
+    assert run_module("calls", own, *({"file": each} for each in files)) == files[2:]
+    assert run_module("calls", own, {"file": files[0]}, {"file": "<string>"}) == ["<string>"]
+    assert run_module("calls", own, {"file": files[0]}, {"file": "<frozen>"}) == [files[0], "<frozen>"]

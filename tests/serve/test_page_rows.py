@@ -63,8 +63,24 @@ def test_alert_on_a_process_hides_its_healthy_pattern():
     expression = "m.rowsOf(given[0]).slice(0, 1).map((row) => [row.verdict, row.alert])"
     for severity, shown in (("critical", ["", "out-of-memory"]), ("info", ["steady", ""])):
         labels = [["uuid", of_train["device_uuid"]], ["severity", severity]]
-        frame["alerts"] = [{**of_train, "rule": "out-of-memory", "labels": labels}]
+        frame["alerts"] = [
+            alert := {**of_train, "phase": "firing", "silenced_by": [], "rule": "out-of-memory", "labels": labels}
+        ]
         assert run_module("rows", expression, frame) == [shown]
+    newer = alert | {"rule": "allocation-retries", "labels": [labels[0], ["severity", "warning"]]}
+    critical = alert | {"labels": [labels[0], ["severity", "critical"]]}
+    for alerts, rule in (
+        ([critical, newer], "out-of-memory"),
+        ([newer, critical], "out-of-memory"),
+        ([critical | {"silenced_by": ["1"]}, newer], "allocation-retries"),
+        ([critical | {"phase": "pending"}, newer], "allocation-retries"),
+    ):
+        frame["alerts"] = alerts
+        assert run_module("rows", expression, frame) == [["", rule]], "the most urgent one"
+    frame |= {"verdicts": [{**of_train, "kind": "leak"}], "alerts": [critical]}
+    assert run_module("rows", expression, frame) == [["leak", "out-of-memory"]]
+    frame["alerts"] = [critical | {"rule": "leak"}]
+    assert run_module("rows", expression, frame) == [["leak", ""]]
 
 
 def test_columns_of_pools_appear_together():
@@ -210,7 +226,7 @@ def test_layout_of_devices_follows_from_their_number(count: int, layout: str):
 
 def test_rows_of_devices_state_the_bytes_of_the_frame():
     expression = """given.map((frame) => m.devicesOf(frame).map(
-        ({ device, sums, programs, verdict }) => [device.uuid, sums, programs, verdict]))"""
+        ({ device, sums, programs, problem }) => [device.uuid, sums, programs, problem]))"""
     wholes = [full_frame(random_frame(random.Random(seed), seed)) for seed in range(20)]
     frames = [as_json(whole) for whole in wholes]
     assert run_module("matrix", expression, *frames) == run_module(
@@ -231,13 +247,13 @@ def test_rows_of_devices_state_the_bytes_of_the_frame():
         assert rows == expected
 
 
-def test_worst_verdict_of_a_device_is_that_which_leaves_least_time():
+def test_worst_problem_of_a_device_is_that_which_leaves_least_time():
     kinds = [("growing", 10.0), ("fragmentation", None), ("leak", 600.0), ("steady", 1.0)]
     verdicts = [
         {"device_uuid": "GPU-0", "kind": kind, "since": 1.0, "time_to_full_seconds": left} for kind, left in kinds
     ]
     frame = frame_of_two_devices()
-    found = run_module("matrix", "m.devicesOf(given[0]).map((row) => row.verdict)", frame | {"verdicts": verdicts})
+    found = run_module("matrix", "m.devicesOf(given[0]).map((row) => row.problem)", frame | {"verdicts": verdicts})
     assert found == ["leak", ""]
 
 
@@ -249,10 +265,29 @@ def test_bar_ends_each_share_at_its_part_of_the_size():
 
 
 def test_line_of_a_device_ends_where_values_are_missing():
-    points = [{"at": at, "median": bytes_} for at, bytes_ in ((10, 0), (20, 5), (80, 10), (200, 10))]
+    points = [
+        {"at": at, "low": used, "median": used, "high": used} for at, used in ((10, 0), (20, 5), (80, 10), (200, 10))
+    ]
+    points[1]["low"] = 0
     expression = "m.sparkLine(given[0], given[1], 0, 100, 30)"
-    assert run_module("sparkline", expression, points, 10) == "M10.0 19.5H20.0V10.0M80.0 0.5"
+    assert run_module("sparkline", expression, points, 10) == "M10.0 19.5V19.5H20.0V19.5V10.0V10.0M80.0 0.5V0.5"
     assert run_module("sparkline", expression, [], None) == ""
+
+
+def test_line_of_a_device_has_each_drop_whether_it_was_read_as_frames_or_as_blocks():
+    used = [20] * 40
+    used[17] = 5
+    frames = [{"at": 1000 + at, "low": value, "median": value, "high": value} for at, value in enumerate(used)]
+    blocks = [
+        {"at": frames[begin]["at"], "low": min(part), "median": part[-1], "high": max(part)}
+        for begin, part in ((begin, used[begin : begin + 5]) for begin in range(0, 40, 5))
+    ]
+    expression = "given.map((all) => all.reduce((points, each) => (m.add(points, each), points), []))"
+    by_frame, by_block = run_module("sparkline", expression, frames, blocks)
+    assert by_frame == by_block
+    assert [(point["at"], point["low"]) for point in by_frame] == [
+        (1000 + at, 5 if at == 15 else 20) for at in range(0, 40, 5)
+    ]
 
 
 def test_every_share_has_a_meaning():
@@ -283,3 +318,38 @@ def test_csv_contains_what_is_listed():
         ("ann", "2", str(59 * GIB)),
         ("bob", "2", ""),
     ]
+
+
+def test_card_of_a_verdict_is_as_loud_while_its_alert_is_pending():
+    verdict = {"since": 40.0}
+    alert = {
+        "phase": "pending",
+        "silenced_by": [],
+        "labels": {"severity": "warning"},
+        "active_at": 70.0,
+        "fired_at": None,
+    }
+    shown = "given[0].map((card) => [m.levelOf(card), m.ageOf(card, 100, []).split(' ')[0]])"
+    cards = [
+        {"kind": "leak", "verdict": verdict, "alert": None},
+        {"kind": "leak", "verdict": verdict, "alert": alert},
+        {"kind": "leak", "verdict": verdict, "alert": alert | {"phase": "firing"}},
+        {"kind": "leak", "verdict": verdict, "alert": alert | {"silenced_by": ["1"]}},
+        {"kind": "mine", "verdict": None, "alert": alert},
+    ]
+    assert run_module("cards", shown, cards) == [
+        ["warn", "since"],
+        ["warn", "since"],
+        ["warn", "firing"],
+        ["quiet", "silenced"],
+        ["quiet", "pending"],
+    ]
+
+
+def test_growth_of_a_start_is_not_counted():
+    frame = make_frame(make_device(processes=(make_process(1), make_process(2))))
+    now = frame["snapshot"]["taken_at"]
+    frame["verdicts"] = [{"kind": "growing", "pid": pid, "start_ticks": 100} for pid in (1, 2)]
+    for process, age in zip(frame["processes"], (60, 600), strict=True):
+        process["started_at"] = now - age
+    assert run_module("cards", "m.restOf(...given)", frame) == "also: 1 growing"

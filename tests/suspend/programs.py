@@ -72,6 +72,12 @@ def resume(daemon: RunningDaemon, pid: int, wait: float = 0.0) -> Mapping[str, A
     return ask(daemon, "resumptions", target={"pid": pid}, wait_seconds=wait)
 
 
+def cancel(daemon: RunningDaemon, pid: int) -> int:
+    """Cancel a resumption that waits. Returns the status."""
+    token = (daemon.directory / "token").read_text().strip()
+    return daemon.request(f"/api/v1/resumptions/{pid}", None, "DELETE", Authorization=f"Bearer {token}")[0]
+
+
 def row(daemon: RunningDaemon, pid: int) -> Mapping[str, Any]:
     return next((each for each in daemon.get("frame")["processes"] if each["pid"] == pid), {})
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import pytest
@@ -21,7 +22,19 @@ from tests.fakecuda import FakeCuda
 from tests.helpers.agent_daemon import environment
 from tests.helpers.running import RunningDaemon, until
 from tests.suspend.conftest import ALLOWED, OPTIONS, ready
-from tests.suspend.programs import CONTEXT, HELD, PROGRAM, do, is_reported, output, program, resume, row, suspend
+from tests.suspend.programs import (
+    CONTEXT,
+    HELD,
+    PROGRAM,
+    cancel,
+    do,
+    is_reported,
+    output,
+    program,
+    resume,
+    row,
+    suspend,
+)
 
 
 def used(device: SimDevice) -> int:
@@ -60,6 +73,22 @@ def test_memory_leaves_the_device_and_returns_for_a_second_program(
         assert output(notebook) == "did allocator.free(kept)"
         until(lambda: row(daemon, notebook.pid).get("cached_bytes") == HELD)
         assert daemon.get("frame")["snapshot"]["suspended_programs"] == []
+
+
+def test_wait_of_a_resumption_is_cancelled(daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda) -> None:
+    with program(daemon, device) as notebook, ThreadPoolExecutor() as pool:
+        until(lambda: is_reported(daemon, notebook.pid))
+        assert suspend(daemon, notebook.pid)["outcome"] == "suspended"
+        with program(daemon, device, "train", 700 * MIB, suspendable=False) as train:
+            until(lambda: is_reported(daemon, train.pid, 700 * MIB))
+            waiting = pool.submit(resume, daemon, notebook.pid, 60)
+            until(lambda: [each["state"] for each in daemon.get("suspensions")] == ["waiting"])
+            assert cancel(daemon, notebook.pid) == 204
+            receipt = waiting.result(30)
+            assert (receipt["outcome"], receipt["state"]) == ("refused", "suspended")
+            assert receipt["reason"].endswith("cancelled the wait")
+            assert (cancel(daemon, notebook.pid), daemon.get("frame")["queue"]) == (404, [])
+        assert resume(daemon, notebook.pid, wait=30)["outcome"] == "resumed", "an earlier cancellation is over"
 
 
 def test_programs_that_need_memory_share_the_device_with_idle_ones(

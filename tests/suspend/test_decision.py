@@ -17,6 +17,7 @@ from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import Neighbor, reclaim_plan
 from gpumond.features.suspend.decision import HostState, Request, already, refusals, settle
 from gpumond.features.suspend.helper import CHECKPOINTED, FAILED, LOCKED, RUNNING, Answer, Order, carry_out
+from gpumond.features.suspend.routes import ProgramTarget, nothing_to_resume
 from gpumond.host.machine import start_ticks
 from tests.helpers.values import make_pool, make_report
 
@@ -178,6 +179,20 @@ def test_grant_that_is_not_used_yet_counts_as_held():
         "train (pid 1, 1.0 GiB, 4.0 GiB granted)",
         "pretrain (pid 2, 4.0 GiB granted)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ({"workload": "train"}, "train isn't suspended"),
+        ({"pid": 10}, "pid 10 isn't suspended"),
+        ({"workload": "trian"}, "no connected or suspended program matches trian; did you mean train?"),
+        ({"pid": 11}, "no connected or suspended program matches pid 11; `gpumond status` lists the programs"),
+        ({"all": True}, "no program is suspended"),
+    ],
+)
+def test_refused_resume_states_whether_there_is_such_a_program(target: dict[str, Any], reason: str):
+    assert str(nothing_to_resume([REPORT], [], ProgramTarget(**target))) == reason
 
 
 def competitor(pid: int, cached: int, suspendable: int) -> Neighbor:

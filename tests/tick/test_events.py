@@ -117,6 +117,9 @@ def test_request_that_waits_and_is_granted_makes_two_events():
     assert grant.summary == "pretrain (pid 7) is granted 16.0 GiB of GPU 0 after 1 min"
     assert grant.details[-1] == ("waited_seconds", 60.0)
     assert between(waiting, waiting) == between(granted, granted) == []
+    asks = replace(empty, queue=(replace(REQUEST, since=999_998.5),))
+    assert between(empty, asks) == [], "as a resumption that doesn't wait"
+    assert between(asks, waiting) == [wait]
 
 
 def test_suspension_and_resumption_make_events_with_the_program_that_waited():
@@ -139,12 +142,12 @@ def test_suspension_and_resumption_make_events_with_the_program_that_waited():
     runs, rests = make_frame(), make_frame(suspended_programs=(program,))
     (event,) = between(runs, rests, suspensions=(receipt,))
     assert (event.kind, event.device_uuid, event.pid, event.workload) == ("suspend", UUID, 10, "lab")
-    assert event.summary == "suspend of lab (pid 10, 9.0 GiB) on GPU 0 by request of pretrain (pid 7): suspended"
+    assert event.summary == "lab (pid 10, 9.0 GiB) on GPU 0 was suspended by uid:0 for pretrain (pid 7)"
     assert ("requested_for", "pretrain (pid 7)") in event.details
     back = replace(receipt, action="resume", outcome="resumed", requested_by="SIGCONT", requested_for="")
     (event,) = between(rests, runs, suspensions=(back,))
     assert (event.kind, event.device_uuid) == ("resume", UUID)
-    assert event.summary == "resume of lab (pid 10, 9.0 GiB) on GPU 0 by the program's user (SIGCONT): resumed"
+    assert event.summary == "lab (pid 10, 9.0 GiB) on GPU 0 was resumed by the program's user (SIGCONT)"
 
 
 def test_agent_of_a_program_that_never_used_a_device_makes_no_event():
@@ -215,7 +218,7 @@ def test_alerts_fire_and_resolve():
         10,
         "train",
     )
-    assert (fired.summary, resolved.summary) == ("it leaks", "leak resolved: it leaks")
+    assert (fired.summary, resolved.summary) == ("it leaks", "leak resolved; the alert was: it leaks")
     assert dict(fired.details)["rule"] == "leak"
 
 

@@ -24,6 +24,7 @@ def scope(name: str, kept: int, last: int, entries: int = 5) -> ScopeUsage:
 def summary(program: Program, verdict: Verdict = LEAK) -> str:
     snapshot = make_snapshot(make_device(), reports=(make_report(program=program),))
     (found,) = with_retainers([verdict], snapshot)
+    assert found.summary.removeprefix(verdict.summary).removeprefix("; ") == found.retained_by
     return found.summary
 
 

@@ -77,7 +77,7 @@ def test_each_frame_extends_the_history(of: Any, bands: dict[str, int]):
 def test_chart_is_stacked_and_colored_by_share():
     past = HistoryChart(DEVICE, 600.0, tuple((float(at), gib(8, 4, 0, 4)) for at in range(0, 601, 10)))
     head, top, bottom = drawn(past, "", 60, 2, False)
-    assert plain_text(head).startswith("used in the last 10 min: 16.0 GiB to 16.0 GiB")
+    assert plain_text(head).startswith("used in the last 10 min: 16.0 GiB  ")
     assert {(piece.text[0], piece.ink, piece.ground) for piece in bottom} == {("█", "live", "")}
     assert {(piece.text[0], piece.ink, piece.ground) for piece in top} == {("▄", "cached", "overhead")}
     head, top, bottom = drawn(past, "", 60, 2, True)

@@ -5,9 +5,21 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.top.screen import LEAST_TABLE, chart_rows, device_at, heights, remark_lines, remarks_in_full, scrolled
+from gpumond.top.processes import Table
+from gpumond.top.screen import (
+    LEAST_TABLE,
+    Screen,
+    chart_rows,
+    device_at,
+    heights,
+    remark_lines,
+    remarks_in_full,
+    scrolled,
+)
+from gpumond.view.frame import view
 from gpumond.view.notices import FrameNotice
 from gpumond.view.text import (
+    Line,
     Span,
     ansi,
     cells,
@@ -21,6 +33,7 @@ from gpumond.view.text import (
     width_of,
     wrapped,
 )
+from tests.helpers.frames import busy_frame
 
 PARTS = ("devices", "estimate", "filter", "chart", "remarks")
 
@@ -61,6 +74,24 @@ def test_chart_takes_free_rows_of_a_large_screen(rows: int, free: int, expected:
     assert chart_rows(rows, free) == expected
 
 
+@pytest.mark.parametrize("problems", range(9))
+def test_chart_is_drawn_for_the_rows_that_it_has(problems: int):
+    """A part of a higher chart would show only what exceeds the rest of it."""
+    shown = view(busy_frame())
+    table = Table()
+    table.fill(shown.processes, {})
+    notices = [FrameNotice("bad", f"problem {number}", "", f"kind {number}") for number in range(problems)]
+
+    def chart_lines(_width: int, rows: int) -> list[Line]:
+        return [[Span(f"chart of {rows} rows")], *[[Span("row of the chart")]] * rows]
+
+    for height in range(10, 40):
+        lines = Screen(True).lines(shown, notices, table, None, False, chart_lines, 80, height)
+        text = [plain_text(line) for line in lines]
+        drawn = [line for line in text if line.startswith("chart of")]
+        assert drawn in ([], [f"chart of {text.count('row of the chart')} rows"])
+
+
 def test_selected_device_is_scrolled_into_view():
     lines = [[Span(f"GPU {at}", "chosen" if at == 7 else "bold")] for at in range(10)]
     assert scrolled(lines, 4, 0, "GPU-7") == 4
@@ -76,10 +107,10 @@ def test_line_belongs_to_the_device_above():
 LEAK = FrameNotice(
     "warn",
     "leak firing for 1 min 20 s",
-    "notebook (pid 4194304) is leaking about 0.8 GiB/min on GPU 0 (since 14:05:44 UTC); at this rate, GPU 0 will be "
-    "full in about 10 min; retained by losses in leak at /data/programs.py:125 (20 tensors in 20 s)",
+    "notebook (pid 4194304) is leaking about 0.8 GiB/min on GPU 0 (since 14:05:44 UTC), which will be full in about "
+    "10 min at this rate; retained by losses in leak at /data/programs.py:125 (20 tensors in 20 s)",
     "alert leak",
-    "find out what keeps the memory: gpumond why --pid 4194304; restart the program before the GPU is full",
+    "find out what retains the memory: gpumond why --pid 4194304; restart the program before the GPU is full",
 )
 OOM = FrameNotice(
     "bad",
@@ -130,7 +161,7 @@ def test_notice_is_cut_between_words(width: int, notice: FrameNotice):
     text = plain_text(line)
     assert cells(text) <= width
     words = f"{notice.kind} {notice.text} {notice.advice} programs.py:97".split()
-    assert {word.strip("…;:") for word in text.split()} <= {word.strip("…;:") for word in words}
+    assert {word.strip("…;:,") for word in text.split()} <= {word.strip("…;:,") for word in words}
 
 
 def test_notices_of_one_kind_take_one_line_and_are_complete_in_full():

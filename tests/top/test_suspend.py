@@ -57,8 +57,13 @@ def test_refused_suspension_shows_the_reason_and_asks_nothing():
 
 def test_key_shift_z_resumes_after_a_confirmation():
     with fake_daemon(FRAME) as fake, top(fake.url) as session:
+        fake.answers["/api/v1/suspensions"] = (200, [])
         fake.answers["/api/v1/resumptions"] = (404, {"detail": "no matching program is suspended"})
         session.shows("notebook")
+        session.press("Z")
+        session.shows("notebook (pid 4242) isn't suspended", without="Resume it?")
+        session.press("escape")
+        fake.answers["/api/v1/suspensions"] = (200, [{"pid": 4242}])
         session.press("Z")
         session.shows("Resume it? y: yes")
         session.press("y")

@@ -169,7 +169,7 @@ def test_verdict_with_a_trouble_precedes_others():
     assert (train.verdict, train.notable) == ("leak", True)
     assert train.verdicts == ("train leaks", "train goes up and down")
     (notice,) = view(busy_frame(verdicts=(CHURN, LEAK))).verdicts
-    advice = "find out what keeps the memory: gpumond why --pid 10; restart the program before the GPU is full"
+    advice = "find out what retains the memory: gpumond why --pid 10; restart the program before the GPU is full"
     assert notice == FrameNotice("warn", "leak", "train leaks", "leak", advice)
 
 
@@ -185,6 +185,22 @@ def test_alert_on_a_process_hides_its_healthy_pattern():
     ):
         (train, _) = view(busy_frame(verdicts=verdicts, alerts=alerts)).processes
         assert train.verdict == shown
+
+
+def test_most_severe_alert_of_a_process_precedes_newer_ones_and_its_verdicts():
+    def status(*alerts: Alert, verdict: Verdict = CHURN) -> tuple[str, bool]:
+        own = (replace(each, pid=10, start_ticks=100, labels=(*each.labels, ("uuid", "GPU-a"))) for each in alerts)
+        row = view(busy_frame(alerts=tuple(own), verdicts=(verdict,))).processes[0]
+        return row.status, row.notable
+
+    error, retries = make_alert("out-of-memory", severity="critical"), make_alert("retries", active_at=999_990.0)
+    assert status(error, retries) == status(retries, error) == ("out-of-memory", True)
+    assert status(error, verdict=LEAK) == ("out-of-memory", True)
+    assert status(retries, verdict=LEAK) == ("leak", True)
+    assert status(retries) == ("retries", True)
+    quiet = (replace(error, silenced_by=("a",)), make_alert("idle", severity="info"), make_alert("late", "pending"))
+    assert status(*quiet[1:2]) == ("churn", False)
+    assert status(quiet[0], quiet[2]) == ("", False), "they refute a healthy pattern, and are no news"
 
 
 def test_verdict_of_which_an_alert_informs_is_not_repeated():
@@ -472,9 +488,9 @@ def outline(points: list[tuple[float, float]], end: float, width: int, rows: int
         ([], ["    ", "    "]),
         ([(0, 1), (1, 2), (2, 3), (3, 4)], ["  ▄█", "▄███"]),
         ([(0, 4), (3, 4)], ["████", "████"]),
-        ([(0, 4), (0.4, 8), (1, 0), (2, 8)], ["█ █ ", "█ █ "]),
+        ([(0, 4), (0.4, 8), (1, 0), (2, 8)], ["█ ██", "█ ██"]),
         ([(0, 0), (1, 0)], ["    ", "    "]),
-        ([(-5, 9), (9, 9), (1, 1)], [" █  ", " █  "]),
+        ([(-5, 9), (9, 9), (1, 1)], [" ███", " ███"]),
     ],
     ids=["nothing", "rising", "as often as it was read", "highest of an interval", "zero", "outside"],
 )
@@ -485,6 +501,24 @@ def test_stack_shows_the_maximum_of_each_interval_from_zero(points: list[tuple[f
 def test_gap_in_the_history_remains_a_gap():
     points = [(float(at), 1.0) for at in (*range(5), *range(15, 20))]
     assert outline(points, 20, 20, 1) == ["█████          █████"]
+    assert outline(points, 30, 30, 1) == ["█████          █████          "], "the program ended"
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("change", [0, GIB // 100], ids=["constant", "tiny change"])
+def test_chart_has_no_gap_between_readings(rows: int, change: int):
+    """The history has five readings a second, and top requests one, at times late."""
+    times = [0.2 * at for at in range(100)] + [20 + at + 0.3 * (at % 3) for at in range(1, 23)]
+    points = [(at, float(16 * GIB + change * (place % 2))) for place, at in enumerate(times)]
+    assert outline(points, 43, 120, rows) == ["█" * 120] * rows
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(1, ["▁▄█"]), (2, ["  █", "▂██"]), (4, ["  █", "  █", " ██", "▄██"])])
+def test_chart_of_any_height_begins_at_zero(rows: int, expected: list[str]):
+    assert outline([(0.0, GIB), (1.0, 4 * GIB), (2.0, 8 * GIB)], 3, 3, rows) == expected
 
 
 def test_stack_shows_the_parts_from_the_bottom_in_their_proportion():

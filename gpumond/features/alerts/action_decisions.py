@@ -331,13 +331,15 @@ def _note(order: FlushOrder, receipts: Sequence[Receipt], problem: str) -> str:
     if not receipts:
         return f"no flush: {problem or 'no receipt'}"
     programs = ", ".join(dict.fromkeys(receipt.workload or f"pid {receipt.pid}" for receipt in receipts))
-    expected = human(sum(receipt.expected.likely for receipt in receipts if receipt.expected))
+    sizes = [receipt.expected.likely for receipt in receipts if receipt.expected]
+    known = [size for size in sizes if size is not None]
+    expected = human(sum(known)) if len(known) == len(sizes) else "an unknown amount"
     if order.action.dry_run:
         return f"dry run: {_noun(order)} of {programs} would return {expected}"
     released = sum(max(0, receipt.released_bytes) for receipt in receipts)
     if released > 0:
         done = "suspended" if order.action.suspend else "flushed"
-        return f"{done} {programs}: {human(released)} released of {expected} expected"
+        return f"{done} {programs}: {human(released)} released, {expected} expected"
     reasons = "; ".join(dict.fromkeys(f"{each.outcome}: {each.reason}".rstrip(": ") for each in receipts))
     return f"{_noun(order)} of {programs} released nothing ({reasons})"
 

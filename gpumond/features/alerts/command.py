@@ -11,6 +11,7 @@ from gpumond.cli.arguments import DONE, option, print_answer
 from gpumond.facts.frame import Alert
 from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
+from gpumond.view.notices import steps_of
 from gpumond.view.text import broken, moment, output_width, safe, table
 
 PAIRS = ("labels", "annotations")
@@ -44,7 +45,11 @@ def _next_steps(alerts: Sequence[Mapping[str, Any]], url: str) -> Iterator[str]:
     web_ui = _web_ui(url) if RUNBOOKS & {*rules} else ""
     for rule in rules:
         texts = (alert["annotations"].get("description") for alert in alerts if alert["rule"] == rule)
-        steps = [f"{rule}: {client.with_commands(safe(text), url)}" for text in dict.fromkeys(texts) if text]
+        steps = [
+            f"{rule}: {client.with_commands(safe(step), url)}"
+            for text in dict.fromkeys(texts)
+            for step in steps_of(text or "")
+        ]
         runbook = [_runbook(web_ui, rule)] if rule in RUNBOOKS else []
         if steps or runbook:
             yield from ("", *steps, *runbook)

@@ -28,8 +28,8 @@ DIFFERENCES = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95%
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="record|compare|list|delete", required=True)
-    record = what.add_parser("record", help="measure memory usage, and store it")
-    compare = what.add_parser("compare", help="measure again, and show what changed")
+    record = what.add_parser("record", help="measure memory usage and store it")
+    compare = what.add_parser("compare", help="measure again and show what changed")
     entries = what.add_parser("list", help="list the stored baselines")
     delete = what.add_parser("delete", help="delete a baseline")
     for parser in (record, compare, delete):

@@ -151,10 +151,9 @@ def verdict(
     if released <= TOLERANCE_BYTES:
         more = f", {human(-released)} more than before" if released < -TOLERANCE_BYTES else ""
         return "nothing", f"the engine responded, but the driver still counts {human(after.total)}{more}"
-    if error is not None or released < max(FREED_RATIO * expected.likely, USEFUL_RATIO * before.total):
-        return "partial", join_reasons(
-            error, f"released {human(released)} of the expected {human(expected.likely)} (driver-reported)"
-        )
+    if error is not None or released < max(FREED_RATIO * (expected.likely or 0), USEFUL_RATIO * before.total):
+        most = f"at most {human(expected.high)}" if expected.likely is None else human(expected.likely)
+        return "partial", join_reasons(error, f"released {human(released)} of the expected {most} (driver-reported)")
     return ("gone" if lost else "freed"), ""
 
 
@@ -279,7 +278,8 @@ class _Flush:
         bare, made = self.receipt(outcome, reason), []
         for uuid, used in sorted(self.before.used.items()):
             expected = self._part(used) if self.expected else None
-            likely = expected.likely if expected else 0
+            likely = expected.likely if expected else None
+            live = None if likely is None else used - likely
             left = after.used.get(uuid) if after else None
             counted = None if left is None else used - left
             released = max(0, counted or 0)
@@ -289,7 +289,7 @@ class _Flush:
                 expected=expected,
                 released_bytes=released,
                 driver_released_bytes=counted,
-                before=PoolBytes(used, used - likely, likely, used),
+                before=PoolBytes(used, live, likely, used),
                 after=None if left is None else PoolBytes(left, left, 0, left),
                 steps=(StepResult(ENGINE_STEP, released, seconds, bare.method or ""),) if after else (),
             )
@@ -300,8 +300,8 @@ class _Flush:
         """Return the estimate for one device, in proportion to its part of the engine's memory."""
         assert self.expected is not None
         whole, expected = max(1, self.before.total), self.expected
-        low, likely, high = (size * used // whole for size in (expected.low, expected.likely, expected.high))
-        return Expected(low, likely, high, expected.exactness)
+        likely = None if expected.likely is None else expected.likely * used // whole
+        return Expected(expected.low * used // whole, likely, expected.high * used // whole, expected.exactness)
 
 
 class EngineFlusher(EngineStep):
@@ -447,10 +447,10 @@ class EngineFlusher(EngineStep):
 
     def _expected(self, flush: _Flush, method: ReleaseMethod, state: EngineState) -> Expected:
         expected = method.expected(flush.engine, state, flush.before.total)
-        if not expected.likely:
-            last = last_released(self._receipts(), flush.engine.name, method.name)
-            return replace(expected, likely=min(expected.high, last))
-        return expected
+        if expected.likely is not None:
+            return expected
+        last = last_released(self._receipts(), flush.engine.name, method.name)
+        return replace(expected, likely=min(expected.high, last) if last else None)
 
     async def _settled(
         self, flush: _Flush, method: ReleaseMethod, expected: Expected, error: EngineError | None
@@ -459,7 +459,7 @@ class EngineFlusher(EngineStep):
         name, before = flush.engine.name, flush.before
         limit = min(method.settle_seconds, self._timing.settle_seconds)
         limit = min(limit, FAILED_SETTLE_SECONDS) if error else limit
-        enough = max(TOLERANCE_BYTES + 1, FREED_RATIO * expected.likely)
+        enough = max(TOLERANCE_BYTES + 1, FREED_RATIO * (expected.likely or 0))
         began = changed_at = time.monotonic()
         latest = await self._memory(name, before)
         while time.monotonic() < began + limit:

@@ -675,7 +675,7 @@ def method_generic(engine: EngineConfig) -> ReleaseMethod | None:
         name="release",
         release=sends(release.call),
         serves_again=wakes if wake else "the engine returns on its own",
-        estimate=None if release.ends_process else lambda engine, state, used: Expected(0, 0, used, "interval"),
+        estimate=None if release.ends_process else lambda engine, state, used: Expected(0, None, used, "interval"),
         undo=sends(wake.call) if wake else None,
         stops_service=wake is not None,
         ends_holder=release.ends_process,

@@ -241,11 +241,12 @@ class ReleaseMethod:
         if self.estimate is not None:
             return self.estimate(engine, state, used)
         if not self.ends_holder:
-            return Expected(0, max(0, used - CONTEXT_BYTES) if self.moves_to_host else 0, used, "interval")
+            return Expected(0, max(0, used - CONTEXT_BYTES) if self.moves_to_host else None, used, "interval")
         models = selected(engine, state)
         if len(models) == len(state.models):
             return Expected(min(used, state.held_bytes or 0), used, used, "interval")
-        return Expected(0, min(used, sum(model.size_bytes or 0 for model in models)), used, "interval")
+        sizes = [model.size_bytes for model in models if model.size_bytes is not None]
+        return Expected(0, min(used, sum(sizes)) if len(sizes) == len(models) else None, used, "interval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -311,7 +311,8 @@ def _total(rows: Sequence[Size], allocated: float) -> str:
 def _sources(queries: Mapping[str, str], end: float, arguments: argparse.Namespace) -> str:
     formulas = (
         f"LIMIT = NEEDED + {arguments.headroom:.0%} and RESERVE = USUAL, in steps of 256 MiB. PER GPU = size / LIMIT. "
-        "No limit if one from the first half of the period would have been exceeded in the second."
+        "No limit is proposed if one computed from the first half of the period would have been exceeded in the "
+        "second half."
     )
     period = f"Period: {readable(arguments.duration)} until {moment(end)}. The queries, evaluated at {end:.0f}:"
     names = {

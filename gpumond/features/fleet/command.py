@@ -13,8 +13,8 @@ from gpumond.features.fleet import advise, audit, discovery, doctor, flush, repo
 from gpumond.view.text import table
 
 FLUSHES = {
-    "flush": "flush programs on several machines, and print receipts",
-    "sleep": "release serving engines' memory, and print receipts",
+    "flush": "flush programs on several machines and print receipts",
+    "sleep": "release serving engines' memory and print receipts",
     "wake": "undo serving engines' last release",
 }
 READS = {

@@ -391,7 +391,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--label NAME=PATTERN",
-        "only machines whose label in the list matches, such as zone=eu-*; repeatable, all must match",
+        "only machines with a matching label in the target list, such as zone=eu-*; repeatable, all must match",
         action="append",
         type=value(_label_pattern),
     )

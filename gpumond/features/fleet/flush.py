@@ -483,13 +483,15 @@ class _Flushes:
 
     def _total(self, noun: str) -> str:
         due = [each for wave in self.order for each in wave]
-        low, likely, high = (sum(getattr(each, f"{name}_bytes") for each in due) for name in ("low", "likely", "high"))
-        between = "" if low == high else f", between {size(low)} and {size(high)}"
+        low, high = sum(each.low_bytes for each in due), sum(each.high_bytes for each in due)
+        likely = [each.likely_bytes for each in due if each.likely_bytes is not None]
+        parts = [size(sum(likely))] if len(likely) == len(due) else []
+        parts += [f"between {size(low)} and {size(high)}"] if low != high or not parts else []
         machines = counted(len({each.machine.url for each in due}), "machine")
         what = f"{counted(len(due), noun)} on {machines} in {counted(len(self.order), 'wave')}"
         if self.criteria.wake:
             return f"{what} would be woken"
-        return f"a flush of {what} would release {size(likely)}{between}"
+        return f"a flush of {what} would release {', '.join(parts)}"
 
     def document(self) -> dict[str, Any]:
         numbers = {id(each): number for number, wave in enumerate(self.order, start=1) for each in wave}
@@ -556,7 +558,7 @@ def _names(planned: PlannedFlush) -> list[str]:
 
 def receipt_table(results: Sequence[ProcessResult]) -> str:
     """Return one table of the receipts of all machines: the bytes of the allocators, and those of the driver."""
-    counts = (">EXPECTED", ">RELEASED", ">DRIVER", ">SECONDS")
+    counts = (">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK")
     header = ("MACHINE", ">PID", "PROGRAM", "ALLOCATOR", ">WAVE", "OUTCOME", *counts, "REASON")
     rows = [row for each in results for row in _receipt_rows(each)]
     number = {name: sum(each.result == name for each in results) for name in ("refused", "failed", "skipped")}
@@ -578,7 +580,7 @@ def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
             size(expected["likely"] if expected else None),
             size(receipt["released_bytes"]),
             size(receipt["driver_released_bytes"]),
-            f"{receipt.get('duration_seconds', 0.0):.2f}",
+            f"{receipt.get('duration_seconds', 0.0):.2f} s",
             on_command_line(str(receipt.get("reason", ""))),
         ]
 

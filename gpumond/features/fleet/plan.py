@@ -57,7 +57,7 @@ class PlannedFlush:
     job: str = ""
     ranks: int = 1
     low_bytes: int = 0
-    likely_bytes: int = 0
+    likely_bytes: int | None = 0
     high_bytes: int = 0
     refusal: str = ""
 
@@ -191,7 +191,7 @@ def _select_engines(
             workload=name,
             user=own[0].user if own else "",
             engine=name,
-            likely_bytes=used,
+            likely_bytes=None,
             high_bytes=used,
             refusal=next(filter(None, others), "") or _engine_refusal(engine, bool(own), used, criteria),
         )
@@ -399,4 +399,4 @@ def with_canary(order: Sequence[Sequence[PlannedFlush]]) -> list[Sequence[Planne
 
 def _canary(groups: Sequence[Sequence[PlannedFlush]]) -> int:
     """Return the place of the first job whose flush would release memory, which proves most; else that of the first."""
-    return next((place for place, own in enumerate(groups) if any(each.likely_bytes for each in own)), 0)
+    return next((place for place, own in enumerate(groups) if any(each.likely_bytes != 0 for each in own)), 0)

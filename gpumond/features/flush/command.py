@@ -1,4 +1,4 @@
-"""``gpumond flush``: make programs release cached memory, and print receipts; ``gpumond receipts``: past receipts."""
+"""``gpumond flush``: make programs release cached memory and print receipts; ``gpumond receipts``: past receipts."""
 
 from __future__ import annotations
 
@@ -106,9 +106,11 @@ def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
     """Return the plan as a table: the bytes that each pool would release, and their total."""
     header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST", "REASON")
     promised = [receipt["expected"] for receipt in receipts if receipt["expected"]]
-    low, likely, high = (sum(promise[name] for promise in promised) for name in ("low", "likely", "high"))
-    between = "" if low == high else f", between {size(low)} and {size(high)}"
-    return f"{table(header, _plan_rows(receipts))}\n\na flush would release {size(likely)}{between}"
+    low, high = (sum(promise[name] for promise in promised) for name in ("low", "high"))
+    known = all(promise["likely"] is not None for promise in promised)
+    parts = [size(sum(promise["likely"] for promise in promised))] if known else []
+    parts += [f"between {size(low)} and {size(high)}"] if low != high else []
+    return f"{table(header, _plan_rows(receipts))}\n\na flush would release {', '.join(parts)}"
 
 
 def _plan_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:

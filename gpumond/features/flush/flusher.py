@@ -178,7 +178,7 @@ def with_refill(receipt: Receipt, before: AgentReport | None, after: AgentReport
     """Return the receipt, with a note if the agent observed that the program allocated its memory again."""
     if before is None or after is None or _refilled_flushes(receipt, after) <= _refilled_flushes(receipt, before):
         return receipt
-    reasons = (receipt.reason, "refilled: the program immediately reallocated half of it or more")
+    reasons = (receipt.reason, "refilled: the program took back at least half of it within ten seconds")
     return replace(receipt, reason="; ".join(filter(None, reasons)))
 
 
@@ -369,12 +369,13 @@ class Flusher:
             replace(each, requested_for=request.requested_for)
             for each in (*chain.from_iterable(flushed), *refused, *chain.from_iterable(engines))
         )
+        answer = FlushOutcome(uuid.uuid4().hex, receipts, sum(receipt.released_bytes for receipt in receipts))
+        if request.dry_run:  # whatever its outcome, it is a plan and no flush
+            self._plans.keep(requested_by, answer.id, receipts)
+            return answer
         for receipt in receipts:
             self.receipts.append(receipt)
             self._done(receipt)
-        answer = FlushOutcome(uuid.uuid4().hex, receipts, sum(receipt.released_bytes for receipt in receipts))
-        if request.dry_run:
-            self._plans.keep(requested_by, answer.id, receipts)
         return answer
 
     async def _engine_names(self, request: FlushRequest, reports: Sequence[AgentReport]) -> list[str]:
@@ -408,11 +409,11 @@ class Flusher:
             if who in self._under_way:
                 refusals[who] = "another flush of this program is in progress; wait for its receipt"
             elif ago < rest and not request.force:
-                refusals[who] = resting[rest - ago] = _resting(ago, rest - ago)
+                refusals[who] = resting[rest - ago] = _resting(report, ago, rest - ago)
         if len(refusals) == len(targets):
             if resting:
                 wait = max(resting)
-                raise CooldownActive(f"{request.target}: {resting[wait]}", max(1.0, wait))
+                raise CooldownActive(resting[wait], max(1.0, wait))
             if request.target.pid is not None:
                 raise FlushInProgress(f"a flush of {request.target} is in progress; wait for its receipt")
         return refusals
@@ -435,7 +436,7 @@ class Flusher:
             receipts += await self._allocator(report, allocator, request, requested_by)
         self._finish(report, request)
         receipts = receipts or [
-            empty_receipt(report, "nothing", "its agent reports no pool", requested_by, time.time())
+            empty_receipt(report, "nothing", "the program has no memory pool on a device", requested_by, time.time())
         ]
         return [replace(receipt, planned=promises.get(pool_of(receipt))) for receipt in receipts]
 
@@ -528,9 +529,9 @@ class Flusher:
         return DriverCounts(used, {device.uuid: device.size_bytes for device in devices if device.size_bytes})
 
 
-def _resting(ago: float, wait: float) -> str:
-    again = f"the next flush is allowed in {math.ceil(wait)} s"
-    return f"it was flushed {ago:.0f} s ago; {again}, or now {FORCED}"
+def _resting(report: AgentReport, ago: float, wait: float) -> str:
+    who = report.workload or f"pid {report.process.pid}"
+    return f"{who} was flushed {ago:.0f} s ago; try again in {math.ceil(wait)} s, or now {FORCED}"
 
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -12,16 +12,11 @@ from gpumond.cli import client
 from gpumond.cli.arguments import add_target, duration, option
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
-from gpumond.facts.program import CLASSES
 from gpumond.facts.units import human, typed_size
 from gpumond.facts.verdicts import PATTERNS, REMEDIES
+from gpumond.view.live_memory import why_lines
+from gpumond.view.notices import steps_of
 from gpumond.view.text import broken, moment, output_width, safe, size, table
-
-REGISTERED = 4
-"""Number of classes that need no search of the heap: the first ones."""
-SHOWN_PAUSE, SHOWN_AGE = 0.001, 0.1
-CALLS = 4
-"""Number of calls of a site that are shown."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
             subject = [] if arguments.pid is not None else [f"{program}:"]
             record = f"gpumond why --pid {program.pid} --record 30s shows the lines that allocate"
             steps = [] if found["sites"] else [record]
-            text = "\n".join([*subject, *findings(frame, program.pid, rules), *lines(found, gpus), *steps])
+            text = "\n".join([*subject, *findings(frame, program.pid, rules), *why_lines(found, gpus), *steps])
             print(broken(client.with_commands(text, arguments.url), output_width()))
     if arguments.json and answers:
         print(client.as_json(arguments, answers))
@@ -68,9 +63,8 @@ def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str
     for verdict in frame.get("verdicts", ()):
         if verdict["pid"] == pid and verdict["kind"] not in PATTERNS:
             yield safe(f"verdict {verdict['kind']} since {moment(verdict['since'])}: {verdict['summary']}")
-            steps = REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)).split("; ")
-            if remedy := "; ".join(step for step in steps if "gpumond why" not in step):
-                yield f"  -> {remedy}"
+            steps = steps_of(REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)))
+            yield from (f"  -> {step}" for step in steps if "gpumond why" not in step)
     for alert in frame.get("alerts", ()):
         if alert.get("pid") == pid:
             since = moment(alert["fired_at"] or alert["active_at"])
@@ -91,49 +85,6 @@ def _amount(name: str, value: float) -> str:
     if name.endswith("_seconds"):
         return units.duration(value)
     return human(value) if "_bytes" in name else f"{value:.4g}"
-
-
-def lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of the text for people. ``gpus``: names of devices by UUID."""
-    for one in found["classes"]:
-        device = gpus.get(one["device_uuid"], one["device_uuid"])
-        yield f"{one['allocator']} on {device}: {human(one['live_bytes'])} live{_age(found)}"
-        known = {text: size for name, text in CLASSES.items() if (size := one[f"{name}_bytes"]) is not None}
-        rest = one["live_bytes"] - sum(known.values())
-        if len(known) < len(CLASSES):
-            known["unknown" if len(known) < REGISTERED else "other tensors and activations"] = max(0, rest)
-        for text, size in known.items():
-            if not size:
-                continue
-            yield f"  {human(size):>10}  {size / (one['live_bytes'] or 1):4.0%}  {text}"
-            if text == CLASSES["tensors"] and found["kv_cache_bytes"] is not None:
-                yield f"  {human(found['kv_cache_bytes']):>10}        of these are KV cache"
-        if one["excess_bytes"]:
-            yield f"  {human(one['excess_bytes']):>10}        of these belong to another allocator"
-    if found["reason"]:
-        yield found["reason"]
-    if found["paused_seconds"] >= SHOWN_PAUSE:
-        yield f"the program paused for at most {1000 * found['paused_seconds']:.0f} ms"
-    if found["sites"]:
-        yield "live memory by the site that allocated it:"
-        for site in found["sites"]:
-            yield f"  {human(site['size_bytes']):>10}  {_stack(site['calls'])}"
-        yield f"  {human(found['unrecorded_bytes']):>10}  allocated before the recording"
-    for name in ("snapshot", "folded"):
-        if found[name] is not None and found[name]["path"] is not None:
-            yield f"{name}: {found[name]['path']}"
-    for clause in found["advice"]:
-        yield f"advice: {clause}"
-
-
-def _age(found: Mapping[str, Any]) -> str:
-    age = found["age_seconds"]
-    return f", {age:.1f} s ago" if age >= SHOWN_AGE else ""
-
-
-def _stack(calls: Sequence[Mapping[str, Any]]) -> str:
-    shown = [f"{call['file'].rpartition('/')[2]}:{call['line']} {call['function']}" for call in calls[:CALLS]]
-    return " < ".join(shown) or "no Python stack"
 
 
 ANSWER_SECONDS = 60.0

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--report FILE",
-        "append the result to this file, and exit with 1 if it is worse than the previous result",
+        "append the result to this file and exit with 1 if it is worse than the previous result",
         type=Path,
     )
     group = parser.add_argument_group(

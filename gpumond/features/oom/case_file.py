@@ -9,7 +9,7 @@ from typing import Literal
 from gpumond.events import MAX_CALL, call_text, own_calls
 from gpumond.facts.frame import Line
 from gpumond.facts.program import CLASSES, Call, HasProcessKey, LiveClasses, Oom
-from gpumond.facts.units import human
+from gpumond.facts.units import difference, human
 from gpumond.view import html_report as html, text
 from gpumond.view.text import moment, size
 
@@ -18,6 +18,8 @@ Basis = Literal["measured", "reported", "estimate"]
 an estimate.
 """
 
+SEGMENT_BYTES = 2 << 20
+"""Granularity in which allocators take memory from a device."""
 RANK_SECONDS = 60.0
 """Errors of the ranks of one job within this time belong together."""
 
@@ -26,7 +28,8 @@ RANK_SECONDS = 60.0
 class Remedy:
     """One change, and the bytes that it makes available on the device; None if they are unknown.
 
-    ``enough``: the change alone would have been enough; None if unknown. ``source``: how the bytes are known.
+    ``enough``: the change alone would have been enough; None if unknown. ``source``: how the bytes are known. The
+    remedy ``nothing`` states that no remedy is enough.
     """
 
     name: str
@@ -59,9 +62,10 @@ class CaseFile(HasProcessKey):
     """What is known about one out-of-memory error, and the remedies, most effective first.
 
     ``summary`` is one sentence. ``oom`` is the program's record; None for a program without an agent, of which only
-    the driver's numbers are known. ``missing_bytes``: what the request lacked. ``lines`` are the ledger of the device
-    at the last tick before the error, at ``lines_at``, with the program's own bytes at the error; ``reported_at`` is
-    the time of the program's report, if the record doesn't state its own bytes.
+    the driver's numbers are known. ``missing_bytes``: what the request lacked. ``reserved_bytes``: what the driver
+    keeps of the device. ``lines`` are the ledger of the device at the last tick before the error, at ``lines_at``, with
+    the program's own bytes at the error; ``reported_at`` is the time of the program's report, if the record doesn't
+    state its own bytes.
     """
 
     id: str
@@ -75,6 +79,7 @@ class CaseFile(HasProcessKey):
     request_bytes: int | None = None
     free_bytes: int | None = None
     missing_bytes: int | None = None
+    reserved_bytes: int | None = None
     remedies: tuple[Remedy, ...] = ()
     uid: int | None = None
     job: str = ""
@@ -103,6 +108,8 @@ class CaseSummary:
     summary: str
     missing_bytes: int | None
     remedy: str
+    request_bytes: int | None = None
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +141,19 @@ def summary_of(case: CaseFile) -> CaseSummary:
         summary=case.summary,
         missing_bytes=case.missing_bytes,
         remedy=case.remedies[0].text if case.remedies else "",
+        request_bytes=case.request_bytes,
+        free_bytes=case.free_bytes,
     )
+
+
+def lacking(missing: int, request: int | None, free: int | None, returned: int = 0) -> str:
+    """Format the missing bytes so that they agree with the request, the free and the returned bytes shown beside them.
+
+    Those that a limit lacks, or that an allocator rounds up to its granularity, are no such difference.
+    """
+    if request is None or free is None or abs(request - free - returned - missing) > SEGMENT_BYTES:
+        return human(missing)
+    return difference(request, free, returned)
 
 
 def rank_order(case: CaseFile, cases: tuple[CaseFile, ...]) -> tuple[RankError, ...]:
@@ -216,8 +235,8 @@ def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, 
         rows = [
             [_label(line.pid, line.workload), line.share, human(line.used_bytes)] for line in lines if line.used_bytes
         ]
-        if case.free_bytes is not None:
-            rows.append(["", "free", human(case.free_bytes)])
+        rest = (("reserved", case.reserved_bytes), ("free", case.free_bytes))
+        rows += [["", name, human(value)] for name, value in rest if value is not None]
         yield _ledger_title(case), ("PROGRAM", "SHARE", ">BYTES"), rows
     if len(ranks) > 1:
         rows = [[str(each.rank), str(each.pid), f"{each.seconds_later:.1f} s", each.id] for each in ranks]
@@ -230,7 +249,11 @@ def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, 
         rows = [[human(site.size_bytes), str(site.blocks), _calls(site.calls)] for site in case.oom.sites]
         yield "Largest allocation sites", (">BYTES", ">BLOCKS", "CALLS, INNERMOST FIRST"), rows
     if case.oom.scopes:
-        yield "Scopes that keep most", ("SCOPE", ">BYTES"), [[s.name, human(s.retained_bytes)] for s in case.oom.scopes]
+        yield (
+            "Scopes that retain the most memory",
+            ("SCOPE", ">BYTES"),
+            [[s.name, human(s.retained_bytes)] for s in case.oom.scopes],
+        )
 
 
 def _ledger_title(case: CaseFile) -> str:

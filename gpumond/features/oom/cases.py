@@ -204,6 +204,7 @@ def case_file(e: Evidence, history: History) -> CaseFile:
         request_bytes=oom.request_bytes,
         free_bytes=e.free,
         missing_bytes=e.missing,
+        reserved_bytes=e.device.reserved_bytes if e.device else None,
         remedies=found,
         uid=report.uid,
         job=report.job,
@@ -267,6 +268,7 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
         gpu=str(device.index),
         summary=summary,
         free_bytes=free,
+        reserved_bytes=device.reserved_bytes,
         remedies=_caches(before, device, process.key),
         uid=process.uid,
         lines=tuple(line for line in before.ledger.lines if line.device_uuid == device.uuid),
@@ -331,8 +333,13 @@ def _values(points: Sequence[Point], times: Sequence[float], step: float) -> tup
 
 
 def _rest(whole: Sequence[int | None], curves: Sequence[Curve]) -> tuple[int | None, ...]:
-    """Return the use of the device besides these curves."""
+    """Return the use of the device besides these curves.
+
+    A difference at one point alone is a change that the device's median of a moment has, and a program's has not.
+    """
     least = NOTABLE * max((value or 0 for value in whole), default=0)
     sums = [sum(curve.used_bytes[place] or 0 for curve in curves) for place in range(len(whole))]
     rest = [None if total is None else max(0, total - own) for total, own in zip(whole, sums, strict=True)]
-    return tuple(value if value is None or value >= least else 0 for value in rest)
+    notable = [False, *((value or 0) >= least > 0 for value in rest), False]
+    lasting = [there and (notable[place] or notable[place + 2]) for place, there in enumerate(notable[1:-1])]
+    return tuple(value if value is None or lasts else 0 for value, lasts in zip(rest, lasting, strict=True))

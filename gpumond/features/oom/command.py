@@ -10,10 +10,10 @@ from pathlib import Path
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_error
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.features.oom.case_file import CaseSummary, RankedCase, document, plain
+from gpumond.features.oom.case_file import CaseSummary, RankedCase, document, lacking, plain
 from gpumond.view import html_report
 from gpumond.view.frame import checked_as
-from gpumond.view.text import moment, output_width, size, table
+from gpumond.view.text import moment, output_width, table
 
 ROUTE = "/api/v1/oom"
 
@@ -24,7 +24,7 @@ NO_CASE = "no program has run out of memory"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", choices=("list", "show"), default="list", help="default: list")
     parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's id (default: the newest)")
-    option(parser, "--html FILE", "write the case as an HTML document, and print nothing", type=Path)
+    option(parser, "--html FILE", "write the case as an HTML document and print nothing", type=Path)
     client.add_arguments(parser)
 
 
@@ -60,10 +60,11 @@ def _list(arguments: argparse.Namespace) -> int:
             each["id"],
             moment(each["at"]),
             each["workload"] or "-",
-            size(each["missing_bytes"]),
-            client.with_commands(each["remedy"], arguments.url) or "-",
+            "-" if missing is None else lacking(missing, each["request_bytes"], each["free_bytes"]),
+            each["remedy"] or "-",
         ]
         for each in cases
+        for missing in (each["missing_bytes"],)
     ]
     print(table(header, rows) if rows else NO_CASE)
     return DONE
@@ -76,4 +77,4 @@ def _decoded(answer: object) -> RankedCase:
     try:
         return TypeAdapter(RankedCase).validate_python(answer)
     except ValidationError as error:
-        raise DaemonError(f"the daemon's answer isn't a case file: {error.errors()[0]['msg']}") from None
+        raise DaemonError(f"the daemon's answer isn't a case: {error.errors()[0]['msg']}") from None

@@ -16,12 +16,10 @@ from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Frame, Ledger, Line, Verdict
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import LiveClasses, Oom, OomPool
+from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
-from gpumond.facts.units import difference, duration, human
-from gpumond.features.oom.case_file import Basis, Remedy
-
-SEGMENT_BYTES = 2 << 20
-"""Granularity in which allocators take memory from a device."""
+from gpumond.facts.units import duration, human
+from gpumond.features.oom.case_file import SEGMENT_BYTES, Basis, Remedy, lacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +135,21 @@ class Evidence:
         if self.request is None or self.free is None:
             return None
         return max(0, -(-self.request // SEGMENT_BYTES) * SEGMENT_BYTES - self.free)
+
+    @cached_property
+    def grant(self) -> GrantedRequest | None:
+        """The program's request for memory of the device that was granted, and not all held before the error."""
+        own = (each for each in self.before.grants if each.device_uuid == self.uuid and self._is_own(each))
+        return next(own, None)
+
+    def available(self, device: DeviceReading) -> int | None:
+        """Return the free bytes of another device that no other program is granted; None if unknown."""
+        free = device.current_free_bytes
+        others = (each for each in self.before.grants if each.device_uuid == device.uuid and not self._is_own(each))
+        return None if free is None else max(0, free - sum(each.unused_bytes for each in others))
+
+    def _is_own(self, grant: GrantedRequest) -> bool:
+        return grant.pid == self.report.pid or grant.id == self.report.admission
 
     @cached_property
     def others(self) -> list[NeighborUsage]:
@@ -436,19 +449,36 @@ def _orphans(e: Evidence) -> Iterator[Remedy]:
         yield _remedy(e, "unattributed", text, unattributed, "measured", "the driver's used bytes less its processes")
 
 
+def _granted(e: Evidence) -> Iterator[Remedy]:
+    """A grant keeps memory from programs that ask for theirs, and from no other."""
+    if e.grant is None or e.free is None or e.free >= e.grant.unused_bytes or not e.missing or e.limited_by:
+        return
+    named = {(each.device_uuid, each.pid) for each in e.before.grants}
+    sizes = [(size, name) for name, pid, size in _held_by(e) if pid is not None and (e.uuid, pid) not in named]
+    size, name = max(sizes, default=(0, ""))
+    if size >= e.missing:
+        text = (
+            f"start {name}, too, with gpumond run --need, or with less memory: it holds {human(size)} without a "
+            f"grant, and this program was granted {human(e.grant.need_bytes)}"
+        )
+        yield _remedy(e, "grant", text, size, "measured", "the driver's count of the program, and the grant")
+
+
 def _other_device(e: Evidence) -> Iterator[Remedy]:
     need = None if e.request is None else e.held + e.overhead + e.request
     if need is None or not e.missing or e.held_by_others < e.missing or e.limited_by:
         return
+    need = max(need, e.grant.need_bytes if e.grant else 0)
     rooms = [
-        (each.current_free_bytes, each)
+        (available, each)
         for each in e.snapshot.devices
-        if each.uuid != e.uuid and each.current_free_bytes is not None and each.current_free_bytes >= need
+        if each.uuid != e.uuid and (available := e.available(each)) is not None and available >= need
     ]
     if rooms:
-        free, device = max(rooms, key=lambda room: room[0] or 0)
-        text = f"run this program, which needs {human(need)}, on GPU {device.index}, which has {human(free or 0)} free"
-        yield replace(_remedy(e, "other-device", text, free, "measured", "the driver's free bytes"), enough=True)
+        free, device = max(rooms, key=lambda room: room[0])
+        text = f"run this program, which needs {human(need)}, on GPU {device.index}, which has {human(free)} free"
+        source = "the driver's free bytes, less what other programs are granted"
+        yield replace(_remedy(e, "other-device", text, free, "measured", source), enough=True)
 
 
 def _dataset(e: Evidence) -> Iterator[Remedy]:
@@ -557,16 +587,16 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
     size = None if e.device is None else e.device.size_bytes
     over = 0 if size is None else e.live + e.overhead + (e.request or 0) - size
     left = max(over, missing - total)
-    lacks = human(left) if total or over == left or e.limited_by else _lacking(e)
+    lacks = lacking(left, e.request, e.free, total)
     source = "sum of these"
     if 0 < over == left:
         source = "the program's bytes and the GPU's size"
         text = f"no remedy is enough: the program needs {human(over)} more than this GPU has"
     elif found:
-        text = f"no remedy is enough: {lacks} is missing even with all of those below"
+        text = f"no remedy is enough: {lacks} is missing even with all of them"
     else:
         text, source = f"no remedy is known: {lacks} is missing", "the request and the free bytes"
-    yield Remedy(name="nothing", text=text, size_bytes=left, enough=False, basis="measured", source=source)
+    yield Remedy(name="nothing", text=text, size_bytes=None, enough=False, basis="measured", source=source)
 
 
 REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
@@ -581,6 +611,7 @@ REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
     _engines,
     _spill,
     _orphans,
+    _granted,
     _other_device,
     _kv_cache,
     _dataset,
@@ -614,24 +645,24 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}{': ' + holders if holders else ''}; {end}"
 
 
-def _lacking(e: Evidence) -> str:
-    """Return the missing bytes as they follow from the request and the free bytes that are shown beside them."""
-    return human(e.missing or 0) if e.request is None or e.free is None else difference(e.request, e.free)
-
-
 def _holders(e: Evidence) -> list[tuple[str, int]]:
     """Return the owners of the device's memory, the largest first."""
-    totals: dict[str, int] = {}
+    totals = [(name, size) for name, _, size in _held_by(e)]
+    totals += [("the program itself", e.held + e.overhead)] if e.held else []
+    return sorted(totals, key=lambda each: -each[1])
+
+
+def _held_by(e: Evidence) -> list[tuple[str, int | None, int]]:
+    """Return name, pid and bytes of each other owner of the device's memory."""
+    totals: dict[tuple[str, int | None], int] = {}
     listed = {} if e.device is None else e.device.processes_by_key
     for line in e.lines:
         if line.process != e.report.key and line.used_bytes:
             process = None if line.process is None else listed.get(line.process)
             name = line.workload or (process.comm if process else "") or ""
             owner = "no known process" if line.process is None else program(name, line.pid, "")
-            totals[owner] = totals.get(owner, 0) + line.used_bytes
-    if e.held:
-        totals["the program itself"] = e.held + e.overhead
-    return sorted(totals.items(), key=lambda each: -each[1])
+            totals[owner, line.pid] = totals.get((owner, line.pid), 0) + line.used_bytes
+    return [(*owner, size) for owner, size in totals.items()]
 
 
 def _name(report: AgentReport) -> str:

@@ -79,13 +79,13 @@ EXAMPLE = CaseFile(
 )
 
 
-@router.read("/oom", "Case files of out-of-memory errors, newest last", list[CaseSummary], [summary_of(EXAMPLE)])
+@router.read("/oom", "Cases of out-of-memory errors, newest last", list[CaseSummary], [summary_of(EXAMPLE)])
 async def cases(request: Request) -> Response:
     """Returns the newest 200, at most 10 of one process, including those before a restart."""
     return answer(request, list[CaseSummary], [summary_of(case) for case in kernel_of(request).get(Cases).all()])
 
 
-@router.read("/oom/{id}", "One case file", RankedCase, RankedCase(case=EXAMPLE), (404, 422))
+@router.read("/oom/{id}", "One case", RankedCase, RankedCase(case=EXAMPLE), (404, 422))
 async def case(request: Request, id: Id) -> Response:
     """Returns what held the device, and the remedies in their order: each with its bytes, how they are known, and
     whether it alone would have been enough.
@@ -95,7 +95,7 @@ async def case(request: Request, id: Id) -> Response:
 
 @router.get(
     "/oom/{id}/report",
-    summary="One case file as an HTML document",
+    summary="One case as an HTML document",
     response_class=Response,
     response_model=None,
     responses={

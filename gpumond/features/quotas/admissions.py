@@ -527,7 +527,7 @@ class Admissions:
         return answer
 
     def renew(self, snapshot: Snapshot | None, name: str, owner: str) -> Admission:
-        """Keep the place of a request, and return its state, without a plan before the first snapshot.
+        """Keep the place of a request and return its state, without a plan before the first snapshot.
 
         Raises NoSuchEntry.
         """

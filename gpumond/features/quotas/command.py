@@ -9,7 +9,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_answer
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import difference, duration, human
 from gpumond.view.rows import (
     free_elsewhere,
     grant_sentences,
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not quotas:
         print("\n\n".join(filter(None, ("no quota is defined", cgroups, HOW_TO_ADD))))
         return DONE
-    header = ("QUOTA", "MATCHES", ">SOFT LIMIT", ">LIMIT", ">RESERVE", ">CONTAINER LIMIT", "ORIGIN")
+    header = ("QUOTA", "MATCHES", ">SOFT LIMIT", ">LIMIT", ">RESERVE", ">CGROUP LIMIT", "ORIGIN")
     print(table(header, [[*_quota(entry)] for entry in quotas]))
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     rows = [[*_process(each, reports.get(process_of(each)))] for each in frame["processes"] if each["quota"]]
@@ -143,13 +143,14 @@ def queue_table(frame: Mapping[str, Any]) -> str:
     rows = []
     for request in frame["queue"]:
         need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
+        flushed = None if available is None else max(0, need - available - missing)
         rows.append(
             [
                 indexes.get(request["device_uuid"], "?"),
                 human(need),
                 size(available and max(0, available)),
-                size(None if available is None else max(0, need - available - missing)),
-                human(missing),
+                size(flushed),
+                difference(need, available, flushed) if missing and available and flushed else human(missing),
                 str(request["ahead"]),
                 "-" if request["pid"] is None else str(request["pid"]),
                 request["workload"] or "-",

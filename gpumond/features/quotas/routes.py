@@ -92,7 +92,7 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
 
 
 @admissions_router.change(
-    "PUT /admissions/{id}", "Keep the place of a request, and return its state", Admission, EXAMPLE, (404, 422)
+    "PUT /admissions/{id}", "Keep the place of a request and return its state", Admission, EXAMPLE, (404, 422)
 )
 async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
     """404: the request was not renewed in time, belongs to another user, or its program has allocated the memory."""

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from gpumond.config.models import Strict
 from gpumond.facts import units
 from gpumond.facts.quota import Quota
-from gpumond.facts.units import has_control_characters
+from gpumond.facts.units import has_control_characters, human
 
 MAX_BYTES = 2**62
 MAX_PATTERN = 256
@@ -86,13 +86,13 @@ class QuotaConfig(Strict):
                 "container"
             )
         if self.soft_limit is not None and self.limit is not None and self.soft_limit > self.limit:
-            raise ValueError("soft_limit must not exceed limit")
+            raise ValueError(f"soft_limit {human(self.soft_limit)} must not exceed limit {human(self.limit)}")
         if self.reserve is not None and not any(map(_names, (self.match.user, self.match.namespace))):
             raise ValueError(
                 "reserve: also match on user or namespace (not *), because any program can claim any workload name"
             )
         if self.reserve is not None and self.limit is not None and self.reserve > self.limit:
-            raise ValueError("reserve must not exceed limit")
+            raise ValueError(f"reserve {human(self.reserve)} must not exceed limit {human(self.limit)}")
         return self
 
     def quota(self) -> Quota:

@@ -175,7 +175,7 @@ def csv_lines(snapshot: Snapshot) -> str:
     writer = csv.writer(text, lineterminator="\n")
     for device in snapshot.devices:
         if not device.missed_readings:
-            for cells in _rows(device, _amounts(snapshot, device.uuid)):
+            for cells in _rows(device, amounts_of(snapshot, device.uuid)):
                 writer.writerow((f"{snapshot.taken_at:.3f}", device.uuid, *cells))
     return text.getvalue()
 
@@ -191,7 +191,8 @@ def _rows(device: DeviceReading, amounts: Mapping[ProcessKey, Amounts]) -> Itera
             yield key.pid, used, live, held, None, None
 
 
-def _amounts(snapshot: Snapshot, uuid: str) -> dict[ProcessKey, Amounts]:
+def amounts_of(snapshot: Snapshot, uuid: str) -> dict[ProcessKey, Amounts]:
+    """Return live and held bytes of each program on a device whose agent reports them."""
     found: dict[ProcessKey, Amounts] = {}
     for report in snapshot.reports:
         own = [pool for pool in outermost(report.pools) if pool.device_uuid == uuid]

@@ -19,6 +19,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import byte_size, counted, duration, human, typed_seconds
 from gpumond.facts.verdicts import PATTERNS
+from gpumond.features.recordings.csv_log import amounts_of
 from gpumond.features.recordings.formats import FORMATS, snapshots
 from gpumond.features.recordings.reader import Remarks, day_and_time, open_lines
 from gpumond.features.recordings.snapshots import NAMELESS
@@ -161,9 +162,21 @@ class _Series:
     name: str
     curve: ChartCurve = field(default_factory=ChartCurve)
     top: float | None = None
-    peak: int = 0
+    peaks: dict[str, int] = field(default_factory=dict)
+    """The highest value of each measure, the one of the curve first."""
     changes: list[tuple[Change, float]] = field(default_factory=list)
     left_out: int = 0
+
+    def add(self, elapsed: float, live: int | None, used: int | None) -> None:
+        """Add a point. The curve shows the live bytes, as the verdicts do; the used bytes until these are known."""
+        if live is not None and "live" not in self.peaks:
+            self.curve, self.peaks = ChartCurve(), {"live": live, **self.peaks}
+        shown = live if "live" in self.peaks else used
+        if shown is not None:
+            self.curve.add(elapsed, shown)
+        for measure, value in (("live", live), ("used", used)):
+            if value is not None:
+                self.peaks[measure] = max(value, self.peaks.get(measure, 0))
 
     @property
     def found(self) -> bool:
@@ -189,24 +202,20 @@ class Findings:
         self._last = snapshot
         self._count += 1
         elapsed = snapshot.elapsed_seconds
-        held_bytes = {
-            (pool.device_uuid, report.key): pool.live_bytes for report in snapshot.reports for pool in report.pools
-        }
         for device in snapshot.devices:
-            used = device.used_bytes
-            if used is None:
-                nameless = (
-                    held for (uuid, key), held in held_bytes.items() if (uuid, key.pid) == (device.uuid, NAMELESS)
-                )
-                used = next(nameless, None)
-            if used is not None and not device.missed_readings:
+            if device.missed_readings:
+                continue
+            live = {key: own for key, (own, _) in amounts_of(snapshot, device.uuid).items() if own is not None}
+            nameless = next((own for key, own in live.items() if key.pid == NAMELESS), None)
+            known = nameless if device.used_bytes is None else None
+            name = f"gpu {device.index} {device.name}".rstrip()
+            self._point((device.uuid, None), "", name, elapsed, known, device.used_bytes, device.size_bytes)
+            for key, process in device.processes_by_key.items():
+                report = snapshot.reports_by_process.get(key)
+                workload = report.workload if report else ""
                 self._point(
-                    (device.uuid, None), f"gpu {device.index} {device.name}".rstrip(), elapsed, used, device.size_bytes
+                    (device.uuid, key), workload, process.comm or "", elapsed, live.get(key), process.used_bytes
                 )
-            for process_key, process in device.processes_by_key.items():
-                held = held_bytes.get((device.uuid, process_key), process.used_bytes)
-                if held is not None and not device.missed_readings:
-                    self._point((device.uuid, process_key), process.comm or "", elapsed, held, None)
 
     def add(self, change: Change, elapsed: float) -> None:
         series = self._get((change.verdict.device_uuid, change.verdict.process), "")
@@ -269,12 +278,21 @@ class Findings:
         findings = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in PATTERNS]
         yield f"found: {', '.join(findings)}" if findings else "found: nothing that requires action"
 
-    def _point(self, key: Key, name: str, elapsed: float, value: int, top: int | None) -> None:
-        series = self._get(key, name)
+    def _point(
+        self,
+        key: Key,
+        workload: str,
+        name: str,
+        elapsed: float,
+        live: int | None,
+        used: int | None,
+        top: int | None = None,
+    ) -> None:
+        """Add a point of a series, which is named after its workload once that is known."""
+        series = None if live is None and used is None else self._get(key, name)
         if series is not None:
-            series.curve.add(elapsed, value)
-            series.name = series.name or name
-            series.top, series.peak = top, max(series.peak, value)
+            series.name, series.top = workload or series.name or name, top
+            series.add(elapsed, live, used)
 
     def _get(self, key: Key, name: str) -> _Series | None:
         series = self._series.get(key)
@@ -289,7 +307,9 @@ class Findings:
 def _title(key: Key, series: _Series) -> list[str]:
     uuid, process = key
     pid = f" pid {process.pid}" if process else ""
-    return [part for part in (uuid + pid, series.name, f"peak {human(series.peak)}") if part]
+    peaks = ", ".join(f"{human(peak)} {measure}" for measure, peak in series.peaks.items())
+    shown = f" (the chart shows {next(iter(series.peaks))} memory)" if len(series.peaks) > 1 else ""
+    return [part for part in (uuid + pid, series.name, peaks and f"peak {peaks}{shown}") if part]
 
 
 def _is_finding(change: Change) -> bool:

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--csv",
-        "write used, live and held bytes of devices and processes as CSV, in the format that diagnose reads",
+        "write CSV for `gpumond diagnose`: used, live and held bytes by device and process",
     )
     option(parser, "--perfetto FILE", "write a trace for Perfetto instead, with flushes and errors", type=Path)
     client.add_url(parser)

@@ -13,8 +13,8 @@ from gpumond.facts.alerts import Rule, Scope
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.quantities.quantity import Unit
 
-GPU = "GPU {gpu}[ ({name})| of {instance}]"
-ON = "on GPU {gpu}[| of {instance}]"
+GPU = "GPU {gpu}[ ({name})| on {instance}]"
+ON = "on GPU {gpu}[| on {instance}]"
 PROGRAM = f"{{workload}} (pid {{pid}}) {ON}"
 PROCESS = f"[{{comm}} (pid {{pid}}, workload {{workload}})|pid {{pid}}] {ON}"
 
@@ -32,11 +32,11 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "fragmentation": (
         f"{PROGRAM}: {{value}} of the memory held by {{allocator}} was fragmented even at peak use[ ({{stranded}} "
         "stranded at its last report)]",
-        "restart the program; for PyTorch, set [{torch_setting}=]expandable_segments:True first",
+        "set [{torch_setting}=]expandable_segments:True (PyTorch), then restart the program",
     ),
     "leak": (
         f"[{{verdicts}}|pid {{pid}} {ON} is leaking memory{{time_to_full}}]",
-        f"[{REMEDIES['leak']}|gpumond why --pid {{pid}} on that machine shows what keeps it]",
+        f"[{REMEDIES['leak']}|gpumond why --pid {{pid}} on that machine shows what retains it]",
     ),
     "out-of-memory": (
         f"{PROGRAM} [{{oom}}|ran out of memory][ (errors in 10 minutes: {{value}})]",
@@ -67,7 +67,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "gpumond status lists the programs",
     ),
     "device-lost": (
-        "GPU {gpu} [({name}, {uuid})|of {instance} ({uuid})] doesn't respond to its driver",
+        "GPU {gpu} [({name}, {uuid})|on {instance} ({uuid})] doesn't respond to its driver",
         "look for Xid errors in dmesg",
     ),
     "xid-errors": (
@@ -112,12 +112,12 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "reseat the GPU and its riser, and check the slot's firmware settings",
     ),
     "persistence-mode-off": (
-        f"{GPU} loses its driver state whenever no program uses it, which slows program startup and resets its "
-        "counters",
+        f"{GPU} is unloaded by the driver whenever no program uses it, which delays the next program and resets the "
+        "driver's counters",
         "run nvidia-smi -i {uuid} -pm 1, or enable nvidia-persistenced",
     ),
     "driver-unresponsive": (
-        "the driver[| of {instance}] hasn't responded to gpumond for at least 5 s[ ({reason})]",
+        "the driver[| on {instance}] hasn't responded to gpumond for at least 5 s[ ({reason})]",
         "the affected GPUs have no values until it responds; look for Xid errors in dmesg",
     ),
     "driver-down": (
@@ -131,8 +131,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "engine-out-of-service": (
         "{engine} ({kind})[| on {instance}] hasn't served requests for {value}[ ({reason})]",
-        "its release failed or returned nothing, and the engine hasn't resumed; gpumond keeps trying, and if that "
-        "doesn't help, restart the server",
+        "a release of this engine's memory failed or returned nothing, and the engine hasn't resumed since, though "
+        "gpumond keeps trying; if it stays out of service, restart the server",
     ),
     "store-not-writable": (
         "gpumond[| on {instance}] can't write to its store",

@@ -38,7 +38,7 @@ from gpumond.quantities.scope import Subjects, Unreadable
 from gpumond.view.text import table
 
 COMMANDS = {
-    "check": "check a configuration file's rules, and list the active rules",
+    "check": "check a configuration file's rules and list the active rules",
     "test": "test your rules with sample values and expected alerts",
     "list": "list the daemon's rules, with their origin and overrides",
     "override": "replace fields of a built-in rule in the daemon",

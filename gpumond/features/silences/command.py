@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, duration, option, print_answer, print_error
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_answer, print_error
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import counted
@@ -96,10 +96,17 @@ def _delete(arguments: argparse.Namespace) -> int:
     for id in arguments.ids:
         if not re.fullmatch("[0-9a-f]{16}", id):
             raise ConfigError(f"{id!r:.80} isn't a silence id; `gpumond silence list` shows the ids")
-    for id in arguments.ids:
+    entries = [client.get(arguments.url, f"{ROUTE}/{id}") for id in arguments.ids]
+    ended = [each["silence"]["id"] for each in entries if each["state"] != "ended"]
+    for entry in entries:
+        if entry["state"] == "ended":
+            silence = entry["silence"]
+            print_error(f"gpumond: silence {silence['id']} ended before, at {moment(silence['ends_at'])}")
+    for id in ended:
         client.delete(arguments.url, f"{ROUTE}/{id}")
-    ended = "\n".join(f"silence {id} has ended" for id in arguments.ids)
-    print_answer(arguments, {"ended": arguments.ids}, lambda: ended)
+    if not ended:
+        return NOTHING_TO_DO
+    print_answer(arguments, {"ended": ended}, lambda: "\n".join(f"silence {id} has ended" for id in ended))
     return DONE
 
 

@@ -12,7 +12,7 @@ FEATURE = Feature(
         Command(
             "suspend",
             "Memory",
-            "move programs' GPU memory to the host, and print receipts",
+            "move programs' GPU memory to the host and print receipts",
             ("gpumond suspend --workload notebook", "gpumond suspend --idle-for 1h --dry-run"),
         ),
         Command(

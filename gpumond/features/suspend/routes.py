@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Path, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, model_validator
 
@@ -141,12 +142,21 @@ async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(re
         key for key, each in suspender.programs.items() if body.target.matches(each.pid, each.workload)
     ]
     if not keys:
-        hint = did_you_mean(body.target.workload or "", (each.workload for each in suspender.programs.values()))
-        which = f"named {body.target.workload}" if body.target.workload else f"with pid {body.target.pid}"
-        raise NoSuchTarget(f"no program {which} is suspended{hint or '; `gpumond status` lists suspended programs'}")
+        frame = kernel_of(request).frame
+        reports = frame.snapshot.reports if frame else ()
+        raise nothing_to_resume(reports, suspender.programs.values(), body.target)
     if body.target.pid is None:
         keys = [key for key in keys if caller.uid in (None, suspender.programs[key].uid)]
     return _answer([await suspender.resume(key, caller.name, caller.uid, body.wait_seconds) for key in keys])
+
+
+@router.deletion("/resumptions/{pid}", "Cancel a resumption that waits for memory", (404, 422))
+async def cancel(
+    request: Request, pid: Annotated[int, Path(gt=0)], caller: Caller = Depends(require_flush)
+) -> Response:
+    """The program stays suspended. 404: none of the caller's programs with this pid waits."""
+    kernel_of(request).get(Suspender).cancel(pid, caller.name, caller.uid)
+    return Response(status_code=204)
 
 
 @router.read("/suspensions", "Programs that gpumond has suspended", list[SuspendedProgram], [_PROGRAM])
@@ -176,6 +186,20 @@ def _nothing_to_suspend(reports: Sequence[AgentReport], target: ProgramTarget, u
             return NoSuchTarget(f"no program allows suspension; start one {how}")
         return NoSuchTarget(f"{target.workload} doesn't allow suspension; restart it {how}")
     return NoSuchTarget("no matching program that allows suspension has been idle for so long")
+
+
+def nothing_to_resume(
+    reports: Sequence[AgentReport], suspended: Iterable[SuspendedProgram], target: ProgramTarget
+) -> NoSuchTarget:
+    """Return the error about a request that selects no suspended program."""
+    name = target.workload or f"pid {target.pid}"
+    if target.all:
+        return NoSuchTarget("no program is suspended")
+    if any(target.matches(each.pid, each.workload) for each in reports):
+        return NoSuchTarget(f"{name} isn't suspended")
+    known = [*(each.workload for each in reports), *(each.workload for each in suspended)]
+    hint = did_you_mean(target.workload or "", known) or "; `gpumond status` lists the programs"
+    return NoSuchTarget(f"no connected or suspended program matches {name}{hint}")
 
 
 def _targets(snapshot: Snapshot, body: SuspendBody, uid: int | None) -> Iterator[ProcessKey]:

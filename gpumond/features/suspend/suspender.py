@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
-from gpumond.facts.errors import NoSuchEntry, ProtocolError, StoreUnavailable, TooManyAdmissions
+from gpumond.facts.errors import NoSuchEntry, NoSuchTarget, ProtocolError, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import Admission
@@ -209,6 +209,8 @@ class Suspender:
         """The signals SIGCONT that have resumed a program, or came before its suspension."""
         self._tasks = Tasks()
         self._at_work: set[ProcessKey] = set()
+        self._cancelled: dict[ProcessKey, str] = {}
+        """Who has cancelled a resumption that waits."""
 
     async def load(self) -> list[str]:
         """Restore the programs of the previous daemon, and continue what it has begun. Raises StoreUnavailable."""
@@ -312,6 +314,14 @@ class Suspender:
         """Resume a program once its memory is granted, for which it waits at most ``wait_seconds``."""
         return await asyncio.shield(self._tasks.start(self._resumed(process, requested_by, uid, wait_seconds)))
 
+    def cancel(self, pid: int, requested_by: str, uid: int | None = None) -> None:
+        """End the wait of a resumption: the program stays suspended. Raises NoSuchTarget if none waits."""
+        for key, program in self.programs.items():
+            if key.pid == pid and program.state == "waiting" and uid in (None, program.uid):
+                self._cancelled[key] = requested_by
+                return
+        raise NoSuchTarget(f"no resumption of pid {pid} waits for memory")
+
     async def _suspended(self, request: Request, requested_by: str, dry_run: bool) -> SuspensionReceipt:
         key, snapshot = request.process, self._snapshot()
         report = snapshot.reports_by_process.get(key) if snapshot else None
@@ -377,6 +387,7 @@ class Suspender:
                     self.programs[key] = replace(program, state="suspended", resume_since=None)
                     return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store")
                 deadline = self._clock.monotonic() + max(wait_seconds, FRAME_SECONDS)
+                self._cancelled.pop(key, None)
                 receipt = await self._wait_and_restore(program, receipt, deadline)
         return await self._record_receipt(replace(receipt, duration_seconds=self._clock.monotonic() - began))
 
@@ -395,7 +406,8 @@ class Suspender:
                     break
             elif missing is None:
                 missing = short
-            if self._clock.monotonic() >= deadline or not self._is_alive(program.key):
+            late = program.key in self._cancelled or self._clock.monotonic() >= deadline
+            if late or not self._is_alive(program.key):
                 return await self._not_granted(program, missing, receipt)
             await asyncio.sleep(POLL_SECONDS)
         holding = asyncio.create_task(self._hold(program))
@@ -473,6 +485,9 @@ class Suspender:
     ) -> SuspensionReceipt:
         self._cancel(program)
         await self._keep(replace(program, state="suspended", grants=(), resume_since=None), always=True)
+        if by := self._cancelled.pop(program.key, ""):
+            remedy = f"gpumond resume --pid {program.pid} resumes it"
+            return replace(receipt, reason=f"{by} cancelled the wait", remedy=remedy, state="suspended")
         if missing is None:
             return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store", state="suspended")
         snapshot = self._snapshot()

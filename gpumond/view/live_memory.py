@@ -1,0 +1,58 @@
+"""Text of what the live memory of a program consists of. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpumond.facts.program import CLASSES
+from gpumond.facts.units import human
+
+REGISTERED = 4
+"""Number of classes that need no search of the heap: the first ones."""
+SHOWN_PAUSE, SHOWN_AGE = 0.001, 0.1
+CALLS = 4
+"""Number of calls of a site that are shown."""
+
+
+def why_lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of the text for people. ``gpus``: names of devices by UUID."""
+    for one in found["classes"]:
+        device = gpus.get(one["device_uuid"], one["device_uuid"])
+        yield f"{one['allocator']} on {device}: {human(one['live_bytes'])} live{_age(found)}"
+        known = {text: size for name, text in CLASSES.items() if (size := one[f"{name}_bytes"]) is not None}
+        rest = one["live_bytes"] - sum(known.values())
+        if len(known) < len(CLASSES):
+            known["unknown" if len(known) < REGISTERED else "other tensors and activations"] = max(0, rest)
+        for text, size in known.items():
+            if not size:
+                continue
+            yield f"  {human(size):>10}  {size / (one['live_bytes'] or 1):4.0%}  {text}"
+            if text == CLASSES["tensors"] and found["kv_cache_bytes"] is not None:
+                yield f"  {human(found['kv_cache_bytes']):>10}        of these are KV cache"
+        if one["excess_bytes"]:
+            yield f"  {human(one['excess_bytes']):>10}        of these belong to another allocator"
+    if found["reason"]:
+        yield found["reason"]
+    if found["paused_seconds"] >= SHOWN_PAUSE:
+        yield f"the program paused for at most {1000 * found['paused_seconds']:.0f} ms"
+    if found["sites"]:
+        yield "live memory by the site that allocated it:"
+        for site in found["sites"]:
+            yield f"  {human(site['size_bytes']):>10}  {_stack(site['calls'])}"
+        yield f"  {human(found['unrecorded_bytes']):>10}  allocated before the recording"
+    for name in ("snapshot", "folded"):
+        if found[name] is not None and found[name]["path"] is not None:
+            yield f"{name}: {found[name]['path']}"
+    for clause in found["advice"]:
+        yield f"advice: {clause}"
+
+
+def _age(found: Mapping[str, Any]) -> str:
+    age = found["age_seconds"]
+    return f", {age:.1f} s ago" if age >= SHOWN_AGE else ""
+
+
+def _stack(calls: Sequence[Mapping[str, Any]]) -> str:
+    shown = [f"{call['file'].rpartition('/')[2]}:{call['line']} {call['function']}" for call in calls[:CALLS]]
+    return " < ".join(shown) or "no Python stack"

@@ -1,0 +1,62 @@
+"""The key of `gpumond top` that silences an alert."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.helpers.agents import GIB
+from tests.helpers.frames import fake_daemon, make_frame
+from tests.helpers.screens import top
+from tests.helpers.values import make_device, make_process
+
+pytestmark = pytest.mark.slow
+FRAME = make_frame(make_device(used_bytes=3 * GIB, processes=(make_process(42, 3 * GIB, comm="notebook"),)))
+
+
+def alert(rule: str, pid: int | None, **labels: str) -> dict[str, Any]:
+    return {
+        "rule": rule,
+        "phase": "firing",
+        "labels": [["uuid", "GPU-a"], *map(list, labels.items())],
+        "annotations": [["summary", f"{rule} for a test"]],
+        "value": 1.0,
+        "active_at": 1e6,
+        "pid": pid,
+        "start_ticks": None if pid is None else 100,
+    }
+
+
+def test_key_shift_s_silences_the_chosen_alert_after_a_confirmation():
+    with fake_daemon(FRAME) as fake, top(fake.url, size=(100, 24)) as session:
+        full = alert("memory-pressure", None)
+        leak = alert("leak", 42, workload="notebook")
+        fake.answers["/api/v1/alerts"] = (200, [full, alert("idle", 42) | {"silenced_by": ["0f"]}, leak])
+        fake.answers["/api/v1/silences"] = (201, {"silence": {"id": "0123456789abcdef"}})
+        session.shows("notebook")
+        session.press("S")
+        session.shows("leak firing (1 of 2)", "Silence rule=leak workload=notebook for 1 h? y: yes", without="idle")
+        session.press("right")
+        session.shows("Silence rule=memory-pressure uuid=GPU-a for 1 h?")
+        session.press("left", "y")
+        session.shows("silence 0123456789abcdef for 1 h; gpumond silence delete 0123456789abcdef ends it")
+        (sent,) = [body for path, body in fake.requests if path == "/api/v1/silences"]
+        matchers = [("rule", "leak"), ("workload", "notebook")]
+        assert sent["matchers"] == [{"name": name, "operator": "=", "value": value} for name, value in matchers]
+        assert sent["for_seconds"] == 3600
+
+
+def test_silence_that_is_refused_states_why():
+    with fake_daemon(FRAME) as fake, top(fake.url) as session:
+        fake.answers["/api/v1/alerts"] = (200, [alert("leak", 42)])
+        fake.answers["/api/v1/silences"] = (401, {"detail": "a token is required"})
+        session.shows("notebook")
+        session.press("S")
+        session.shows("Silence rule=leak uuid=GPU-a for 1 h?")
+        session.press("y")
+        session.shows("not silenced: a token is required", "GPUMOND_TOKEN")
+        session.press("escape")
+        fake.answers["/api/v1/alerts"] = (200, [])
+        session.press("S")
+        session.shows("no alert that isn't silenced")
