@@ -71,10 +71,10 @@ REPORT = (
     + """
 import gc, json, statistics, sys, time
 from gpumond.agent import session
-from gpumond.agent.settings import Settings
+from gpumond.agent.settings import AgentSettings
 from gpumond.agent.wakeup import WakeupPipe
 session.REPORT_SECONDS = 0.0
-agent = session.Session(Settings([], []), WakeupPipe())
+agent = session.AgentSession(AgentSettings([], []), WakeupPipe())
 others = bytearray(64 << 20)
 def report(changed=True, cold=False):
     if changed:

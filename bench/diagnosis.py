@@ -23,7 +23,7 @@ from bench.result import publish
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.features.loadgen.plan import SCENARIOS, plan
-from gpumond.features.loadgen.script import ExpectedVerdict
+from gpumond.features.loadgen.scenario_builder import ExpectedVerdict
 from tests.helpers.simulated_snapshots import snapshots
 
 QUIET_BYTES = 0.1 * (1 << 30)

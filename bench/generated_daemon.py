@@ -18,8 +18,8 @@ from bench.live import Machine
 from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.events import EventLog
 from gpumond.features import routers
-from gpumond.host.event_loop import background
 from gpumond.host.machine import reduce_garbage_collection
+from gpumond.host.tasks import background
 from gpumond.kernel import Kernel
 from gpumond.serve.app import create_app
 from gpumond.serve.authentication import Tokens

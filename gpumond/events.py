@@ -23,9 +23,9 @@ from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import caller_text, duration, human
 from gpumond.facts.verdicts import PATTERNS
-from gpumond.host.event_loop import Signal
+from gpumond.host.tasks import Signal
 
-Kind = Literal[
+EventKind = Literal[
     "agent-connected",
     "agent-disconnected",
     "process-ended",
@@ -53,7 +53,7 @@ class Event:
 
     id: int
     at: float
-    kind: Kind
+    kind: EventKind
     device_uuid: str | None
     pid: int | None
     start_ticks: int | None = None
@@ -134,7 +134,7 @@ def advance_events(
 
 
 def _draft(
-    kind: Kind,
+    kind: EventKind,
     summary: str,
     device_uuid: str | None = None,
     process: ProcessKey | None = None,
@@ -156,7 +156,7 @@ def _draft(
 
 
 def _by_report(
-    report: AgentReport, kind: Kind, summary: str, device_uuid: str | None = None, details: Details = ()
+    report: AgentReport, kind: EventKind, summary: str, device_uuid: str | None = None, details: Details = ()
 ) -> Event:
     return _draft(kind, summary, device_uuid, report.key, report.workload, details)
 
@@ -375,7 +375,7 @@ def _requester(request: QueuedRequest | GrantedRequest) -> str:
     return request.workload or "a program" if request.pid is None else program(request.workload, request.pid, "")
 
 
-def _of_request(kind: Kind, summary: str, request: QueuedRequest | GrantedRequest, details: Details = ()) -> Event:
+def _of_request(kind: EventKind, summary: str, request: QueuedRequest | GrantedRequest, details: Details = ()) -> Event:
     process = None if request.pid is None else ProcessKey(request.pid, None)
     own: Details = (("request", request.id), ("need_bytes", request.need_bytes))
     user: Details = (("user", request.user),) if request.user else ()
@@ -384,7 +384,7 @@ def _of_request(kind: Kind, summary: str, request: QueuedRequest | GrantedReques
 
 def _verdicts(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]) -> Iterator[Event]:
     previous, now = _verdicts_by_key(before), _verdicts_by_key(frame)
-    kinds: tuple[tuple[Kind, Mapping[object, Verdict], Mapping[object, Verdict]], ...] = (
+    kinds: tuple[tuple[EventKind, Mapping[object, Verdict], Mapping[object, Verdict]], ...] = (
         ("verdict-began", now, previous),
         ("verdict-ended", previous, now),
     )
@@ -440,7 +440,7 @@ def _names(frame: Frame | None, left: Mapping[ProcessKey, str] = {}) -> Mapping[
     return names
 
 
-def _alert(kind: Kind, alert: Alert) -> Event:
+def _alert(kind: EventKind, alert: Alert) -> Event:
     labels, annotations = dict(alert.labels), dict(alert.annotations)
     pid, workload = labels.get("pid", ""), labels.get("workload", "")
     process = alert.process or (ProcessKey(int(pid), None) if pid.isdecimal() else None)
@@ -511,7 +511,7 @@ def oom_details(oom: Oom) -> Details:
         ("open_scopes", ", ".join(oom.open_scopes[:SHOWN_SCOPES]) or None),
         *_classes(oom.device_uuid, oom.classes[:SHOWN_CLASSES]),
         *_sites(oom.sites),
-        ("line", own_line(oom.stack) or None),
+        ("line", program_line(oom.stack) or None),
         ("stack", calls_text(oom.stack[:SHOWN_CALLS]) or None),
         *(
             (f"thread {thread.thread}", calls_text(thread.calls[:SHOWN_THREAD_CALLS]))
@@ -522,27 +522,27 @@ def oom_details(oom: Oom) -> Details:
 
 
 def oom_texts(oom: Oom) -> tuple[str, str]:
-    """Return what happened, and the program's own line as `own_place` does."""
+    """Return what happened, and the program's own line as `program_place` does."""
     what = "has used its out-of-memory pool" if oom.seen == "oom_pool" else "ran out of memory"
-    return what, own_place(oom.stack)
+    return what, program_place(oom.stack)
 
 
-def own_place(calls: Sequence[Call]) -> str:
+def program_place(calls: Sequence[Call]) -> str:
     """Return the program's own line, such as `` in step at train.py:31``; empty if it isn't known."""
-    if not own_line(calls):
+    if not program_line(calls):
         return ""
-    call = own_calls(calls)[0]
+    call = program_calls(calls)[0]
     where = "" if call.function in ("", "<module>") else f" in {call.function}"
     return f"{where} at {call.file}:{call.line}"[-MAX_CALL:]
 
 
-def own_line(calls: Sequence[Call]) -> str:
+def program_line(calls: Sequence[Call]) -> str:
     """Return the innermost call of the program itself, such as ``train.py:31 step``; empty if there is none."""
-    own = own_calls(calls)
+    own = program_calls(calls)
     return call_text(own[0]) if own and not _is_of_library(own[0]) else ""
 
 
-def own_calls(calls: Sequence[Call]) -> Sequence[Call]:
+def program_calls(calls: Sequence[Call]) -> Sequence[Call]:
     """Return the calls from the innermost one of the program itself on; all of them if there is none."""
     first = next((place for place, call in enumerate(calls) if not _is_of_library(call)), 0)
     return calls[first:]

@@ -28,8 +28,8 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import Admission, GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, Reading, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt
-from gpumond.host.event_loop import Signal
 from gpumond.host.runtime_directory import nonstandard_directory
+from gpumond.host.tasks import Signal
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Scrape
 from gpumond.metrics.telemetry import Telemetry
@@ -139,7 +139,7 @@ class Operations(Protocol):
         """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""
 
 
-class Flushes(Protocol):
+class FlushService(Protocol):
     """The one path by which anything is flushed."""
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
@@ -182,7 +182,7 @@ class EngineStep(Protocol):
     async def close(self) -> None: ...
 
 
-class Grants(Protocol):
+class AdmissionService(Protocol):
     """Requests for device memory; `features.quotas.admissions.Admissions` documents each method."""
 
     def request(
@@ -210,7 +210,7 @@ class Grants(Protocol):
     async def keep(self) -> bool: ...
 
 
-class Suspends(Protocol):
+class SuspendService(Protocol):
     """Suspension of programs that allow it."""
 
     async def suspend_idle(
@@ -219,21 +219,21 @@ class Suspends(Protocol):
         """Suspend a program for a rule or for a request for memory, if nothing forbids it."""
 
 
-class Rules(Protocol):
+class RuleService(Protocol):
     """The rules in effect."""
 
     @property
     def rules(self) -> tuple[Rule, ...]: ...
 
 
-class Silencing(Protocol):
+class SilenceService(Protocol):
     """The silences in effect."""
 
     def silencing(self, alert: Alert) -> Sequence[str]:
         """Return the ids of the active silences that match an alert."""
 
 
-class Fingerprints(NamedTuple):
+class ConfigHashes(NamedTuple):
     """Hashes of the settings and of the rules in effect."""
 
     settings: str
@@ -265,7 +265,7 @@ class Kernel:
         self.parts: tuple[Part, ...] = ()
         self.first_frame_seconds = FIRST_FRAME_SECONDS
         self._swapped = Signal()
-        self._fingerprints: tuple[Settings, tuple[Rule, ...], Fingerprints] | None = None
+        self._config_hashes: tuple[Settings, tuple[Rule, ...], ConfigHashes] | None = None
         self._services: dict[type, object] = dict(dependencies.services)
 
     def provide(self, kind: type[Any], service: object) -> None:
@@ -303,14 +303,14 @@ class Kernel:
             await self.await_frame(self.first_frame_seconds)
         return self.exposition.page(self.frame, Encoding.of(accept, compat, groups))
 
-    def fingerprints(self) -> Fingerprints:
+    def config_hashes(self) -> ConfigHashes:
         """Return the hashes by which this daemon is compared with those of other machines."""
-        registry = self.find(Rules)
+        registry = self.find(RuleService)
         settings, rules = self.settings, registry.rules if registry else ()
-        known = self._fingerprints
+        known = self._config_hashes
         if known is None or known[0] is not settings or known[1] is not rules:
-            known = settings, rules, Fingerprints(hash_of_settings(settings), hash_of_rules(rules))
-            self._fingerprints = known
+            known = settings, rules, ConfigHashes(hash_of_settings(settings), hash_of_rules(rules))
+            self._config_hashes = known
         return known[2]
 
     def machine_names(self) -> frozenset[str]:

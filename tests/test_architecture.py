@@ -196,7 +196,7 @@ def test_agent_imports_the_standard_library_and_facts_only():
         "facts.pools",
         "facts.program",
         "facts.messages",
-        "facts.validator",
+        "facts.typed_json",
         "facts.errors",
         "facts.units",
     )

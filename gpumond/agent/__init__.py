@@ -87,10 +87,10 @@ def start(
         >>> import gpumond.agent
         >>> gpumond.agent.start(workload="llama-finetune")
     """
-    from gpumond.agent.settings import Settings
+    from gpumond.agent.settings import AgentSettings
 
     global _thread
-    settings = _thread.settings if _thread is not None else Settings(_hooks, _end_functions)
+    settings = _thread.settings if _thread is not None else AgentSettings(_hooks, _end_functions)
     settings.change(workload, flush_policy, socket, main_thread, allow_limit, suspendable)
     if not hasattr(os, "register_at_fork"):
         return  # a system without Unix sockets and fork

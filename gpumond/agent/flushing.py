@@ -134,7 +134,7 @@ def carry_out(
             return FlushResult(command.id, obstacle, clean(f"{failure}; nothing was done"))
         if failure:
             return FlushResult(command.id, "failed", failure, compared, tuple(done))
-        outcome, reason = conclude(done, compared, command.steps, adapter.name)
+        outcome, reason = flush_outcome(done, compared, command.steps, adapter.name)
         return FlushResult(command.id, outcome, clean(reason), compared, tuple(done))
     finally:
         adapter.finish()
@@ -295,7 +295,7 @@ def held(pool: PoolUsage) -> PoolBytes:
     return PoolBytes(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, None)
 
 
-def conclude(
+def flush_outcome(
     done: Sequence[StepResult], change: Sequence[PoolChange], requested: Sequence[str], allocator: str
 ) -> tuple[Outcome, str]:
     """Return outcome and reason of a flush that was carried out to its end."""

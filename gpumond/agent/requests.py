@@ -18,8 +18,8 @@ from gpumond.agent.allocators.adapters import FlushRefused, HistoryRecording, Te
 from gpumond.agent.loaded_allocators import LOADED, apply_limit
 from gpumond.agent.measure import snapshots
 from gpumond.agent.measure.oom_record import live_classes
-from gpumond.agent.retention import INTERVAL_SECONDS, RetentionSearch
-from gpumond.agent.settings import Settings
+from gpumond.agent.retainers import INTERVAL_SECONDS, RetentionSearch
+from gpumond.agent.settings import AgentSettings
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, clean, encode
 from gpumond.facts.program import Dump, LiveClasses, Retainer, Site
 
@@ -61,7 +61,7 @@ class Recording(NamedTuple):
 class RequestHandler:
     """Carries out requests. Its methods never raise."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._snapshots, self._end_requests = snapshots.RequestedSnapshots(), EndRequests()
         self._classes: tuple[AgentResponse, float] | None = None

@@ -21,7 +21,7 @@ from gpumond.agent.loaded_allocators import LOADED, collected
 from gpumond.agent.measure.oom_record import OOMS, causes, is_oom
 from gpumond.agent.program_report import account_of, components, is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.requests import STEP_SECONDS, RequestHandler, answers
-from gpumond.agent.settings import Settings
+from gpumond.agent.settings import AgentSettings
 from gpumond.agent.transport import Transport
 from gpumond.agent.wakeup import WakeupPipe
 from gpumond.facts.messages import (
@@ -80,10 +80,10 @@ def _main_thread_blocks(number: int) -> bool:
     return bool(int(blocked.split()[1], 16) >> (number - 1) & 1)
 
 
-class Session:
+class AgentSession:
     """Belongs to the agent's thread; only `step` is called from another."""
 
-    def __init__(self, settings: Settings, wake: WakeupPipe) -> None:
+    def __init__(self, settings: AgentSettings, wake: WakeupPipe) -> None:
         self._settings, self._wake = settings, wake
         self._transport = Transport()
         self._introduced: tuple[object, ...] = ()

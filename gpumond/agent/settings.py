@@ -16,7 +16,7 @@ POLICIES: tuple[FlushPolicy, ...] = ("allow", "step", "never")
 MAX_WORKLOAD = 128
 
 
-class Settings:
+class AgentSettings:
     """They may change at any time. The agent's thread reads them when it needs them."""
 
     def __init__(self, hooks: list[Hook], end_functions: list[Callable[[], object]]) -> None:

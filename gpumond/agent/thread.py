@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from gpumond.agent.session import Session
-    from gpumond.agent.settings import Settings
+    from gpumond.agent.session import AgentSession
+    from gpumond.agent.settings import AgentSettings
 
 WARNS = sys.version_info >= (3, 12)
 """Whether Python warns of a fork with threads."""
@@ -39,7 +39,7 @@ FAILED_SECONDS = 5.0
 class AgentThread:
     """At most one thread in this process; in a forked child, the child's own."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self._wake = WakeupPipe()
         self._exiting = False
@@ -47,7 +47,7 @@ class AgentThread:
         self._enabled = False
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
-        self._session: Session | None = None
+        self._session: AgentSession | None = None
         os.register_at_fork(
             before=self._before_fork, after_in_parent=self._after_in_parent, after_in_child=self._after_in_child
         )
@@ -149,11 +149,11 @@ class AgentThread:
         if logging is not None:
             logging.getLogger("gpumond.agent").debug("the agent failed", exc_info=True)
 
-    def _open(self) -> Session:
+    def _open(self) -> AgentSession:
         if self._session is None:
-            from gpumond.agent.session import Session
+            from gpumond.agent.session import AgentSession
 
-            self._session = Session(self.settings, self._wake)
+            self._session = AgentSession(self.settings, self._wake)
         return self._session
 
     def _before_fork(self) -> None:

@@ -48,7 +48,7 @@ def _csv_cell(name: str, value: object) -> object:
 KEY = re.compile(r"body\.(?:target\.)?([a-z_]+?)(?:_seconds|_bytes)?: ")
 
 
-def as_typed(error: Exception, arguments: argparse.Namespace) -> str:
+def with_typed_option(error: Exception, arguments: argparse.Namespace) -> str:
     """Return an error with the option that was typed instead of the key of the request."""
     found = KEY.match(str(error))
     option = f"--{found[1].replace('_', '-')}" if found else ""

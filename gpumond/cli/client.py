@@ -42,7 +42,7 @@ from gpumond.host.files import read_secret
 from gpumond.host.http import (
     LOCAL_HOSTS,
     Connection,
-    Request,
+    HttpRequest,
     check_token,
     connection_to,
     exchange,
@@ -87,14 +87,16 @@ class Route(NamedTuple):
     token: str
     token_source: str
 
-    def request(self, method: str, path: str, headers: Mapping[str, str] = {}, body: bytes | None = None) -> Request:
+    def request(
+        self, method: str, path: str, headers: Mapping[str, str] = {}, body: bytes | None = None
+    ) -> HttpRequest:
         own = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         if operation := os.environ.get("GPUMOND_OPERATION"):
             own["Gpumond-Operation"] = operation
-        return Request(method, self.prefix + path, {**headers, **own}, body)
+        return HttpRequest(method, self.prefix + path, {**headers, **own}, body)
 
 
-class Program(NamedTuple):
+class TargetProgram(NamedTuple):
     pid: int
     workload: str
 
@@ -160,7 +162,7 @@ def is_over_socket(url: str) -> bool:
     return url.startswith("unix:") or (other is not None and url.rstrip("/") == DEFAULT_URL)
 
 
-def reached(url: str) -> str:
+def request_address(url: str) -> str:
     """Return the address that requests to ``url`` go to: that of a Unix socket, if they go over one."""
     try:
         connection = _route(url, READ_SECONDS, False).connection
@@ -174,9 +176,9 @@ def is_local(url: str) -> bool:
     return url.startswith("unix://") or is_loopback(urlsplit(url).hostname)
 
 
-def is_proven(url: str) -> bool:
+def is_trusted_daemon(url: str) -> bool:
     """Return True if the server at an http:// or https:// address is verified, by TLS or by the kernel."""
-    return http.is_proven(url, READ_SECONDS, _trusted())
+    return http.is_verified_server(url, READ_SECONDS, _trusted())
 
 
 def device(url: str, name: str) -> str:
@@ -195,7 +197,7 @@ def gpu_names(url: str) -> Mapping[str, str]:
 
 def ask_programs(
     arguments: argparse.Namespace, request: str, body: Mapping[str, object], timeout: float, one_for: str | None = None
-) -> tuple[list[tuple[Program, Any]], int]:
+) -> tuple[list[tuple[TargetProgram, Any]], int]:
     """Send a request to each program that the arguments select, at the same time, and print the errors.
 
     ``one_for``: the option that only one program can have. Returns the answers, and the exit code. Raises GpumondError.
@@ -205,7 +207,7 @@ def ask_programs(
         names = ", ".join(map(str, programs))
         raise ConfigError(f"{one_for} needs one program, but {len(programs)} match: {names}; select one with --pid")
 
-    def ask(program: Program) -> Any:
+    def ask(program: TargetProgram) -> Any:
         try:
             return post(arguments.url, f"/api/v1/agents/{program.pid}/{request}", body, timeout)
         except DaemonError as error:
@@ -241,7 +243,9 @@ def nothing_selected(arguments: argparse.Namespace) -> int:
     return NOTHING_TO_DO if arguments.workload in known else WRONG_USE
 
 
-def as_json(arguments: argparse.Namespace, answers: Sequence[tuple[Program, Any]], name: str | None = None) -> str:
+def as_json(
+    arguments: argparse.Namespace, answers: Sequence[tuple[TargetProgram, Any]], name: str | None = None
+) -> str:
     """Return the answer of the program that ``--pid`` selects, else a list with each program and its answer.
 
     ``name``: the key of an answer that is no object.
@@ -251,17 +255,17 @@ def as_json(arguments: argparse.Namespace, answers: Sequence[tuple[Program, Any]
     return json.dumps([{**program._asdict(), **({name: found} if name else found)} for program, found in answers])
 
 
-def _selected(arguments: argparse.Namespace) -> list[Program]:
+def _selected(arguments: argparse.Namespace) -> list[TargetProgram]:
     """Return the programs with an agent that ``--pid``, ``--workload`` and ``--device`` select, by pid.
 
     Prints a message if there is none.
     """
     if arguments.pid is not None:
-        return [Program(arguments.pid, "")]
+        return [TargetProgram(arguments.pid, "")]
     uuid = None if arguments.device is None else device(arguments.url, arguments.device)
     agents = get(arguments.url, "/api/v1/agents")
     found = [
-        Program(agent["pid"], agent["workload"])
+        TargetProgram(agent["pid"], agent["workload"])
         for agent in agents
         if arguments.workload in (None, agent["workload"])
         and (uuid is None or uuid in {pool["device_uuid"] for pool in agent["pools"]})

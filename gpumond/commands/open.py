@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.url.startswith("unix:"):
         raise ConfigError(f"--url {arguments.url}: a browser needs an http:// or https:// address")
     url = _web_address(arguments.url)
-    if not client.is_proven(url):
+    if not client.is_trusted_daemon(url):
         raise DaemonError(
             f"the program that listens at {url} isn't yours, root's or the service's, so it gets no sign-in "
             "code; pass your daemon's address with --url"

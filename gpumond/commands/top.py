@@ -17,11 +17,11 @@ from gpumond.view.tables import page, suspended_programs
 from gpumond.view.text import colors_of
 
 
-class Daemon:
+class HttpDaemonClient:
     """Requests to a daemon through ``gpumond.cli.client``. ``url``: the address that they reach, which is shown."""
 
     def __init__(self, url: str) -> None:
-        self._url, self.url = url, client.reached(url)
+        self._url, self.url = url, client.request_address(url)
 
     def frame(self) -> CheckedFrame:
         return client.frame(self._url)
@@ -68,10 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _wrong_use("a dumb terminal can't be drawn on; run gpumond top --once")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return _wrong_use("standard input or output isn't a terminal; for scripts, run gpumond top --once")
-    return _show([Daemon(url) for url in urls], device)
+    return _show([HttpDaemonClient(url) for url in urls], device)
 
 
-def _show(daemons: list[Daemon], device: str | None) -> int:
+def _show(daemons: list[HttpDaemonClient], device: str | None) -> int:
     from gpumond.top.app import Top  # not needed for --once
     from gpumond.top.terminal import Terminal
 

@@ -220,11 +220,11 @@ MAX_COST = 15
 MAX_BYTES = 1 << 20
 
 
-class Part(Encodable):
+class WebConfigModel(Encodable):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class TlsConfig(Part):
+class TlsConfig(WebConfigModel):
     cert: str | None = None
     key: str | None = Field(default=None, repr=False)
     client_ca: str | None = None
@@ -275,7 +275,7 @@ class TlsConfig(Part):
             raise ValueError("client_allowed_sans requires client_auth_type RequireAndVerifyClientCert")
 
 
-class HttpConfig(Part):
+class HttpConfig(WebConfigModel):
     """HTTP options. ``http2`` is accepted without effect: gpumond serves HTTP/1.1, which every HTTP/2 client
     supports."""
 
@@ -297,7 +297,7 @@ class HttpConfig(Part):
         return {name: value for name, value in headers.items() if value}
 
 
-class WebFile(Part):
+class WebFile(WebConfigModel):
     tls_server_config: TlsConfig | None = None
     http_server_config: HttpConfig = HttpConfig()
     basic_auth_users: dict[str, str] = Field(default={}, repr=False)

@@ -19,15 +19,15 @@ from gpumond.facts.errors import ConfigError, StoreUnavailable
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Fault, Reading, Snapshot
 from gpumond.features import features
-from gpumond.host.event_loop import Tasks, answer_requests, background, cancelled
 from gpumond.host.machine import in_private_pid_namespace, reserved_descriptors
-from gpumond.host.peer import person_of
+from gpumond.host.peer import person_uid
 from gpumond.host.runtime_directory import AgentSocket
+from gpumond.host.tasks import Tasks, answer_requests, background, cancelled
 from gpumond.kernel import Dependencies, Kernel, Operations, Part, Tick
 from gpumond.metrics.owners import admitted
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.agent_server import AgentServer
-from gpumond.programs.connection import Limits
+from gpumond.programs.connection import SocketLimits
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.store.store import Bounds, HistoryPersistence, Store
 from gpumond.tick.ledger import attribute
@@ -62,7 +62,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
             devices=devices,
             agents=AgentServer(
                 agent_socket.listener,
-                limits=Limits(reserved_descriptors=reserved_descriptors()),
+                limits=SocketLimits(reserved_descriptors=reserved_descriptors()),
                 reported=telemetry.reported,
                 rejected=telemetry.rejected,
                 restored=restored,
@@ -84,7 +84,7 @@ STORE_SECONDS = 2.0
 RELEASE_SECONDS = 120.0
 """The duration of a release that a signal requests."""
 
-Load = Callable[[], Settings]
+LoadSettings = Callable[[], Settings]
 
 
 class Daemon(Operations):
@@ -98,7 +98,7 @@ class Daemon(Operations):
         self,
         settings: Settings,
         dependencies: Dependencies,
-        load: Load | None = None,
+        load: LoadSettings | None = None,
         pace: float = 1.0,
         kept: LastValidFile | None = None,
     ) -> None:
@@ -193,7 +193,7 @@ class Daemon(Operations):
             ends=kernel.programs.ends(),
             silent=kernel.programs.silent(),
             uptime_seconds=kernel.clock.uptime(),
-            person_of=person_of,
+            person_uid=person_uid,
         )
         for part in kernel.parts:
             snapshot = part.observe(snapshot)
@@ -209,7 +209,7 @@ class Daemon(Operations):
         events = kernel.events.publish(tick.frame, tick.raised, tick.resolved, tick.exited_reports)
         kernel.telemetry.count_events(events)
         kernel.telemetry.store_writable.set(kernel.store.writable)
-        kernel.telemetry.configured(*kernel.fingerprints())
+        kernel.telemetry.configured(*kernel.config_hashes())
 
     async def _run_forever(self) -> None:
         """Tick on a monotonic schedule. A tick that comes too late is skipped and counted, never queued."""
@@ -243,7 +243,7 @@ class Daemon(Operations):
         except StoreUnavailable:
             return  # the store has logged it
         if part.table:
-            self.kernel.store.left_out(part.table, len(skipped))
+            self.kernel.store.note_skipped(part.table, len(skipped))
         for problem in skipped:
             log.error("a row of the table %s is skipped: %s", part.table, problem)
 

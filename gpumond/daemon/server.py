@@ -17,15 +17,15 @@ from gpumond.config.loading import LastValidFile
 from gpumond.config.settings import LOOPBACK, Settings
 from gpumond.config.tokens import Token, check_subjects, read_tokens
 from gpumond.config.web_file import ReloadingFile, Web, alternative_names
-from gpumond.daemon.daemon import Daemon, Load, system_dependencies
+from gpumond.daemon.daemon import Daemon, LoadSettings, system_dependencies
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.snapshot import Fault
 from gpumond.features import routers
 from gpumond.host import systemd
-from gpumond.host.event_loop import background
 from gpumond.host.logs import RateLimitFilter
 from gpumond.host.machine import http_connections, http_connections_of_user, raise_limit, reduce_garbage_collection
 from gpumond.host.runtime_directory import API_SOCKET, bind_api_socket, write_token
+from gpumond.host.tasks import background
 from gpumond.serve.api import Api
 from gpumond.serve.authentication import Tokens, make_token_reviews
 from gpumond.serve.guard import Guard, Policy
@@ -50,7 +50,7 @@ class PortInUse(ConfigError):
 async def serve(
     settings: Settings,
     source: str,
-    load: Load | None = None,
+    load: LoadSettings | None = None,
     pace: float = 1.0,
     log_limit: RateLimitFilter | None = None,
     bound: Callable[[str], None] = lambda address: None,

@@ -31,12 +31,12 @@ from glob import glob
 from typing import Any, NamedTuple
 
 from gpumond.devices import INTEL_INTEGRATED, may_have_gpu
-from gpumond.devices.plausibility import (
+from gpumond.devices.impossible_values import (
     IMPOSSIBLE,
+    DriverUsage,
     FaultCounter,
-    Listed,
+    ListedProcess,
     MemoryCounts,
-    Usage,
     memory,
     processes,
     usages,
@@ -337,7 +337,7 @@ class EngineTime(NamedTuple):
     capacity: int = 1
 
 
-class Client(NamedTuple):
+class DrmClient(NamedTuple):
     """DRM client. ``id`` is the same for all descriptors of a client, in any process."""
 
     id: int
@@ -352,16 +352,16 @@ class Client(NamedTuple):
         return tuple(kind for kind, names in (("compute", _COMPUTE), ("graphics", _GRAPHICS)) if busy & names)
 
 
-def client(text: str) -> Client | None:
+def client(text: str) -> DrmClient | None:
     """Return the client, or None without an ID: its memory could otherwise be counted twice."""
     values = dict(_pair(line) for line in text.splitlines())
     number = _number(values.get("drm-client-id", ""))
     if "drm-driver" not in values or number is None:
         return None
-    return Client(number, values["drm-driver"], values.get("drm-pdev"), _used(values), _engines(values))
+    return DrmClient(number, values["drm-driver"], values.get("drm-pdev"), _used(values), _engines(values))
 
 
-def utilization(before: Mapping[int, Client], now: Mapping[int, Client], seconds: float) -> float:
+def utilization(before: Mapping[int, DrmClient], now: Mapping[int, DrmClient], seconds: float) -> float:
     """Return the busy fraction of the busiest engine, over the clients present at both times."""
     shares: defaultdict[str, float] = defaultdict(float)
     for number, client in now.items():
@@ -423,7 +423,7 @@ def _number(value: str) -> int | None:
     return int(value) if value.isascii() and value.isdecimal() and len(value) < 20 else None
 
 
-Shared = Mapping[tuple[str, int], Mapping[int, Client]]
+Shared = Mapping[tuple[str, int], Mapping[int, DrmClient]]
 """Processes that have a client open, by PCI address and client ID."""
 
 
@@ -447,7 +447,7 @@ class DrmSource:
         self._kfd = Kfd(sys)
         self._seen: dict[str, tuple[int, str]] = {}
         """Index and name of every device that was present once; it is reported as lost if it disappears."""
-        self._busy: tuple[float, dict[str, dict[int, Client]]] = (0.0, {})
+        self._busy: tuple[float, dict[str, dict[int, DrmClient]]] = (0.0, {})
         self._energy: dict[str, tuple[float, float]] = {}
 
     def open(self) -> None:
@@ -527,7 +527,7 @@ class DrmSource:
                     tally.add(card.uuid, "no_permission", "used memory: the driver requires CAP_PERFMON")
         return memory(tally, card.uuid, counts)
 
-    def _sensors(self, card: DrmDevice, clients: Mapping[int, Client], now: float, tally: FaultCounter) -> Sensors:
+    def _sensors(self, card: DrmDevice, clients: Mapping[int, DrmClient], now: float, tally: FaultCounter) -> Sensors:
         values: dict[str, Any] = {**card.sensors(tally)}
         before, known = self._busy
         if "gpu_utilization_ratio" not in values and before and not self._descriptors.hidden and now > before:
@@ -540,7 +540,7 @@ class DrmSource:
         return Sensors(**values)
 
     def _used_by(
-        self, card: DrmDevice, own: Mapping[int, tuple[int, Client]], now: float
+        self, card: DrmDevice, own: Mapping[int, tuple[int, DrmClient]], now: float
     ) -> Iterator[tuple[int, float]]:
         """Yield each process's share of device time since the previous reading.
 
@@ -556,7 +556,7 @@ class DrmSource:
     def _shared(self, awake: Iterable[DrmDevice]) -> Shared:
         by_node = {f"/dev/dri/{node}": card for card in awake for node in card.nodes}
         by_address = {card.pci_bus_id: card for card in by_node.values()}
-        shared: dict[tuple[str, int], dict[int, Client]] = {}
+        shared: dict[tuple[str, int], dict[int, DrmClient]] = {}
         for pid, nodes in self._descriptors.read().items():
             for node in nodes:
                 entry = self._client(pid, node) if node.path in by_node else None
@@ -568,7 +568,7 @@ class DrmSource:
                     shared.setdefault((card.pci_bus_id, entry.id), {})[pid] = entry
         return shared
 
-    def _client(self, pid: int, node: Node) -> Client | None:
+    def _client(self, pid: int, node: Node) -> DrmClient | None:
         try:
             with open(f"{self._proc}/{pid}/fdinfo/{node.descriptor}", encoding="ascii", errors="replace") as file:
                 return client(file.read(16384))
@@ -579,21 +579,25 @@ class DrmSource:
         self,
         card: DrmDevice,
         size: MemoryCounts,
-        own: Mapping[int, tuple[int, Client]],
+        own: Mapping[int, tuple[int, DrmClient]],
         compute: Mapping[int, int],
         tally: FaultCounter,
-    ) -> dict[int, Usage] | None:
+    ) -> dict[int, DriverUsage] | None:
         """Return the usage per pid. A process's clients are added; the KFD count is part of that sum, or larger if
         fdinfo is hidden."""
         limit = size.size_bytes or MAX_INTEGER - 1
         listed = (
-            Listed(kind, (number, 0), pid, entry.used_bytes)
+            ListedProcess(kind, (number, 0), pid, entry.used_bytes)
             for number, (pid, entry) in own.items()
             for kind in entry.kinds or ("graphics",)
         )
         by_pid = usages(tally, card.uuid, listed, limit, self._pid_max)
         rocm = usages(
-            tally, card.uuid, (Listed("compute", (0, 0), *entry) for entry in compute.items()), limit, self._pid_max
+            tally,
+            card.uuid,
+            (ListedProcess("compute", (0, 0), *entry) for entry in compute.items()),
+            limit,
+            self._pid_max,
         )
         if by_pid is None or rocm is None:
             return None
@@ -604,9 +608,9 @@ class DrmSource:
         return by_pid
 
 
-def _owned(shared: Shared, identities: Mapping[int, ProcessOwner]) -> dict[str, dict[int, tuple[int, Client]]]:
+def _owned(shared: Shared, identities: Mapping[int, ProcessOwner]) -> dict[str, dict[int, tuple[int, DrmClient]]]:
     """Return the owner of each client by PCI address and ID: the oldest process that shares its descriptor."""
-    owned: dict[str, dict[int, tuple[int, Client]]] = {}
+    owned: dict[str, dict[int, tuple[int, DrmClient]]] = {}
     for (address, number), by_pid in shared.items():
         pid = min(by_pid, key=lambda pid: (identities[pid].start_ticks or MAX_INTEGER, pid))
         owned.setdefault(address, {})[number] = (pid, by_pid[pid])

@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class AdviceCase:
     """One program on one device. ``reports`` are those of all programs on the device, ``device`` its facts.
 
     ``oom`` is the record of its newest out-of-memory error, if it had one; ``classes`` those of the record, or newer
@@ -66,14 +66,14 @@ class Advice:
 
     name: str
     meaning: str
-    applies: Callable[[Case], bool]
-    text: Callable[[Case], str]
+    applies: Callable[[AdviceCase], bool]
+    text: Callable[[AdviceCase], str]
 
 
-def case_of(report: AgentReport, device_uuid: str, snapshot: Snapshot, retried: bool = False) -> Case:
+def case_of(report: AgentReport, device_uuid: str, snapshot: Snapshot, retried: bool = False) -> AdviceCase:
     """Return the case of one program on one device, with its newest out-of-memory error there."""
     ooms = [oom for oom in report.program.ooms if oom.device_uuid in (None, device_uuid)]
-    return Case(
+    return AdviceCase(
         report=report,
         device_uuid=device_uuid,
         device=snapshot.device(device_uuid),
@@ -83,12 +83,12 @@ def case_of(report: AgentReport, device_uuid: str, snapshot: Snapshot, retried: 
     )
 
 
-def advice(case: Case) -> list[str]:
+def advice(case: AdviceCase) -> list[str]:
     """Return the clauses that apply, most effective first."""
     return [one.text(case) for one in ADVICE if one.applies(case)]
 
 
-def sentence(case: Case) -> str:
+def sentence(case: AdviceCase) -> str:
     """Return the clauses with a leading semicolon each, for the end of a summary; empty without advice."""
     return "".join(f"; {clause}" for clause in advice(case))
 
@@ -116,7 +116,7 @@ def _pools(report: AgentReport, allocator: str, device_uuid: str) -> list[PoolUs
     return [pool for pool in report.pools if (pool.allocator, pool.device_uuid) == (allocator, device_uuid)]
 
 
-def _fragmented(case: Case) -> bool:
+def _fragmented(case: AdviceCase) -> bool:
     """Return whether PyTorch's free memory is in pieces: much is stranded, or a smaller request failed."""
     if case.oom is not None and case.oom.request_bytes is not None:
         pools = [p for p in case.oom.pools if (p.allocator, p.device_uuid) == ("torch", case.device_uuid)]
@@ -127,33 +127,33 @@ def _fragmented(case: Case) -> bool:
     return case.size is not None and stranded >= FRAGMENTED * case.size
 
 
-def _has_expandable_segments(case: Case) -> bool:
+def _has_expandable_segments(case: AdviceCase) -> bool:
     version = torch_version(case.report.frameworks)
     rocm = any(framework.startswith("torch ") and "rocm" in framework for framework in case.report.frameworks)
     return not rocm and (version is None or version >= EXPANDABLE_SINCE)
 
 
-def _can_sleep(case: Case) -> bool:
+def _can_sleep(case: AdviceCase) -> bool:
     """Return whether the program has pools of another allocator, as serving engines with a sleep mode do."""
     return any(pool.unmapped_bytes or pool.private_bytes for pool in case.report.pools)
 
 
-def _split_size(case: Case) -> int:
+def _split_size(case: AdviceCase) -> int:
     """Return MiB: the failed request, so that free blocks of at least its size stay whole."""
     request = case.oom.request_bytes if case.oom is not None else None
     return HIGHEST_SPLIT if request is None else min(HIGHEST_SPLIT, max(LOWEST_SPLIT, request // MIB))
 
 
-def _training(case: Case) -> bool:
+def _training(case: AdviceCase) -> bool:
     return any(one.gradients_bytes or one.optimizer_bytes for one in case.live_classes())
 
 
-def _activations(case: Case) -> float:
+def _activations(case: AdviceCase) -> float:
     """Return the part of live bytes that are activations, with other tensors if these are not distinguished."""
     return _part(case, lambda one: _undistinguished(one) + (one.activations_bytes or 0))
 
 
-def _of_the_batch(case: Case) -> float:
+def _of_the_batch(case: AdviceCase) -> float:
     """Return the part of live bytes that are activations or other tensors."""
     return _part(case, lambda one: _undistinguished(one) + (one.activations_bytes or 0) + (one.tensors_bytes or 0))
 
@@ -163,22 +163,22 @@ def _undistinguished(one: LiveClasses) -> int:
     return 0 if one.buffers_bytes is None else one.unknown_bytes
 
 
-def _part(case: Case, size: Callable[[LiveClasses], int]) -> float:
+def _part(case: AdviceCase, size: Callable[[LiveClasses], int]) -> float:
     found = list(case.live_classes())
     live = sum(one.live_bytes for one in found)
     return sum(map(size, found)) / live if live else 0.0
 
 
-def _kinds(case: Case) -> str:
+def _kinds(case: AdviceCase) -> str:
     unknown = any(_undistinguished(one) for one in case.live_classes())
     return "activations and other tensors" if unknown else "activations"
 
 
-def _short_of_memory(case: Case) -> bool:
+def _short_of_memory(case: AdviceCase) -> bool:
     return case.oom is not None or case.retried
 
 
-def _unused(case: Case, allocator: str) -> list[tuple[AgentReport, int]]:
+def _unused(case: AdviceCase, allocator: str) -> list[tuple[AgentReport, int]]:
     """Return the programs on the device whose allocator holds much that is not in use, with these bytes.
 
     Where the library does not state what it holds, the driver's count of the process is used.
@@ -195,11 +195,11 @@ def _unused(case: Case, allocator: str) -> list[tuple[AgentReport, int]]:
     return found
 
 
-def _preallocates(case: Case, allocator: str) -> bool:
+def _preallocates(case: AdviceCase, allocator: str) -> bool:
     return _short_of_memory(case) and bool(_unused(case, allocator))
 
 
-def _holders(case: Case, allocator: str) -> str:
+def _holders(case: AdviceCase, allocator: str) -> str:
     return ", ".join(
         f"{report.workload or 'a program'} (pid {report.pid}), which holds {human(size)} unused"
         for report, size in _unused(case, allocator)

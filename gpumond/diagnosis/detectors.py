@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from gpumond.diagnosis.trend import sen
+from gpumond.diagnosis.trend import sen_slope
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import Ending
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage
@@ -101,7 +101,7 @@ class Fragmentation(NamedTuple):
     since: float
 
 
-class Peaks:
+class PoolPeaks:
     """Peaks of the last hour on one device, and times of the last retried and the last failed allocation.
 
     Fragmentation is measured at peaks and never at an instant, because a healthy pool also appears fragmented while its
@@ -204,14 +204,14 @@ def split_share(peak_live: float, peak_kept: float) -> float:
     return 1 - min(1.0, peak_live / peak_kept) if peak_kept else 0.0
 
 
-class Flat(NamedTuple):
+class FlatPeriod(NamedTuple):
     """Period in which a value stayed within FLAT_BYTES of its first value."""
 
     since: float
     value: float
 
 
-class Rises:
+class RiseTimes:
     """Rises of a process while its device is nearly full: the time of the last one, and the time between two."""
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ class Rises:
         return now - self._at <= max(RISE_SECONDS, longest)
 
 
-def ramp(series: Series, used: float, size: float) -> float | None:
+def seconds_until_full(series: Series, used: float, size: float) -> float | None:
     """Return the series' seconds until the device is full; None if its peaks slow down, or need over ten minutes."""
     if used < RAMP_FROM * size:
         return None
@@ -251,17 +251,17 @@ def ramp(series: Series, used: float, size: float) -> float | None:
     slower = (steps[-1] / steps[0]) ** (1 / (len(steps) - 1))
     if slower < RAMP_SLOWER and room > steps[-1] * slower / (1 - slower):
         return None
-    left = room / sen(times, highs)
+    left = room / sen_slope(times, highs)
     return left if left < RAMP_SECONDS else None
 
 
-def flat(before: Flat | None, value: float, now: float) -> Flat:
+def flat(before: FlatPeriod | None, value: float, now: float) -> FlatPeriod:
     if before is None or abs(value - before.value) > FLAT_BYTES:
-        return Flat(now, value)
+        return FlatPeriod(now, value)
     return before
 
 
-def orphaned(flat_period: Flat, now: float, busy: float | None, idle_seconds: float, size: float | None) -> bool:
+def orphaned(flat_period: FlatPeriod, now: float, busy: float | None, idle_seconds: float, size: float | None) -> bool:
     """Return True for constant memory without an owner; False where the utilization is unknown."""
     if busy is None or flat_period.value < max(ORPHAN_BYTES, ORPHAN_RATIO * (size or 0.0)):
         return False
@@ -392,20 +392,20 @@ class DeviceCase(NamedTuple):
     active: bool
 
 
-class Found(NamedTuple):
+class Detection(NamedTuple):
     evidence: tuple[tuple[str, float], ...]
     summary: str
     seconds_left: float | None = None
 
 
-def pressure(case: DeviceCase) -> Found | None:
+def pressure(case: DeviceCase) -> Detection | None:
     ratio, left = case.used / case.size, case.seconds_left
     if left is None and ratio <= (FULL_CLEAR if case.active else FULL):
         return None
     evidence = (("used_ratio", ratio), ("free_bytes", float(case.size - case.used)))
     end = "" if left is None else f" and will be full in {duration(left)}"
-    return Found(evidence, f"{case.label} is {100 * ratio:.1f}% full{end}", left)
+    return Detection(evidence, f"{case.label} is {100 * ratio:.1f}% full{end}", left)
 
 
-DEVICE_DETECTORS: Mapping[VerdictName, Callable[[DeviceCase], Found | None]] = {"pressure": pressure}
+DEVICE_DETECTORS: Mapping[VerdictName, Callable[[DeviceCase], Detection | None]] = {"pressure": pressure}
 """Verdicts on a device that follow from the values of one tick."""

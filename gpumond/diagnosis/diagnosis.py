@@ -16,19 +16,19 @@ from math import inf, isfinite
 
 from gpumond.diagnosis import detectors, messages
 from gpumond.diagnosis.detectors import idle_seconds
-from gpumond.diagnosis.floors import HELD_MINUTES, EarlierUses
 from gpumond.diagnosis.leak import (
     SKIPPED_SECONDS,
     allocation_growth,
     filling,
     fit,
-    follow,
     held_growth,
     search,
+    updated_leak,
     watch_growth,
 )
 from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, form as form_of
-from gpumond.diagnosis.patterns import REST_MINUTES, Pattern, has_left, pattern_of
+from gpumond.diagnosis.patterns import REST_MINUTES, UsePattern, has_left, pattern_of
+from gpumond.diagnosis.previous_runs import HELD_MINUTES, EarlierUses
 from gpumond.diagnosis.tracker import Evidence, Fall, TrackedSeries, Tracker
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import IDLE_SECONDS
@@ -98,7 +98,7 @@ class Diagnosis:
         """By device and program: times of recent crashes."""
         self._loops: dict[tuple[str, str, int | None], tuple[float, Verdict]] = {}
         """Crash loops, with the time until which each is active."""
-        self._flat: dict[SeriesKey, detectors.Flat] = {}
+        self._flat: dict[SeriesKey, detectors.FlatPeriod] = {}
         self._ranks = RankGroup()
         self.earlier_uses = EarlierUses()
         """What programs did before; the store keeps it."""
@@ -130,7 +130,7 @@ class Diagnosis:
                     tracked.peaks.restart()
                     del tracked.verdicts["fragmentation"]
             if tracked.pid is None and device.size_bytes:
-                left = detectors.ramp(tracked.series, float(device.used_bytes or 0), device.size_bytes)
+                left = detectors.seconds_until_full(tracked.series, float(device.used_bytes or 0), device.size_bytes)
                 if left is not None and self._is_beyond_start(tracked.uuid, device):
                     self._ramps[tracked.uuid] = (now, left)
                 else:
@@ -202,7 +202,7 @@ class Diagnosis:
         elif device.processes is None:
             self._check_idle(tracked, device)
 
-    def _filling(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Pattern | None:
+    def _filling(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> UsePattern | None:
         """Return growth that slows down. It is judged every five minutes, and else as before."""
         if tracked.leak or tracked.growth:
             return None
@@ -218,7 +218,7 @@ class Diagnosis:
             ]
             if room is not None:
                 evidence.append(("full_seconds", found.curve.left(room, found.curve.exponent) / pace))
-            tracked.filling = Pattern("filling", found.growth.begin, tuple(evidence))
+            tracked.filling = UsePattern("filling", found.growth.begin, tuple(evidence))
         return tracked.filling
 
     def _classify_growth(self, tracked: TrackedSeries, device: DeviceReading) -> None:
@@ -250,7 +250,7 @@ class Diagnosis:
 
     def _leak(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Leak | None:
         if tracked.leak is not None:
-            return follow(tracked, tracked.leak, self.history.now, closed)
+            return updated_leak(tracked, tracked.leak, self.history.now, closed)
         known = self.earlier_uses.limit(tracked.owner) if tracked.pid is not None else 0.0
         return search(tracked, self.history, device.size_bytes, self._room(tracked.uuid, device), closed, known)
 
@@ -310,7 +310,7 @@ class Diagnosis:
         )
         tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped, line)
 
-    def _set_pattern(self, tracked: TrackedSeries, found: Pattern | None, left: bool = False) -> None:
+    def _set_pattern(self, tracked: TrackedSeries, found: UsePattern | None, left: bool = False) -> None:
         """Set the pattern's verdict. ``left``: the curve has left the active one, which ends at once."""
         active = next((kind for kind in PATTERNS if kind in tracked.verdicts), None)
         tracked.disagreements = 0 if found is not None and found.kind == active else tracked.disagreements + 1

@@ -17,7 +17,7 @@ from statistics import median
 from typing import NamedTuple
 
 from gpumond.diagnosis.leak_tests import Leak, LeakCase, curve, load_rises
-from gpumond.diagnosis.trend import least_squares, mann_kendall, sen, spread
+from gpumond.diagnosis.trend import least_squares, mann_kendall, sen_slope, spread
 from gpumond.facts.program import StepUsage
 from gpumond.facts.units import MIB
 from gpumond.tick.history import MEDIAN, MIN, MINUTE, TIERS, highest
@@ -163,7 +163,7 @@ def growing(case: LeakCase, steps: StepRecord) -> Growth | None:
             continue
         if growth < GROWING_SCATTER_MULTIPLE * spread(at, values, slope):
             continue
-        first, second = sen(at[:half], values[:half]), sen(at[half:], values[half:])
+        first, second = sen_slope(at[:half], values[:half]), sen_slope(at[half:], values[half:])
         if not _within(second, first, HALVES_RATIO):
             continue
         changes = [after - before for before, after in pairwise(values)]
@@ -191,13 +191,13 @@ def update(found: Growth, case: LeakCase, steps: StepRecord) -> Growth | None:
     at, values = recent.times[begin:], recent.values[begin:]
     if len(values) < GROWING_BLOCKS or values[-1] < found.base + found.bytes / 2:
         return None
-    slope = sen(at, values)
+    slope = sen_slope(at, values)
     if slope < ENDED_RATIO * found.first_slope:
         return None
     return found._replace(top=max(found.top, values[-1]), slope=slope)
 
 
-def quick(case: LeakCase, steps: StepRecord) -> Leak | None:
+def quick_leak(case: LeakCase, steps: StepRecord) -> Leak | None:
     """Return the leak that the newest block of 15 s completes, if any."""
     for kind in KINDS:
         leak = _passes(case, steps, kind)
@@ -218,7 +218,7 @@ def _passes(case: LeakCase, steps: StepRecord, kind: int) -> Leak | None:
     if spread(at, values, slope) > QUICK_SCATTER_RATIO * growth:
         return None
     parts = [slice(begin, end) for begin, end in pairwise(_limits(len(values), QUICK_PARTS))]
-    if not all(_within(sen(at[part], values[part]), slope, PART_RATIO) for part in parts):
+    if not all(_within(sen_slope(at[part], values[part]), slope, PART_RATIO) for part in parts):
         return None
     if max(after - before for before, after in pairwise(values)) > JUMP_RATIO * (values[-1] - values[0]):
         return None
@@ -226,7 +226,7 @@ def _passes(case: LeakCase, steps: StepRecord, kind: int) -> Leak | None:
     first, last = (at[:third], values[:third]), (at[-third:], values[-third:])
     if least_squares(*last) < LASTING_RATIO * least_squares(*first):
         return None
-    if sen(*last) < LASTING_MEDIAN_RATIO * sen(*first):
+    if sen_slope(*last) < LASTING_MEDIAN_RATIO * sen_slope(*first):
         return None
     if not _flat(case, kind, len(values), slope, growth) or not _steps_go_on(steps, at):
         return None
@@ -260,7 +260,7 @@ def _window(case: LeakCase, kind: int, blocks: int, least: float) -> _Window | N
         return None
     if sum(full.counts[-blocks:]) < MIN_SAMPLES * blocks / case.pace:
         return None
-    slope = sen(at, values)
+    slope = sen_slope(at, values)
     growth = slope * (at[-1] - at[0])
     if growth < least:
         return None
@@ -278,7 +278,7 @@ def _flat(case: LeakCase, kind: int, blocks: int, slope: float, growth: float) -
     at, values = full.times[first:-blocks], full.values[first:-blocks]
     if len(values) < FLAT_BLOCKS[0]:
         return False
-    own = sen(at, values)
+    own = sen_slope(at, values)
     return abs(own) <= FLAT_SLOPE_RATIO * slope and spread(at, values, own) <= FLAT_SCATTER_RATIO * growth
 
 

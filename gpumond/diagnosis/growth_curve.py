@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis.trend import sen
+from gpumond.diagnosis.trend import sen_slope
 from gpumond.facts.units import MIB
 
 EXPONENTS = tuple(1.16**i for i in range(-15, 14))
@@ -129,7 +129,9 @@ def _last_flat(times: Sequence[float], values: Sequence[float], start: int, midd
 
 def _is_flat(times: Sequence[float], values: Sequence[float], growth: float, slope: float) -> bool:
     at, level = downsampled(times, values, POINTS)
-    return max(level) - min(level) <= FLAT_RANGE_RATIO * growth and abs(sen(at, level)) <= FLAT_SLOPE_RATIO * slope
+    return (
+        max(level) - min(level) <= FLAT_RANGE_RATIO * growth and abs(sen_slope(at, level)) <= FLAT_SLOPE_RATIO * slope
+    )
 
 
 def between_rests(growth: WholeGrowth) -> WholeGrowth | None:

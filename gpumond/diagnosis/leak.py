@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gpumond.diagnosis import leak_tests, messages, serving
 from gpumond.diagnosis.detectors import AllocationGrowth
-from gpumond.diagnosis.growth import BLOCK, Growth, growing, quick, rises, update
+from gpumond.diagnosis.growth import BLOCK, Growth, growing, quick_leak, rises, update
 from gpumond.diagnosis.growth_curve import (
     GrowthCurve,
     WholeGrowth,
@@ -28,7 +28,7 @@ from gpumond.diagnosis.growth_curve import (
 )
 from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, LeakCase, curve, load_has_risen
 from gpumond.diagnosis.tracker import TrackedSeries
-from gpumond.diagnosis.trend import deviation, least_squares, sen, spread
+from gpumond.diagnosis.trend import deviation, least_squares, sen_slope, spread
 from gpumond.facts.frame import Fit, RuledOut, Verdict
 from gpumond.facts.units import MIB
 from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, MINUTE, QUARTER, TIERS, UTILIZATION, History
@@ -61,7 +61,7 @@ def search(
         found = leak_tests.find(case, closed)
         if found is None and what != OUTSIDE and closed > FIVE_MINUTES:
             found = serving.find(case, tracked.quartiles)
-        found = judge(tracked, case, found, known) if found is not None else None
+        found = confirmed_leak(tracked, case, found, known) if found is not None else None
         if found is not None:
             return found
     stairs = tracked.levels.stairs(size) if size else ()
@@ -72,7 +72,7 @@ def search(
     if found is None and closed > QUARTER and tracked.floors.values:
         found = leak_tests.from_floors(tracked.floors.rise(), tracked.main)
         return found if found is None or found.top > max(known, tracked.life.limit) else None
-    return judge(tracked, main, found, known) if found is not None else None
+    return confirmed_leak(tracked, main, found, known) if found is not None else None
 
 
 FLAT_SECONDS, LASTING_SECONDS, UNCOUNTED_SECONDS = 1500.0, 3600.0, 5400.0
@@ -129,7 +129,7 @@ def _reaching_back(case: LeakCase, shortest: int, what: int, kind: int) -> tuple
     return blocks.times, blocks.values
 
 
-def judge(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> Leak | None:
+def confirmed_leak(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> Leak | None:
     """Return the leak that a growth is, from its begin on; None if it slows down, is too young, or repeats what the
     program did before.
 
@@ -200,7 +200,7 @@ def _case(tracked: TrackedSeries, history: History, size: float | None, room: fl
     )
 
 
-def follow(tracked: TrackedSeries, found: Leak, now: float, closed: int) -> Leak | None:
+def updated_leak(tracked: TrackedSeries, found: Leak, now: float, closed: int) -> Leak | None:
     """Return the leak's present state; None when it has ended."""
     if found.pause:
         return leak_tests.update_stairs(found, tracked.levels.steps, now)
@@ -220,7 +220,7 @@ def watch_growth(
     case = _case(tracked, history, None, room)
     began, rising = False, rises(case, tracked.steps)
     if rising and alone and tracked.counted and tracked.leak is None:
-        found = quick(case, tracked.steps)
+        found = quick_leak(case, tracked.steps)
         if found is not None and found.top > max(known, tracked.life.limit):
             tracked.leak, began = found, True
     if not alone or tracked.leak is not None:
@@ -365,7 +365,7 @@ def _ruled_out(
     times: Sequence[float], values: Sequence[float], slope: float, leak: Leak, tracked: TrackedSeries, history: History
 ) -> Iterator[RuledOut]:
     half = len(values) // 2
-    first, last = sen(times[:half], values[:half]), sen(times[-half:], values[-half:])
+    first, last = sen_slope(times[:half], values[:half]), sen_slope(times[-half:], values[-half:])
     if first > 0:
         yield RuledOut("warm-up", "last half's slope relative to the first half's", last / first)
     if not leak.pause:
@@ -378,7 +378,7 @@ def _ruled_out(
         yield RuledOut(
             "load",
             "rise of the device's utilization in the meantime",
-            sen(range(len(use)), use) * len(use),
+            sen_slope(range(len(use)), use) * len(use),
         )
 
 

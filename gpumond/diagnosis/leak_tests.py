@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.growth_curve import downsampled
 from gpumond.diagnosis.patterns import WARM_UP_SECONDS, PlateauStep
-from gpumond.diagnosis.trend import mann_kendall, sen, spread
+from gpumond.diagnosis.trend import mann_kendall, sen_slope, spread
 from gpumond.facts.units import HOUR_SECONDS, MIB
 from gpumond.tick.history import (
     FIVE_MINUTES,
@@ -282,7 +282,7 @@ def update(leak: Leak, series: Series, closed: int) -> Leak | None:
     if len(values) < 2 or series.times(leak.tier, 1)[-1] - times[-1] > UNKNOWN_BLOCKS * seconds:
         return None
     begin = max(min(bisect_left(times, leak.onset), len(times) - leak.blocks), len(times) - 2 * leak.blocks, 0)
-    return leak.continued(times, values, sen(times[begin:], values[begin:]))
+    return leak.continued(times, values, sen_slope(times[begin:], values[begin:]))
 
 
 def has_stopped(leak: Leak, times: Sequence[float], values: Sequence[float]) -> bool:
@@ -317,7 +317,7 @@ def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
     significance = mann_kendall(window)
     if significance <= SIGNIFICANT_Z:
         return None
-    slope = sen(at, window)
+    slope = sen_slope(at, window)
     growth = slope * (at[-1] - at[0])
     if growth < max(test.min_growth_bytes, test.min_growth_ratio * (case.size or 0.0)):
         return None
@@ -393,7 +393,7 @@ def _rises(load: Sequence[float], count: int, least: float | None, significance:
     """Return True if the load rises significantly, by ``least`` or a tenth of its level, in so many known blocks."""
     if len(load) < count or any(value != value for value in load):
         return False
-    rise = sen(range(len(load)), load) * len(load)
+    rise = sen_slope(range(len(load)), load) * len(load)
     return (
         rise > 0
         and rise >= (BUSIER_LOAD_RATIO * median(load) if least is None else least)
@@ -402,7 +402,7 @@ def _rises(load: Sequence[float], count: int, least: float | None, significance:
 
 
 def _scatter(times: Sequence[float], values: Sequence[float]) -> float:
-    return spread(times, values, sen(times, values)) if len(values) else 0.0
+    return spread(times, values, sen_slope(times, values)) if len(values) else 0.0
 
 
 def _goes_on(at: Sequence[float], window: Sequence[float], slope: float, test: LeakTest) -> bool:
@@ -412,7 +412,7 @@ def _goes_on(at: Sequence[float], window: Sequence[float], slope: float, test: L
     last = len(window) - length
     starts = [last] if test.parts == 2 else [round(last * part / (test.parts - 1)) for part in range(test.parts)]
     return all(
-        sen(at[start : start + length], window[start : start + length]) >= test.part_slope_ratio * slope
+        sen_slope(at[start : start + length], window[start : start + length]) >= test.part_slope_ratio * slope
         for start in starts
     )
 

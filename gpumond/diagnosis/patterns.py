@@ -35,13 +35,13 @@ SHORTEST_PERIOD, LONGEST_PERIOD = 3, 60
 MIN_CYCLES = 3
 
 
-class Pattern(NamedTuple):
+class UsePattern(NamedTuple):
     kind: VerdictName
     at: float
     evidence: tuple[tuple[str, float], ...]
 
 
-def pattern_of(series: Series, what: int, born: float, levels: Plateaus, size: float | None) -> Pattern | None:
+def pattern_of(series: Series, what: int, born: float, levels: Plateaus, size: float | None) -> UsePattern | None:
     """Return the pattern as of the last minute; None if it has none of these patterns. ``size`` is the device's."""
     times, medians = series.times(MINUTE, WINDOW_MINUTES), series.column(MINUTE, what, count=WINDOW_MINUTES)
     known = [i for i, at in enumerate(times) if at >= born and medians[i] == medians[i]]
@@ -54,28 +54,28 @@ def pattern_of(series: Series, what: int, born: float, levels: Plateaus, size: f
     if _keeps_growing(values):
         return None
     if now < born + WARM_UP_SECONDS:
-        return Pattern("warm-up", born, (("level_bytes", level),))
+        return UsePattern("warm-up", born, (("level_bytes", level),))
     whole = size or max(high, 1.0)
     last = levels.last
     if last is not None and now - last.at < STEP_SECONDS:
-        return Pattern("step-change", last.at, (("step_bytes", last.height),))
+        return UsePattern("step-change", last.at, (("step_bytes", last.height),))
     tolerance = max(MIN_TOLERANCE_BYTES, STEADY_RATIO * whole)
     if high - low <= 2 * tolerance and max(values) - min(values) <= tolerance:
-        return Pattern("steady", times[known[0]], (("level_bytes", level), ("range_bytes", high - low)))
+        return UsePattern("steady", times[known[0]], (("level_bytes", level), ("range_bytes", high - low)))
     found = _period(series, what, born)
     if found is not None:
-        return Pattern(
+        return UsePattern(
             "periodic", times[known[0]], (("period_seconds", found), ("low_bytes", low), ("high_bytes", high))
         )
     if abs(mann_kendall(values)) < STATIONARY_Z:
         ups, downs = _jumps(series.samples(what, JUMP_SAMPLES), MOVING_RATIO * whole)
         if min(ups, downs) >= MIN_JUMPS:
             jumps: tuple[tuple[str, float], ...] = (("ups", ups), ("downs", downs))
-            return Pattern("churn", times[known[0]], (*jumps, ("low_bytes", low), ("high_bytes", high)))
+            return UsePattern("churn", times[known[0]], (*jumps, ("low_bytes", low), ("high_bytes", high)))
         if max(values) - min(values) <= MOVING_RATIO * whole:
-            return Pattern("steady", times[known[0]], (("level_bytes", median(values)), ("range_bytes", high - low)))
+            return UsePattern("steady", times[known[0]], (("level_bytes", median(values)), ("range_bytes", high - low)))
     elif values[-1] > values[0] and levels.level is None and _slows_down(values):
-        return Pattern("warm-up", born, (("level_bytes", level),))
+        return UsePattern("warm-up", born, (("level_bytes", level),))
     return None
 
 

@@ -20,9 +20,9 @@ from statistics import median
 from typing import NamedTuple
 
 from gpumond.diagnosis.leak_tests import UNKNOWN_BLOCKS, Leak, LeakCase, curve as curve_of, load_rises
-from gpumond.diagnosis.trend import deviation, mann_kendall, quantile, sen, slopes
+from gpumond.diagnosis.trend import deviation, mann_kendall, quantile, sen_slope, slopes
 from gpumond.facts.units import HOUR_SECONDS, MIB
-from gpumond.tick.history import FIVE_MINUTES, MINUTE, QUARTER, TIERS, Rows, Series, highest
+from gpumond.tick.history import FIVE_MINUTES, MINUTE, QUARTER, TIERS, HistoryRows, Series, highest
 
 KEPT_BLOCKS = 288
 """Number of blocks that are kept: 24 hours, so that the load of a whole day is known."""
@@ -119,7 +119,7 @@ class UpperQuartiles:
     """
 
     def __init__(self) -> None:
-        self.rows = Rows(2, KEPT_BLOCKS)
+        self.rows = HistoryRows(2, KEPT_BLOCKS)
         self._signal: int | None = None
 
     def add(self, series: Series, signal: int) -> None:
@@ -129,7 +129,7 @@ class UpperQuartiles:
         recent = zip(series.times(MINUTE, 6), series.column(MINUTE, signal, count=6), strict=True)
         medians = [value for at, value in recent if begin <= at < end and value == value]
         if signal != self._signal:
-            self.rows, self._signal = Rows(2, KEPT_BLOCKS), signal
+            self.rows, self._signal = HistoryRows(2, KEPT_BLOCKS), signal
         last = self.rows.times(1)
         if medians and (not last or begin > last[0]):
             self.rows.append((begin, quantile(sorted(medians), QUARTILE), series.counts(FIVE_MINUTES, 1)[-1]))
@@ -158,7 +158,7 @@ def update(leak: Leak, curve: UpperQuartiles, series: Series) -> Leak | None:
     newest, seconds = series.times(FIVE_MINUTES, 1)[-1], TIERS[FIVE_MINUTES].seconds
     if len(values) < count or newest - times[-1] > UNKNOWN_BLOCKS * seconds:
         return None
-    return leak.continued(times, values, sen(times[-count:], values[-count:]))
+    return leak.continued(times, values, sen_slope(times[-count:], values[-count:]))
 
 
 def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | None:
@@ -182,7 +182,7 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
     margin = max(test.margin_bytes, test.margin_ratio * (case.size or 0.0))
     if growth <= max(0.0, margin, test.growth_ratio * (case.size or 0.0)):
         return None
-    if sen(at[-recent:], window[-recent:]) <= 0:
+    if sen_slope(at[-recent:], window[-recent:]) <= 0:
         return None
     if case.room is not None and case.room > slope * test.full_within_seconds:
         return None

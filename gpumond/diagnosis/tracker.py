@@ -6,18 +6,18 @@ from collections.abc import Collection, Iterable
 from math import inf, nan
 from typing import NamedTuple
 
-from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, Peaks, Rises
-from gpumond.diagnosis.floors import Floors, Lifetime, Owner
+from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, PoolPeaks, RiseTimes
 from gpumond.diagnosis.growth import Growth, StepRecord
 from gpumond.diagnosis.leak_tests import Leak
-from gpumond.diagnosis.patterns import Pattern, Plateaus
+from gpumond.diagnosis.patterns import Plateaus, UsePattern
+from gpumond.diagnosis.previous_runs import Lifetime, Owner, RunMinima
 from gpumond.diagnosis.serving import UpperQuartiles
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Fit, Verdict
 from gpumond.facts.program import Ending, ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
-from gpumond.tick.claims import complete_lists, held_by_device, is_confirmed, outermost
+from gpumond.tick.claims import complete_lists, held_by_device, is_confirmed, outermost_pools
 from gpumond.tick.history import LIVE, STEP_END, UNATTRIBUTED, USED, History, ProcessSeriesKey, Series, SeriesKey
 
 FALL_RATIO = 0.10
@@ -79,20 +79,20 @@ class TrackedSeries:
         """True if an agent has found the lines that keep memory."""
         self.own = nan
         """Bytes of the process that the driver counts."""
-        self.rises = Rises()
+        self.rises = RiseTimes()
         self.counted = False
         """True if an agent reports its pools."""
         self.ending: Ending | None = None
         """Ending of the program that its agent reported."""
-        self.peaks = Peaks(-inf)
+        self.peaks = PoolPeaks(-inf)
         self.levels = Plateaus()
         self.life = Lifetime()
-        self.floors = Floors()
+        self.floors = RunMinima()
         self.uid: int | None = None
         self.quartiles = UpperQuartiles()
         self.leak: Leak | None = None
         self.growth: Growth | None = None
-        self.filling: Pattern | None = None
+        self.filling: UsePattern | None = None
         self.steps = StepRecord()
         self.allocations = LiveAllocations()
         self.disagreements = 0
@@ -133,7 +133,7 @@ class TrackedSeries:
         self.allocations = LiveAllocations()
         self.levels = Plateaus()
         self.life = Lifetime()
-        self.floors = Floors()
+        self.floors = RunMinima()
         self.quartiles = UpperQuartiles()
 
     def verdict(
@@ -297,7 +297,7 @@ class Tracker:
             one_device = step is not None and len({pool.device_uuid for pool in full.pools}) == 1
             at_end = tracked.steps.add(step, one_device, now, MEASURED_SECONDS)
             if tracked.steps.are_measured != measured:
-                tracked.levels, tracked.life, tracked.floors = Plateaus(), Lifetime(), Floors()
+                tracked.levels, tracked.life, tracked.floors = Plateaus(), Lifetime(), RunMinima()
             tracked.name = full.workload or tracked.name
             tracked.used = nan if live is None else float(live)
             tracked.retained = bool(full.program.retainers)
@@ -402,7 +402,7 @@ def _pools(snapshot: Snapshot) -> dict[str, _Reports]:
     """Return the reports of programs that use a device, and their pools, by device and process."""
     table: dict[str, _Reports] = {}
     for process, report in snapshot.reports_by_process.items():
-        for pool in outermost(report.pools) if report.uses_device else ():
+        for pool in outermost_pools(report.pools) if report.uses_device else ():
             own = table.setdefault(pool.device_uuid, {})
             before = own.get(process)
             held, live, number = pool.held_bytes, pool.live_bytes, pool.live_allocations

@@ -1,7 +1,7 @@
 """Trend statistics that are robust against outliers and ties. No I/O.
 
 ``mann_kendall``: H. B. Mann 1945, M. G. Kendall 1975, with the variance corrected for ties and the correction for
-continuity. ``sen``: P. K. Sen 1968. Both compare every pair, and are meant for a dozen values.
+continuity. ``sen_slope``: P. K. Sen 1968. Both compare every pair, and are meant for a dozen values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def mann_kendall(values: Sequence[float]) -> float:
     return (balance - (1 if balance > 0 else -1)) / sqrt(variance)
 
 
-def sen(times: Sequence[float], values: Sequence[float]) -> float:
+def sen_slope(times: Sequence[float], values: Sequence[float]) -> float:
     """Return the median slope of all pairs, per unit of time; 0 for fewer than two values."""
     pairs = slopes(times, values)
     return median(pairs) if pairs else 0.0

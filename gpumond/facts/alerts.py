@@ -106,7 +106,7 @@ def overridden(rule: Rule, fields: Mapping[str, Any]) -> Rule:
     return replace(rule, **changes)
 
 
-Kind = Literal["raised", "resolved"]
+NoticeKind = Literal["raised", "resolved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class StoredAlert:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class DaemonActivity:
     """Last activity of the previous daemon: unix seconds, and seconds of its monotonic clock."""
 
     at: float
@@ -133,12 +133,12 @@ class Notice:
 
     receiver: str
     seq: int
-    kind: Kind
+    kind: NoticeKind
     alert: Alert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptAdmission:
+class StoredAdmission:
     """One request for device memory.
 
     ``uid``: the user whose programs may be flushed for it; None for all users. ``pid`` and ``start_ticks``: the process
@@ -213,7 +213,9 @@ def kept(activities: Mapping[str, Activities], began: float) -> Iterator[StoredA
             )
 
 
-def resume(alerts: Iterable[StoredAlert], alive: Heartbeat | None, now: float) -> dict[str, dict[Labels, Activity]]:
+def resume(
+    alerts: Iterable[StoredAlert], alive: DaemonActivity | None, now: float
+) -> dict[str, dict[Labels, Activity]]:
     """Return the alerts as of the previous daemon's last activity, with elapsed time starting at 0 again."""
     if alive is None or now - alive.at > OUTAGE_TOLERANCE_SECONDS:
         return {}

@@ -177,7 +177,7 @@ class Frame:
 
 
 Operator = Literal["=", "!=", "=~", "!~"]
-State = Literal["pending", "active", "ended"]
+SilenceState = Literal["pending", "active", "ended"]
 
 OPERATORS: tuple[Operator, ...] = get_args(Operator)
 
@@ -213,7 +213,7 @@ class Silence:
     created_at: float
     created_by: str
 
-    def state(self, now: float) -> State:
+    def state(self, now: float) -> SilenceState:
         return "pending" if now < self.starts_at else "active" if now < self.ends_at else "ended"
 
 

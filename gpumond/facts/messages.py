@@ -18,7 +18,7 @@ from gpumond.facts.errors import ProtocolError
 from gpumond.facts.fact import fact
 from gpumond.facts.pools import Expected, FlushPolicy, HostPool, Outcome, PoolUsage, StepResult
 from gpumond.facts.program import SILENT, AppliedLimit, ByteChange, Dump, Ending, LiveClasses, PoolLimit, Program, Site
-from gpumond.facts.validator import ABSENT, Converter, Mismatch, Validator
+from gpumond.facts.typed_json import ABSENT, Converter, Mismatch, Validator
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024

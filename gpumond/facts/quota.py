@@ -12,7 +12,7 @@ from gpumond.facts.suspension import MemoryHolder
 MAX_KNOWN_OWNERS = 4096
 
 
-class Owner(NamedTuple):
+class QuotaAttributes(NamedTuple):
     """Attributes of a process that quotas match. Unknown attributes are empty, and match only the pattern ``*``."""
 
     workload: str = ""
@@ -74,9 +74,9 @@ class QuotaTable:
 
     def __init__(self, quotas: Sequence[Quota] = ()) -> None:
         self.quotas = tuple(quotas)
-        self._known: dict[Owner, EffectiveQuota] = {}
+        self._known: dict[QuotaAttributes, EffectiveQuota] = {}
 
-    def of(self, owner: Owner) -> EffectiveQuota:
+    def of(self, owner: QuotaAttributes) -> EffectiveQuota:
         """Return the limits of one process, which are ``NO_QUOTA`` if no quota matches."""
         if not self.quotas:
             return NO_QUOTA
@@ -108,7 +108,7 @@ def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
     return NO_QUOTA if found == NO_QUOTA else found
 
 
-def _matches(quota: Quota, owner: Owner) -> bool:
+def _matches(quota: Quota, owner: QuotaAttributes) -> bool:
     stated = zip(quota.patterns(), owner.attributes(), strict=True)
     return all(any(fnmatchcase(text, pattern) for text in texts) for pattern, texts in stated if pattern is not None)
 

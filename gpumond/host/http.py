@@ -31,14 +31,14 @@ ACCEPTED_SECONDS = 10.0
 MAX_ANSWER_BYTES = 32 << 20
 
 
-class Request(NamedTuple):
+class HttpRequest(NamedTuple):
     method: str
     target: str
     headers: Mapping[str, str] = {}
     body: bytes | None = None
 
 
-class HttpAnswer(NamedTuple):
+class HttpResponse(NamedTuple):
     status: int
     headers: HTTPMessage
     body: bytes
@@ -187,7 +187,7 @@ def may_receive_token(url: str) -> bool:
     return parts.scheme == "https" or is_loopback(parts.hostname)
 
 
-def is_proven(url: str, seconds: float, trusted: frozenset[int]) -> bool:
+def is_verified_server(url: str, seconds: float, trusted: frozenset[int]) -> bool:
     """Return True if the server is verified: by TLS, or by the kernel as a listener of a trusted user."""
     try:
         with http_errors():
@@ -242,7 +242,7 @@ def http_errors(seconds: float = CONNECT_SECONDS) -> Iterator[None]:
 
 
 @contextmanager
-def response_to(connection: Connection, request: Request) -> Iterator[HTTPResponse]:
+def response_to(connection: Connection, request: HttpRequest) -> Iterator[HTTPResponse]:
     """Send the request and yield the response, whose body is not read yet. The connection is closed afterwards."""
     try:
         if connection.sock is None:
@@ -255,7 +255,9 @@ def response_to(connection: Connection, request: Request) -> Iterator[HTTPRespon
         connection.close()
 
 
-def exchange(connection: Connection, request: Request, seconds: float, max_bytes: int = MAX_ANSWER_BYTES) -> HttpAnswer:
+def exchange(
+    connection: Connection, request: HttpRequest, seconds: float, max_bytes: int = MAX_ANSWER_BYTES
+) -> HttpResponse:
     """Return the answer, whatever its status, if its body has at most ``max_bytes``; with 0, the body is not read.
 
     ``seconds`` limits the whole exchange. A request that was not sent by then is never sent. Raises HttpError.
@@ -271,8 +273,8 @@ def exchange(connection: Connection, request: Request, seconds: float, max_bytes
 
 
 async def exchange_async(
-    connection: Connection, request: Request, seconds: float, max_bytes: int = MAX_ANSWER_BYTES
-) -> HttpAnswer:
+    connection: Connection, request: HttpRequest, seconds: float, max_bytes: int = MAX_ANSWER_BYTES
+) -> HttpResponse:
     """Return the answer as `exchange` does, without a delay of the event loop. Raises HttpError."""
     import asyncio  # the command line starts faster without
 
@@ -286,16 +288,16 @@ async def exchange_async(
             connection.end()
 
 
-def _started(connection: Connection, request: Request, seconds: float, max_bytes: int) -> Future[HttpAnswer]:
+def _started(connection: Connection, request: HttpRequest, seconds: float, max_bytes: int) -> Future[HttpResponse]:
     """Return the answer of an exchange in another thread."""
-    answered: Future[HttpAnswer] = Future()
+    answered: Future[HttpResponse] = Future()
     answered.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
             with http_errors(seconds), response_to(connection, request) as response:
                 body = response.read(max_bytes + 1) if max_bytes else b""
-                answer = HttpAnswer(response.status, response.headers, body)
+                answer = HttpResponse(response.status, response.headers, body)
             if len(body) > max_bytes:
                 raise HttpError("too_large", f"the response has more than {max_bytes >> 20} MiB")
         except Exception as error:

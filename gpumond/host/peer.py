@@ -35,7 +35,7 @@ _connection_numbers = itertools.count(MAX_PID + 1 + int.from_bytes(os.urandom(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity(HasProcessKey):
+class PeerIdentity(HasProcessKey):
     """A process and its user, as the kernel states them.
 
     A process that is not visible here has the number of its connection as ``pid``, and no ``start_ticks``.
@@ -46,13 +46,13 @@ class Identity(HasProcessKey):
     uid: int
 
 
-def identify(peer: socket.socket, pidfd: int | None) -> Identity | None:
+def identify(peer: socket.socket, pidfd: int | None) -> PeerIdentity | None:
     """Return the peer's identity, or None if its process has exited or is not visible in /proc."""
     pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     start = start_ticks(pid) if pid else None
     if (pid and start is None) or (pidfd is not None and ended(pidfd)):
         return None
-    return Identity(pid or next(_connection_numbers), start, uid)
+    return PeerIdentity(pid or next(_connection_numbers), start, uid)
 
 
 def peer_uid(peer: socket.socket) -> int:
@@ -156,7 +156,7 @@ class SubordinateUids:
         self._ranges: tuple[list[int], list[Range]] = [], []
         """The starts of the ranges, and the ranges; replaced as a whole, since several threads use them."""
 
-    def person_of(self, uid: int) -> int:
+    def person_uid(self, uid: int) -> int:
         """Return the uid of the person who owns this uid, or the first uid of its block; ``uid`` without a range."""
         if (now := time.monotonic()) >= self._check_at:
             self._check_at = now + CHECK_SECONDS
@@ -195,12 +195,12 @@ class SubordinateUids:
 _uids = SubordinateUids()
 
 
-def person_of(uid: int) -> int:
+def person_uid(uid: int) -> int:
     """Return the uid of the person who owns this uid by ``/etc/subuid``, or ``uid``."""
-    return _uids.person_of(uid)
+    return _uids.person_uid(uid)
 
 
 def counted_name(name: str) -> str:
     """Return the name under which a caller is counted: that of the person for ``uid:N``, else the name itself."""
     uid = name.removeprefix("uid:")
-    return f"uid:{person_of(int(uid))}" if uid != name and uid.isdecimal() else name
+    return f"uid:{person_uid(int(uid))}" if uid != name and uid.isdecimal() else name

@@ -44,13 +44,13 @@ from gpumond.quantities.program import (
     STEP,
 )
 from gpumond.quantities.quantity import Quantity
-from gpumond.tick.limitations import OF_DEVICES, conditions
+from gpumond.tick.conditions import OF_DEVICES, conditions
 
 Row = tuple[tuple[str, ...], float | None]
 """Label values in the family's order, and the value. A row whose value is None is omitted."""
 
 
-Kind = Literal["gauge", "counter"]
+MetricKind = Literal["gauge", "counter"]
 
 
 Rows = Callable[[Frame], Iterable[Row]]
@@ -63,7 +63,7 @@ class Family(NamedTuple):
     rows: Rows
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MetricKind:
         return "counter" if self.name.endswith(TOTAL) else "gauge"
 
 

@@ -22,7 +22,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from gpumond.facts.frame import Frame
 from gpumond.facts.units import accepts
-from gpumond.host.peer import person_of
+from gpumond.host.peer import person_uid
 from gpumond.metrics import dcgm
 from gpumond.metrics.catalogue import FAMILIES, TOTAL, XID_ERRORS, Family, Row
 from gpumond.metrics.dcgm import Compat
@@ -132,14 +132,14 @@ class FrameCollector:
         return []
 
 
-Owner = Callable[[tuple[str, ...]], int | None]
+OwnerOf = Callable[[tuple[str, ...]], int | None]
 """Function from label values to the person that owns the series; None if there is no single owner."""
 
 
 class SeriesShares:
     """Number of series that each user may have on one page; ``dropped`` counts the series above it."""
 
-    def __init__(self, owners: Mapping[str, Owner], remaining: Mapping[int | None, int], dropped: int) -> None:
+    def __init__(self, owners: Mapping[str, OwnerOf], remaining: Mapping[int | None, int], dropped: int) -> None:
         self._owners, self._remaining, self.dropped = owners, dict(remaining), dropped
 
     def cut(self, family: Family, rows: Iterable[Row]) -> list[Row]:
@@ -159,10 +159,10 @@ def share_series(families: Iterable[Family], frame: Frame, most: int) -> SeriesS
     pids: dict[str, int | None] = {}
     workloads: dict[str, int | None] = {}
     for report in frame.snapshot.reports:
-        person = person_of(report.uid)
+        person = person_uid(report.uid)
         for table, label in ((pids, str(report.pid)), (workloads, report.workload)):
             table[label] = person if table.get(label, person) == person else None
-    owners: dict[str, Owner] = {}
+    owners: dict[str, OwnerOf] = {}
     counts: Counter[int | None] = Counter()
     for family in families:
         owner = owners[family.name] = _owner(family, pids, workloads)
@@ -182,7 +182,7 @@ def divided(counts: Mapping[int | None, int], most: int) -> dict[int | None, int
     return remaining
 
 
-def _owner(family: Family, pids: Mapping[str, int | None], workloads: Mapping[str, int | None]) -> Owner:
+def _owner(family: Family, pids: Mapping[str, int | None], workloads: Mapping[str, int | None]) -> OwnerOf:
     for label, table in (("pid", pids), ("workload", workloads)):
         if label in family.labels:
             position = family.labels.index(label)

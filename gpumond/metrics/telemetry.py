@@ -18,8 +18,8 @@ from prometheus_client import (
 )
 
 from gpumond import __version__, revision
-from gpumond.events import Event, Kind
-from gpumond.facts.frame import State
+from gpumond.events import Event, EventKind
+from gpumond.facts.frame import SilenceState
 from gpumond.facts.pools import Outcome, Receipt
 from gpumond.facts.snapshot import Fault
 from gpumond.quantities.device import STORE_WRITABLE
@@ -148,7 +148,7 @@ class Telemetry:
             buckets=TICK_BUCKETS,
         )
         self.ticks_skipped = counter("gpumond_ticks_skipped", "Ticks skipped because the previous tick took too long.")
-        for kind in get_args(Kind):  # starts at 0: rate() ignores the first value of a series
+        for kind in get_args(EventKind):  # starts at 0: rate() ignores the first value of a series
             self._events.labels(kind)
         for outcome in get_args(Outcome):
             self._flushes.labels(outcome)
@@ -225,7 +225,7 @@ class Telemetry:
     def not_notified(self, receiver: str, reason: str) -> None:
         self._notifications_failed.labels(receiver, reason).inc()
 
-    def count_silences(self, states: Iterable[State]) -> None:
+    def count_silences(self, states: Iterable[SilenceState]) -> None:
         """Set the number of silences from the states of all that have not ended."""
         known = list(states)
         for state in ("pending", "active"):

@@ -8,7 +8,7 @@ import { clean, clock, duration } from "./format.js";
 import { createListing } from "./lists.js";
 import { actsOf } from "./problems.js";
 import { between, rangeText } from "./range.js";
-import { label, state } from "./store.js";
+import { label, state } from "./state.js";
 import { read } from "./live.js";
 import { addView } from "./views.js";
 import { RUNBOOKS } from "./words.js";

@@ -5,7 +5,7 @@ import { button, choice, control, labeled, make, named, put, svg } from "./eleme
 import { clean, clock, duration, human, percent } from "./format.js";
 import { createTable, showTable } from "./lists.js";
 import { attempt } from "./session.js";
-import { state } from "./store.js";
+import { state } from "./state.js";
 import { read } from "./live.js";
 import { addView, reload } from "./views.js";
 

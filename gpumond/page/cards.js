@@ -1,7 +1,7 @@
 // What the cards of problems contain. No element of the document.
 
 import { about, clock, duration, human, percent, rate } from "./format.js";
-import { label, processKey } from "./store.js";
+import { label, processKey } from "./state.js";
 import { NOTES, ORDINARY, REMEDIES } from "./words.js";
 
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };

@@ -6,7 +6,7 @@ import { button, make, named, svg } from "./elements.js";
 import { flush } from "./flush.js";
 import { capital, clean, clock, difference, duration, human } from "./format.js";
 import { createListing, createTable, showTable } from "./lists.js";
-import { state } from "./store.js";
+import { state } from "./state.js";
 import { read } from "./live.js";
 import { addView } from "./views.js";
 

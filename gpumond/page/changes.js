@@ -6,7 +6,7 @@ import { earlierLives } from "./previousprocesses.js";
 import { clock } from "./format.js";
 import { readPoints } from "./queue.js";
 import { RANGES } from "./range.js";
-import { changed, state } from "./store.js";
+import { changed, state } from "./state.js";
 
 const MOST = 200; // processes, those that use most: each requires a request
 const PARTS = 12; // of the range: a start is requested for two of them, and again after one

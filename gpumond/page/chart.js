@@ -12,7 +12,7 @@ import { CHART_RANGES, between, limits, moved, newest, rangeOf, rangeText, zoome
 import { intervals } from "./intervals.js";
 import { addShares } from "./shares.js";
 import { columnAt, layersOf } from "./stack.js";
-import { changed, drawing, eventsSince, label, processKey, roots, sharesOfAll, state } from "./store.js";
+import { changed, drawing, eventsSince, label, processKey, roots, sharesOfAll, state } from "./state.js";
 import { OF_PROCESSES, SHARES } from "./words.js";
 
 const PAUSE = 10_000; // between requests for the newest values

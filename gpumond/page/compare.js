@@ -12,7 +12,7 @@ import { layersOf } from "./stack.js";
 import { MOST, isMarked, mark, markedRows } from "./marked.js";
 import { addressOf, isAt, rowsOf } from "./rows.js";
 import { addShares } from "./shares.js";
-import { label, state } from "./store.js";
+import { label, state } from "./state.js";
 import { addView } from "./views.js";
 import { OF_PROCESSES } from "./words.js";
 

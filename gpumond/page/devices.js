@@ -6,7 +6,7 @@ import { $, button, make, name, put, sync } from "./elements.js";
 import { DEVICE_COLUMNS, devicesOf, layoutOf, tileLabel, usedShare } from "./matrix.js";
 import { choose, chosen } from "./selection.js";
 import { createSpark, showSpark } from "./spark.js";
-import { label, sharesOfFrame, state } from "./store.js";
+import { label, sharesOfFrame, state } from "./state.js";
 
 const classesOf = ({ number, wide }) => [number && "number", wide && "wide"].filter(Boolean).join(" ");
 

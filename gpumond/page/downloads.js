@@ -2,7 +2,7 @@
 
 import { saveBlob } from "./elements.js";
 import { besides } from "./shares.js";
-import { state } from "./store.js";
+import { state } from "./state.js";
 import { SHARES } from "./words.js";
 
 const FIELDS = [

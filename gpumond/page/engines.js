@@ -2,7 +2,7 @@
 
 import { $, make, name, put, sync } from "./elements.js";
 import { duration, human, percent, sum } from "./format.js";
-import { processKey, state } from "./store.js";
+import { processKey, state } from "./state.js";
 import { NOT_READ } from "./words.js";
 
 const count = (value) => (value === null ? "-" : String(value));

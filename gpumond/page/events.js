@@ -7,7 +7,7 @@ import { eventRecord, saveCsv } from "./downloads.js";
 import { $, button, make, put, showChoices, sync } from "./elements.js";
 import { clean, clock, words } from "./format.js";
 import { showDevice } from "./hero.js";
-import { state } from "./store.js";
+import { state } from "./state.js";
 
 const SHOWN = 60; // groups
 const MOST = 200; // events of which groups are made, the newest

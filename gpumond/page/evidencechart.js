@@ -3,7 +3,7 @@
 import { make, named, put, svg, sync } from "./elements.js";
 import { figures, limits, shapes, summary } from "./evidence.js";
 import { capital, clean, clock, human } from "./format.js";
-import { label, state } from "./store.js";
+import { label, state } from "./state.js";
 
 const SAID = ["slope_bytes_per_second", "window_seconds"]; // what the sentence about the line contains
 

@@ -2,7 +2,7 @@
 
 import { engineOf, holder, kvCacheOf } from "./engines.js";
 import { duration, human, many } from "./format.js";
-import { hasAgent, hasPools } from "./store.js";
+import { hasAgent, hasPools } from "./state.js";
 import { OF_PROCESSES } from "./words.js";
 
 const LATE = 3; // seconds from which the age of a report is shown: most agents report each second

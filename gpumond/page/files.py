@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.events import OF_LIBRARIES, WITHOUT_FILE, Kind
+from gpumond.events import OF_LIBRARIES, WITHOUT_FILE, EventKind
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
@@ -150,7 +150,7 @@ MARKS: dict[str, str] = {
 cause, the first kind tells most.
 """
 
-ENDED: Kind = "process-ended"
+ENDED: EventKind = "process-ended"
 """Kind of the event from which the page knows the earlier processes of a workload."""
 
 

@@ -4,7 +4,7 @@ import { $, make, named, put } from "./elements.js";
 import { clean, clock, extent, human, sum } from "./format.js";
 import { differences } from "./receipts.js";
 import { post } from "./session.js";
-import { label, processKey, state } from "./store.js";
+import { label, processKey, state } from "./state.js";
 import { refresh } from "./live.js";
 
 const UNANSWERED = "The daemon doesn't respond. Its receipts will show whether the flush took place.";

@@ -3,7 +3,7 @@
 import { clean, clock, duration, extent, human } from "./format.js";
 import { createListing } from "./lists.js";
 import { differences, record } from "./receipts.js";
-import { label, state } from "./store.js";
+import { label, state } from "./state.js";
 import { read } from "./live.js";
 import { addView } from "./views.js";
 

@@ -12,7 +12,7 @@ import { MEANINGS } from "./meanings.js";
 import { suspensionSentence } from "./rows.js";
 import { besides } from "./shares.js";
 import { choose, chooseIndex, chosen } from "./selection.js";
-import { estimate, hasAgent, label, reclaimableOf, roots, sharesOfAll, state } from "./store.js";
+import { estimate, hasAgent, label, reclaimableOf, roots, sharesOfAll, state } from "./state.js";
 import { SHARES } from "./words.js";
 
 const hidden = new Set(address.read("hide").split(",").filter((share) => SHARES.includes(share))); // shares

@@ -4,7 +4,7 @@
 
 import { applyChanges, readMessages } from "./messages.js";
 import { currentToken, setToken } from "./session.js";
-import { addEvents, drawSoon, setFrame, state } from "./store.js";
+import { addEvents, drawSoon, setFrame, state } from "./state.js";
 
 const PAUSE = 1000;
 const TIMEOUT = 5000; // the daemon sends at least a comment every 2 s

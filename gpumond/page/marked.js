@@ -3,7 +3,7 @@
 import * as address from "./address.js";
 import { $, put } from "./elements.js";
 import { addressOf, isAt, rowsOf } from "./rows.js";
-import { state } from "./store.js";
+import { state } from "./state.js";
 import { openView } from "./views.js";
 
 export const MOST = 4; // programs that are compared at once

@@ -3,7 +3,7 @@
 import { cardsOf, levelOf } from "./cards.js";
 import { human, percent } from "./format.js";
 import { sharesByDevice } from "./shares.js";
-import { label } from "./store.js";
+import { label } from "./state.js";
 import { MISSED_LIMIT } from "./words.js";
 
 const TILES_FROM = 33;

@@ -2,7 +2,7 @@
 
 import { $, make, name, put, sync } from "./elements.js";
 import { clock, duration, words } from "./format.js";
-import { label, state } from "./store.js";
+import { label, state } from "./state.js";
 import { MISSED_LIMIT } from "./words.js";
 
 const SHOWN = 8;

@@ -15,7 +15,7 @@ import { showNotices } from "./notices.js";
 import "./palette.js";
 import { showProblems } from "./problems.js";
 import { showSilences } from "./silences.js";
-import { drawing, state } from "./store.js";
+import { drawing, state } from "./state.js";
 import { captionAt, captionsOf } from "./story.js";
 import { showProcesses } from "./table.js";
 import "./tools.js";

@@ -5,7 +5,7 @@ import { make, named, put } from "./elements.js";
 import { clock, duration, many } from "./format.js";
 import { levelBytes, spansOf, summaryOf } from "./ruleform.js";
 import { ask } from "./session.js";
-import { label, state } from "./store.js";
+import { label, state } from "./state.js";
 
 const CHARTS = 4;
 const LISTED = 20;

@@ -1,6 +1,6 @@
 // Earlier processes of a workload: a program that was restarted continues their history.
 
-import { state } from "./store.js";
+import { state } from "./state.js";
 import { ENDED } from "./words.js";
 
 /** The ended processes of a row's workload on its device that were alive after `from`, the first one first, if the row

@@ -12,7 +12,7 @@ import { showDevice } from "./hero.js";
 import { rowsOf } from "./rows.js";
 import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
-import { allowsFlush, hasPools, label, processKey, reclaimableOf, state } from "./store.js";
+import { allowsFlush, hasPools, label, processKey, reclaimableOf, state } from "./state.js";
 import { movedWithin, showProcess } from "./table.js";
 import { isOpen, openView, why } from "./views.js";
 import { RUNBOOKS } from "./words.js";

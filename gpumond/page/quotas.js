@@ -3,7 +3,7 @@
 import { unset } from "./facts.js";
 import { human } from "./format.js";
 import { createListing } from "./lists.js";
-import { state } from "./store.js";
+import { state } from "./state.js";
 import { read } from "./live.js";
 import { addView } from "./views.js";
 

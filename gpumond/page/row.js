@@ -9,7 +9,7 @@ import { flush } from "./flush.js";
 import { clean, human, many, words } from "./format.js";
 import { read } from "./live.js";
 import { COLUMNS, kindOf } from "./rows.js";
-import { allowsFlush, hasAgent, hasPools, isProblem, processKey, state } from "./store.js";
+import { allowsFlush, hasAgent, hasPools, isProblem, processKey, state } from "./state.js";
 import { createSuspension, updateSuspension } from "./suspend.js";
 import { why } from "./views.js";
 import { OF_PROCESSES, VERDICTS } from "./words.js";

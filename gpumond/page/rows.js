@@ -2,7 +2,7 @@
 
 import { rankOf } from "./cards.js";
 import { capital, clock, duration, human, signed, sum } from "./format.js";
-import { label, ordinary, processKey } from "./store.js";
+import { label, ordinary, processKey } from "./state.js";
 import { OF_PROCESSES } from "./words.js";
 
 const size = (id, bytes = `${id}_bytes`) => ({

@@ -4,7 +4,7 @@ import { button, make, put } from "./elements.js";
 import { edit } from "./editor.js";
 import { createTable, showTable } from "./lists.js";
 import { expression, hold } from "./ruleform.js";
-import { state } from "./store.js";
+import { state } from "./state.js";
 import { read } from "./live.js";
 import { addView } from "./views.js";
 import { RUNBOOKS } from "./words.js";

@@ -1,7 +1,7 @@
 // The device that the user has chosen: the picture, the problems and the processes are its own.
 
 import * as address from "./address.js";
-import { changed, state } from "./store.js";
+import { changed, state } from "./state.js";
 
 let index = address.read("gpu").split(",")[0]; // empty for all devices
 

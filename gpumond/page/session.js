@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { $, put, saveBlob } from "./elements.js";
-import { drawing, state } from "./store.js";
+import { drawing, state } from "./state.js";
 
 const STORED = "gpumond-token";
 const LOCAL = ["localhost", "127.0.0.1", "[::1]"];

@@ -3,7 +3,7 @@
 import { $, button, make, name, put, sync } from "./elements.js";
 import { clean, clock } from "./format.js";
 import { attempt } from "./session.js";
-import { changed, state } from "./store.js";
+import { changed, state } from "./state.js";
 import { refresh } from "./live.js";
 import { isOpen } from "./views.js";
 

@@ -7,7 +7,7 @@ import { many } from "./format.js";
 import { classesOf, createRow, gap, refusalOf, reuse, updateRow } from "./row.js";
 import { COLUMNS, FILTER, GROUPS, WAITING, addressOf, barBytes, filled, find, groupKey, isAt, kindOf, listed, rowsOf } from "./rows.js";
 import { choose, chosen } from "./selection.js";
-import { hasAgent, state } from "./store.js";
+import { hasAgent, state } from "./state.js";
 import { distanceOf, parts } from "./viewport.js";
 import { MISSED_LIMIT } from "./words.js";
 

@@ -2,7 +2,7 @@
 
 import { records, saveCsv } from "./downloads.js";
 import { $, put, saveJson } from "./elements.js";
-import { state } from "./store.js";
+import { state } from "./state.js";
 import { shownList } from "./table.js";
 
 const SHOWN = 2000; // milliseconds for which the button says that the link is copied

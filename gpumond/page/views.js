@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { $, button, make, sync } from "./elements.js";
-import { changed } from "./store.js";
+import { changed } from "./state.js";
 
 const FORMS = ["rules", "baselines"]; // views of forms.js
 const PAUSE = 5000; // between requests of the open view

@@ -7,7 +7,7 @@ import { attempt, entryOf, flush } from "./flush.js";
 import { capital, clean, clock, human, percent, sum } from "./format.js";
 import { MEANINGS } from "./meanings.js";
 import { save } from "./session.js";
-import { allowsFlush, isProblem, label, state } from "./store.js";
+import { allowsFlush, isProblem, label, state } from "./state.js";
 
 const CLASSES = {
   parameters: "parameters",

@@ -40,15 +40,15 @@ from gpumond.facts.messages import (
 )
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessEnd
-from gpumond.host.event_loop import Tasks
-from gpumond.host.peer import CREDENTIALS_SPACE, Identity, identify, peer_pidfd, peer_uid, person_of, sender_pid
-from gpumond.programs.connection import AgentConnection, Answer, Limits, UserUsage, agent_report, check_hello
+from gpumond.host.peer import CREDENTIALS_SPACE, PeerIdentity, identify, peer_pidfd, peer_uid, person_uid, sender_pid
+from gpumond.host.tasks import Tasks
+from gpumond.programs.connection import AgentConnection, Answer, SocketLimits, UserUsage, agent_report, check_hello
 
 log = logging.getLogger(__name__)
 
 
-def identity_of(report: AgentReport) -> Identity:
-    return Identity(report.pid, report.start_ticks, report.uid)
+def identity_of(report: AgentReport) -> PeerIdentity:
+    return PeerIdentity(report.pid, report.start_ticks, report.uid)
 
 
 ACCEPTED_AT_ONCE = 16
@@ -76,7 +76,7 @@ class AgentServer:
         self,
         listener: socket.socket,
         *,
-        limits: Limits = Limits(),
+        limits: SocketLimits = SocketLimits(),
         reported: Callable[[int], None] = lambda count: None,
         rejected: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
@@ -97,8 +97,8 @@ class AgentServer:
         self._usage = UserUsage(self._limits)
         self._reports_received = 0
         self._suspended: Collection[ProcessKey] = frozenset()
-        self._borrow: Callable[[Identity, Borrow], Awaitable[Borrowed]] | None = None
-        self._borrowers: set[Identity] = set()
+        self._borrow: Callable[[PeerIdentity, Borrow], Awaitable[Borrowed]] | None = None
+        self._borrowers: set[PeerIdentity] = set()
         self._borrow_tasks = Tasks()
         self._accepting = False
         self._paused_for_hellos = False
@@ -156,7 +156,7 @@ class AgentServer:
     def reports(self) -> tuple[AgentReport, ...]:
         """Return the newest report of every process whose agent is connected and reported recently."""
         self.receive()
-        newest: dict[Identity, AgentReport] = {}
+        newest: dict[PeerIdentity, AgentReport] = {}
         for peer in list(self._peers.values()):
             report = self._report_of(peer)
             if report is not None:
@@ -165,7 +165,7 @@ class AgentServer:
         self._reports_received = 0
         return tuple(newest.values())
 
-    def report(self, identity: Identity) -> AgentReport | None:
+    def report(self, identity: PeerIdentity) -> AgentReport | None:
         """Return the newest report of one process, as `reports` does, without decoding those of others."""
         self.receive()
         newest: AgentReport | None = None
@@ -179,7 +179,7 @@ class AgentServer:
         reports = (self._report_of(peer, silent=True) for peer in list(self._peers.values()))
         return tuple(report for report in reports if report is not None)
 
-    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
+    async def flush(self, identity: PeerIdentity, request: FlushCommand) -> FlushResult | None:
         """Send a flush to one agent and return its answer: None if it timed out or the agent disconnected."""
         peer = self._connection_of(identity)
         if peer is None:
@@ -191,7 +191,7 @@ class AgentServer:
         return answer
 
     async def ask(
-        self, identity: Identity, request: AgentRequest, seconds: float = ASK_SECONDS
+        self, identity: PeerIdentity, request: AgentRequest, seconds: float = ASK_SECONDS
     ) -> AgentResponse | None:
         """Send a command as `flush` does. A command that the agent does not support, or its program forbids, is
         not sent, and none to a suspended program.
@@ -229,11 +229,11 @@ class AgentServer:
             self._awaited -= 1
             answers.pop(request.id, None)
 
-    def flushing(self, identity: Identity) -> bool:
+    def flushing(self, identity: PeerIdentity) -> bool:
         """Return True if a flush of that process may still run: its agent is connected and has not answered."""
         return any(peer.answers or peer.unanswered for peer in self._peers.values() if peer.identity == identity)
 
-    def _connection_of(self, identity: Identity) -> AgentConnection | None:
+    def _connection_of(self, identity: PeerIdentity) -> AgentConnection | None:
         own = [peer for peer in self._peers.values() if peer.identity == identity and (peer.report or peer.unread)]
         return max(own, key=lambda peer: peer.received_at, default=None)
 
@@ -283,7 +283,7 @@ class AgentServer:
 
     def _admit(self, connection: socket.socket) -> bool:
         """Return False if the connection is rejected and closed."""
-        user = person_of(peer_uid(connection))
+        user = person_uid(peer_uid(connection))
         if not self._usage.admits(user):
             self._reject(connection, "crowd")
             return False
@@ -407,7 +407,7 @@ class AgentServer:
         else:
             raise ProtocolError("type", f"an agent can't send {type(message).__name__}")
 
-    def on_borrow(self, borrow: Callable[[Identity, Borrow], Awaitable[Borrowed]]) -> None:
+    def on_borrow(self, borrow: Callable[[PeerIdentity, Borrow], Awaitable[Borrowed]]) -> None:
         """Answer requests for room with this function."""
         self._borrow = borrow
 
@@ -420,7 +420,7 @@ class AgentServer:
         self._borrow_tasks.start(self._answer_borrow(peer, request, self._borrow))
 
     async def _answer_borrow(
-        self, peer: AgentConnection, request: Borrow, borrow: Callable[[Identity, Borrow], Awaitable[Borrowed]]
+        self, peer: AgentConnection, request: Borrow, borrow: Callable[[PeerIdentity, Borrow], Awaitable[Borrowed]]
     ) -> None:
         try:
             answer = await borrow(peer.identity, request)

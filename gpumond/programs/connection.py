@@ -24,7 +24,7 @@ from gpumond.facts.messages import (
 )
 from gpumond.facts.program import MAX_RANKS, SCOPES, PoolLimit
 from gpumond.facts.snapshot import AgentReport
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
 from gpumond.tick.claims import MAX_REPORTED_POOLS, bounded
 
 MAX_COMPONENTS = 8
@@ -37,7 +37,13 @@ class AgentConnection:
     """One connection, its hello and its newest report. ``user``: the one for whom its limits count."""
 
     def __init__(
-        self, connection: socket.socket, identity: Identity, pidfd: int | None, user: int, budget: Budget, now: float
+        self,
+        connection: socket.socket,
+        identity: PeerIdentity,
+        pidfd: int | None,
+        user: int,
+        budget: ReadBudget,
+        now: float,
     ) -> None:
         self.socket, self.identity, self.pidfd, self.user, self.budget = connection, identity, pidfd, user, budget
         self.buffer = b""
@@ -137,7 +143,9 @@ def check_report(report: Report) -> None:
         raise ProtocolError("value", f"report.program.scopes: {len(names)}, more than {SCOPES + 1}")
 
 
-def agent_report(identity: Identity, hello: Hello, report: Report, age: float, suspended: bool = False) -> AgentReport:
+def agent_report(
+    identity: PeerIdentity, hello: Hello, report: Report, age: float, suspended: bool = False
+) -> AgentReport:
     return AgentReport(
         pid=identity.pid,
         start_ticks=identity.start_ticks,
@@ -173,7 +181,7 @@ def own_limits(report: Report) -> tuple[PoolLimit, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SocketLimits:
     """Limits of the socket, some by user; a user beyond the budget is read more slowly, without cost to others."""
 
     peers: int = 8000
@@ -196,10 +204,10 @@ class Limits:
     reserved_descriptors: int = 64
 
 
-class Budget:
+class ReadBudget:
     """Token bucket of messages and bytes for one user."""
 
-    def __init__(self, limits: Limits, now: float) -> None:
+    def __init__(self, limits: SocketLimits, now: float) -> None:
         self._limits, self._filled_at = limits, now
         self.messages, self.bytes = float(limits.messages_per_second), float(limits.bytes_per_second)
 
@@ -215,21 +223,21 @@ class Budget:
 class UserUsage:
     """Connections and budgets of all users. ``pending`` connections have sent no hello."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SocketLimits) -> None:
         self._limits = limits
         self._connections: Counter[int] = Counter()
         self._pending: Counter[int] = Counter()
-        self._budgets: dict[int, Budget] = {}
+        self._budgets: dict[int, ReadBudget] = {}
 
     def admits(self, user: int) -> bool:
         limits = self._limits
         return self._connections[user] < limits.peers_per_uid and self._pending[user] < limits.pending_per_uid
 
-    def add(self, user: int, now: float) -> Budget:
+    def add(self, user: int, now: float) -> ReadBudget:
         """Count a new connection, which is pending. Returns the user's budget."""
         self._connections[user] += 1
         self._pending[user] += 1
-        return self._budgets.setdefault(user, Budget(self._limits, now))
+        return self._budgets.setdefault(user, ReadBudget(self._limits, now))
 
     def remove(self, user: int) -> None:
         self._connections[user] -= 1

@@ -111,7 +111,7 @@ def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKe
     return short
 
 
-def short_users(recent: RuleWindow, snapshot: Snapshot) -> dict[str, frozenset[int]]:
+def users_short_of_memory(recent: RuleWindow, snapshot: Snapshot) -> dict[str, frozenset[int]]:
     """Return the users whose programs ran short of memory, for each device that is not nearly full.
 
     There, `reclaimable_under_pressure_ratio` has no other evidence than what these programs state.

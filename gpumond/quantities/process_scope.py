@@ -47,7 +47,7 @@ from gpumond.quantities.scope import (
     values_without_verdict,
 )
 from gpumond.quantities.window import CounterHistory, RuleWindow, Workload
-from gpumond.tick.claims import outermost
+from gpumond.tick.claims import outermost_pools
 
 NOBODY = ProcessUsage(pid=0, start_ticks=None, used_bytes=None)
 """Owner of memory without a known process."""
@@ -188,7 +188,7 @@ def _sum(
     def read(row: _Process) -> float | None:
         if row.report is None:
             return None
-        pools = (pool for pool in outermost(row.report.pools) if pool.device_uuid == row.device.uuid)
+        pools = (pool for pool in outermost_pools(row.report.pools) if pool.device_uuid == row.device.uuid)
         known = [size for size in map(value, pools) if size is not None]
         return float(sum(known)) if known else None
 
@@ -330,7 +330,7 @@ def workloads(context: RuleContext) -> Sequence[_Workload]:
         if report.workload:
             workload = Workload(report.uid, report.workload)
             sums = named[workload]
-            for pool in outermost(report.pools):
+            for pool in outermost_pools(report.pools):
                 if pool.live_bytes is None:
                     uncounted.add(workload)
                 sums["live_bytes"] += pool.live_bytes or 0

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from gpumond.diagnosis.detectors import kept_bytes, split_share
-from gpumond.events import own_place
+from gpumond.events import program_place
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import ProcessKey, Program
 from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, Sensors, Snapshot
@@ -37,7 +37,7 @@ Xid = tuple[str, int]
 """(device UUID, number)"""
 
 
-class Growth(NamedTuple):
+class CounterGrowth(NamedTuple):
     """Last value of a counter, and its increases within the window, by step."""
 
     last: int
@@ -60,8 +60,8 @@ class CounterTrack(NamedTuple):
     steps: tuple[tuple[float, int, int], ...]
     live: int
     kept: int
-    ooms: Growth | None
-    retries: Growth | None
+    ooms: CounterGrowth | None
+    retries: CounterGrowth | None
     counters: CounterHistory
     """Those of ``POOL_COUNTERS``."""
 
@@ -75,10 +75,10 @@ class CounterTrack(NamedTuple):
 class RuleWindow:
     elapsed: float = 0.0
     pools: Mapping[Pool, CounterTrack] = field(default_factory=dict)
-    xids: Mapping[Xid, Growth] = field(default_factory=dict)
+    xids: Mapping[Xid, CounterGrowth] = field(default_factory=dict)
     agents: Mapping[ProcessKey, Workload] = field(default_factory=dict)
     """Workload of every process that has an agent, or had one and is still on a device."""
-    retried: Mapping[ProcessKey, Growth] = field(default_factory=dict)
+    retried: Mapping[ProcessKey, CounterGrowth] = field(default_factory=dict)
     """Out-of-memory errors of every process after which `retry_on_oom` tried again."""
     silent: frozenset[ProcessKey] = frozenset()
     """Processes whose agent no longer reports."""
@@ -103,7 +103,7 @@ class RuleWindow:
         (since, before), (now, free) = readings[0], readings[-1]
         return free * (now - since) / (before - free) if free < before else inf
 
-    def increase(self, growth: Growth | None, since: float = 0.0) -> float | None:
+    def increase(self, growth: CounterGrowth | None, since: float = 0.0) -> float | None:
         """Return the increase within the window; zero is known only after a whole window."""
         if growth is None:
             return None
@@ -148,13 +148,13 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
     reports = snapshot.reports_by_process
     agents = {process: Workload(report.uid, report.workload) for process, report in reports.items()}
     oom_places = {
-        (process, oom.number): own_place(oom.stack) or before.oom_places.get((process, oom.number), "")
+        (process, oom.number): program_place(oom.stack) or before.oom_places.get((process, oom.number), "")
         for process, report in reports.items()
         for oom in report.program.ooms
     }
     silent = frozenset(before.agents.keys() - agents.keys()) & _present(before, agents, snapshot)
     pools: dict[Pool, CounterTrack] = {}
-    retried: dict[ProcessKey, Growth] = {}
+    retried: dict[ProcessKey, CounterGrowth] = {}
     programs: dict[ProcessKey, CounterHistory] = {}
     for process, report in reports.items():
         for usage in report.pools:
@@ -162,7 +162,7 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
             track = before.pools.get(pool)
             pools[pool] = track if track and process in snapshot.suspended else _track(track, usage, elapsed)
         if report.program.oom_retries:
-            base = Growth(0 if process in before.agents else report.program.oom_retries)
+            base = CounterGrowth(0 if process in before.agents else report.program.oom_retries)
             retried[process] = _grown(before.retried.get(process, base), report.program.oom_retries, elapsed)
         history = before.programs.get(process)
         if history is None or history.due(elapsed):
@@ -204,7 +204,7 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
     )
 
 
-NONE = Growth(0)
+NONE = CounterGrowth(0)
 
 device_counts: Callable[[Sensors], Counts] = attrgetter(*DEVICE_COUNTERS)
 pool_counts: Callable[[PoolUsage], Counts] = attrgetter(*POOL_COUNTERS)
@@ -249,7 +249,7 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
     if before is not None and not kept and before.kept:  # it has freed all: what was fragmented no longer is
         before = before._replace(steps=((elapsed, 0, 0),), live=0, kept=0)
     if before is None:
-        ooms, retries = (None if count is None else Growth(count) for count in (pool.ooms, pool.retries))
+        ooms, retries = (None if count is None else CounterGrowth(count) for count in (pool.ooms, pool.retries))
         return CounterTrack(
             since=elapsed,
             reported=peak,
@@ -287,13 +287,13 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
     )
 
 
-def _counted(growth: Growth | None, count: int | None, elapsed: float) -> Growth | None:
+def _counted(growth: CounterGrowth | None, count: int | None, elapsed: float) -> CounterGrowth | None:
     if count is None or (growth is not None and not growth.grown and count == growth.last):
         return growth
-    return Growth(count) if growth is None else _grown(growth, count, elapsed)
+    return CounterGrowth(count) if growth is None else _grown(growth, count, elapsed)
 
 
-def _grown(growth: Growth, count: int, elapsed: float) -> Growth:
+def _grown(growth: CounterGrowth, count: int, elapsed: float) -> CounterGrowth:
     grown = growth.grown
     if grown and grown[0][0] <= elapsed - WINDOW_SECONDS:
         grown = tuple(entry for entry in grown if entry[0] > elapsed - WINDOW_SECONDS)
@@ -302,7 +302,7 @@ def _grown(growth: Growth, count: int, elapsed: float) -> Growth:
         grown = (*grown[:-1], (grown[-1][0], grown[-1][1] + amount))
     elif amount:
         grown = (*grown, (elapsed, amount))
-    return growth if grown is growth.grown and count == growth.last else Growth(count, grown)
+    return growth if grown is growth.grown and count == growth.last else CounterGrowth(count, grown)
 
 
 WINDOW_SECONDS = 600.0

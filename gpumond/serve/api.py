@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpumond.host.event_loop import background
+from gpumond.host.tasks import background
 from gpumond.kernel import Kernel
-from gpumond.serve import answers
+from gpumond.serve import responses
 from gpumond.serve.authentication import Tokens, header
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ class Api:
         path = scope["path"]
         if scope["method"] != "GET" or scope["query_string"]:
             return None
-        if path in answers.LIVENESS:
-            return answers.healthy()
-        if path in answers.READINESS:
-            return answers.ready(self._kernel.frame)
-        if path == answers.METRICS:
+        if path in responses.LIVENESS:
+            return responses.healthy()
+        if path in responses.READINESS:
+            return responses.ready(self._kernel.frame)
+        if path == responses.METRICS:
             accept, encoding = (header(scope["headers"], name) for name in (b"accept", b"accept-encoding"))
-            return await answers.metrics(self._kernel, accept, encoding)
+            return await responses.metrics(self._kernel, accept, encoding)
         return None
 
     async def _application(self) -> ASGIApp:

@@ -12,13 +12,13 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import State
 
 from gpumond import __version__
-from gpumond.host.event_loop import background
+from gpumond.host.tasks import background
 from gpumond.kernel import Kernel
 from gpumond.serve import live, operations, pages, resources, routes, sessions
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.limits import MAX_PREVIEWS, UserShares
 from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, LiveFrames
-from gpumond.serve.routes import KIND, responses
+from gpumond.serve.routes import KIND, problem_responses
 
 DESCRIPTION = (
     "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times unix seconds, "
@@ -88,7 +88,7 @@ def _complete(operation: dict[str, Any]) -> None:
     refusals = (*(BODY_PROBLEMS if body else ()), *(TOKEN_PROBLEMS if token else ()))
     if body or "parameters" in operation:
         refusals += PARAMETER_PROBLEMS
-    for status, response in responses(*refusals).items():
+    for status, response in problem_responses(*refusals).items():
         operation["responses"][str(status)] = response
 
 

@@ -29,7 +29,7 @@ from gpumond.config.settings import Settings
 from gpumond.config.tokens import PREFIX, Token, digest
 from gpumond.facts.errors import ConfigError, GpumondError, HttpError, TokenReviewError
 from gpumond.host.files import read_secret, read_text
-from gpumond.host.http import Connection, HttpAnswer, Request, exchange_async, trust
+from gpumond.host.http import Connection, HttpRequest, HttpResponse, exchange_async, trust
 from gpumond.host.peer import counted_name
 from gpumond.serve.limits import (
     FAILURES_PER_MINUTE,
@@ -362,7 +362,7 @@ class KubernetesTokenReviews:
         try:
             token_of_pod, authorities = read_secret(self._directory / "token"), trust(self._directory / "ca.crt")
             fields = {"Authorization": f"Bearer {token_of_pod}", "Content-Type": "application/json"}
-            request = Request("POST", REVIEW_ROUTE, fields, json.dumps(review).encode())
+            request = HttpRequest("POST", REVIEW_ROUTE, fields, json.dumps(review).encode())
             connection = Connection(self._host, self._port, tls=authorities)
             answer = await exchange_async(connection, request, REVIEW_SECONDS, MAX_ANSWER_BYTES)
         except (ConfigError, HttpError) as error:
@@ -370,7 +370,7 @@ class KubernetesTokenReviews:
         return content_of(answer)
 
 
-def content_of(answer: HttpAnswer) -> Any:
+def content_of(answer: HttpResponse) -> Any:
     """Return the JSON of a successful answer. Raises TokenReviewError."""
     if answer.status in (401, 403):
         raise TokenReviewError(

@@ -9,9 +9,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gpumond.config.web_file import Web
-from gpumond.serve.answers import LIVENESS, READINESS
 from gpumond.serve.authentication import SESSIONS, Caller, Passwords, Tokens, authenticate, failed, header, user
 from gpumond.serve.identity import PARTS, Identity
+from gpumond.serve.responses import LIVENESS, READINESS
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ALWAYS_OPEN = (*LIVENESS, *READINESS)

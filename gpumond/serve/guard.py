@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpumond.config.web_file import Web
 from gpumond.facts.flush import OPERATION_ID
-from gpumond.serve.answers import problem
 from gpumond.serve.authentication import Tokens, authenticate, header, user
 from gpumond.serve.authorization import ALWAYS_OPEN, RESERVED, SAFE_METHODS, Readers, check_tenant
 from gpumond.serve.http import SendBuffers, in_pieces, without_body
@@ -34,6 +33,7 @@ from gpumond.serve.limits import (
     plain_address,
     too_large,
 )
+from gpumond.serve.responses import problem
 from gpumond.store.audit import OPERATION
 
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")

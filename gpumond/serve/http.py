@@ -15,10 +15,10 @@ from starlette.types import Message, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpumond.config.web_file import certificate_subjects
-from gpumond.serve.answers import problem
 from gpumond.serve.authentication import user
 from gpumond.serve.limits import UserShares
 from gpumond.serve.listener import HttpPeer
+from gpumond.serve.responses import problem
 
 RECEIVE_SECONDS = 10.0
 TAKE_SECONDS = 30.0

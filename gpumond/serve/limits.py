@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
-from gpumond.host.peer import person_of
+from gpumond.host.peer import person_uid
 
 MAX_BODY_BYTES = 64 * 1024
 FAILURES_PER_MINUTE = 10
@@ -126,7 +126,7 @@ def plain_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | 
 def user_of(uid: int | None, address: str = "") -> str:
     """Return the user that a connection is counted for."""
     if uid is not None:
-        return f"uid:{person_of(uid)}"
+        return f"uid:{person_uid(uid)}"
     ip = plain_address(address)
     return address if ip is None else LOOPBACK if ip.is_loopback else str(ip)
 

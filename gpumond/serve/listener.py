@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from gpumond.host.event_loop import Tasks
 from gpumond.host.machine import RESERVED_CONNECTIONS
 from gpumond.host.peer import loopback_uid, peer_uid
 from gpumond.host.runtime_directory import BACKLOG
+from gpumond.host.tasks import Tasks
 from gpumond.serve.limits import LOOPBACK, UserShares, user_of
 
 log = logging.getLogger(__name__)
 
-State = Literal["waiting", "idle", "streaming", "serving"]
-CLOSABLE: tuple[State, ...] = ("idle", "streaming")
+ClientState = Literal["waiting", "idle", "streaming", "serving"]
+CLOSABLE: tuple[ClientState, ...] = ("idle", "streaming")
 """States in which a connection may be closed for another one, after those that have sent no request."""
 
 HEAD_SECONDS = HANDSHAKE_SECONDS = 10.0
@@ -59,7 +59,7 @@ class HttpPeer:
         self.stage, self.since = stage, now
 
     @property
-    def state(self) -> State:
+    def state(self) -> ClientState:
         return "streaming" if self.stage == "serving" and self.begun() else self.stage
 
 

@@ -22,7 +22,7 @@ from starlette.types import Message, Scope, Send
 from gpumond.events import Event, EventLog
 from gpumond.facts.frame import Frame, FullFrame
 from gpumond.facts.units import accepts
-from gpumond.host.event_loop import Signal
+from gpumond.host.tasks import Signal
 from gpumond.kernel import Kernel
 from gpumond.serve import examples
 from gpumond.serve.authentication import user
@@ -30,7 +30,7 @@ from gpumond.serve.full_frame import full_frame
 from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.limits import UserShares
 from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
-from gpumond.serve.routes import KIND, json_response, kernel_of, present, responses
+from gpumond.serve.routes import KIND, json_response, kernel_of, present, problem_responses
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -329,7 +329,9 @@ _LIVE_OK: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/live", summary="Stream of frames", response_class=StreamingResponse, responses=_LIVE_OK | responses(503))
+@router.get(
+    "/live", summary="Stream of frames", response_class=StreamingResponse, responses=_LIVE_OK | problem_responses(503)
+)
 async def live(request: Request) -> Response:
     """Sends the current frame as the message `frame`, then one message `changes` for each later frame.
 

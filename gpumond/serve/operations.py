@@ -12,10 +12,10 @@ from gpumond.config.models import Encodable
 from gpumond.kernel import Operations
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Group
-from gpumond.serve import answers
-from gpumond.serve.answers import problem
+from gpumond.serve import responses
 from gpumond.serve.authorization import require_token
-from gpumond.serve.routes import KIND, bearer, json_response, kernel_of, responses
+from gpumond.serve.responses import problem
+from gpumond.serve.routes import KIND, bearer, json_response, kernel_of, problem_responses
 
 router = APIRouter(tags=["operation"])
 
@@ -31,27 +31,30 @@ async def metrics(
     """
     accept, accept_encoding = (request.headers.get(name, "") for name in ("accept", "accept-encoding"))
     groups = frozenset(collect or ALL_GROUPS)
-    return await answers.metrics(kernel_of(request), accept, accept_encoding, compat, groups)
+    return await responses.metrics(kernel_of(request), accept, accept_encoding, compat, groups)
 
 
 @router.get("/healthz", response_class=PlainTextResponse, include_in_schema=False)
 @router.get("/-/healthy", response_class=PlainTextResponse, summary="Liveness of the daemon; independent of the GPUs")
 async def healthy() -> Response:
-    return answers.healthy()
+    return responses.healthy()
 
 
 @router.get("/readyz", response_class=PlainTextResponse, include_in_schema=False)
 @router.get(
-    "/-/ready", response_class=PlainTextResponse, responses=responses(503), summary="Readiness: devices can be read"
+    "/-/ready",
+    response_class=PlainTextResponse,
+    responses=problem_responses(503),
+    summary="Readiness: devices can be read",
 )
 async def ready(request: Request) -> Response:
-    return answers.ready(kernel_of(request).frame)
+    return responses.ready(kernel_of(request).frame)
 
 
 @router.post(
     "/-/reload",
     response_class=PlainTextResponse,
-    responses=responses(401, 403, 422),
+    responses=problem_responses(401, 403, 422),
     dependencies=[Depends(bearer)],
     summary="Reload the configuration",
 )
@@ -82,7 +85,7 @@ class ReleaseAnswer(BaseModel):
             KIND: ReleaseAnswer,
             "content": {"application/json": {"example": {"released_until": 1_790_000_120.0}}},
         },
-        **responses(401, 403, 422, 503, 504, 507),
+        **problem_responses(401, 403, 422, 503, 504, 507),
     },
     response_model=None,
 )

@@ -15,8 +15,8 @@ from starlette.types import Scope
 from gpumond.facts.units import accepts
 from gpumond.page.files import FILES, HEADERS, STYLE, File, file
 from gpumond.page.runbooks import INTRODUCTION, SECTIONS
-from gpumond.serve.answers import problem
 from gpumond.serve.authentication import header
+from gpumond.serve.responses import problem
 
 router = APIRouter(include_in_schema=False)
 

@@ -33,12 +33,12 @@ from gpumond.facts.units import accepts
 from gpumond.facts.verdicts import KINDS
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.serve import examples
-from gpumond.serve.answers import problem
 from gpumond.serve.full_frame import REVISION, full_frame, holdings, stated_conditions, stated_faults
 from gpumond.serve.identity import Tenant, own_part
+from gpumond.serve.responses import problem
 from gpumond.serve.routes import Router, json_response, kernel_of, present
 from gpumond.store.table import adapter
-from gpumond.tick.history import SAMPLES, SIGNALS, TIERS, History, Shares, Signal
+from gpumond.tick.history import SAMPLES, SIGNALS, TIERS, History, HistorySignal, Shares
 
 router = Router("facts")
 
@@ -251,7 +251,7 @@ async def alerts(request: Request) -> Response:
 @router.read("/status", "Status of the daemon", Status, EXAMPLE_STATUS, (503,))
 async def status(request: Request) -> Response:
     snapshot, started_at = current_frame(request).snapshot, kernel_of(request).started_at
-    hashes, directory = kernel_of(request).fingerprints(), kernel_of(request).runtime_dir
+    hashes, directory = kernel_of(request).config_hashes(), kernel_of(request).runtime_dir
     return answer(
         request,
         Status,
@@ -300,7 +300,7 @@ class SeriesHistory:
 
     device_uuid: str
     pid: int | None
-    signal: Signal
+    signal: HistorySignal
     resolution_seconds: int | None
     block_seconds: float | None
     points: tuple[PastValue, ...]
@@ -379,7 +379,7 @@ async def history(
     pid: Pid = None,
     start_ticks: Start = None,
     signal: Annotated[
-        Signal,
+        HistorySignal,
         Query(
             description="`utilization`, `unattributed` and `opaque` apply to devices; `live`, `held` and `stranded` "
             "require agents."

@@ -37,7 +37,7 @@ from gpumond.facts.errors import (
 )
 from gpumond.facts.frame import Frame
 from gpumond.kernel import Kernel
-from gpumond.serve.answers import INTERNAL_ERROR, problem
+from gpumond.serve.responses import INTERNAL_ERROR, problem
 from gpumond.store.table import adapter
 
 
@@ -103,7 +103,7 @@ class Router(APIRouter):
             dependencies=[Depends(bearer)],
             status_code=204,
             response_model=None,
-            responses=responses(401, 403, *problems),
+            responses=problem_responses(401, 403, *problems),
         )
 
 
@@ -113,7 +113,7 @@ def described(kind: Any, example: Any, *problems: int, status: int = 200) -> dic
     return {
         "response_model": None,
         "status_code": status,
-        "responses": {status: {KIND: kind, "content": content}, **responses(*problems)},
+        "responses": {status: {KIND: kind, "content": content}, **problem_responses(*problems)},
     }
 
 
@@ -152,7 +152,7 @@ class Problem(BaseModel):
 PROBLEM = Problem.model_json_schema()
 
 
-def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI responses for the problems of a route."""
     return {
         status: {

@@ -25,7 +25,7 @@ from gpumond.sim.device import OutOfMemory, SimDevice
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-Program = Callable[[ProgramMemory, Random], Iterator[float]]
+SimProgram = Callable[[ProgramMemory, Random], Iterator[float]]
 
 
 def training(memory: ProgramMemory, random: Random) -> Iterator[float]:
@@ -168,7 +168,7 @@ def _carve(memory: ProgramMemory, share: float, number: int) -> list[Tensor]:
     return [memory.allocate(share) for _ in range(number)]
 
 
-PROGRAMS: Mapping[str, Program] = {
+PROGRAMS: Mapping[str, SimProgram] = {
     "training": training,
     "serving": serving,
     "leak": leak,
@@ -179,7 +179,7 @@ PROGRAMS: Mapping[str, Program] = {
 }
 
 
-def run(program: Program, memory: ProgramMemory, random: Random, pause: Callable[[float], bool]) -> None:
+def run(program: SimProgram, memory: ProgramMemory, random: Random, pause: Callable[[float], bool]) -> None:
     """Run a program until it ends, or ``pause(seconds)`` returns False."""
     while True:
         try:

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumond.diagnosis.floors import EarlierUse, EarlierUses
-from gpumond.facts.alerts import Heartbeat, Notice, StoredAlert
+from gpumond.diagnosis.previous_runs import EarlierUse, EarlierUses
+from gpumond.facts.alerts import DaemonActivity, Notice, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
@@ -32,7 +32,7 @@ from gpumond.host.peer import counted_name
 from gpumond.store import audit as audit_table
 from gpumond.store.audit import ADMINISTRATORS, AuditEntry, canonical
 from gpumond.store.database import Database, Worker
-from gpumond.store.table import Rows, coarse_text, from_text, notice, text, to_text
+from gpumond.store.table import RowDecoder, coarse_text, from_text, notice, text, to_text
 from gpumond.tick.history import CoarseSeries, History
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Bounds:
     max_past_alerts: int = 10_000
 
 
-def same_clock(before: Heartbeat, now: Heartbeat) -> bool:
+def same_clock(before: DaemonActivity, now: DaemonActivity) -> bool:
     """Return True if the clock was not set in between."""
     return abs((now.at - before.at) - (now.monotonic - before.monotonic)) <= CLOCK_SECONDS
 
@@ -128,8 +128,8 @@ def _size(db: sqlite3.Connection) -> int:
     return int((pages - free) * size)
 
 
-def _now() -> Heartbeat:
-    return Heartbeat(time.time(), time.monotonic())
+def _now() -> DaemonActivity:
+    return DaemonActivity(time.time(), time.monotonic())
 
 
 class Store:
@@ -144,7 +144,7 @@ class Store:
         bounds: Bounds = Bounds(),
         *,
         beat_seconds: float = BEAT_SECONDS,
-        clock: Callable[[], Heartbeat] = _now,
+        clock: Callable[[], DaemonActivity] = _now,
     ) -> None:
         self.path, self.bounds = path, bounds
         self._clock = clock
@@ -155,7 +155,7 @@ class Store:
         self._trimmed = clock()
         self._thread = Worker("gpumond-store")
         self._database = Database(path)
-        self.rows = Rows()
+        self.rows = RowDecoder()
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -190,9 +190,9 @@ class Store:
             faults.append(Fault("store", "not_writable", None, self.trouble))
         return tuple(faults)
 
-    def left_out(self, table: str, rows: int) -> None:
+    def note_skipped(self, table: str, rows: int) -> None:
         """Report further rows that could be read but not used."""
-        self.rows.left_out(table, self.rows.count(table) + rows)
+        self.rows.note_skipped(table, self.rows.count(table) + rows)
 
     async def audit(self, actor: str, action: str, detail: Any) -> None:
         """Add an audit entry; ``detail`` is any JSON value."""
@@ -243,7 +243,7 @@ class Store:
 
         return self._settle(self._submit(keep))
 
-    async def kept(self) -> tuple[list[StoredAlert], Heartbeat | None]:
+    async def kept(self) -> tuple[list[StoredAlert], DaemonActivity | None]:
         """Return the stored alerts, and the last activity of the daemon that stored them."""
         return await self._values("alerts", StoredAlert), self._database.before
 

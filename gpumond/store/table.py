@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
-from gpumond.facts.alerts import Kind, Notice
+from gpumond.facts.alerts import Notice, NoticeKind
 from gpumond.facts.errors import (
     EntryChanged,
     EntryConflict,
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Rows:
+class RowDecoder:
     """Decoder that counts undecodable rows by table."""
 
     def __init__(self) -> None:
@@ -52,10 +52,10 @@ class Rows:
             except (ValueError, TypeError, ProtocolError, RecursionError, OverflowError) as error:
                 left_out += 1
                 log.error("a row of the table %s can't be read and is skipped: %.200s", table, _line(error))
-        self.left_out(table, left_out)
+        self.note_skipped(table, left_out)
         return found
 
-    def left_out(self, table: str, rows: int) -> None:
+    def note_skipped(self, table: str, rows: int) -> None:
         self._left_out[table] = rows
 
     def count(self, table: str) -> int:
@@ -78,7 +78,7 @@ def text(value: object) -> str:
 
 
 def notice(receiver: object, seq: object, kind: object, body: object) -> Notice:
-    key = adapter(tuple[str, int, Kind]).validate_python((receiver, seq, kind))
+    key = adapter(tuple[str, int, NoticeKind]).validate_python((receiver, seq, kind))
     return Notice(key[0], key[1], key[2], from_text(Alert, body))
 
 
@@ -117,7 +117,7 @@ class Transactions(Protocol):
     """What a table needs of `Store`. ``run`` raises StoreUnavailable."""
 
     @property
-    def rows(self) -> Rows: ...
+    def rows(self) -> RowDecoder: ...
     def run(self, work: Callable[[sqlite3.Connection], R]) -> Awaitable[R]: ...
     def record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None: ...
 
@@ -275,12 +275,12 @@ def _plain(value: Any) -> Any:
 Origin = Literal["built-in", "file", "api"]
 
 
-class Named(Protocol):
+class HasName(Protocol):
     @property
     def name(self) -> str: ...
 
 
-D = TypeVar("D", bound=Named)
+D = TypeVar("D", bound=HasName)
 E = TypeVar("E")
 
 

@@ -69,7 +69,7 @@ def limit(device: DeviceReading, counts: Mapping[ProcessKey, int | None], proces
     return device.used_bytes if count is None else count
 
 
-def slack(device: DeviceReading) -> int:
+def claim_tolerance_bytes(device: DeviceReading) -> int:
     return int(SLACK_RATIO * (device.size_bytes or 0))
 
 
@@ -78,13 +78,13 @@ def held_by_device(pools: tuple[PoolUsage, ...]) -> dict[str, int]:
     if len(pools) == 1 and not pools[0].managed:
         return {pools[0].device_uuid: pools[0].held_bytes}  # nearly every report of nearly every tick
     sums: dict[str, int] = {}
-    for pool in outermost(pools):
+    for pool in outermost_pools(pools):
         if not pool.managed:
             sums[pool.device_uuid] = sums.get(pool.device_uuid, 0) + pool.held_bytes
     return sums
 
 
-def resident(managed: Mapping[ProcessKey, int], unattributed: int) -> dict[ProcessKey, int]:
+def resident_managed_bytes(managed: Mapping[ProcessKey, int], unattributed: int) -> dict[ProcessKey, int]:
     """Return the managed bytes of each process that are attributed to it on a device, at most all.
 
     How many of them are on the device is unknown. Those that are belong to the used bytes that the driver counts for no
@@ -99,13 +99,13 @@ def resident(managed: Mapping[ProcessKey, int], unattributed: int) -> dict[Proce
 def unmapped_by_device(pools: Iterable[PoolUsage]) -> dict[str, int]:
     """Return the unmapped bytes on each device where they are known."""
     sums: dict[str, int] = {}
-    for pool in outermost(pools):
+    for pool in outermost_pools(pools):
         if pool.unmapped_bytes is not None:
             sums[pool.device_uuid] = sums.get(pool.device_uuid, 0) + pool.unmapped_bytes
     return sums
 
 
-def outermost(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
+def outermost_pools(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
     """Return the pools of one process without those that allocate from another of its pools, such as CuPy on RMM."""
     pools = tuple(pools)
     if len(pools) < 2 or not any(pool.inside for pool in pools):
@@ -116,11 +116,11 @@ def outermost(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
     )
 
 
-def shares_of_pools(reports: Iterable[AgentReport], person_of: Callable[[int], int]) -> dict[int, int]:
+def shares_of_pools(reports: Iterable[AgentReport], person_uid: Callable[[int], int]) -> dict[int, int]:
     """Return the most pools of one agent for each person whose agents have more than ``MAX_POOLS_OF_UID``."""
     pools, agents = Counter[int](), Counter[int]()
     for report in reports:
-        person = person_of(report.uid)
+        person = person_uid(report.uid)
         pools[person] += len(report.pools)
         agents[person] += 1
     return {
@@ -141,7 +141,7 @@ def bounded(
     """
     if len(pools) <= most:
         return pools
-    outer = outermost(pools)
+    outer = outermost_pools(pools)
     kept = [pool for pool in outer if pool.allocator != OTHER][:most]
     own = set(map(id, kept))
     rest: dict[str, list[PoolUsage]] = {}
@@ -217,7 +217,7 @@ def check_claims(
     complete: Collection[str],
     previous: Snapshot | None,
     faults: list[Fault],
-    person_of: Callable[[int], int],
+    person_uid: Callable[[int], int],
 ) -> tuple[tuple[AgentReport, ...], tuple[Excess, ...]]:
     """Return the reports, limited to possible values and to their number of pools, and the claims that exceed a limit.
 
@@ -232,14 +232,14 @@ def check_claims(
     ticks = {(each.process, each.device_uuid): each.ticks for each in excessive if not each.allocator}
     checked: list[AgentReport] = []
     excesses: list[Excess] = []
-    shares = shares_of_pools(reports, person_of)
+    shares = shares_of_pools(reports, person_uid)
     for report in reports:
         process = report.key
         if len(report.pools) == 1 and report.uses_device and driver.confirms(process, report.pools[0]):
             checked.append(report)  # nearly every report of nearly every tick
             continue
         earlier = before.get(process)
-        pools = bounded(report.pools, driver.sizes, shares.get(person_of(report.uid), MAX_POOLS))
+        pools = bounded(report.pools, driver.sizes, shares.get(person_uid(report.uid), MAX_POOLS))
         fault = None
         for uuid, claimed in held_by_device(pools).items():
             if claimed <= (driver.counts.get(uuid, {}).get(process) or 0):
@@ -277,7 +277,7 @@ def _excess(report: AgentReport, uuid: str, claimed: int, driver: _Driver, ticks
     if device is None or not claimed:
         return None
     most = limit(device, driver.counts[uuid], report.key) if driver.may_list(report.key, uuid) else 0
-    if most is None or claimed <= most + slack(device):
+    if most is None or claimed <= most + claim_tolerance_bytes(device):
         return None
     return Excess(
         pid=report.pid,
@@ -311,10 +311,12 @@ def _unmapped(excess: Excess, pools: tuple[PoolUsage, ...], driver: _Driver) -> 
     uuid = excess.device_uuid
     if driver.counts[uuid].get(excess.process) is None or driver.devices[uuid].has_mps_server:
         return 0
-    private = sum(_private_bytes(pool) for pool in outermost(pools) if pool.device_uuid == uuid and not pool.managed)
+    private = sum(
+        _private_bytes(pool) for pool in outermost_pools(pools) if pool.device_uuid == uuid and not pool.managed
+    )
     over, size = excess.claimed_bytes - excess.limit_bytes, driver.sizes[uuid]
     most = private if size is None else min(private, size)
-    return min(over, most) if over <= most + slack(driver.devices[uuid]) else 0
+    return min(over, most) if over <= most + claim_tolerance_bytes(driver.devices[uuid]) else 0
 
 
 def _private_bytes(pool: PoolUsage) -> int:
@@ -323,7 +325,7 @@ def _private_bytes(pool: PoolUsage) -> int:
 
 def _without(pools: tuple[PoolUsage, ...], uuid: str, unmapped: int) -> tuple[PoolUsage, ...]:
     """Subtract unmapped bytes from the private pools on a device. A program in sleep mode has them in use."""
-    outer, changed = {id(pool) for pool in outermost(pools) if not pool.managed}, []
+    outer, changed = {id(pool) for pool in outermost_pools(pools) if not pool.managed}, []
     for pool in pools:
         own = min(unmapped, _private_bytes(pool)) if pool.device_uuid == uuid and id(pool) in outer else 0
         if own:

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.snapshot import Snapshot
 
-Signal = Literal["used", "live", "held", "stranded", "utilization", "unattributed", "opaque"]
-SIGNALS: tuple[Signal, ...] = ("used", "live", "held", "stranded", "utilization", "unattributed", "opaque")
+HistorySignal = Literal["used", "live", "held", "stranded", "utilization", "unattributed", "opaque"]
+SIGNALS: tuple[HistorySignal, ...] = ("used", "live", "held", "stranded", "utilization", "unattributed", "opaque")
 """Signals that can be requested, in bytes; the utilization is a ratio. Live, held and stranded are reported by agents
 and summed over their pools; opaque are the bytes of processes without such a report.
 """
@@ -26,7 +26,7 @@ USED, LIVE, HELD, STRANDED, STEP_END, UTILIZATION, UNATTRIBUTED, OPAQUE, LOAD = 
 """All signals. STEP_END: live bytes at the end of a step; LOAD: requests of the serving engines on the device."""
 PROCESS_SIGNALS, DEVICE_SIGNALS = 5, 9
 """Number of signals of a device, and the most of a process: the first one without an agent, STEP_END with steps."""
-_PLACES: Mapping[Signal, int] = {
+_PLACES: Mapping[HistorySignal, int] = {
     "used": USED,
     "live": LIVE,
     "held": HELD,
@@ -165,7 +165,7 @@ class History:
     def series(
         self,
         key: SeriesKey,
-        signal: Signal,
+        signal: HistorySignal,
         since: float = 0.0,
         resolution: float | None = None,
         until: float = inf,
@@ -303,7 +303,7 @@ class History:
         )
 
 
-_PARTS: tuple[Signal, ...] = ("live", "held", "stranded", "unattributed", "opaque")
+_PARTS: tuple[HistorySignal, ...] = ("live", "held", "stranded", "unattributed", "opaque")
 
 
 def shares_of(
@@ -379,19 +379,19 @@ ACCELERATED_SECONDS = 4.0
 """The same of accelerated time: `gpumond demo` takes five readings a second, each of them 4 s of its time."""
 
 
-class Tier(NamedTuple):
+class HistoryTier(NamedTuple):
     seconds: int
     rows: int
 
 
-TIERS = (Tier(15, 240), Tier(60, 240), Tier(300, 144), Tier(900, 96))
+TIERS = (HistoryTier(15, 240), HistoryTier(60, 240), HistoryTier(300, 144), HistoryTier(900, 96))
 MINUTE, FIVE_MINUTES, QUARTER = 1, 2, 3
 """Indices in TIERS."""
 MIN, MEDIAN, MAX = 0, 1, 2
 """Indices in a block."""
 
 
-class Rows:
+class HistoryRows:
     """The newest ``capacity`` rows: a time, and ``width`` numbers with seven digits.
 
     New rows are packed when they are read, since that takes less time for a quarter of a minute than for each.
@@ -493,9 +493,9 @@ class Series:
         self.signals = signals
         self.born = born
         self.last = -inf
-        self.rows = Rows(signals, samples)
+        self.rows = HistoryRows(signals, samples)
         self._due = -inf
-        self.tiers = tuple(Rows(1 + 3 * signals, tier.rows) for tier in TIERS)
+        self.tiers = tuple(HistoryRows(1 + 3 * signals, tier.rows) for tier in TIERS)
         self.records = [[-inf] * signals for _ in TIERS]
         """Highest median of each tier and signal among the blocks that are no longer kept."""
         self._phase = phase
@@ -563,7 +563,7 @@ class Series:
             rows.widen(3 * more)
             record += [-inf] * more
 
-    def _end(self, at: float, tier: Tier) -> float:
+    def _end(self, at: float, tier: HistoryTier) -> float:
         return (floor((at - self._phase) / tier.seconds) + 1) * tier.seconds + self._phase
 
     def _close(self, at: float) -> int:

@@ -27,7 +27,15 @@ from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Overhead, Snapshot, Suspension
-from gpumond.tick.claims import complete_lists, held_by_device, is_confirmed, limit, outermost, resident, slack
+from gpumond.tick.claims import (
+    claim_tolerance_bytes,
+    complete_lists,
+    held_by_device,
+    is_confirmed,
+    limit,
+    outermost_pools,
+    resident_managed_bytes,
+)
 
 
 class _Pools(NamedTuple):
@@ -159,7 +167,9 @@ def _on_device(
         for process, own in pools.items()
         if own.held and (process in suspended or is_confirmed(device.counts, process, complete))
     }
-    return {process: pools[process].at_most(size) for process, size in resident(held, unattributed).items()}
+    return {
+        process: pools[process].at_most(size) for process, size in resident_managed_bytes(held, unattributed).items()
+    }
 
 
 def _pools_by_device(snapshot: Snapshot, counted: bool) -> Mapping[str, dict[ProcessKey, _Pools]]:
@@ -172,7 +182,7 @@ def _pools_by_device(snapshot: Snapshot, counted: bool) -> Mapping[str, dict[Pro
     table: defaultdict[str, dict[ProcessKey, _Pools]] = defaultdict(dict)
     absent = {(each.device_uuid, each.process) for each in snapshot.suspensions}
     for process, report in snapshot.reports_by_process.items():
-        for pool in outermost(report.pools):
+        for pool in outermost_pools(report.pools):
             if (pool.managed or (bool(absent) and (pool.device_uuid, process) in absent)) is counted:
                 continue
             uuid: str | None = pool.device_uuid
@@ -187,7 +197,7 @@ def _pools_by_device(snapshot: Snapshot, counted: bool) -> Mapping[str, dict[Pro
 
 def _bounded(device: DeviceReading, pools: Mapping[ProcessKey, _Pools], complete: bool) -> dict[ProcessKey, _Pools]:
     """Return the claims on one device, each limited to the driver's count for its process."""
-    counts, tolerated = device.counts, slack(device)
+    counts, tolerated = device.counts, claim_tolerance_bytes(device)
     found: dict[ProcessKey, _Pools] = {}
     for process, own in pools.items():
         if is_confirmed(counts, process, complete):

@@ -35,7 +35,7 @@ UNDECIDED_SECONDS = 6.0
 """Longest time without evidence. After it, a process that the driver does not list is a process without memory."""
 
 
-def suspending(
+def detect_suspensions(
     reports: Sequence[AgentReport],
     silent: Sequence[AgentReport],
     devices: Sequence[DeviceReading],
@@ -167,11 +167,11 @@ def observe(
     ends: Sequence[ProcessEnd] = (),
     silent: Sequence[AgentReport] = (),
     uptime_seconds: float | None = None,
-    person_of: Callable[[int], int] = int,
+    person_uid: Callable[[int], int] = int,
 ) -> Snapshot:
     """Make the facts of one tick. ``reading`` is None if none arrived in time.
 
-    ``silent``: the last reports of silent agents, of which only those of suspended processes are used. ``person_of``:
+    ``silent``: the last reports of silent agents, of which only those of suspended processes are used. ``person_uid``:
     the person who owns a uid.
 
     A device that did not answer keeps the values of its last reading for two ticks. After that all its values are
@@ -182,10 +182,10 @@ def observe(
     seconds = elapsed_seconds - previous.elapsed_seconds if previous else 0.0
     devices = list(_devices(known, reading, seconds))
     complete = complete_lists(devices, all_faults, private_pid_namespace)
-    reports, suspensions = suspending(
+    reports, suspensions = detect_suspensions(
         reports, silent, devices, all_faults, private_pid_namespace, previous, elapsed_seconds
     )
-    reports, excesses = check_claims(reports, devices, complete, previous, all_faults, person_of)
+    reports, excesses = check_claims(reports, devices, complete, previous, all_faults, person_uid)
     if not source.up and source.reason and source.reason != STARTING:
         all_faults.append(Fault(source.name, source.reason, None, source.detail))
     xids = reading.xids if reading else previous.xids if previous else ()

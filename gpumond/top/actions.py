@@ -36,7 +36,7 @@ class FlushTarget(NamedTuple):
     name: str
 
 
-class Receipt(NamedTuple):
+class ReceiptRow(NamedTuple):
     """A receipt of a plan or a flush, as rows of the two tables. ``likely_bytes``: what a plan would release; None if
     unknown.
     """
@@ -48,11 +48,11 @@ class Receipt(NamedTuple):
     likely_bytes: int | None
 
 
-class Answer(NamedTuple):
+class FlushAnswer(NamedTuple):
     """The answer for one target: ``problem`` is empty if there are receipts. ``id`` is that of the plan."""
 
     target: FlushTarget
-    receipts: Sequence[Receipt] = ()
+    receipts: Sequence[ReceiptRow] = ()
     released_bytes: int = 0
     id: str = ""
     problem: str = ""
@@ -70,7 +70,7 @@ class FlushDialog:
         self.panel = Panel(self._lines, ("n",), {"y": self._confirm}, self._hints)
         self.requests, self.targets, self.name, self.done = requests, targets, name, done
         self.state = "requesting the plan of a flush"
-        self.answers: Sequence[Answer] = ()
+        self.answers: Sequence[FlushAnswer] = ()
         self.ready = False
         self._ask(dry_run=True)
 
@@ -87,12 +87,12 @@ class FlushDialog:
         targets = [answer.target for answer in before if any(each.releases for each in answer.receipts)] or self.targets
         plans = {id(answer.target): answer.id for answer in before}
 
-        def question() -> list[Answer]:
+        def question() -> list[FlushAnswer]:
             return [_request(target, dry_run, plans.get(id(target), "")) for target in targets]
 
-        def receive(answers: list[Answer] | DaemonError) -> None:
+        def receive(answers: list[FlushAnswer] | DaemonError) -> None:
             self.answers = (
-                [Answer(self.targets[0], problem=str(answers))] if isinstance(answers, DaemonError) else answers
+                [FlushAnswer(self.targets[0], problem=str(answers))] if isinstance(answers, DaemonError) else answers
             )
             self.state = "plan of a flush" if dry_run else "receipts"
             self.ready = dry_run and any(each.releases for each in _receipts(self.answers))
@@ -133,7 +133,7 @@ class FlushDialog:
             yield [Span(self._summary(), "bold")]
 
 
-def _request(target: FlushTarget, dry_run: bool, plan: str) -> Answer:
+def _request(target: FlushTarget, dry_run: bool, plan: str) -> FlushAnswer:
     body = {"target": target.body, "dry_run": dry_run, "timeout_seconds": TIMEOUT_SECONDS}
     if plan and not dry_run:
         body["plan"] = plan
@@ -142,18 +142,18 @@ def _request(target: FlushTarget, dry_run: bool, plan: str) -> Answer:
     except DaemonError as error:
         if "receipts" not in error.problem:
             remedy = "; set a token with GPUMOND_TOKEN" if error.status == UNAUTHORIZED else ""
-            return Answer(target, problem=plain(f"{error}{remedy}", 600))
+            return FlushAnswer(target, problem=plain(f"{error}{remedy}", 600))
         answer = error.problem  # only some of the programs answered in time
     receipts = receipts_of(answer)
     released = sum(receipt["released_bytes"] for receipt in receipts)
-    return Answer(target, [*map(_receipt, receipts)], released, str(answer.get("id", "")))
+    return FlushAnswer(target, [*map(_receipt, receipts)], released, str(answer.get("id", "")))
 
 
-def _receipts(answers: Iterable[Answer]) -> Iterator[Receipt]:
+def _receipts(answers: Iterable[FlushAnswer]) -> Iterator[ReceiptRow]:
     return (receipt for answer in answers for receipt in answer.receipts)
 
 
-def _receipt(receipt: Mapping[str, Any]) -> Receipt:
+def _receipt(receipt: Mapping[str, Any]) -> ReceiptRow:
     expected, driver = receipt["expected"], receipt["driver_released_bytes"]
     program = f"{plain(receipt['workload'] or '?', 64)} {plain(receipt['allocator'] or '', 20)}".rstrip()
     subject, outcome = (str(receipt["pid"]), program), plain(receipt["outcome"], 20)
@@ -167,7 +167,7 @@ def _receipt(receipt: Mapping[str, Any]) -> Receipt:
     )
     raced = "the program allocated during the flush" if receipt["raced"] else ""
     remark = "; ".join(filter(None, (plain(receipt["reason"]), raced)))
-    return Receipt(
+    return ReceiptRow(
         planned=(*subject, *(_size(expected, name) for name in ("likely", "low", "high")), outcome),
         ended=(*subject, *numbers, outcome),
         remark=f"pid {receipt['pid']}: {remark}" if remark else "",

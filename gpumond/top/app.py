@@ -13,8 +13,8 @@ from gpumond.facts.errors import DaemonError
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.top import screen
 from gpumond.top.actions import FlushDialog, FlushTarget, SignalDialog, SilenceDialog, SuspensionDialog, why_panel
-from gpumond.top.connection import STALE_INTERVALS, Connection, DaemonClient, Requests, combined, names
-from gpumond.top.processes import TREE, AncestorCache, ProcessStats, Table, column_at, laid_out
+from gpumond.top.connection import STALE_INTERVALS, DaemonClient, DaemonConnection, Requests, combined, names
+from gpumond.top.processes import TREE, AncestorCache, ProcessList, ProcessStats, column_at, laid_out
 from gpumond.top.screen import (
     HistoryChart,
     Panel,
@@ -45,11 +45,11 @@ class Top:
         self, daemons: Sequence[DaemonClient], terminal: Terminal, colors: Colors, device: str | None = None
     ) -> None:
         urls = [daemon.url for daemon in daemons]
-        self.connections = [Connection(*each) for each in zip(daemons, names(urls), strict=True)]
+        self.connections = [DaemonConnection(*each) for each in zip(daemons, names(urls), strict=True)]
         self.terminal, self.colors, self.device = terminal, colors, device
         self.monochrome = colors == "none"
         self.requests = Requests(terminal.wake)
-        self.table = Table()
+        self.table = ProcessList()
         self.screen = Screen(self.monochrome)
         self.lineages = AncestorCache()
         self.vitals = ProcessStats()
@@ -121,7 +121,7 @@ class Top:
             self._views, self._latest = views, combined(self.connections, views)
         self.shown = self.paused or self._latest
 
-    def _place_of(self, uuid: str) -> tuple[Connection, str]:
+    def _place_of(self, uuid: str) -> tuple[DaemonConnection, str]:
         """Return the connection to the daemon of a device, and its own UUID for it."""
         place, own = place_of(uuid) if len(self.connections) > 1 else (0, uuid)
         return self.connections[place], own

@@ -114,7 +114,7 @@ class ConnectionState:
         return None
 
 
-class Connection:
+class DaemonConnection:
     """One daemon. ``name`` distinguishes it from others; ``local``: it may run on this machine."""
 
     def __init__(self, daemon: DaemonClient, name: str) -> None:
@@ -159,7 +159,7 @@ def names(urls: Sequence[str]) -> list[str]:
     ]
 
 
-def combined(connections: Sequence[Connection], views: Sequence[View | None]) -> View | None:
+def combined(connections: Sequence[DaemonConnection], views: Sequence[View | None]) -> View | None:
     """Return the view of all daemons, without those of several that have none; None if none has one."""
     if len(views) == 1:
         return views[0]

@@ -262,7 +262,7 @@ def column_at(columns: Sequence[TableColumn], place: int) -> TableColumn | None:
 TREE = "tree"
 
 
-class Table:
+class ProcessList:
     """``by`` is a grouping, ``TREE`` or empty. The cursor follows its row when rows change places."""
 
     def __init__(self) -> None:

@@ -12,8 +12,8 @@ from gpumond.diagnosis.messages import clock
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
 from gpumond.facts.units import duration, human
-from gpumond.top.connection import Connection, DaemonClient
-from gpumond.top.processes import Table
+from gpumond.top.connection import DaemonClient, DaemonConnection
+from gpumond.top.processes import ProcessList
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice, grouped
 from gpumond.view.rows import Key, ProcessRow, plain
@@ -259,7 +259,7 @@ class Screen:
         self,
         shown: View | None,
         notices: Sequence[FrameNotice],
-        table: Table,
+        table: ProcessList,
         device: str | None,
         filtering: bool,
         chart_lines: Callable[[int, int], list[Line]],
@@ -348,7 +348,7 @@ def remark_rows(rows: int) -> int:
 
 
 def head_line(
-    connections: Sequence[Connection], notices: Sequence[FrameNotice], view: View | None, paused: bool
+    connections: Sequence[DaemonConnection], notices: Sequence[FrameNotice], view: View | None, paused: bool
 ) -> Line:
     address = (
         ", ".join(each.name for each in connections) if len(connections) > 1 else plain(connections[0].daemon.url, 60)

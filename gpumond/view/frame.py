@@ -16,8 +16,8 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import FullFrame
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import Receipt
+from gpumond.facts.typed_json import Mismatch, Validator
 from gpumond.facts.units import duration, human
-from gpumond.facts.validator import Mismatch, Validator
 from gpumond.view.notices import FrameNotice, alerts, notices, once, stuck, verdicts
 from gpumond.view.rows import (
     DeviceRow,

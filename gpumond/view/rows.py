@@ -267,7 +267,7 @@ def held_by(request: Mapping[str, Any]) -> str:
     )
 
 
-def taken_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
+def taken_memory_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence about each device whose granted or reserved memory other programs use."""
     index = {device["uuid"]: device["index"] for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.agent.requests import ENCODED_BYTES, RequestHandler, answers
-from gpumond.agent.settings import Settings
+from gpumond.agent.settings import AgentSettings
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResponse, encode
 from gpumond.facts.pools import FlushPolicy
 from gpumond.facts.program import Dump
@@ -21,7 +21,7 @@ from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
 from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, finished, host
 
-SETTINGS = Settings([], [])
+SETTINGS = AgentSettings([], [])
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_recording_is_refused_before_an_allocation_and_by_the_policy(
 RECORDING = """
 import json, pickle, time, torch
 from gpumond.agent.requests import RequestHandler
-from gpumond.agent.settings import Settings
+from gpumond.agent.settings import AgentSettings
 from gpumond.facts.messages import AgentRequest, encode
 from torch.world import ACTIVE, FREE, WORLD, Segment
 WORLD.reset(segments=[Segment([(4 << 20, ACTIVE), (2 << 20, ACTIVE), (1 << 20, FREE), (8 << 20, ACTIVE)])])
@@ -136,7 +136,7 @@ def snapshot():
         block["frames"] = frames
     return segments
 WORLD.snapshot = snapshot
-handler = RequestHandler(Settings([], []))
+handler = RequestHandler(AgentSettings([], []))
 request = AgentRequest("one", "snapshot", record_seconds=60.0)
 now = time.monotonic()
 print(handler.start_recording(request), torch._C._cuda_isHistoryEnabled())

@@ -40,10 +40,10 @@ def cupy_holds(live, free, allocator):
 """
 SHOW = """
 from gpumond.agent import report
-from gpumond.tick.ledger import outermost
+from gpumond.tick.ledger import outermost_pools
 pools = report()
 print(*(f"{p.allocator}/{p.inside}" for p in pools))
-print(sum(p.held_bytes for p in outermost(pools)))
+print(sum(p.held_bytes for p in outermost_pools(pools)))
 """
 ASYNC = {"TF_GPU_ALLOCATOR": "cuda_malloc_async", "XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}
 PLAIN = "lambda mr: mr.CudaMemoryResource()"

@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter, FlushRefused, loaded
 from gpumond.agent.allocators.sim import SimAdapter, adapter
-from gpumond.agent.retention import RetentionSearch
+from gpumond.agent.retainers import RetentionSearch
 from gpumond.facts.pools import Reclaimable, StepResult
 from gpumond.facts.program import Dump
 from gpumond.sim.allocator import CachingAllocator, ProgramMemory

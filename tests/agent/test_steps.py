@@ -7,13 +7,13 @@ import random
 import pytest
 
 from gpumond import agent
-from gpumond.agent.measure.steps import MIN_SAMPLES, STEPS, WINDOW, Sample, StepCounter, trend
+from gpumond.agent.measure.steps import MIN_SAMPLES, STEPS, WINDOW, StepCounter, StepSample, trend
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
 
 
-def samples(live: list[int], every: int = 10) -> list[Sample]:
-    return [Sample(number * every, float(number), bytes_, 0, 0) for number, bytes_ in enumerate(live)]
+def samples(live: list[int], every: int = 10) -> list[StepSample]:
+    return [StepSample(number * every, float(number), bytes_, 0, 0) for number, bytes_ in enumerate(live)]
 
 
 def test_steps_are_counted_and_sampled_at_most_once_a_second(allocator: CachingAllocator):

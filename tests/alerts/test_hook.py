@@ -10,7 +10,7 @@ import pytest
 
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.flush.alertmanager import (
+from gpumond.features.flush.alertmanager_hook import (
     REFUSED,
     REMEMBERED,
     AlertmanagerHook,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.alerts import Action, Heartbeat, Labels, Notice, Rule, StoredAlert
+from gpumond.facts.alerts import Action, DaemonActivity, Labels, Notice, Rule, StoredAlert
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.action_decisions import ANNOTATION
@@ -46,7 +46,7 @@ class MemoryStore:
     async def past_alerts(self) -> list[Alert]:
         return []
 
-    async def kept(self) -> tuple[list[StoredAlert], Heartbeat | None]:
+    async def kept(self) -> tuple[list[StoredAlert], DaemonActivity | None]:
         return [], None
 
     def keep(self, alerts: Iterable[StoredAlert], notices: Sequence[Notice], over: Sequence[Alert]) -> Awaitable[None]:

@@ -10,7 +10,7 @@ from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.messages import AgentRequest, AgentResponse
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.instruments.part import RetainerRequests
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_device, make_report, make_snapshot
 
@@ -21,13 +21,13 @@ class Agents:
     """Records the requests; an agent refuses, or does not answer."""
 
     def __init__(self, answers: bool = True) -> None:
-        self.requests: list[tuple[Identity, str]] = []
+        self.requests: list[tuple[PeerIdentity, str]] = []
         self._answers = answers
 
     def reports(self) -> Sequence[AgentReport]:
         return ()
 
-    async def ask(self, identity: Identity, request: AgentRequest, seconds: float = 30.0) -> AgentResponse | None:
+    async def ask(self, identity: PeerIdentity, request: AgentRequest, seconds: float = 30.0) -> AgentResponse | None:
         self.requests.append((identity, request.kind))
         if not self._answers:
             await asyncio.Event().wait()
@@ -51,7 +51,7 @@ def test_each_leak_is_asked_about_once():
         await inquiry.close()
 
     asyncio.run(run())
-    identity = Identity(10, 100, 1000)
+    identity = PeerIdentity(10, 100, 1000)
     assert agents.requests[0] == (identity, "retainers")
     assert len(agents.requests) <= 2
 

@@ -22,8 +22,8 @@ from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.dispatcher import AlertDispatcher, Receivers
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
-from gpumond.host.event_loop import background
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
+from gpumond.host.tasks import background
 from gpumond.kernel import Dependencies
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Store
@@ -57,10 +57,10 @@ class SilentAgent(SimulatedAgents):
     def reports(self) -> tuple[AgentReport, ...]:
         return (make_report(4242, (make_pool("GPU-0", live=GIB, cached=GIB),)),)
 
-    def report(self, identity: Identity) -> AgentReport | None:
+    def report(self, identity: PeerIdentity) -> AgentReport | None:
         return self.reports()[0]
 
-    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
+    async def flush(self, identity: PeerIdentity, request: FlushCommand) -> FlushResult | None:
         self.flush_received.set()
         await asyncio.Event().wait()
         return None

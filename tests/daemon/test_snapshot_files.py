@@ -13,7 +13,7 @@ import pytest
 
 from gpumond.facts.messages import AgentRequest, AgentResponse
 from gpumond.facts.snapshot import AgentReport
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
 from gpumond.programs.audited_requests import AT_ONCE, MAX_FILE_BYTES, AuditedRequests, PartMissing, SnapshotFile
 from tests.helpers.values import make_report
 
@@ -39,7 +39,7 @@ class Agents:
     def reports(self) -> Sequence[AgentReport]:
         return (make_report(),)
 
-    async def ask(self, identity: Identity, request: AgentRequest, seconds: float = 30.0) -> AgentResponse | None:
+    async def ask(self, identity: PeerIdentity, request: AgentRequest, seconds: float = 30.0) -> AgentResponse | None:
         self.requests.append(request)
         if request.offset == 0:
             return self._first or part(CONTENT[:PART])

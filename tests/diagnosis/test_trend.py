@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gpumond.diagnosis.trend import CONSISTENT, mann_kendall, sen, spread
+from gpumond.diagnosis.trend import CONSISTENT, mann_kendall, sen_slope, spread
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -25,7 +25,7 @@ def test_sen_equals_scipy(seed: int):
     rng = Random(seed)
     times = sorted(rng.sample(range(1000), 5 + seed))
     values = [rng.gauss(0.1 * at, 5.0) for at in times]
-    assert sen(times, values) == pytest.approx(stats.theilslopes(values, times).slope)
+    assert sen_slope(times, values) == pytest.approx(stats.theilslopes(values, times).slope)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -47,9 +47,9 @@ def test_trend_of_constant_values_is_zero(values: list[float], expected: float):
 def test_sen_is_robust_against_one_outlier():
     values = [float(i) for i in range(12)]
     values[5] = 1e12
-    assert sen(range(12), values) == pytest.approx(1.0, abs=0.3)
+    assert sen_slope(range(12), values) == pytest.approx(1.0, abs=0.3)
 
 
 def test_sen_of_one_value_is_zero():
-    assert sen([1.0], [5.0]) == 0.0
-    assert not math.isnan(sen([1.0, 1.0], [1.0, 2.0]))
+    assert sen_slope([1.0], [5.0]) == 0.0
+    assert not math.isnan(sen_slope([1.0, 1.0], [1.0, 2.0]))

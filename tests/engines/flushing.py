@@ -16,7 +16,7 @@ from gpumond.features.engines.flush_step import EngineFlusher, Timing
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.flush.flusher import Flusher
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
 from gpumond.sim.device import SimDevice
 from tests.helpers.engines import FakeEngine, reading
 
@@ -29,13 +29,13 @@ class NoAgents:
     def reports(self) -> Sequence[AgentReport]:
         return ()
 
-    def report(self, identity: Identity) -> AgentReport | None:
+    def report(self, identity: PeerIdentity) -> AgentReport | None:
         return None
 
-    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
+    async def flush(self, identity: PeerIdentity, request: FlushCommand) -> FlushResult | None:
         return None
 
-    def flushing(self, identity: Identity) -> bool:
+    def flushing(self, identity: PeerIdentity) -> bool:
         return False
 
 
@@ -120,8 +120,8 @@ class Short(World):
         super().__init__(card, declaration, timing=BRIEF)
         carry_out = self.engines.carry_out
 
-        async def limited(name: str, dialogue: Any, seconds: float) -> Any:
-            return await carry_out(name, dialogue, min(seconds, 1.0))
+        async def limited(name: str, exchange: Any, seconds: float) -> Any:
+            return await carry_out(name, exchange, min(seconds, 1.0))
 
         self.engines.carry_out = limited  # type: ignore[method-assign]
 

@@ -17,7 +17,7 @@ import pytest
 from gpumond.facts.errors import EngineError
 from gpumond.features.engines.poller import MAX_ANSWER_BYTES, send
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.features.engines.spec import Answer, get, post
+from gpumond.features.engines.spec import EngineResponse, get, post
 from tests.helpers import certificates
 from tests.helpers.engines import answering
 
@@ -55,7 +55,7 @@ def server() -> Iterator[Server]:
         running.shutdown()
 
 
-def ask(server: Server, call: Any = get("/x"), scheme: str = "http", path: str = "", **fields: Any) -> Answer:
+def ask(server: Server, call: Any = get("/x"), scheme: str = "http", path: str = "", **fields: Any) -> EngineResponse:
     url = f"{scheme}://127.0.0.1:{server.server_port}{path}"
     config = EngineConfig.model_validate({"name": "e", "kind": "ollama", "url": url} | fields)
     return asyncio.run(send(config, call, 10.0))

@@ -14,7 +14,7 @@ from gpumond.facts.errors import EngineError
 from gpumond.features.engines.kinds import read_vllm
 from gpumond.features.engines.poller import MAX_ANSWER_BYTES, carry_out
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.features.engines.spec import MAX_LINES, Dialogue, Metrics, get
+from gpumond.features.engines.spec import MAX_LINES, Exchange, Metrics, get
 from tests.helpers.engines import answering
 
 NAME = b"vllm:num_requests_running"
@@ -57,9 +57,9 @@ PAGES = {
 }
 
 
-def carried_out(url: str, dialogue: Any) -> Any:
+def carried_out(url: str, exchange: Any) -> Any:
     engine = EngineConfig.model_validate({"name": "e", "kind": "vllm", "url": url})
-    return asyncio.run(carry_out(engine, dialogue, 60.0))
+    return asyncio.run(carry_out(engine, exchange, 60.0))
 
 
 @pytest.mark.parametrize("content", PAGES)
@@ -75,9 +75,9 @@ def test_page_of_any_content_takes_bounded_memory(content: str):
 
 
 def test_answers_are_decoded_off_the_event_loop():
-    def dialogue() -> Dialogue[bool]:
+    def exchange() -> Exchange[bool]:
         yield get("/")
         return threading.current_thread() is threading.main_thread()
 
     with answering(b"{}") as url:
-        assert carried_out(url, dialogue()) is False
+        assert carried_out(url, exchange()) is False

@@ -341,6 +341,6 @@ def test_engine_that_lists_too_many_models_is_not_read():
     assert not engines.readings()[0].up
 
 
-def test_read_has_the_time_of_the_whole_dialogue():
+def test_read_has_the_time_of_the_whole_exchange():
     """Ollama delays its list by 5 s while it unloads a model, and vLLM its server information at the first call."""
     assert get("/api/ps").seconds is None

@@ -14,7 +14,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.snapshot import ProcessEnd, Snapshot
 from gpumond.facts.units import GIB
-from gpumond.features.fit.part import KEPT_RUNS, AutoNeed, Peaks, PeaksPart, RunPeak, upper_bound
+from gpumond.features.fit.part import KEPT_RUNS, AutoNeed, PeaksPart, RunPeak, RunPeaks, upper_bound
 from gpumond.features.quotas.admission_client import auto_need
 from tests.helpers.frames import busy_frame, fake_daemon
 from tests.helpers.memory_store import MemoryStore
@@ -39,7 +39,7 @@ def test_the_next_run_exceeds_the_bound_in_at_most_one_of_twenty(count: int):
 
 
 def test_other_users_devices_and_numbers_of_ranks_do_not_count():
-    known = Peaks([replace(RUN, id=str(number)) for number in range(3)])
+    known = RunPeaks([replace(RUN, id=str(number)) for number in range(3)])
     for number, fields in enumerate(({"uid": 1001}, {"device_name": "A100"}, {"world_size": 8}, {"workload": "other"})):
         known.add(replace(RUN, id=f"other-{number}", peak_bytes=70 * GIB, **fields))  # type: ignore[arg-type]
     assert known.need("train", "H100", 1, 1000).need_bytes == 10 * GIB
@@ -48,7 +48,7 @@ def test_other_users_devices_and_numbers_of_ranks_do_not_count():
 
 
 def test_only_the_newest_runs_of_a_workload_are_kept():
-    known = Peaks()
+    known = RunPeaks()
     removed = [id for number in range(KEPT_RUNS + 2) for id in known.add(replace(RUN, id=str(number)))]
     assert removed == ["0", "1"]
 
@@ -71,7 +71,7 @@ def followed(*snapshots: Snapshot) -> list[RunPeak]:
         await part.close()
         again = PeaksPart(kernel)
         await again.load()
-        return list(services[Peaks]._runs.values())
+        return list(services[RunPeaks]._runs.values())
 
     return asyncio.run(follow())
 

@@ -15,8 +15,8 @@ from gpumond.features.fleet.connection import Machine, Machines, machine
 from gpumond.features.fleet.discovery import (
     DAEMONS,
     LOOKBACK_SECONDS,
-    Named,
-    Sample,
+    QueriedProcess,
+    SeriesSample,
     data_seconds,
     from_file,
     from_groups,
@@ -181,8 +181,8 @@ def test_query_whose_age_is_unknown_is_refused(expression: str):
         data_seconds(expression)
 
 
-def sample(instance: str, pid: str, at: float = 1000.0, **labels: str) -> Sample:
-    return Sample({"instance": instance, "pid": pid, **labels}, at, 1.0)
+def sample(instance: str, pid: str, at: float = 1000.0, **labels: str) -> SeriesSample:
+    return SeriesSample({"instance": instance, "pid": pid, **labels}, at, 1.0)
 
 
 def test_series_of_one_process_are_combined():
@@ -192,21 +192,24 @@ def test_series_of_one_process_are_combined():
         sample("b", "10"),
         sample("a", "other"),
     )
-    scrapes = [Sample({"instance": "a"}, 1000.0, 990.0), Sample({"instance": "a", "job": "dcgm"}, 1000.0, 985.0)]
+    scrapes = [
+        SeriesSample({"instance": "a"}, 1000.0, 990.0),
+        SeriesSample({"instance": "a", "job": "dcgm"}, 1000.0, 985.0),
+    ]
     assert named(samples, scrapes, 60.0) == {
-        ("", "a"): {10: Named(10, 985.0 - 60.0, frozenset(("GPU-0", "GPU-1")), frozenset(("train",)))},
-        ("", "b"): {10: Named(10, 1000.0 - LOOKBACK_SECONDS - 60.0)},
+        ("", "a"): {10: QueriedProcess(10, 985.0 - 60.0, frozenset(("GPU-0", "GPU-1")), frozenset(("train",)))},
+        ("", "b"): {10: QueriedProcess(10, 1000.0 - LOOKBACK_SECONDS - 60.0)},
     }
 
 
 def test_machines_of_two_clusters_with_one_name_are_apart():
     samples = (sample("a", "10", cluster="x"), sample("a", "10", cluster="y"))
     scrapes = [
-        Sample({"instance": "a", "cluster": "x"}, 1000.0, 990.0),
-        Sample({"instance": "a", "cluster": "y"}, 1000.0, 980.0),
+        SeriesSample({"instance": "a", "cluster": "x"}, 1000.0, 990.0),
+        SeriesSample({"instance": "a", "cluster": "y"}, 1000.0, 980.0),
     ]
     processes = named(samples, scrapes, 0.0)
-    assert processes == {("x", "a"): {10: Named(10, 990.0)}, ("y", "a"): {10: Named(10, 980.0)}}
+    assert processes == {("x", "a"): {10: QueriedProcess(10, 990.0)}, ("y", "a"): {10: QueriedProcess(10, 980.0)}}
     in_x, in_y = (Machine("a", f"http://a.{name}:9917", (("cluster", name),)) for name in ("x", "y"))
     found, missing = by_machine(Machines([in_x, in_y]), processes)
     assert (dict(found), missing) == ({in_x: processes["x", "a"], in_y: processes["y", "a"]}, [])
@@ -225,4 +228,4 @@ def test_machines_of_two_clusters_with_one_name_are_apart():
 @pytest.mark.parametrize("labels", [{}, {"instance": "a"}, {"pid": "10"}])
 def test_series_without_a_process_are_refused(labels: dict[str, str]):
     with pytest.raises(ConfigError, match=r"by \(instance, pid\)"):
-        named([Sample(labels, 1000.0, 1.0)], [], 0.0)
+        named([SeriesSample(labels, 1000.0, 1.0)], [], 0.0)

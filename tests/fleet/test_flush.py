@@ -14,7 +14,7 @@ from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
 from gpumond.features.fleet.connection import Access, Client, Machine, machine
 from gpumond.features.fleet.flush import FlushOptions, ProcessResult, carry_out, plan, result_of
-from gpumond.features.fleet.plan import Criteria, Limits, PlannedFlush, Replicas, limited, parse_unavailable, waves
+from gpumond.features.fleet.plan import Criteria, FleetLimits, MachineFlush, Replicas, limited, parse_unavailable, waves
 from gpumond.view.frame import receipts_of
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
@@ -66,7 +66,7 @@ def carried_out(
     """Return wave, pid and result of each program, and the reason of the last one."""
     with stub(answers(outcomes)) as served:
         own = Machine("a", f"http://{served.address}")
-        order = [[PlannedFlush(machine=own, pid=pid, start_ticks=1) for pid in wave] for wave in waves]
+        order = [[MachineFlush(machine=own, pid=pid, start_ticks=1) for pid in wave] for wave in waves]
         found: list[ProcessResult] = asyncio.run(carry_out(CLIENT, order, FlushOptions(**options)))
     return [(each.wave, each.planned.pid, each.result) for each in found], found[-1].reason
 
@@ -225,16 +225,16 @@ def test_top_shows_several_machines_in_one_table(tmp_path: Path):
         assert "isn't a terminal" in fleet("top", "--targets", str(file)).stderr
 
 
-def planned(pid: int, machine: str = "a", **fields: Any) -> PlannedFlush:
+def planned(pid: int, machine: str = "a", **fields: Any) -> MachineFlush:
     own = Machine(machine, f"http://{machine}:9917")
-    return PlannedFlush(machine=own, pid=pid, start_ticks=1, **fields)
+    return MachineFlush(machine=own, pid=pid, start_ticks=1, **fields)
 
 
-def rank(pid: int, job: str = "slurm/7", **fields: Any) -> PlannedFlush:
+def rank(pid: int, job: str = "slurm/7", **fields: Any) -> MachineFlush:
     return planned(pid, f"node-{pid}", **{"workload": "train", "job": job, "ranks": 6} | fields)
 
 
-def pids(found: list[list[PlannedFlush]]) -> list[list[int]]:
+def pids(found: list[list[MachineFlush]]) -> list[list[int]]:
     return [[each.pid for each in wave] for wave in found]
 
 
@@ -269,33 +269,33 @@ def test_first_wave_with_a_canary_is_one_job_that_would_release_memory():
     assert pids(waves([planned(1), planned(2)], 8, canary=True)) == [[1], [2]]
 
 
-def refused(found: list[PlannedFlush]) -> dict[int, str]:
+def refused(found: list[MachineFlush]) -> dict[int, str]:
     return {each.pid: each.refusal for each in found if each.refusal}
 
 
 def test_flushes_beyond_the_limit_of_machines_are_refused_by_job():
     programs = [planned(10, "node-1"), rank(1), rank(2), rank(3), planned(11, "node-9"), planned(12, "node-1")]
-    assert refused(limited(programs, Limits(max_machines=2))) == dict.fromkeys(
+    assert refused(limited(programs, FleetLimits(max_machines=2))) == dict.fromkeys(
         (1, 2, 3), "it is beyond the limit of machines (--max-machines 2)"
     )
-    assert refused(limited(programs, Limits(max_machines=4))) == {}
-    assert refused(limited(programs, Limits())) == {}
+    assert refused(limited(programs, FleetLimits(max_machines=4))) == {}
+    assert refused(limited(programs, FleetLimits())) == {}
 
 
-def engine(pid: int, name: str = "chat", **fields: Any) -> PlannedFlush:
+def engine(pid: int, name: str = "chat", **fields: Any) -> MachineFlush:
     return planned(pid, f"node-{pid}", engine=name, workload=name, **fields)
 
 
 def test_engines_of_a_service_that_must_stay_awake_are_refused():
     engines = [engine(1), engine(2, refusal="it is busy"), engine(3), engine(4, "embed")]
     services = {"chat": Replicas(4, 3), "embed": Replicas(1, 1)}
-    assert refused(limited(engines, Limits(keep=2), services)) == {
+    assert refused(limited(engines, FleetLimits(keep=2), services)) == {
         2: "it is busy",
         3: "it is one of the last 2 replicas awake (--keep 2)",
         4: "it is the last replica awake (--keep 2)",
     }
-    assert set(refused(limited(engines, Limits(keep=0), services))) == {2}
-    assert refused(limited(engines, Limits(max_unavailable=parse_unavailable("50%")), services)) == {
+    assert set(refused(limited(engines, FleetLimits(keep=0), services))) == {2}
+    assert refused(limited(engines, FleetLimits(max_unavailable=parse_unavailable("50%")), services)) == {
         2: "it is busy",
         3: "3 of 4 replicas would be unavailable (--max-unavailable 50%)",
         4: "1 of 1 replicas would be unavailable (--max-unavailable 50%)",

@@ -16,8 +16,8 @@ import pytest
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB
 from gpumond.features.fleet.accounting import Period, Price, TeamRule, accounts, price_of, total, usages
-from gpumond.features.fleet.discovery import Sample
-from gpumond.features.fleet.report import Report, read_teams
+from gpumond.features.fleet.discovery import SeriesSample
+from gpumond.features.fleet.report import UsageReport, read_teams
 from tests.helpers.html_document import checked
 from tests.helpers.prometheus import Prometheus
 from tests.helpers.stubs import fleet
@@ -256,8 +256,8 @@ def test_report_states_the_change_since_the_period_before(url: str):
     )
 
 
-def sample(value: float, **labels: str) -> Sample:
-    return Sample({"job": "gpumond", "instance": "a", "model": "H100", **labels}, 0.0, value)
+def sample(value: float, **labels: str) -> SeriesSample:
+    return SeriesSample({"job": "gpumond", "instance": "a", "model": "H100", **labels}, 0.0, value)
 
 
 def test_device_that_cannot_be_read_is_a_part_of_its_machine():
@@ -342,7 +342,7 @@ def test_name_of_a_workload_is_text_in_each_format(name: str, in_csv: str, capsy
     from gpumond.features.fleet import report as formats
 
     period = Period(0, 60, 60)
-    shown = Report(accounts(period, [("used", period, [sample(1.0, workload=name)])]), ("workload",))
+    shown = UsageReport(accounts(period, [("used", period, [sample(1.0, workload=name)])]), ("workload",))
     formats._csv(shown)
     rows = [*csv.reader(io.StringIO(capsys.readouterr().out))]
     assert rows[1][2] == in_csv

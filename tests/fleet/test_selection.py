@@ -11,8 +11,8 @@ from gpumond.facts.engines import NOT_READ, EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.features.fleet.connection import Machine
-from gpumond.features.fleet.discovery import Named
-from gpumond.features.fleet.plan import Criteria, PlannedFlush, select
+from gpumond.features.fleet.discovery import QueriedProcess
+from gpumond.features.fleet.plan import Criteria, MachineFlush, select
 from gpumond.features.fleet.status import of_frame
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
@@ -43,7 +43,7 @@ def frame(**fields: Any) -> dict[str, Any]:
     return found
 
 
-def selected(named: dict[int, Named] | None = None, **criteria: Any) -> dict[int, PlannedFlush]:
+def selected(named: dict[int, QueriedProcess] | None = None, **criteria: Any) -> dict[int, MachineFlush]:
     return {each.pid: each for each in select(MACHINE, frame(), Criteria(**criteria), named)}
 
 
@@ -79,32 +79,32 @@ def test_program_whose_agent_allows_no_flush_is_refused():
 
 
 def test_only_processes_that_a_query_names_are_selected():
-    planned = selected({10: Named(10, STARTED_AT + 1, frozenset(("GPU-a",)), frozenset(("train",)))})
+    planned = selected({10: QueriedProcess(10, STARTED_AT + 1, frozenset(("GPU-a",)), frozenset(("train",)))})
     assert [(pid, each.refusal) for pid, each in planned.items()] == [(10, "")]
 
 
 @pytest.mark.parametrize(
     ("named", "reason"),
     [
-        (Named(10, STARTED_AT - 1), "the pid was reused"),
-        (Named(10, STARTED_AT + 1, workloads=frozenset(("serve",))), "its workload is train, not serve"),
-        (Named(10, STARTED_AT + 1, uuids=frozenset(("GPU-z",))), "it doesn't use GPU-z"),
-        (Named(99, STARTED_AT + 1), "the process has exited"),
+        (QueriedProcess(10, STARTED_AT - 1), "the pid was reused"),
+        (QueriedProcess(10, STARTED_AT + 1, workloads=frozenset(("serve",))), "its workload is train, not serve"),
+        (QueriedProcess(10, STARTED_AT + 1, uuids=frozenset(("GPU-z",))), "it doesn't use GPU-z"),
+        (QueriedProcess(99, STARTED_AT + 1), "the process has exited"),
     ],
 )
-def test_another_process_than_a_query_names_is_refused(named: Named, reason: str):
+def test_another_process_than_a_query_names_is_refused(named: QueriedProcess, reason: str):
     assert reason in selected({named.pid: named})[named.pid].refusal
 
 
 def test_process_whose_start_is_unknown_is_refused():
     found = frame()
     found["snapshot"]["uptime_seconds"] = None
-    (planned,) = select(MACHINE, found, Criteria(), {10: Named(10, STARTED_AT + 1)})
+    (planned,) = select(MACHINE, found, Criteria(), {10: QueriedProcess(10, STARTED_AT + 1)})
     assert "its start is unknown" in planned.refusal
 
 
 def test_query_and_labels_both_select():
-    named = {pid: Named(pid, STARTED_AT + 1) for pid in (10, 11)}
+    named = {pid: QueriedProcess(pid, STARTED_AT + 1) for pid in (10, 11)}
     assert set(selected(named, workload="train")) == {10}
 
 
@@ -129,7 +129,9 @@ def engine(name: str, *pids: int, **fields: Any) -> EngineReading:
     return EngineReading(name=name, processes=processes, **defaults | fields)
 
 
-def engines(*given: EngineReading, named: dict[int, Named] | None = None, **criteria: Any) -> list[PlannedFlush]:
+def engines(
+    *given: EngineReading, named: dict[int, QueriedProcess] | None = None, **criteria: Any
+) -> list[MachineFlush]:
     found = frame()
     found["snapshot"]["engines"] = TypeAdapter(tuple[EngineReading, ...]).dump_python(given, mode="json")
     return select(MACHINE, found, Criteria(engines=True, **criteria), named)
@@ -144,14 +146,18 @@ def test_engine_is_planned_once_with_the_memory_of_its_processes():
 
 
 def test_engine_of_a_query_is_the_one_of_its_processes():
-    query = {10: Named(10, STARTED_AT + 1), 12: Named(12, STARTED_AT + 1), 99: Named(99, STARTED_AT + 1)}
+    query = {
+        10: QueriedProcess(10, STARTED_AT + 1),
+        12: QueriedProcess(12, STARTED_AT + 1),
+        99: QueriedProcess(99, STARTED_AT + 1),
+    }
     planned = engines(engine("chat", 10), engine("code", 11), named=query)
     assert [(each.engine, each.refusal) for each in planned] == [
         ("chat", ""),
         ("", "it belongs to no configured serving engine"),
         ("", "the process has exited"),
     ]
-    (old,) = engines(engine("chat", 10), named={10: Named(10, STARTED_AT - 1)})
+    (old,) = engines(engine("chat", 10), named={10: QueriedProcess(10, STARTED_AT - 1)})
     assert old.refusal.endswith("the pid was reused")
 
 

@@ -12,7 +12,7 @@ from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.pools import Outcome, on_command_line
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.flush.flusher import Flusher, Locks
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
 from tests.helpers import virtual_time
 from tests.helpers.scripted_programs import ScriptedPrograms, release_all, train
 
@@ -135,7 +135,7 @@ def test_force_overrides_the_cooldown():
 
 
 def test_flush_without_effect_starts_no_cooldown():
-    def nothing(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+    def nothing(scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand) -> FlushResult:
         return FlushResult(request.id, "nothing", "torch has none of the steps spill", (), ())
 
     async def run() -> list[Outcome]:

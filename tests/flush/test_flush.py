@@ -14,7 +14,7 @@ from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import Expected, Outcome, Receipt, StepResult
 from gpumond.facts.program import Program
 from gpumond.facts.snapshot import AgentReport
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
 from tests.helpers.agents import GIB
 from tests.helpers.scripted_programs import ScriptedPrograms, release_all, train
 from tests.helpers.values import make_pool, make_report
@@ -47,7 +47,7 @@ def test_release_that_the_driver_does_not_see_is_partial():
 
 
 def test_allocation_during_the_flush_is_a_race_and_not_partial():
-    def release_and_allocate(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+    def release_and_allocate(scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand) -> FlushResult:
         result = release_all(scripted, identity, request)
         scripted.driver_counts[10, "GPU-a"] += GIB
         scripted.programs = [make_report(10, pools=(make_pool(live=2 * GIB, device_allocations=1),))]
@@ -72,7 +72,7 @@ def test_unanswered_flush_is_a_timeout():
 
 
 def test_refusal_is_in_the_receipt_with_its_reason():
-    def refuse_flush(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+    def refuse_flush(scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand) -> FlushResult:
         return FlushResult(request.id, "refused", "a CUDA graph is being captured")
 
     (receipt,) = ScriptedPrograms(train(), respond=refuse_flush).run().receipts
@@ -138,7 +138,7 @@ def test_unanswered_flush_of_a_rank_blocks_the_other_ranks_until_it_is_answered(
             None if identity.pid == 10 else release_all(scripted, identity, command)
         ),
     )
-    scripted.unanswered = {Identity(10, 100, 1000)}
+    scripted.unanswered = {PeerIdentity(10, 100, 1000)}
 
     async def run() -> list[Outcome]:
         flusher = scripted.flusher()
@@ -152,7 +152,7 @@ def test_unanswered_flush_of_a_rank_blocks_the_other_ranks_until_it_is_answered(
 
 
 def test_receipt_names_a_refilled_flush():
-    def refill(scripted: ScriptedPrograms, identity: Identity, command: FlushCommand) -> FlushResult:
+    def refill(scripted: ScriptedPrograms, identity: PeerIdentity, command: FlushCommand) -> FlushResult:
         result = release_all(scripted, identity, command)
         scripted.programs = [train(cached=3 * GIB, refilled_flushes=1)]
         return result
@@ -250,7 +250,9 @@ def test_receipt_contains_the_plan():
     ],
 )
 def test_impossible_release_counts_as_zero(before: int, after: int, driver: int | None, text: str):
-    def report_impossible_release(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+    def report_impossible_release(
+        scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand
+    ) -> FlushResult:
         change = PoolChange(make_pool(live=before), make_pool(live=after), Expected(0, 0, 0))
         return FlushResult(request.id, "freed", "", (change,), ())
 
@@ -263,7 +265,7 @@ def test_impossible_release_counts_as_zero(before: int, after: int, driver: int 
 
 
 def test_release_of_managed_memory_is_not_compared_with_the_drivers_count():
-    def free(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+    def free(scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand) -> FlushResult:
         before = make_pool(allocator="managed", live=GIB, cached=60 * GIB, managed=True)
         after = make_pool(allocator="managed", live=GIB, managed=True)
         change = PoolChange(before, after, Expected(0, 60 * GIB, 60 * GIB))
@@ -277,7 +279,7 @@ def test_release_of_managed_memory_is_not_compared_with_the_drivers_count():
 
 
 def test_receipt_of_a_pool_with_unknown_live_bytes_names_the_remedy():
-    def keep(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+    def keep(scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand) -> FlushResult:
         (pool,) = next(report for report in scripted.programs if report.pid == identity.pid).pools
         change = PoolChange(pool, pool, Expected(0, 0, 0, "not_releasable"))
         return FlushResult(request.id, "planned" if request.dry_run else "nothing", "", (change,), ())
@@ -292,7 +294,7 @@ def test_receipt_of_a_pool_with_unknown_live_bytes_names_the_remedy():
 
 
 def test_flush_of_a_pool_without_cache_states_why_it_released_nothing():
-    def keep(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+    def keep(scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand) -> FlushResult:
         (pool,) = next(report for report in scripted.programs if report.pid == identity.pid).pools
         return FlushResult(request.id, "nothing", "", (PoolChange(pool, pool, Expected(0, 0, 0)),), ())
 
@@ -304,7 +306,7 @@ def test_flush_of_a_pool_without_cache_states_why_it_released_nothing():
 
 
 def test_receipts_contain_reported_pools_once_and_requested_steps_only():
-    def report_foreign_pools(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+    def report_foreign_pools(scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand) -> FlushResult:
         (own,) = release_all(scripted, identity, request).pools
         foreign = [replace(own, before=make_pool(f"GPU-{n}"), after=make_pool(f"GPU-{n}")) for n in range(50)]
         other = replace(own, before=replace(own.before, allocator="cupy"))
@@ -329,7 +331,7 @@ def test_reasons_have_readable_sizes():
     assert receipt.reason == "1.0 GiB is reclaimable, less than the 100.0 GiB requested"
 
 
-def call_functions(scripted: ScriptedPrograms, identity: Identity, command: FlushCommand) -> FlushResult:
+def call_functions(scripted: ScriptedPrograms, identity: PeerIdentity, command: FlushCommand) -> FlushResult:
     if command.dry_run:
         return FlushResult(command.id, "planned")
     scripted.unread_releases.append((identity.pid, "GPU-a", GIB))
@@ -350,7 +352,7 @@ def test_functions_of_a_program_without_a_pool_have_the_drivers_count():
 
 
 def test_agent_of_an_earlier_version_refuses_functions_without_a_pool():
-    def refuse(scripted: ScriptedPrograms, identity: Identity, command: FlushCommand) -> FlushResult:
+    def refuse(scripted: ScriptedPrograms, identity: PeerIdentity, command: FlushCommand) -> FlushResult:
         return FlushResult(command.id, "refused", f"no allocator {command.allocator!r} in this process")
 
     (receipt,) = ScriptedPrograms(make_report(), respond=refuse).run(steps=("hooks",)).receipts

@@ -82,9 +82,9 @@ show(duration=duration, classes=[dataclasses.asdict(one) for one in record.class
 RECORDING = """
 import torch._inductor.codecache  # PyTorch imports it before it names the frames of the first record
 from gpumond.agent.requests import RequestHandler
-from gpumond.agent.settings import Settings
+from gpumond.agent.settings import AgentSettings
 from gpumond.facts.messages import AgentRequest
-handler = RequestHandler(Settings([], []))
+handler = RequestHandler(AgentSettings([], []))
 before = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
 LOADED.adapters()
 now = time.monotonic()
@@ -101,7 +101,7 @@ show(refusal=refusal, recording=bool(torch._C._cuda_isHistoryEnabled()), duratio
      dump=found.dump.path, folded=found.folded.path, reason=found.reason)
 """
 RETAINERS = """
-from gpumond.agent.retention import RetentionSearch
+from gpumond.agent.retainers import RetentionSearch
 (adapter,) = [one for one in LOADED.adapters() if one.name == "torch"]
 model, losses = network(), []
 def train():

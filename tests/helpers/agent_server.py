@@ -14,22 +14,22 @@ from pathlib import Path
 from gpumond.facts.messages import Hello, Report, encode
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.machine import start_ticks
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
 from gpumond.host.runtime_directory import bind_agent_socket
 from gpumond.programs.agent_server import AgentServer
-from gpumond.programs.connection import Limits
+from gpumond.programs.connection import SocketLimits
 from tests.helpers.values import make_pool
 
 HELLO = encode(Hello("train"))
 REPORT = encode(Report(pools=(make_pool(live=7),)))
 MALFORMED_REPORT = b'{"v":1,"type":"report","pools":[{}]}\n'
-OWN = Identity(os.getpid(), start_ticks(os.getpid()) or 0, os.getuid())
+OWN = PeerIdentity(os.getpid(), start_ticks(os.getpid()) or 0, os.getuid())
 
 
 class ServerOnSocket:
     """Agent server on a socket, with the counts of reports and of rejected connections by reason."""
 
-    def __init__(self, path: Path, limits: Limits) -> None:
+    def __init__(self, path: Path, limits: SocketLimits) -> None:
         self.path = path
         self.rejected: Counter[str] = Counter()
         listener = bind_agent_socket(path, 0o600)
@@ -66,7 +66,7 @@ async def eventually(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def serving(directory: Path, limits: Limits = Limits()) -> AsyncIterator[ServerOnSocket]:
+async def serving(directory: Path, limits: SocketLimits = SocketLimits()) -> AsyncIterator[ServerOnSocket]:
     harness = ServerOnSocket(directory / "agent.sock", limits)
     harness.server.serve()
     try:

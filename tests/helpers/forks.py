@@ -32,7 +32,7 @@ IMPORTED = (
     "gpumond.features.alerts.action_decisions",
     "gpumond.features.alerts.outbox",
     "gpumond.features.engines.poller",
-    "gpumond.features.flush.alertmanager",
+    "gpumond.features.flush.alertmanager_hook",
     "gpumond.features.oom.case_file",
     "gpumond.features.quotas.borrow",
     "gpumond.features.suspend.helper",

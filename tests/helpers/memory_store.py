@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.store.database import MIGRATIONS
-from gpumond.store.table import Rows
+from gpumond.store.table import RowDecoder
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ class MemoryStore:
     """``full`` makes it refuse changes. ``changes`` counts the transactions that changed something."""
 
     def __init__(self) -> None:
-        self.rows = Rows()
+        self.rows = RowDecoder()
         self.full, self.changes = False, 0
         self.audited: list[tuple[str, str, Any]] = []
         self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)

@@ -11,12 +11,12 @@ from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import Expected, Outcome, StepResult
 from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.features.flush.flusher import Flusher
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
 from gpumond.programs.agent_server import identity_of
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 
-Response = Callable[["ScriptedPrograms", Identity, FlushCommand], FlushResult | None]
+Response = Callable[["ScriptedPrograms", PeerIdentity, FlushCommand], FlushResult | None]
 
 
 class ScriptedPrograms:
@@ -36,15 +36,15 @@ class ScriptedPrograms:
         self.gate: asyncio.Event | None = None
         self.silent: set[int] = set()
         """Pids whose agents never answer."""
-        self.unanswered: set[Identity] = set()
+        self.unanswered: set[PeerIdentity] = set()
 
     def reports(self) -> Sequence[AgentReport]:
         return self.programs
 
-    def report(self, identity: Identity) -> AgentReport | None:
+    def report(self, identity: PeerIdentity) -> AgentReport | None:
         return next((report for report in self.programs if identity_of(report) == identity), None)
 
-    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
+    async def flush(self, identity: PeerIdentity, request: FlushCommand) -> FlushResult | None:
         self.flushed.append(identity.pid)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -54,7 +54,7 @@ class ScriptedPrograms:
         self.running -= 1
         return self.respond(self, identity, request)
 
-    def flushing(self, identity: Identity) -> bool:
+    def flushing(self, identity: PeerIdentity) -> bool:
         return identity in self.unanswered
 
     async def read_driver(self) -> Reading | None:
@@ -93,7 +93,7 @@ class ScriptedPrograms:
         return asyncio.run(self.flusher().flush(request, "test"))
 
 
-def release_all(scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult:
+def release_all(scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand) -> FlushResult:
     """Release exactly the bytes that the pools promise."""
     changes = []
     report = next(report for report in scripted.programs if report.pid == identity.pid)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from gpumond.config.settings import Settings
 from gpumond.daemon.daemon import Daemon
-from gpumond.facts.alerts import Heartbeat
+from gpumond.facts.alerts import DaemonActivity
 from gpumond.facts.errors import NoSuchEntry, StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
@@ -27,7 +27,7 @@ from gpumond.features.alerts.dispatcher import Receivers
 from gpumond.features.alerts.receivers.base import Retry
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
 from gpumond.kernel import Clock, Dependencies, Tick
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.agent_server import AgentServer
@@ -92,7 +92,7 @@ class SimulatedAgents:
     def reports(self) -> tuple[AgentReport, ...]:
         return self._world.reports()
 
-    def report(self, identity: Identity) -> AgentReport | None:
+    def report(self, identity: PeerIdentity) -> AgentReport | None:
         return next((report for report in self.reports() if report.pid == identity.pid), None)
 
     def silent(self) -> tuple[AgentReport, ...]:
@@ -110,13 +110,13 @@ class SimulatedAgents:
     def exited_reports(self) -> tuple[AgentReport, ...]:
         return ()
 
-    async def flush(self, identity: Identity, request: FlushCommand) -> FlushResult | None:
+    async def flush(self, identity: PeerIdentity, request: FlushCommand) -> FlushResult | None:
         return None
 
-    async def ask(self, identity: Identity, request: AgentRequest) -> AgentResponse | None:
+    async def ask(self, identity: PeerIdentity, request: AgentRequest) -> AgentResponse | None:
         return None
 
-    def flushing(self, identity: Identity) -> bool:
+    def flushing(self, identity: PeerIdentity) -> bool:
         return False
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class SimulatedDaemon:
         agents: AgentServer | None = None,
     ) -> None:
         self.world, self.receiver = world, receiver or CountingReceiver(world)
-        clock = {} if began is None else {"clock": lambda: Heartbeat(time.time(), began + world.elapsed)}
+        clock = {} if began is None else {"clock": lambda: DaemonActivity(time.time(), began + world.elapsed)}
         self.store = Store(directory / "gpumond.db", Bounds(max_bytes=store_bytes), beat_seconds=BEAT_SECONDS, **clock)
         dependencies = Dependencies(
             devices=SimulatedCollector(world),

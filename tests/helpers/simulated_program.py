@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.loadgen.script import CONTEXT_BYTES, ProgramScript
+from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, ProgramScript
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import Context, OutOfMemory, SimDevice, Spec
 

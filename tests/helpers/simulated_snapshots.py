@@ -11,8 +11,8 @@ from itertools import count
 from random import Random
 
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sensors, Snapshot, SourceState
-from gpumond.features.loadgen.plan import Plan
-from gpumond.features.loadgen.script import Ending, Observation
+from gpumond.features.loadgen.plan import LoadPlan
+from gpumond.features.loadgen.scenario_builder import Observation, ScriptEnding
 from gpumond.sim.device import OutOfMemory
 from tests.helpers.simulated_program import UID, DeviceMemory, Process
 
@@ -26,7 +26,7 @@ SOURCE = SourceState(name="sim", up=True, responsive=True)
 _SENSORS = [Sensors(gpu_utilization_ratio=percent / 100) for percent in range(101)]
 
 
-def snapshots(plan: Plan, every: float = 1.0) -> Iterator[Snapshot]:
+def snapshots(plan: LoadPlan, every: float = 1.0) -> Iterator[Snapshot]:
     """Yield a snapshot every ``every`` seconds, except those that the plan's observation omits."""
     machine = _Machine(plan)
     rng = Random(f"{plan.scenario}/{plan.seed}/samples")
@@ -49,14 +49,14 @@ def snapshots(plan: Plan, every: float = 1.0) -> Iterator[Snapshot]:
 class _Machine:
     """Devices and processes of a plan up to a time."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LoadPlan) -> None:
         self._plan = plan
         self._next = 0
         self._rng = Random(f"{plan.scenario}/{plan.seed}/readings")
         self._memories = [DeviceMemory(plan.size_bytes) for _ in range(1 + max(p.device for p in plan.programs))]
         self._uuids = [f"GPU-{device:08x}-0000-4000-8000-000000000000" for device in range(len(self._memories))]
         self._running: dict[int, Process] = {}
-        self._left: list[tuple[Process, Ending]] = []
+        self._left: list[tuple[Process, ScriptEnding]] = []
         """Killed, with their memory still there."""
         self._pids = count(4000)
 
@@ -108,7 +108,7 @@ class _Machine:
             planned, self._memories[planned.device], self._uuids[planned.device], next(self._pids), ticks
         )
 
-    def _end(self, program: int, ending: Ending) -> None:
+    def _end(self, program: int, ending: ScriptEnding) -> None:
         process = self._running.pop(program, None)
         if process is None:
             return

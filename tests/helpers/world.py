@@ -18,7 +18,7 @@ from gpumond.facts.snapshot import (
     XidErrors,
 )
 from gpumond.facts.units import GIB, MIB
-from gpumond.features.loadgen.script import ProgramScript
+from gpumond.features.loadgen.scenario_builder import ProgramScript
 from gpumond.sim.device import OutOfMemory
 from tests.helpers.simulated_program import DeviceMemory, Process
 

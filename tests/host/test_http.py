@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.errors import HttpError
-from gpumond.host.http import Connection, HttpAnswer, Request, exchange, exchange_async
+from gpumond.host.http import Connection, HttpRequest, HttpResponse, exchange, exchange_async
 from tests.helpers.running import until
 
 STALLS = {
@@ -72,8 +72,8 @@ def threads() -> int:
 
 
 def give_up(connection: Connection, waits: bool = False) -> None:
-    def ask() -> HttpAnswer:
-        request = Request("GET", "/")
+    def ask() -> HttpResponse:
+        request = HttpRequest("GET", "/")
         return exchange(connection, request, 0.1) if waits else asyncio.run(exchange_async(connection, request, 0.1))
 
     with pytest.raises(HttpError, match=r"no response within 0\.1 s") as failed:

@@ -17,7 +17,7 @@ import pytest
 from gpumond.devices.process.procfs import ProcessTable
 from gpumond.facts.program import MAX_PID
 from gpumond.host.machine import in_private_pid_namespace, start_ticks
-from gpumond.host.peer import CREDENTIALS_SPACE, Identity, SubordinateUids, identify, peer_pidfd, sender_pid
+from gpumond.host.peer import CREDENTIALS_SPACE, PeerIdentity, SubordinateUids, identify, peer_pidfd, sender_pid
 
 TRIALS = 10_000
 PLAIN, DROPPED, SETUID, PASSED, DROPPED_LATER, NAMESPACE, PID_RETURNS = range(7)
@@ -79,7 +79,7 @@ def check_identity(listener: socket.socket, way: int, pid: int, uid: int, succes
             return
         ticks = start_ticks(pid)
         assert ticks is not None
-        assert found == Identity(pid, ticks, uid), way
+        assert found == PeerIdentity(pid, ticks, uid), way
         if way != DROPPED_LATER:
             assert ProcessTable().read([pid])[pid].uid == uid, way
 
@@ -157,16 +157,16 @@ def test_uid_of_a_range_counts_for_its_owner(files: tuple[Path, Path], uid: int,
     files[0].write_text(
         "alice:100000:65536\n1001:165536:65536\n\n# a remark\nbob:231072:65536\nkubelet:1000000:6553600\nbad:x:1\n"
     )
-    assert SubordinateUids(*files).person_of(uid) == person
+    assert SubordinateUids(*files).person_uid(uid) == person
 
 
 def test_no_uid_counts_for_root(files: tuple[Path, Path]):
     files[0].write_text("root:100000:65536\n")
-    assert SubordinateUids(*files).person_of(100_001) == 100_000
+    assert SubordinateUids(*files).person_uid(100_001) == 100_000
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\n"])
 def test_without_a_readable_file_each_uid_counts_for_itself(files: tuple[Path, Path], content: bytes | None):
     if content is not None:
         files[0].write_bytes(content)
-    assert SubordinateUids(*files).person_of(100_000) == 100_000
+    assert SubordinateUids(*files).person_uid(100_000) == 100_000

@@ -14,8 +14,8 @@ import pytest
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
-from gpumond.features.loadgen.plan import SCENARIOS, Plan, plan
-from gpumond.features.loadgen.script import CONTEXT_BYTES, ExpectedVerdict, ScriptStep
+from gpumond.features.loadgen.plan import SCENARIOS, LoadPlan, plan
+from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, ExpectedVerdict, ScriptStep
 
 LEAKS = [name for name, scenario in SCENARIOS.items() if scenario.verdict == "leak"]
 INJECTED = [name for name, scenario in SCENARIOS.items() if scenario.verdict and name != "stress"]
@@ -29,7 +29,7 @@ class Sample(NamedTuple):
     live_bytes: int
 
 
-def curve(planned: Plan, program: int = 0) -> list[Sample]:
+def curve(planned: LoadPlan, program: int = 0) -> list[Sample]:
     """Yield the live bytes of the program after each of its steps."""
     sizes: dict[int, int] = {}
     live, samples = 0, []
@@ -188,7 +188,7 @@ def test_serving_program_leaks_at_the_given_rate(name: str):
     assert planned.size_bytes == 48 * GIB
 
 
-def samples(planned: Plan) -> list[int]:
+def samples(planned: LoadPlan) -> list[int]:
     """Return the live bytes of program 0 every 57 s after its start."""
     known = curve(planned)
     times = [at for at, _ in known]

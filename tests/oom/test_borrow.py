@@ -25,13 +25,13 @@ from gpumond.features.quotas.borrow import (
     idle_engines,
     is_cooling_down,
 )
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 from tests.helpers.virtual_time import run
 
 OWN, OTHER = 1000, 1001
-BORROWER = Identity(10, 100, OWN)
+BORROWER = PeerIdentity(10, 100, OWN)
 
 
 def neighbor(pid: int, uid: int, size: int = 10 * GIB, refilled_flushes: int = 0) -> Neighbor:
@@ -188,7 +188,7 @@ async def history(own: Machine) -> list[tuple[float, Borrowed]]:
         tenant = random.choice(own.tenants)
         own.borrower = tenant.uid
         began = loop.time()
-        identity = Identity(tenant.pid, 100, tenant.uid)
+        identity = PeerIdentity(tenant.pid, 100, tenant.uid)
         answer = await borrows.borrow(identity, Borrow(str(number), random.randint(1, 40 * GIB), "GPU-a"))
         waits.append((loop.time() - began, answer))
         own.time += random.choice((0.5, 10.0, 700.0))

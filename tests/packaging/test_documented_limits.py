@@ -15,7 +15,7 @@ from gpumond.facts.messages import MAX_MESSAGE_BYTES
 from gpumond.facts.program import OOMS, SCOPES
 from gpumond.features.alerts.outbox import QUEUE_LIMIT
 from gpumond.features.baselines.recordings import MAX_BASELINES
-from gpumond.features.flush.alertmanager import REMEMBERED
+from gpumond.features.flush.alertmanager_hook import REMEMBERED
 from gpumond.features.flush.flusher import COOLDOWN_SECONDS, RECEIPTS_KEPT
 from gpumond.features.flush.routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
 from gpumond.features.quotas.admissions import IN_TOTAL, PER_OWNER
@@ -32,7 +32,7 @@ from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
 from gpumond.metrics.exposition import MAX_SERIES
 from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS
 from gpumond.metrics.telemetry import MAX_WORKLOADS
-from gpumond.programs.connection import Limits
+from gpumond.programs.connection import SocketLimits
 from gpumond.serve.authentication import KNOWN_SECONDS, MAX_PENDING_REVIEWS, REVIEW_SECONDS
 from gpumond.serve.http import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.serve.limits import (
@@ -57,7 +57,7 @@ ROOT = Path(__file__).parents[2]
 
 
 BOUNDS = Bounds()
-LIMITS = Limits()
+LIMITS = SocketLimits()
 KIB, MIB = 1 << 10, 1 << 20
 
 

@@ -14,9 +14,9 @@ import pytest
 from gpumond.facts.messages import Goodbye, Report, encode
 from gpumond.facts.program import OTHER, Oom, Program
 from gpumond.facts.snapshot import ProcessEnd
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
 from gpumond.programs.agent_server import AgentServer
-from gpumond.programs.connection import AgentConnection, Budget, Limits
+from gpumond.programs.connection import AgentConnection, ReadBudget, SocketLimits
 from gpumond.tick.claims import MAX_REPORTED_POOLS
 from tests.helpers.agent_server import HELLO, MALFORMED_REPORT, OWN, REPORT, closed, eventually, in_event_loop, serving
 from tests.helpers.values import make_pool
@@ -63,7 +63,7 @@ async def test_report_of_one_process_is_read_without_decoding_those_of_others(tm
             await harness.reports()
             agent.sendall(REPORT.replace(b'"pools":[', b'"pools":7,"other":['))
             await eventually(lambda: all(peer.unread for peer in harness.server._peers.values()))
-            assert harness.server.report(Identity(OWN.pid + 1, OWN.start_ticks, OWN.uid)) is None
+            assert harness.server.report(PeerIdentity(OWN.pid + 1, OWN.start_ticks, OWN.uid)) is None
             assert not harness.rejected
             assert harness.server.report(OWN) is None
             assert harness.rejected.total() == 1
@@ -136,7 +136,7 @@ async def test_last_report_is_decoded_when_the_connection_closes(tmp_path: Path,
 
 @in_event_loop
 async def test_stale_report_is_not_returned(tmp_path: Path):
-    async with serving(tmp_path, Limits(stale_seconds=0.2)) as harness:
+    async with serving(tmp_path, SocketLimits(stale_seconds=0.2)) as harness:
         with harness.connect() as agent:
             agent.sendall(HELLO + REPORT)
             await harness.reports()
@@ -185,7 +185,7 @@ POOLS = tuple(
 def newest(report: Report) -> Report:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        connection = AgentConnection(ours, Identity(1, 2, 3), None, 3, Budget(Limits(), 0.0), 0.0)
+        connection = AgentConnection(ours, PeerIdentity(1, 2, 3), None, 3, ReadBudget(SocketLimits(), 0.0), 0.0)
         connection.unread = encode(report).strip()
         decoded = connection.newest()
         assert decoded is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpumond.facts.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Hello, decode, encode
 from gpumond.facts.program import Dump
-from gpumond.programs.connection import Limits
+from gpumond.programs.connection import SocketLimits
 from tests.helpers.agent_server import HELLO, OWN, REPORT, eventually, in_event_loop, serving
 
 
@@ -28,7 +28,7 @@ async def test_flush_returns_the_result_with_its_id(tmp_path: Path):
 
 @in_event_loop
 async def test_flush_without_a_result_is_cancelled(tmp_path: Path):
-    async with serving(tmp_path, Limits(answer_seconds=0)) as harness:
+    async with serving(tmp_path, SocketLimits(answer_seconds=0)) as harness:
         with harness.connect() as agent:
             agent.sendall(HELLO + REPORT)
             await harness.reports()
@@ -41,7 +41,7 @@ async def test_flush_without_a_result_is_cancelled(tmp_path: Path):
 
 @in_event_loop
 async def test_cancelled_flush_is_in_progress_until_its_result_or_the_end_of_the_agent(tmp_path: Path):
-    async with serving(tmp_path, Limits(answer_seconds=0)) as harness:
+    async with serving(tmp_path, SocketLimits(answer_seconds=0)) as harness:
         with harness.connect() as agent:
             agent.sendall(HELLO + REPORT)
             await harness.reports()
@@ -97,7 +97,7 @@ async def test_request_without_an_answer_is_cancelled(tmp_path: Path):
 
 @in_event_loop
 async def test_agent_of_a_suspended_process_may_be_silent_and_is_asked_nothing(tmp_path: Path):
-    limits = Limits(stale_seconds=0.05, idle_seconds=0.2)
+    limits = SocketLimits(stale_seconds=0.05, idle_seconds=0.2)
     async with serving(tmp_path, limits) as harness:
         with harness.connect() as agent:
             agent.sendall(encode(Hello("train", answers=("limit",))) + REPORT)

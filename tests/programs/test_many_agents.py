@@ -21,7 +21,7 @@ from gpumond.facts.messages import Hello, Report, encode
 from gpumond.host.runtime_directory import bind_agent_socket
 from gpumond.metrics.exposition import MAX_SERIES
 from gpumond.programs.agent_server import AgentServer
-from gpumond.programs.connection import Limits
+from gpumond.programs.connection import SocketLimits
 from tests.fakenvml import FakeDriver
 from tests.helpers.running import until
 from tests.helpers.values import make_pool
@@ -112,7 +112,7 @@ def test_reports_of_100_agents_in_one_process_are_all_received(tmp_path: Path):
         listener = bind_agent_socket(tmp_path / "agent.sock", 0o600)
         intake = AgentServer(
             listener,
-            limits=Limits(messages_per_second=10**6),
+            limits=SocketLimits(messages_per_second=10**6),
             reported=lambda count: counts_received.update(report=count),
             rejected=lambda reason: counts_received.update([reason]),
         )

@@ -21,7 +21,7 @@ from gpumond.facts.messages import (
     encode,
 )
 from gpumond.facts.program import SCOPES, Program, ScopeUsage
-from gpumond.programs.connection import Limits
+from gpumond.programs.connection import SocketLimits
 from tests.helpers.agent_server import HELLO, REPORT, closed, eventually, in_event_loop, serving
 from tests.helpers.fuzzing import mutated
 from tests.helpers.values import make_pool
@@ -76,7 +76,7 @@ async def test_fuzzed_messages_do_not_affect_a_valid_agent(tmp_path: Path):
         b'{"v":1,"type":"report","pools":[[]]}\n',
     ]
     loop = asyncio.get_running_loop()
-    limits = Limits(messages_per_second=10**7, bytes_per_second=10**10)
+    limits = SocketLimits(messages_per_second=10**7, bytes_per_second=10**10)
     async with serving(tmp_path, limits) as harness:
         with harness.connect() as valid:
             valid.sendall(HELLO + REPORT)

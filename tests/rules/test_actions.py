@@ -16,10 +16,10 @@ from gpumond.features.alerts.action_decisions import (
     FlushOrder,
     Tracks,
     annotate,
-    conclude,
     decide,
     forget,
     remembered,
+    tracks_after_flush,
 )
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_pool, make_report
@@ -83,7 +83,7 @@ def test_program_without_cache_is_asked_to_end_and_flushed_otherwise_not():
 
 def test_results_of_requests_to_end_are_in_the_annotation():
     (order,), tracks = decide([make_rule(request_end=True)], [ALERT], [wasting()], {}, 1000.0)
-    tracks = conclude(tracks, order, [make_receipt(GIB)], "", ["train (pid 10) was asked to end"])
+    tracks = tracks_after_flush(tracks, order, [make_receipt(GIB)], "", ["train (pid 10) was asked to end"])
     (alert,) = annotate([ALERT], tracks)
     note = dict(alert.annotations)[ANNOTATION]
     assert note.startswith("flushed train: 1.0 GiB released")
@@ -126,7 +126,7 @@ def flushes_of(
         tracks = forget(tracks, [ALERT], float(now))
         for flush_request in flush_requests:
             receipts = [] if failing else [make_receipt(released)]
-            tracks = conclude(tracks, flush_request, receipts, failing)
+            tracks = tracks_after_flush(tracks, flush_request, receipts, failing)
             cached = 4 * GIB if regrows else max(GIB, 4 * GIB - released)
             yield now, tracks[flush_request.key]
 
@@ -161,7 +161,7 @@ def test_refilled_flushes_back_off_exponentially_with_a_note():
     rule = make_rule(max_per_hour=1000)
     assert times(rule, released=4 * GIB, regrows=True) == [0, 200, 600, 1400, 3000, 6200, 12600]
     flush_requests, tracks = decide([rule], [ALERT], [wasting()], {}, 0.0)
-    tracks = conclude(tracks, flush_requests[0], [make_receipt(4 * GIB)])
+    tracks = tracks_after_flush(tracks, flush_requests[0], [make_receipt(4 * GIB)])
     _, tracks = decide([rule], [ALERT], [wasting()], tracks, 100.0)
     assert "reallocated" in tracks[flush_requests[0].key].note
 
@@ -171,7 +171,7 @@ def test_refilled_flush_reported_by_an_agent_counts_after_the_memory_is_free_aga
         return make_report(10, (make_pool(live=GIB, cached=GIB, refilled_flushes=refilled_flushes),))
 
     (flush_request,), tracks = decide([make_rule()], [ALERT], [reports_with_refills(3)], {}, 0.0)
-    tracks = conclude(tracks, flush_request, [make_receipt(3 * GIB)])
+    tracks = tracks_after_flush(tracks, flush_request, [make_receipt(3 * GIB)])
     _, without = decide([make_rule()], [ALERT], [reports_with_refills(3)], tracks, 100.0)
     _, refilled = decide([make_rule()], [ALERT], [reports_with_refills(4)], tracks, 100.0)
     assert without[flush_request.key].failures == 0
@@ -195,14 +195,14 @@ def test_flush_is_not_repeated_while_one_is_in_progress():
 
 def test_dry_run_notes_the_expected_bytes_and_is_no_failure():
     flush_request = FlushOrder(alert=ALERT, action=Action(dry_run=True), uid=1000, programs=(wasting(),))
-    track = conclude({}, flush_request, [make_receipt(0, outcome="planned")])[flush_request.key]
+    track = tracks_after_flush({}, flush_request, [make_receipt(0, outcome="planned")])[flush_request.key]
     assert track.note == "dry run: a flush of train would return 4.0 GiB"
     assert track.failures == 0
 
 
 def test_receipt_is_in_the_annotation_of_the_alert():
     flush_request = FlushOrder(alert=ALERT, action=Action(), uid=1000, programs=(wasting(),))
-    tracks = conclude({}, flush_request, [make_receipt(3 * GIB)])
+    tracks = tracks_after_flush({}, flush_request, [make_receipt(3 * GIB)])
     (alert,) = annotate([ALERT], tracks)
     assert dict(alert.annotations)[ANNOTATION] == "flushed train: 3.0 GiB released, 4.0 GiB expected"
     assert annotate([replace(ALERT, labels=())], tracks)[0].annotations == ALERT.annotations
@@ -237,14 +237,18 @@ def test_failures_of_one_user_do_not_delay_flushes_of_another():
             flushed.append((flush_request.uid, now))
             released = 0 if flush_request.uid == 7 else GIB
             after = PoolBytes(5 * GIB, GIB, 4 * GIB, None)
-            tracks = conclude(tracks, flush_request, [make_receipt(released, pid=flush_request.pids[0], after=after)])
+            tracks = tracks_after_flush(
+                tracks, flush_request, [make_receipt(released, pid=flush_request.pids[0], after=after)]
+            )
     assert [now for uid, now in flushed if uid == 1000] == [0, 100, 200]
     assert [now for uid, now in flushed if uid == 7] == [0, 200]
 
 
 def test_negative_release_does_not_reduce_the_total():
     (flush_request,), tracks = decide([make_rule()], [ALERT], [wasting(10), wasting(11)], {}, 0.0)
-    track = conclude(tracks, flush_request, [make_receipt(-60 * GIB), make_receipt(2 * GIB, pid=11)])[flush_request.key]
+    track = tracks_after_flush(tracks, flush_request, [make_receipt(-60 * GIB), make_receipt(2 * GIB, pid=11)])[
+        flush_request.key
+    ]
     assert track.failures == 0
     assert "2.0 GiB released" in track.note
 
@@ -254,7 +258,9 @@ def test_annotation_has_the_result_for_each_user():
         [make_rule()], [ALERT], [wasting(10), wasting(20, uid=7, workload="serve")], {}, 0.0
     )
     for flush_request in flush_requests:
-        tracks = conclude(tracks, flush_request, [make_receipt(GIB, workload=flush_request.programs[0].workload)])
+        tracks = tracks_after_flush(
+            tracks, flush_request, [make_receipt(GIB, workload=flush_request.programs[0].workload)]
+        )
     note = dict(annotate([ALERT], tracks)[0].annotations)[ANNOTATION]
     assert "flushed train: 1.0 GiB" in note
     assert "flushed serve: 1.0 GiB" in note

@@ -23,14 +23,14 @@ from gpumond.facts.pools import Receipt
 from gpumond.features import routers
 from gpumond.features.alerts.dispatcher import ReceiverTest
 from gpumond.features.alerts.routes import EXAMPLE
-from gpumond.features.flush.alertmanager import AlertmanagerHook
+from gpumond.features.flush.alertmanager_hook import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.quotas import QuotaRegistry
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import Preview, pack, preview
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences
-from gpumond.kernel import Fingerprints
+from gpumond.kernel import ConfigHashes
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Scrape
 from gpumond.metrics.telemetry import Telemetry
@@ -88,8 +88,8 @@ class View:
     def receipts(self) -> list[Receipt]:
         return [RECEIPT]
 
-    def fingerprints(self) -> Fingerprints:
-        return Fingerprints("5d41402abc4b", "7d793037a076")
+    def config_hashes(self) -> ConfigHashes:
+        return ConfigHashes("5d41402abc4b", "7d793037a076")
 
     async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Scrape:
         return self._exposition.page(self.frame, Encoding.of(accept, compat, groups))

@@ -10,7 +10,7 @@ import pytest
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.features.flush.routes import MANY_SECONDS
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
 from gpumond.serve import examples
 from gpumond.serve.limits import FLUSHES_PER_MINUTE
 from tests.helpers.agents import GIB
@@ -92,7 +92,7 @@ class FlushingView(View):
         self.flusher = self.scripted.flusher()
         self.stalls = 0
 
-    def flushed(self, scripted: ScriptedPrograms, identity: Identity, request: FlushCommand) -> FlushResult | None:
+    def flushed(self, scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand) -> FlushResult | None:
         self.stalls += 1
         return release_all(scripted, identity, request)
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from gpumond.commands.demo import PACE
-from gpumond.events import Kind
+from gpumond.events import EventKind
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import PATTERNS
@@ -89,7 +89,7 @@ def test_page_names_kinds_as_the_daemon_does():
         for name in re.findall(r"\b[A-Z_]+\b(?! as)|\b[A-Z_]+(?= as)", found)
     }
     assert known.keys() <= used
-    kinds = {word for word in (*get_args(Kind), *PATTERNS) if f'"{word}"' in SCRIPT}
+    kinds = {word for word in (*get_args(EventKind), *PATTERNS) if f'"{word}"' in SCRIPT}
     assert kinds <= {"flush"}  # an element's name, too
 
 

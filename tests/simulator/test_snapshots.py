@@ -10,15 +10,15 @@ import pytest
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import GIB, MIB
-from gpumond.features.loadgen.plan import SCENARIOS, Plan, plan
-from gpumond.features.loadgen.script import CONTEXT_BYTES
+from gpumond.features.loadgen.plan import SCENARIOS, LoadPlan, plan
+from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES
 from gpumond.tick.ledger import attribute
 from tests.helpers.simulated_snapshots import EPOCH, snapshots
 
 QUIET = {"noise": 0, "gaps": 0, "neighbors": 0, "view": "agent"}
 
 
-def pools(made: Plan, every: float = 10.0) -> Iterator[tuple[float, PoolUsage]]:
+def pools(made: LoadPlan, every: float = 10.0) -> Iterator[tuple[float, PoolUsage]]:
     for snapshot in snapshots(made, every):
         for report in snapshot.reports:
             if report.workload == "load":
@@ -100,7 +100,7 @@ def test_program_ends_when_the_truth_says_that_the_device_is_full(seed: int):
     assert made.truth.oom_at == pytest.approx(died, abs=0.05 * (made.truth.oom_at - made.truth.injected_at))
 
 
-def last(made: Plan) -> Snapshot:
+def last(made: LoadPlan) -> Snapshot:
     return list(snapshots(made, 30.0))[-1]
 
 

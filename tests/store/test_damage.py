@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gpumond.config.settings import Settings
-from gpumond.diagnosis.floors import EarlierUses
-from gpumond.facts.alerts import KeptAdmission, Notice, StoredAlert
+from gpumond.diagnosis.previous_runs import EarlierUses
+from gpumond.facts.alerts import Notice, StoredAdmission, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert, Matcher, Silence
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
@@ -46,7 +46,7 @@ SILENCE = Silence(
     created_at=1.0,
     created_by="token",
 )
-ADMISSION = KeptAdmission(
+ADMISSION = StoredAdmission(
     id="",
     owner="uid:1000",
     device_uuid="GPU-a",

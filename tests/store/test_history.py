@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from gpumond.diagnosis.floors import EarlierUse, EarlierUses
+from gpumond.diagnosis.previous_runs import EarlierUse, EarlierUses
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.program import ProcessKey
 from gpumond.store.store import HISTORY_SECONDS, HistoryPersistence, Store

@@ -15,8 +15,8 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sna
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import Neighbor, reclaim_plan
-from gpumond.features.suspend.decision import HostState, Request, already, refusals, settle
-from gpumond.features.suspend.helper import CHECKPOINTED, FAILED, LOCKED, RUNNING, Answer, Order, carry_out
+from gpumond.features.suspend.decision import HostState, SuspendRequest, already, refusals, settle
+from gpumond.features.suspend.helper import CHECKPOINTED, FAILED, LOCKED, RUNNING, HelperResponse, Order, carry_out
 from gpumond.features.suspend.routes import ProgramTarget, nothing_to_resume
 from gpumond.host.machine import start_ticks
 from tests.helpers.values import make_pool, make_report
@@ -44,7 +44,7 @@ def refused(
 ) -> str:
     source = replace(SOURCE, driver_version=driver)
     snapshot = replace(SNAPSHOT, devices=(device,), reports=(report,), source=source, suspensions=suspensions)
-    answer = next(refusals(snapshot, report, Request(process=KEY, **request), allowed, found, pending), None)
+    answer = next(refusals(snapshot, report, SuspendRequest(process=KEY, **request), allowed, found, pending), None)
     assert answer is None or (answer.reason and answer.remedy)
     return answer.reason if answer else ""
 
@@ -127,7 +127,7 @@ PROGRAM = SuspendedProgram(
     ],
 )
 def test_state_of_the_driver_decides(state: Any, driver: str, after: str | None, outcome: str | None):
-    settled = settle(replace(PROGRAM, state=state), Answer(state=driver))
+    settled = settle(replace(PROGRAM, state=state), HelperResponse(state=driver))
     assert (settled.program and settled.program.state, settled.outcome) == (after, outcome)
     late = settle(replace(PROGRAM, state=state), None)
     assert late.program == replace(PROGRAM, state=state, reason=late.reason)
@@ -135,10 +135,10 @@ def test_state_of_the_driver_decides(state: Any, driver: str, after: str | None,
 
 
 def test_program_whose_state_is_unknown_states_the_reason_and_has_one_receipt():
-    crashed = settle(replace(PROGRAM, state="resuming"), Answer(error="the helper has crashed"))
+    crashed = settle(replace(PROGRAM, state="resuming"), HelperResponse(error="the helper has crashed"))
     assert crashed.program == replace(PROGRAM, state="resuming", reason="the helper has crashed")
     assert (crashed.outcome, crashed.again) == ("failed", True)
-    again = settle(crashed.program, Answer(error="the helper has crashed"), asked=True)
+    again = settle(crashed.program, HelperResponse(error="the helper has crashed"), asked=True)
     assert (again.program, again.outcome, again.again) == (crashed.program, None, True)
 
 
@@ -158,7 +158,7 @@ def test_program_that_is_not_running_is_not_suspended_again(state: Any, reason: 
 
 
 def test_program_whose_restore_has_not_begun_waits_with_its_grants():
-    settled = settle(replace(PROGRAM, state="resuming"), Answer(state="checkpointed"), asked=True)
+    settled = settle(replace(PROGRAM, state="resuming"), HelperResponse(state="checkpointed"), asked=True)
     assert settled.program == replace(PROGRAM, state="waiting")
 
 

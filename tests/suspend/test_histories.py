@@ -23,8 +23,8 @@ from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, SourceState
 from gpumond.features.quotas.admissions import Admissions
-from gpumond.features.suspend.decision import HostState, Request
-from gpumond.features.suspend.helper import Answer, Order
+from gpumond.features.suspend.decision import HostState, SuspendRequest
+from gpumond.features.suspend.helper import HelperResponse, Order
 from gpumond.features.suspend.suspender import Suspender
 from gpumond.kernel import Clock
 from gpumond.tick.observe import observe
@@ -153,7 +153,7 @@ class World:
 
     # the driver, and the helper that calls it
 
-    async def ask(self, order: Order, seconds: float) -> Answer | None:
+    async def ask(self, order: Order, seconds: float) -> HelperResponse | None:
         program = self.programs[order.pid]
         if program.helper:
             return None
@@ -166,7 +166,7 @@ class World:
 
     def forget(self, order_id: str) -> None: ...
 
-    async def help(self, order: Order, program: Program) -> Answer:
+    async def help(self, order: Order, program: Program) -> HelperResponse:
         """Do what helper.carry_out does, with time between the calls, in which anything may happen."""
         try:
             if order.action == "suspend" and program.state == "running":
@@ -192,7 +192,7 @@ class World:
                 program.state = "running"
             return self.answer(program)
         except _HelperKilled:
-            return Answer(error="the helper ended without an answer")
+            return HelperResponse(error="the helper ended without an answer")
         finally:
             program.helper = False
 
@@ -203,8 +203,8 @@ class World:
         if not program.alive:
             raise _HelperKilled
 
-    def answer(self, program: Program) -> Answer:
-        return Answer(state=program.state if program.alive else "gone", host_bytes=GIB)
+    def answer(self, program: Program) -> HelperResponse:
+        return HelperResponse(state=program.state if program.alive else "gone", host_bytes=GIB)
 
     def check_grants(self, program: Program) -> None:
         """The store and the daemon, if one has read it, hold a grant of the whole size on each device."""
@@ -282,7 +282,7 @@ class World:
         program = self.random.choice(list(self.programs.values()))
         kind = self.random.choice(["suspend", "suspend", "resume", "resume", "resume", "end", "start", "need", "need"])
         if kind == "suspend" and program.suspendable:
-            self.request(self.suspender.suspend(Request(process=program.key), "uid:1000"))
+            self.request(self.suspender.suspend(SuspendRequest(process=program.key), "uid:1000"))
         elif kind == "resume" and program.suspendable:
             wait = self.random.choice((0.0, 30.0, 120.0))
             self.request(self.suspender.resume(program.key, self.random.choice(("uid:1000", "admin")), None, wait))

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from gpumond.facts.alerts import KeptAdmission
+from gpumond.facts.alerts import StoredAdmission
 from gpumond.facts.program import ProcessKey
 from gpumond.features.quotas.admissions import Decision, DeviceCapacity, Neighbor, Queue, decide, reclaim_plan
 
@@ -18,8 +18,8 @@ DEADLINE = 8
 """In steps of a schedule. Programs allocate within this time."""
 
 
-def request(name: str, need: int, uid: int | None = None) -> KeptAdmission:
-    return KeptAdmission(
+def request(name: str, need: int, uid: int | None = None) -> StoredAdmission:
+    return StoredAdmission(
         id=name,
         owner="",
         device_uuid="GPU-a",
@@ -209,7 +209,7 @@ def test_devices_have_separate_queues():
     assert decision.queue.grants == (replace(other, deadline=DEADLINE),)
 
 
-def of_user(user: str, name: str, need: int) -> KeptAdmission:
+def of_user(user: str, name: str, need: int) -> StoredAdmission:
     return replace(request(name, need), owner=user)
 
 

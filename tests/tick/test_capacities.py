@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpumond.facts.alerts import KeptAdmission
+from gpumond.facts.alerts import StoredAdmission
 from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.snapshot import ProcessQuota, Snapshot
 from gpumond.features.quotas.admissions import allocated, capacities
@@ -14,7 +14,7 @@ OTHER = replace(PROCESS, pid=10, start_ticks=5, uid=1001, used_bytes=4 * GIB)
 SMALL = replace(
     REPORT, pid=10, start_ticks=5, uid=1001, workload="small", pools=(replace(POOL, held_bytes=3 * GIB),), admission="a"
 )
-NEITHER = KeptAdmission(
+NEITHER = StoredAdmission(
     id="a",
     owner="",
     device_uuid=UUID,

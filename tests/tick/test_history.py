@@ -23,7 +23,7 @@ from gpumond.tick.history import (
     USED,
     CoarseSeries,
     History,
-    Rows,
+    HistoryRows,
     Series,
 )
 from tests.helpers.values import make_snapshot
@@ -91,7 +91,7 @@ def test_samples_closer_than_the_minimum_distance_are_dropped():
 
 
 def test_rows_are_limited_to_the_newest():
-    rows = Rows(2, 5)
+    rows = HistoryRows(2, 5)
     gone = []
     for i in range(8):
         gone += rows.replaced()[:1]

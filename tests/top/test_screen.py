@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.top.processes import Table
+from gpumond.top.processes import ProcessList
 from gpumond.top.screen import (
     LEAST_TABLE,
     Screen,
@@ -78,7 +78,7 @@ def test_chart_takes_free_rows_of_a_large_screen(rows: int, free: int, expected:
 def test_chart_is_drawn_for_the_rows_that_it_has(problems: int):
     """A part of a higher chart would show only what exceeds the rest of it."""
     shown = view(busy_frame())
-    table = Table()
+    table = ProcessList()
     table.fill(shown.processes, {})
     notices = [FrameNotice("bad", f"problem {number}", "", f"kind {number}") for number in range(problems)]
 

@@ -14,7 +14,7 @@ from gpumond.facts.program import PoolLimit
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import duration
-from gpumond.top.processes import SortOrder, Table, arranged, fitting
+from gpumond.top.processes import ProcessList, SortOrder, arranged, fitting
 from gpumond.top.screen import described as details
 from gpumond.view.frame import view
 from gpumond.view.notices import LIKELY_MEANT, FrameNotice, stuck
@@ -345,7 +345,7 @@ def test_filter_searches_all_names_of_a_process(words: str, pids: list[int]):
 
 
 def test_head_of_the_table_counts_the_rows_if_not_all_are_visible():
-    table = Table()
+    table = ProcessList()
     table.fill(ROWS, {})
     assert "PROGRAM 2/3" in plain_text(table.lines(80, 3)[0])
     assert "/" not in plain_text(table.lines(80, 4)[0])

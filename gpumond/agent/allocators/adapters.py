@@ -201,7 +201,7 @@ class HistoryRecording(Protocol):
         """
 
 
-class Tracked(NamedTuple):
+class TrackedTensor(NamedTuple):
     """One tensor. ``size_bytes`` is that of its storage. ``has_graph``: it keeps the graph that computed it."""
 
     tensor: Any
@@ -223,7 +223,7 @@ class TensorTracking(Protocol):
     def find_older_objects(self) -> None:
         """Find the objects that the program created before the agent, once."""
 
-    def tracked_tensors(self) -> Sequence[Tracked]:
+    def tracked_tensors(self) -> Sequence[TrackedTensor]:
         """Return all tensors that are on a device. It may take some tens of milliseconds."""
 
 

@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpumond import __version__
-from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, HistoryRecording, TensorTracking, Tracked
+from gpumond.agent.allocators.adapters import (
+    AllocatorAdapter,
+    FlushRefused,
+    HistoryRecording,
+    TensorTracking,
+    TrackedTensor,
+)
 from gpumond.agent.allocators.torch import sites
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
@@ -63,11 +69,11 @@ class SimAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
     def find_older_objects(self) -> None:
         """A simulated program's objects are all known."""
 
-    def tracked_tensors(self) -> Sequence[Tracked]:
+    def tracked_tensors(self) -> Sequence[TrackedTensor]:
         found = []
         for each in _allocators():
             with each.lock:
-                found += [Tracked(tensor, tensor.size_bytes, False) for tensor in each.tensors]
+                found += [TrackedTensor(tensor, tensor.size_bytes, False) for tensor in each.tensors]
         return found
 
     def start_history(self) -> None:

@@ -17,7 +17,13 @@ from functools import partial
 from typing import Any
 
 from gpumond.agent.allocators import cuda, torch_classes, torch_xpu
-from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, HistoryRecording, TensorTracking, Tracked
+from gpumond.agent.allocators.adapters import (
+    AllocatorAdapter,
+    FlushRefused,
+    HistoryRecording,
+    TensorTracking,
+    TrackedTensor,
+)
 from gpumond.agent.allocators.mempools import retained_by_trim
 from gpumond.agent.allocators.torch_formulas import (
     LARGE_PAGE,
@@ -334,7 +340,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         if TORCH_OBJECTS.needs_search and (getattr(version, "cuda", None) or version.hip):  # not a build for the CPU
             torch_classes.search(self._torch)
 
-    def tracked_tensors(self) -> Sequence[Tracked]:
+    def tracked_tensors(self) -> Sequence[TrackedTensor]:
         return torch_classes.tracked(self._torch, "cuda") if self._cuda.is_initialized() else ()
 
     def _segments(self, max_blocks: int) -> Sequence[Mapping[str, Any]] | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-from gpumond.agent.allocators.adapters import Tracked
+from gpumond.agent.allocators.adapters import TrackedTensor
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 from gpumond.facts.program import LiveClasses
 
@@ -132,9 +132,9 @@ def _living(references: Iterable[Reference]) -> Iterator[Any]:
     return (living for reference in references if (living := reference()) is not None)
 
 
-def tracked(torch: Any, kind: str) -> list[Tracked]:
+def tracked(torch: Any, kind: str) -> list[TrackedTensor]:
     """Return all tensors on devices of a kind, each with the size of its storage."""
-    found: list[Tracked] = []
+    found: list[TrackedTensor] = []
     storages: set[int] = set()
     _, _, tensors = _tracked_objects(torch, float("inf")) or ((), (), ())
     with torch._C.DisableTorchFunctionSubclass():
@@ -144,7 +144,7 @@ def tracked(torch: Any, kind: str) -> list[Tracked]:
                 if storage.device.type == kind:
                     size = 0 if storage._cdata in storages else storage.nbytes()
                     storages.add(storage._cdata)
-                    found.append(Tracked(tensor, size, not tensor.is_leaf))
+                    found.append(TrackedTensor(tensor, size, not tensor.is_leaf))
             except Exception:  # a tensor without a storage
                 continue
     return found

@@ -79,7 +79,7 @@ WINDOW = 20
 MIN_SAMPLES = 8
 
 
-class Sample(NamedTuple):
+class StepSample(NamedTuple):
     step: int
     at: float
     live_bytes: int
@@ -99,7 +99,7 @@ class StepCounter:
         self.done = 0
         self._sample_at = 0.0
         self._first_retries: int | None = None
-        self._samples: deque[Sample] = deque(maxlen=WINDOW)
+        self._samples: deque[StepSample] = deque(maxlen=WINDOW)
 
     def mark(self) -> None:
         self.done = next(self._numbers)
@@ -137,10 +137,10 @@ class StepCounter:
         )
         if self._first_retries is None:
             self._first_retries = retries
-        self._samples.append(Sample(self.done, now, live, stranded, retries))
+        self._samples.append(StepSample(self.done, now, live, stranded, retries))
 
 
-def trend(samples: Sequence[Sample]) -> float | None:
+def trend(samples: Sequence[StepSample]) -> float | None:
     """Return the growth of live memory in bytes for each step: the median slope of all pairs (Theil 1950, Sen 1968)."""
     if len(samples) < MIN_SAMPLES:
         return None
@@ -153,7 +153,7 @@ def trend(samples: Sequence[Sample]) -> float | None:
     return slopes[middle] if len(slopes) % 2 else (slopes[middle - 1] + slopes[middle]) / 2
 
 
-def _pace(samples: Sequence[Sample]) -> float | None:
+def _pace(samples: Sequence[StepSample]) -> float | None:
     """Return the steps per second over the samples."""
     passed = samples[-1].at - samples[0].at
     return (samples[-1].step - samples[0].step) / passed if passed > 0 else None

@@ -51,7 +51,7 @@ or after the longest time.
 """
 
 
-class Request:
+class ReadingRequest:
     """One request to the child. Finished with a Reading, or with None if there will be none."""
 
     def __init__(self, requested_at: float) -> None:
@@ -91,13 +91,13 @@ class Child:
         os.set_blocking(self.stdout.fileno(), False)
         self.buffer = bytearray()
         self._changes = ReadingChanges()
-        self.request: Request | None = Request(time.monotonic())
+        self.request: ReadingRequest | None = ReadingRequest(time.monotonic())
         self.opened = self.overdue = self.unavailable = False
         self.xids: tuple[XidErrors, ...] = ()
         """Xid errors that the child has counted so far."""
 
-    def ask(self, request: ReadRequest) -> Request:
-        self.request = Request(time.monotonic())
+    def ask(self, request: ReadRequest) -> ReadingRequest:
+        self.request = ReadingRequest(time.monotonic())
         with suppress(OSError):  # the child has exited; the end of its stdout reports that
             self.stdin.write(to_json(request) + b"\n")
         return self.request
@@ -241,7 +241,7 @@ class Supervisor:
         self._excluded.clear()
         return children + leaving
 
-    def _ask(self) -> Request | None:
+    def _ask(self) -> ReadingRequest | None:
         """Return the current request, or a new one; None while there is no child."""
         self._closing = [child for child in self._closing if not child.is_gone()]
         child = self._child
@@ -273,11 +273,11 @@ class Supervisor:
         assert child.request is not None
         self._watch_deadline(child, child.request)
 
-    def _watch_deadline(self, child: Child, request: Request) -> None:
+    def _watch_deadline(self, child: Child, request: ReadingRequest) -> None:
         timer = asyncio.get_running_loop().call_later(self._deadline, self._check_deadline, child, request)
         request.done.add_done_callback(lambda done: timer.cancel())  # else it keeps the reading until the deadline
 
-    def _check_deadline(self, child: Child, request: Request) -> None:
+    def _check_deadline(self, child: Child, request: ReadingRequest) -> None:
         if child.request is not request or child is not self._child or self._stopped:
             return
         child.overdue = True

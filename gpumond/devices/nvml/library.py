@@ -19,8 +19,8 @@ from typing import Any, Literal
 import pynvml
 
 from gpumond.devices import ReadProgress
+from gpumond.devices.impossible_values import FaultCounter
 from gpumond.devices.nvml import load_error, not_loadable
-from gpumond.devices.plausibility import FaultCounter
 from gpumond.facts.errors import FaultKind, ReturnCode, SourceUnavailable, remedy
 from gpumond.facts.messages import clean
 from gpumond.host.machine import text_of
@@ -101,7 +101,7 @@ PROCESS_LISTS: tuple[tuple[str, Functions], ...] = tuple(
 )
 
 
-class Refusal(Exception):
+class QueryFailed(Exception):
     """Query without an answer. ``kind`` is the kind of the fault."""
 
     def __init__(self, kind: FaultKind | ReturnCode, detail: str = "") -> None:
@@ -109,20 +109,20 @@ class Refusal(Exception):
         self.kind = kind
 
 
-class EnumerationFailed(Refusal):
+class EnumerationFailed(QueryFailed):
     """Temporary failure of an enumeration."""
 
 
-class Unsupported(Refusal):
+class Unsupported(QueryFailed):
     """Query that the device, the driver or its binding does not support."""
 
 
-class DeviceLost(Refusal):
+class DeviceLost(QueryFailed):
     """Device that no longer responds."""
 
 
 class Library:
-    """NVML library. Failures raise Refusal, or SourceUnavailable if the driver cannot be used at all."""
+    """NVML library. Failures raise QueryFailed, or SourceUnavailable if the driver cannot be used at all."""
 
     def __init__(self, proc: str = "/proc", open_node: Callable[[str, int], int] = os.open) -> None:
         self._proc = proc
@@ -321,7 +321,7 @@ class Inventory:
         self.faults = FaultCounter()
         try:
             count = self._driver.count()
-        except Refusal as refusal:
+        except QueryFailed as refusal:
             self.faults.add(None, refusal.kind, f"device count: {refusal}")
             return
         enumerated: set[str] = set()
@@ -335,7 +335,7 @@ class Inventory:
             try:
                 handle = self._driver.handle(index)
                 uuid = self._driver.uuid(handle)
-            except Refusal as refusal:
+            except QueryFailed as refusal:
                 enumerated |= self._refused(index, refusal)
                 continue
             enumerated.add(uuid)
@@ -360,7 +360,7 @@ class Inventory:
                 for gone in (device, *self._instances(device)):
                     del self._devices[gone.uuid]
 
-    def _refused(self, index: int, refusal: Refusal) -> set[str]:
+    def _refused(self, index: int, refusal: QueryFailed) -> set[str]:
         """Return the known device at an index that does not return its UUID: the device that had this index, if any."""
         known = [device for device in self._devices.values() if (device.index, device.parent_uuid) == (index, None)]
         for device in known:

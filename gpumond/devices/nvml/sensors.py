@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
+from gpumond.devices.impossible_values import IMPOSSIBLE, FaultCounter
 from gpumond.devices.nvml.library import (
     Device,
     DeviceLost,
@@ -24,7 +25,6 @@ from gpumond.devices.nvml.library import (
     Unsupported,
     functions,
 )
-from gpumond.devices.plausibility import IMPOSSIBLE, FaultCounter
 from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.messages import MAX_INTEGER
 from gpumond.facts.snapshot import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES

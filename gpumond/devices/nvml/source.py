@@ -2,8 +2,8 @@
 
 Covers memory and processes of devices and MIG instances, read together with their sensors and Xid errors.
 
-Does not cover enumeration and the meaning of return codes (library.py), impossible values (plausibility.py), hanging
-calls and crashes of the library (child/supervisor.py).
+Does not cover enumeration and the meaning of return codes (library.py), impossible values (impossible_values.py),
+hanging calls and crashes of the library (child/supervisor.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,16 @@ from typing import Any, NamedTuple
 import pynvml
 
 from gpumond.devices import NOWHERE, ReadProgress
+from gpumond.devices.impossible_values import (
+    IMPOSSIBLE,
+    DriverUsage,
+    FaultCounter,
+    ListedProcess,
+    MemoryCounts,
+    memory,
+    processes,
+    usages,
+)
 from gpumond.devices.nvml.library import (
     LONGEST_LIST,
     PROCESS_LISTS,
@@ -31,21 +41,11 @@ from gpumond.devices.nvml.library import (
     Inventory,
     Library,
     ProcessEntry,
-    Refusal,
+    QueryFailed,
     Unsupported,
     functions,
 )
 from gpumond.devices.nvml.sensors import SensorClocks
-from gpumond.devices.plausibility import (
-    IMPOSSIBLE,
-    FaultCounter,
-    Listed,
-    MemoryCounts,
-    Usage,
-    memory,
-    processes,
-    usages,
-)
 from gpumond.devices.process.metadata import limitable_cgroup
 from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
 from gpumond.facts.errors import FaultKind, ReturnCode
@@ -104,7 +104,7 @@ class XidEvents:
         ]
         try:
             self._set = self._set or (self._library.query(functions("nvmlEventSetCreate")) if new else None)
-        except Refusal as refusal:
+        except QueryFailed as refusal:
             self._fail(None, refusal)
             return
         for device in new:
@@ -112,7 +112,7 @@ class XidEvents:
             arguments = (device.handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
             try:
                 self._library.query(functions("nvmlDeviceRegisterEvents"), *arguments)
-            except Refusal as refusal:
+            except QueryFailed as refusal:
                 self._fail(device.uuid, refusal)
             else:
                 self._uuids[_address(device.handle)] = device.uuid
@@ -123,7 +123,7 @@ class XidEvents:
         for _ in range(MOST_AT_ONCE if self._uuids else 0):
             try:
                 event = self._library.query(functions("nvmlEventSetWait_v2"), self._set, 0)
-            except Refusal as refusal:
+            except QueryFailed as refusal:
                 if refusal.kind != "timeout":
                     self._fail(None, refusal)
                     self.close()  # one lost device may invalidate the whole set
@@ -143,7 +143,7 @@ class XidEvents:
             with suppress(pynvml.NVMLError):  # the driver is already unloaded
                 pynvml.nvmlEventSetFree(events)
 
-    def _fail(self, uuid: str | None, refusal: Refusal) -> None:
+    def _fail(self, uuid: str | None, refusal: QueryFailed) -> None:
         self._retry_at = self._clock() + RETRY_SECONDS
         if not isinstance(refusal, Unsupported):
             self._trouble.add(uuid, refusal.kind, f"Xid events: {refusal}")
@@ -290,7 +290,7 @@ class _ProcessLists(NamedTuple):
     lists: list[tuple[str, list[ProcessEntry]]]
     memory: tuple[int | None, int | None]
     read_at: float
-    usages: dict[int, Usage]
+    usages: dict[int, DriverUsage]
 
     def others_are_empty(self) -> bool:
         return not any(entries for _, entries in self.lists[1:])
@@ -351,7 +351,7 @@ class NvmlSource:
         present = self._roster.devices()
         self._sensors.refresh(present, self._roster.lose)
         self._events.listen(present)
-        observed: list[tuple[Device, DeviceReading, dict[int, Usage] | None]] = []
+        observed: list[tuple[Device, DeviceReading, dict[int, DriverUsage] | None]] = []
         for device in present:
             if device.handle is not None:
                 self._library.at(device.index)
@@ -456,7 +456,7 @@ class NvmlSource:
             return info
         raise Unsupported(ReturnCode("not_supported"))
 
-    def _usages(self, device: Device, used_bytes: int | None, tally: FaultCounter) -> dict[int, Usage] | None:
+    def _usages(self, device: Device, used_bytes: int | None, tally: FaultCounter) -> dict[int, DriverUsage] | None:
         now, memory, before = self._clock(), (device.size_bytes, used_bytes), self._lists.get(device.uuid)
         steady = before and used_bytes is not None and before.memory == memory and before.others_are_empty()
         lists: list[tuple[str, list[ProcessEntry]]] = []
@@ -480,7 +480,7 @@ class NvmlSource:
             return before.usages
         own = FaultCounter()
         listed = (
-            Listed(kind, (gpu_instance, compute_instance), pid, None if used == NOT_AVAILABLE else used)
+            ListedProcess(kind, (gpu_instance, compute_instance), pid, None if used == NOT_AVAILABLE else used)
             for kind, entries in lists
             for pid, used, gpu_instance, compute_instance in entries
         )
@@ -504,7 +504,7 @@ class NvmlSource:
     def _with_processes(
         self,
         reading: DeviceReading,
-        by_pid: Mapping[int, Usage] | None,
+        by_pid: Mapping[int, DriverUsage] | None,
         identities: Mapping[int, ProcessOwner],
         used_by: Mapping[int, float],
     ) -> DeviceReading:

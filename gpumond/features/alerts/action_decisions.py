@@ -100,12 +100,13 @@ def decide(
     tracks: Tracks,
     elapsed: float,
     engines: Sequence[tuple[EngineReading, frozenset[str]]] = (),
-    short_users: Mapping[str, frozenset[int]] = {},
+    users_short_of_memory: Mapping[str, frozenset[int]] = {},
 ) -> tuple[list[FlushOrder], Tracks]:
-    """Return the flushes that are due now; their tracks are ``under_way`` until ``conclude``.
+    """Return the flushes that are due now; their tracks are ``under_way`` until ``tracks_after_flush``.
 
-    ``engines``: each with the devices that its processes use. ``short_users``: by UUID, the users whose programs alone
-    may be flushed by a rule on `reclaimable_under_pressure_ratio`, since nobody else ran short of memory.
+    ``engines``: each with the devices that its processes use. ``users_short_of_memory``: by UUID, the users whose
+    programs alone may be flushed by a rule on `reclaimable_under_pressure_ratio`, since nobody else ran short of
+    memory.
     """
     active = {rule.name: rule for rule in rules if rule.action is not None}
     if not active:
@@ -126,7 +127,7 @@ def decide(
             idle[uid].append(name)
         before = (uid for rule, labels, uid in own if (rule, labels) == (alert.rule, alert.labels) and uid is not None)
         uuid = dict(alert.labels).get("uuid", "") if rule.value == "reclaimable_under_pressure_ratio" else ""
-        for uid in {*programs, *idle} - short_users.get(uuid, {*programs, *idle}):
+        for uid in {*programs, *idle} - users_short_of_memory.get(uuid, {*programs, *idle}):
             programs.pop(uid, None)
             idle.pop(uid, None)
         for uid in sorted({*programs, *idle, *before}):
@@ -155,7 +156,7 @@ def decide(
     return orders, own
 
 
-def conclude(
+def tracks_after_flush(
     tracks: Tracks, order: FlushOrder, receipts: Sequence[Receipt], problem: str = "", asked: Sequence[str] = ()
 ) -> Tracks:
     """Return the tracks after a flush; ``problem`` is the reason if there was none, ``asked`` the results of requests

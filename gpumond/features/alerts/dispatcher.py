@@ -39,16 +39,16 @@ from gpumond.features.alerts.action_decisions import (
     Key,
     Tracks,
     annotate,
-    conclude,
     decide,
     forget,
     remembered,
+    tracks_after_flush,
 )
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
 from gpumond.features.alerts.receivers.base import NotSent, ReceiverType
-from gpumond.host.event_loop import Tasks
-from gpumond.kernel import Flushes, Kernel, Part, Rules, Silencing, Suspends, Tick, flush_each
-from gpumond.quantities.device_scope import short_users
+from gpumond.host.tasks import Tasks
+from gpumond.kernel import FlushService, Kernel, Part, RuleService, SilenceService, SuspendService, Tick, flush_each
+from gpumond.quantities.device_scope import users_short_of_memory
 from gpumond.store.audit import AuditEntry
 from gpumond.store.store import Store
 
@@ -139,12 +139,13 @@ class AlertDispatcher:
         snapshot: Snapshot,
         activities: Mapping[str, Activities],
         resolved: Sequence[Alert] = (),
-        short_users: Mapping[str, frozenset[int]] = {},
+        users_short_of_memory: Mapping[str, frozenset[int]] = {},
     ) -> Dispatch:
-        """Return the consequences of one frame's alerts, and change nothing. ``short_users``: as in `decide`."""
+        """Return the consequences of one frame's alerts, and change nothing. ``users_short_of_memory``: as in
+        `decide`."""
         elapsed = snapshot.elapsed_seconds
         orders, tracks = decide(
-            rules, alerts, snapshot.reports, self._tracks, elapsed, snapshot.engine_devices, short_users
+            rules, alerts, snapshot.reports, self._tracks, elapsed, snapshot.engine_devices, users_short_of_memory
         )
         flushing = {alert.labels: alert for alert in self._flushing.values()}
         ended = {**self._ended, **{alert.labels: alert for alert in resolved}}
@@ -221,7 +222,7 @@ class AlertDispatcher:
             problem = str(error)
         finally:
             del self._flushing[order.key]
-            self._tracks = conclude(self._tracks, order, receipts, problem, asked)
+            self._tracks = tracks_after_flush(self._tracks, order, receipts, problem, asked)
             if order.alert.labels not in {alert.labels for alert in self._flushing.values()}:
                 (self._changed[order.alert.labels],) = annotate([order.alert], self._tracks)
 
@@ -340,8 +341,8 @@ class AlertsPart(Part):
     def __init__(self, kernel: Kernel) -> None:
         self._kernel, self._store = kernel, kernel.store
         self._receivers = kernel.find(Receivers) or Receivers()
-        self._rules = kernel.get(Rules)
-        silences = kernel.find(Silencing)
+        self._rules = kernel.get(RuleService)
+        silences = kernel.find(SilenceService)
         self.outbox = Outbox(
             self._receivers.of(kernel.settings),
             kernel.store,
@@ -351,7 +352,7 @@ class AlertsPart(Part):
             backoff_seconds=self._receivers.backoff_seconds,
         )
         self.dispatcher = AlertDispatcher(
-            kernel.store, self.outbox, kernel.get(Flushes).flush, kernel.began, self._request_end, self._suspend
+            kernel.store, self.outbox, kernel.get(FlushService).flush, kernel.began, self._request_end, self._suspend
         )
         self._dispatch: Dispatch | None = None
         kernel.provide(AlertsPart, self)
@@ -363,7 +364,7 @@ class AlertsPart(Part):
 
     def conclude(self, tick: Tick) -> Tick:
         snapshot, reclaim = tick.frame.snapshot, self._kernel.settings.reclaim
-        users = {} if reclaim == "all" else short_users(tick.window, snapshot)
+        users = {} if reclaim == "all" else users_short_of_memory(tick.window, snapshot)
         self._dispatch = self.dispatcher.decide(
             self._rules.rules, tick.frame.alerts, snapshot, tick.activities, tick.resolved, users
         )
@@ -398,7 +399,7 @@ class AlertsPart(Part):
         return receiver in named or not set(named) & set(self._kernel.settings.receiver_names())
 
     async def _suspend(self, report: AgentReport, requested_by: str, dry_run: bool) -> SuspensionReceipt:
-        return await self._kernel.get(Suspends).suspend_idle(report.key, requested_by, dry_run)
+        return await self._kernel.get(SuspendService).suspend_idle(report.key, requested_by, dry_run)
 
     async def _request_end(self, report: AgentReport, requested_by: str) -> str:
         """Ask a program to end. Return the reason if it was not asked. Raises StoreUnavailable."""

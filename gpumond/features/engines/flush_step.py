@@ -29,8 +29,8 @@ from gpumond.facts.units import counted, human
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import ReleaseMethod
-from gpumond.host.event_loop import cancelled
 from gpumond.host.machine import process_start
+from gpumond.host.tasks import cancelled
 from gpumond.kernel import EngineStep, Kernel, Part
 
 log = logging.getLogger(__name__)

@@ -15,13 +15,13 @@ from gpumond.facts.errors import EngineError, EngineTimeout
 from gpumond.facts.pools import Expected
 from gpumond.features.engines.spec import (
     NAME_LENGTH,
-    Call,
-    Dialogue,
+    EngineRequest,
     EngineSpec,
+    Exchange,
     Metrics,
     ReleaseMethod,
-    any_selected,
     at,
+    check_model_to_unload,
     entries,
     flag,
     get,
@@ -29,8 +29,8 @@ from gpumond.features.engines.spec import (
     name_of,
     post,
     selected,
-    sends,
-    unloads,
+    send_in_order,
+    unload_models,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ OLLAMA_PINNED_FROM_YEAR = 2200
 """``keep_alive: -1`` sets an expiry that is centuries away."""
 
 
-def read_ollama(engine: EngineConfig) -> Dialogue[EngineState]:
+def read_ollama(engine: EngineConfig) -> Exchange[EngineState]:
     """Read ``/api/ps``, which lists what is loaded and neither loads a model nor extends its time.
 
     It does not list requests. The end of a request extends the time of its model, and only a model with a request
@@ -72,7 +72,7 @@ def _has_passed(expiry: str) -> bool:
         return False
 
 
-def unload_ollama(model: EngineModel) -> Call:
+def unload_ollama(model: EngineModel) -> EngineRequest:
     """Without a prompt and with a keep_alive of 0, the request loads nothing."""
     return post("/api/generate", {"model": model.name, "keep_alive": 0, "stream": False})
 
@@ -83,7 +83,7 @@ def options_ollama(model: EngineModel) -> str:
     return f"{model.name}{context}{' keep_alive=-1' if model.pinned else ''}"
 
 
-def undo_ollama(engine: EngineConfig, released: tuple[str, ...]) -> Dialogue[None]:
+def undo_ollama(engine: EngineConfig, released: tuple[str, ...]) -> Exchange[None]:
     """Load each model with its context and pin. A model that generates no text is loaded by an empty input."""
     failed = []
     for text in released:
@@ -114,10 +114,10 @@ OLLAMA = EngineSpec(
     methods=(
         ReleaseMethod(
             name="unload",
-            release=unloads(unload_ollama, options_ollama),
+            release=unload_models(unload_ollama, options_ollama),
             serves_again="the next request loads the model again",
             undo=undo_ollama,
-            check=any_selected,
+            check=check_model_to_unload,
             ends_holder=True,
             waits=True,
             settle_seconds=15.0,
@@ -127,7 +127,7 @@ OLLAMA = EngineSpec(
 """Each model has a runner process, which ends when the model is unloaded."""
 
 
-def read_comfyui(engine: EngineConfig) -> Dialogue[EngineState]:
+def read_comfyui(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the number of prompts, which one worker executes one after the other. ``/queue`` states it, too, with the
     graphs of all of them.
     """
@@ -164,7 +164,7 @@ COMFYUI = EngineSpec(
     methods=(
         ReleaseMethod(
             name="free",  # without a true value the request does nothing, with the same answer
-            release=sends(post("/free", {"unload_models": True, "free_memory": True})),
+            release=send_in_order(post("/free", {"unload_models": True, "free_memory": True})),
             serves_again="the next prompt loads its models again and executes all its nodes",
             estimate=estimate_comfyui,
             waits=True,
@@ -179,7 +179,7 @@ LLAMA_ROUTER_REQUESTS = ("llamacpp:requests_processing", "llamacpp:requests_defe
 LLAMA_ROUTER_WORK = ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total")
 
 
-def read_llama_router(engine: EngineConfig) -> Dialogue[EngineState]:
+def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
     listed = [each for each in entries((yield get("/models")).accepted().json, "data") if at(each, "id", kind=str)]
     status = {name_of(entry["id"]): at(entry, "status", "value", kind=str) for entry in listed}
     aliases = {name_of(entry["id"]): tuple(map(name_of, entries(entry, "aliases"))) for entry in listed}
@@ -222,7 +222,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return total
 
 
-def undo_llama_router(engine: EngineConfig, models: tuple[str, ...]) -> Dialogue[None]:
+def undo_llama_router(engine: EngineConfig, models: tuple[str, ...]) -> Exchange[None]:
     """Load the models that no request has loaded yet."""
     listed = entries((yield get("/models")).accepted().json, "data")
     present = {at(each, "id") for each in listed if at(each, "status", "value") in ("loaded", "loading", "sleeping")}
@@ -236,10 +236,10 @@ LLAMA_ROUTER = EngineSpec(
     methods=(
         ReleaseMethod(
             name="unload",
-            release=unloads(lambda model: post("/models/unload", {"model": model.name})),
+            release=unload_models(lambda model: post("/models/unload", {"model": model.name})),
             serves_again="the next request loads the model again, unless the router runs with --no-models-autoload",
             undo=undo_llama_router,
-            check=any_selected,
+            check=check_model_to_unload,
             ends_holder=True,
             settle_seconds=20.0,
         ),
@@ -256,7 +256,7 @@ TRITON_PENDING = "nv_inference_pending_request_count"
 TRITON_DONE = ("nv_inference_request_success", "nv_inference_request_failure")
 
 
-def read_triton(engine: EngineConfig) -> Dialogue[EngineState]:
+def read_triton(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the index and the metrics. The pending requests exclude the running ones, of which only the end is seen."""
     index = (yield post("/v2/repository/index", {})).accepted().json
     listed = [entry for entry in entries([index], 0) if at(entry, "name", kind=str)]
@@ -275,7 +275,7 @@ def read_triton(engine: EngineConfig) -> Dialogue[EngineState]:
     )
 
 
-def check_triton(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
+def check_triton(engine: EngineConfig, state: EngineState) -> Exchange[str]:
     """Refuse without the pending requests, and for a model that an ensemble uses which stays."""
     if engine.metrics_address is None:
         return "its pending requests are unknown: set metrics_url, such as http://127.0.0.1:8002"
@@ -292,7 +292,7 @@ def check_triton(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
     return ""
 
 
-def undo_triton(engine: EngineConfig, models: tuple[str, ...]) -> Dialogue[None]:
+def undo_triton(engine: EngineConfig, models: tuple[str, ...]) -> Exchange[None]:
     yield from load({model: post(_triton_path(model, "load"), {}) for model in reversed(models)})
 
 
@@ -300,7 +300,7 @@ def _triton_path(model: str, action: str) -> str:
     return f"/v2/repository/models/{quote(model, safe='')}/{action}"
 
 
-def mistake_triton(engine: EngineConfig) -> str:
+def triton_config_error(engine: EngineConfig) -> str:
     if engine.models and engine.metrics_address:
         return ""
     return "allow requires models (the ones to unload) and metrics_url (to see pending requests)"
@@ -314,7 +314,7 @@ TRITON = EngineSpec(
     methods=(
         ReleaseMethod(
             name="unload",
-            release=unloads(lambda model: post(_triton_path(model.name, "unload"), {})),
+            release=unload_models(lambda model: post(_triton_path(model.name, "unload"), {})),
             serves_again="gpumond flush --workload NAME --step engine --wake; until then requests for the models fail",
             undo=undo_triton,
             check=check_triton,
@@ -323,7 +323,7 @@ TRITON = EngineSpec(
             settle_seconds=60.0,
         ),
     ),
-    mistake=mistake_triton,
+    config_error=triton_config_error,
 )
 """Unloads models that no request uses.
 
@@ -331,7 +331,7 @@ An unload is answered before the memory is free, and frameworks keep a part of i
 """
 
 
-def read_a1111(engine: EngineConfig) -> Dialogue[EngineState]:
+def read_a1111(engine: EngineConfig) -> Exchange[EngineState]:
     state = at((yield get("/sdapi/v1/progress", skip_current_image="true")).accepted().json, "state")
     jobs, job = at(state, "job_count", kind=int), at(state, "job", kind=str)
     begun = at(state, "job_timestamp", kind=str)
@@ -347,9 +347,9 @@ A1111 = EngineSpec(
     methods=(
         ReleaseMethod(
             name="unload",
-            release=sends(post("/sdapi/v1/unload-checkpoint")),
+            release=send_in_order(post("/sdapi/v1/unload-checkpoint")),
             serves_again="the next job loads the checkpoint again",
-            undo=sends(post("/sdapi/v1/reload-checkpoint")),
+            undo=send_in_order(post("/sdapi/v1/reload-checkpoint")),
             moves_to_host=True,
         ),
     ),
@@ -365,7 +365,7 @@ VLLM_KV_CACHE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 VLLM_WORK = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total")
 
 
-def read_vllm(engine: EngineConfig) -> Dialogue[EngineState]:
+def read_vllm(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the metrics and, where the release is allowed, ``/is_sleeping`` and ``/is_paused`` (development mode)."""
     page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
     running = page.count(VLLM_RUNNING)
@@ -395,7 +395,7 @@ def read_vllm(engine: EngineConfig) -> Dialogue[EngineState]:
     )
 
 
-def check_vllm(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
+def check_vllm(engine: EngineConfig, state: EngineState) -> Exchange[str]:
     """Read the configuration. The server examines its environment first, which takes several seconds."""
     answer = yield get("/server_info", config_format="json")
     if answer.status == 404:
@@ -411,9 +411,9 @@ VLLM_COMEBACK = "gpumond flush --workload NAME --step engine --wake; until then 
 
 VLLM_RELEASE_KV_CACHE = ReleaseMethod(
     name="kv_cache",
-    release=sends(VLLM_DRAIN, post("/release_kv_cache_memory")),
+    release=send_in_order(VLLM_DRAIN, post("/release_kv_cache_memory")),
     serves_again=VLLM_COMEBACK,
-    undo=sends(post("/wake_up"), post("/resume")),
+    undo=send_in_order(post("/wake_up"), post("/resume")),
     check=check_vllm,
     stops_service=True,
     waits=True,
@@ -427,7 +427,7 @@ VLLM_RELEASE_KV_CACHE = ReleaseMethod(
 VLLM_SLEEP = replace(
     VLLM_RELEASE_KV_CACHE,
     name="sleep",
-    release=sends(VLLM_DRAIN, post("/sleep", level="1", mode="wait")),
+    release=send_in_order(VLLM_DRAIN, post("/sleep", level="1", mode="wait")),
     moves_to_host=True,
     call_seconds=120.0,
 )
@@ -452,7 +452,7 @@ SGLANG_GB = 1 << 30
 """SGLang divides by it, and calls the result GB."""
 
 
-def read_sglang(engine: EngineConfig) -> Dialogue[EngineState]:
+def read_sglang(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the metrics and the loads. Only the loads state sizes and how many ranks have them, and with an api key they
     require it; without --enable-metrics, they state the requests, too.
     """
@@ -531,7 +531,7 @@ TENSORRT_LLM_OBSTACLES = {
 }
 
 
-def read_tensorrt_llm(engine: EngineConfig) -> Dialogue[EngineState]:
+def read_tensorrt_llm(engine: EngineConfig) -> Exchange[EngineState]:
     answer = (yield get("/memory_status")).accepted().json
     state = at(answer, "state", kind=str)
     if state not in TENSORRT_LLM_STATES:
@@ -539,14 +539,14 @@ def read_tensorrt_llm(engine: EngineConfig) -> Dialogue[EngineState]:
     return EngineState(sleeping=state == "parked", obstacle=TENSORRT_LLM_OBSTACLES.get(state, ""))
 
 
-def release_tensorrt_llm(engine: EngineConfig, state: EngineState) -> Dialogue[tuple[str, ...]]:
+def release_tensorrt_llm(engine: EngineConfig, state: EngineState) -> Exchange[tuple[str, ...]]:
     """Release what the method names, and return the tags that are parked afterwards. Without a tag, all is released."""
     body = {} if engine.method == "sleep" else {"tags": ["kv_cache"]}
     (yield post("/release_memory", body)).accepted()
     return tuple(map(name_of, entries((yield get("/memory_status")).accepted().json, "parked_tags")))
 
 
-def undo_tensorrt_llm(engine: EngineConfig, tags: tuple[str, ...]) -> Dialogue[None]:
+def undo_tensorrt_llm(engine: EngineConfig, tags: tuple[str, ...]) -> Exchange[None]:
     (yield post("/resume_memory", {"tags": list(tags)} if tags else {})).accepted()
 
 
@@ -580,7 +580,7 @@ LMDEPLOY_WAITING = ("lmdeploy:num_requests_waiting", "lmdeploy:num_api_requests_
 LMDEPLOY_WORK = ("lmdeploy:prompt_tokens_total", "lmdeploy:generation_tokens_total", "lmdeploy:num_requests_finished")
 
 
-def read_lmdeploy(engine: EngineConfig) -> Dialogue[EngineState]:
+def read_lmdeploy(engine: EngineConfig) -> Exchange[EngineState]:
     page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
     return EngineState(
         running=page.count("lmdeploy:num_requests_running"),
@@ -599,9 +599,9 @@ LMDEPLOY = EngineSpec(
     methods=(
         ReleaseMethod(
             name="sleep",
-            release=sends(post("/sleep", {}, level="1")),
+            release=send_in_order(post("/sleep", {}, level="1")),
             serves_again="gpumond flush --workload NAME --step engine --wake; until then the server responds with 503",
-            undo=sends(post("/wakeup", {})),
+            undo=send_in_order(post("/wakeup", {})),
             stops_service=True,
             moves_to_host=True,
             call_seconds=60.0,
@@ -625,7 +625,7 @@ def resolve(document: Any, pointer: str) -> Any:
     return document
 
 
-def read_generic(engine: EngineConfig) -> Dialogue[EngineState]:
+def read_generic(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the state. A declared pointer that leads nowhere is an error: an idle engine must not be assumed."""
     pointers = engine.state
     assert pointers is not None, "the configuration requires it"
@@ -673,10 +673,10 @@ def method_generic(engine: EngineConfig) -> ReleaseMethod | None:
     wakes = "gpumond flush --workload NAME --step engine --wake, unless the engine returns on its own"
     return ReleaseMethod(
         name="release",
-        release=sends(release.call),
+        release=send_in_order(release.call),
         serves_again=wakes if wake else "the engine returns on its own",
         estimate=None if release.ends_process else lambda engine, state, used: Expected(0, None, used, "interval"),
-        undo=sends(wake.call) if wake else None,
+        undo=send_in_order(wake.call) if wake else None,
         stops_service=wake is not None,
         ends_holder=release.ends_process,
         waits=release.waits,
@@ -684,7 +684,7 @@ def method_generic(engine: EngineConfig) -> ReleaseMethod | None:
     )
 
 
-def mistake_generic(engine: EngineConfig) -> str:
+def generic_config_error(engine: EngineConfig) -> str:
     state, release = engine.state, engine.release
     if release is None:
         return "allow requires release, the request that releases memory"
@@ -702,7 +702,7 @@ GENERIC = EngineSpec(
     read=read_generic,
     method_of=method_generic,
     warning="gpumond knows the engine only from its description",
-    mistake=mistake_generic,
+    config_error=generic_config_error,
 )
 """The configuration states its requests, and where its answers state what (JSON pointers)."""
 

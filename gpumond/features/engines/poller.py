@@ -24,11 +24,11 @@ from gpumond.facts.errors import ConfigError, EngineError, EngineTimeout, HttpEr
 from gpumond.facts.program import ProcessKey
 from gpumond.features.engines.ownership import Owned, owned
 from gpumond.features.engines.settings import AuthConfig, EngineConfig
-from gpumond.features.engines.spec import Address, Answer, Call, Dialogue, T
-from gpumond.host.event_loop import cancelled
+from gpumond.features.engines.spec import Address, EngineRequest, EngineResponse, Exchange, T
 from gpumond.host.files import read_secret
-from gpumond.host.http import Connection, Request, exchange_async, trust
+from gpumond.host.http import Connection, HttpRequest, exchange_async, trust
 from gpumond.host.machine import available_bytes
+from gpumond.host.tasks import cancelled
 
 MAX_ANSWER_BYTES = 2 << 20
 HINTS: Mapping[tuple[str, HttpFailure], str] = {
@@ -39,17 +39,17 @@ HINTS: Mapping[tuple[str, HttpFailure], str] = {
 """What resolves a failure, by the scheme of the address and the reason."""
 
 
-async def carry_out(engine: EngineConfig, dialogue: Dialogue[T], seconds: float) -> T:
-    """Return the result of a dialogue. Raises EngineError.
+async def carry_out(engine: EngineConfig, exchange: Exchange[T], seconds: float) -> T:
+    """Return the result of an exchange. Raises EngineError.
 
-    ``seconds`` limits all calls together. When it is over, the dialogue receives EngineTimeout, and the calls with
+    ``seconds`` limits all calls together. When it is over, the exchange receives EngineTimeout, and the calls with
     which it responds have their own time limits. Answers are decoded in a thread, which delays nothing else.
     """
     deadline = time.monotonic() + seconds
-    answer: Answer | None = None
+    answer: EngineResponse | None = None
     error: EngineError | None = None
     while True:
-        call, result = await asyncio.to_thread(_advance, dialogue, answer, error)
+        call, result = await asyncio.to_thread(_advance, exchange, answer, error)
         if call is None:
             return cast("T", result)
         rest = deadline - time.monotonic()
@@ -61,15 +61,17 @@ async def carry_out(engine: EngineConfig, dialogue: Dialogue[T], seconds: float)
             error = failure
 
 
-def _advance(dialogue: Dialogue[T], answer: Answer | None, error: EngineError | None) -> tuple[Call | None, T | None]:
-    """Return the next call, or the result of the dialogue."""
+def _advance(
+    exchange: Exchange[T], answer: EngineResponse | None, error: EngineError | None
+) -> tuple[EngineRequest | None, T | None]:
+    """Return the next call, or the result of the exchange."""
     try:
-        return dialogue.throw(error) if error else next(dialogue) if answer is None else dialogue.send(answer), None
+        return exchange.throw(error) if error else next(exchange) if answer is None else exchange.send(answer), None
     except StopIteration as done:
         return None, done.value
 
 
-async def send(engine: EngineConfig, call: Call, seconds: float) -> Answer:
+async def send(engine: EngineConfig, call: EngineRequest, seconds: float) -> EngineResponse:
     """Return the answer to one request. Raises EngineError, and EngineTimeout after ``seconds``."""
     address = engine.metrics_address if call.of_metrics and engine.metrics_address else engine.address
     body = None if call.body is None else json.dumps(call.body).encode()
@@ -77,7 +79,7 @@ async def send(engine: EngineConfig, call: Call, seconds: float) -> Answer:
     fields = {"Accept": "*/*"} | ({} if body is None else {"Content-Type": "application/json"})
     try:
         fields |= _credentials(engine.auth, call.method, urlsplit(target).path, body or b"")
-        request = Request(call.method, target, fields, body)
+        request = HttpRequest(call.method, target, fields, body)
         answer = await exchange_async(_connection(engine, address), request, seconds, MAX_ANSWER_BYTES)
     except ConfigError as error:
         raise EngineError(str(error)) from None
@@ -87,7 +89,7 @@ async def send(engine: EngineConfig, call: Call, seconds: float) -> Answer:
             raise EngineTimeout(f"no response to {call.method} {path} within {seconds:.3g} s") from None
         hint = HINTS.get((address.scheme, error.reason), "")
         raise EngineError(f"{address}: {error}{hint}") from None
-    return Answer(answer.status, answer.body)
+    return EngineResponse(answer.status, answer.body)
 
 
 def _connection(engine: EngineConfig, address: Address) -> Connection:
@@ -293,9 +295,9 @@ class Engines:
         engine.owned = found
         return found
 
-    async def carry_out(self, name: str, dialogue: Dialogue[T], seconds: float) -> T:
-        """Carry out a dialogue with one engine. Raises EngineError."""
-        return await carry_out(self._declared(name).declaration, dialogue, seconds)
+    async def carry_out(self, name: str, exchange: Exchange[T], seconds: float) -> T:
+        """Carry out an exchange with one engine. Raises EngineError."""
+        return await carry_out(self._declared(name).declaration, exchange, seconds)
 
     async def host_memory(self, processes: Iterable[ProcessKey]) -> int | None:
         """Return the bytes of host memory that these processes can still allocate; None if unknown."""

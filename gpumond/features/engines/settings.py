@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from gpumond.config.models import Strict
 from gpumond.facts.pools import ENGINE_STEP
 from gpumond.features.engines.kinds import KINDS
-from gpumond.features.engines.spec import Address, Call, EngineSpec, ReleaseMethod
+from gpumond.features.engines.spec import Address, EngineRequest, EngineSpec, ReleaseMethod
 
 POINTER = re.compile(r"(/([^~/]|~[01])*)+")
 HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -79,9 +79,9 @@ class RequestConfig(Strict):
         return self
 
     @property
-    def call(self) -> Call:
+    def call(self) -> EngineRequest:
         method = "POST" if self.get is None else "GET"
-        return Call(method=method, path=self.get or self.post or "/", body=self.body)
+        return EngineRequest(method=method, path=self.get or self.post or "/", body=self.body)
 
 
 class StateConfig(RequestConfig):
@@ -176,11 +176,11 @@ class EngineConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> EngineConfig:
-        if mistake := self._mistake():
-            raise ValueError(f"{self.name}: {mistake}")
+        if config_error := self._config_error():
+            raise ValueError(f"{self.name}: {config_error}")
         return self
 
-    def _mistake(self) -> str:
+    def _config_error(self) -> str:
         """Return what contradicts the kind or the address; empty if nothing does."""
         names = [method.name for method in self.spec.methods]
         if self.method is not None and self.method not in names:
@@ -196,8 +196,8 @@ class EngineConfig(Strict):
                     return f"{key} belongs to kind generic; remove it, or change the kind"
             if isinstance(self.wake, RequestConfig):
                 return "wake must be true or false; only the kind generic has a request here"
-        if self.allow and (mistake := self.spec.mistake(self)):
-            return mistake
+        if self.allow and (config_error := self.spec.config_error(self)):
+            return config_error
         if not self.url.startswith("https:") and (self.ca_file is not None or self.server_name is not None):
             return "ca_file and server_name require an https:// url"
         return ""

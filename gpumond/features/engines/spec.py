@@ -1,7 +1,7 @@
-"""Records of which a kind of serving engine consists. No I/O: a kind states its requests as a dialogue.
+"""Records of which a kind of serving engine consists. No I/O: a kind states its requests as an exchange.
 
-A dialogue is a generator. It yields a Call, receives the Answer or an EngineError, and returns its result; ``poller``
-carries it out. ``samples`` reads an engine's metrics page.
+An exchange is a generator. It yields an EngineRequest, receives the EngineResponse or an EngineError, and returns its
+result; ``poller`` carries it out. ``samples`` reads an engine's metrics page.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LINE = re.compile(rb"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?[ \t]+([0-9eE+.-]+)
 _LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     labels: dict[str, str]
     value: float
 
@@ -57,9 +57,9 @@ class Metrics:
             if abs(value) < MAX_VALUE:
                 self._values.setdefault(match[1].decode(), []).append((match[2] or b"", value))
 
-    def samples(self, name: str) -> list[Sample]:
+    def samples(self, name: str) -> list[MetricSample]:
         parsed = ((dict(_LABEL.findall(text.decode("utf-8", "replace"))), value) for text, value in self._of(name))
-        return [Sample(labels, value) for labels, value in parsed]
+        return [MetricSample(labels, value) for labels, value in parsed]
 
     def total(self, *names: str) -> float | None:
         """Return the sum of the samples of the first name that the page has; None if it has none."""
@@ -111,8 +111,8 @@ class Address(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One request. ``seconds``: its time limit; None for the one of the whole dialogue.
+class EngineRequest:
+    """One request. ``seconds``: its time limit; None for the one of the whole exchange.
 
     ``of_metrics``: it is sent to the address of the metrics, if there is one of their own.
     """
@@ -124,19 +124,19 @@ class Call:
     of_metrics: bool = False
 
 
-def get(path: str, of_metrics: bool = False, **query: str) -> Call:
-    return Call(method="GET", path=_with(path, query), of_metrics=of_metrics)
+def get(path: str, of_metrics: bool = False, **query: str) -> EngineRequest:
+    return EngineRequest(method="GET", path=_with(path, query), of_metrics=of_metrics)
 
 
-def post(path: str, body: Any = None, seconds: float | None = None, **query: str) -> Call:
-    return Call(method="POST", path=_with(path, query), body=body, seconds=seconds)
+def post(path: str, body: Any = None, seconds: float | None = None, **query: str) -> EngineRequest:
+    return EngineRequest(method="POST", path=_with(path, query), body=body, seconds=seconds)
 
 
 def _with(path: str, query: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(query, quote_via=quote)}" if query else path
 
 
-class Answer(NamedTuple):
+class EngineResponse(NamedTuple):
     status: int
     body: bytes
 
@@ -148,7 +148,7 @@ class Answer(NamedTuple):
         except (ValueError, RecursionError):
             raise EngineError("the response isn't JSON: is the engine's kind correct?") from None
 
-    def accepted(self) -> Answer:
+    def accepted(self) -> EngineResponse:
         """Return the answer. Raises EngineRejected unless its status is 2xx."""
         if not 200 <= self.status < 300:
             text = clean(self.body[: 4 * NAME_LENGTH].decode("utf-8", "replace"))[:NAME_LENGTH]
@@ -170,7 +170,7 @@ def _bounded(number: type[float] | type[int], text: str) -> float:
 _float, _int = partial(_bounded, float), partial(_bounded, int)
 
 
-Dialogue = Generator[Call, Answer, T]
+Exchange = Generator[EngineRequest, EngineResponse, T]
 
 
 def at(value: Any, *path: str | int, kind: type | tuple[type, ...] = object) -> Any:
@@ -194,7 +194,7 @@ def name_of(value: object) -> str:
     return clean(str(value))[:NAME_LENGTH]
 
 
-def flag(name: str) -> Dialogue[bool | None]:
+def flag(name: str) -> Exchange[bool | None]:
     """Return the answer of a route that states this alone; None from a server without the route."""
     answer = yield get(f"/{name}")
     value: bool | None = at(answer.json, name, kind=bool) if answer.status == 200 else None
@@ -219,11 +219,11 @@ class ReleaseMethod:
     """
 
     name: str
-    release: Callable[[EngineConfig, EngineState], Dialogue[tuple[str, ...]]]
+    release: Callable[[EngineConfig, EngineState], Exchange[tuple[str, ...]]]
     serves_again: str
     estimate: Callable[[EngineConfig, EngineState, int], Expected] | None = None
-    undo: Callable[[EngineConfig, tuple[str, ...]], Dialogue[object]] | None = None
-    check: Callable[[EngineConfig, EngineState], Dialogue[str]] | None = None
+    undo: Callable[[EngineConfig, tuple[str, ...]], Exchange[object]] | None = None
+    check: Callable[[EngineConfig, EngineState], Exchange[str]] | None = None
     stops_service: bool = False
     serves: Callable[[EngineState, tuple[str, ...]], bool] = lambda state, released: state.serves
     ends_holder: bool = False
@@ -254,29 +254,29 @@ class EngineSpec:
     """A kind of engine. The first method is the default; ``method_of`` returns one that depends on the declaration.
 
     ``warning``: the risk that the user accepts with ``allow: [engine]``; empty if the methods are allowed by the
-    declaration alone. ``without_methods``: the reason why there are none. ``mistake`` returns what is wrong with a
+    declaration alone. ``without_methods``: the reason why there are none. ``config_error`` returns what is wrong with a
     declaration that allows the release; empty if nothing is.
     """
 
     kind: str
     summary: str
-    read: Callable[[EngineConfig], Dialogue[EngineState]]
+    read: Callable[[EngineConfig], Exchange[EngineState]]
     methods: tuple[ReleaseMethod, ...] = ()
     method_of: Callable[[EngineConfig], ReleaseMethod | None] | None = None
     warning: str = ""
     without_methods: str = ""
-    mistake: Callable[[EngineConfig], str] = lambda engine: ""
+    config_error: Callable[[EngineConfig], str] = lambda engine: ""
 
 
-def sends(*calls: Call) -> Callable[[EngineConfig, object], Dialogue[tuple[str, ...]]]:
+def send_in_order(*calls: EngineRequest) -> Callable[[EngineConfig, object], Exchange[tuple[str, ...]]]:
     """Return a ``release`` or ``undo`` that sends these requests, each after the one before was accepted."""
 
-    def dialogue(engine: EngineConfig, state: object) -> Dialogue[tuple[str, ...]]:
+    def exchange(engine: EngineConfig, state: object) -> Exchange[tuple[str, ...]]:
         for call in calls:
             (yield call).accepted()
         return ()
 
-    return dialogue
+    return exchange
 
 
 def selected(engine: EngineConfig, state: EngineState) -> tuple[EngineModel, ...]:
@@ -287,7 +287,7 @@ def selected(engine: EngineConfig, state: EngineState) -> tuple[EngineModel, ...
     )
 
 
-def any_selected(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
+def check_model_to_unload(engine: EngineConfig, state: EngineState) -> Exchange[str]:
     """Check that a model can be unloaded."""
     yield from ()
     if selected(engine, state) or not state.models:
@@ -297,21 +297,21 @@ def any_selected(engine: EngineConfig, state: EngineState) -> Dialogue[str]:
     return f"{names}: {reason}; list them under models: to unload them"
 
 
-def unloads(
-    call: Callable[[EngineModel], Call], text: Callable[[EngineModel], str] = lambda model: model.name
-) -> Callable[[EngineConfig, EngineState], Dialogue[tuple[str, ...]]]:
+def unload_models(
+    call: Callable[[EngineModel], EngineRequest], text: Callable[[EngineModel], str] = lambda model: model.name
+) -> Callable[[EngineConfig, EngineState], Exchange[tuple[str, ...]]]:
     """Return a ``release`` that sends a request for each model to unload. ``text``: what loads it again."""
 
-    def dialogue(engine: EngineConfig, state: EngineState) -> Dialogue[tuple[str, ...]]:
+    def exchange(engine: EngineConfig, state: EngineState) -> Exchange[tuple[str, ...]]:
         models = selected(engine, state)
         for model in models:
             (yield call(model)).accepted()
         return tuple(map(text, models))
 
-    return dialogue
+    return exchange
 
 
-def load(calls: Mapping[str, Call]) -> Dialogue[None]:
+def load(calls: Mapping[str, EngineRequest]) -> Exchange[None]:
     """Send one request for each model, also after a failure. Raises EngineError."""
     failed = []
     for model, call in calls.items():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
-from gpumond.host.event_loop import Tasks
+from gpumond.host.tasks import Tasks
 from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.table import Table
 
@@ -26,7 +26,7 @@ class Run(NamedTuple):
     peak_bytes: int
 
 
-class Peaks:
+class RunPeaks:
     """The peaks of earlier runs, oldest first."""
 
     def __init__(self, runs: Sequence[RunPeak] = ()) -> None:
@@ -69,15 +69,15 @@ class PeaksPart(Part):
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._table = Table(kernel.store, "run_peaks", RunPeak, key="id")
-        self._peaks = Peaks()
+        self._peaks = RunPeaks()
         self.loaded = False
         self._running: dict[tuple[ProcessKey, str], Run] = {}
         self._tasks = Tasks()
-        kernel.provide(Peaks, self._peaks)
+        kernel.provide(RunPeaks, self._peaks)
 
     async def load(self) -> Sequence[str]:
-        self._peaks = Peaks([row.value for row in await self._table.rows()])
-        self._kernel.provide(Peaks, self._peaks)
+        self._peaks = RunPeaks([row.value for row in await self._table.rows()])
+        self._kernel.provide(RunPeaks, self._peaks)
         self.loaded = True
         return ()
 

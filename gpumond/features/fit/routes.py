@@ -8,7 +8,7 @@ from fastapi import HTTPException, Query, Request
 from fastapi.responses import Response
 
 from gpumond.facts.frame import device_named
-from gpumond.features.fit.part import AutoNeed, Peaks
+from gpumond.features.fit.part import AutoNeed, RunPeaks
 from gpumond.serve import examples
 from gpumond.serve.routes import Router, json_response, kernel_of
 
@@ -48,4 +48,4 @@ async def need(
         names = {each.name for each in devices}
     if len(names) != 1:
         raise HTTPException(422, "device: expected the name of a device; there are several kinds")
-    return json_response(AutoNeed, kernel.get(Peaks).need(workload, names.pop(), world_size, uid))
+    return json_response(AutoNeed, kernel.get(RunPeaks).need(workload, names.pop(), world_size, uid))

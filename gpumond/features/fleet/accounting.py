@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from gpumond.facts.units import GIB
-from gpumond.features.fleet.discovery import Point, Prometheus, Sample, all_answers
+from gpumond.features.fleet.discovery import Point, Prometheus, SeriesSample, all_answers
 
 TARGET = ("cluster", "job", "instance")
 OWNER = ("workload", "user", "pod_namespace", "slurm_account", "model", "job_id", "slurm_job")
@@ -168,13 +168,13 @@ def expressions(job: str | None, of_programs: bool = False) -> Mapping[str, str]
     }
 
 
-def over(expression: str, part: Period) -> str:
+def sum_over_period(expression: str, part: Period) -> str:
     """Return the expression of the sum of an expression's values at the steps of a part."""
     return f"sum_over_time(({expression})[{part.seconds}s:{part.step}s])"
 
 
 def asked_at(part: Period) -> float:
-    """Return the time of a query with ``over``: its range includes the begin and excludes the end."""
+    """Return the time of a query with ``sum_over_period``: its range includes the begin and excludes the end."""
     return part.end - part.step / 2
 
 
@@ -182,11 +182,11 @@ async def collect(prometheus: Prometheus, job: str | None, period: Period, of_pr
     """Read the values of a period. Raises DiscoveryError and ConfigError."""
     at_once = asyncio.Semaphore(AT_ONCE)
 
-    async def asked(expression: str, part: Period) -> Sequence[Sample]:
+    async def asked(expression: str, part: Period) -> Sequence[SeriesSample]:
         async with at_once:
-            return await prometheus.query(over(expression, part), asked_at(part))
+            return await prometheus.query(sum_over_period(expression, part), asked_at(part))
 
-    async def all_of(name: str, expression: str) -> list[tuple[str, Period, Sequence[Sample]]]:
+    async def all_of(name: str, expression: str) -> list[tuple[str, Period, Sequence[SeriesSample]]]:
         parts = list(period.parts())
         found = await all_answers(asked(expression, part) for part in parts)
         return [(name, part, samples) for part, samples in zip(parts, found, strict=True)]
@@ -201,7 +201,7 @@ async def collect(prometheus: Prometheus, job: str | None, period: Period, of_pr
     return accounts(period, values)
 
 
-def accounts(period: Period, values: Iterable[tuple[str, Period, Sequence[Sample]]]) -> Accounts:
+def accounts(period: Period, values: Iterable[tuple[str, Period, Sequence[SeriesSample]]]) -> Accounts:
     """Return the accounts from the results of ``collect``'s queries: name, part and samples of each."""
     result = Accounts(period)
     known: defaultdict[Target, float] = defaultdict(float)
@@ -243,12 +243,12 @@ def _known_part(totals: Mapping[str, Mapping[Period, float]], part: Period, mach
     return Coverage(totals["known"][part], totals["listed"][part] + gap * machines).ratio
 
 
-def _target(sample: Sample) -> Target:
+def _target(sample: SeriesSample) -> Target:
     cluster, job, instance = (sample.labels.get(name, "") for name in TARGET)
     return cluster, job, instance
 
 
-def _owner(sample: Sample, name: str) -> tuple[str | None, ...]:
+def _owner(sample: SeriesSample, name: str) -> tuple[str | None, ...]:
     if name == "unattributed":
         return tuple(sample.labels.get(label, "") if label == "model" else None for label in OWNER)
     return tuple(sample.labels.get(label, "") for label in OWNER)

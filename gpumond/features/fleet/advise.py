@@ -18,7 +18,7 @@ from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_e
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration as readable
 from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, group_of, of_devices, selected
-from gpumond.features.fleet.discovery import Sample, add_prometheus, all_answers, make_prometheus
+from gpumond.features.fleet.discovery import SeriesSample, add_prometheus, all_answers, make_prometheus
 from gpumond.view.text import moment, safe, size as human_size, table
 
 HEADROOM = 0.1
@@ -92,7 +92,7 @@ def expressions(job: str | None, labels: Sequence[str], seconds: int) -> Mapping
     }
 
 
-def sizes(values: Mapping[str, Iterable[Sample]], labels: Sequence[str], headroom: float) -> list[Size]:
+def sizes(values: Mapping[str, Iterable[SeriesSample]], labels: Sequence[str], headroom: float) -> list[Size]:
     """Return the sizes of each group on each model from the results of the expressions, the longest running first."""
     found: dict[tuple[str, ...], dict[str, float]] = {}
     for name in ("needed", "earlier", "usual", "hours"):
@@ -117,7 +117,7 @@ def sizes(values: Mapping[str, Iterable[Sample]], labels: Sequence[str], headroo
     return sorted(rows, key=lambda row: (-row.hours, row.group, row.model))
 
 
-def by_model(samples: Iterable[Sample]) -> dict[str, float]:
+def by_model(samples: Iterable[SeriesSample]) -> dict[str, float]:
     """Return the values by model."""
     return {sample.labels.get("model", ""): sample.value for sample in samples}
 

@@ -20,7 +20,7 @@ from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError, HttpE
 from gpumond.host.files import open_regular, read_secret
 from gpumond.host.http import (
     MAX_ANSWER_BYTES,
-    Request,
+    HttpRequest,
     check_token,
     connection_to,
     exchange_async,
@@ -265,7 +265,7 @@ class Client:
                 raise DaemonError(
                     "the token isn't sent without TLS; set web_config in the daemon's configuration, and use https"
                 )
-        request = Request(method, path, fields, body)
+        request = HttpRequest(method, path, fields, body)
         try:
             return await call(machine.url, request, self.access.trust, seconds, convert, limit)
         except DaemonError as error:
@@ -275,7 +275,7 @@ class Client:
 
 async def call(
     url: str,
-    request: Request,
+    request: HttpRequest,
     trust: ssl.SSLContext,
     seconds: float,
     convert: Callable[[Any], T] = lambda content: content,

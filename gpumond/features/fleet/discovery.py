@@ -39,14 +39,14 @@ from gpumond.features.fleet.connection import (
     secret,
 )
 from gpumond.host.files import read_text
-from gpumond.host.http import Request, is_proven, may_receive_token, trust
+from gpumond.host.http import HttpRequest, is_verified_server, may_receive_token, trust
 from gpumond.view.text import safe
 
 Point = tuple[float, float]
 """Unix time and value."""
 
 
-class Sample(NamedTuple):
+class SeriesSample(NamedTuple):
     """Labels of a series, the unix time at which the query was evaluated, and the value."""
 
     labels: Mapping[str, str]
@@ -65,7 +65,7 @@ class Prometheus:
 
     async def proven(self) -> bool:
         """Return whether the server is verified, by TLS or by the kernel."""
-        return await asyncio.to_thread(is_proven, self.url, self.timeout_seconds, trusted_uids())
+        return await asyncio.to_thread(is_verified_server, self.url, self.timeout_seconds, trusted_uids())
 
     async def targets(self) -> Sequence[Mapping[str, Any]]:
         """Return the active targets. Raises DiscoveryError."""
@@ -75,7 +75,7 @@ class Prometheus:
             raise DiscoveryError(f"{self.url} doesn't list its targets (neither do Thanos and Mimir); use --targets")
         return active
 
-    async def query(self, expression: str, at: float | None = None) -> Sequence[Sample]:
+    async def query(self, expression: str, at: float | None = None) -> Sequence[SeriesSample]:
         """Return the instant vector of an expression, now or at a unix time.
 
         Raises DiscoveryError, and ConfigError for an expression that is not valid.
@@ -97,7 +97,7 @@ class Prometheus:
             headers["Authorization"] = f"Bearer {self.token}"
         try:
             url = self.url.rstrip("/") + path
-            answer: Any = await call(url, Request(method, "", headers, form), self.trust, self.timeout_seconds)
+            answer: Any = await call(url, HttpRequest(method, "", headers, form), self.trust, self.timeout_seconds)
         except DaemonError as error:
             kind = ConfigError if error.status in (400, 422) else DiscoveryError  # the expression is not valid
             raise kind(f"{self.url}: {error}") from None
@@ -113,9 +113,9 @@ async def all_answers(queries: Iterable[Awaitable[R]]) -> list[R]:
     return cast("list[R]", answers)
 
 
-def _sample(series: Mapping[str, Any]) -> Sample:
+def _sample(series: Mapping[str, Any]) -> SeriesSample:
     at, value = series["value"]
-    return Sample({str(name): str(text) for name, text in series["metric"].items()}, float(at), float(value))
+    return SeriesSample({str(name): str(text) for name, text in series["metric"].items()}, float(at), float(value))
 
 
 SCRAPES = "gpumond_snapshot_timestamp_seconds"
@@ -134,7 +134,7 @@ _RECORDED = re.compile(r'\bALERTS\b|\b__name__\b|\w:\w|[{,]\s*""\s*[,}]')
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class QueriedProcess:
     """A process as a query names it: it ran at the unix time ``ran_at``, by the clock of its machine.
 
     ``uuids`` and ``workloads`` are those of its series; empty without such a label.
@@ -168,8 +168,8 @@ Instance = tuple[str, str]
 
 
 def named(
-    samples: Iterable[Sample], scrapes: Sequence[Sample], age_seconds: float
-) -> Mapping[Instance, Mapping[int, Named]]:
+    samples: Iterable[SeriesSample], scrapes: Sequence[SeriesSample], age_seconds: float
+) -> Mapping[Instance, Mapping[int, QueriedProcess]]:
     """Return the processes that the series of a result name, by cluster and instance, and by pid.
 
     ``scrapes``: the result of the query SCRAPES at the same time. Raises ConfigError for a series without the labels
@@ -180,7 +180,7 @@ def named(
         name = sample.labels.get("instance", "")
         for key in {(sample.labels.get("cluster", ""), name), ("", name)}:
             scraped_at[key] = min(sample.value, scraped_at.get(key, sample.value))
-    found: dict[Instance, dict[int, Named]] = {}
+    found: dict[Instance, dict[int, QueriedProcess]] = {}
     for sample in samples:
         instance, pid = sample.labels.get("instance"), sample.labels.get("pid")
         if not instance or not pid:
@@ -192,8 +192,8 @@ def named(
         key = sample.labels.get("cluster", ""), instance
         latest = scraped_at.get(key, sample.at - LOOKBACK_SECONDS)
         own = found.setdefault(key, {})
-        before = own.get(int(pid), Named(int(pid), latest - age_seconds))
-        own[int(pid)] = Named(
+        before = own.get(int(pid), QueriedProcess(int(pid), latest - age_seconds))
+        own[int(pid)] = QueriedProcess(
             before.pid,
             before.ran_at,
             before.uuids | _label(sample, "uuid"),
@@ -202,7 +202,7 @@ def named(
     return found
 
 
-def _label(sample: Sample, name: str) -> frozenset[str]:
+def _label(sample: SeriesSample, name: str) -> frozenset[str]:
     text = sample.labels.get(name)
     return frozenset((text,)) if text else frozenset()
 

@@ -31,8 +31,8 @@ from gpumond.features.fleet.discovery import (
     SCRAPES,
     Instance,
     Missing,
-    Named,
     Prometheus,
+    QueriedProcess,
     chosen,
     confirmed,
     data_seconds,
@@ -46,8 +46,8 @@ from gpumond.features.fleet.discovery import (
 )
 from gpumond.features.fleet.plan import (
     Criteria,
-    Limits,
-    PlannedFlush,
+    FleetLimits,
+    MachineFlush,
     awake,
     by_service,
     limited,
@@ -90,7 +90,7 @@ class FlushOptions:
     operation: Operation | None = None
 
 
-async def named_processes(prometheus: Prometheus, expression: str) -> Mapping[Instance, Mapping[int, Named]]:
+async def named_processes(prometheus: Prometheus, expression: str) -> Mapping[Instance, Mapping[int, QueriedProcess]]:
     """Return the processes that a query names, as `named` does. Raises DiscoveryError, ConfigError."""
     age = data_seconds(expression)
     samples = await prometheus.query(expression)
@@ -99,10 +99,10 @@ async def named_processes(prometheus: Prometheus, expression: str) -> Mapping[In
 
 
 def by_machine(
-    machines: Machines, processes: Mapping[Instance, Mapping[int, Named]]
-) -> tuple[Sequence[tuple[Machine, Mapping[int, Named]]], list[Missing]]:
+    machines: Machines, processes: Mapping[Instance, Mapping[int, QueriedProcess]]
+) -> tuple[Sequence[tuple[Machine, Mapping[int, QueriedProcess]]], list[Missing]]:
     """Return the machines of a query's instances, and the instances without an address."""
-    found: dict[Machine, dict[int, Named]] = {}  # several instances may be names of one machine
+    found: dict[Machine, dict[int, QueriedProcess]] = {}  # several instances may be names of one machine
     missing: list[Missing] = []
     clusters = Counter(instance for _, instance in processes)
     for (cluster, instance), own in processes.items():
@@ -120,11 +120,11 @@ def by_machine(
 
 async def plan(
     client: Client,
-    machines: Sequence[tuple[Machine, Mapping[int, Named] | None]],
+    machines: Sequence[tuple[Machine, Mapping[int, QueriedProcess] | None]],
     criteria: Criteria,
     parallel: int,
     done: Callable[[], None] = lambda: None,
-) -> tuple[list[PlannedFlush], list[Missing], list[tuple[str, bool]]]:
+) -> tuple[list[MachineFlush], list[Missing], list[tuple[str, bool]]]:
     """Return the processes that match on the machines' present frames, the machines that do not answer, and the
     serving engines of the others, as `awake` does.
 
@@ -133,12 +133,12 @@ async def plan(
 
     named_on = dict(machines)
 
-    def convert(machine: Machine, answer: object) -> tuple[list[PlannedFlush], list[tuple[str, bool]]]:
+    def convert(machine: Machine, answer: object) -> tuple[list[MachineFlush], list[tuple[str, bool]]]:
         frame = frame_of(answer)
         return select(machine, frame, criteria, named_on[machine]), awake(frame)
 
     answers = await read_frames(client, list(named_on), convert, parallel, done)
-    planned: list[PlannedFlush] = []
+    planned: list[MachineFlush] = []
     engines: list[tuple[str, bool]] = []
     for answer in answers:
         if not isinstance(answer, DaemonError):
@@ -149,7 +149,7 @@ async def plan(
 
 async def carry_out(
     client: Client,
-    order: Sequence[Sequence[PlannedFlush]],
+    order: Sequence[Sequence[MachineFlush]],
     options: FlushOptions,
     done: Callable[[], None] = lambda: None,
 ) -> list[ProcessResult]:
@@ -194,12 +194,12 @@ class _Operation:
         self._failures = 0
         self.stopped = ""
 
-    async def flush(self, wave: Sequence[PlannedFlush], number: int) -> list[ProcessResult]:
+    async def flush(self, wave: Sequence[MachineFlush], number: int) -> list[ProcessResult]:
         """Flush the processes of a wave at the same time."""
         on_machine = Counter(one.machine.url for one in wave)
         return await asyncio.gather(*(self._one(one, number, on_machine[one.machine.url]) for one in wave))
 
-    async def _one(self, planned: PlannedFlush, wave: int, on_machine: int) -> ProcessResult:
+    async def _one(self, planned: MachineFlush, wave: int, on_machine: int) -> ProcessResult:
         async with self._free:
             if self.stopped:
                 return ProcessResult(planned=planned, result="skipped", wave=wave, reason=self.stopped)
@@ -213,7 +213,7 @@ class _Operation:
 
 async def _flush(
     client: Client,
-    planned: PlannedFlush,
+    planned: MachineFlush,
     wave: int,
     options: FlushOptions,
     on_machine: int,
@@ -231,7 +231,7 @@ async def _flush(
         return _rejected(planned, wave, error)
 
 
-def request(planned: PlannedFlush, options: FlushOptions) -> dict[str, Any]:
+def request(planned: MachineFlush, options: FlushOptions) -> dict[str, Any]:
     """Return the body of the request to the daemon."""
     target = {"pid": planned.pid, "start_ticks": planned.start_ticks}
     body: dict[str, Any] = {"target": target, "timeout_seconds": options.timeout_seconds}
@@ -248,7 +248,7 @@ def request(planned: PlannedFlush, options: FlushOptions) -> dict[str, Any]:
     return body
 
 
-def _rejected(planned: PlannedFlush, wave: int, error: DaemonError) -> ProcessResult:
+def _rejected(planned: MachineFlush, wave: int, error: DaemonError) -> ProcessResult:
     with suppress(DaemonError):
         if error.problem.get("receipts"):  # a 504: a program did not answer in time
             return result_of(planned, wave, receipts_of(error.problem), str(error))
@@ -268,7 +268,7 @@ Result = Literal["flushed", "refused", "failed", "skipped"]
 class ProcessResult:
     """Result for one process. ``wave`` counts from 1. ``receipts`` are those of its daemon."""
 
-    planned: PlannedFlush
+    planned: MachineFlush
     result: Result
     wave: int
     reason: str = ""
@@ -280,7 +280,7 @@ class ProcessResult:
 
 
 def result_of(
-    planned: PlannedFlush, wave: int, receipts: Sequence[Mapping[str, Any]], reason: str = ""
+    planned: MachineFlush, wave: int, receipts: Sequence[Mapping[str, Any]], reason: str = ""
 ) -> ProcessResult:
     """Return the result for one process from the receipts that its daemon returned."""
     outcomes = {str(receipt["outcome"]) for receipt in receipts}
@@ -359,7 +359,7 @@ async def run(arguments: argparse.Namespace) -> int:
     processes = await named_processes(prometheus, arguments.query) if prometheus and arguments.query else None
     machines = await listed(arguments, prometheus)
     missing: list[Missing] = []
-    selected: list[tuple[Machine, Mapping[int, Named] | None]]
+    selected: list[tuple[Machine, Mapping[int, QueriedProcess] | None]]
     if processes is None:
         selected = [(machine, None) for machine in chosen(arguments, machines.all)]
     else:
@@ -414,12 +414,14 @@ def _criteria(arguments: argparse.Namespace) -> Criteria:
     )
 
 
-def _limits(arguments: argparse.Namespace) -> Limits:
+def _limits(arguments: argparse.Namespace) -> FleetLimits:
     if arguments.max_machines is not None and arguments.max_machines < 1:
         raise ConfigError("--max-machines must be positive")
     if arguments.keep < 0:
         raise ConfigError("--keep must not be negative")
-    return Limits(max_machines=arguments.max_machines, keep=arguments.keep, max_unavailable=arguments.max_unavailable)
+    return FleetLimits(
+        max_machines=arguments.max_machines, keep=arguments.keep, max_unavailable=arguments.max_unavailable
+    )
 
 
 def _options(arguments: argparse.Namespace) -> FlushOptions:
@@ -466,8 +468,8 @@ def _question(criteria: Criteria) -> str:
 class _Flushes:
     """What is planned, in which order, and the results so far."""
 
-    planned: Sequence[PlannedFlush]
-    order: Sequence[Sequence[PlannedFlush]]
+    planned: Sequence[MachineFlush]
+    order: Sequence[Sequence[MachineFlush]]
     missing: Sequence[Missing]
     criteria: Criteria
     operation: Operation | None
@@ -525,7 +527,7 @@ class _Flushes:
         return DONE if effective else NOTHING_TO_DO
 
 
-def plan_table(planned: Sequence[PlannedFlush], order: Sequence[Sequence[PlannedFlush]]) -> str:
+def plan_table(planned: Sequence[MachineFlush], order: Sequence[Sequence[MachineFlush]]) -> str:
     """Return the selected processes with the bytes that a flush would release, wave by wave, then the refused ones."""
     header = ("MACHINE", ">PID", "PROGRAM", "USER", ">WAVE", ">WOULD RELEASE", ">AT LEAST", ">AT MOST", "REASON")
     waved = [(str(number), each) for number, wave in enumerate(order, start=1) for each in wave]
@@ -552,7 +554,7 @@ def _with_notes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([table(header, shown), *(safe(f"{mark} {reason}") for reason, mark in notes.items())])
 
 
-def _names(planned: PlannedFlush) -> list[str]:
+def _names(planned: MachineFlush) -> list[str]:
     return [planned.machine.name, str(planned.pid or "-"), planned.workload or "-"]
 
 
@@ -588,5 +590,5 @@ def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
 SUBJECT = ("pid", "start_ticks", "workload", "user", "engine", "job")
 
 
-def _fields(planned: PlannedFlush, *names: str) -> dict[str, Any]:
+def _fields(planned: MachineFlush, *names: str) -> dict[str, Any]:
     return {"machine": planned.machine.name} | {name: getattr(planned, name) for name in names}

@@ -14,7 +14,7 @@ from gpumond.facts.engines import NOT_READ
 from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.facts.units import human
 from gpumond.features.fleet.connection import Machine
-from gpumond.features.fleet.discovery import Named
+from gpumond.features.fleet.discovery import QueriedProcess
 from gpumond.view.frame import frame_of
 
 Key = tuple[int, int | None]
@@ -40,7 +40,7 @@ class Criteria:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedFlush:
+class MachineFlush:
     """One process, or one serving engine, and the bytes that a flush would release. With a ``refusal``, the reason, it
     is not flushed.
 
@@ -63,8 +63,8 @@ class PlannedFlush:
 
 
 def select(
-    machine: Machine, answer: object, criteria: Criteria, named: Mapping[int, Named] | None
-) -> list[PlannedFlush]:
+    machine: Machine, answer: object, criteria: Criteria, named: Mapping[int, QueriedProcess] | None
+) -> list[MachineFlush]:
     """Return what matches on a machine. Raises DaemonError if ``answer`` is not a frame.
 
     ``named``: the processes that a query names; None without a query.
@@ -97,12 +97,12 @@ class _Process:
 
 
 def _select(
-    machine: Machine, processes: Mapping[int, _Process], criteria: Criteria, named: Mapping[int, Named] | None
-) -> Iterator[PlannedFlush]:
+    machine: Machine, processes: Mapping[int, _Process], criteria: Criteria, named: Mapping[int, QueriedProcess] | None
+) -> Iterator[MachineFlush]:
     for pid in sorted(processes if named is None else named):
         process = processes.get(pid)
         if process is None:
-            yield PlannedFlush(machine=machine, pid=pid, refusal="the process has exited")
+            yield MachineFlush(machine=machine, pid=pid, refusal="the process has exited")
         elif named is None and not process.uuids:
             continue  # a launcher, which uses no device
         elif _matches((process.workload,), criteria.workload) and _matches((process.user,), criteria.user):
@@ -113,10 +113,10 @@ def _matches(texts: Iterable[str], pattern: str | None) -> bool:
     return pattern is None or any(fnmatchcase(text, pattern) for text in texts)
 
 
-def _planned(machine: Machine, process: _Process, criteria: Criteria, named: Named | None) -> PlannedFlush:
+def _planned(machine: Machine, process: _Process, criteria: Criteria, named: QueriedProcess | None) -> MachineFlush:
     pools = process.report["pools"] if process.report else []
     low, likely, high = (sum(int(pool["reclaimable"][name]) for pool in pools) for name in ("low", "likely", "high"))
-    return PlannedFlush(
+    return MachineFlush(
         machine=machine,
         pid=process.pid,
         start_ticks=process.start_ticks,
@@ -131,7 +131,7 @@ def _planned(machine: Machine, process: _Process, criteria: Criteria, named: Nam
     )
 
 
-def _refusal(process: _Process, likely_bytes: int, criteria: Criteria, named: Named | None) -> str:
+def _refusal(process: _Process, likely_bytes: int, criteria: Criteria, named: QueriedProcess | None) -> str:
     """Return the reason for which a process is not flushed, or an empty string."""
     if named is not None and (other := _other(process, named)):
         return other
@@ -151,7 +151,7 @@ def _too_few(likely_bytes: int, criteria: Criteria) -> str:
     return f"{human(likely_bytes)} is reclaimable, less than the {least} requested"
 
 
-def _other(process: _Process, named: Named) -> str:
+def _other(process: _Process, named: QueriedProcess) -> str:
     """Return the reason why a process is, or may be, another one than the query names."""
     if process.started_at is None:
         return "its start is unknown, so it may not be the process that the query names"
@@ -169,8 +169,8 @@ def _select_engines(
     engines: Iterable[Mapping[str, Any]],
     processes: Mapping[int, _Process],
     criteria: Criteria,
-    named: Mapping[int, Named] | None,
-) -> Iterator[PlannedFlush]:
+    named: Mapping[int, QueriedProcess] | None,
+) -> Iterator[MachineFlush]:
     rest = set(named or ())
     for engine in engines:
         name = str(engine["name"])
@@ -184,7 +184,7 @@ def _select_engines(
             continue
         others = [] if named is None else [_other(each, named[each.pid]) for each in meant]
         used = 0 if criteria.wake else sum(each.used_bytes for each in own)
-        yield PlannedFlush(
+        yield MachineFlush(
             machine=machine,
             pid=own[0].pid if own else 0,
             start_ticks=own[0].start_ticks if own else None,
@@ -197,7 +197,7 @@ def _select_engines(
         )
     for pid in sorted(rest):
         reason = "it belongs to no configured serving engine" if pid in processes else "the process has exited"
-        yield PlannedFlush(machine=machine, pid=pid, refusal=reason)
+        yield MachineFlush(machine=machine, pid=pid, refusal=reason)
 
 
 def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: int, criteria: Criteria) -> str:
@@ -294,7 +294,7 @@ def parse_unavailable(text: str) -> Unavailable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class FleetLimits:
     """``max_machines``: machines with a flush. ``keep``: replicas of each service that stay awake.
     ``max_unavailable``: its replicas that are not awake, those that were not before included. None: without a limit.
     """
@@ -305,8 +305,8 @@ class Limits:
 
 
 def limited(
-    planned: Iterable[PlannedFlush], limits: Limits, services: Mapping[str, Replicas] | None = None
-) -> list[PlannedFlush]:
+    planned: Iterable[MachineFlush], limits: FleetLimits, services: Mapping[str, Replicas] | None = None
+) -> list[MachineFlush]:
     """Return the same flushes in their order, with a refusal for those beyond the limits. A job is refused as a whole.
 
     ``services``: the replicas of the services whose engines are put to sleep; none for other flushes.
@@ -327,8 +327,8 @@ def limited(
 
 
 def _with_replicas(
-    planned: Iterable[PlannedFlush], limits: Limits, services: Mapping[str, Replicas]
-) -> list[PlannedFlush]:
+    planned: Iterable[MachineFlush], limits: FleetLimits, services: Mapping[str, Replicas]
+) -> list[MachineFlush]:
     sleeping: Counter[str] = Counter()
     found = []
     for each in planned:
@@ -341,7 +341,7 @@ def _with_replicas(
     return found
 
 
-def _of_replicas(total: int, awake: int, limits: Limits) -> str:
+def _of_replicas(total: int, awake: int, limits: FleetLimits) -> str:
     """Return the reason why no more replicas of a service may sleep, or an empty string."""
     if awake <= limits.keep:
         last = "the last replica" if awake == 1 else f"one of the last {awake} replicas"
@@ -352,7 +352,7 @@ def _of_replicas(total: int, awake: int, limits: Limits) -> str:
     return ""
 
 
-def job_of(planned: PlannedFlush) -> Hashable:
+def job_of(planned: MachineFlush) -> Hashable:
     """Return the identity of the job to which a process belongs, on all machines.
 
     Ranks whose launcher names no job are one job if their workload, user and number are the same. Other processes, and
@@ -363,15 +363,15 @@ def job_of(planned: PlannedFlush) -> Hashable:
     return planned.user, planned.job or (planned.workload, planned.ranks)
 
 
-def jobs(planned: Iterable[PlannedFlush]) -> list[list[PlannedFlush]]:
+def jobs(planned: Iterable[MachineFlush]) -> list[list[MachineFlush]]:
     """Return the flushes by job, in the order of their first process."""
-    groups: dict[Hashable, list[PlannedFlush]] = {}
+    groups: dict[Hashable, list[MachineFlush]] = {}
     for each in planned:
         groups.setdefault(job_of(each), []).append(each)
     return [*groups.values()]
 
 
-def waves(planned: Iterable[PlannedFlush], max_parallel: int, canary: bool = False) -> list[list[PlannedFlush]]:
+def waves(planned: Iterable[MachineFlush], max_parallel: int, canary: bool = False) -> list[list[MachineFlush]]:
     """Return the processes that are flushed in groups, one wave after the other.
 
     The ranks of a job are in one wave, since they wait for each other; a wave with more than ``max_parallel`` processes
@@ -388,7 +388,7 @@ def waves(planned: Iterable[PlannedFlush], max_parallel: int, canary: bool = Fal
     return result
 
 
-def with_canary(order: Sequence[Sequence[PlannedFlush]]) -> list[Sequence[PlannedFlush]]:
+def with_canary(order: Sequence[Sequence[MachineFlush]]) -> list[Sequence[MachineFlush]]:
     """Return the waves with the first one divided, if it contains several jobs: one job, then the others."""
     groups = jobs(order[0]) if order else []
     if len(groups) < 2:
@@ -397,6 +397,6 @@ def with_canary(order: Sequence[Sequence[PlannedFlush]]) -> list[Sequence[Planne
     return [first, [each for own in groups for each in own], *order[1:]]
 
 
-def _canary(groups: Sequence[Sequence[PlannedFlush]]) -> int:
+def _canary(groups: Sequence[Sequence[MachineFlush]]) -> int:
     """Return the place of the first job whose flush would release memory, which proves most; else that of the first."""
     return next((place for place, own in enumerate(groups) if any(each.likely_bytes != 0 for each in own)), 0)

@@ -113,7 +113,7 @@ async def run(arguments: argparse.Namespace) -> int:
     html_report.check(arguments.html)
     of_programs = JOB in arguments.by
     accounts = await collect(prometheus, arguments.job, period, of_programs)
-    report = Report(accounts, arguments.by, arguments.price, teams, arguments.extrapolate, arguments.limit)
+    report = UsageReport(accounts, arguments.by, arguments.price, teams, arguments.extrapolate, arguments.limit)
     if arguments.compare:
         report.before = total(await collect(prometheus, arguments.job, period.before(), of_programs))
     if not report.rows:
@@ -164,7 +164,7 @@ def read_teams(path: Path) -> list[TeamRule]:
     return rules
 
 
-class Report:
+class UsageReport:
     """Rows and totals of the accounts as the options require them."""
 
     def __init__(
@@ -259,18 +259,18 @@ def _percent(ratio: float) -> str:
     return f"{int(ratio * 1000) / 10:g}%"
 
 
-def _header(report: Report, header: Sequence[str]) -> list[str]:
+def _header(report: UsageReport, header: Sequence[str]) -> list[str]:
     names = len(report.by)
     return [*header[:names], *(f">{name}" for name in header[names:])]
 
 
-def _table(report: Report) -> None:
+def _table(report: UsageReport) -> None:
     header, *cells = report.lines()
     print(table(_header(report, header), cells))
     print("\n" + "\n".join(report.notes))
 
 
-def _csv(report: Report) -> None:
+def _csv(report: UsageReport) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     costs = ("cost", "wasted_cost") if report.priced else ()
     fields = (*MEASURES, "mean_gibibytes", "coverage", *costs)
@@ -292,7 +292,7 @@ def _cell(name: str) -> str:
     return "'" * name.startswith(_FORMULA) + safe(name)
 
 
-def _json(report: Report) -> None:
+def _json(report: UsageReport) -> None:
     print(
         json.dumps(
             {
@@ -311,7 +311,7 @@ def _json(report: Report) -> None:
     )
 
 
-def _object(report: Report, row: Usage) -> dict[str, Any]:
+def _object(report: UsageReport, row: Usage) -> dict[str, Any]:
     return {
         **dict(zip(report.by, row.group, strict=False)),
         **{f"{name}_gibibyte_hours": getattr(row, name) for name in MEASURES},
@@ -322,7 +322,7 @@ def _object(report: Report, row: Usage) -> dict[str, Any]:
     }
 
 
-def _page(report: Report) -> str:
+def _page(report: UsageReport) -> str:
     """Return the report as HTML."""
     header, *cells = report.lines()
     whole = report.total
@@ -367,7 +367,7 @@ def _brief(header: Sequence[str], line: Sequence[str]) -> list[str]:
     return [cell for name, cell in zip(header, line, strict=True) if not name.startswith("IDLE")]
 
 
-def _summary(report: Report) -> Iterator[tuple[str, str]]:
+def _summary(report: UsageReport) -> Iterator[tuple[str, str]]:
     """Yield names and values of the totals."""
     whole = report.total
     yield "GPU-hours of the machines", f"{report.gpu_hours:,.1f}"

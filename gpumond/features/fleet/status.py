@@ -210,19 +210,19 @@ async def run(arguments: argparse.Namespace) -> int:
         else answer
         for machine, answer in zip(machines, answers, strict=True)
     ]
-    shown = shown_of(states, arguments.problems, arguments.sort, arguments.limit)
+    shown = shown_machines(states, arguments.problems, arguments.sort, arguments.limit)
     if arguments.json:
         print(json.dumps([asdict(state) for state in shown], indent=2))
     else:
         silent = "\n".join(map(str, missing_of(machines, answers)))
-        parts = (status_table(shown), left_out(states, shown), silent, summary(states))
+        parts = (status_table(shown), hidden_machines_sentence(states, shown), silent, summary(states))
         print("\n\n".join(filter(None, parts)))
     if not states:
         return NOTHING_TO_DO
     return FAILED if any(state.problem for state in states) else DONE
 
 
-def shown_of(
+def shown_machines(
     states: Sequence[MachineStatus], problems: bool = False, sort: str | None = None, limit: int | None = None
 ) -> list[MachineStatus]:
     """Return the machines that are shown: at most ``limit`` of those that answer, and all others."""
@@ -237,7 +237,7 @@ def has_problem(state: MachineStatus) -> bool:
     return bool(state.problem or state.faults or state.alerts or state.devices != state.devices_up)
 
 
-def left_out(states: Sequence[MachineStatus], shown: Sequence[MachineStatus]) -> str:
+def hidden_machines_sentence(states: Sequence[MachineStatus], shown: Sequence[MachineStatus]) -> str:
     """Return a sentence about the machines that are not shown; empty if all are."""
     rest = len(states) - len(shown)
     return f"{counted(rest, 'machine')} not shown" if rest else ""

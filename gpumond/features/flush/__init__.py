@@ -24,7 +24,7 @@ FEATURE = Feature(
             "Memory",
             "show the receipts of past flushes, suspensions and resumptions",
             ("gpumond receipts --limit 10",),
-            module="command:Receipts",
+            module="command:ReceiptsCommand",
         ),
     ),
 )

@@ -16,12 +16,12 @@ from gpumond.cli.arguments import (
     NOTHING_TO_DO,
     WRONG_USE,
     add_target,
-    as_typed,
     count,
     duration,
     option,
     print_answer,
     print_error,
+    with_typed_option,
 )
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, on_command_line
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         answer = client.post(arguments.url, "/api/v1/flushes", body, timeout=20 * arguments.timeout + 30)
     except DaemonError as error:
-        print_error(f"gpumond: {on_command_line(as_typed(error, arguments))}")
+        print_error(f"gpumond: {on_command_line(with_typed_option(error, arguments))}")
         if "receipts" not in error.problem:
             return client.refused(arguments, error)
         answer = error.problem
@@ -200,7 +200,7 @@ def _of_suspension(receipt: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-class Receipts:
+class ReceiptsCommand:
     """``gpumond receipts``: the receipts of past flushes, suspensions and resumptions."""
 
     @staticmethod

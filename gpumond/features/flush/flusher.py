@@ -37,9 +37,9 @@ from gpumond.facts.pools import (
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.facts.units import human
-from gpumond.features.flush.alertmanager import AlertmanagerHook
-from gpumond.host.peer import Identity
-from gpumond.kernel import EngineStep, Flushes, Kernel, Part
+from gpumond.features.flush.alertmanager_hook import AlertmanagerHook
+from gpumond.host.peer import PeerIdentity
+from gpumond.kernel import EngineStep, FlushService, Kernel, Part
 from gpumond.programs.agent_server import AgentServer, identity_of
 from gpumond.store.table import to_text
 
@@ -51,7 +51,7 @@ class DriverCounts(NamedTuple):
     sizes: Mapping[str, int]
 
 
-def of_reported(
+def limited_to_reported(
     result: FlushResult, allocator: str, reported: Iterable[PoolUsage], steps: Sequence[str]
 ) -> FlushResult:
     """Return the agent's answer, limited to reported pools and requested steps, each once."""
@@ -174,7 +174,7 @@ def _impossible(stated: int, bound: str) -> str:
     return f"the agent reports that {human(stated)} was released, but {bound}; this doesn't count as released"
 
 
-def with_refill(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:
+def with_refill_note(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:
     """Return the receipt, with a note if the agent observed that the program allocated its memory again."""
     if before is None or after is None or _refilled_flushes(receipt, after) <= _refilled_flushes(receipt, before):
         return receipt
@@ -235,7 +235,7 @@ class Locks:
     def __init__(self, neighbor_seconds: float = NEIGHBOR_SECONDS) -> None:
         self._neighbor_seconds = neighbor_seconds
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._silent: dict[str, Identity] = {}
+        self._silent: dict[str, PeerIdentity] = {}
         """By group: the process that did not answer its last flush in time."""
 
     @asynccontextmanager
@@ -264,7 +264,7 @@ class Locks:
         """Record that its locks are free again, while its flush may still run."""
         self._silent |= dict.fromkeys(_groups(report), identity_of(report))
 
-    def unanswering(self, report: AgentReport, flushing: Callable[[Identity], bool]) -> Identity | None:
+    def unanswering(self, report: AgentReport, flushing: Callable[[PeerIdentity], bool]) -> PeerIdentity | None:
         """Return a process of its groups that has not answered its last flush and may still execute it."""
         self._silent = {name: who for name, who in self._silent.items() if flushing(who)}
         others = (self._silent.get(name) for name in _groups(report))
@@ -308,8 +308,8 @@ class Flusher:
         self.receipts: deque[Receipt] = deque(maxlen=RECEIPTS_KEPT)
         self._agents, self._read_driver, self._done, self._clock = agents, read_driver, done, clock
         self.cooldown_seconds, self._settle_seconds = cooldown_seconds, settle_seconds
-        self._under_way: dict[Identity, FlushRequest] = {}
-        self._flushed_at: dict[Identity, float] = {}
+        self._under_way: dict[PeerIdentity, FlushRequest] = {}
+        self._flushed_at: dict[PeerIdentity, float] = {}
         self._locks = Locks(neighbor_seconds)
         self._plans = Plans()
         self._keep = keep
@@ -396,12 +396,12 @@ class Flusher:
         receipts = await self._engines.flush(name, request, requested_by)
         return [replace(receipt, planned=promises.get(pool_of(receipt))) for receipt in receipts]
 
-    def _refusals(self, targets: Sequence[AgentReport], request: FlushRequest) -> dict[Identity, str]:
+    def _refusals(self, targets: Sequence[AgentReport], request: FlushRequest) -> dict[PeerIdentity, str]:
         """Return the targets that cannot be flushed now, each with the reason; raises if none of them can."""
         now, rest = self._clock(), self.cooldown_seconds
         self._flushed_at = {who: at for who, at in self._flushed_at.items() if now - at < rest}
         rest = rest if request.by_rule else min(rest, PERSON_COOLDOWN_SECONDS)
-        refusals: dict[Identity, str] = {}
+        refusals: dict[PeerIdentity, str] = {}
         resting: dict[float, str] = {}
         for report in targets:
             who = identity_of(report)
@@ -474,7 +474,7 @@ class Flusher:
                 receipt("timeout", f"the agent didn't respond within {request.timeout_seconds:g} s, or disconnected")
             ]
         reported_pools = (*report.pools, *(report_before.pools if report_before else ()))
-        result = of_reported(result, allocator, reported_pools, request.steps)
+        result = limited_to_reported(result, allocator, reported_pools, request.steps)
         if had_effect(result):
             self._flushed_at[identity] = self._clock()
         called = not allocator and bool(result.steps)
@@ -491,10 +491,10 @@ class Flusher:
             verify(bare, result, change, has_changed_around(change, reported_by_agent), before, after)
             for change in result.pools
         ]
-        return [with_refill(one, report_before, report_after) for one in receipts]
+        return [with_refill_note(one, report_before, report_after) for one in receipts]
 
     async def _wait_for_release(
-        self, identity: Identity, before: DriverCounts, changes: Iterable[PoolChange], unknown: bool
+        self, identity: PeerIdentity, before: DriverCounts, changes: Iterable[PoolChange], unknown: bool
     ) -> DriverCounts:
         """Return the driver's counts once they show the release, have been stable for a second, or time is up.
 
@@ -521,7 +521,7 @@ class Flusher:
             counts = latest
         return counts
 
-    async def _driver_counts(self, identity: Identity) -> DriverCounts:
+    async def _driver_counts(self, identity: PeerIdentity) -> DriverCounts:
         reading = await self._read_driver()
         devices = reading.devices if reading else ()
         listed = ((device.uuid, device.processes_by_key.get(identity.process)) for device in devices)
@@ -540,7 +540,7 @@ AUDITED_PIDS = 100
 """The most pids that the audit entry of a flush names."""
 
 
-class FlushPart(Part, Flushes):
+class FlushPart(Part, FlushService):
     table = "receipts"
 
     def __init__(self, kernel: Kernel) -> None:
@@ -557,7 +557,7 @@ class FlushPart(Part, Flushes):
             self.flush, kernel.store, kernel.machine_names, lambda: kernel.settings.alertmanager_dry_run
         )
         self.loaded = False
-        kernel.provide(Flushes, self)
+        kernel.provide(FlushService, self)
         kernel.provide(AlertmanagerHook, self.hook)
         kernel.provide(FlushPart, self)
 

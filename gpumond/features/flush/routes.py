@@ -15,16 +15,16 @@ from gpumond.facts.flush import MAX_REASON, OPERATION_ID, FlushOutcome, FlushReq
 from gpumond.facts.frame import Frame, device_named
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, Receipt, ordered_steps
-from gpumond.features.flush.alertmanager import AlertmanagerHook, HookAlert, HookAnswer, HookResult
+from gpumond.features.flush.alertmanager_hook import AlertmanagerHook, HookAlert, HookAnswer, HookResult
 from gpumond.features.flush.flusher import FlushPart
 from gpumond.host.peer import counted_name
-from gpumond.kernel import Flushes
+from gpumond.kernel import FlushService
 from gpumond.serve import examples
-from gpumond.serve.answers import problem
 from gpumond.serve.authentication import Caller, Tokens, count_request
 from gpumond.serve.authorization import require_flush
 from gpumond.serve.resources import answer_list
-from gpumond.serve.routes import Router, bearer, json_response, kernel_of, responses, starting
+from gpumond.serve.responses import problem
+from gpumond.serve.routes import Router, bearer, json_response, kernel_of, problem_responses, starting
 
 MANY_SECONDS = 60.0
 """Longest timeout for each of several programs, unless an administrator requests it."""
@@ -112,7 +112,7 @@ _OK: dict[int | str, dict[str, Any]] = {
     "/flushes",
     summary="Flush programs and return receipts",
     dependencies=[Depends(bearer)],
-    responses={**_OK, **responses(401, 403, 404, 409, 422, 429, 503, 504, 507)},
+    responses={**_OK, **problem_responses(401, 403, 404, 409, 422, 429, 503, 504, 507)},
     response_model=None,
 )
 async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(require_flush)) -> Response:
@@ -135,7 +135,7 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     fields = body.model_dump(exclude={"target", "timeout_seconds", "operation"})
     operation = Operation(**body.operation.model_dump()) if body.operation else None
     flush = FlushRequest(target=target, timeout_seconds=timeout, operation=operation, **fields)
-    answer = await kernel.get(Flushes).flush(flush, caller.name)
+    answer = await kernel.get(FlushService).flush(flush, caller.name)
     unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if unanswered:
         detail = f"no answer in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"

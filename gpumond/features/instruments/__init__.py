@@ -27,7 +27,7 @@ FEATURE = Feature(
             "Programs",
             "make your program write its framework's memory snapshot, and download it",
             ("gpumond snapshot --pid 4242 --out memory.pickle",),
-            module="command:Snapshot",
+            module="command:SnapshotCommand",
         ),
     ),
 )

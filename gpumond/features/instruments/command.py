@@ -122,7 +122,7 @@ def fetch(url: str, pid: int, dump: dict[str, Any], out: str) -> None:
             os.unlink(partial)
 
 
-class Snapshot:
+class SnapshotCommand:
     """``gpumond snapshot``: programs write their framework's memory snapshot, and the file of one is fetched."""
 
     @staticmethod

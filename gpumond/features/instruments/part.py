@@ -11,8 +11,8 @@ import uuid
 from gpumond.facts.frame import Frame
 from gpumond.facts.messages import AgentRequest
 from gpumond.facts.program import ProcessKey
-from gpumond.host.event_loop import Tasks, cancelled
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
+from gpumond.host.tasks import Tasks, cancelled
 from gpumond.kernel import Kernel, Part, Tick
 from gpumond.programs.agent_server import AgentServer, identity_of
 
@@ -45,7 +45,7 @@ class RetainerRequests:
     async def close(self) -> None:
         await cancelled(self._tasks)
 
-    async def _ask(self, identity: Identity) -> None:
+    async def _ask(self, identity: PeerIdentity) -> None:
         answer = await self._agents.ask(identity, AgentRequest(uuid.uuid4().hex, "retainers"))
         reason = "it didn't respond" if answer is None else answer.reason
         if reason:

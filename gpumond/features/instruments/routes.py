@@ -15,9 +15,9 @@ from gpumond.facts.frame import Frame, device_named
 from gpumond.facts.messages import AgentResponse, Asked
 from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
 from gpumond.serve import examples
-from gpumond.serve.answers import problem
 from gpumond.serve.authorization import require_token
-from gpumond.serve.routes import Router, bearer, json_response, kernel_of, responses
+from gpumond.serve.responses import problem
+from gpumond.serve.routes import Router, bearer, json_response, kernel_of, problem_responses
 
 router = Router("agents")
 
@@ -169,7 +169,7 @@ async def why(
             "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
             "description": "The bytes of the file",
         },
-        **responses(401, 403, *PROBLEMS),
+        **problem_responses(401, 403, *PROBLEMS),
     },
 )
 async def snapshot_file(

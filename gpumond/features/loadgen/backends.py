@@ -29,7 +29,7 @@ class BackendSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceCapacity:
+class BackendCapacity:
     """Size and free memory of a device in its framework, with this program's context."""
 
     device_uuid: str | None
@@ -50,7 +50,7 @@ class LoadBackend(ABC):
         self._settings = settings
 
     @abstractmethod
-    def open(self) -> DeviceCapacity:
+    def open(self) -> BackendCapacity:
         """Attach to the device. Raises AllocationRefused, ConfigError."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ SLICE_SECONDS = 0.02
 """Length of one period of work; utilization counters sample a sixth of a second or more."""
 
 
-class Burner:
+class BusyThread:
     """The thread. ``work(amount)`` keeps the device busy for a time that grows with the amount, and blocks."""
 
     def __init__(self, work: Callable[[int], None]) -> None:
@@ -153,7 +153,7 @@ class SimBackend(LoadBackend):
         self._blocks: dict[int, int] = {}
         self._outside: dict[int, int] = {}
 
-    def open(self) -> DeviceCapacity:
+    def open(self) -> BackendCapacity:
         try:
             self._context = self._device.attach()
             reading = self._device.read()
@@ -164,7 +164,7 @@ class SimBackend(LoadBackend):
         except OutOfMemory as error:
             raise AllocationRefused(f"{error}; a context requires more memory") from error
         self._allocator = CachingAllocator(self._device)
-        return DeviceCapacity(reading.uuid, reading.size_bytes or 0, reading.free_bytes or 0)
+        return BackendCapacity(reading.uuid, reading.size_bytes or 0, reading.free_bytes or 0)
 
     def limit(self, size_bytes: int) -> None:
         self._limit_bytes = size_bytes
@@ -242,7 +242,7 @@ extern "C" __global__ void check(const unsigned long long *words, unsigned long 
 """
 GRID, THREADS = 512, 256
 CYCLES = 1000
-"""One unit of the burner's work."""
+"""One unit of the busy thread's work."""
 
 
 class CupyBackend(LoadBackend):
@@ -257,10 +257,10 @@ class CupyBackend(LoadBackend):
         self._wrong: Any = None
         self._cupy: Any = None
         self._kernels: Any = None
-        self._burner = Burner(self._spin)
+        self._busy_thread = BusyThread(self._spin)
         self._stream: Any = None
 
-    def open(self) -> DeviceCapacity:
+    def open(self) -> BackendCapacity:
         try:
             import cupy
         except ImportError as error:
@@ -279,7 +279,7 @@ class CupyBackend(LoadBackend):
         except runtime.CUDARuntimeError as error:
             raise AllocationRefused(f"CUDA can't be used: {error}; run `gpumond doctor` for details") from error
         self._cupy = cupy
-        return DeviceCapacity(cuda.device_uuid(device), int(size), int(free))
+        return BackendCapacity(cuda.device_uuid(device), int(size), int(free))
 
     def limit(self, size_bytes: int) -> None:
         self._limit_bytes = size_bytes
@@ -302,7 +302,7 @@ class CupyBackend(LoadBackend):
             self._share_limit()
 
     def busy(self, ratio: float) -> None:
-        self._burner.set(ratio)
+        self._busy_thread.set(ratio)
 
     def flush(self) -> int:
         pool = self._cupy.get_default_memory_pool()
@@ -327,7 +327,7 @@ class CupyBackend(LoadBackend):
         return int(self._wrong[0])
 
     def close(self) -> None:
-        self._burner.stop()
+        self._busy_thread.stop()
         self._blocks.clear()
         self._outside.clear()
         self._wrong = None
@@ -358,7 +358,7 @@ class CupyBackend(LoadBackend):
         return self._kernels.get_function(name)
 
     def _spin(self, amount: int) -> None:
-        """Run one block, in the burner's thread. It needs no memory of its own."""
+        """Run one block, in the busy thread. It needs no memory of its own."""
         with self._cupy.cuda.Device(self._settings.device):
             if self._stream is None:
                 self._stream = self._cupy.cuda.Stream(non_blocking=True)

@@ -22,9 +22,17 @@ from gpumond.cli.arguments import DONE, FAILED, above_zero, duration, option, va
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.units import byte_size, threshold
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
-from gpumond.features.loadgen.plan import COMMON, TABLE, Plan, find, plan
-from gpumond.features.loadgen.runner import Executed, Report, RunLimits, account, failure, run as carry_out, summary
-from gpumond.features.loadgen.script import CONTEXT_BYTES, Option, Scenario
+from gpumond.features.loadgen.plan import COMMON, TABLE, LoadPlan, find, plan
+from gpumond.features.loadgen.runner import (
+    Executed,
+    ResultsFile,
+    RunLimits,
+    account,
+    failure,
+    run as carry_out,
+    summary,
+)
+from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, Option, Scenario
 from gpumond.sim.device import Spec, create, simulated_devices
 from gpumond.view.text import size
 
@@ -91,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = find(arguments.scenario)
     made, limits = _plan(chosen, arguments), _limits(chosen, arguments)
     with ExitStack() as stack:
-        report = None if arguments.report is None else stack.enter_context(closing(Report(arguments.report)))
+        report = None if arguments.report is None else stack.enter_context(closing(ResultsFile(arguments.report)))
         device_directory = (
             stack.enter_context(_simulated_device(arguments, made)) if arguments.backend == "sim" else None
         )
@@ -123,7 +131,7 @@ def _options() -> Iterator[Option]:
             yield listed
 
 
-def _plan(chosen: Scenario, arguments: argparse.Namespace) -> Plan:
+def _plan(chosen: Scenario, arguments: argparse.Namespace) -> LoadPlan:
     given: dict[str, float | str] = {
         each.name: text for each in _options() if (text := getattr(arguments, each.name)) is not None
     }
@@ -177,7 +185,7 @@ def _creates_device(arguments: argparse.Namespace) -> bool:
 
 
 @contextmanager
-def _simulated_device(arguments: argparse.Namespace, made: Plan) -> Iterator[Path]:
+def _simulated_device(arguments: argparse.Namespace, made: LoadPlan) -> Iterator[Path]:
     """Yield the directory of a simulated device: the one given, one of a running demo, or a temporary one."""
     if arguments.sim_device is not None:
         yield arguments.sim_device

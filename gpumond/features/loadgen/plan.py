@@ -12,7 +12,7 @@ from operator import itemgetter
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, HOUR_SECONDS, MINUTE_SECONDS
 from gpumond.features.loadgen import scenarios
-from gpumond.features.loadgen.script import (
+from gpumond.features.loadgen.scenario_builder import (
     CONTEXT_BYTES,
     VIEWS,
     ExpectedVerdict,
@@ -74,7 +74,7 @@ AFTERMATH_SECONDS = 5 * MINUTE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """The steps and their truth. ``options``: all options, given or drawn; ``peak_bytes``: peak live of program 0."""
 
     scenario: str
@@ -95,14 +95,14 @@ class Plan:
     def option(self, name: str) -> float | str | None:
         return dict(self.options).get(name)
 
-    def without_fault(self) -> Plan | None:
+    def without_fault(self) -> LoadPlan | None:
         """The same plan without the injected problem; None if there is none."""
         if not self.truth.kind:
             return None
         return _make(SCENARIOS[self.scenario], self.seed, dict(self.given), inject=False)
 
 
-def plan(scenario: str, seed: int = 0, **options: float | str) -> Plan:
+def plan(scenario: str, seed: int = 0, **options: float | str) -> LoadPlan:
     """Make a plan. ``scenario`` is a name or an alias; options are text or numbers in base units.
 
     Raises ConfigError.
@@ -111,7 +111,7 @@ def plan(scenario: str, seed: int = 0, **options: float | str) -> Plan:
     return _make(chosen, seed, check(chosen, options), inject=True)
 
 
-def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], inject: bool) -> Plan:
+def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], inject: bool) -> LoadPlan:
     script = Script(scenario.name, seed, {"size": scenario.size_bytes, **given}, inject)
     scenario.write(script)
     observation = _observe(script, scenario, seed)
@@ -120,7 +120,7 @@ def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], injec
     end = script.duration
     if inject and walked.oom_at is not None:
         end = min(end, walked.oom_at + AFTERMATH_SECONDS)
-    return Plan(
+    return LoadPlan(
         scenario=scenario.name,
         seed=seed,
         options=tuple(sorted(script.chosen_options.items())),

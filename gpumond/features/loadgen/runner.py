@@ -24,8 +24,8 @@ from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import human
 from gpumond.features.loadgen.backends import AllocationRefused, LoadBackend
-from gpumond.features.loadgen.plan import Plan
-from gpumond.features.loadgen.script import CONTEXT_BYTES, Ending, ScriptStep
+from gpumond.features.loadgen.plan import LoadPlan
+from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, ScriptEnding, ScriptStep
 
 GRACE_SECONDS = 10.0
 MESSAGE_BYTES = 1 << 16
@@ -37,7 +37,7 @@ AgentContext = Callable[[], AbstractContextManager[None]]
 """A context manager that runs the agent in the process that holds the memory."""
 
 
-def run(plan: Plan, backend: Callable[[], LoadBackend], limits: RunLimits, agent: AgentContext) -> list[Executed]:
+def run(plan: LoadPlan, backend: Callable[[], LoadBackend], limits: RunLimits, agent: AgentContext) -> list[Executed]:
     """Return the outcome of each run of the plan's program. Raises the exceptions of `prepare`."""
     planned_runs = list(runs(plan))
     if len(planned_runs) == 1 and not any(step.action == "end" for step in planned_runs[0][1]):
@@ -58,7 +58,7 @@ def run(plan: Plan, backend: Callable[[], LoadBackend], limits: RunLimits, agent
     return done
 
 
-def _alone(plan: Plan, backend: LoadBackend, limits: RunLimits, agent: AgentContext) -> Executed:
+def _alone(plan: LoadPlan, backend: LoadBackend, limits: RunLimits, agent: AgentContext) -> Executed:
     try:
         carried = prepare(plan, backend, limits)
         with agent():
@@ -78,7 +78,7 @@ def _sleep(until: float, started: float, limits: RunLimits) -> bool:
 
 
 def _child(
-    plan: Plan,
+    plan: LoadPlan,
     steps: Sequence[ScriptStep],
     after: float,
     backend: Callable[[], LoadBackend],
@@ -106,7 +106,7 @@ def _child(
 
 
 def _live(
-    plan: Plan,
+    plan: LoadPlan,
     steps: Sequence[ScriptStep],
     after: float,
     make: Callable[[], LoadBackend],
@@ -138,7 +138,7 @@ def _live(
         os._exit(status)
 
 
-def _end_process(ending: Ending | None, backend: LoadBackend, carried: Executed, writer: int) -> None:
+def _end_process(ending: ScriptEnding | None, backend: LoadBackend, carried: Executed, writer: int) -> None:
     """End the process as if killed by the kernel or an operator."""
     carried.outcome = "crash"
     if ending != "crash":
@@ -212,7 +212,7 @@ class RunLimits:
     progress: Callable[[float, Executed], None] | None = None
 
 
-def runs(plan: Plan) -> Iterator[tuple[float, tuple[ScriptStep, ...]]]:
+def runs(plan: LoadPlan) -> Iterator[tuple[float, tuple[ScriptStep, ...]]]:
     """Return the runs of the plan's first program: start time and steps of each."""
     steps: list[ScriptStep] = []
     for step in plan.steps:
@@ -226,7 +226,7 @@ def runs(plan: Plan) -> Iterator[tuple[float, tuple[ScriptStep, ...]]]:
         yield steps[0].at, tuple(steps)
 
 
-def prepare(plan: Plan, backend: LoadBackend, limits: RunLimits) -> Executed:
+def prepare(plan: LoadPlan, backend: LoadBackend, limits: RunLimits) -> Executed:
     """Open the backend and set its limit. Raises AllocationRefused without enough memory; nothing is allocated then."""
     if plan.truth.kind == "orphan" and not backend.makes_orphans:
         raise AllocationRefused(
@@ -253,7 +253,7 @@ def prepare(plan: Plan, backend: LoadBackend, limits: RunLimits) -> Executed:
 
 def carry_out(
     steps: Sequence[ScriptStep], until: float, backend: LoadBackend, limits: RunLimits, carried: Executed
-) -> Ending | None:
+) -> ScriptEnding | None:
     """Execute the steps at their times and update ``carried``. Returns how the program must end, if the plan states it.
 
     ``until`` is the end of the plan. The backend is left open.
@@ -365,7 +365,7 @@ LOWEST_PEAK = 0.99
 Result = Mapping[str, Any]
 
 
-class Report:
+class ResultsFile:
     """The file of results. It is read once, before the load. Raises ConfigError."""
 
     def __init__(self, path: Path) -> None:
@@ -399,7 +399,7 @@ class Report:
         os.close(self._descriptor)
 
 
-def account(made: Plan, done: list[Executed], backend: str, speed: float, started_at: float) -> dict[str, Any]:
+def account(made: LoadPlan, done: list[Executed], backend: str, speed: float, started_at: float) -> dict[str, Any]:
     """Return the work done and the truth, in real time and real bytes."""
     last, ended_at = done[-1], time.time()
     sums = ("taken_bytes", "takes", "gives", "flushes", "released_bytes", "checked_bytes", "wrong_words")
@@ -419,7 +419,7 @@ def account(made: Plan, done: list[Executed], backend: str, speed: float, starte
     }
 
 
-def _truth(made: Plan, done: list[Executed], speed: float, started_at: float, ended_at: float) -> dict[str, Any]:
+def _truth(made: LoadPlan, done: list[Executed], speed: float, started_at: float, ended_at: float) -> dict[str, Any]:
     """Return the truth in Unix time. If the load ended before the injection, no verdict is expected."""
     truth = made.truth
 
@@ -440,12 +440,12 @@ def _truth(made: Plan, done: list[Executed], speed: float, started_at: float, en
     }
 
 
-def failure(made: Plan, backend: str, started_at: float, detail: str) -> dict[str, Any]:
+def failure(made: LoadPlan, backend: str, started_at: float, detail: str) -> dict[str, Any]:
     """Return the result of a load that could not run, for example because other programs use the device."""
     return {**_load(made, backend, started_at, time.time()), "outcome": "error", "detail": detail}
 
 
-def _load(made: Plan, backend: str, started_at: float, ended_at: float) -> dict[str, Any]:
+def _load(made: LoadPlan, backend: str, started_at: float, ended_at: float) -> dict[str, Any]:
     return {
         "scenario": made.scenario,
         "seed": made.seed,

@@ -12,17 +12,17 @@ from random import Random
 from typing import NamedTuple, cast
 
 from gpumond.facts.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
-from gpumond.features.loadgen.script import (
+from gpumond.features.loadgen.scenario_builder import (
     CONTEXT_BYTES,
     NOISY_LIMIT,
     QUIET_BYTES,
     WANDER_SECONDS,
-    Ending,
     ExpectedVerdict,
     LevelStep,
     Option,
     RandomWalk,
     Script,
+    ScriptEnding,
     every,
     host,
     noise,
@@ -308,7 +308,7 @@ def orphan(script: Script) -> None:
     if not script.inject:
         script.end(killed)
         return
-    script.end(killed, cast("Ending", f"orphan-{kind}"))
+    script.end(killed, cast("ScriptEnding", f"orphan-{kind}"))
     script.truth = ExpectedVerdict("orphan", injected_at=killed, ends_at=end)
 
 
@@ -599,7 +599,7 @@ Levels = tuple[float, ...]
 """Used GiB at each of the quantiles."""
 
 
-class Pattern(NamedTuple):
+class LoadPattern(NamedTuple):
     """Rest and busy periods alternate. Their durations are log-normal: mean, and deviation of the logarithm."""
 
     rest_seconds: tuple[float, float]
@@ -608,7 +608,7 @@ class Pattern(NamedTuple):
     busy_levels: Levels
 
 
-REQUESTS = Pattern(
+REQUESTS = LoadPattern(
     (10.8 * MINUTE_SECONDS, 1.65),
     (7.8 * MINUTE_SECONDS, 1.15),
     (13.3, 19.5, 21.1, 22.2, 24.2, 24.3, 24.5, 27.3, 34.6),
@@ -621,7 +621,7 @@ CHANGE_SECONDS = 30.0
 LONGEST_SECONDS = 5 * HOUR_SECONDS
 """Longest period on these GPUs."""
 
-MODELS = Pattern(
+MODELS = LoadPattern(
     (68.2 * MINUTE_SECONDS, 1.0),
     (3.5 * MINUTE_SECONDS, 1.0),
     (0.0, 9.0, 14.6, 22.5, 25.3, 29.8, 31.2, 33.9, 39.1),
@@ -763,7 +763,7 @@ class _ResizedBlock:
         self._block = self._script.allocate(at, size)
 
 
-def _serve(script: Script, pattern: Pattern, busy_shares: Sequence[float] = (MEAN_BUSY_SHARE,)) -> None:
+def _serve(script: Script, pattern: LoadPattern, busy_shares: Sequence[float] = (MEAN_BUSY_SHARE,)) -> None:
     """Alternate between rest and busy periods for 24 hours. ``busy_shares``: busy share of each hour of a day.
 
     A share changes the durations of both: their ratio is that of busy to rest in the hour.
@@ -788,7 +788,7 @@ def _serve(script: Script, pattern: Pattern, busy_shares: Sequence[float] = (MEA
         script.busy(at, use.uniform(0.5, 0.9) if busy else use.uniform(0.0, 0.1), program)
 
 
-def _duration(dice: Random, pattern: Pattern, busy: bool) -> float:
+def _duration(dice: Random, pattern: LoadPattern, busy: bool) -> float:
     mean, deviation = pattern.busy_seconds if busy else pattern.rest_seconds
     return dice.lognormvariate(math.log(mean) - deviation**2 / 2, deviation)
 

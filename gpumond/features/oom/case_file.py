@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpumond.events import MAX_CALL, call_text, own_calls
+from gpumond.events import MAX_CALL, call_text, program_calls
 from gpumond.facts.frame import Line
 from gpumond.facts.program import CLASSES, Call, HasProcessKey, LiveClasses, Oom
 from gpumond.facts.units import difference, human
@@ -221,7 +221,7 @@ def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, 
         yield (
             "The program's calls at the error, innermost first",
             ("CALL",),
-            [[call_text(call)] for call in own_calls(case.oom.stack)],
+            [[call_text(call)] for call in program_calls(case.oom.stack)],
         )
     if case.oom is not None and case.oom.pools:
         rows = [

@@ -15,7 +15,7 @@ from gpumond.facts.snapshot import DeviceReading, ProcessUsage
 from gpumond.facts.units import human
 from gpumond.features.oom.case_file import CaseFile, Curve, RankError, Remedy, Timeline, rank_order
 from gpumond.features.oom.remedies import Evidence, remedies, sentence
-from gpumond.host.event_loop import Tasks
+from gpumond.host.tasks import Tasks
 from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.table import Table
 from gpumond.tick.history import History, Point

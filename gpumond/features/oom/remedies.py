@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gpumond.diagnosis.advice import ADVICE, Case, case_of, torch_setting
+from gpumond.diagnosis.advice import ADVICE, AdviceCase, case_of, torch_setting
 from gpumond.diagnosis.messages import program
-from gpumond.events import own_place
+from gpumond.events import program_place
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Frame, Ledger, Line, Verdict
 from gpumond.facts.pools import PoolUsage
@@ -408,8 +408,8 @@ def _suspensions(e: Evidence) -> Iterator[Remedy]:
 
 def _preallocation(e: Evidence) -> Iterator[Remedy]:
     case = e.uuid and replace(case_of(e.report, e.uuid, e.snapshot), oom=e.oom, reports=e.snapshot.reports)
-    for advice in ADVICE if isinstance(case, Case) else ():
-        if advice.name in PREALLOCATING and isinstance(case, Case) and advice.applies(case):
+    for advice in ADVICE if isinstance(case, AdviceCase) else ():
+        if advice.name in PREALLOCATING and isinstance(case, AdviceCase) and advice.applies(case):
             pools = (pool for other in e.others for pool in other.report.pools if pool.device_uuid == e.uuid)
             size = sum(_unused(pool) for pool in pools if advice.name.startswith(pool.allocator))
             yield _remedy(e, "preallocation", advice.text(case), size or None, "reported", "agents of these programs")
@@ -627,7 +627,7 @@ REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     """Return what was asked, by which line, what held the device, and what alone would have been enough."""
     what = "memory" if e.request is None else human(e.request)
-    place = own_place(e.oom.stack) or (f" in {e.oom.scope}" if e.oom.scope else "")
+    place = program_place(e.oom.stack) or (f" in {e.oom.scope}" if e.oom.scope else "")
     gpu = "" if e.device is None else f" on GPU {e.device.index}"
     free = "" if e.free is None else f" with {human(e.free)} free"
     owners = enumerate(_holders(e)[:3])

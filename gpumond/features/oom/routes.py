@@ -21,7 +21,7 @@ from gpumond.features.oom.case_file import (
 from gpumond.features.oom.cases import Cases
 from gpumond.serve import examples
 from gpumond.serve.resources import answer
-from gpumond.serve.routes import Router, json_response, kernel_of, responses
+from gpumond.serve.routes import Router, json_response, kernel_of, problem_responses
 
 router = Router("facts")
 
@@ -100,7 +100,7 @@ async def case(request: Request, id: Id) -> Response:
     response_model=None,
     responses={
         200: {"content": {"text/html": {"schema": {"type": "string"}}}, "description": "The document"},
-        **responses(404, 422),
+        **problem_responses(404, 422),
     },
 )
 async def report(request: Request, id: Id) -> Response:

@@ -14,7 +14,7 @@ FEATURE = Feature(
             "Memory",
             "show the programs waiting for memory",
             ("gpumond queue", "gpumond queue --json"),
-            module="command:Queue",
+            module="command:QueueCommand",
         ),
         Command(
             "quota",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Literal
 
-from gpumond.facts.alerts import KeptAdmission
+from gpumond.facts.alerts import StoredAdmission
 from gpumond.facts.errors import FlushError, NoSuchEntry, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.program import ProcessKey
@@ -58,7 +58,7 @@ class DeviceCapacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AdmissionPlan:
     """The flushes and suspensions after which a request fits; none if ``missing_bytes`` are missing even then."""
 
     available_bytes: int | None
@@ -76,14 +76,14 @@ class Plan:
 class Queue:
     """Requests in the order of their arrival, and grants, with a deadline, whose memory is not allocated yet."""
 
-    waiting: tuple[KeptAdmission, ...] = ()
-    grants: tuple[KeptAdmission, ...] = ()
+    waiting: tuple[StoredAdmission, ...] = ()
+    grants: tuple[StoredAdmission, ...] = ()
 
     @property
-    def all(self) -> tuple[KeptAdmission, ...]:
+    def all(self) -> tuple[StoredAdmission, ...]:
         return *self.waiting, *self.grants
 
-    def find(self, id: str) -> KeptAdmission | None:
+    def find(self, id: str) -> StoredAdmission | None:
         return next((each for each in self.all if each.id == id), None)
 
     def without(self, id: str) -> Queue:
@@ -98,8 +98,8 @@ class Decision:
     """
 
     queue: Queue
-    granted: tuple[KeptAdmission, ...] = ()
-    plans: Mapping[str, Plan] = field(default_factory=dict)
+    granted: tuple[StoredAdmission, ...] = ()
+    plans: Mapping[str, AdmissionPlan] = field(default_factory=dict)
     holders: tuple[str, ...] = ()
 
 
@@ -124,8 +124,8 @@ def decide(
         if grant.id not in ended and now < (grant.deadline or 0.0) and allocated.get(grant.id, 0) < grant.need_bytes
     ]
     user_of = {each.id: people.get(each.owner, each.owner) for each in queue.all}
-    granted: list[KeptAdmission] = []
-    plans: dict[str, Plan] = {}
+    granted: list[StoredAdmission] = []
+    plans: dict[str, AdmissionPlan] = {}
     holders: list[str] = []
     for capacity in capacities:
         available = available_bytes(capacity, grants, allocated, user_of)
@@ -161,14 +161,14 @@ def decide(
 
 
 def in_queue_order(
-    waiting: Iterable[KeptAdmission], grants: Iterable[KeptAdmission], device_uuid: str, user_of: Mapping[str, str]
-) -> list[KeptAdmission]:
+    waiting: Iterable[StoredAdmission], grants: Iterable[StoredAdmission], device_uuid: str, user_of: Mapping[str, str]
+) -> list[StoredAdmission]:
     """Return the requests for a device: the first of each user before the second of any, else by arrival.
 
     The grants of a user, which precede the requests, count as well. ``user_of``: the user of each request and grant.
     """
     places = Counter(user_of[grant.id] for grant in grants if grant.device_uuid == device_uuid)
-    ranked: list[tuple[int, KeptAdmission]] = []
+    ranked: list[tuple[int, StoredAdmission]] = []
     for request in waiting:
         if request.device_uuid == device_uuid:
             ranked.append((places[user_of[request.id]], request))
@@ -178,7 +178,7 @@ def in_queue_order(
 
 def available_bytes(
     capacity: DeviceCapacity,
-    grants: Iterable[KeptAdmission],
+    grants: Iterable[StoredAdmission],
     allocated: Mapping[str, int],
     user_of: Mapping[str, str],
     user: str | None = None,
@@ -204,17 +204,19 @@ def available_bytes(
     return capacity.free_bytes - claimed - whole - capacity.reserved_bytes
 
 
-def plan(capacity: DeviceCapacity, request: KeptAdmission, available: int | None) -> Plan:
+def plan(capacity: DeviceCapacity, request: StoredAdmission, available: int | None) -> AdmissionPlan:
     """Return the plan for one request."""
     if available is None:
-        return Plan(None)
+        return AdmissionPlan(None)
     if request.need_bytes <= available:
-        return Plan(available)
+        return AdmissionPlan(available)
     allowed = [each for each in capacity.neighbors if request.uid in (None, each.uid)]
     return reclaim_plan(allowed, request.need_bytes - available, available)
 
 
-def reclaim_plan(neighbors: Iterable[Neighbor], short_bytes: int, available: int, first: int | None = None) -> Plan:
+def reclaim_plan(
+    neighbors: Iterable[Neighbor], short_bytes: int, available: int, first: int | None = None
+) -> AdmissionPlan:
     """Return the cheapest flushes that return ``short_bytes`` and, if all flushes return less, the fewest suspensions.
 
     A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
@@ -233,7 +235,7 @@ def reclaim_plan(neighbors: Iterable[Neighbor], short_bytes: int, available: int
         suspended.append(min(enough, key=_gain) if enough else max(left, key=_gain))
         short_bytes -= _gain(suspended[-1])
     chosen = [each for each in chosen if each not in suspended]
-    return Plan(available, _needed(chosen, -short_bytes), max(0, short_bytes), tuple(suspended))
+    return AdmissionPlan(available, _needed(chosen, -short_bytes), max(0, short_bytes), tuple(suspended))
 
 
 def _gain(neighbor: Neighbor) -> int:
@@ -266,7 +268,7 @@ def _needed(chosen: Sequence[Neighbor], spare_bytes: int) -> tuple[Neighbor, ...
     return tuple(reversed(kept))
 
 
-def allocated(snapshot: Snapshot, grants: Iterable[KeptAdmission]) -> dict[str, int]:
+def allocated(snapshot: Snapshot, grants: Iterable[StoredAdmission]) -> dict[str, int]:
     """Return the bytes that the processes of each grant hold on its device. Absent: none of them is known there.
 
     A suspended program holds nothing until it is resumed completely: its whole grant must last until then.
@@ -281,7 +283,7 @@ def allocated(snapshot: Snapshot, grants: Iterable[KeptAdmission]) -> dict[str, 
     return found
 
 
-def members(snapshot: Snapshot, grants: Iterable[KeptAdmission]) -> Iterator[tuple[KeptAdmission, set[ProcessKey]]]:
+def members(snapshot: Snapshot, grants: Iterable[StoredAdmission]) -> Iterator[tuple[StoredAdmission, set[ProcessKey]]]:
     """Yield each grant with its processes: the one that was started, and those whose agent names the grant."""
     for grant in grants:
         named = {
@@ -293,14 +295,14 @@ def members(snapshot: Snapshot, grants: Iterable[KeptAdmission]) -> Iterator[tup
         yield grant, named | ({process} if process else set())
 
 
-def program_of(request: KeptAdmission) -> ProcessKey | None:
+def program_of(request: StoredAdmission) -> ProcessKey | None:
     """Return the process that becomes the program, if it is known."""
     return None if request.pid is None else ProcessKey(request.pid, request.start_ticks)
 
 
 def capacities(
     snapshot: Snapshot,
-    grants: Iterable[KeptAdmission],
+    grants: Iterable[StoredAdmission],
     reclaim: ReclaimPolicy,
     devices: Sequence[DeviceReading] | None = None,
 ) -> list[DeviceCapacity]:
@@ -358,7 +360,7 @@ def _neighbors(
             )
 
 
-def _user_of(request: KeptAdmission, snapshot: Snapshot) -> str | None:
+def _user_of(request: StoredAdmission, snapshot: Snapshot) -> str | None:
     """Return the name of a program's user, if the user has a process on a device, else the uid; None if unknown."""
     uid = request.program_uid
     if uid is None:
@@ -401,12 +403,12 @@ class _Pause:
     seconds: float = PAUSE_SECONDS
 
 
-def admission_table(store: Transactions) -> Table[KeptAdmission]:
+def admission_table(store: Transactions) -> Table[StoredAdmission]:
     """Return the store's table of requests."""
-    return Table(store, "admissions", KeptAdmission, key="id", valid=_is_request)
+    return Table(store, "admissions", StoredAdmission, key="id", valid=_is_request)
 
 
-def _is_request(kept: KeptAdmission) -> bool:
+def _is_request(kept: StoredAdmission) -> bool:
     return kept.need_bytes >= 1 and all(map(isfinite, (kept.grant_seconds, kept.deadline or 0.0)))
 
 
@@ -492,7 +494,7 @@ class Admissions:
 
         ``uid``: the user that makes the request; None for an administrator. ``pid``: the process that becomes the
         program; one of another user is ignored, since a client may have stated any. ``workload``, ``whole``: see
-        KeptAdmission.
+        StoredAdmission.
         """
         self._expire()
         user = counted_name(owner)
@@ -502,7 +504,7 @@ class Admissions:
             raise TooManyAdmissions(f"too many requests for memory ({limit}); wait until a program has started")
         found = self._find(pid) if pid is not None else None
         process, program_uid = found if found and uid in (None, found[1]) else (None, uid)
-        request = KeptAdmission(
+        request = StoredAdmission(
             id=uuid.uuid4().hex,
             owner=owner,
             device_uuid=device.uuid,
@@ -566,7 +568,7 @@ class Admissions:
             if held.get(grant.id, 0) < grant.need_bytes
         )
 
-    def _queued(self, snapshot: Snapshot, request: KeptAdmission, grants: Sequence[GrantedRequest]) -> QueuedRequest:
+    def _queued(self, snapshot: Snapshot, request: StoredAdmission, grants: Sequence[GrantedRequest]) -> QueuedRequest:
         answer = self._answer(snapshot, request)
         return QueuedRequest(
             id=request.id,
@@ -656,7 +658,7 @@ class Admissions:
         found = self._find(process.pid)
         return found is not None and found[0] == process
 
-    def _answer(self, snapshot: Snapshot | None, request: KeptAdmission) -> Admission:
+    def _answer(self, snapshot: Snapshot | None, request: StoredAdmission) -> Admission:
         answer = Admission(
             id=request.id,
             state="waiting" if request.deadline is None else "granted",
@@ -684,14 +686,14 @@ class Admissions:
     def _plan_behind(
         self,
         snapshot: Snapshot | None,
-        request: KeptAdmission,
-        ahead: Sequence[KeptAdmission],
+        request: StoredAdmission,
+        ahead: Sequence[StoredAdmission],
         user_of: Mapping[str, str],
-    ) -> Plan:
+    ) -> AdmissionPlan:
         """Return the plan of a request behind others, whose memory counts as used."""
         device = snapshot.device(request.device_uuid) if snapshot else None
         if snapshot is None or device is None:
-            return Plan(None)
+            return AdmissionPlan(None)
         grants = self._queue.grants
         (capacity,) = capacities(snapshot, grants, self._reclaim(), (device,))
         users = {user_of[each.id] for each in self._queue.waiting if each.device_uuid == device.uuid}
@@ -713,7 +715,7 @@ class Admissions:
         reserve = snapshot.unused_reserves.get(device.uuid, {}).get(process, 0)
         return room, None if available is None else available + min(reserve, room.reserved_bytes)
 
-    def _reclaim_for(self, key: str, found: Plan) -> None:
+    def _reclaim_for(self, key: str, found: AdmissionPlan) -> None:
         device, now = self._device_of(key), self._clock()
         pause = self._pauses.setdefault(device, _Pause())
         if self._lent_to.get(device) != key:
@@ -728,7 +730,7 @@ class Admissions:
         self._flushing[device] = task
         task.add_done_callback(lambda _: self._flushing.pop(device, None))
 
-    async def _carry_out(self, device: str, found: Plan, request: KeptAdmission | None) -> None:
+    async def _carry_out(self, device: str, found: AdmissionPlan, request: StoredAdmission | None) -> None:
         if found.missing_bytes:
             log.warning("reserves on %s are short of %s, even after flushes", device, human(found.missing_bytes))
         actor, waits = (request.owner, request.program) if request else (RESERVE, "")
@@ -746,7 +748,7 @@ class Admissions:
         request = self._queue.find(key)
         return request.device_uuid if request else key
 
-    def _own(self, name: str, owner: str) -> KeptAdmission:
+    def _own(self, name: str, owner: str) -> StoredAdmission:
         request = self._queue.find(name)
         if request is None or request.owner != owner:
             raise NoSuchEntry(f"no request of {owner} has this id; it wasn't renewed in {LEASE_SECONDS:g} s, or ended")

@@ -18,9 +18,9 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import ReclaimPolicy
 from gpumond.facts.snapshot import DeviceReading, Reading, Snapshot
 from gpumond.facts.units import HOUR_SECONDS, MIB, human
-from gpumond.features.quotas.admissions import DeviceCapacity, Neighbor, Plan, reclaim_plan
-from gpumond.host.event_loop import Tasks
-from gpumond.host.peer import Identity, person_of
+from gpumond.features.quotas.admissions import AdmissionPlan, DeviceCapacity, Neighbor, reclaim_plan
+from gpumond.host.peer import PeerIdentity, person_uid
+from gpumond.host.tasks import Tasks
 from gpumond.serve.limits import TokenBucket
 
 ANSWER_SECONDS = 1.8
@@ -55,16 +55,16 @@ def is_cooling_down(each: Neighbor, flushed: Mapping[ProcessKey, EarlierFlush], 
 def borrow_plan(
     room: DeviceCapacity,
     available: int | None,
-    borrower: Identity,
+    borrower: PeerIdentity,
     size_bytes: int,
     reclaim: ReclaimPolicy,
     flushed: Mapping[ProcessKey, EarlierFlush] = {},
     now: float = 0.0,
-) -> Plan:
+) -> AdmissionPlan:
     """Return the plan for a request of ``size_bytes``. If bytes are missing even after its flushes, none is due."""
     need = size_bytes + SLACK_BYTES
     if available is None or need <= available:
-        return Plan(available)
+        return AdmissionPlan(available)
     allowed = [
         replace(each, suspendable_bytes=0)  # a failed call can't wait for a suspension
         for each in room.neighbors
@@ -78,7 +78,7 @@ def borrow_plan(
 
 
 def idle_engines(
-    snapshot: Snapshot, device_uuid: str, borrower: Identity, reclaim: ReclaimPolicy, short_bytes: int
+    snapshot: Snapshot, device_uuid: str, borrower: PeerIdentity, reclaim: ReclaimPolicy, short_bytes: int
 ) -> list[str]:
     """Return the declared serving engines whose release returns ``short_bytes``, the largest first; else none."""
     found: list[tuple[int, str]] = []
@@ -121,7 +121,7 @@ class Borrows:
         self._rate = TokenBucket(PER_HOUR, HOUR_SECONDS)
         self._tasks = Tasks()
 
-    async def borrow(self, borrower: Identity, request: Borrow) -> Borrowed:
+    async def borrow(self, borrower: PeerIdentity, request: Borrow) -> Borrowed:
         """Make room for a request, and answer within ``ANSWER_SECONDS``."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ANSWER_SECONDS
@@ -140,7 +140,7 @@ class Borrows:
             return Borrowed(
                 request.id, False, reason=f"{human(found.missing_bytes)} is missing even after the allowed flushes"
             )
-        user = str(person_of(borrower.uid))
+        user = str(person_uid(borrower.uid))
         if not (found.flushes or engines) or self._rate.wait(user, now) > 0:
             reason = "too many requests in an hour" if found.flushes or engines else "the free memory is unknown"
             return Borrowed(request.id, False, reason=reason)
@@ -155,7 +155,9 @@ class Borrows:
     async def close(self) -> None:
         await self._tasks.cancel()
 
-    def _start(self, found: Plan, engines: list[str], actor: str, now: float) -> list[asyncio.Task[FlushOutcome]]:
+    def _start(
+        self, found: AdmissionPlan, engines: list[str], actor: str, now: float
+    ) -> list[asyncio.Task[FlushOutcome]]:
         """Start the flushes. They continue if the answer does not wait for them."""
         self._flushed = {key: each for key, each in self._flushed.items() if now - each.at < REFILL_SECONDS}
         for each in found.flushes:
@@ -187,7 +189,7 @@ async def _quiet(flush: Awaitable[FlushOutcome]) -> FlushOutcome:
         return FlushOutcome("", (), 0)
 
 
-def _only_device(snapshot: Snapshot, borrower: Identity) -> str:
+def _only_device(snapshot: Snapshot, borrower: PeerIdentity) -> str:
     report = snapshot.reports_by_process.get(borrower.process)
     uuids = {pool.device_uuid for pool in report.pools} if report else set()
     return uuids.pop() if len(uuids) == 1 else ""

@@ -17,7 +17,7 @@ from gpumond.view.rows import (
     plain,
     process_of,
     quota_sentence,
-    taken_sentences,
+    taken_memory_sentences,
 )
 from gpumond.view.text import size, table
 
@@ -102,7 +102,7 @@ NO_REQUEST = (
 )
 
 
-class Queue:
+class QueueCommand:
     """``gpumond queue``."""
 
     add_arguments = staticmethod(client.add_arguments)
@@ -118,7 +118,7 @@ class Queue:
 def queue_text(frame: Mapping[str, Any]) -> str:
     """Return the requests that wait, who holds the memory, and the grants whose memory isn't all held yet."""
     held = "\n".join(filter(None, map(held_sentence, frame["queue"])))
-    taken = "\n".join(taken_sentences(frame))
+    taken = "\n".join(taken_memory_sentences(frame))
     elsewhere = "\n".join(filter(None, (free_elsewhere(frame, each) for each in frame["queue"])))
     parts = [queue_table(frame) or NO_REQUEST, held, taken, elsewhere, "\n".join(grant_sentences(frame))]
     return "\n\n".join(filter(None, parts))

@@ -14,17 +14,17 @@ from gpumond.config.settings import Settings
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.messages import AgentResponse
 from gpumond.facts.program import AppliedLimit, PoolLimit, ProcessKey
-from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Owner, Quota, QuotaTable
+from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Quota, QuotaAttributes, QuotaTable
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessQuota, ProcessUsage, Snapshot
 from gpumond.facts.units import HOUR_SECONDS, backoff
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.borrow import Borrows
 from gpumond.features.quotas.cgroups import CgroupQuotas
 from gpumond.features.quotas.settings import QuotaConfig
-from gpumond.host.event_loop import Tasks
 from gpumond.host.machine import find_process
-from gpumond.host.peer import person_of
-from gpumond.kernel import Flushes, Grants, Kernel, Part, Suspends, Tick
+from gpumond.host.peer import person_uid
+from gpumond.host.tasks import Tasks
+from gpumond.kernel import AdmissionService, FlushService, Kernel, Part, SuspendService, Tick
 from gpumond.serve.limits import TokenBucket
 from gpumond.store.table import Actions, Registered, Registry, Table, Transactions, etag_of
 
@@ -120,10 +120,10 @@ def assign_quotas(
     return tuple(found)
 
 
-def _owner(process: ProcessUsage | None, report: AgentReport | None) -> Owner:
+def _owner(process: ProcessUsage | None, report: AgentReport | None) -> QuotaAttributes:
     uid = report.uid if report else process.uid if process else None
     names = (process.user if process else None, None if uid is None else str(uid))
-    return Owner(
+    return QuotaAttributes(
         (report.workload if report else "") or (process.comm if process else None) or "",
         tuple(name for name in names if name) or ("",),
         (process.container_name or process.container if process else None) or "",
@@ -239,7 +239,7 @@ class QuotaLimits:
         self._note_answers()
         due, self._sent = due_limits(snapshot, self._sent)
         for each in due:
-            user, now = str(person_of(each.report.uid)), snapshot.elapsed_seconds
+            user, now = str(person_uid(each.report.uid)), snapshot.elapsed_seconds
             if self._rate.wait(user, now) > 0:
                 continue  # it is due again later
             self._rate.count(user, now)
@@ -249,7 +249,7 @@ class QuotaLimits:
         await self._tasks.cancel()
 
     async def _carry_out(self, due: DueLimit) -> None:
-        async with self._places[person_of(due.report.uid)]:
+        async with self._places[person_uid(due.report.uid)]:
             try:
                 answer = await self._set_limit(due.report, due.limit_bytes, due.quota)
             except StoreUnavailable:
@@ -301,14 +301,14 @@ class AdmissionsPart(Admissions, Part):
     table = "admissions"
 
     def __init__(self, kernel: Kernel) -> None:
-        flush, clock = kernel.get(Flushes).flush, kernel.clock.monotonic
+        flush, clock = kernel.get(FlushService).flush, kernel.clock.monotonic
         super().__init__(flush, lambda: kernel.settings.reclaim, find_process, clock, kernel.store, self._suspend_idle)
         kernel.provide(Admissions, self)
-        kernel.provide(Grants, self)
+        kernel.provide(AdmissionService, self)
         self._kernel = kernel
 
     async def _suspend_idle(self, process: ProcessKey, requested_by: str, requested_for: str) -> None:
-        suspends = self._kernel.find(Suspends)
+        suspends = self._kernel.find(SuspendService)
         if suspends is not None:
             await suspends.suspend_idle(process, requested_by, requested_for=requested_for)
 
@@ -324,7 +324,7 @@ class BorrowsPart(Borrows, Part):
     def __init__(self, kernel: Kernel) -> None:
         self._programs = kernel.programs
         super().__init__(
-            kernel.get(Flushes).flush,
+            kernel.get(FlushService).flush,
             lambda: kernel.frame.snapshot if kernel.frame else None,
             kernel.get(Admissions).capacity_for,
             kernel.read_driver,

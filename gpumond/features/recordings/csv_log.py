@@ -23,8 +23,8 @@ from gpumond.features.recordings.reader import (
     UNITS,
     UNKNOWN,
     Lines,
+    LogRow,
     Remarks,
-    Row,
     amount,
     label,
     moment,
@@ -33,7 +33,7 @@ from gpumond.features.recordings.reader import (
     ratio,
 )
 from gpumond.features.recordings.snapshots import Format, from_rows
-from gpumond.tick.claims import outermost
+from gpumond.tick.claims import outermost_pools
 
 COLUMNS = ("time", "uuid", "pid", "used_bytes", "live_bytes", "held_bytes", "size_bytes", "utilization")
 ALSO = {
@@ -100,7 +100,7 @@ def _begins_with_a_time(line: str) -> bool:
     return True
 
 
-def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[Row]:
+def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[LogRow]:
     """Yield the rows of a log. Raises ConfigError."""
     first = lines.first()
     named = names(first)
@@ -117,14 +117,14 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
     )
     factors = _factors(first) if named else {}
 
-    def row(number: int, cells: Sequence[str]) -> Row:
+    def row(number: int, cells: Sequence[str]) -> LogRow:
         def cell(column: str) -> str:
             at = columns.get(column)
             return "" if at is None or (at >= len(cells) and column not in REQUIRED) else cells[at].strip()
 
         pid = cell("pid")
         used, size, live, held = (amount(cell(column), factors.get(column, 1)) for column in AMOUNT_COLUMNS)
-        return Row(
+        return LogRow(
             number,
             moment(cell("time")),
             label(cell("uuid") or "gpu"),
@@ -195,7 +195,7 @@ def amounts_of(snapshot: Snapshot, uuid: str) -> dict[ProcessKey, Amounts]:
     """Return live and held bytes of each program on a device whose agent reports them."""
     found: dict[ProcessKey, Amounts] = {}
     for report in snapshot.reports:
-        own = [pool for pool in outermost(report.pools) if pool.device_uuid == uuid]
+        own = [pool for pool in outermost_pools(report.pools) if pool.device_uuid == uuid]
         if own:
             held = sum(pool.held_bytes for pool in own) if all(pool.held_known for pool in own) else None
             live = [pool.live_bytes for pool in own if pool.live_bytes is not None]

@@ -13,9 +13,9 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import MIB
 from gpumond.features.recordings.reader import (
     UNKNOWN,
+    LogRow,
     Remarks,
     Rounds,
-    Row,
     amount,
     label,
     moment,
@@ -60,7 +60,7 @@ def is_dcgmi(line: str) -> bool:
     return starts(line) and "entity" in _cells(line[1:].lower())
 
 
-def rows(numbered: Iterable[tuple[int, str]], remarks: Remarks, interval: float | None) -> Iterator[Row]:
+def rows(numbered: Iterable[tuple[int, str]], remarks: Remarks, interval: float | None) -> Iterator[LogRow]:
     """Yield the rows of a table. ``interval``: seconds between two readings without a time. Raises ConfigError."""
     return parsed(numbered, _Table(remarks, interval).row, remarks)
 
@@ -91,7 +91,7 @@ class _Table:
                 "--interval, such as 1s for -d 1 (dcgmi: -d 1000)"
             )
 
-    def row(self, number: int, line: str) -> Row | None:
+    def row(self, number: int, line: str) -> LogRow | None:
         """Return the reading of a line, None if it has none. Raises ValueError or IndexError, and ConfigError."""
         if line.startswith("#"):
             if starts(line):
@@ -119,7 +119,7 @@ class _Table:
         at, load = self._time(cells, index, pid), ratio(self._cell(cells, "utilization"))
         name = " ".join(cells[self._columns["command"] :]) if pid is not None and "command" in self._columns else ""
         used = used_of(used, size, *rest)
-        return Row(number, at, f"gpu{index}", pid, used, size, None, None, load, index, label(name))
+        return LogRow(number, at, f"gpu{index}", pid, used, size, None, None, load, index, label(name))
 
     def _ignore(self, number: int, line: str, is_entity: bool) -> None:
         if is_entity:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import MIB
-from gpumond.features.recordings.reader import Lines, Remarks, Row, amount, moment, parsed, ratio
+from gpumond.features.recordings.reader import Lines, LogRow, Remarks, amount, moment, parsed, ratio
 from gpumond.features.recordings.snapshots import Format, from_rows
 
 USED = ("memory used (dedicated) [mb]", "memory used [mb]", "memory usage [mb]")
@@ -23,12 +23,12 @@ def starts(line: str) -> bool:
     return first == "date" and any(name.endswith("]") for name in others)
 
 
-def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[Row]:
+def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[LogRow]:
     """Yield the rows of a log. Raises ConfigError."""
     used: int | None = None
     load: int | None = None
 
-    def row(number: int, line: str) -> Row | None:
+    def row(number: int, line: str) -> LogRow | None:
         nonlocal used, load
         if starts(line):  # GPU-Z appends to an existing log
             names = _names(line)
@@ -43,7 +43,7 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
             raise ValueError("a reading before any header")
         cells = [cell.strip() for cell in line.split(",")]
         percent = None if load is None else ratio(cells[load])
-        return Row(number, moment(cells[0]), "gpu", None, amount(cells[used], MIB), utilization_ratio=percent, gpu=0)
+        return LogRow(number, moment(cells[0]), "gpu", None, amount(cells[used], MIB), utilization_ratio=percent, gpu=0)
 
     return parsed(lines.numbered(), row, remarks)
 

@@ -19,9 +19,9 @@ from gpumond.features.recordings import dmon
 from gpumond.features.recordings.reader import (
     UNITS,
     Lines,
+    LogRow,
     Remarks,
     Rounds,
-    Row,
     amount,
     label,
     moment,
@@ -88,7 +88,7 @@ def header(line: str) -> Columns | None:
     return columns or None
 
 
-def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[Row]:
+def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[LogRow]:
     """Yield the rows of a log. ``interval``: the N of ``-l N``, without timestamps. Raises ConfigError."""
     first, numbered = lines.first().strip(), lines.numbered()
     if _is_table(first):
@@ -144,7 +144,7 @@ class _Log:
                 "identity", "no column identifies devices (uuid, pci.bus_id, index): all rows are treated as one device"
             )
 
-    def row(self, number: int, line: str) -> Row | None:
+    def row(self, number: int, line: str) -> LogRow | None:
         """Return the reading of a line; None for a header, which is used from now on, and for a message."""
         if line == self._header:
             return None
@@ -161,7 +161,7 @@ class _Log:
                 raise
             return None
 
-    def _row(self, number: int, line: str) -> Row:
+    def _row(self, number: int, line: str) -> LogRow:
         cells = line.split(",")
         columns = self._columns
         if not columns:
@@ -178,7 +178,9 @@ class _Log:
         gpu = int(index) if index.isdigit() and len(index) < 5 else None
         load = ratio(self._cell(cells, "utilization"))
         program = name if process is None else self._cell(cells, "program")
-        return Row(number, at, device, process, used_of(used, size, *rest), size, None, None, load, gpu, label(program))
+        return LogRow(
+            number, at, device, process, used_of(used, size, *rest), size, None, None, load, gpu, label(program)
+        )
 
     def _cell(self, cells: list[str], field: str) -> str:
         column = self._columns.get(field)
@@ -243,7 +245,7 @@ def _is_table(line: str) -> bool:
     return line.startswith("+--") or _START.match(line) is not None or _DATE.match(line) is not None
 
 
-def _table_rows(numbered: Iterator[tuple[int, str]], remarks: Remarks, interval: float | None) -> Iterator[Row]:
+def _table_rows(numbered: Iterator[tuple[int, str]], remarks: Remarks, interval: float | None) -> Iterator[LogRow]:
     """Yield the rows of all tables. ``interval``: seconds between two tables without a date. Raises ConfigError.
 
     The processes of a device are unknown until its table lists one, because a container hides those of others.
@@ -274,12 +276,12 @@ def _table_rows(numbered: Iterator[tuple[int, str]], remarks: Remarks, interval:
             load = int(match[3]) / 100 if match[3] else None
             used, size = int(match[1]) * MIB, int(match[2]) * MIB
             remarks.rows += 1
-            yield Row(number, started, device.bus, None, used, size, None, None, load, device.gpu, device.name)
+            yield LogRow(number, started, device.bus, None, used, size, None, None, load, device.gpu, device.name)
             device = None
         elif (match := _PROCESS_LINE.match(line)) and int(match[1]) in buses:
             index = int(match[1])
             remarks.rows += 1
-            yield Row(
+            yield LogRow(
                 number, started, buses[index], int(match[2]), int(match[4]) * MIB, gpu=index, name=label(match[3])
             )
 

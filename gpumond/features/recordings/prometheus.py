@@ -13,7 +13,7 @@ from typing import Any
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import MIB
-from gpumond.features.recordings.reader import Lines, Remarks, Row, label
+from gpumond.features.recordings.reader import Lines, LogRow, Remarks, label
 from gpumond.features.recordings.snapshots import Format, from_rows
 
 MAX_CHARACTERS = 256 * 1024**2
@@ -88,7 +88,7 @@ class _Series:
     points: dict[float, dict[str, float]] = field(default_factory=dict)
 
 
-def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[Row]:
+def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[LogRow]:
     """Yield the rows of a response. Raises ConfigError."""
     table: dict[Key, _Series] = {}
     sources: dict[tuple[Key, str], str] = {}
@@ -175,7 +175,7 @@ def _fill_sizes(table: Mapping[Key, _Series]) -> None:
                     point["size"] = point["used"] + rest
 
 
-def _in_order(table: Mapping[Key, _Series], remarks: Remarks) -> Iterator[Row]:
+def _in_order(table: Mapping[Key, _Series], remarks: Remarks) -> Iterator[LogRow]:
     instances: dict[str, set[str]] = {}
     for instance, device, _ in table:
         instances.setdefault(device, set()).add(instance)
@@ -200,7 +200,7 @@ def _in_order(table: Mapping[Key, _Series], remarks: Remarks) -> Iterator[Row]:
             )
             load = point.get("utilization")
             load = load if load is None or load <= 1 else None
-            yield Row(0, at, device, pid, used, size, live, held, load, series.index, series.name)
+            yield LogRow(0, at, device, pid, used, size, live, held, load, series.index, series.name)
 
 
 def _label(labels: Mapping[str, str], names: tuple[str, ...]) -> str:

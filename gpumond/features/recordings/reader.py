@@ -118,7 +118,7 @@ label = lru_cache(maxsize=4096)(clean)
 """A name from a log, sanitized for output."""
 
 
-class Row(NamedTuple):
+class LogRow(NamedTuple):
     """One reading. ``pid`` is None for the whole device; ``at`` is Unix time, or seconds since the log's start.
 
     Unknown values are None. ``gpu`` is the device's index.
@@ -202,7 +202,9 @@ class Rounds:
 T = TypeVar("T")
 
 
-def parsed(numbered: Iterable[tuple[int, T]], parse: Callable[[int, T], Row | None], remarks: Remarks) -> Iterator[Row]:
+def parsed(
+    numbered: Iterable[tuple[int, T]], parse: Callable[[int, T], LogRow | None], remarks: Remarks
+) -> Iterator[LogRow]:
     """Yield the rows of numbered lines. ``parse`` returns None for a line without a reading, and raises ValueError or
     IndexError for a malformed one, which is skipped."""
     for number, line in numbered:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sensors, Snapshot, SourceState
-from gpumond.features.recordings.reader import Lines, Remarks, Row
+from gpumond.features.recordings.reader import Lines, LogRow, Remarks
 
 Reader = Callable[[Lines, Remarks, int | None, float | None], Iterator[Snapshot]]
 """From lines, remarks, the capacity of devices without one, and the seconds between readings without times."""
@@ -30,7 +30,7 @@ class Format:
     read: Reader
 
 
-def from_rows(rows: Callable[[Lines, Remarks, float | None], Iterator[Row]], complete: bool = False) -> Reader:
+def from_rows(rows: Callable[[Lines, Remarks, float | None], Iterator[LogRow]], complete: bool = False) -> Reader:
     """Return the reader of a format with a row for each device and process, in any order.
 
     ``complete``: every reading of a device lists all of its processes.
@@ -57,7 +57,7 @@ Key = tuple[str, int | None]
 
 @dataclass(slots=True)
 class _Series:
-    row: Row
+    row: LogRow
     updated_at: float
     every: float | None = None
     run: int = 0
@@ -65,7 +65,7 @@ class _Series:
     """Number of consecutive snapshots that contained it, at exactly their time."""
     ended: bool = False
 
-    def update(self, row: Row, updated_at: float) -> None:
+    def update(self, row: LogRow, updated_at: float) -> None:
         self.every = _usual(self.every, updated_at - self.updated_at)
         self.row, self.updated_at = row, updated_at
         self.run += self.ended
@@ -102,10 +102,10 @@ class SnapshotBuilder:
         self._every: float | None = None
         self._gap_seconds = 0.0
 
-    def snapshots(self, rows: Iterable[Row]) -> Iterator[Snapshot]:
-        together: dict[Key, Row] = {}
+    def snapshots(self, rows: Iterable[LogRow]) -> Iterator[Snapshot]:
+        together: dict[Key, LogRow] = {}
         started = spread = 0.0
-        for elapsed, row in Timeline(self._remarks).in_order(rows):
+        for elapsed, row in RowSorter(self._remarks).in_order(rows):
             key = (row.device, row.pid)
             before = together.get(key)
             if before is not None and before.at == row.at:
@@ -120,7 +120,7 @@ class SnapshotBuilder:
         if together:
             yield self._snapshot(started, together)
 
-    def _snapshot(self, elapsed: float, together: dict[Key, Row]) -> Snapshot:
+    def _snapshot(self, elapsed: float, together: dict[Key, LogRow]) -> Snapshot:
         now = self._clock(elapsed)
         at = next(iter(together.values())).at
         # the rows of this snapshot
@@ -178,7 +178,7 @@ class SnapshotBuilder:
         self._started = elapsed
         return elapsed - self._gap_seconds
 
-    def _describe(self, row: Row) -> None:
+    def _describe(self, row: LogRow) -> None:
         device = self._devices.get(row.device)
         if device is None:
             index = len(self._devices) if row.gpu is None else row.gpu
@@ -190,7 +190,7 @@ class SnapshotBuilder:
         elif device.pids is None or row.pid not in device.pids:
             device.pids = (device.pids or frozenset()) | {row.pid}
 
-    def _forget(self, uuid: str, device: _Device, together: dict[Key, Row], now: float) -> None:
+    def _forget(self, uuid: str, device: _Device, together: dict[Key, LogRow], now: float) -> None:
         """Remove the processes that have ended."""
         for pid in device.pids or ():
             series = self._series[uuid, pid]
@@ -301,14 +301,14 @@ JUMP_SECONDS = 3600.0
 MAX_BACKWARDS = 50
 
 
-class Timeline:
+class RowSorter:
     """Sorter of rows. ``in_order`` yields each row with its seconds since the start, which never decrease."""
 
     def __init__(self, remarks: Remarks) -> None:
         self._remarks = remarks
-        self._waiting: list[tuple[float, int, Row]] = []
-        self._pending: list[Row] = []
-        self._first_pending: dict[tuple[str, int | None], Row] = {}
+        self._waiting: list[tuple[float, int, LogRow]] = []
+        self._pending: list[LogRow] = []
+        self._first_pending: dict[tuple[str, int | None], LogRow] = {}
         self._backwards = 0
         self._newest: float | None = None
         self._count = 0
@@ -316,7 +316,7 @@ class Timeline:
         self._step = 1.0
         self._offset: float | None = None
 
-    def in_order(self, rows: Iterable[Row]) -> Iterator[tuple[float, Row]]:
+    def in_order(self, rows: Iterable[LogRow]) -> Iterator[tuple[float, LogRow]]:
         for row in rows:
             newest = self._newest
             if newest is None or newest - WINDOW_SECONDS <= row.at <= newest + JUMP_SECONDS:
@@ -332,12 +332,12 @@ class Timeline:
             self._check_direction(3)
             yield from self._restart(self._pending)
 
-    def _wait(self, row: Row) -> None:
+    def _wait(self, row: LogRow) -> None:
         self._count += 1
         self._newest = row.at if self._newest is None else max(self._newest, row.at)
         heapq.heappush(self._waiting, (row.at, self._count, row))
 
-    def _rows_until(self, until: float) -> Iterator[tuple[float, Row]]:
+    def _rows_until(self, until: float) -> Iterator[tuple[float, LogRow]]:
         while self._waiting and self._waiting[0][0] <= until:
             at, _, row = heapq.heappop(self._waiting)
             if self._offset is None:
@@ -347,7 +347,7 @@ class Timeline:
                 self._step, self._elapsed = elapsed - self._elapsed, elapsed
             yield self._elapsed, row
 
-    def _jump(self, row: Row) -> Iterator[tuple[float, Row]]:
+    def _jump(self, row: LogRow) -> Iterator[tuple[float, LogRow]]:
         """Continue from the time of the pending rows, once a series has continued there."""
         self._pending.append(row)
         first = self._first_pending.setdefault((row.device, row.pid), row)
@@ -368,7 +368,7 @@ class Timeline:
     def _forget_pending(self) -> None:
         self._pending, self._first_pending, self._backwards = [], {}, 0
 
-    def _restart(self, rows: list[Row]) -> Iterator[tuple[float, Row]]:
+    def _restart(self, rows: list[LogRow]) -> Iterator[tuple[float, LogRow]]:
         self._remarks.strays += len(self._pending) - len(rows)
         first = min(row.at for row in rows)
         if self._newest is not None and first < self._newest:

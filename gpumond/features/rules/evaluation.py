@@ -41,7 +41,7 @@ def awaited_alerts(activities: Mapping[str, Activities]) -> Awaited:
     return frozenset((rule, labels) for rule, active in activities.items() for labels in active)
 
 
-def hold(
+def keep_awaited_alerts(
     awaited: Awaited,
     before: Mapping[str, Activities],
     after: Mapping[str, Activities],
@@ -152,7 +152,9 @@ def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: Rule
         present = {scope: {each.labels(row): each.process(row) for row in each.rows} for scope, each in scopes.items()}
         subjects_by_rule = {rule.name: present[rule.scope] for rule in rules}
         on_verdicts = frozenset(rule.name for rule in rules if rule.value in NO_VERDICT)
-        activities, awaited = hold(awaited, state.activities, activities, subjects_by_rule, on_verdicts, elapsed)
+        activities, awaited = keep_awaited_alerts(
+            awaited, state.activities, activities, subjects_by_rule, on_verdicts, elapsed
+        )
     alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
     raised = tuple(_began(state.activities, activities))
     resolved = tuple(_resolved(_began(activities, state.activities), rules, snapshot))

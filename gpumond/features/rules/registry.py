@@ -18,7 +18,7 @@ from gpumond.facts.alerts import Rule, overridden, own_fields, resume
 from gpumond.facts.errors import ConfigError, EntryChanged, EntryConflict, NoSuchEntry, StoreUnavailable
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited_alerts, evaluate, preview
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
-from gpumond.kernel import Kernel, Part, Rules, Tick
+from gpumond.kernel import Kernel, Part, RuleService, Tick
 from gpumond.store.table import Actions, Origin, Registered, Registry, Table, Transactions, etag_of
 
 MAX_RULES = 500
@@ -61,7 +61,7 @@ class RuleEntry:
     overrides: dict[str, OverriddenField] = field(default_factory=dict, hash=False)
 
 
-class RuleRegistry(Registry[Rule, RuleEntry], Rules):
+class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
     """Registry of rules. ``rules`` is the current tuple; it is replaced as a whole, never changed in place."""
 
     noun, limit = "rule", MAX_RULES
@@ -203,7 +203,7 @@ class RulesPart(Part):
         self._window = PreviewWindow()
         self.registry = RuleRegistry(kernel.settings, kernel.store)
         self.loaded = self._resumed = False
-        kernel.provide(Rules, self.registry)
+        kernel.provide(RuleService, self.registry)
         kernel.provide(RuleRegistry, self.registry)
         kernel.provide(RulesPart, self)
 

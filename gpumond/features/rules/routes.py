@@ -13,10 +13,10 @@ from gpumond.features.rules.evaluation import Preview
 from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegistry, RulesPart
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
 from gpumond.serve import examples
-from gpumond.serve.answers import problem
 from gpumond.serve.authentication import user
 from gpumond.serve.authorization import require_rules
 from gpumond.serve.limits import MAX_PREVIEWS
+from gpumond.serve.responses import problem
 from gpumond.serve.routes import Router, described, etag_of, json_response, kernel_of
 
 router = Router("rules")

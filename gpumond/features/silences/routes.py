@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from gpumond.config.models import Encodable
-from gpumond.facts.frame import Matcher, Operator, Silence, State
+from gpumond.facts.frame import Matcher, Operator, Silence, SilenceState
 from gpumond.facts.units import has_control_characters
 from gpumond.features.silences.silences import MAX_SECONDS, Silences
 from gpumond.serve import examples
@@ -38,7 +38,7 @@ Id = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="The id of the si
 class SilenceEntry:
     """One silence and its state."""
 
-    state: State
+    state: SilenceState
     silence: Silence
 
 
@@ -46,7 +46,7 @@ class SilenceEntry:
 class CreatedSilence:
     """A new silence, its state, and the number of present alerts that it matches, `null` before the first tick."""
 
-    state: State
+    state: SilenceState
     silence: Silence
     alerts: int | None
 

@@ -18,9 +18,9 @@ from pydantic_core import SchemaError
 
 from gpumond.facts.alerts import Labels
 from gpumond.facts.errors import ConfigError, EntryConflict, NoSuchEntry
-from gpumond.facts.frame import Alert, Matcher, Silence, State
+from gpumond.facts.frame import Alert, Matcher, Silence, SilenceState
 from gpumond.facts.units import DAY_SECONDS, human
-from gpumond.kernel import Kernel, Part, Silencing, Tick
+from gpumond.kernel import Kernel, Part, SilenceService, Tick
 from gpumond.store.table import Actions, Table, Transactions
 
 MAX_SILENCES = 100
@@ -54,7 +54,7 @@ def _has_times(silence: Silence) -> bool:
     return all(map(isfinite, (silence.starts_at, silence.ends_at, silence.created_at)))
 
 
-class Silences(Silencing):
+class Silences(SilenceService):
     """Registry of silences. ``clock`` returns unix seconds."""
 
     def __init__(self, store: Transactions, clock: Callable[[], float] = time.time) -> None:
@@ -93,7 +93,7 @@ class Silences(Silencing):
         now = self._clock()
         return tuple(each for each in self._silences.values() if each.state(now) != "ended" and each.id in self._tests)
 
-    def state(self, silence: Silence) -> State:
+    def state(self, silence: Silence) -> SilenceState:
         return silence.state(self._clock())
 
     def get(self, id: str) -> Silence:
@@ -351,7 +351,7 @@ class SilencesPart(Silences, Part):
         super().__init__(kernel.store, kernel.clock.wall)
         self._telemetry = kernel.telemetry
         kernel.provide(Silences, self)
-        kernel.provide(Silencing, self)
+        kernel.provide(SilenceService, self)
 
     def conclude(self, tick: Tick) -> Tick:
         frame = tick.frame

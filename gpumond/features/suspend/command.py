@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_target, as_typed, duration, option, print_error
+from gpumond.cli.arguments import (
+    DONE,
+    FAILED,
+    NOTHING_TO_DO,
+    add_target,
+    duration,
+    option,
+    print_error,
+    with_typed_option,
+)
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.view.text import safe, size, table
 
@@ -61,7 +70,7 @@ def request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any], w
             answer = client.post(arguments.url, path, {**body, "wait_seconds": wait_seconds}, timeout=SECONDS)
             answer["receipts"] = done + answer["receipts"]
     except DaemonError as error:
-        print_error(f"gpumond: {as_typed(error, arguments)}")
+        print_error(f"gpumond: {with_typed_option(error, arguments)}")
         return client.refused(arguments, error)
     receipts = answer["receipts"]
     print(json.dumps(answer, indent=2) if arguments.json else receipt_table(receipts))

@@ -9,7 +9,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, SuspensionOutcome
 from gpumond.facts.units import duration, human
-from gpumond.features.suspend.helper import Answer
+from gpumond.features.suspend.helper import HelperResponse
 
 MIN_DRIVER, IPC_DRIVER = 570, 610
 """First driver with cuCheckpointProcess*, and the first that suspends a program with shared device memory."""
@@ -36,7 +36,7 @@ class HostState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class SuspendRequest:
     """``uid``: the caller, None for an administrator. ``idle_seconds``: the least time without work.
 
     ``requested_for``: the program that waits for the memory.
@@ -77,7 +77,7 @@ def is_idle(snapshot: Snapshot, process: ProcessKey, least_seconds: float) -> bo
 def refusals(
     snapshot: Snapshot,
     report: AgentReport,
-    request: Request,
+    request: SuspendRequest,
     allowed: bool,
     host_state: HostState | None,
     pending_bytes: int = 0,
@@ -179,7 +179,7 @@ def already(program: SuspendedProgram) -> Refusal:
 def marked(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> Iterator[AgentReport]:
     """Yield the reports, with marks on the programs that can be suspended on request, and without one."""
     for report in snapshot.reports:
-        request = Request(process=report.key)
+        request = SuspendRequest(process=report.key)
         if report.key in snapshot.unresponsive or next(refusals(snapshot, report, request, allowed, None), None):
             yield report
         else:
@@ -188,7 +188,7 @@ def marked(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> Iter
 
 
 @dataclass(frozen=True, slots=True)
-class HelperResult:
+class SettledProgram:
     """What follows from a helper's answer: the program, None if it runs or has ended, and the outcome.
 
     ``outcome`` is None if the state is the same as before, or unknown. ``again``: the driver must be asked again later.
@@ -200,7 +200,7 @@ class HelperResult:
     again: bool = False
 
 
-def settle(program: SuspendedProgram, answer: Answer | None, asked: bool = False) -> HelperResult:
+def settle(program: SuspendedProgram, answer: HelperResponse | None, asked: bool = False) -> SettledProgram:
     """Return what the driver's state means. ``answer`` is None if the helper has not answered in time.
 
     ``asked``: the helper has only asked for the state, since that of an earlier helper is unknown. A program that was
@@ -208,24 +208,24 @@ def settle(program: SuspendedProgram, answer: Answer | None, asked: bool = False
     """
     if answer is None:
         reason = "the driver hasn't responded in time, and may still be working"
-        return HelperResult(replace(program, reason=reason), "timeout", reason, again=True)
+        return SettledProgram(replace(program, reason=reason), "timeout", reason, again=True)
     error = answer.error
     if answer.state == "gone":
-        return HelperResult(None, "gone", "the program has exited")
+        return SettledProgram(None, "gone", "the program has exited")
     if answer.state == "failed":
         reason = error or "the driver reports that it has failed"
-        return HelperResult(replace(program, state="stuck", reason=reason), "failed", reason)
+        return SettledProgram(replace(program, state="stuck", reason=reason), "failed", reason)
     if answer.state == "running":
         done: SuspensionOutcome = "failed" if program.state == "suspending" else "resumed"
-        return HelperResult(None, done, error)
+        return SettledProgram(None, done, error)
     if answer.state == "checkpointed" and program.state == "suspending":
-        return HelperResult(replace(program, state="suspended", host_bytes=answer.host_bytes), "suspended")
+        return SettledProgram(replace(program, state="suspended", host_bytes=answer.host_bytes), "suspended")
     if answer.state == "checkpointed" and asked and program.state in ("waiting", "resuming"):
-        return HelperResult(replace(program, state="waiting"), None)
+        return SettledProgram(replace(program, state="waiting"), None)
     if answer.state == "checkpointed":
         back = replace(program, state="suspended", reason=error, resume_since=None)
-        return HelperResult(back, "failed" if program.state == "resuming" else None, error)
+        return SettledProgram(back, "failed" if program.state == "resuming" else None, error)
     if program.state in ("resuming", "suspending"):
         reason = error or "the driver's state is unknown"
-        return HelperResult(replace(program, reason=reason), None if asked else "failed", reason, again=True)
-    return HelperResult(program, None, error, again=True)
+        return SettledProgram(replace(program, reason=reason), None if asked else "failed", reason, again=True)
+    return SettledProgram(program, None, error, again=True)

@@ -41,7 +41,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HelperResponse:
     """What the helper found. ``state``: the driver's state of the program afterwards; ``gone`` if it has ended, empty
     if unknown. ``error``: the call that failed and its result. ``steps``: seconds of each call.
     """
@@ -131,9 +131,9 @@ class _Run:
     steps: list[tuple[str, float]] = field(default_factory=list)
     host_bytes: int | None = None
 
-    def carry_out(self) -> Answer:
+    def carry_out(self) -> HelperResponse:
         if self.is_gone():
-            return Answer(state="gone")
+            return HelperResponse(state="gone")
         self.error = self.driver.init()
         if self.error:
             return self.answer("")
@@ -175,12 +175,12 @@ class _Run:
     def is_gone(self) -> bool:
         return start_ticks(self.order.pid) != self.order.start_ticks
 
-    def answer(self, state: str) -> Answer:
+    def answer(self, state: str) -> HelperResponse:
         state = "gone" if self.is_gone() else state
-        return Answer(state=state, error=self.error, steps=tuple(self.steps), host_bytes=self.host_bytes)
+        return HelperResponse(state=state, error=self.error, steps=tuple(self.steps), host_bytes=self.host_bytes)
 
 
-def carry_out(order: Order, driver: Driver) -> Answer:
+def carry_out(order: Order, driver: Driver) -> HelperResponse:
     """Carry out an order. A program is left running, or with its memory on the host; locked only if both fail."""
     return _Run(order, driver).carry_out()
 
@@ -249,7 +249,7 @@ def main(arguments: list[str]) -> int:
         take_user(order)
         answer = carry_out(order, driver_of(order.pid))
     except (OSError, OverflowError) as error:
-        answer = Answer(error=f"{type(error).__name__}: {error}")
+        answer = HelperResponse(error=f"{type(error).__name__}: {error}")
     with suppress(OSError):
         os.write(sys.stdout.fileno(), to_json(answer) + b"\n")
     return 0

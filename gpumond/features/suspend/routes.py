@@ -17,7 +17,7 @@ from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, SuspensionReceipt
-from gpumond.features.suspend.decision import Request as SuspendRequest, is_idle
+from gpumond.features.suspend.decision import SuspendRequest as SuspendRequest, is_idle
 from gpumond.features.suspend.suspender import Suspender
 from gpumond.serve import examples
 from gpumond.serve.authentication import Caller

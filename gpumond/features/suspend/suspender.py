@@ -27,20 +27,20 @@ from gpumond.facts.units import human
 from gpumond.features.suspend.decision import (
     HostState,
     Refusal,
-    Request,
+    SuspendRequest,
     already,
     marked,
     memory_of,
     refusals,
     settle,
 )
-from gpumond.features.suspend.helper import Answer, Order
-from gpumond.host.event_loop import Tasks
+from gpumond.features.suspend.helper import HelperResponse, Order
 from gpumond.host.files import lock_file
 from gpumond.host.machine import available_bytes, find_process, is_descendant, is_pending
-from gpumond.host.peer import Identity
+from gpumond.host.peer import PeerIdentity
 from gpumond.host.python import module_command
-from gpumond.kernel import Clock, Grants, Kernel, Part, Suspends, Tick
+from gpumond.host.tasks import Tasks
+from gpumond.kernel import AdmissionService, Clock, Kernel, Part, SuspendService, Tick
 from gpumond.store.table import Table, Transactions
 from gpumond.tick.observe import unmapped
 
@@ -87,7 +87,7 @@ class Helpers:
         self._environ = {name: text for name, text in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    async def ask(self, order: Order, seconds: float) -> Answer | None:
+    async def ask(self, order: Order, seconds: float) -> HelperResponse | None:
         """Return the answer of a new helper; None if there is none in time, or if an earlier helper still works."""
         self._processes = [each for each in self._processes if each.poll() is None]
         try:
@@ -95,7 +95,7 @@ class Helpers:
         except BlockingIOError:
             return None
         except OSError as error:
-            return Answer(error=f"the lock file can't be opened: {error.strerror}")
+            return HelperResponse(error=f"the lock file can't be opened: {error.strerror}")
         try:
             reading, writing = os.pipe()
             try:
@@ -109,7 +109,7 @@ class Helpers:
                 )
             except OSError as error:
                 os.close(reading)
-                return Answer(error=f"the helper can't be started: {error.strerror}")
+                return HelperResponse(error=f"the helper can't be started: {error.strerror}")
             finally:
                 os.close(writing)
         finally:
@@ -124,9 +124,9 @@ class Helpers:
             log.warning("no response from the helper for pid %d in %g s", order.pid, seconds)
             return None
         try:
-            return from_json(Answer, text)
+            return from_json(HelperResponse, text)
         except ProtocolError:
-            return Answer(error=f"the helper has crashed ({_ending(process.poll())}); see the daemon's log")
+            return HelperResponse(error=f"the helper has crashed ({_ending(process.poll())}); see the daemon's log")
 
     def forget(self, order_id: str) -> None:
         """Remove the lock file of a program that runs again or has ended."""
@@ -177,7 +177,7 @@ class Suspender:
         idle_seconds: Callable[[], float],
         snapshot: Callable[[], Snapshot | None],
         read_driver: Callable[[], Awaitable[Reading | None]],
-        grants: Grants,
+        grants: AdmissionService,
         helpers: Helpers,
         host_state: Callable[[ProcessKey, Collection[ProcessKey]], Awaitable[HostState]],
         is_alive: Callable[[ProcessKey], bool],
@@ -301,10 +301,10 @@ class Suspender:
     async def suspend_idle(
         self, process: ProcessKey, requested_by: str, dry_run: bool = False, requested_for: str = ""
     ) -> SuspensionReceipt:
-        request = Request(process=process, idle_seconds=self._idle_seconds(), requested_for=requested_for)
+        request = SuspendRequest(process=process, idle_seconds=self._idle_seconds(), requested_for=requested_for)
         return await self.suspend(request, requested_by, dry_run)
 
-    async def suspend(self, request: Request, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
+    async def suspend(self, request: SuspendRequest, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
         """Suspend a program, and return when it is done or refused. A caller that leaves does not cancel it."""
         return await asyncio.shield(self._tasks.start(self._suspended(request, requested_by, dry_run)))
 
@@ -322,7 +322,7 @@ class Suspender:
                 return
         raise NoSuchTarget(f"no resumption of pid {pid} waits for memory")
 
-    async def _suspended(self, request: Request, requested_by: str, dry_run: bool) -> SuspensionReceipt:
+    async def _suspended(self, request: SuspendRequest, requested_by: str, dry_run: bool) -> SuspensionReceipt:
         key, snapshot = request.process, self._snapshot()
         report = snapshot.reports_by_process.get(key) if snapshot else None
         receipt = self._new_receipt("suspend", key, report.workload if report else "", requested_by)
@@ -399,7 +399,7 @@ class Suspender:
         while True:
             program, missing = await self._granted(program)
             if missing is None and not self._is_alive(program.key):
-                return await self._concluded(program, Answer(state="gone"), receipt)
+                return await self._concluded(program, HelperResponse(state="gone"), receipt)
             if missing is None and (short := await self._short_device(program)) is None:
                 program = replace(program, state="resuming")
                 if await self._keep(program):
@@ -507,7 +507,7 @@ class Suspender:
         )
 
     async def _concluded(
-        self, program: SuspendedProgram, answer: Answer | None, receipt: SuspensionReceipt, asked: bool = False
+        self, program: SuspendedProgram, answer: HelperResponse | None, receipt: SuspensionReceipt, asked: bool = False
     ) -> SuspensionReceipt:
         """Adopt what the driver's state means, release grants that are no longer needed, and complete the receipt."""
         settled = settle(program, answer, asked)
@@ -558,14 +558,16 @@ class Suspender:
         async with self._lock(program.key):
             if self.programs.get(program.key) is not program:
                 return
-            receipt = await self._concluded(program, Answer(state="gone"), self._receipt_of(program, "suspend"))
+            receipt = await self._concluded(program, HelperResponse(state="gone"), self._receipt_of(program, "suspend"))
         await self._record_receipt(receipt)
 
-    async def _ask(self, program: SuspendedProgram, action: Literal["suspend", "resume", "settle"]) -> Answer | None:
+    async def _ask(
+        self, program: SuspendedProgram, action: Literal["suspend", "resume", "settle"]
+    ) -> HelperResponse | None:
         order = Order(action=action, pid=program.pid, start_ticks=program.start_ticks, uid=program.uid)
         return await self._helpers.ask(order, BASE_SECONDS + program.resume_bytes / BYTES_PER_SECOND)
 
-    async def _refusal(self, snapshot: Snapshot, report: AgentReport, request: Request) -> Refusal | None:
+    async def _refusal(self, snapshot: Snapshot, report: AgentReport, request: SuspendRequest) -> Refusal | None:
         if report.key in self.programs:
             return already(self.programs[report.key])
         if self._flushing(report):
@@ -745,19 +747,19 @@ class SuspendPart(Suspender, Part):
             idle_seconds=lambda: kernel.settings.suspend_after_idle,
             snapshot=lambda: kernel.frame.snapshot if kernel.frame else None,
             read_driver=kernel.read_driver,
-            grants=kernel.get(Grants),
+            grants=kernel.get(AdmissionService),
             helpers=Helpers(kernel.store_file.parent / "suspend"),
             host_state=host_state,
             is_alive=is_alive,
             is_continued=lambda each: is_pending(each.pid, signal.SIGCONT),
-            flushing=lambda each: kernel.programs.flushing(Identity(each.pid, each.start_ticks, each.uid)),
+            flushing=lambda each: kernel.programs.flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
             store=kernel.store,
             note=kernel.note,
             publish=kernel.events.suspended,
             wake=kernel.dependencies.wake.set,
             clock=kernel.clock,
         )
-        kernel.provide(Suspends, self)
+        kernel.provide(SuspendService, self)
         kernel.provide(Suspender, self)
 
     def act(self, tick: Tick) -> None:

@@ -3,7 +3,7 @@
 import sys
 
 from gpumond.agent.allocators import torch_classes
-from gpumond.agent.retention import RetentionSearch
+from gpumond.agent.retainers import RetentionSearch
 
 
 def steps():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.devices.drm import Client, EngineTime, client, utilization
+from gpumond.devices.drm import DrmClient, EngineTime, client, utilization
 from tests.helpers import trees
 from tests.helpers.trees import MIB
 
@@ -59,8 +59,8 @@ def test_client_without_id_is_ignored(text):
     assert client(text) is None
 
 
-def made(busy: int, total: int | None = None, capacity: int = 1) -> Client:
-    return Client(1, "x", None, None, {"render": EngineTime(busy, total, capacity)})
+def made(busy: int, total: int | None = None, capacity: int = 1) -> DrmClient:
+    return DrmClient(1, "x", None, None, {"render": EngineTime(busy, total, capacity)})
 
 
 @pytest.mark.parametrize(

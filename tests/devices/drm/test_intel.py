@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.devices.drm import intel_memory
-from gpumond.devices.plausibility import MemoryCounts
+from gpumond.devices.impossible_values import MemoryCounts
 from tests.helpers.trees import MIB
 
 Region = tuple[int, int, int]

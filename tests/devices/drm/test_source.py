@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumond.devices.drm import DrmSource, drm_devices
-from gpumond.devices.plausibility import MemoryCounts
+from gpumond.devices.impossible_values import MemoryCounts
 from gpumond.devices.process.procfs import OpenDeviceNodes
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.snapshot import DeviceReading

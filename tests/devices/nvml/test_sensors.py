@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from gpumond.devices.impossible_values import FaultCounter
 from gpumond.devices.nvml import sensors as activity
 from gpumond.devices.nvml.library import Device as RosterDevice
 from gpumond.devices.nvml.sensors import METRICS, SLOW_SECONDS, SensorClocks
-from gpumond.devices.plausibility import FaultCounter
 from gpumond.facts.snapshot import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES, Reading, Sensors
 from tests.devices.nvml.child import NvmlChild, by_uuid, kinds
 from tests.devices.nvml.functions import CODES, DRIVER_GONE, LOST, ONCE_FUNCTIONS, SLOW_FUNCTIONS, UNSUPPORTED

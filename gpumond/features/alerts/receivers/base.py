@@ -23,7 +23,7 @@ from gpumond.config.models import Strict
 from gpumond.facts.errors import ConfigError, GpumondError, HttpError, HttpFailure
 from gpumond.facts.frame import Alert
 from gpumond.host.files import read_secret
-from gpumond.host.http import Request, connection_to, exchange_async, split_address, target_of, trust
+from gpumond.host.http import HttpRequest, connection_to, exchange_async, split_address, target_of, trust
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.page.runbooks import RUNBOOKS
 
@@ -168,7 +168,7 @@ async def post(
     try:
         url = split_address((receiver.url or secret(receiver.url_file or Path())).strip())
         connection = connection_to(url, lambda: trust(receiver.ca_file), timeout_seconds)
-        request = Request("POST", target_of(url, path), fields, body)
+        request = HttpRequest("POST", target_of(url, path), fields, body)
         answer = await exchange_async(connection, request, timeout_seconds, max_bytes=0)
     except ConfigError as error:
         raise Retry("tls", str(error)) from None

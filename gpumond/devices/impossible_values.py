@@ -77,7 +77,7 @@ def memory(tally: FaultCounter, uuid: str, counts: MemoryCounts) -> MemoryCounts
     return counts._replace(**dict.fromkeys(wrong))
 
 
-class Listed(NamedTuple):
+class ListedProcess(NamedTuple):
     """Entry of a process list of the driver."""
 
     kind: str
@@ -87,19 +87,19 @@ class Listed(NamedTuple):
 
 
 @dataclass(slots=True)
-class Usage:
+class DriverUsage:
     used_bytes: int | None
     kinds: tuple[str, ...]
 
 
 def usages(
-    tally: FaultCounter, uuid: str, listed: Iterable[Listed], limit: int, pid_max: int
-) -> dict[int, Usage] | None:
+    tally: FaultCounter, uuid: str, listed: Iterable[ListedProcess], limit: int, pid_max: int
+) -> dict[int, DriverUsage] | None:
     """Return the usage per pid. Of several lists the larger count applies; counts of several instances are added.
 
     ``limit`` is the size of the device. Returns None if the list is not trustworthy.
     """
-    merged: dict[tuple[int, tuple[int, int]], Usage] = {}
+    merged: dict[tuple[int, tuple[int, int]], DriverUsage] = {}
     impossible: list[str] = []
     entries = rejected = 0
     for kind, instance, pid, used in listed:
@@ -109,7 +109,7 @@ def usages(
             if rejected <= MAX_DETAILS:
                 impossible.append(f"pid {pid} with {used} bytes")
             continue
-        usage = merged.setdefault((pid, instance), Usage(used, ()))
+        usage = merged.setdefault((pid, instance), DriverUsage(used, ()))
         if kind not in usage.kinds:
             usage.kinds += (kind,)
         if used is not None:
@@ -120,8 +120,8 @@ def usages(
     return None if untrusted else _sum_instances(merged)
 
 
-def _sum_instances(merged: dict[tuple[int, tuple[int, int]], Usage]) -> dict[int, Usage]:
-    by_pid: dict[int, Usage] = {}
+def _sum_instances(merged: dict[tuple[int, tuple[int, int]], DriverUsage]) -> dict[int, DriverUsage]:
+    by_pid: dict[int, DriverUsage] = {}
     for (pid, _), usage in merged.items():
         total = by_pid.setdefault(pid, usage)
         if total is not usage:
@@ -132,13 +132,13 @@ def _sum_instances(merged: dict[tuple[int, tuple[int, int]], Usage]) -> dict[int
 
 
 def processes(
-    by_pid: Mapping[int, Usage], owners: Mapping[int, ProcessOwner], used_by: Mapping[int, float]
+    by_pid: Mapping[int, DriverUsage], owners: Mapping[int, ProcessOwner], used_by: Mapping[int, float]
 ) -> tuple[ProcessUsage, ...]:
     """Return a device's processes in the order of their pids. ``used_by``: their utilization, where it is known."""
     return tuple(_process(pid, usage, owners[pid], used_by.get(pid)) for pid, usage in sorted(by_pid.items()))
 
 
-def _process(pid: int, usage: Usage, owner: ProcessOwner, utilization_ratio: float | None) -> ProcessUsage:
+def _process(pid: int, usage: DriverUsage, owner: ProcessOwner, utilization_ratio: float | None) -> ProcessUsage:
     return ProcessUsage(
         pid=pid,
         start_ticks=owner.start_ticks,

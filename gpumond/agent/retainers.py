@@ -18,7 +18,7 @@ from itertools import islice
 from types import CellType, CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
 
-from gpumond.agent.allocators.adapters import Tracked
+from gpumond.agent.allocators.adapters import TrackedTensor
 from gpumond.agent.measure.stacks import MAX_DEPTH, OWN
 from gpumond.facts.messages import clean
 from gpumond.facts.program import Retainer
@@ -66,7 +66,7 @@ class Total:
         self.has_graph = False
 
 
-Read = Callable[[], Sequence[Tracked]]
+Read = Callable[[], Sequence[TrackedTensor]]
 
 
 class RetentionSearch:
@@ -104,9 +104,9 @@ class RetentionSearch:
         return found
 
 
-def _retainers(kept: Sequence[Tracked], graphs: Sequence[Tracked]) -> tuple[Retainer, ...]:
+def _retainers(kept: Sequence[TrackedTensor], graphs: Sequence[TrackedTensor]) -> tuple[Retainer, ...]:
     """Return the lines that keep most. ``graphs`` are other tensors that keep the graph that computed them."""
-    groups: defaultdict[tuple[int, bool], list[Tracked]] = defaultdict(list)
+    groups: defaultdict[tuple[int, bool], list[TrackedTensor]] = defaultdict(list)
     for one in kept:
         groups[one.size_bytes, one.has_graph].append(one)
     largest = sorted(groups.values(), key=lambda group: -(sum(one.size_bytes for one in group) + len(group)))[:GROUPS]
@@ -130,7 +130,7 @@ def _retainers(kept: Sequence[Tracked], graphs: Sequence[Tracked]) -> tuple[Reta
     return tuple(_retainer(place, total.size, total.tensors) for place, total in ordered[:RETAINERS])
 
 
-def _holders_of_graphs(graphs: Sequence[Tracked], totals: dict[Place, Total]) -> list[Total]:
+def _holders_of_graphs(graphs: Sequence[TrackedTensor], totals: dict[Place, Total]) -> list[Total]:
     """Add the places of tensors from which the graph that keeps the others can be reached."""
     objects = [one.tensor for one in graphs[:MAX_OBJECTS]]
     found = {place for place in places(objects) if place is not None}
@@ -148,7 +148,7 @@ def _retainer(place: Place, size: int, tensors: int) -> Retainer:
     )
 
 
-class Budget:
+class SearchBudget:
     """The number of further calls of the collector for dictionaries and closures."""
 
     def __init__(self, calls: int) -> None:
@@ -168,7 +168,7 @@ Level = dict[int, tuple[Any, set[int]]]
 def places(objects: Sequence[Any]) -> list[Place | None]:
     """Return for each object the nearest variable, attribute or closure that keeps it; None if there is none."""
     found: list[Place | None] = [None] * len(objects)
-    variables, budget = _running_variables(), Budget(MAX_EXTRA)
+    variables, budget = _running_variables(), SearchBudget(MAX_EXTRA)
     level: Level = {}
     for number, tensor in enumerate(objects):
         level.setdefault(id(tensor), (tensor, set()))[1].add(number)
@@ -190,7 +190,9 @@ def _settle(found: list[Place | None], numbers: set[int], place: Place) -> None:
         found[number] = found[number] or place
 
 
-def _next_level(level: Level, visited: set[int], found: list[Place | None], ignored: set[int], budget: Budget) -> Level:
+def _next_level(
+    level: Level, visited: set[int], found: list[Place | None], ignored: set[int], budget: SearchBudget
+) -> Level:
     """Return the objects that refer to those of a level. Named ones set the place of the objects that they keep."""
     following: Level = {}
     targets = [target for target, _ in islice(level.values(), MAX_OBJECTS)]
@@ -212,7 +214,7 @@ def _next_level(level: Level, visited: set[int], found: list[Place | None], igno
     return following
 
 
-def _place(referrer: Any, target: Any, budget: Budget) -> Place | None:
+def _place(referrer: Any, target: Any, budget: SearchBudget) -> Place | None:
     """Return the place that a referrer names, None for a container."""
     kind = type(referrer)
     if kind is FrameType:
@@ -235,7 +237,7 @@ def _place(referrer: Any, target: Any, budget: Budget) -> Place | None:
     return _of_attribute(referrer, target)
 
 
-def _of_cell(cell: CellType, budget: Budget) -> Place | None:
+def _of_cell(cell: CellType, budget: SearchBudget) -> Place | None:
     """Return the variable of a closure, in the function that refers to it."""
     for closure in budget.referrers(cell):
         for owner in budget.referrers(closure) if type(closure) is tuple else ():
@@ -246,7 +248,7 @@ def _of_cell(cell: CellType, budget: Budget) -> Place | None:
     return None
 
 
-def _of_dict(holder: dict[Any, Any], target: Any, budget: Budget) -> Place | None:
+def _of_dict(holder: dict[Any, Any], target: Any, budget: SearchBudget) -> Place | None:
     """Return a module's variable or an object's attribute; None for other dictionaries."""
     name = _key(holder, target)
     if name is None:

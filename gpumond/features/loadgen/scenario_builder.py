@@ -21,7 +21,7 @@ CONTEXT_BYTES = 512 * MIB
 """Memory that a program uses before its first allocation."""
 
 Action = Literal["start", "take", "take-outside", "give", "busy", "flush", "end"]
-Ending = Literal["exit", "crash", "orphan-unlisted", "orphan-gone", "orphan-holder"]
+ScriptEnding = Literal["exit", "crash", "orphan-unlisted", "orphan-gone", "orphan-holder"]
 View = Literal["agent", "process", "device"]
 VIEWS: tuple[View, ...] = ("agent", "process", "device")
 
@@ -35,7 +35,7 @@ class ScriptStep(NamedTuple):
     block: int = 0
     size_bytes: int = 0
     ratio: float = 0.0
-    ending: Ending = "exit"
+    ending: ScriptEnding = "exit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Script:
     def flush(self, at: float, program: int = 0) -> None:
         self.steps.append(ScriptStep(at, "flush", program))
 
-    def end(self, at: float, ending: Ending = "exit", program: int = 0) -> None:
+    def end(self, at: float, ending: ScriptEnding = "exit", program: int = 0) -> None:
         self.steps.append(ScriptStep(at, "end", program, ending=ending))
 
     def fill(self, at: float, size: float, seconds: float, program: int = 0, pieces: int = 16) -> float:

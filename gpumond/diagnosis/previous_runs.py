@@ -1,6 +1,6 @@
 """Earlier memory use: the highest amounts that a program's previous runs reached and held, and returned growth. No I/O.
 
-Growth below such a level is a cache that fills again, and no leak. A program is known by its workload or command and
+Growth below such an amount is a cache that fills again, not a leak. A program is known by its workload or command and
 its user. The records are a few numbers for each, and the store keeps them.
 """
 
@@ -155,8 +155,8 @@ LASTING_RATIO = 0.75
 """Minimum rise in the last half, as a share of that in the first."""
 
 
-class Floors:
-    """Lowest levels of a life, one for each four hours: they show growth that is slower than its load changes."""
+class RunMinima:
+    """Least memory of each four hours of a run: it shows growth that is slower than the changes of load."""
 
     def __init__(self) -> None:
         self.values: list[tuple[float, float]] = []

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent import retention as referrers
-from gpumond.agent.allocators.adapters import Tracked
+from gpumond.agent import retainers as referrers
+from gpumond.agent.allocators.adapters import TrackedTensor
 from gpumond.agent.requests import RequestHandler
-from gpumond.agent.retention import RetentionSearch
-from gpumond.agent.settings import Settings
+from gpumond.agent.retainers import RetentionSearch
+from gpumond.agent.settings import AgentSettings
 from gpumond.facts.messages import AgentRequest
 from gpumond.sim.allocator import CachingAllocator
 from tests.helpers.agent_daemon import environment
@@ -72,7 +72,7 @@ def tensors() -> list[Any]:
 
 
 def search(alive: Callable[[], list[Any]]) -> RetentionSearch:
-    return RetentionSearch(lambda: [Tracked(tensor, 100, False) for tensor in alive()])
+    return RetentionSearch(lambda: [TrackedTensor(tensor, 100, False) for tensor in alive()])
 
 
 class Pool:
@@ -165,7 +165,7 @@ def test_variables_of_running_functions_are_found_and_not_kept():
 
 
 def test_search_is_refused_by_a_program_that_does_not_allow_it(allocator: CachingAllocator):
-    settings, request = Settings([], []), AgentRequest("x", "retainers")
+    settings, request = AgentSettings([], []), AgentRequest("x", "retainers")
     handler = RequestHandler(settings)
     for settings.flush_policy in ("step", "never"):
         assert f"flush_policy is {settings.flush_policy}" in handler.start_search(request).reason

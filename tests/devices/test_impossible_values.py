@@ -5,8 +5,8 @@ from dataclasses import asdict
 import pytest
 from hypothesis import given, strategies as st
 
+from gpumond.devices.impossible_values import FaultCounter, ListedProcess, MemoryCounts, memory, usages
 from gpumond.devices.nvml.sensors import METRICS
-from gpumond.devices.plausibility import FaultCounter, Listed, MemoryCounts, memory, usages
 from gpumond.facts.snapshot import Fault
 from tests.devices.nvml.child import NvmlChild, kinds, used_by_pid
 from tests.fakenvml import GIB, NOT_AVAILABLE, FakeDriver, Process, machine
@@ -103,7 +103,7 @@ numbers = st.one_of(
     st.integers(0, 20), st.integers(0, 2**64 - 1), st.sampled_from([0, 2**32 - 1, 2**63, 2**64 - 1, 80 * GIB])
 )
 entries = st.builds(
-    Listed,
+    ListedProcess,
     st.sampled_from(["compute", "graphics", "mps"]),
     st.tuples(st.integers(0, 2), st.integers(0, 2)),
     numbers,
@@ -112,7 +112,7 @@ entries = st.builds(
 
 
 @given(st.lists(entries))
-def test_arbitrary_lists_yield_no_impossible_process(listed: list[Listed]) -> None:
+def test_arbitrary_lists_yield_no_impossible_process(listed: list[ListedProcess]) -> None:
     tally = FaultCounter()
     by_pid = usages(tally, "GPU-0", listed, limit=80 * GIB, pid_max=32768)
     good = [entry for entry in listed if 0 < entry.pid <= 32768 and (entry.used_bytes or 0) <= 80 * GIB]
