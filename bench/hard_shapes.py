@@ -127,7 +127,7 @@ def logarithm(dice: Random) -> Shape:
 
 
 def saturating_keys(dice: Random) -> Shape:
-    """Distinct entries of a finite catalogue, requested at random."""
+    """Distinct entries of a finite catalog, requested at random."""
     count, size, mean = dice.randint(60, 400), dice.uniform(30, 120) * MIB, _between(dice, 5, 30)
     seen, times = set[int](), []
     for at in _arrivals(dice, mean, 5 * HOUR):

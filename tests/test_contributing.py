@@ -128,7 +128,7 @@ assert "| `ntfy` | `topic` | the topic of the messages |" in document()
 
 METRIC = """
 from tests.helpers.values import TickState, advance
-from gpumond.metrics.catalogue import FAMILIES
+from gpumond.metrics.catalog import FAMILIES
 from tests.helpers.values import make_device, make_process, make_snapshot
 frame = advance(TickState(), (), make_snapshot(make_device(processes=(make_process(42, 1),)))).frame
 (family,) = [family for family in FAMILIES if family.name == "gpumond_device_processes"]
@@ -150,7 +150,7 @@ assert "| `free_ratio` | ratio | free bytes as a fraction of the size |" in docu
 
 VERDICT = """
 from tests.helpers.values import TickState, advance
-from gpumond.metrics.catalogue import FAMILIES
+from gpumond.metrics.catalog import FAMILIES
 from gpumond.facts.snapshot import Sensors
 from gpumond.features.rules.settings import RuleConfig
 from tests.helpers.values import make_device, make_snapshot

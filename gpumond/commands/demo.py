@@ -177,7 +177,10 @@ def _signed_in(address: str) -> tuple[str, str]:
     except GpumondError:
         return address, ""
     valid = duration(answer["valid_seconds"])
-    return f"{address.rstrip('/')}/#code={answer['code']}", f"\nThis address signs you in, within {valid} and once.\n"
+    return (
+        f"{address.rstrip('/')}/#code={answer['code']}",
+        f"\nThis address signs you in once, within the next {valid}.\n",
+    )
 
 
 @contextmanager

@@ -24,13 +24,13 @@ from gpumond.facts.frame import Frame
 from gpumond.facts.units import accepts
 from gpumond.host.peer import person_uid
 from gpumond.metrics import dcgm
-from gpumond.metrics.catalogue import FAMILIES, TOTAL, XID_ERRORS, Family, Row
+from gpumond.metrics.catalog import FAMILIES, TOTAL, XID_ERRORS, Family, Row
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.telemetry import Telemetry
 
 GZIP_LEVEL, GZIP_FORMAT = 1, 31
 MAX_SERIES = 50_000
-"""Limit on the series of one frame. Above it, the user with the most series loses those of the last catalogue
+"""Limit on the series of one frame. Above it, the user with the most series loses those of the last catalog
 families."""
 
 
@@ -92,8 +92,8 @@ class Exposition:
 
     def _of_frame(self, frame: Frame, form: Encoding) -> str:
         """Write the families of the frame, at most ``max_series`` of its series."""
-        catalogue = (XID_ERRORS,) if form.compat else families_of(form.groups)
-        series = [(family, [row for row in family.rows(frame) if row[1] is not None]) for family in catalogue]
+        catalog = (XID_ERRORS,) if form.compat else families_of(form.groups)
+        series = [(family, [row for row in family.rows(frame) if row[1] is not None]) for family in catalog]
         if sum(len(rows) for _, rows in series) > self._max_series:
             shares = share_series(FAMILIES, frame, self._max_series)
             series = [(family, shares.cut(family, rows)) for family, rows in series]
@@ -110,7 +110,7 @@ class Exposition:
 
 @cache
 def families_of(groups: frozenset[Group]) -> tuple[Family, ...]:
-    """Return the families of these groups in catalogue order."""
+    """Return the families of these groups in catalog order."""
     return tuple(family for family in FAMILIES if group_of(family) in groups)
 
 
@@ -143,7 +143,7 @@ class SeriesShares:
         self._owners, self._remaining, self.dropped = owners, dict(remaining), dropped
 
     def cut(self, family: Family, rows: Iterable[Row]) -> list[Row]:
-        """Return the rows within their owners' shares. Call it for families in catalogue order."""
+        """Return the rows within their owners' shares. Call it for families in catalog order."""
         owner, remaining = self._owners[family.name], self._remaining
         kept: list[Row] = []
         for row in rows:

@@ -138,7 +138,7 @@ ALERT = Alert(
     rule="device-nearly-full",
     phase="firing",
     labels=(("alertname", "device-nearly-full"), ("gpu", "0"), ("severity", "warning"), ("uuid", UUID)),
-    annotations=(("summary", "0 NVIDIA H100 80GB HBM3: 78.0 GiB of 80.0 GiB used; a flush would return 40.0 GiB"),),
+    annotations=(("summary", "GPU 0 is nearly full: 78.4 GiB of 80.0 GiB is used; a flush would release 0.4 GiB"),),
     value=0.975,
     active_at=TAKEN_AT - 300,
     fired_at=TAKEN_AT - 240,
@@ -151,8 +151,8 @@ VERDICT = Verdict(
     since=TAKEN_AT - 900,
     evidence=(("slope_bytes_per_second", 559_240.0),),
     time_to_full_seconds=3840.0,
-    summary="train (pid 4242) is leaking about 32 MiB/min on GPU 0 (since 13:38:20 UTC), which will be "
-    "full in about 1 h at this rate",
+    summary="train (pid 4242) is leaking about 32 MiB/min on GPU 0 (since 13:58:20 UTC); at this rate, "
+    "GPU 0 will be full in about 1 h",
     form="linear",
     fit=Fit(
         points=tuple((TAKEN_AT - 60 * ago, 33 * GIB - 33_554_400.0 * ago) for ago in (3, 2, 1)),

@@ -158,7 +158,7 @@ Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected device, or else all programs with an agent
 z, Z | suspend the program under the cursor, which moves its device memory to the host; resume it
-S | silence an alert for an hour, first those of the program under the cursor
+S | choose an alert to silence for an hour; those of the program under the cursor come first
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full

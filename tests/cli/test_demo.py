@@ -163,7 +163,7 @@ def test_printed_commands_work_as_they_stand(common_demo: RunningDaemon):
 
     until(planned)
     assert output(why)
-    assert "This address signs you in, within 10 min and once." in common_demo.log.read_text()
+    assert "This address signs you in once, within the next 10 min." in common_demo.log.read_text()
 
 
 NOBODY = "nobody-has-this-name"

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpumond.facts.pools import Expected, PoolBytes, Receipt
-from gpumond.metrics.catalogue import Family, Row
+from gpumond.metrics.catalog import Family, Row
 from gpumond.metrics.exposition import FrameCollector, write
 from gpumond.metrics.telemetry import OUTCOMES, Telemetry, Workloads
 from gpumond.serve.examples import RECEIPT

@@ -17,7 +17,7 @@ from gpumond.facts.pools import Exactness, HostPool, PoolUsage, Receipt, Reclaim
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.snapshot import AgentReport, Fault, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.metrics.catalogue import FAMILIES, PROCESSES_PER_DEVICE, Family
+from gpumond.metrics.catalog import FAMILIES, PROCESSES_PER_DEVICE, Family
 from gpumond.metrics.exposition import Encoding, Exposition
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import RECEIPT, REPORT, SNAPSHOT

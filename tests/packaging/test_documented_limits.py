@@ -28,7 +28,7 @@ from gpumond.features.silences.routes import MAX_MATCHERS, MAX_VALUE
 from gpumond.features.silences.silences import MAX_COMPILED_BYTES, MAX_EXPRESSION
 from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
 from gpumond.host.machine import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_connections_of_user
-from gpumond.metrics.catalogue import PROCESSES_PER_DEVICE
+from gpumond.metrics.catalog import PROCESSES_PER_DEVICE
 from gpumond.metrics.exposition import MAX_SERIES
 from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS
 from gpumond.metrics.telemetry import MAX_WORKLOADS

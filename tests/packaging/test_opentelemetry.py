@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.metrics.catalogue import FAMILIES
+from gpumond.metrics.catalog import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 CONFIG: dict[str, Any] = yaml.safe_load((ROOT / "deploy/opentelemetry/collector.yaml").read_text())

@@ -13,7 +13,7 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Reading, Snapshot, SourceState
 from gpumond.features.alerts.action_decisions import annotate, decide, tracks_after_flush
-from gpumond.metrics.catalogue import FAMILIES
+from gpumond.metrics.catalog import FAMILIES
 from gpumond.serve.full_frame import holdings
 from gpumond.tick.observe import observe
 from gpumond.view.frame import view

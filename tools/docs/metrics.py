@@ -1,11 +1,11 @@
-"""Generates docs/reference/metrics.md from the catalogue: ``make docs``."""
+"""Generates docs/reference/metrics.md from the catalog: ``make docs``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gpumond.metrics import dcgm
-from gpumond.metrics.catalogue import FAMILIES
+from gpumond.metrics.catalog import FAMILIES
 from gpumond.metrics.telemetry import Telemetry
 
 HEADER = """\

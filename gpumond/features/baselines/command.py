@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length: dict[str, Any] = {"dest": "duration", "type": duration}
     option(record, "--for DURATION", "how long to measure, such as 10m", required=True, **length)
     option(record, "--workload NAME", "measure only this workload")
-    option(compare, "--for DURATION", "how long to measure (default: show the last measurement)", **length)
+    option(compare, "--for DURATION", "how long to measure; without it, show the last comparison", **length)
     limit: dict[str, Any] = {"dest": "thresholds", "action": "append", "default": []}
     option(
         compare,

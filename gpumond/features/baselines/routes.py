@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
@@ -67,6 +67,7 @@ LIVE = Measured("live", Distribution(34.0 * GIB, 31.0 * GIB, 30.5 * GIB, 31.0 * 
 EXAMPLE = Baseline(
     "nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, (WorkloadMeasures("train", 600.0, (LIVE,), 3, 1),)
 )
+STARTED = replace(EXAMPLE, seconds=0.0, complete=False, workloads=())
 
 
 def _entry(baseline: Baseline) -> BaselineEntry:
@@ -100,7 +101,7 @@ async def baseline(request: Request, name: Name) -> Response:
     return json_response(Baseline, await _service(request).get(name))
 
 
-@router.change("PUT /baselines/{name}", "Record a baseline", Baseline, EXAMPLE, (409, 422, 503, 507), status=202)
+@router.change("PUT /baselines/{name}", "Record a baseline", Baseline, STARTED, (409, 422, 503, 507), status=202)
 async def record(request: Request, name: Name, body: RecordBody, by: str = Depends(require_rules)) -> Response:
     """Starts a recording and returns at once; `complete` is true when it has been stored.
 
@@ -120,7 +121,7 @@ async def remove(request: Request, name: Name, by: str = Depends(require_rules))
     "POST /baselines/{name}/compare",
     "Start a comparison with a baseline",
     Comparison,
-    EXAMPLE_COMPARISON,
+    replace(EXAMPLE_COMPARISON, after_seconds=0.0, complete=False, differences=()),
     (404, 422, 503, 507),
     status=202,
 )

@@ -244,7 +244,7 @@ class NotificationBody(Encodable):
 
 @hooks.change(
     "POST /hooks/alertmanager",
-    "Flush the programs that alerts of Alertmanager name",
+    "Flush the programs named in Alertmanager's alerts",
     HookAnswer,
     HOOK_EXAMPLE,
     (422, 429, 503, 507),

@@ -112,8 +112,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "reseat the GPU and its riser, and check the slot's firmware settings",
     ),
     "persistence-mode-off": (
-        f"{GPU} is unloaded by the driver whenever no program uses it, which delays the next program and resets the "
-        "driver's counters",
+        f"{GPU} is deinitialized by the driver whenever no program uses it, which delays the next program and resets "
+        "the driver's counters",
         "run nvidia-smi -i {uuid} -pm 1, or enable nvidia-persistenced",
     ),
     "driver-unresponsive": (
@@ -136,8 +136,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "store-not-writable": (
         "gpumond[| on {instance}] can't write to its store",
-        "alerts still work, but changes to rules can't be saved; check that the state directory is writable and its "
-        "disk has free space",
+        "monitoring and alerts still work, but changes and flushes are refused; check that the state directory is "
+        "writable and its disk has free space",
     ),
 }
 """Summary (subject and fact) and description (cause and next step) of each alert, for the daemon and Prometheus.

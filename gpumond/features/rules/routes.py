@@ -101,8 +101,8 @@ OVERRIDDEN = RuleEntry(
     BODY["name"],
     "built-in",
     "7d9b1e4c3a0c5f2a",
-    {**BODY, "above": 0.9, "clear": 0.84375},
-    overrides={"threshold": OverriddenField("api", 0.9, 0.8)},
+    {**BODY, "above": 0.9, "clear": 0.88},
+    overrides={"threshold": OverriddenField("api", 0.9, 0.97)},
 )
 
 

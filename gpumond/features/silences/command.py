@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "matchers",
         nargs="+",
         metavar="MATCHER",
-        help=f"LABEL=VALUE, or another of the operators {' '.join(OPERATORS)}: rule=leak, 'workload=~train.*'",
+        help=f"label matcher with {', '.join(OPERATORS[:-1])} or {OPERATORS[-1]}: rule=leak, 'workload=~train.*'",
     )
     option(add, "--for DURATION", "how long, such as 1h or 30m", dest="duration", type=duration, required=True)
     option(add, "--reason TEXT", "why you are silencing them", required=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
@@ -49,6 +49,7 @@ RECEIPT = SuspensionReceipt(
     duration_seconds=39.0,
     device_uuids=(examples.UUID,),
 )
+RESUMED = replace(RECEIPT, action="resume", outcome="resumed", state="", steps=(("restore", 11.2), ("unlock", 0.01)))
 _PROGRAM = SuspendedProgram(
     id=f"4242-{examples.START_TICKS}",
     pid=4242,
@@ -128,7 +129,7 @@ async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(
     "POST /resumptions",
     "Resume suspended programs and return receipts",
     Receipts,
-    Receipts((RECEIPT,)),
+    Receipts((RESUMED,)),
     (404, 422, 503),
 )
 async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(require_flush)) -> Response:

@@ -635,7 +635,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     ),
     Family(
         "gpumond_snapshot_timestamp_seconds",
-        "Unix time at which the snapshot was taken.",
+        "Unix time of the reading and the reports from which these metrics come.",
         (),
         lambda frame: [((), frame.snapshot.taken_at)],
     ),
