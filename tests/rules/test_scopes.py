@@ -107,9 +107,7 @@ def test_advice_on_fragmentation_names_the_variable_of_the_programs_pytorch_vers
         "pool", RuleContext(snapshot, attribute(snapshot), remember(RuleWindow(), snapshot), active_verdicts([]))
     )
     words = {**{name: text_of(found.rows[0]) for name, text_of in found.texts.items()}, "value": "", "threshold": ""}
-    assert f"for PyTorch, set {name}=expandable_segments:True first" in dict(rule.annotations)["description"].format(
-        **words
-    )
+    assert f"set {name}=expandable_segments:True (PyTorch)" in dict(rule.annotations)["description"].format(**words)
 
 
 @pytest.mark.parametrize(
