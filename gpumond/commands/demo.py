@@ -22,7 +22,7 @@ from gpumond.config.settings import Settings
 from gpumond.facts.errors import GpumondError
 from gpumond.facts.units import GIB, MIB, caller_text, counted, duration, human
 from gpumond.host.python import code_command, module_command
-from gpumond.sim.device import Spec, create
+from gpumond.sim.device import SimDevice, Spec, create
 
 TRAINING, IDLE = "train-llm", "embeddings"
 PROGRAMS = (
@@ -206,22 +206,28 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
         quiet = subprocess.DEVNULL if name == NEED else None
         return subprocess.Popen(commands[name], env=environ, stdin=subprocess.DEVNULL, stderr=quiet)
 
-    running = {name: start(name) for name in commands}
+    running = {name: start(name) for name in commands if name != NEED}
     stopping = threading.Event()
 
-    def restart_ended() -> None:
+    def start_others() -> None:
+        while NEED in commands and NEED not in running and not stopping.wait(0.2):
+            device = SimDevice(devices / "card1").read()
+            if (device.size_bytes or 0) - (
+                device.used_bytes or 0
+            ) < NEED_GIB * GIB:  # else it would get the memory of the others
+                running[NEED] = start(NEED)
         while not stopping.wait(RESTART_SECONDS):
-            for name in commands:
+            for name in running:
                 if running[name].poll() is not None:
                     running[name] = start(name)
 
-    restarter = threading.Thread(target=restart_ended, name="gpumond-demo", daemon=True)
-    restarter.start()
+    starter = threading.Thread(target=start_others, name="gpumond-demo", daemon=True)
+    starter.start()
     try:
         yield
     finally:
         stopping.set()
-        restarter.join()
+        starter.join()
         for program in running.values():
             program.terminate()
         until = time.monotonic() + 1.0

@@ -216,7 +216,8 @@ ADVICE = (
     ),
     Advice(
         "max-split-size",
-        "the same, where PyTorch has no reliable expandable segments (ROCm, or before 2.1)",
+        "5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; PyTorch has "
+        "no reliable expandable segments (ROCm, or before 2.1)",
         lambda case: _fragmented(case) and not _has_expandable_segments(case),
         lambda case: f"set {torch_setting(case.report.frameworks)} to max_split_size_mb:{_split_size(case)}",
     ),

@@ -94,7 +94,7 @@ def test_all_requests_but_the_limit_are_answered_without_permission():
 
 def test_answer_without_live_memory_says_so(allocator: CachingAllocator, handler: RequestHandler):
     answer = handler.answer(AgentRequest("x", "classes"))
-    assert (answer.classes, "has live memory" in answer.reason) == ((), True)
+    assert (answer.classes, "no live PyTorch memory" in answer.reason) == ((), True)
 
 
 def test_repeated_request_gets_the_last_result_with_its_age(allocator: CachingAllocator, handler: RequestHandler):

@@ -41,6 +41,7 @@ def daemon(module_driver: FakeDriver, tmp_path_factory: pytest.TempPathFactory) 
     options = ("--source", "nvml", "--config", str(directory / "gpumond.yaml"), "--interval", "0.2s")
     with RunningDaemon(directory / "daemon", *options, environ=driver.env) as running:
         agent_options = {"device_uuid": driver.devices[0].uuid, "workload": "train", "cached_bytes": 3 * GIB}
+        agent_options["answers"] = ["classes"]
         command = [sys.executable, "-m", "tests.helpers.agents", str(running.socket), json.dumps(agent_options)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as agent:
             driver.devices[0].processes = [Process(agent.pid, 4 * GIB)]

@@ -61,7 +61,10 @@ def test_program_ends_by_its_own_function_after_a_flush(serve: Serve, tmp_path: 
     ("settings", "says"),
     [
         ({}, "wasn't asked to end: the configuration doesn't allow it (allow_end_requests)"),
-        ({"allow_end_requests": True}, "wasn't asked to end: this program has no function for requests to end"),
+        (
+            {"allow_end_requests": True},
+            "wasn't asked to end: {workload} (pid {pid}) has no function for requests to end",
+        ),
     ],
 )
 def test_program_is_not_asked_without_permission_or_function(
@@ -69,5 +72,6 @@ def test_program_is_not_asked_without_permission_or_function(
 ):
     daemon = start(serve, tmp_path, **settings)
     with host(program(tmp_path / "cards"), environment(daemon.socket)) as process:
-        assert f"{WORKLOAD} (pid {process.pid}) {says}" in note(daemon)
+        expected = says.format(workload=WORKLOAD, pid=process.pid)
+        assert f"{WORKLOAD} (pid {process.pid}) {expected}" in note(daemon)
         run_in_program(process, "pass")

@@ -43,9 +43,10 @@ FULL = '{"v":1,"type":"report","pools":[%s]}\n'
 
 @dataclass(frozen=True)
 class Options:
-    """``answer`` to a flush: ``release`` at most ``release_bytes``, ``silence``, ``gain`` (the agent claims to hold 60
-    GiB more afterwards) or ``many`` (``changes`` pools that it never reported). ``full``: as many pools as a message
-    can have. ``numbered``: the live bytes grow by one with each report, which is written to the output as ``sent``.
+    """``answers``: requests that the program allows. ``answer`` to a flush: ``release`` at most ``release_bytes``,
+    ``silence``, ``gain`` (the agent claims to hold 60 GiB more afterwards) or ``many`` (``changes`` pools that it never
+    reported). ``full``: as many pools as a message can have. ``numbered``: the live bytes grow by one with each report,
+    which is written to the output as ``sent``.
     """
 
     processes: int = 1
@@ -58,6 +59,7 @@ class Options:
     full: bool = False
     numbered: bool = False
     seconds: float = 0.25
+    answers: tuple[str, ...] = ()
     answer: str = "release"
     release_bytes: int = GIB
     changes: int = 60
@@ -110,7 +112,7 @@ class Agent:
             time.sleep(RETRY_SECONDS)
             return
         self._socket, self._buffer = connection, b""
-        self._send(encode(Hello(self.options.workload)))
+        self._send(encode(Hello(self.options.workload, answers=tuple(self.options.answers))))
         self._send(self.report())
         write_event("started", held_bytes=self.held_bytes)
 

@@ -96,14 +96,14 @@ def _delete(arguments: argparse.Namespace) -> int:
     for id in arguments.ids:
         if not re.fullmatch("[0-9a-f]{16}", id):
             raise ConfigError(f"{id!r:.80} isn't a silence id; `gpumond silence list` shows the ids")
-    entries = [client.get(arguments.url, f"{ROUTE}/{id}") for id in arguments.ids]
-    ended = [each["silence"]["id"] for each in entries if each["state"] != "ended"]
-    for entry in entries:
-        if entry["state"] == "ended":
-            silence = entry["silence"]
-            print_error(f"gpumond: silence {silence['id']} ended before, at {moment(silence['ends_at'])}")
-    for id in ended:
-        client.delete(arguments.url, f"{ROUTE}/{id}")
+    ended = []
+    for id in arguments.ids:
+        entry = client.get(arguments.url, f"{ROUTE}/{id}")
+        if entry.get("state") == "ended":
+            print_error(f"gpumond: silence {id} ended before, at {moment(entry['silence']['ends_at'])}")
+        else:
+            client.delete(arguments.url, f"{ROUTE}/{id}")
+            ended.append(id)
     if not ended:
         return NOTHING_TO_DO
     print_answer(arguments, {"ended": ended}, lambda: "\n".join(f"silence {id} has ended" for id in ended))
