@@ -283,6 +283,7 @@ def test_workload_that_grew_since_an_hour_ago_is_first(session: PageSession, dem
 def test_change_is_that_since_the_start_of_the_range(session: PageSession, demo: RunningDaemon):
     frame, page = demo.get("frame"), session.page
     first = frame["snapshot"]["taken_at"]
+    frame["snapshot"]["elapsed_seconds"] = 7200
     known = [first - 3600.0]
 
     def past(route: Route) -> None:
@@ -300,16 +301,25 @@ def test_change_is_that_since_the_start_of_the_range(session: PageSession, demo:
 
     page.route("**/api/v1/history?**", past)
     for process in frame["processes"]:
-        process["used_bytes"] = 1000 * MIB
+        process.update(used_bytes=1000 * MIB, started_at=first - 7200)
+    frame["processes"][0]["started_at"] = first - 600
     show_frame(session, frame)
     page.get_by_label("Change in").select_option("15 min")
     shows(900)
+    shows(1000)
+    new = page.locator("tbody .of-change", has_text=f"+{human(1000 * MIB)}")
+    assert new.get_attribute("title") == "all that it uses: it started after the range began"
     frame["snapshot"]["taken_at"] += 60
     shows(840)
     known[0] = first - 300
     page.get_by_label("Change in").select_option("1 h")
+    unknown = page.locator("tbody .of-change[title$='is unknown']")
+    until(lambda: unknown.count() == len(frame["processes"]) - 1)
+    assert set(unknown.all_text_contents()) == {""}
+    frame["snapshot"]["elapsed_seconds"] = 301
+    show_frame(session, frame)
     shows(300)
-    assert "the first known value" in (page.locator("tbody .of-change").first.get_attribute("title") or "")
+    assert page.locator("tbody .of-change[title$='the first known value']").count()
     page.unroute(LIVE)
 
 
