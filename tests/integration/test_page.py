@@ -56,7 +56,6 @@ def test_numbers_of_the_page_equal_those_of_the_api_in_the_same_frame(session: P
     assert legend == [
         human(device["reserved_bytes"]),
         human(overcount["overcount_bytes"]),
-        human(sum(each["unmapped_bytes"] or 0 for each in frame["processes"])),
         human(device["free_bytes"]),
         *(human(share[name]) for name in reversed(SHARES)),
     ]
