@@ -48,11 +48,10 @@ const total = (devices, key) => sum(devices.map((device) => device[key] ?? 0));
 
 function entriesOf(devices, sums) {
   const uuids = new Set(devices.map((device) => device.uuid));
-  const own = (all, key) => sum(all.filter((each) => uuids.has(each.device_uuid)).map((each) => each[key] ?? 0));
+  const overcounts = state.frame.ledger.overcounts.filter((each) => uuids.has(each.device_uuid));
   const extra = {
     ...(devices.some((device) => device.reserved_bytes !== null) && { reserved: total(devices, "reserved_bytes") }),
-    overcount: own(state.frame.ledger.overcounts, "overcount_bytes"),
-    unmapped: own(state.frame.processes, "unmapped_bytes"),
+    overcount: total(overcounts, "overcount_bytes"),
   };
   const known = devices.filter((device) => device.used_bytes !== null);
   if (!known.length) return [];
@@ -71,8 +70,6 @@ function toggle(share, sign) {
   node.append(...sign);
   return node;
 }
-
-const RARE = ["overcount", "unmapped"]; // in the legend while there is some
 
 /** The bytes of each share, or what is known of them at the crosshair. */
 function showLegend() {
@@ -93,7 +90,7 @@ function showLegend() {
       const opener = entry.querySelector("button");
       if (opener) opener.ariaPressed = String(!hidden.has(share));
       entry.classList.toggle("none", !bytes);
-      entry.hidden = !bytes && RARE.includes(share);
+      entry.hidden = !bytes && share === "overcount";
     },
   );
 }

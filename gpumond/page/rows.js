@@ -14,8 +14,11 @@ const size = (id, bytes = `${id}_bytes`) => ({
   number: true,
 });
 
-/** What a change is compared with, if that is not the value of the same process at the start of the range. */
-function tipOf({ change_since: since, change_pid: pid }) {
+/** What a change is compared with, if that is not the value of the same process at the start of the range, or why it is
+unknown. */
+function tipOf({ change_bytes: bytes, change_since: since, change_pid: pid, change_new: fresh }) {
+  if (fresh) return "all that it uses: it started after the range began";
+  if (bytes === null) return since ? `its use before ${clock(since)} is unknown` : "";
   const first = since ? `since ${clock(since)}, the first known value` : "";
   return [first, pid ? `↻ from pid ${pid}, before the workload's restart` : ""].filter(Boolean).join("; ");
 }
@@ -33,7 +36,7 @@ export const COLUMNS = [
     ...size("change"),
     of: (row) => knownChange(row) ?? -Infinity,
     text: (row) => (knownChange(row) === null ? "" : signed(row.change_bytes) + (row.change_pid ? " ↻" : "")),
-    tip: (row) => (knownChange(row) === null ? "" : tipOf(row)),
+    tip: tipOf,
   },
   { ...size("waste"), wide: true, hint: "cached and stranded" },
   ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share !== "cached" })),

@@ -14,7 +14,7 @@ export function captionsOf({ snapshot, processes, queue, verdicts }, events) {
   if (snapshot.source.name !== "sim" || !leaking) return found;
   const flush = events.findLast(({ kind, at }) => kind === "flush" && snapshot.taken_at - at < FRESH);
   const released = flush && Object.fromEntries(flush.details).released_bytes;
-  if (released) found.set("flush", `A flush of ${flush.workload} released ${human(released)}. Open Receipts to compare it with the plan.`);
+  if (released) found.set("flush", `A flush of ${flush.workload} released ${human(released)}. Open Receipts to compare it with what was expected.`);
   const leak = verdicts.find(({ kind, pid }) => kind === "leak" && pid === leaking.pid);
   if (leak) found.set("leak", `${LEAKING} keeps more memory with each step. Its problem says ${leak.retained_by ? "which line keeps it, and " : ""}when the GPU will be full.`);
   for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === TRAINING && bytes >= LARGE))

@@ -31,8 +31,11 @@ let view = { from: 0, to: 0, row: HEIGHT }; // the part of the rows that can be 
 
 const gpu = () => String(chosen()?.index ?? "");
 
-/** What the table lists, for a download. */
-export const shownList = () => ({ list, order, filter, group, gpu: gpu(), opened: [...opened] });
+/** What the table lists, for a download. Draws it first: a new frame changes a row's bytes before what follows from them. */
+export function shownList() {
+  showProcesses();
+  return { list, order, filter, group, gpu: gpu(), opened: [...opened] };
+}
 
 export function showProcesses() {
   rows = rowsOf(state.frame);

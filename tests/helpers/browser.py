@@ -159,9 +159,9 @@ def stream_of(frame: Any, events: Sequence[Any] = ()) -> dict[str, Any]:
     return {"content_type": "text/event-stream", "body": f"event: frame\ndata: {data}\n\n"}
 
 
-def show_frame(session: PageSession, frame: Any) -> None:
+def show_frame(session: PageSession, frame: Any, events: Sequence[Any] = ()) -> None:
     """Make the page show this frame until ``session.page.unroute(LIVE)``."""
-    session.page.route(LIVE, lambda route: route.fulfill(**stream_of(frame)))
+    session.page.route(LIVE, lambda route: route.fulfill(**stream_of(frame, events)))
     session.page.reload()
     session.page.wait_for_function(
         "seq => document.documentElement.dataset.seq === seq", arg=str(frame["snapshot"]["seq"]), timeout=60_000

@@ -264,11 +264,9 @@ def _legend_of_page(frame: Any, device: Any) -> list[tuple[str, str]]:
     """Return what the web UI lists beside the bar, from its upper end."""
     shares = [(share, human(_held(frame, device, share) or 0)) for share in reversed(SHARES)]
     overcounts = {each["device_uuid"]: each["overcount_bytes"] for each in frame["ledger"]["overcounts"]}
-    unmapped = [each["unmapped_bytes"] or 0 for each in frame["processes"] if each["device_uuid"] == device["uuid"]]
     rest = {
         "reserved": device["reserved_bytes"],
         "overcount": overcounts.get(device["uuid"], 0),
-        "unmapped": sum(unmapped),
         "free": device["free_bytes"],
     }
     return [*((name, human(held)) for name, held in rest.items()), *shares]

@@ -117,7 +117,11 @@ def test_restarted_program_is_compared_with_its_earlier_life(session: PageSessio
     assert first[:2] == ["used", f"chat-api (pid {before['pid']}, now {row['pid']})"]
     assert first[2] != "-"
     page.get_by_role("button", name="Overview").click()
+    frame = demo.get("frame")
+    events = page.request.get(f"{demo.url}/api/v1/events", headers={"Accept": "application/json"}).json()
+    frame["snapshot"]["elapsed_seconds"] = frame["snapshot"]["taken_at"] - before["started_at"] - 1
+    show_frame(session, frame, events)
     page.get_by_label("Change in").select_option("15 min")
     cell = page.locator("tbody.process", has_text="chat-api").locator(".of-change")
-    cell.get_by_text("↻").wait_for()
+    cell.get_by_text("↻").wait_for(timeout=15_000)
     assert f"from pid {before['pid']}, before the workload's restart" in (cell.get_attribute("title") or "")
