@@ -62,7 +62,8 @@ class Total:
     """What one place keeps."""
 
     def __init__(self) -> None:
-        self.size = self.tensors = 0
+        self.size = 0
+        self.tensors = 0.0
         self.has_graph = False
 
 
@@ -118,16 +119,16 @@ def _retainers(kept: Sequence[TrackedTensor], graphs: Sequence[TrackedTensor]) -
         part = min(EACH, len(group))
         total = unheld if place is None else totals.setdefault(place, Total())
         total.size += sum(one.size_bytes for one in group) // part
-        total.tensors += -(-len(group) // part)
+        total.tensors += len(group) / part
         total.has_graph |= group[0].has_graph
     holders = [total for total in totals.values() if total.has_graph]
     if unheld.size and not holders:
         holders = _holders_of_graphs(graphs, totals)
     for total in holders:  # autograd refers to the others
         total.size += unheld.size // len(holders)
-        total.tensors += unheld.tensors // len(holders)
+        total.tensors += unheld.tensors / len(holders)
     ordered = sorted(totals.items(), key=lambda entry: -entry[1].size)
-    return tuple(_retainer(place, total.size, total.tensors) for place, total in ordered[:RETAINERS])
+    return tuple(_retainer(place, total.size, round(total.tensors)) for place, total in ordered[:RETAINERS])
 
 
 def _holders_of_graphs(graphs: Sequence[TrackedTensor], totals: dict[Place, Total]) -> list[Total]:

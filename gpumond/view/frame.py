@@ -25,6 +25,7 @@ from gpumond.view.rows import (
     ProcessRow,
     cached_lines,
     devices,
+    free_elsewhere,
     grant_sentences,
     held_by,
     plain,
@@ -238,7 +239,8 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         sentence = safe(
             f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{behind}{_missing(request)}"
         ) + (f"; the largest programs there are {holders}" if (holders := held_by(request)) else "")
-        yield FrameNotice("note", "waiting", sentence, "waiting")
+        elsewhere = free_elsewhere(frame, request)
+        yield FrameNotice("note", "waiting", f"{sentence}; {elsewhere}" if elsewhere else sentence, "waiting")
 
 
 def _grants(frame: CheckedFrame) -> Iterator[FrameNotice]:

@@ -185,7 +185,7 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line
     lines: list[Line] = []
     used = width
     for part, amount in parts.items():
-        words = f" {part} {human(amount)}"
+        words = f" {part} {human(amount)}{' (not in use)' if part == 'unmapped' else ''}"
         if used + 3 + len(words) > width:
             lines.append([])
             used = 0

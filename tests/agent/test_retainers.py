@@ -103,7 +103,7 @@ def test_only_objects_that_survive_an_interval_are_kept():
     for _ in range(5):
         pool.create(keep=True)
     (found,) = searching.advance() or ()
-    assert (found.name, found.tensors, found.size_bytes) == ("Pool.kept", 12, 1000)
+    assert (found.name, found.tensors, found.size_bytes) == ("Pool.kept", 10, 1000)
     assert "self.kept.append" in Path(found.file).read_text().splitlines()[found.line - 1]
 
 

@@ -20,7 +20,7 @@ from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.units import GIB, about, typed_size
 from gpumond.features.alerts.command import _runbook
 from gpumond.features.quotas.admission_client import WaitStatusLine, size
-from gpumond.features.quotas.command import NO_REQUEST, queue_table, queue_text
+from gpumond.features.quotas.command import no_request, queue_table, queue_text
 from gpumond.view.frame import view
 from gpumond.view.rows import quota_sentence
 from gpumond.view.text import moment
@@ -126,7 +126,26 @@ def test_grant_is_shown_until_its_memory_is_used():
         "20.0 GiB of GPU 0 is granted to pid 4242, which uses 5.0 GiB of it so far",
     ]
     assert [notice.text for notice in view(frame).notices if notice.kind == "granted"] == sentences
-    assert queue_text(frame) == "\n".join((f"{NO_REQUEST}\n", *sentences))
+    assert queue_text(frame) == "\n".join((f"{no_request(frame)}\n", *sentences))
+
+
+def test_the_advice_to_wait_names_a_device_if_there_are_several():
+    one, two = make_device(), make_device("GPU-b", index=1)
+    assert "run --need SIZE --wait 10m --" in queue_text(make_frame(one))
+    assert "run --need SIZE --need-device GPU --wait 10m --" in queue_text(make_frame(one, two))
+
+
+def test_a_wait_names_another_device_that_has_room():
+    free = make_device("GPU-b", index=1, used_bytes=50 * GIB, free_bytes=30 * GIB)
+    full = replace(free, used_bytes=70 * GIB, free_bytes=10 * GIB)
+    for other, named in ((free, True), (full, False)):
+        (notice,) = [
+            notice
+            for notice in view(make_frame(make_device(used_bytes=GIB), other, queue=(QUEUED,))).notices
+            if notice.kind == "waiting"
+        ]
+        end = "; GPU 1 has 30.0 GiB free: to use it, start pretrain (pid 4242, ann) with --need-device 1"
+        assert notice.text.endswith(end) is named
 
 
 def test_waiting_is_one_line_in_a_log_until_something_changes(capsys: pytest.CaptureFixture[str]):

@@ -266,8 +266,11 @@ def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: 
     assert id not in daemon.run("silence", "list").stdout
     assert id in daemon.run("silence", "list", "--all").stdout
     useless = daemon.run("silence", "add", "rule=ful", "--for", "1h", "--reason", "x")
-    assert useless.stdout.endswith(": matches no active alert\n")
-    assert useless.stderr == "gpumond: no rule has the name ful; `gpumond rules list` shows the rules\n"
+    assert (useless.returncode, useless.stdout) == (2, "")
+    assert "no rule has the name ful; did you mean full?" in useless.stderr
+    assert "rule=ful " not in daemon.run("silence", "list", "--all").stdout
+    useless = daemon.run("silence", "add", "rule=xyz", "--for", "1h", "--reason", "x")
+    assert "no rule has the name xyz; `gpumond rules list` shows the rules" in useless.stderr
     wrong = daemon.run("silence", "add", "rule=~(", "--for", "1h", "--reason", "x")
     assert wrong.returncode == 2
     assert "not a regular expression" in wrong.stderr

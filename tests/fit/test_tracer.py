@@ -170,6 +170,12 @@ def test_attention_has_the_memory_of_the_kernels_of_a_gpu(trace: Callable[[str],
     assert shared > 64 * MIB
 
 
+def test_attention_on_the_host_is_left_alone(trace: Callable[[str], Any]):
+    """A kernel of a CUDA device doesn't exist there."""
+    found = trace(ATTENTION.replace("HEADS", "8").replace("cuda", "cpu"))
+    assert found["reason"] == "the program allocated nothing on a CUDA device"
+
+
 CONVOLUTION = """
 import torch
 x = torch.zeros(4, 64, 128, 128, device="cuda").to(memory_format=torch.FORMAT)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.frame import Frame, Line
+from gpumond.facts.frame import Frame, Line, Verdict
 from gpumond.facts.messages import to_json
 from gpumond.facts.program import Oom, OomPool, Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB
 from gpumond.features.oom.case_file import CaseFile, Remedy, document, lacking, plain, remedy_rows, sections
-from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, case_file, opaque_case, timeline
+from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, case_file, opaque_case, recent_peaks, timeline
 from gpumond.features.oom.remedies import Evidence, remedies
 from gpumond.tick.history import DEVICE_SIGNALS, History
 from gpumond.tick.ledger import attribute
@@ -117,6 +117,16 @@ def test_a_timeline_shows_everything_on_the_device():
     assert [curve.pid for curve in found.curves] == [*range(20, 8, -1), None]
     assert found.curves[-1].used_bytes[-1] == (sum(range(1, 9)) + gone) * GIB
     assert sum(curve.used_bytes[-1] or 0 for curve in found.curves) == device.used_bytes
+
+
+def test_the_peak_of_a_device_is_that_of_the_last_minute():
+    history = History()
+    unknown = [float("nan")] * (DEVICE_SIGNALS - 1)
+    snapshot = make_snapshot(make_device(), make_device("GPU-b", index=1))
+    history.begin(snapshot)
+    for seconds, used in ((70, 60), (30, 40), (0, 20)):
+        history.device("GPU-a").add((history.now - seconds, float(used * GIB), *unknown))
+    assert recent_peaks(Frame(snapshot, attribute(snapshot)), history) == {"GPU-a": 40 * GIB}
 
 
 @pytest.mark.parametrize("show", [plain, document])
@@ -283,8 +293,16 @@ def test_a_case_file_states_the_request_and_its_size_is_limited(plan: Plan):
     assert len(to_json(case)) < 1 << 20
 
 
-def shared(*grants: GrantedRequest, request: float = 7.68, free: float = 6.04, other: float = 0.0) -> CaseFile:
-    """A case of train (pid 10), beside lab (pid 11) on GPU 0; GPU 1 has ``other`` GiB free."""
+def shared(
+    *grants: GrantedRequest,
+    request: float = 7.68,
+    free: float = 6.04,
+    other: float = 0.0,
+    scope: str = "",
+    verdicts: Sequence[Verdict] = (),
+    peak: float | None = None,
+) -> CaseFile:
+    """A case of train (pid 10), beside lab (pid 11) on GPU 0; GPU 1 has ``other`` GiB free, and used ``peak`` GiB."""
     lab = make_process(11, int((78 - free) * GIB))
     device = make_device(
         used_bytes=int((80 - free) * GIB), free_bytes=int(free * GIB), processes=(make_process(10, 2 * GIB), lab)
@@ -294,9 +312,11 @@ def shared(*grants: GrantedRequest, request: float = 7.68, free: float = 6.04, o
     )
     report = make_report(10, (make_pool(live=GIB, cached=0),), workload="train")
     snapshot = make_snapshot(device, second, reports=(report, make_report(11, (), workload="lab")))
-    oom = Oom(number=1, at=1.0, seen="scope", device_uuid=device.uuid, request_bytes=int(request * GIB))
+    oom = Oom(number=1, at=1.0, seen="scope", device_uuid=device.uuid, request_bytes=int(request * GIB), scope=scope)
     frame = Frame(snapshot, attribute(snapshot), grants=grants)
-    return case_file(Evidence(replace(oom, free_bytes=int(free * GIB)), report, frame), History())
+    peaks = {} if peak is None else {second.uuid: int(peak * GIB)}
+    oom = replace(oom, free_bytes=int(free * GIB))
+    return case_file(Evidence(oom, report, frame, verdicts, peaks), History())
 
 
 def granted(pid: int, need: int, uuid: str, unused: int) -> GrantedRequest:
@@ -332,3 +352,21 @@ def test_another_device_is_a_remedy_only_for_all_that_the_program_was_granted_an
         "start lab (pid 11), too, with gpumond run --need, or with less memory: it holds 72.0 GiB without a grant, and "
         "this program was granted 16.0 GiB"
     )
+
+
+def test_another_device_is_no_remedy_if_it_was_fuller_a_moment_ago_or_a_program_leaks_there():
+    assert shared(other=12.0, peak=71.0).remedies[0].text.endswith("on GPU 1, which has 9.0 GiB free")
+    leak = Verdict(device_uuid="GPU-b", pid=12, start_ticks=1, kind="leak", since=1.0)
+    for case in (shared(other=12.0, peak=72.0), shared(other=12.0, verdicts=[leak])):
+        assert [each.name for each in case.remedies] == ["nothing"]
+    assert shared(other=12.0, verdicts=[replace(leak, device_uuid="GPU-a")]).remedies[0].name == "other-device"
+
+
+def test_a_smaller_request_is_the_last_resort_in_a_scope():
+    case = shared(scope="batch-32")
+    (only,) = case.remedies
+    assert (only.name, only.enough, only.size_bytes) == ("smaller-request", None, None)
+    assert case.summary.endswith(
+        "; request less in batch-32 (a smaller batch, or torch.no_grad() in an evaluation): 1.7 GiB is missing"
+    )
+    assert shared(scope="batch-32", other=12.0).remedies[0].name == "other-device"

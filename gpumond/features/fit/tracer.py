@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import zip_longest
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 STEPS = 2
@@ -365,7 +366,7 @@ def emulate_choices(torch: Any, trace: Trace) -> None:
         return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
     torch.nn.functional.dropout = dropout  # on a CUDA device, its mask has one byte for each value
-    emulate_attention(torch)
+    emulate_attention(torch, trace)
     # Whether gradients overflow is a value on the device: they do not.
     torch.amp.GradScaler._maybe_opt_step = lambda self, optimizer, state, *args, **kwargs: optimizer.step(
         *args, **kwargs
@@ -380,7 +381,7 @@ def emulate_choices(torch: Any, trace: Trace) -> None:
     torch.autocast.__init__ = initialize
 
 
-def emulate_attention(torch: Any) -> None:
+def emulate_attention(torch: Any, trace: Trace) -> None:
     """Choose the attention kernels of a CUDA device. Only the last keeps a weight for each pair of positions: the one
     for keys of several queries in 32 bits.
     """
@@ -396,7 +397,7 @@ def emulate_attention(torch: Any) -> None:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        if query.dim() != 4:
+        if query.dim() != 4 or not trace.on_device(query):
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if torch.is_autocast_enabled("cpu"):
             query, key, value = (each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value))
@@ -638,7 +639,7 @@ def run(arguments: Sequence[str], size_bytes: int) -> dict[str, Any]:
         if end.code not in (None, 0):
             return trace.result(f"the program exited with status {end.code!r:.80}")
     except BaseException as error:
-        return trace.result(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        return trace.result(f"{type(error).__name__}: {shorten(str(error), 300, placeholder=' …')}")
     if all(kind != ALLOCATE for kind, _, _ in trace.entries):
         return trace.result("the program allocated nothing on a CUDA device")
     return trace.result()

@@ -26,6 +26,8 @@ KEPT, PER_PROCESS = 200, 10
 """Case files that are kept, in all and of one process. The oldest are removed."""
 FRAMES_SECONDS = 2.0
 """Age up to which frames are kept to find the last one before an error: an agent reports it up to a second later."""
+RECENT_SECONDS = 60.0
+"""Time in which another device must have had room."""
 ANNOTATION = "case"
 RULES = frozenset({"out-of-memory"})
 """Rules whose alerts name the case file."""
@@ -121,8 +123,9 @@ class OomPart(Part):
         for report in (*tick.exited_reports, *tick.frame.snapshot.reports):
             for oom in report.program.ooms:
                 if oom.at >= since and case_id(oom.at, report.pid, oom.number) not in self.cases:
-                    evidence = Evidence(oom, report, self._before(oom.at, tick.frame), tick.frame.verdicts)
-                    yield case_file(evidence, self._kernel.history)
+                    before, history = self._before(oom.at, tick.frame), self._kernel.history
+                    peaks = recent_peaks(before, history)
+                    yield case_file(Evidence(oom, report, before, tick.frame.verdicts, peaks), history)
 
     def _before(self, at: float, frame: Frame) -> Frame:
         """Return the last frame before a time, or the oldest."""
@@ -180,6 +183,13 @@ FULL = 0.02
 """Free part of a device below which it is full."""
 AT_ITS_PEAK = 0.98
 """Part of its highest use that a program without an agent held when it ended."""
+
+
+def recent_peaks(frame: Frame, history: History) -> Mapping[str, int]:
+    """Return the most bytes in use on each device in the minute before a frame."""
+    since = frame.snapshot.taken_at - RECENT_SECONDS
+    series = {each.uuid: history.series((each.uuid, None), "used", since) for each in frame.snapshot.devices}
+    return {uuid: int(max(point.high for point in points)) for uuid, points in series.items() if points}
 
 
 def case_id(at: float, pid: int, number: int) -> str:

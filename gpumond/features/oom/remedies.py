@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gpumond.diagnosis.advice import ADVICE, AdviceCase, case_of, torch_setting
@@ -35,13 +35,15 @@ class NeighborUsage:
 class Evidence:
     """``before`` is the last frame before the error, ``report`` the program's with the record ``oom``.
 
-    ``verdicts`` are those of the frame of the report.
+    ``verdicts`` are those of the frame of the report. ``peaks``: the most bytes in use on each device in the last
+    minute; a device is absent if they are unknown.
     """
 
     oom: Oom
     report: AgentReport
     before: Frame
     verdicts: Sequence[Verdict] = ()
+    peaks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -143,10 +145,16 @@ class Evidence:
         return next(own, None)
 
     def available(self, device: DeviceReading) -> int | None:
-        """Return the free bytes of another device that no other program is granted; None if unknown."""
-        free = device.current_free_bytes
+        """Return the least free bytes of another device in the last minute, without those that another program is
+        granted; None if unknown, or if a program there is leaking.
+        """
+        free, used = device.current_free_bytes, device.used_bytes
+        leaking = any(each.kind == "leak" and each.device_uuid == device.uuid for each in self.verdicts)
+        if free is None or used is None or leaking:
+            return None
+        returned = max(0, self.peaks.get(device.uuid, used) - used)
         others = (each for each in self.before.grants if each.device_uuid == device.uuid and not self._is_own(each))
-        return None if free is None else max(0, free - sum(each.unused_bytes for each in others))
+        return max(0, free - returned - sum(each.unused_bytes for each in others))
 
     def _is_own(self, grant: GrantedRequest) -> bool:
         return grant.pid == self.report.pid or grant.id == self.report.admission
@@ -266,7 +274,7 @@ PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size
 
 def remedies(e: Evidence) -> tuple[Remedy, ...]:
     """Return all remedies, those that alone would have been enough first; the last resort is ``nothing``."""
-    found = [each for find in REMEDIES for each in find(e)]
+    found = [each for find in REMEDIES for each in find(e)] or [*_smaller_request(e)]
     found.sort(key=lambda each: {True: 0, None: 1, False: 2}[each.enough])  # stable: the order of REMEDIES within
     if any(each.enough or each.enough is None for each in found) or e.missing is None:
         return tuple(found)
@@ -477,7 +485,7 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
     if rooms:
         free, device = max(rooms, key=lambda room: room[0])
         text = f"run this program, which needs {human(need)}, on GPU {device.index}, which has {human(free)} free"
-        source = "the driver's free bytes, less what other programs are granted"
+        source = "the driver's least free bytes in a minute, less what other programs are granted"
         yield replace(_remedy(e, "other-device", text, free, "measured", source), enough=True)
 
 
@@ -564,6 +572,16 @@ def _optimizer(e: Evidence) -> Iterator[Remedy]:
         text = "keep the optimizer's state on the host or in 8 bits (FSDP CPUOffload, DeepSpeed, bitsandbytes)"
         basis: Basis = "estimate" if within else "measured"
         yield _remedy(e, "optimizer", text, size, basis, "two values for each parameter" if within else "classes")
+
+
+def _smaller_request(e: Evidence) -> Iterator[Remedy]:
+    """The last resort if nothing else is known: how much less the program then requests is unknown, too."""
+    if e.oom.scope and e.missing:
+        lacks = lacking(e.missing, e.request, e.free)
+        text = (
+            f"request less in {e.oom.scope} (a smaller batch, or torch.no_grad() in an evaluation): {lacks} is missing"
+        )
+        yield _remedy(e, "smaller-request", text, None, "estimate", "the request and the free bytes")
 
 
 def _is_of_optimizer(e: Evidence) -> bool:

@@ -97,9 +97,11 @@ def cgroup_table(frame: Mapping[str, Any]) -> str:
     return table(("GPU", ">USED", ">GUARANTEED", ">LIMIT", "QUOTA", "CGROUP"), rows) if rows else ""
 
 
-NO_REQUEST = (
-    "no program waits for memory; gpumond run --need SIZE --wait 10m -- COMMAND starts one as soon as there is room"
-)
+def no_request(frame: Mapping[str, Any]) -> str:
+    """Return that no program waits, and the command of one that would."""
+    device = " --need-device GPU" if len(frame["snapshot"]["devices"]) > 1 else ""
+    command = f"gpumond run --need SIZE{device} --wait 10m -- COMMAND"
+    return f"no program waits for memory; {command} starts one as soon as there is room"
 
 
 class QueueCommand:
@@ -120,7 +122,7 @@ def queue_text(frame: Mapping[str, Any]) -> str:
     held = "\n".join(filter(None, map(held_sentence, frame["queue"])))
     taken = "\n".join(taken_memory_sentences(frame))
     elsewhere = "\n".join(filter(None, (free_elsewhere(frame, each) for each in frame["queue"])))
-    parts = [queue_table(frame) or NO_REQUEST, held, taken, elsewhere, "\n".join(grant_sentences(frame))]
+    parts = [queue_table(frame) or no_request(frame), held, taken, elsewhere, "\n".join(grant_sentences(frame))]
     return "\n\n".join(filter(None, parts))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_answer, print_error
-from gpumond.facts.errors import ConfigError
+from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import counted
 from gpumond.view.text import moment, table
@@ -56,11 +56,12 @@ def _add(arguments: argparse.Namespace) -> int:
     }
     if arguments.start is not None:
         body["starts_at"] = _time(arguments.start)
-    entry = client.post(arguments.url, ROUTE, body, timeout=30)
-    print_answer(arguments, entry, lambda: _created(entry))
     rules = {each["name"] for each in client.get(arguments.url, "/api/v1/rules")}
     if unknown := [each["value"] for each in matchers if _is_rule(each) and each["value"] not in rules]:
-        print_error(f"gpumond: no rule has the name {', '.join(unknown)}; `gpumond rules list` shows the rules")
+        remedy = did_you_mean(unknown[0], rules) or "; `gpumond rules list` shows the rules"
+        raise ConfigError(f"no rule has the name {unknown[0]}{remedy}")
+    entry = client.post(arguments.url, ROUTE, body, timeout=30)
+    print_answer(arguments, entry, lambda: _created(entry))
     alerts = [{"rule": each["rule"], **dict(each["labels"])} for each in client.get(arguments.url, "/api/v1/alerts")]
     unmatched = [each["name"] for each in matchers if not any(each["name"] in alert for alert in alerts)]
     if alerts and unmatched:
