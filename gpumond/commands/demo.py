@@ -177,10 +177,8 @@ def _signed_in(address: str) -> tuple[str, str]:
     except GpumondError:
         return address, ""
     valid = duration(answer["valid_seconds"])
-    return (
-        f"{address.rstrip('/')}/#code={answer['code']}",
-        f"\nThis address signs you in once, within the next {valid}.\n",
-    )
+    note = f"\nThis address signs you in once, within the next {valid}.\n"
+    return f"{address.rstrip('/')}/#code={answer['code']}", note
 
 
 @contextmanager
@@ -211,10 +209,8 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
 
     def start_others() -> None:
         while NEED in commands and NEED not in running and not stopping.wait(0.2):
-            device = SimDevice(devices / "card1").read()
-            if (device.size_bytes or 0) - (
-                device.used_bytes or 0
-            ) < NEED_GIB * GIB:  # else it would get the memory of the others
+            free = SimDevice(devices / "card1").read().current_free_bytes
+            if free is not None and free < NEED_GIB * GIB:  # else it would get the memory of the others
                 running[NEED] = start(NEED)
         while not stopping.wait(RESTART_SECONDS):
             for name in running:

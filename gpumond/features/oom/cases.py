@@ -345,7 +345,7 @@ def _values(points: Sequence[Point], times: Sequence[float], step: float) -> tup
 def _rest(whole: Sequence[int | None], curves: Sequence[Curve]) -> tuple[int | None, ...]:
     """Return the use of the device besides these curves.
 
-    A difference at one point alone is a change that the device's median of a moment has, and a program's has not.
+    It is 0 where only one point differs: the medians of the device and of a program are there those of other readings.
     """
     least = NOTABLE * max((value or 0 for value in whole), default=0)
     sums = [sum(curve.used_bytes[place] or 0 for curve in curves) for place in range(len(whole))]
