@@ -12,6 +12,7 @@ import sys
 import time
 import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPConnection, HTTPResponse
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -224,6 +225,15 @@ class Running:
     @staticmethod
     def get(connection: Connection, encoding: str) -> bytes:
         return connection.get(encoding)
+
+    def open(self, path: str) -> HTTPResponse:
+        """Request another path than the page, as a browser does."""
+        connection = HTTPConnection(self.address, timeout=30)
+        connection.request("GET", path, headers={"Accept-Encoding": "gzip"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise SystemExit(f"{path}: {answer.status}")
+        return answer
 
     def cpu(self) -> float:
         """Return the CPU seconds of its processes, those that have ended included."""

@@ -64,8 +64,10 @@ def measure(exporter: Exporter, setting: Setting, seconds: float) -> Measures:
         if setting.agents and exporter is GPUMOND:
             until(lambda: agents(started) == setting.agents, AGENTS_SECONDS, every=1.0)
         time.sleep(WARM_UP_SECONDS)
-        found |= cost(started, seconds)
-        return found | scrapes(started)
+        found |= cost(started, seconds) | scrapes(started)
+        if exporter is GPUMOND:
+            found["pss_with_web_ui_mib"] = pss_with_web_ui(started)
+        return found
 
 
 def agents(started: Running) -> int:
@@ -113,6 +115,17 @@ def scrapes(started: Running) -> Measures:
                 connection.close()
     found = {way: spread(own) for way, own in seconds.items()}
     return {f"{way}_{name}": own[name] for way, own in found.items() for name in ("p50_ms", "p99_ms")}
+
+
+def pss_with_web_ui(started: Running) -> float:
+    """Return the memory in MiB while the web UI is open: a client that follows its stream of frames."""
+    for path in ("/", "/api/v1/frame"):
+        started.open(path).read()
+    stream = started.open("/api/v1/live")
+    end = time.monotonic() + WARM_UP_SECONDS
+    while time.monotonic() < end:
+        stream.read1()
+    return started.pss() / 2**20
 
 
 def compare(exporters: Sequence[Exporter], setting: Setting, rounds: int, seconds: float) -> dict[str, object]:

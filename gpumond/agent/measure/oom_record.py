@@ -40,9 +40,9 @@ REPORTED_SECONDS = 600.0
 SITES, SITE_CALLS = 5, 6
 """Number of sites in a record, and of their calls."""
 
-SEARCH_SECONDS, LAST_SEARCH_SECONDS = 0.025, 1.0
-"""CPU time of a search for tensors outside modules: at an error, whose call is delayed by at most 50 ms, and at the end
-of a program that did not handle it.
+LAST_SEARCH_SECONDS = 1.0
+"""CPU time of a search for tensors outside modules, at the end of a program that did not handle its error. A program
+that goes on isn't searched: the list of its objects alone can take longer than the 50 ms that its call may be delayed.
 """
 MAX_RECORD_BYTES = 16 << 10
 """Longest record as JSON. A report contains one whole record, and has at most 64 KiB."""
@@ -170,7 +170,7 @@ class Ooms:
             pools = LOADED.read(READ_SECONDS) or ()
             devices = self._increased(pools, first_counts=True)
             request = request_bytes(error)
-            details = _details(error, LAST_SEARCH_SECONDS if seen == "unhandled" else SEARCH_SECONDS)
+            details = _details(error, LAST_SEARCH_SECONDS if seen == "unhandled" else 0.0)
             record = self._record(pools, devices, seen, request, self.scope(), details)
             allocator, device = allocator_of(error), record.device_uuid or _device_of(error)
             known = replace(record, device_uuid=device, free_bytes=free_bytes(error), allocator=allocator)
@@ -299,7 +299,7 @@ class Ooms:
 OOMS = Ooms()
 
 
-def _details(error: BaseException, search_seconds: float = SEARCH_SECONDS) -> Details:
+def _details(error: BaseException, search_seconds: float) -> Details:
     """Return the details for an error that this thread handles."""
     from gpumond.agent.measure import stacks  # needed after an error only
 
