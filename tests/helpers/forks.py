@@ -133,7 +133,12 @@ def _server() -> socket:
 
 
 def can_fork(command: Sequence[str], options: Mapping[str, Any]) -> bool:
-    """Return whether a fork has the same effect as this command, which is ``python -m gpumond …`` of this Python."""
+    """Return whether a fork has the same effect as this command, which is ``python -m gpumond …`` of this Python.
+
+    A bench measures the process that users start: a fork shares memory with its parent, and has its modules.
+    """
+    if "PYTEST_VERSION" not in os.environ:
+        return False
     if [*command[:3]] != [sys.executable, "-m", "gpumond"] or options.keys() - OPTIONS:
         return False
     utf8 = {"PYTHONUTF8": "1"} if getpreferredencoding(False) == "UTF-8" else {}
