@@ -25,6 +25,10 @@ BOXES = """() => [...document.querySelectorAll('.card, .card .acts > :not([hidde
     .filter(node => node.checkVisibility())
     .map(node => [node, node.getBoundingClientRect()])
     .map(([node, box]) => [node.textContent.slice(0, 8), box.x, box.y, box.height])"""
+IN_LIST = """selector => {
+    const [list, node] = ['#alerts', selector].map(each => document.querySelector(each).getBoundingClientRect())
+    return list.top <= node.top && node.bottom <= list.bottom
+}"""
 
 
 SUMMARY = "document.querySelector('tbody .history .summary')?.textContent ?? ''"
@@ -141,6 +145,26 @@ def test_more_than_three_problems_are_folded(browser: Browser, demo: RunningDaem
         page.get_by_role("button", name="Show fewer").click()
         assert page.locator(".card:visible").count() == 3
         assert page.title().startswith("(8) gpumond")
+
+
+@pytest.mark.parametrize("size", [(390, 844), (1024, 768), (1440, 900)], ids=["phone", "tablet", "wide"])
+def test_problems_take_a_quarter_of_the_window_and_scroll(browser: Browser, demo: RunningDaemon, size: tuple[int, int]):
+    def three(frame: Any) -> None:
+        verdict = leak_of(frame, "notebook") | {"retained_by": "/app/a/long/path/to/the/cache.py:120 (CACHE.append)"}
+        found = [alert_of(verdict, "notebook", "firing") | {"rule": rule} for rule in ("leak", "rule-1", "rule-2")]
+        frame["verdicts"], frame["alerts"] = [verdict], found
+
+    width, height = size
+    with open_page(browser, demo, {"width": width, "height": height}, rewrite=three) as session:
+        page = session.page
+        last = page.locator(".card").nth(2)
+        last.wait_for()
+        assert page.locator("#alerts").evaluate("node => node.offsetHeight") <= height / 4
+        last.get_by_role("button", name="Chart").scroll_into_view_if_needed()
+        assert page.evaluate(IN_LIST, ".card:nth-child(3) .acts")
+        page.get_by_role("button", name="Evidence leak").evaluate("button => button.click()")
+        page.locator(".fit[open] .next").scroll_into_view_if_needed()
+        assert page.evaluate(IN_LIST, ".fit[open] .next")
 
 
 def test_headline_legend_and_chart_state_the_same_bytes(session: PageSession):
