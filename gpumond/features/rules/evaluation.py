@@ -24,7 +24,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
 from gpumond.quantities import ending_sentence, subjects, unreadable
 from gpumond.quantities.quantity import readable
-from gpumond.quantities.scope import NO_VERDICT, Row, RuleContext, Subjects, Unreadable, active_verdicts
+from gpumond.quantities.scope import NO_VERDICT, OWNER_LABELS, Row, RuleContext, Subjects, Unreadable, active_verdicts
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.store.table import adapter
 from gpumond.tick.ledger import attribute
@@ -226,10 +226,8 @@ def _advance(
             return None
         texts = _annotations(rule, subjects, row, kept.alert.value)  # they may state other values, as of now
         return kept._replace(alert=replace(kept.alert, annotations=texts))
-    workload = (
-        dict(before.alert.labels).get("workload") if before else process and next(iter(subjects.programs(row)), "")
-    )
-    identity = _identity(rule.name, (*labels, ("workload", workload)) if workload else labels, rule.labels)
+    owner = _kept_owner(before.alert) if before else _owner(subjects, row, process)
+    identity = _identity(rule.name, (*labels, *owner), rule.labels)
     if before is not None and before.alert.labels != identity:
         before = None  # the rule has other labels now: another alert
     active_at, since = (before.alert.active_at, before.active_elapsed) if before else (now, elapsed)
@@ -257,6 +255,19 @@ def _cleared(rule: Rule, before: Activity, elapsed: float) -> Activity | None:
         return None
     since = elapsed if before.cleared_elapsed is None else before.cleared_elapsed
     return before._replace(cleared_elapsed=since) if elapsed - since < rule.keep_firing_for_seconds else None
+
+
+def _owner(subjects: Subjects[Row], row: Row, process: ProcessKey | None) -> Labels:
+    """Return the labels by which silences and routes find the alerts of a process after its restart."""
+    if process is None:
+        return ()
+    workload = next(iter(subjects.programs(row)), "")
+    return (*((("workload", workload),) if workload else ()), *subjects.owner(process))
+
+
+def _kept_owner(alert: Alert) -> Labels:
+    """Return those labels of an active alert: what becomes known or unknown later doesn't make it another alert."""
+    return tuple(label for label in alert.labels if label[0] in ("workload", *OWNER_LABELS))
 
 
 @lru_cache(16_384)
