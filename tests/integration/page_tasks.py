@@ -151,7 +151,7 @@ def _press_compare(page: Page) -> None:
 
 
 def _two_are_compared(session: PageSession) -> None:
-    session.page.locator(".compared .plot path.layer").nth(1).wait_for(state="attached")
+    session.page.locator(".compared .plot path.series").nth(1).wait_for(state="attached")
     session.page.get_by_role("table", name="Differences between two moments").get_by_role("row").nth(2).wait_for()
 
 
