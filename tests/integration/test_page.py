@@ -279,6 +279,25 @@ def test_workload_that_grew_since_an_hour_ago_is_first(session: PageSession, dem
     page.unroute(LIVE)
 
 
+def test_group_has_the_worst_verdict_of_its_processes(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    one, other = (next(each for each in frame["processes"] if each["workload"] == name) for name in PROGRAMS[:2])
+    frame["alerts"], frame["verdicts"] = [], []
+    for process, kind in ((one, "steady"), (other, "leak")):
+        subject = {name: process[name] for name in ("device_uuid", "pid", "start_ticks")}
+        about = {"kind": kind, "since": 1.0, "evidence": [], "summary": "", "fit": None, "time_to_full_seconds": None}
+        frame["verdicts"].append(subject | about)
+    show_frame(session, frame)
+    page.get_by_label("Group by").select_option("device")
+    assert session.texts("tbody.group .of-verdict.notable") == [["leak"]]
+    page.get_by_label("Group by").select_option("workload")
+    for _ in range(2):  # up, then down
+        page.locator("#columns .of-verdict button").click()
+    assert session.texts("tbody.group .of-program bdi")[0][0] == PROGRAMS[1]
+    assert session.texts("tbody.group .of-verdict") == [["leak", "", "", ""]]
+    page.unroute(LIVE)
+
+
 def test_change_is_that_since_the_start_of_the_range(session: PageSession, demo: RunningDaemon):
     frame, page = demo.get("frame"), session.page
     first = frame["snapshot"]["taken_at"]

@@ -35,6 +35,11 @@ def test_palette_jumps_and_acts_by_keyboard(session: PageSession, demo: RunningD
     page.reload()
     session.shows_content()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 20, 24)"
+    page.get_by_role("button", name="Light", exact=True).click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    page.get_by_role("button", name="Dark", exact=True).click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 20, 24)"
+    assert "sim 0" not in page.locator("header").inner_text()
     page.keyboard.press(":")
     page.keyboard.type("view")
     page.keyboard.press("ArrowDown")
