@@ -177,7 +177,9 @@ def test_refusal_is_shown_with_the_daemons_reason(browser: Browser, demo: Runnin
 def test_flush_without_a_token_is_refused(session: PageSession, demo: RunningDaemon):
     before = demo.get("receipts")
     session.page.get_by_role("button", name="Flush all…").click()
-    session.page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").click()
+    session.page.get_by_role("dialog", name="Flush all").get_by_role("form", name="Sign in").wait_for()
+    assert session.page.locator("dialog[open]").count() == 1
+    session.page.get_by_role("form", name="Sign in").get_by_role("button", name="Cancel").click()
     session.page.locator("dialog#flush").wait_for(state="hidden")
     assert demo.get("receipts") == before
 

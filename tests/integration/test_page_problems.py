@@ -205,7 +205,7 @@ def test_why_names_the_remedy_of_a_problem(browser: Browser, demo: RunningDaemon
     with open_page(browser, demo, rewrite=leaking) as session:
         page = session.page
         page.get_by_role("button", name="Why leak notebook").click()
-        page.get_by_role("dialog", name="Sign in").wait_for()
+        page.get_by_role("form", name="Sign in").wait_for()
         last = REMEDIES["leak"].split("; ")[-1]
         assert last[0].upper() + last[1:] in page.locator("#why article").last.inner_text()
 
@@ -268,7 +268,7 @@ def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browse
         until(flush.is_disabled)
         assert "has nothing to flush" in (flush.get_attribute("title") or "")
         card.get_by_role("button", name="Suspend").click()
-        page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").click()
+        page.get_by_role("form", name="Sign in").get_by_role("button", name="Cancel").click()
         page.get_by_role("button", name="train-llm", exact=True).click()
         session.shows("To suspend train-llm, start it with gpumond run --suspendable.")
         asked.append(True)
@@ -290,11 +290,11 @@ def test_palette_suspends_compares_and_ends_silences(browser: Browser, demo: Run
     with open_page(browser, demo, rewrite=suspendable) as session:
         page = session.page
         session.shows_content()
-        for words, name in (("suspend note", "Sign in"), ("end silence leak", "Sign in")):
+        for words in ("suspend note", "end silence leak"):
             page.keyboard.press("Control+k")
             page.keyboard.type(words)
             page.keyboard.press("Enter")
-            dialog = page.get_by_role("dialog", name=name)
+            dialog = page.get_by_role("form", name="Sign in")
             dialog.get_by_role("button", name="Cancel").click()
             dialog.wait_for(state="hidden")  # the palette opens beside no other dialog
         assert page.locator("tbody.process .suspension").is_visible(), "the result is shown in the details"
