@@ -314,7 +314,7 @@ class AllocationGrowth(NamedTuple):
     def evidence(self) -> list[tuple[str, float]]:
         known = (
             []
-            if self.ratio is None or abs(self.ratio) > MAX_STATED_RATIO
+            if self.rises is None or self.ratio is None or not 0.0 <= self.ratio <= MAX_STATED_RATIO
             else [("live_allocations_growth_ratio", self.ratio)]
         )
         return [("live_allocations_per_minute", self.per_minute), *known]
@@ -404,7 +404,7 @@ def pressure(case: DeviceCase) -> Detection | None:
         return None
     evidence = (("used_ratio", ratio), ("free_bytes", float(case.size - case.used)))
     end = "" if left is None else f" and will be full in {duration(left)}"
-    return Detection(evidence, f"{case.label} is {100 * ratio:.1f}% full{end}", left)
+    return Detection(evidence, f"{case.label} is {ratio:.0%} full{end}", left)
 
 
 DEVICE_DETECTORS: Mapping[VerdictName, Callable[[DeviceCase], Detection | None]] = {"pressure": pressure}

@@ -90,7 +90,7 @@ def readable(unit: Unit, value: float) -> str:
     if unit == "seconds":
         return duration(value)
     if unit == "ratio":
-        return f"{100 * value:.1f}%"
+        return f"{round(100 * value, 1):g}%"
     if unit == "hertz":
         return f"{value / 1e6:.0f} MHz"
     return f"{value:g}{SYMBOLS.get(unit, '')}"

@@ -172,10 +172,10 @@ def test_command_line_overrides_and_restores_a_rule(start: Callable[..., Running
     assert cells == [
         "device-nearly-full",
         "built-in",
-        "device unreclaimable_ratio above 90.0%",
+        "device unreclaimable_ratio above 90%",
         "5 min",
         "warning",
-        "threshold 90.0% (api; default 97.0%), for 5 min (api; default 1 min)",
+        "threshold 90% (api; default 97%), for 5 min (api; default 1 min)",
     ]
     assert daemon.run("rules", "override", "leak", "--disable").returncode == 0
     lines = {line.split()[0]: line for line in daemon.run("rules", "list").stdout.splitlines()}

@@ -71,7 +71,7 @@ def test_kept_alert_states_the_present_values_and_that_of_its_last_breach():
         activities = step(rule, of("used_ratio", row, unit="ratio"), activities, Unreadable(), at, at)
     (activity,) = activities.values()
     assert activity.cleared_elapsed == 1
-    assert activity.alert.annotations == (("summary", "90.0%, 1 GiB live now"),)
+    assert activity.alert.annotations == (("summary", "90%, 1 GiB live now"),)
 
 
 @pytest.mark.parametrize("start", [100, None])
@@ -155,7 +155,7 @@ def test_alert_has_its_identity_and_filled_annotations():
     full = of("used_ratio", Row(LABELS, 0.9, {"gpu": "0", "used": "9 GiB"}), unit="ratio")
     alert: Alert = step(rule, full, {}, Unreadable(), 5.0, 0)[LABELS].alert
     assert dict(alert.labels) == {"alertname": "full", "gpu": "0", "severity": "warning", "uuid": "GPU-a"}
-    assert dict(alert.annotations) == {"summary": "0: 9 GiB used, 90.0% is above 50.0%, {what}"}
+    assert dict(alert.annotations) == {"summary": "0: 9 GiB used, 90% is above 50%, {what}"}
     assert (alert.active_at, alert.fired_at, alert.value) == (5.0, 5.0, 0.9)
 
 

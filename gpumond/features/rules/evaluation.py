@@ -279,7 +279,8 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float) ->
     if not rule.annotations:
         return ()
     threshold, unit = rule.above if rule.above is not None else rule.below, subjects.units[rule.value]
-    words = {"value": readable(unit, value), "threshold": readable(unit, threshold or 0.0)}
+    shown = round(value, 2) if unit == "ratio" else value  # 57%, as elsewhere
+    words = {"value": readable(unit, shown), "threshold": readable(unit, threshold or 0.0)}
 
     def text(match: re.Match[str]) -> str:
         text_of = subjects.texts.get(match[1])
