@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from gpumond.events import EventKind
 from gpumond.facts.units import human
 from gpumond.features.flush.routes import ANSWER, EXAMPLE
 from gpumond.features.quotas.command import KINDS
@@ -278,6 +280,30 @@ def test_workload_that_grew_since_an_hour_ago_is_first(session: PageSession, dem
     page.get_by_role("button", name="Change", exact=True).click()
     page.get_by_text(re.compile(r"^\+3\d\.\d GiB$")).first.wait_for()
     assert session.texts("tbody.group .of-program bdi")[0][0] == PROGRAMS[1]
+    page.unroute(LIVE)
+
+
+def test_each_kind_of_event_is_listed_and_in_one_choice(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    at, about = (
+        frame["snapshot"]["taken_at"],
+        {"device_uuid": None, "pid": None, "start_ticks": None, "workload": "", "details": []},
+    )
+    kinds = get_args(EventKind)
+    events = [about | {"id": n, "at": at - n, "kind": kind, "summary": kind} for n, kind in enumerate(kinds)]
+    show_frame(session, frame, events)
+    shown = []
+    for choice in ("all", "alerts", "flushes", "programs"):
+        page.locator("#events-of").select_option(choice)
+        shown.append(sorted(session.texts("#events bdi")[0]))
+    assert shown[0] == sorted(kinds) == sorted(itertools.chain(*shown[1:]))
+    end = [("agent-disconnected", 0.0), ("process-ended", 1.0), ("verdict-ended", 1.2), ("alert-resolved", 4.0)]
+    page.unroute(LIVE)
+    about["pid"] = 10
+    one = [about | {"id": n, "at": at + later, "kind": kind, "summary": kind} for n, (kind, later) in enumerate(end)]
+    show_frame(session, frame, one)
+    page.locator("#events-of").select_option("all")
+    assert session.texts("#events bdi") == [["process-ended"]]
     page.unroute(LIVE)
 
 
