@@ -171,9 +171,17 @@ def _narrate(address: str, count: int) -> None:
 
 
 def _signed_in(address: str) -> tuple[str, str]:
-    """Return the address that signs a browser in, and what it does; the plain one if the daemon doesn't answer."""
+    """Return the address that signs a browser in, and what it does; the plain one if the daemon doesn't answer.
+
+    It is asked for over the socket, which tells the daemon the user: receipts and the audit log name them.
+    """
     try:
-        answer = client.post(address, "/api/v1/sessions/code", {"valid_seconds": SIGN_IN_SECONDS}, 30.0)
+        answer = client.post(
+            f"unix://{os.environ['GPUMOND_RUNTIME_DIR']}/api.sock",
+            "/api/v1/sessions/code",
+            {"valid_seconds": SIGN_IN_SECONDS},
+            30.0,
+        )
     except GpumondError:
         return address, ""
     valid = duration(answer["valid_seconds"])
