@@ -44,12 +44,13 @@ export function shapes(fit) {
   return found;
 }
 
-/** The rate, and the time at which the device is full with its interval, in a sentence. `now`: unix time of the frame. */
+/** The rate, and the time until the device is full with its limits, in a sentence. `now`: unix time of the frame. */
 export function summary(fit, now = fit.at) {
   const minute = (slope) => human(60 * slope);
   const { slope_bytes_per_second: slope, slope_low_bytes_per_second: slow, slope_high_bytes_per_second: fast } = fit;
   const rate = `${minute(slope)}/min (${minute(slow)} to ${minute(fast)}) in the ${duration(fit.at - fit.points[0][0])} that are drawn`;
   if (fit.full_at === null) return `${rate}.`;
+  if (fit.full_at <= now) return `${rate}; the GPU would be full by now.`;
   const left = about(fit.full_at - now);
   const limit = (at, word) => (at === null || about(at - now) === left ? "" : `${about(at - now)} at the ${word}`);
   const interval = [limit(fit.full_at_earliest, "earliest"), limit(fit.full_at_latest, "latest")].filter(Boolean).join(", ");
