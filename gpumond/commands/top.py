@@ -6,11 +6,12 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, WRONG_USE, address, option
+from gpumond.cli.arguments import DONE, WRONG_USE, address, option, value
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame, merged, of_device, view
 from gpumond.view.tables import page, suspended_programs
@@ -43,7 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=address,
     )
+    option(
+        parser,
+        "--columns NAMES",
+        "columns of the process table, such as used,shares,command (default: those that you last chose with the key c)",
+        type=value(_names),
+        default=(),
+    )
     option(parser, "--json", "with --once: print JSON")
+
+
+def _names(text: str) -> Sequence[str]:
+    from gpumond.top.processes import column_names
+
+    return column_names(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,15 +82,15 @@ def run(arguments: argparse.Namespace) -> int:
         return _wrong_use("a dumb terminal can't be drawn on; run gpumond top --once")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return _wrong_use("standard input or output isn't a terminal; for scripts, run gpumond top --once")
-    return _show([HttpDaemonClient(url) for url in urls], device)
+    return _show([HttpDaemonClient(url) for url in urls], device, arguments.columns)
 
 
-def _show(daemons: list[HttpDaemonClient], device: str | None) -> int:
+def _show(daemons: list[HttpDaemonClient], device: str | None, columns: Sequence[str] = ()) -> int:
     from gpumond.top.app import Top  # not needed for --once
     from gpumond.top.terminal import Terminal
 
     terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno(), sys.stdout.encoding or "ascii")
-    Top(daemons, terminal, colors_of(os.environ), device).run()
+    Top(daemons, terminal, colors_of(os.environ), device, columns).run()
     return DONE
 
 

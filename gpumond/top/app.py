@@ -12,9 +12,17 @@ from gpumond.cli.client import with_commands
 from gpumond.facts.errors import DaemonError
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.top import screen
-from gpumond.top.actions import FlushDialog, FlushTarget, SignalDialog, SilenceDialog, SuspensionDialog, why_panel
+from gpumond.top.actions import (
+    ColumnDialog,
+    FlushDialog,
+    FlushTarget,
+    SignalDialog,
+    SilenceDialog,
+    SuspensionDialog,
+    why_panel,
+)
 from gpumond.top.connection import STALE_INTERVALS, DaemonClient, DaemonConnection, Requests, combined, names
-from gpumond.top.processes import TREE, AncestorCache, ProcessList, ProcessStats, column_at, laid_out
+from gpumond.top.processes import TREE, AncestorCache, ProcessList, ProcessStats, column_at, kept_columns
 from gpumond.top.screen import (
     HistoryChart,
     Panel,
@@ -39,17 +47,24 @@ DETAIL_CHART_ROWS = 4
 
 
 class Top:
-    """The application. ``device``: UUID of the device that is selected first."""
+    """The application. ``device``: UUID of the device that is selected first. ``columns``: names of those of the table.
+    Without ``columns``, those that were last chosen.
+    """
 
     def __init__(
-        self, daemons: Sequence[DaemonClient], terminal: Terminal, colors: Colors, device: str | None = None
+        self,
+        daemons: Sequence[DaemonClient],
+        terminal: Terminal,
+        colors: Colors,
+        device: str | None = None,
+        columns: Sequence[str] = (),
     ) -> None:
         urls = [daemon.url for daemon in daemons]
         self.connections = [DaemonConnection(*each) for each in zip(daemons, names(urls), strict=True)]
         self.terminal, self.colors, self.device = terminal, colors, device
         self.monochrome = colors == "none"
         self.requests = Requests(terminal.wake)
-        self.table = ProcessList()
+        self.table = ProcessList(self.monochrome, columns or kept_columns())
         self.screen = Screen(self.monochrome)
         self.lineages = AncestorCache()
         self.vitals = ProcessStats()
@@ -86,6 +101,7 @@ class Top:
             "z": lambda: self._move("suspend"),
             "Z": lambda: self._move("resume"),
             "S": self._silence,
+            "c": self._columns,
             "a": lambda: self._open(Panel(self._remarks_in_full, ("a", "enter"))),
             "p": self._pause,
             "escape": self._show_all,
@@ -231,10 +247,10 @@ class Top:
     def _press_in_panel(self, panel: Panel, key: str) -> None:
         if key in panel.closing:
             self.panel = None
+        elif key in panel.keys:
+            panel.keys[key]()
         elif key in _MOVES or key in ("pageup", "pagedown"):
             panel.scroll(self._rows_of(key))
-        else:
-            panel.press(key)
 
     def _type(self, key: str) -> None:
         table = self.table
@@ -266,8 +282,7 @@ class Top:
             if table.first + place - 1 < len(table.rows):
                 table.select(table.first + place - 1)
             return
-        columns = laid_out(self.terminal.size()[0], (row.process for row in table.rows))
-        if column := column_at(columns, mouse.column):
+        if column := column_at(table.laid_out(self.terminal.size()[0]), mouse.column):
             table.order = table.order.by(column.name)
 
     def _click_device(self, place: int) -> None:
@@ -287,8 +302,7 @@ class Top:
         self._filtering = True
 
     def _sort(self, step: int) -> None:
-        columns = laid_out(self.terminal.size()[0], (row.process for row in self.table.rows))
-        self.table.order = self.table.order.next(columns, step)
+        self.table.order = self.table.order.next(self.table.laid_out(self.terminal.size()[0]), step)
 
     def _reverse(self) -> None:
         self.table.order = self.table.order.by(self.table.order.column)
@@ -316,6 +330,9 @@ class Top:
     def _select_device(self, uuid: str | None, keep: bool = False) -> None:
         """Select a device, or all. ``keep``: do nothing without a device."""
         self.device = self.device if keep and uuid is None else uuid
+
+    def _columns(self) -> None:
+        self.panel = ColumnDialog(self.table, self.terminal.size()[0]).panel
 
     def _details(self) -> None:
         row = self.table.chosen

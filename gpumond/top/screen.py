@@ -127,11 +127,6 @@ class Panel:
     def hints(self) -> Hints:
         return self._hints() or (("esc", "Close"), ("↑↓", "Scroll"))
 
-    def press(self, key: str) -> None:
-        """Handle a key that neither closes nor scrolls the panel."""
-        if key in self.keys:
-            self.keys[key]()
-
     def scroll(self, lines: int) -> None:
         """Move the text. The screen limits ``first`` to the lines that exist."""
         self.first = max(0, self.first + lines)
@@ -151,6 +146,7 @@ s, >  and  < | sort by the next and previous column
 r, I | reverse the order
 g | group by the next property: user, workload, container, or none
 t, F5 | show processes as a tree (this machine only)
+c | choose the columns; they are kept for the next start
 Devices
 ← →, 0 to 9 | select a device
  | the chart shows the selected device, or else the process under the cursor
@@ -238,6 +234,7 @@ HINTS: Hints = (
     ("p", "Pause"),
     ("←→", "GPU"),
     ("t", "Tree"),
+    ("c", "Columns"),
     ("K", "Signal"),
 )
 FILTER_HINTS: Hints = (("enter", "Done"), ("esc", "Remove the filter"))

@@ -145,13 +145,18 @@ class ProcessRow:
     """What one column says: that the process is suspended or in trouble, its most severe alert or verdict, or how it
     is odd.
     """
-    notable: bool
+    level: str
+    """``bad`` with a critical alert, ``warn`` with another alert or a verdict on a problem, else empty."""
     state: str
     flush_policy: str | None
     verdicts: tuple[str, ...]
     sources: ProcessSources
     host: HostFacts | None = None
     """Facts of this machine, in `top` if the process runs here."""
+
+    @property
+    def notable(self) -> bool:
+        return bool(self.level)
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
@@ -394,7 +399,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
             verdict=verdict,
             status=plain(trouble or "", 20) or alert or verdict or state.partition(",")[0],
-            notable=notable or bool(alert),
+            level="bad" if rank == CRITICAL else "warn" if notable or alert else "",
             state=state,
             flush_policy=report["flush_policy"] if report else None,
             verdicts=tuple(plain(each["summary"], 400) for each in process_verdicts),

@@ -142,10 +142,11 @@ def _sensor_columns(device: DeviceRow) -> str:
 
 def _bar(device: DeviceRow, width: int, monochrome: bool) -> Line:
     parts = {**device.shares, "reserved": device.reserved_bytes or 0}
-    return [_mark(share, cells, monochrome) for share, cells in bar(parts, device.size_bytes or 0, width)]
+    return [share_cells(share, cells, monochrome) for share, cells in bar(parts, device.size_bytes or 0, width)]
 
 
-def _mark(part: str, cells: int, monochrome: bool) -> Span:
+def share_cells(part: str, cells: int, monochrome: bool) -> Span:
+    """Return the cells of a part in a bar."""
     return Span(FILLS[part] * cells) if monochrome else Span(" " * cells, "", part)
 
 
@@ -192,7 +193,7 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line
         else:
             lines[-1].append(Span("  "))
             used += 2
-        lines[-1] += [_mark(part, 1, monochrome) if part in FILLS else Span(" "), Span(words)]
+        lines[-1] += [share_cells(part, 1, monochrome) if part in FILLS else Span(" "), Span(words)]
         used += 1 + len(words)
     return lines
 
