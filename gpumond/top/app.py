@@ -65,7 +65,7 @@ class Top:
         self.monochrome = colors == "none"
         self.requests = Requests(terminal.wake)
         self.table = ProcessList(self.monochrome, columns or kept_columns())
-        self.screen = Screen(self.monochrome)
+        self.screen = Screen(self.monochrome, terminal.can_show(BLOCKS))
         self.lineages = AncestorCache()
         self.vitals = ProcessStats()
         self.panel: Panel | None = None
@@ -154,6 +154,8 @@ class Top:
     def _received(self) -> None:
         self._refresh()
         shown = self.shown
+        if self._latest:
+            self.screen.sensors.add(self._latest)
         if shown and not device_of(shown, self.device):
             self.device = None
         if shown and self.past:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -100,6 +101,39 @@ def _piece(cell: StackCell, count: int) -> Span:
     if cell.lower == cell.upper:
         return Span(BLOCKS[8 if cell.lower else 0] * count, ink=cell.lower)
     return Span(BLOCKS[cell.eighths] * count, ground=cell.upper, ink=cell.lower)
+
+
+class SensorHistory:
+    """Utilization and power of each device in the last ``SECONDS``, as far as they were shown."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, deque[tuple[float, float | None, float | None]]] = {}
+
+    def add(self, view: View) -> None:
+        self._points = {device.uuid: self._points.get(device.uuid, deque()) for device in view.devices}
+        for device in view.devices:
+            own = self._points[device.uuid]
+            own.append((view.taken_at, device.busy_ratio, device.watts))
+            while own[0][0] < view.taken_at - SECONDS:
+                own.popleft()
+
+    def lines(self, uuid: str, width: int) -> list[Line]:
+        """Return a line with a curve of each value that is known; none before the second value."""
+        points = self._points.get(uuid, ())
+        busy = [(at, {"busy": round(100 * ratio)}) for at, ratio, _ in points if ratio is not None]
+        watts = [(at, {"power": round(power)}) for at, _, power in points if power is not None]
+        curves = [
+            (f"{name}, at most {max(part[name] for _, part in own)}{unit} ", own, top)
+            for name, own, unit, top in (("busy", busy, "%", 100), ("power", watts, " W", 0))
+            if len(own) > 1
+        ]
+        line = Line()
+        for title, own, top in curves:
+            room = max(1, width // len(curves) - cells(title) - 2)
+            start, until = points[0][0], points[-1][0]
+            curve = "".join(map(block, stack(own, start, until, room, 1, top)[0]))
+            line += [Span(title, "dim"), Span(f"{curve}  ")]
+        return [line] if line else []
 
 
 Hints = Sequence[tuple[str, str]]
@@ -246,8 +280,9 @@ class Screen:
     ``parts``: first row and height of each part that reacts to the mouse.
     """
 
-    def __init__(self, monochrome: bool) -> None:
-        self.monochrome = monochrome
+    def __init__(self, monochrome: bool, curves: bool = True) -> None:
+        self.monochrome, self.curves = monochrome, curves
+        self.sensors = SensorHistory()
         self.parts: dict[str, tuple[int, int]] = {}
         self._devices_first = 0
         self._device_lines: Sequence[Line] = ()
@@ -264,7 +299,15 @@ class Screen:
         height: int,
     ) -> list[Line]:
         """Return the lines below the head. ``chart_lines`` returns the chart for a width and a number of rows."""
-        devices, legend = device_lines(shown, width, height + 2, self.monochrome, device)
+        curves = self.curves and height + 2 >= LARGE_ROWS
+        devices, legend = device_lines(
+            shown,
+            width,
+            height + 2,
+            self.monochrome,
+            device,
+            lambda uuid: self.sensors.lines(uuid, width) if curves else (),
+        )
         estimate = estimate_line(shown)
         entry = filter_line(table.words, filtering)
         about = [*remarks(shown, notices)]
@@ -359,12 +402,17 @@ def head_line(
 
 
 def device_lines(
-    view: View | None, width: int, rows: int, monochrome: bool, chosen: str | None
+    view: View | None,
+    width: int,
+    rows: int,
+    monochrome: bool,
+    chosen: str | None,
+    past: Callable[[str], Iterable[Line]],
 ) -> tuple[list[Line], list[Line]]:
     """Return the lines of the devices and of their legend, each as long as ``width``."""
     if view is None:
         return [], []
-    lines, legend = device_block(view, width, rows, monochrome, chosen)
+    lines, legend = device_block(view, width, rows, monochrome, chosen, past)
     return [clipped(line, width) for line in lines], [clipped(line, width) for line in legend]
 
 

@@ -46,9 +46,17 @@ def device_lines(view: View, width: int, height: int, monochrome: bool, chosen: 
 
 
 def device_block(
-    view: View, width: int, height: int, monochrome: bool, chosen: str | None = None
+    view: View,
+    width: int,
+    height: int,
+    monochrome: bool,
+    chosen: str | None = None,
+    past: Callable[[str], Iterable[Line]] = lambda uuid: (),
 ) -> tuple[list[Line], list[Line]]:
-    """Return the lines of all devices, and those of the legend that they have in common."""
+    """Return the lines of all devices, and those of the legend that they have in common.
+
+    ``past`` returns the lines below a device that doesn't have only one line.
+    """
     if len(view.devices) > 1 and len(view.devices) * ROWS_EACH > height:
         known = [device for device in view.devices if device.used_bytes is not None]
         column = max(cells(device.label) for device in view.devices)
@@ -56,7 +64,9 @@ def device_block(
         columns = max(2, column), max(NAME, min(longest, width // NAME_PART))
         lines = [_on_one_line(device, width, columns, monochrome, chosen) for device in view.devices]
         return lines, [*_legend_area(_totals(known), width, monochrome)]
-    return [line for device in view.devices for line in _in_full(device, width, monochrome, chosen)], []
+    return [
+        line for device in view.devices for line in (*_in_full(device, width, monochrome, chosen), *past(device.uuid))
+    ], []
 
 
 def flush_estimate(view: View) -> str:

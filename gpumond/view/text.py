@@ -87,12 +87,12 @@ EMPTY = StackCell("", "", 0)
 
 
 def stack(
-    points: Sequence[tuple[float, Mapping[str, int]]], start: float, end: float, width: int, rows: int
+    points: Sequence[tuple[float, Mapping[str, int]]], start: float, end: float, width: int, rows: int, top: int = 0
 ) -> list[list[StackCell]]:
     """Return the rows of a stacked chart from the top. Each point is a time and the parts from the bottom.
 
     A column shows the point with the largest sum in its time interval between ``start`` and ``end``, on a scale from 0
-    to the largest sum of all. A column without a point shows the value before it, unless that is older than
+    to ``top`` or the largest sum of all. A column without a point shows the value before it, unless that is older than
     ``GAP_SECONDS`` and than twice the regular distance between points (downsampled history, a long tick interval).
     """
     highest: list[Mapping[str, int] | None] = [None] * width
@@ -104,7 +104,7 @@ def stack(
             if before is None or sum(parts.values()) > sum(before.values()):
                 highest[place] = parts
     _bridge(highest, [at for at, _ in points], (end - start) / max(width, 1))
-    top = max((sum(parts.values()) for parts in highest if parts is not None), default=0) or 1
+    top = max([top, *(sum(parts.values()) for parts in highest if parts is not None)]) or 1
     columns = [_column(parts, top, rows) for parts in highest]
     return [[column[row] for column in columns] for row in reversed(range(rows))]
 
