@@ -173,12 +173,25 @@ class PlannedFlush:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierRequest:
+    """A request for device memory whose turn is before another's."""
+
+    workload: str
+    pid: int | None
+    need_bytes: int
+
+
+SHOWN_EARLIER = 3
+"""Number of earlier requests that are named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """State of a request for device memory.
 
-    `ahead`: requests for the device whose turn is before. `available_bytes`: free memory that no earlier request and no
-    reserve claims; null if unknown, negative if they claim more. `plan`: the flushes and suspensions after which the
-    request fits; `missing_bytes`: what is missing even then.
+    `ahead`: requests for the device whose turn is before; `behind`: the first three of them. `available_bytes`: free
+    memory that no earlier request and no reserve claims; null if unknown, negative if they claim more. `plan`: the
+    flushes and suspensions after which the request fits; `missing_bytes`: what is missing even then.
     """
 
     id: str
@@ -187,6 +200,7 @@ class Admission:
     device_index: int
     need_bytes: int
     ahead: int = 0
+    behind: tuple[EarlierRequest, ...] = ()
     available_bytes: int | None = None
     missing_bytes: int = 0
     plan: tuple[PlannedFlush, ...] = ()

@@ -27,6 +27,7 @@ FILLS: Mapping[str, str] = {
     "unattributed": "!",
     "reserved": "-",
     "free": ".",
+    "waiting": "/",
 }
 """The character of each share on terminals without color."""
 
@@ -164,7 +165,7 @@ def _bridge(columns: list[T | None], times: Sequence[float], column_seconds: flo
             columns[place + 1 : following] = [columns[place]] * (following - place - 1)
 
 
-GROUNDS: Mapping[str, str] = {**COLORS, "free": FREE_ON_DARK, "reserved": "#6B7480"}
+GROUNDS: Mapping[str, str] = {**COLORS, "free": FREE_ON_DARK, "reserved": "#6B7480", "waiting": "#4A5260"}
 """The colors of the parts of a bar on a dark background."""
 
 Colors = Literal["none", "256", "true"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.shares import SHARES
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.view.frame import view
-from gpumond.view.tables import device_table, notes, process_table
+from gpumond.view.tables import device_lines, device_table, notes, process_table
+from gpumond.view.text import plain_text
+from tests.helpers import forks
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame, fake_daemon, make_frame
 from tests.helpers.running import gpumond_here
@@ -90,6 +93,27 @@ def test_bar_shows_the_shares():
     table = device_table(view(busy_frame()), bars=True)
     assert "#" * 5 + "+" * 3 + "x" in table
     assert table.splitlines()[-1] == "# live  + cached  x stranded  = overhead  ? opaque  . free"
+
+
+def test_what_waits_takes_the_end_of_the_free_memory():
+    (device,) = view(busy_frame()).devices
+    waiting = replace(view(busy_frame()), devices=(replace(device, waiting_bytes=10 * GIB),))
+    _, row, legend = device_table(waiting, bars=True).splitlines()
+    assert "??......//" in row
+    assert legend.endswith(". free  / waiting")
+    whole = "\n".join(plain_text(line) for line in device_lines(waiting, 80, 24, True))
+    assert "." * 20 + "/" * 10 in whole
+    assert "/ waiting 10.0 GiB" in whole
+    beyond = replace(waiting, devices=(replace(device, waiting_bytes=100 * GIB),))
+    assert "?" + "/" * 30 in "".join(plain_text(line) for line in device_lines(beyond, 80, 24, True))
+
+
+def test_json_of_status_has_queue_grants_and_quotas():
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers |= {"/api/v1/status": (200, {}), "/api/v1/quotas": (200, [{"name": "gold"}])}
+        done = forks.run([sys.executable, "-m", "gpumond", "status", "--json", "--url", fake.url])
+    answer = json.loads(done.stdout)
+    assert (answer["queue"], answer["grants"], answer["quotas"]) == ([], [], [{"name": "gold"}])
 
 
 def test_status_fits_the_terminal_and_is_complete_elsewhere():

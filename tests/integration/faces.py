@@ -51,7 +51,7 @@ def consistent_frame(daemon: RunningDaemon) -> FrameAndAnswers:
 def serving_frame(daemon: RunningDaemon) -> Iterator[FakeDaemon]:
     """Start a fake daemon that returns one frame until it receives another."""
     with fake_daemon(daemon.get("frame")) as fake:
-        fake.answers["/api/v1/status"] = (200, daemon.get("status"))
+        fake.answers |= {f"/api/v1/{name}": (200, daemon.get(name)) for name in ("status", "quotas")}
         yield fake
 
 

@@ -473,7 +473,7 @@ def test_overcount_does_not_exceed_the_bar():
 
 def test_parts_have_distinct_marks_and_a_color():
     assert len(set(FILLS.values())) == len(FILLS) == len(set(GROUNDS.values()))
-    assert FILLS.keys() == GROUNDS.keys() == COLORS.keys() | {"reserved"}
+    assert FILLS.keys() == GROUNDS.keys() == COLORS.keys() | {"reserved", "waiting"}
     assert all(mark.isascii() and len(mark) == 1 for mark in FILLS.values())
 
 

@@ -18,7 +18,16 @@ from gpumond.facts.alerts import StoredAdmission
 from gpumond.facts.errors import FlushError, NoSuchEntry, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.quota import NO_QUOTA, Admission, GrantedRequest, PlannedFlush, QueuedRequest, ReclaimPolicy
+from gpumond.facts.quota import (
+    NO_QUOTA,
+    SHOWN_EARLIER,
+    Admission,
+    EarlierRequest,
+    GrantedRequest,
+    PlannedFlush,
+    QueuedRequest,
+    ReclaimPolicy,
+)
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.host.peer import counted_name
@@ -675,6 +684,10 @@ class Admissions:
         return replace(
             answer,
             ahead=len(ahead),
+            behind=tuple(
+                EarlierRequest(workload=each.workload, pid=each.pid, need_bytes=each.need_bytes)
+                for each in ahead[:SHOWN_EARLIER]
+            ),
             available_bytes=found.available_bytes,
             missing_bytes=found.missing_bytes,
             plan=(

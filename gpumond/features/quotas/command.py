@@ -14,9 +14,11 @@ from gpumond.view.rows import (
     free_elsewhere,
     grant_sentences,
     held_sentence,
+    place_sentence,
     plain,
     process_of,
     quota_sentence,
+    reserve_sentences,
     taken_memory_sentences,
 )
 from gpumond.view.text import size, table
@@ -48,8 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [[*_process(each, reports.get(process_of(each)))] for each in frame["processes"] if each["quota"]]
     if rows:
         print(f"\n{table(('>PID', 'PROGRAM', '>USED', '>SHORTAGE', 'QUOTA'), rows)}")
-    if cgroups:
-        print(f"\n{cgroups}")
+    for section in (cgroups, "\n".join(reserve_sentences(frame))):
+        if section:
+            print(f"\n{section}")
     print(f"\n{HOW_TO_ADD}")
     return DONE
 
@@ -119,10 +122,11 @@ class QueueCommand:
 
 def queue_text(frame: Mapping[str, Any]) -> str:
     """Return the requests that wait, who holds the memory, and the grants whose memory isn't all held yet."""
+    places = "\n".join(filter(None, (place_sentence(frame, each) for each in frame["queue"])))
     held = "\n".join(filter(None, map(held_sentence, frame["queue"])))
-    taken = "\n".join(taken_memory_sentences(frame))
+    taken = "\n".join((*taken_memory_sentences(frame), *reserve_sentences(frame)))
     elsewhere = "\n".join(filter(None, (free_elsewhere(frame, each) for each in frame["queue"])))
-    parts = [queue_table(frame) or no_request(frame), held, taken, elsewhere, "\n".join(grant_sentences(frame))]
+    parts = [queue_table(frame) or no_request(frame), places, held, taken, elsewhere, "\n".join(grant_sentences(frame))]
     return "\n\n".join(filter(None, parts))
 
 
