@@ -123,7 +123,6 @@ def _devices(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="gpumond-demo-") as directory:
-        runtime = os.environ.get("GPUMOND_RUNTIME_DIR")
 
         def reload() -> Settings:
             from gpumond.config.loading import load
@@ -131,8 +130,6 @@ def run(arguments: argparse.Namespace) -> int:
             given = {name: value for name, value in flags(arguments).items() if value is not None}
             own = {"rules": RULES, "quotas": QUOTAS, "interval": INTERVAL_SECONDS} | SUSPENSIONS
             own = {} if arguments.config or arguments.sim_device else own
-            if runtime and not os.environ.get("GPUMOND_SOCKET"):
-                own["socket"] = f"{runtime}/agent.sock"  # two demos share no socket
             return load(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
 
         settings = reload()

@@ -22,7 +22,7 @@ from gpumond.config.web_file import Web, read_web
 from gpumond.devices import SOURCES
 from gpumond.facts.alerts import Overrides, Rule, overridden
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.messages import default_socket
+from gpumond.facts.messages import AGENT_SOCKET, default_socket
 from gpumond.facts.quota import Quota, ReclaimPolicy
 from gpumond.features.alerts.receivers import LOG_ALONE, RECEIVER_TYPES as RECEIVER_TYPES, ReceiverConfig
 from gpumond.features.alerts.receivers.base import ReceiverType
@@ -113,8 +113,11 @@ class Settings:
         return int(self.listen.rpartition(":")[2])
 
     def agent_socket(self) -> Path:
-        """Return the path of the agent socket. Raises ConfigError if no directory is available."""
-        path = self.socket or default_socket()
+        """Return the path of the agent socket: ``socket``, else in ``runtime_dir``, else the default path.
+
+        Raises ConfigError if no directory is available.
+        """
+        path = self.socket or (self.runtime_dir / AGENT_SOCKET if self.runtime_dir else default_socket())
         if path is None:
             raise ConfigError(
                 "no directory for the agent socket: set XDG_RUNTIME_DIR, or pass --socket DIRECTORY/agent.sock"
