@@ -119,7 +119,7 @@ class SensorHistory:
 
     def lines(self, uuid: str, width: int) -> list[Line]:
         """Return a line with a curve of each value that is known; none before the second value."""
-        points = self._points.get(uuid, ())
+        points = self._points.get(uuid) or deque()
         busy = [(at, {"busy": round(100 * ratio)}) for at, ratio, _ in points if ratio is not None]
         watts = [(at, {"power": round(power)}) for at, _, power in points if power is not None]
         curves = [
