@@ -15,7 +15,7 @@ from gpumond.cli.arguments import DONE, WRONG_USE, address, option, value
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame, merged, of_device, view
 from gpumond.view.tables import page, suspended_programs
-from gpumond.view.text import colors_of
+from gpumond.view.text import broken, colors_of, output_width
 
 
 class HttpDaemonClient:
@@ -65,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.device is not None and len(urls) > 1:
         return _wrong_use("--device requires a single --url")
     device = None if arguments.device is None else client.device(urls[0], arguments.device)
+    if arguments.once and arguments.columns:
+        return _wrong_use("--columns has no effect on --once")
     if arguments.once:
         frames = [client.frame(url) for url in urls]
         if arguments.json:
@@ -73,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
             views = [view(frame) for frame in frames]
             content = views[0] if len(views) == 1 else merged([*zip(names(urls), views, strict=True)])
             completed = partial(client.with_commands, url=urls[0]) if len(urls) == 1 else str
-            tables = (page(of_device(content, device), completed=completed), *map(suspended_programs, frames))
+            suspended = (broken(suspended_programs(frame), output_width()) for frame in frames)
+            tables = (page(of_device(content, device), completed=completed), *suspended)
             print("\n\n".join(filter(None, tables)))
         return DONE
     if arguments.json:

@@ -405,7 +405,7 @@ LEAST_HANGING = 40
 
 def _hanging(line: str, last: str, width: int, room: int) -> str:
     """Return a row of a table whose last cell is broken into lines."""
-    if cells(line) <= width:
+    if cells(line) <= width or not last:
         return line
     begin, indent = line.removesuffix(last.rstrip()), width - room
     if room < LEAST_HANGING:
@@ -422,7 +422,7 @@ def fitting_table(
     """
     cells = [[safe(cell) for cell in row] for row in rows]
     header, cells, hidden = fit(header, cells, width, hideable)
-    note = [f"hidden: {', '.join(hidden)} (gpumond status -w shows all)"] if hidden else []
+    note = [broken(f"hidden: {', '.join(hidden)} (gpumond status -w shows all)", width)] if hidden else []
     return "\n".join([*table_lines(header, cells, width), *note])
 
 

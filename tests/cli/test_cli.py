@@ -134,11 +134,10 @@ def test_wrong_use_exits_with_2(arguments: tuple[str, ...]):
 
 
 def test_id_that_is_none_is_refused_with_the_command_that_lists_ids():
-    refused = gpumond_here("oom", "show", "newest")
-    assert (refused.returncode, refused.stderr) == (
-        2,
-        "gpumond: 'newest' isn't a case id; `gpumond oom list` shows the ids\n",
-    )
+    for id in ("newest", "123"):
+        refused = gpumond_here("oom", "show", id)
+        message = f"gpumond: {id!r} isn't a case id; `gpumond oom list` shows the ids\n"
+        assert (refused.returncode, refused.stderr) == (2, message)
 
 
 def test_output_that_nobody_reads_is_no_error():

@@ -14,7 +14,9 @@ import pytest
 
 from gpumond.commands.main import main
 from gpumond.facts.frame import Verdict
+from gpumond.facts.quota import QueuedRequest
 from gpumond.facts.shares import SHARES
+from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.view.frame import view
 from gpumond.view.tables import device_lines, device_table, notes, process_table
@@ -24,7 +26,7 @@ from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame, fake_daemon, make_frame
 from tests.helpers.running import gpumond_here
 from tests.helpers.screens import terminal
-from tests.helpers.values import make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_suspended
 
 
 def test_help_explains_the_columns(capsys: pytest.CaptureFixture[str]):
@@ -130,6 +132,41 @@ def test_status_fits_the_terminal_and_is_complete_elsewhere():
         plain = gpumond_here("status", "--url", fake.url).stdout
         assert "w" * 60 in plain
         assert "#####" not in plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("command", ["status", "top --once", "queue", "quota"])
+def test_sentences_break_between_words(width: int, command: str):
+    summary = "train is leaking about 0.8 GiB/min on GPU 0; at this rate, GPU 0 will be full in about eight minutes"
+    verdict = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=5.0, summary=summary)
+    waiting = QueuedRequest(
+        id="a",
+        device_uuid="GPU-a",
+        need_bytes=50 * GIB,
+        available_bytes=8 * GIB,
+        missing_bytes=7 * GIB,
+        ahead=0,
+        user="ann",
+        workload="pretrain",
+        pid=4242,
+        since=999_940.0,
+        holders=(MemoryHolder(7, "embeddings", 9 * GIB), MemoryHolder(8, "finetune", GIB)),
+    )
+    suspended = replace(make_suspended(21, 9 * GIB), workload="notebook-of-a-person-who-is-away")
+    with fake_daemon(busy_frame(verdicts=(verdict,), queue=(waiting,), suspended_programs=(suspended,))) as fake:
+        fake.answers["/api/v1/quotas"] = (200, [])
+        words = [sys.executable, "-m", "gpumond", *command.split(), "--url", fake.url]
+        whole = forks.run(words).stdout
+        with terminal(words, (width, 60), NO_COLOR="1") as session:
+            assert session.ends() == 0
+            lines = [line.strip() for line in session.written.splitlines()]
+    assert [line for line in lines if len(line) > width and "  " not in line] == []
+    long = (line.strip() for line in whole.splitlines() if len(line) > width)
+    sentences = [line for line in long if " " in line and "  " not in line]
+    assert sentences
+    shown = " ".join(lines)
+    assert [sentence for sentence in sentences if " ".join(sentence.split()) not in shown] == []
 
 
 @pytest.mark.parametrize(
