@@ -83,7 +83,7 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
     head = [Span(f"{name}used in the last {duration(past.until - start)}: {limits}")]
     for band, size in past.points[-1][1].items():
         if size:
-            mark = [] if monochrome else [Span(BLOCKS[8], ink=band)]
+            mark = [] if monochrome else [Span(" ", ground=band)]
             part = [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {human(size)}", "dim")]
             head += part if width_of([*head, *part]) <= width else []
     chart = stack(past.points, start, past.until, width, rows)

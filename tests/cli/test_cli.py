@@ -370,3 +370,11 @@ def test_run_tells_the_program_what_it_allows():
     done = gpumond("run", "--allow-limit", "--suspendable", "--", "env")
     allowed = {line for line in done.stdout.splitlines() if line.startswith("GPUMOND_") and line.endswith("=1")}
     assert allowed == {"GPUMOND_AGENT=1", "GPUMOND_ALLOW_LIMIT=1", "GPUMOND_SUSPENDABLE=1"}
+
+
+def test_own_files_are_read_in_any_locale():
+    environ = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code = "import gpumond.page.files, gpumond.page.runbooks; print(ascii(gpumond.page.runbooks.SECTIONS))"
+    done = forks.run([sys.executable, "-c", code], env=os.environ | environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2026" in done.stdout

@@ -523,3 +523,14 @@ def test_key_t_shows_siblings_below_their_parent():
             session.press("t")
             session.shows("sleep0", without=f" {os.getpid()} ")
         until(lambda: one.poll() is None)
+
+
+@pytest.mark.parametrize("key", ["", "d", "c", "?", "a"])
+def test_terminal_without_unicode_gets_ascii(fake: FakeDaemon, key: str):
+    fake.answers["/api/v1/history/shares"] = (200, share_history([(999_999.0, 20.0), (1_000_000.0, 21.0)]))
+    environ = {"LC_ALL": "C", "PYTHONUTF8": "0", "XDG_STATE_HOME": os.devnull}
+    with terminal([*TOP, "--url", fake.url], (120, 40), **environ) as session:
+        assert "? opaque" not in session.shows("train", "used in the last"), "the mark of a share is a color"
+        session.press(key)
+        session.read()
+        assert session.written.isascii()
