@@ -225,7 +225,7 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
     """Return the lines of the details. ``history``: the lines of its chart, if any."""
     lines: list[Line] = [[Span(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
     for sentence in row.verdicts:
-        lines += wrapped([Span(sentence, "bold" if row.notable else "")], width)
+        lines += wrapped([Span(sentence, row.level)], width)
     shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
     holder, kv_cache = row.kv_cache or ("", "")
     more = {holder: f" ({kv_cache})"} if kv_cache else {}

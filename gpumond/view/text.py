@@ -414,15 +414,19 @@ def _hanging(line: str, last: str, width: int, room: int) -> str:
 
 
 def fitting_table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None, hideable: Sequence[str] = ()
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    width: int | None,
+    hideable: Sequence[str] = (),
+    complete: str = "gpumond status -w",
 ) -> str:
     """Return a table that fits the width, if there is one: text is shortened, and columns in ``hideable`` are left out.
 
-    A line below the table names the columns that are left out.
+    A line below the table names the columns that are left out, and the ``complete`` form.
     """
     cells = [[safe(cell) for cell in row] for row in rows]
     header, cells, hidden = fit(header, cells, width, hideable)
-    note = [broken(f"hidden: {', '.join(hidden)} (gpumond status -w shows all)", width)] if hidden else []
+    note = [broken(f"hidden: {', '.join(hidden)} ({complete} shows all)", width)] if hidden else []
     return "\n".join([*table_lines(header, cells, width), *note])
 
 

@@ -51,6 +51,7 @@ executed. With `--need`, it exits with 75 if the memory isn't available in time;
 | `r`, `I` | reverse the order |
 | `g` | group by user, workload or container, with sums |
 | `t`, `F5` | tree of parents and children, of the processes of this machine |
+| `c` | choose the columns; your choice is kept in `~/.local/state/gpumond/top-columns` |
 | `←`, `→`, `0` to `9`, a click | select one device |
 | `x`, `Space`, `U` | mark or unmark a process or group; unmark all |
 | `f` | flush the marked processes, or else the one under the cursor |

@@ -21,7 +21,7 @@ from gpumond.view.rows import (
     reserve_sentences,
     taken_memory_sentences,
 )
-from gpumond.view.text import broken, output_width, size, table
+from gpumond.view.text import broken, fitting_table, output_width, size, table
 
 KINDS = ("soft_limit", "limit", "reserve", "cgroup_limit")
 
@@ -171,4 +171,5 @@ def queue_table(frame: Mapping[str, Any]) -> str:
                 duration(max(0.0, now - request["since"])),
             ]
         )
-    return table(header, rows) if rows else ""
+    hideable = ("USER", ">BY FLUSHES", ">AVAILABLE", ">PID")
+    return fitting_table(header, rows, output_width(), hideable, "--json") if rows else ""
