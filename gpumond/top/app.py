@@ -31,6 +31,7 @@ from gpumond.top.screen import (
     drawn,
     extended,
     help_lines,
+    read_busy,
     read_history,
     remarks,
     remarks_in_full,
@@ -187,6 +188,19 @@ class Top:
 
         self.requests.ask(lambda: read_history(connection.daemon, uuid, of, until), receive)
 
+    def _read_sensors(self) -> None:
+        """Request the earlier utilization of the devices whose curves are shown, once."""
+        sensors, shown = self.screen.sensors, self.shown
+        while shown and sensors.unread:
+            uuid = sensors.unread.pop()
+            connection, own = self._place_of(uuid)
+
+            def receive(answer: list[tuple[float, float]] | DaemonError, uuid: str = uuid) -> None:
+                if not isinstance(answer, DaemonError):
+                    sensors.precede(uuid, answer)
+
+            self.requests.ask(partial(read_busy, connection.daemon, own, shown.taken_at), receive)
+
     def _chart(self, width: int, rows: int, named: bool = True) -> list[Line]:
         subject = self._subject()
         if subject is None or self.past is None or self.past.of != subject[0]:
@@ -215,6 +229,7 @@ class Top:
                 shown, notices, self.table, self.device, self._filtering, self._chart, width, height - 2
             )
             hints = screen.FILTER_HINTS if self._filtering else screen.HINTS
+        self._read_sensors()
         lines = screen.framed(head, body, self.message, hints, width, height)
         self.terminal.draw([ansi(line, self.colors) for line in lines])
 

@@ -103,22 +103,43 @@ def _piece(cell: StackCell, count: int) -> Span:
     return Span(BLOCKS[cell.eighths] * count, ground=cell.upper, ink=cell.lower)
 
 
+def read_busy(daemon: DaemonClient, uuid: str, until: float) -> list[tuple[float, float]]:
+    """Return the utilization of a device in the last ``SECONDS``: unix times and ratios. Raises DaemonError."""
+    query = urlencode({"uuid": uuid, "signal": "utilization", "since": until - SECONDS})
+    return [(float(each["at"]), float(each["median"])) for each in daemon.get(f"/api/v1/history?{query}")["points"]]
+
+
 class SensorHistory:
-    """Utilization and power of each device in the last ``SECONDS``, as far as they were shown."""
+    """Utilization and power of each device in the last ``SECONDS``. The daemon keeps no power before the first view.
+
+    ``unread``: devices that are shown and whose earlier utilization has not been requested.
+    """
 
     def __init__(self) -> None:
         self._points: dict[str, deque[tuple[float, float | None, float | None]]] = {}
+        self._shown: set[str] = set()
+        self.unread: list[str] = []
 
     def add(self, view: View) -> None:
         self._points = {device.uuid: self._points.get(device.uuid, deque()) for device in view.devices}
         for device in view.devices:
             own = self._points[device.uuid]
-            own.append((view.taken_at, device.busy_ratio, device.watts))
+            if not own or own[-1][0] != view.taken_at:
+                own.append((view.taken_at, device.busy_ratio, device.watts))
             while own[0][0] < view.taken_at - SECONDS:
                 own.popleft()
 
+    def precede(self, uuid: str, busy: Iterable[tuple[float, float]]) -> None:
+        """Add the earlier utilization of a device, as pairs of a unix time and a ratio, the oldest first."""
+        if own := self._points.get(uuid):
+            first = own[0][0]
+            own.extendleft(reversed([(at, ratio, None) for at, ratio in busy if at < first]))
+
     def lines(self, uuid: str, width: int) -> list[Line]:
         """Return a line with a curve of each value that is known; none before the second value."""
+        if uuid not in self._shown:
+            self._shown.add(uuid)
+            self.unread.append(uuid)
         points = self._points.get(uuid) or deque()
         busy = [(at, {"busy": round(100 * ratio)}) for at, ratio, _ in points if ratio is not None]
         watts = [(at, {"power": round(power)}) for at, _, power in points if power is not None]

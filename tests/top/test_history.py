@@ -10,7 +10,7 @@ import pytest
 
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import SHARES
-from gpumond.top.screen import HistoryChart, SensorHistory, drawn, extended, read_history
+from gpumond.top.screen import HistoryChart, SensorHistory, drawn, extended, read_busy, read_history
 from gpumond.view.frame import View, key_of, view
 from gpumond.view.text import plain_text, width_of
 from tests.helpers.agents import GIB
@@ -92,7 +92,9 @@ def test_busy_and_power_of_a_device_are_curves_once_they_are_known_twice():
 
     sensors = SensorHistory()
     sensors.add(at(0, 0.5, None))
+    sensors.add(at(0, 0.5, None))
     assert sensors.lines("GPU-a", 80) == []
+    assert sensors.unread == ["GPU-a"]
     sensors.add(at(1, 1.0, None))
     (line,) = sensors.lines("GPU-a", 60)
     text = plain_text(line)
@@ -104,3 +106,26 @@ def test_busy_and_power_of_a_device_are_curves_once_they_are_known_twice():
     assert plain_text(line).startswith("busy, at most 25% ▂▂"), "older values are gone"
     assert "  power, at most 300 W ██" in plain_text(line)
     assert width_of(line) <= 80
+
+
+def test_utilization_before_the_first_frame_is_that_of_the_daemon():
+    class Known:
+        url = "http://127.0.0.1:1"
+
+        def get(self, path: str) -> Any:
+            assert parse_qs(urlsplit(path).query)["signal"] == ["utilization"]
+            return {"points": [{"at": 10.0 * step, "median": 0.75} for step in range(60)]}
+
+        def post(self, path: str, body: object, timeout: float) -> Any:
+            raise NotImplementedError
+
+    sensors = SensorHistory()
+    device = replace(CONTENT.devices[0], busy_ratio=0.25, watts=300.0)
+    sensors.add(replace(CONTENT, taken_at=599.0, devices=(device,)))
+    sensors.add(replace(CONTENT, taken_at=600.0, devices=(device,)))
+    sensors.precede("GPU-a", read_busy(Known(), "GPU-a", 600.0))
+    (line,) = sensors.lines("GPU-a", 100)
+    text = plain_text(line)
+    assert text.startswith("busy, at most 75% ▆▆▆")
+    assert text.endswith("█"), "the power is known at the end only"
+    assert "300 W   " in text
