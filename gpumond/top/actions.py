@@ -386,6 +386,10 @@ class SignalDialog:
         return lines
 
 
+LINES_ABOVE = 4
+"""Lines above the selected column that remain visible when the list is longer than the screen."""
+
+
 class ColumnDialog:
     """The columns of the table, at first those that it shows on a screen of ``width``. Each change is kept for the next
     start.
@@ -407,6 +411,7 @@ class ColumnDialog:
 
     def _move(self, step: int) -> None:
         self.place = max(0, min(self.place + step, len(COLUMNS) - 1))
+        self.panel.first = max(0, self.place - LINES_ABOVE)
 
     def _change(self) -> None:
         shown = {*(self.table.columns or self.automatic)} ^ {COLUMNS[self.place].name}

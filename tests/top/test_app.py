@@ -142,6 +142,15 @@ def test_columns_of_the_command_line_precede_the_kept_ones(fake: FakeDaemon, tmp
         assert "#" * 6 + "+" * 4 + "x" * 1 in row, "the largest process has a bar of full length"
 
 
+def test_columns_beyond_a_small_screen_are_scrolled_to(fake: FakeDaemon):
+    with top(fake.url, size=(60, 12)) as session:
+        session.shows("train")
+        session.press("c")
+        session.shows("] gpu", without="command")
+        session.press(*(["down"] * 20))
+        session.shows("] command", without="] gpu")
+
+
 def test_unknown_column_is_wrong_use():
     with terminal([*TOP, "--columns", "used,colour"]) as session:
         assert session.ends() == 2
