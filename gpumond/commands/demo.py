@@ -64,7 +64,7 @@ raise SystemExit(main())
 """
 """`gpumond`, with its program, ends with its parent, however that ends: a demo that was killed leaves no request."""
 
-QUOTAS = ({"name": "chat-api", "match": {"workload": "chat-api"}, "soft_limit": "5GiB", "limit": "8GiB"},)
+QUOTAS = ({"name": "chat-api", "match": {"workload": "chat-api"}, "soft_limit": "2.8GiB", "limit": "3GiB"},)
 SUSPENSIONS = {"allow_suspend": True, "suspend_after_idle": "3m"}
 """A waiting program suspends one that has been idle for this long, unless somebody does so before."""
 
@@ -283,11 +283,10 @@ def captions(
             text = f"{name} has been idle for {duration(process['idle_seconds'])}"
             move = f"a flush can't release its {human(live)}. To move that memory to the host"
             yield "idle", f"{text}, and {move}: {command(f'suspend {name}')}"
-    for program in frame["snapshot"]["suspended_programs"]:
-        if program["state"] == "suspended":
-            name, need = program["workload"], human(sum(each["used_bytes"] for each in program["memory"]))
-            text = f"{name} is suspended, and resume needs {need}"
-            yield "suspended", f"{text}. Try: {command(f'resume {name} --wait 2m')}"
+        soft = (process["quota"] or {}).get("soft_limit_bytes")
+        if soft and (process["used_bytes"] or 0) > soft:
+            excess = f"{human(process['used_bytes'] - soft)} more than the soft limit of its quota ({human(soft)})"
+            yield "quota", f"{name} uses {excess}. See: {command('quota')}"
     names = {process["pid"]: process["workload"] for process in frame["processes"]}
     for verdict in frame["verdicts"]:
         if verdict["kind"] in ("leak", "fragmentation") and verdict["pid"] in names:
@@ -302,8 +301,14 @@ def captions(
         if receipt["outcome"] == "freed" and receipt["released_bytes"]:
             released, by = human(receipt["released_bytes"]), caller_text(receipt["requested_by"]).replace(":", " ")
             yield "flush", f"A flush of {receipt['workload']} released {released}, by {by}. See: {command('receipts')}"
+    for program in frame["snapshot"]["suspended_programs"]:
+        if program["state"] == "suspended":
+            name, need = program["workload"], human(sum(each["used_bytes"] for each in program["memory"]))
+            text = f"{name} is suspended, and resume needs {need}"
+            yield "suspended", f"{text}. Try: {command(f'resume {name} --wait 2m')}"
     for alert in frame["alerts"]:
         if case := dict(alert["annotations"]).get("case"):
             labels = dict(alert["labels"])
             name = labels.get("workload", "A program")
-            yield "oom", f"{name} ran out of memory on GPU {labels.get('gpu')}. See: {command(f'oom show {case}')}"
+            text = f"{name} ran out of memory on GPU {labels.get('gpu')}"
+            yield f"oom of {name}", f"{text}. See: {command(f'oom show {case}')}"

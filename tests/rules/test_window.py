@@ -160,6 +160,17 @@ def test_fragmentation_that_a_program_has_freed_is_not_that_of_its_next_round():
     assert (values[69], values[70], values[-1]) == (0.5, 0, 0)
 
 
+def test_fragmentation_of_several_rounds_is_one_alert():
+    rule = next(rule for rule in BUILT_IN if rule.name == "fragmentation")
+    split, freed = make_pool(live=20 * GIB, stranded=20 * GIB), make_pool(live=0, cached=40 * GIB)
+    state, changes = TickState(), list[tuple[int, str]]()
+    for at, pool in enumerate([*[*[split] * 100, *[freed] * 60] * 3, *[freed] * 300]):
+        advanced = advance(state, (rule,), snapshot_at(at, [pool]))
+        state = advanced.memory
+        changes += [(at, alert.phase) for alert in (*advanced.raised, *advanced.resolved)]
+    assert changes == [(90, "firing"), (420 + 300, "resolved")]
+
+
 def test_peak_between_reports_counts_if_the_allocator_recorded_it():
     low = [make_pool(live=10 * GIB, stranded=30 * GIB, peak_live_bytes=39 * GIB) for _ in range(70)]
     fragmentation = values_of([snapshot_at(at, [pool]) for at, pool in enumerate(low)], "fragmentation_ratio")
