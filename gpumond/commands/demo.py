@@ -64,7 +64,7 @@ raise SystemExit(main())
 """
 """`gpumond`, with its program, ends with its parent, however that ends: a demo that was killed leaves no request."""
 
-QUOTAS = ({"name": "chat-api", "match": {"workload": "chat-api"}, "soft_limit": "2.8GiB", "limit": "3GiB"},)
+QUOTAS = ({"name": "chat-api", "match": {"workload": "chat-api"}, "soft_limit": "2.7GiB", "limit": "2.9GiB"},)
 SUSPENSIONS = {"allow_suspend": True, "suspend_after_idle": "3m"}
 """A waiting program suspends one that has been idle for this long, unless somebody does so before."""
 
@@ -291,6 +291,10 @@ def captions(
     for verdict in frame["verdicts"]:
         if verdict["kind"] in ("leak", "fragmentation") and verdict["pid"] in names:
             yield verdict["kind"], f"{verdict['summary']}. Try: {command('why ' + names[verdict['pid']])}"
+    for report in frame["snapshot"]["reports"]:
+        if report["limits"] and (count := report["program"]["oom_recovered"]):
+            text = f"{report['workload']} reached its limit {counted(count, 'time')}, ended requests and went on"
+            yield "limit", f"{text}. See: {command('oom list')}"
     for receipt in receipts:
         name = receipt["workload"]
         if receipt["outcome"] == "suspended" and receipt["requested_for"]:

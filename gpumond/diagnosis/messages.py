@@ -11,6 +11,9 @@ from gpumond.facts.program import Program, Retainer
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import DAY_SECONDS, about, duration, human, rate
 
+NOTABLE_DAYS = 30
+"""Days within which the time until a device is full is worth stating."""
+
 FORMS = {"linear": (), "stairs": ("in steps",), "load-proportional": ("at its present load",)}
 
 
@@ -125,7 +128,8 @@ def pattern(kind: str, who: str, evidence: Mapping[str, float], since: float, by
         return f"{who} has used {human(abs(size))} {'more' if size > 0 else 'less'} since {clock(since)}"
     if kind == "filling":
         left = evidence.get("full_seconds")
-        end = f"; the GPU will be full in {duration(left)}, unless growth stops" if left is not None else ""
+        is_soon = left is not None and left < NOTABLE_DAYS * DAY_SECONDS
+        end = f"; the GPU will be full in {about(left)}, unless growth stops" if is_soon else ""
         pace = rate(60 * evidence["slope_bytes_per_second"])
         return f"{who} has been growing more and more slowly since {clock(since)}, now by {pace}{end}"
     low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])

@@ -52,24 +52,37 @@ def training(memory: ProgramMemory, random: Random) -> Iterator[float]:
         memory.free(*batches)
 
 
+MAX_REQUESTS = 16
+
+
 def serving(memory: ProgramMemory, random: Random) -> Iterator[float]:
     """Serve requests whose number rises and falls in waves; each holds a key-value cache that grows.
 
-    At its limit, it ends the newest request.
+    At its limit, it ends the newest request and repeats the allocation.
     """
     memory.allocate(0.06, "parameters")
     requests: list[list[Tensor]] = []
+
+    def ended(share: float) -> tuple[float] | None:
+        if not requests:
+            return None
+        memory.free(*requests.pop())
+        return (share,)
+
+    @agent.retry_on_oom(shrink=ended, attempts=MAX_REQUESTS + 1)
+    def allocate(share: float) -> Tensor:
+        return memory.allocate(share, "tensors")
+
     for tick in count():
-        rate = 0.22 - 0.18 * math.cos(tick / 60)
-        try:
-            with agent.scope("requests"):
-                if random.random() < rate and len(requests) < 16:
-                    requests.append([memory.allocate(random.uniform(0.001, 0.004), "tensors")])
-                if random.random() < len(requests) / 8:
-                    random.choice(requests).append(memory.allocate(0.0007, "tensors"))
-        except OutOfMemory:
+        rate = 0.22 + 0.18 * math.sin(tick / 60 - 1.2)
+        if random.random() < rate and len(requests) < MAX_REQUESTS:
+            requests.append([allocate(random.uniform(0.001, 0.004))])
+        if random.random() < len(requests) / 8:
+            block = allocate(0.0007)
             if requests:
-                memory.free(*requests.pop())
+                random.choice(requests).append(block)
+            else:
+                memory.free(block)
         if random.random() < len(requests) / 40:
             memory.free(*requests.pop(random.randrange(len(requests))))
         memory.busy(0.02 * len(requests))

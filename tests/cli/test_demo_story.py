@@ -12,7 +12,7 @@ EMPTY: dict[str, Any] = {
     "processes": [],
     "verdicts": [],
     "alerts": [],
-    "snapshot": {"suspended_programs": []},
+    "snapshot": {"suspended_programs": [], "reports": []},
 }
 
 
@@ -32,6 +32,7 @@ def test_captions_contain_the_figures_of_the_daemon():
     suspended = {"state": "suspended", "workload": "embeddings", "memory": [{"used_bytes": 10 * GIB}]}
     notebook = {"pid": 2, "workload": "notebook", "cached_bytes": 0, "live_bytes": GIB, "quota": None}
     quota = {"quota": {"soft_limit_bytes": 2 * GIB}, "used_bytes": 3 * GIB}
+    limited = {"workload": "chat-api", "limits": [{}], "program": {"oom_recovered": 2}}
     serving = {"pid": 5, "workload": "chat-api", "cached_bytes": 0, "live_bytes": GIB} | quota
     verdict = {"kind": "leak", "pid": 2, "summary": "notebook grows by 840.0 MiB/min"}
     alert = {"labels": [["workload", "finetune"], ["gpu", "1"]], "annotations": [["case", "c1"]]}
@@ -41,7 +42,7 @@ def test_captions_contain_the_figures_of_the_daemon():
     found = told(
         queue=[{"need_bytes": 20 * GIB, "workload": "pretrain"}],
         processes=[training, notebook, idle, serving],
-        snapshot={"suspended_programs": [suspended]},
+        snapshot={"suspended_programs": [suspended], "reports": [limited]},
         verdicts=[verdict],
         alerts=[alert],
         receipts=[receipt, moved | {"outcome": "suspended"}, back | {"outcome": "resumed"}],
@@ -52,6 +53,7 @@ def test_captions_contain_the_figures_of_the_daemon():
         "idle": "embeddings has been idle for 2 min, and a flush can't release its 9.0 GiB. To move that memory to the "
         "host: gpumond suspend embeddings",
         "quota": "chat-api uses 1.0 GiB more than the soft limit of its quota (2.0 GiB). See: gpumond quota",
+        "limit": "chat-api reached its limit 2 times, ended requests and went on. See: gpumond oom list",
         "suspended": "embeddings is suspended, and resume needs 10.0 GiB. Try: gpumond resume embeddings --wait 2m",
         "leak": "notebook grows by 840.0 MiB/min. Try: gpumond why notebook",
         "share": "embeddings was idle, and gpumond suspended it for pretrain (pid 4)",

@@ -265,6 +265,16 @@ def test_a_limit_of_the_library_is_named_with_its_setting(allocator: str, limit:
     assert (case.remedies[0].name, case.remedies[0].enough) == ("limit", True)
 
 
+def test_no_memory_of_the_device_helps_a_program_at_its_own_limit():
+    device = make_device(used_bytes=GIB, free_bytes=79 * GIB)
+    snapshot = make_snapshot(device, reports=(make_report(11, (make_pool(cached=8 * GIB),)),))
+    oom = Oom(number=1, at=1.0, seen="unhandled", device_uuid=device.uuid, request_bytes=GIB, limit_bytes=GIB // 2)
+    frame = Frame(snapshot, attribute(snapshot))
+    assert [each.name for each in case_file(Evidence(oom, make_report(10), frame), History()).remedies] == ["limit"]
+    unlimited = Evidence(replace(oom, limit_bytes=None, free_bytes=0), make_report(10), frame)
+    assert [each.name for each in case_file(unlimited, History()).remedies] == ["neighbor-cache"]
+
+
 NAMES = [f"{number}-{plan.cause}" for number, plan in enumerate(SEEDED)]
 
 

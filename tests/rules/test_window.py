@@ -10,7 +10,7 @@ import pytest
 
 from gpumond.facts.alerts import Rule
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import Call, Oom, Program
+from gpumond.facts.program import Call, Oom, PoolLimit, Program
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, XidErrors
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.quantities import subjects
@@ -197,6 +197,16 @@ def test_cache_is_waste_only_while_memory_is_short():
         "had too little room for serve in the last 10 minutes",
         "is 80% full",
     ]
+
+
+@pytest.mark.parametrize(("limit", "waste"), [(12, 0), (60, 0.2)])
+def test_a_program_that_reached_its_own_limit_is_no_shortage_of_the_device(limit: int, waste: float):
+    pools = [(make_pool(live=10 * GIB, cached=0, ooms=ooms),) for ooms in (0, 1)]
+    limits = (PoolLimit("torch", "GPU-a", limit * GIB, "chat"),)
+    other = make_report(11, (make_pool(live=GIB, cached=16 * GIB, ooms=0),))
+    reports = [(make_report(pools=own, limits=limits), other) for own in pools]
+    snapshots = [make_snapshot(DEVICE, reports=own, elapsed_seconds=float(at)) for at, own in enumerate(reports)]
+    assert values_of(snapshots, "reclaimable_under_pressure_ratio", "device") == [0, waste]
 
 
 GONE = (

@@ -274,7 +274,8 @@ PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size
 
 def remedies(e: Evidence) -> tuple[Remedy, ...]:
     """Return all remedies, those that alone would have been enough first; the last resort is ``nothing``."""
-    found = [each for find in REMEDIES for each in find(e)] or [*_smaller_request(e)]
+    apply = [find for find in REMEDIES if not (e.limited_by and find in OF_DEVICE)]
+    found = [each for find in apply for each in find(e)] or [*_smaller_request(e)]
     found.sort(key=lambda each: {True: 0, None: 1, False: 2}[each.enough])  # stable: the order of REMEDIES within
     if any(each.enough or each.enough is None for each in found) or e.missing is None:
         return tuple(found)
@@ -459,7 +460,7 @@ def _orphans(e: Evidence) -> Iterator[Remedy]:
 
 def _granted(e: Evidence) -> Iterator[Remedy]:
     """A grant keeps memory from programs that ask for theirs, and from no other."""
-    if e.grant is None or e.free is None or e.free >= e.grant.unused_bytes or not e.missing or e.limited_by:
+    if e.grant is None or e.free is None or e.free >= e.grant.unused_bytes or not e.missing:
         return
     named = {(each.device_uuid, each.pid) for each in e.before.grants}
     sizes = [(size, name) for name, pid, size in _held_by(e) if pid is not None and (e.uuid, pid) not in named]
@@ -474,7 +475,7 @@ def _granted(e: Evidence) -> Iterator[Remedy]:
 
 def _other_device(e: Evidence) -> Iterator[Remedy]:
     need = None if e.request is None else e.held + e.overhead + e.request
-    if need is None or not e.missing or e.held_by_others < e.missing or e.limited_by:
+    if need is None or not e.missing or e.held_by_others < e.missing:
         return
     need = max(need, e.grant.need_bytes if e.grant else 0)
     rooms = [
@@ -640,6 +641,8 @@ REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
     lambda e: iter(()) if _is_of_optimizer(e) else _optimizer(e),
     _repeat,
 )
+OF_DEVICE = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphans, _granted, _other_device)
+"""Those that make room on the device, which the program's own limit doesn't let it use."""
 
 
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
