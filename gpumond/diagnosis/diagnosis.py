@@ -195,6 +195,10 @@ class Diagnosis:
         left = "steady" in tracked.verdicts and has_left(
             dict(tracked.verdicts["steady"].evidence)["level_bytes"], medians, size
         )
+        if found is not None and found.kind == "steady" and what == STEP_END:
+            level, live = dict(found.evidence)["level_bytes"], series.column(MINUTE, LIVE, MAX, 1)
+            if live[-1] < level and has_left(level, live, size):  # freed since the last step
+                found, left = None, True
         self._set_pattern(tracked, found, left)
         if tracked.pid is not None:
             self._check_fragmentation(tracked, device)

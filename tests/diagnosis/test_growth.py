@@ -104,6 +104,19 @@ def test_activations_that_grow_are_no_growth_of_a_program_whose_step_ends_are_kn
     assert "has been steady at 20.0 GiB at the end of its steps since" in steady.summary
 
 
+def test_steady_ends_when_the_program_frees_what_its_steps_had():
+    def snapshots() -> Iterator[Snapshot]:
+        for at in steps_of(23):
+            live = 20 * GIB if at < 20 * MINUTE else 0
+            step = StepUsage(steps=int(min(at, 20 * MINUTE)), live_bytes=20 * GIB)
+            report = make_report(10, (make_pool(live=live, cached=20 * GIB - live),))
+            report = replace(report, program=replace(report.program, step=step))
+            yield at_moment(at, of_device(22 * GIB, (make_process(10, 22 * GIB),)), reports=(report,))
+
+    assert first(each_onset(snapshots()), "steady")
+    assert "steady" not in {verdict.kind for verdict in last(snapshots()) if verdict.pid == 10}
+
+
 def test_growing_ends_when_the_program_does_no_more_steps():
     def snapshots() -> Iterator[Snapshot]:
         grown = staircase(300 * MIB)
