@@ -208,7 +208,7 @@ def _named(legend: str, labels: Mapping[str, str]) -> str:
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 WATCHED_SECONDS = 120
-SHOWN = {"device": {"machine": "demo"}, "workload": {"workload": "train-llm"}}
+SHOWN = {"device": {"machine": "demo"}, "workload": {"workload": "notebook"}}
 """Selected values in the images, where there are several."""
 
 
