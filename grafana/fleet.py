@@ -362,9 +362,9 @@ LEVELS = [
     ),
     figure(
         "Notifications delivered",
-        "Fraction of the daemons' notifications in the selected time range that reached their receiver.",
+        "Fraction of the attempts to notify receivers in the selected time range that didn't fail.",
         "percentunit",
-        f"{SENT} / ({SENT} + {FAILED} > 0)",
+        f"1 - {FAILED} / ({SENT} > 0)",
         levels=MET,
         below=BAD,
         width=6,
@@ -390,9 +390,9 @@ RESPONSE = [
     ),
     series(
         "Notifications",
-        "Notifications that the daemons sent to receivers in each interval, and those that failed.",
+        "The daemons' attempts to notify receivers in each interval, and those that failed.",
         "short",
-        Query(f"sum(increase(gpumond_notifications_total{{{FLEET}}}[$__rate_interval]))", "sent"),
+        Query(f"sum(increase(gpumond_notifications_total{{{FLEET}}}[$__rate_interval]))", "attempts"),
         Query(f"sum(increase(gpumond_notifications_failed_total{{{FLEET}}}[$__rate_interval]))", "failed"),
         bars=True,
         width=12,
