@@ -325,7 +325,8 @@ DEVICE = ScopeSpec(
         Quantity(
             "reclaimable_under_pressure_ratio",
             "`reclaimable_ratio` while the device is at least 80% full; if a program on it had an out-of-memory "
-            f"error or a retry {IN_WINDOW}, the same ratio without this program's bytes; otherwise 0",
+            f"error or a retry {IN_WINDOW}, and not only for its own limit, the same ratio without this program's "
+            "bytes; otherwise 0",
             lambda row: ratio(_wasted(row), row.device.size_bytes),
         ),
         Quantity("stranded_bytes", "free bytes in pools that a flush wouldn't release", lambda row: row.stranded),
