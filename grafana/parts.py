@@ -267,7 +267,7 @@ def ranking(
     panel = panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
     panel = panel.orientation(options.VizOrientation.HORIZONTAL).display_mode(options.BarGaugeDisplayMode.BASIC)
     panel = panel.name_placement(options.BarGaugeNamePlacement.TOP).show_unfilled(True)
-    panel = panel.sizing(options.BarGaugeSizing.MANUAL).max_viz_height(20)
+    panel = panel.sizing(options.BarGaugeSizing.MANUAL).min_viz_height(28).max_viz_height(34)
     panel = panel.text(common.VizTextDisplayOptions().title_size(13))
     if most is not None:
         panel = panel.max(most)
@@ -315,6 +315,9 @@ def _formats(query: Query) -> Iterator[model.DynamicConfigValue]:
     yield model.DynamicConfigValue("unit", query.unit or "short")
     if query.unit in ("", "short"):
         yield model.DynamicConfigValue("decimals", 0)
+        yield model.DynamicConfigValue("custom.width", max(70, 24 + 8 * len(query.legend)))  # labels need the rest
+    if query.unit.startswith("suffix:"):
+        yield model.DynamicConfigValue("decimals", 2)
     if query.text:
         options = {value: {"text": word} for value, word in query.text.items()}
         yield model.DynamicConfigValue("mappings", [{"type": "value", "options": options}])

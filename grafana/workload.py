@@ -159,6 +159,7 @@ GROWTH = [
         Query(f"round(sum(increase(gpumond_pool_retries_total{{{WORKLOAD}}}[$__rate_interval])))", "retries"),
         Query(f"round(sum(increase(gpumond_oom_retries_total{{{WORKLOAD}}}[$__rate_interval])))", "retry_on_oom"),
         bars=True,
+        stacked=True,
         colors={"out of memory": BAD, "retries": WARNING},
         width=12,
         runbooks=("out-of-memory", "allocation-retries"),
