@@ -278,15 +278,14 @@ WASTE = [
         Query(_most("gpumond_owner_idle_and_reclaimable_bytes"), "Idle or cached", "bytes"),
         Query(_most("owner:gpumond_wasted_gibibyte_hours:sum1h"), "Wasted, 1 h", "suffix: GiB h"),
         sort="Wasted, 1 h",
-        width=13,
+        width=14,
         runbooks=("reclaimable-waste", "idle-holder"),
     ),
     listing(
         "Machines",
         "One row for each machine. MIG instances are included in their device.",
         (Column("cluster", "Cluster"), MACHINE),
-        Query(f"sum by (cluster, instance) ({SIZE})", "Size", "bytes"),
-        Query(f"sum by (cluster, instance) ({USED})", "Used", "bytes"),
+        Query(f"sum by (cluster, instance) ({USED}) / sum by (cluster, instance) ({SIZE})", "Used", "percentunit"),
         Query(
             f"sum by (cluster, instance) ({recorded('wasted_gibibyte_hours:sum1h')})",
             "Wasted, 1 h",
@@ -296,7 +295,7 @@ WASTE = [
         Query(f"sum by (cluster, instance) ({LEAKS})", "Leaks"),
         Query(f'sum by (cluster, instance) (gpumond_alerts{{{FLEET}, phase="firing"}})', "Firing"),
         sort="Wasted, 1 h",
-        width=11,
+        width=10,
     ),
 ]
 

@@ -311,13 +311,18 @@ def _order(names: Mapping[str, str]) -> dict[str, int]:
     return {field: position for position, field in enumerate(names)}
 
 
+WIDTHS = {"": 70, "short": 70, "percentunit": 80, "bytes": 90, "s": 100, "dateTimeFromNow": 160}
+"""Pixels of a column of values, by unit."""
+
+
 def _formats(query: Query) -> Iterator[model.DynamicConfigValue]:
     yield model.DynamicConfigValue("unit", query.unit or "short")
     if query.unit in ("", "short"):
         yield model.DynamicConfigValue("decimals", 0)
-        yield model.DynamicConfigValue("custom.width", max(70, 24 + 8 * len(query.legend)))  # labels need the rest
     if query.unit.startswith("suffix:"):
         yield model.DynamicConfigValue("decimals", 2)
+    width = max(WIDTHS.get(query.unit, 112), 24 + 8 * len(query.legend))
+    yield model.DynamicConfigValue("custom.width", width)  # labels share the rest
     if query.text:
         options = {value: {"text": word} for value, word in query.text.items()}
         yield model.DynamicConfigValue("mappings", [{"type": "value", "options": options}])
