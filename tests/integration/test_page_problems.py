@@ -189,7 +189,7 @@ def test_why_names_the_remedy_of_a_problem(browser: Browser, demo: RunningDaemon
 def test_button_suspends_an_idle_program_and_resumes_it(browser: Browser, serve: Callable[..., RunningDaemon]):
     demo = serve("--devices", "2", command="demo")
     until(lambda: demo.request("/-/ready")[0] == 200)
-    until(lambda: any((each["idle_seconds"] or 0) > 1 for each in demo.get("processes")))
+    until(lambda: any((p["idle_seconds"] or 0) > 1 for p in demo.get("processes") if p["workload"] == "embeddings"))
     with signed_in(browser, demo) as session:
         page = session.page
         page.keyboard.press("Control+k")
