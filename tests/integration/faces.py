@@ -213,13 +213,26 @@ def _differ(face: str, compared: dict[str, tuple[Any, Any]]) -> Iterator[str]:
 
 
 def _row(frame: Any, process: Any) -> str:
-    judged = [verdict["kind"] for verdict in frame["verdicts"] if verdict["pid"] == process["pid"]]
-    judged.sort(key=lambda kind: kind in PATTERNS)
     opaque = any(each["opaque_bytes"] and each["live_bytes"] is None for each in frame["processes"])
-    columns = ("used", *(name for name in OF_PROCESSES if name != "opaque" or opaque))
+    columns = ["used", *(name for name in OF_PROCESSES if name != "opaque" or opaque)]
+    if any(each["limit_bytes"] is not None for each in frame["processes"]):
+        columns.append("limit")
     sizes = (size(process[f"{name}_bytes"]) for name in columns)
     words = (_gpu(frame, process), str(process["pid"]), process["workload"] or process["comm"], process["user"] or "")
-    return " ".join(" ".join((*words, *sizes, *judged[:1])).split())
+    return " ".join(" ".join((*words, *sizes, *_status(frame, process))).split())
+
+
+def _status(frame: Any, process: Any) -> list[str]:
+    """Return a critical alert, else a problem, else another alert, else the pattern, which an alert refutes."""
+    judged = [verdict["kind"] for verdict in frame["verdicts"] if verdict["pid"] == process["pid"]]
+    alerts = [(dict(each["labels"])["severity"], each) for each in frame["alerts"] if each["pid"] == process["pid"]]
+    firing = [(severity, each["rule"]) for severity, each in alerts if each["phase"] == "firing"]
+    found = [rule for severity, rule in firing if severity == "critical"]
+    found += [kind for kind in judged if kind not in PATTERNS]
+    found += [rule for severity, rule in firing if severity == "warning"]
+    if all(severity == "info" for severity, _ in alerts):
+        found += judged
+    return found[:1]
 
 
 def _gpu(frame: Any, process: Any) -> str:
