@@ -204,6 +204,23 @@ def test_user_and_device_select_programs(common_demo: RunningDaemon):
     assert "train-llm" in common_demo.run("status", "--device", "0").stdout
 
 
+def test_programs_have_the_limit_of_their_quota_or_of_a_command(common_demo: RunningDaemon):
+    def limits() -> dict[str, int | None]:
+        return {each["workload"]: each["limit_bytes"] for each in common_demo.get("processes")}
+
+    until(lambda: limits()["chat-api"] == int(2.9 * GIB))
+    assert common_demo.run("limit", "train-llm", "6GiB").returncode == 0
+    until(lambda: limits()["train-llm"] == 6 * GIB)
+    assert common_demo.run("limit", "train-llm", "none").returncode == 0
+    until(lambda: limits()["train-llm"] is None)
+
+
+def test_process_above_its_soft_limit_has_an_alert(common_demo: RunningDaemon):
+    (alert,) = until(lambda: [one for one in common_demo.get("alerts") if one["rule"] == "quota-exceeded"], 180)
+    assert dict(alert["labels"])["workload"] == "chat-api"
+    assert "more than the soft limit of the chat-api quota (2.7 GiB)" in dict(alert["annotations"])["summary"]
+
+
 def test_lists_are_csv(common_demo: RunningDaemon):
     for command in ("events", "receipts", "alerts", "verdicts"):
         rows = list(csv.DictReader(common_demo.run(command, "--csv").stdout.splitlines()))
