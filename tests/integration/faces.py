@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,8 +111,8 @@ def metrics_of(frame: Any) -> Series:
             continue
         where = {"uuid": verdict["device_uuid"], "gpu": index[verdict["device_uuid"]], "pid": str(verdict["pid"] or "")}
         add("verdict", 1, kind=verdict["kind"], **where)
-    for (rule, phase), number in Counter((alert["rule"], alert["phase"]) for alert in frame["alerts"]).items():
-        add("alerts", number, rule=rule, phase=phase)
+    for alert in frame["alerts"]:
+        add("alerts", 1, rule=alert["rule"], phase=alert["phase"], severity=dict(alert["labels"])["severity"])
     return expected
 
 
@@ -223,10 +222,12 @@ def _row(frame: Any, process: Any) -> str:
 
 
 def _status(frame: Any, process: Any) -> list[str]:
-    """Return a critical alert, else a problem, else another alert, else the pattern, which an alert refutes."""
+    """Return a critical alert, else a problem, else another alert, else the pattern, which an alert refutes; of several
+    alerts, the last one.
+    """
     judged = [verdict["kind"] for verdict in frame["verdicts"] if verdict["pid"] == process["pid"]]
     alerts = [(dict(each["labels"])["severity"], each) for each in frame["alerts"] if each["pid"] == process["pid"]]
-    firing = [(severity, each["rule"]) for severity, each in alerts if each["phase"] == "firing"]
+    firing = [(severity, each["rule"]) for severity, each in reversed(alerts) if each["phase"] == "firing"]
     found = [rule for severity, rule in firing if severity == "critical"]
     found += [kind for kind in judged if kind not in PATTERNS]
     found += [rule for severity, rule in firing if severity == "warning"]
