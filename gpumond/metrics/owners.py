@@ -120,7 +120,7 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
     ),
     Quantity(
         "device_processes",
-        "Number of the owner's processes per device of a model, added up: a process on two devices is counted twice.",
+        "Number of the owner's processes on devices of a model; a process on two devices is counted twice.",
         attrgetter("device_processes"),
     ),
     Quantity(

@@ -356,7 +356,7 @@ DEVICE = ScopeSpec(
     placeholders={
         **named(_device),
         "used": ("memory in use", lambda row: size(row.device.used_bytes)),
-        "free": ("memory free", lambda row: size(row.device.free_bytes)),
+        "free": ("free memory", lambda row: size(row.device.free_bytes)),
         "reclaimable": ("bytes that a flush would release", lambda row: size(row.cached)),
         "stranded": ("free memory in pools that a flush wouldn't release", lambda row: size(row.stranded)),
         "unattributed": ("used memory without a visible owner", lambda row: size(row.unattributed)),

@@ -94,7 +94,7 @@ STATED = {
     "flushes per caller": f"{FLUSHES_PER_MINUTE} a minute",
     "requests to [borrow](../how-to/borrow.md) memory that flush programs, per user": f"{PER_HOUR} an hour",
     "alerts in one Alertmanager notification": f"{MAX_ALERTS}, with {MAX_LABELS} labels of {MAX_LABEL:,} characters",
-    "remembered start times of Alertmanager alerts, per caller": f"{REMEMBERED:,}",
+    "Alertmanager alerts whose start the daemon remembers, per caller": f"{REMEMBERED:,}",
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, of {REVIEW_SECONDS:g} s each",
     "result of a token review": f"{KNOWN_SECONDS:g} s",

@@ -17,13 +17,14 @@ All metrics use base units. An unknown value is an absent series, never 0. Serie
 readings without it; `gpumond_device_up` and `gpumond_device_info` stay. `uuid` identifies a device; `gpu` is its index.
 
 Start with `gpumond_memory_bytes` (memory by share; the sum is used memory), `gpumond_owner_used_bytes`,
-`gpumond_pool_reclaimable_bytes` (the result of a flush), `gpumond_verdict`, `gpumond_alerts` and `gpumond_driver_up`.
-`grafana/` contains five dashboards, `deploy/prometheus/` the alerting rules.
+`gpumond_pool_reclaimable_bytes` (what a flush would release), `gpumond_verdict`, `gpumond_alerts` and
+`gpumond_driver_up`. `grafana/` contains five dashboards, and `deploy/prometheus/` the alerting rules.
 
-To export only a part, use `/metrics?collect[]=GROUP` once or several times: the group `device` (and
-`gpumond_machine_*`), `owner` (`gpumond_owner_*`), `process` (other metrics with the label `pid`, `workload` or
-`cgroup`) or `daemon` (all others). With `params: {"collect[]": [device, owner, daemon]}`, Prometheus doesn't store your
-programs' series; sums, reports and alerts [keep their data](recorded-series.md#new-series-per-day).
+To get only some of the metrics, add `?collect[]=GROUP` to the address; for several groups, repeat the parameter. The
+groups are `device` (with `gpumond_machine_*`), `owner` (`gpumond_owner_*`), `process` (other metrics with a `pid`,
+`workload` or `cgroup` label) and `daemon` (all others). With `params: {"collect[]": [device, owner, daemon]}`,
+Prometheus doesn't store your programs' series; sums, reports and most alerts [keep their
+data](recorded-series.md#new-series-per-day).
 
 If you sum over devices, you count a MIG device and its instances twice. Read `gpumond_machine_*` instead, or exclude
 the instances with `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
@@ -52,8 +53,8 @@ sum by (label_team) (
 OWN = """
 ## Metrics about the daemon
 
-`python_info` and `process_*` (processor time, memory, file descriptors, start) describe the daemon's process, as in
-other Python exporters. `gpumond_collector_process_*` describe the process that reads the driver.
+`python_info` and `process_*` (processor time, memory, file descriptors, start time) describe the daemon's process, as
+in other Python exporters. `gpumond_collector_process_*` describe the process that reads the driver.
 
 | name | type | labels | meaning |
 |---|---|---|---|

@@ -87,7 +87,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "usually, a power supply has failed or is overloaded; check the power supplies and the GPU's power cables",
     ),
     "ecc-uncorrected": (
-        f"{GPU} has had {{value}} uncorrected ECC errors since its driver was loaded: results may be wrong",
+        f"{GPU} has had uncorrected ECC errors since its driver was loaded ({{value}}): results may be wrong",
         "stop its programs, run nvidia-smi -i {uuid} --gpu-reset, and replace the GPU if errors recur",
     ),
     "row-remap-pending": (
