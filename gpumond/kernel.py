@@ -151,7 +151,7 @@ async def flush_each(
     requests: Iterable[tuple[FlushRequest, Receipt]],
     requested_by: str,
 ) -> list[Sequence[Receipt]]:
-    """Carry out requests, a few at a time. An error of one becomes its receipt, so that the others are carried out."""
+    """Carry out requests, a few at a time. An error of one becomes its receipt, so the others are carried out."""
     places = asyncio.Semaphore(FLUSHES_AT_ONCE)
 
     async def carry_out(request: FlushRequest, refused: Receipt) -> Sequence[Receipt]:

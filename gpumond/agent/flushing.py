@@ -34,7 +34,7 @@ class Permissions(NamedTuple):
     """Permissions to run steps that are safe in the main thread only.
 
     ``main_thread``: the program allows the agent to interrupt its main thread between two bytecodes. ``own``: the
-    program itself requested the flush, so that its calling thread may run them if it is the main thread.
+    program itself requested the flush, so its calling thread may run them if it is the main thread.
     """
 
     main_thread: bool = False

@@ -142,7 +142,7 @@ def alternative_names(peercert: dict[str, Any] | None) -> frozenset[str]:
 def certificate_subjects(peercert: dict[str, Any] | None) -> frozenset[str]:
     """Return ``certificate:NAME`` for each subject alternative name of a client certificate.
 
-    A name counts only as the type that its form has, so that an authority that verifies DNS names alone cannot issue
+    A name counts only as the type that its form has, so an authority that verifies DNS names alone cannot issue
     a URI or an e-mail address.
     """
     subjects = set()

@@ -252,7 +252,7 @@ class Daemon(Operations):
         kernel = self.kernel
         try:
             if self._load is None:
-                raise ConfigError("this daemon was started without a configuration that could be read again")
+                raise ConfigError("this daemon was started without a configuration that can be reloaded")
             settings = await asyncio.to_thread(self._load)
         except ConfigError as error:
             log.error("the configuration is invalid, so the previous one stays in effect: %s", error)

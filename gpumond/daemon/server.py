@@ -93,7 +93,7 @@ async def serve(
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=6,  # for thousands of connections; each is closed after GRACE_SECONDS
-            timeout_keep_alive=75,  # longer than a scrape interval, so that Prometheus keeps its connection
+            timeout_keep_alive=75,  # longer than a scrape interval, so Prometheus keeps its connection
         )
         scheme = "http" if web().tls is None else "https"
         url = f"{scheme}://{settings.listen}"
@@ -143,7 +143,7 @@ def _handle_signals(stack: AsyncExitStack, server: _Server, daemon: Daemon) -> N
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with our listener, without its signal handling: it raises a signal again after it has served, so that an
+    """uvicorn with our listener, without its signal handling: it raises a signal again after it has served, so an
     orderly end would look like a failure."""
 
     def __init__(self, config: uvicorn.Config, web: Callable[[], Web], rejected: Callable[[str], None]) -> None:

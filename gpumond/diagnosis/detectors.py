@@ -188,8 +188,8 @@ class PoolPeaks:
 def kept_bytes(pool: PoolUsage) -> int:
     """Return the bytes that no flush returns: held less reclaimable, that is live and stranded.
 
-    An arena that never returns memory is no sign of fragmentation: it keeps its memory in any case. Nor is a pool with
-    unknown live bytes.
+    An arena that never returns memory isn't a sign of fragmentation: it keeps its memory in any case. Nor is a pool
+    with unknown live bytes.
     """
     live, kept = pool.live_bytes, pool.held_bytes - pool.reclaimable.likely
     if live is None:
@@ -219,7 +219,7 @@ class RiseTimes:
         self._at, self._between = -inf, inf
 
     def add(self, used: float, device_used: float, size: float, now: float) -> None:
-        """Add a reading of the process and of the device. The first one is no rise."""
+        """Add a reading of the process and of the device. The first one isn't a rise."""
         if self._used is None or used < self._used or device_used < NEARLY_FULL * size:
             self._used = used
         elif used >= self._used + NEARLY_FULL_RISE:

@@ -51,7 +51,7 @@ from gpumond.tick.history import (
 
 RECENT_MINUTES = 15
 PEAK_NOTABLE = 0.02
-"""Part of a device by which its recent peak exceeds its use, so that the time until it is full needs an explanation."""
+"""Part of a device by which its recent peak exceeds its use, so the time until it is full needs an explanation."""
 REPORT_SECONDS = 1.5
 """Time in real seconds after which a program's agent has reported what it counted."""
 MIN_RELEASE_RATIO = 0.02
@@ -613,7 +613,7 @@ def diagnose(before: Diagnosis, snapshot: Snapshot) -> Diagnosis:
     """Return the diagnosis after ``snapshot``: a function of the sequence of snapshots alone.
 
     Durations are those of ``elapsed_seconds``; a snapshot that is not newer than the last one changes nothing.
-    ``before`` is changed, so that no old one is used.
+    ``before`` is changed, so no old one is used.
     """
     if before.add(snapshot):
         before.verdicts = before.active_verdicts()

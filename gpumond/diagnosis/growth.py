@@ -64,7 +64,7 @@ PART_RATIO = (0.6, 1.6)
 JUMP_RATIO = 0.15
 """Maximum rise from block to block, as a share of the growth: one allocation would hide that the growth slows down …"""
 LASTING_MEDIAN_RATIO = 0.7
-"""… as would a smaller one, so that the median slope in the last third is at least this share of that in the first."""
+"""… as would a smaller one, so the median slope in the last third is at least this share of that in the first."""
 LASTING_RATIO = 0.85
 """Minimum slope in the last third, as a share of that in the first: growth that slows down is a cache."""
 STEEP_BYTES_A_SECOND = 400 * MIB / 60

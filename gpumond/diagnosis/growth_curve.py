@@ -181,7 +181,7 @@ def fit_curve(growth: WholeGrowth) -> GrowthCurve | None:
 def forecasts(growth: WholeGrowth) -> list[GrowthCurve]:
     """Return the courses of a growth that accelerates, the best first, and those that are hardly worse.
 
-    Such a growth is visible only some time after it began, so that earlier begins are tried as well.
+    Such a growth is visible only some time after it began, so earlier begins are tried as well.
     """
     at, level = downsampled(growth.times, growth.values, POINTS)
     found = []

@@ -54,7 +54,7 @@ class EarlierUse:
 
     @property
     def limit(self) -> float:
-        """Bytes up to which growth is no leak."""
+        """Bytes up to which growth isn't a leak."""
         return _limit(max(self.held_bytes, self.returned_bytes))
 
 

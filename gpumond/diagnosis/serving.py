@@ -25,7 +25,7 @@ from gpumond.facts.units import HOUR_SECONDS, MIB
 from gpumond.tick.history import FIVE_MINUTES, MINUTE, QUARTER, TIERS, HistoryRows, Series, highest
 
 KEPT_BLOCKS = 288
-"""Number of blocks that are kept: 24 hours, so that the load of a whole day is known."""
+"""Number of blocks that are kept: 24 hours, so the load of a whole day is known."""
 QUARTILE = 0.75
 """Quantile of the minute medians of a block."""
 

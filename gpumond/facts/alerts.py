@@ -169,7 +169,7 @@ class StoredAdmission:
 
 
 class Activity(NamedTuple):
-    """State of one alert. ``*_elapsed`` are monotonic, so that no clock change fires or resolves.
+    """State of one alert. ``*_elapsed`` are monotonic, so no clock change fires or resolves.
 
     ``process`` is that of the alert, as one object: a tick compares thousands of them. ``cleared_elapsed``: the first
     evaluation without a breach, while ``keep_firing_for`` delays the resolution.
@@ -196,7 +196,7 @@ def ended(alert: Alert, at: float, reason: str = "") -> Alert:
 
 
 def same_process(one: ProcessKey | None, other: ProcessKey | None) -> bool:
-    """Return False if the two are known to be different processes, so that an alert on one is none on the other."""
+    """Return False if the two are known to be different processes, so an alert on one is none on the other."""
     return one == other or one is None or other is None or one.may_be(other)
 
 

@@ -150,7 +150,7 @@ class Receipt:
 
     ``released_bytes`` is the allocator's held bytes before minus after; ``driver_released_bytes`` the driver's
     count for that pid on that device before minus after, once it has settled. ``raced``: the program allocated
-    during the flush, so that the two may differ. ``planned`` is the estimate of the plan that this flush executes,
+    during the flush, so the two may differ. ``planned`` is the estimate of the plan that this flush executes,
     ``expected`` the estimate when it started. ``start_ticks`` is None in receipts that an agent makes.
 
     Of a serving engine, ``pid`` is its listener, ``workload`` its name, and ``allocator`` its kind; the bytes are the

@@ -1,6 +1,6 @@
 """Facts that a program reports in addition to its pools: scopes, steps and out-of-memory errors.
 
-All counters start with the process, so that a lost report loses no information.
+All counters start with the process, so a lost report loses no information.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class DeviceReading:
     ``used_bytes`` excludes the memory that the driver reserves for itself where it reports that
     (``reserved_bytes``); ``processes`` is None where the driver lists none at all. ``unified`` memory is the
     host's: ``size_bytes`` is that of the machine, ``free_bytes`` the memory that the kernel could still allocate,
-    ``used_bytes`` the sum of the processes, so that the three do not add up. ``gpu_instance_id`` is set on MIG
+    ``used_bytes`` the sum of the processes, so the three do not add up. ``gpu_instance_id`` is set on MIG
     instances. ``missed_readings`` counts the consecutive ticks without new values: the values are then those of the
     last good reading, and all None from ``MISSED_LIMIT`` on. ``up`` is False as soon as a read of the device fails; a
     reading that is only late does not change it. ``idle_seconds``: time without work on the device, as far as it
@@ -287,7 +287,7 @@ NO_DEVICE: Literal["no_device"] = "no_device"
 """Reason on a machine without a device: there is no driver that could be up."""
 
 RELEASED: Literal["released"] = "released"
-"""Reason while the driver is released on request: all values are unknown, and this is no fault."""
+"""Reason while the driver is released on request: all values are unknown, and this isn't a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,7 @@ def source_and_message(line: str) -> tuple[str, str]:
 
 
 def escaped(text: str) -> str:
-    """Escape control characters, line ends and text directions as ``\\x1b``, so that log lines cannot be forged."""
+    """Escape control characters, line ends and text directions as ``\\x1b``, so log lines cannot be forged."""
     text = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 

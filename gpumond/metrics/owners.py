@@ -163,7 +163,7 @@ def _with_owners(frame: Frame, verdicts: Sequence[Verdict]) -> Iterator[tuple[Ow
 MAX_OWNERS = 64
 """Owners with series of their own: this number of those with a workload, and of those without."""
 KEPT_SECONDS = 86_400.0
-"""Time for which an owner without a program keeps its place, so that a day has at most ``MAX_OWNERS`` of them."""
+"""Time for which an owner without a program keeps its place, so a day has at most ``MAX_OWNERS`` of them."""
 
 
 def admitted(before: Mapping[Owner, float], snapshot: Snapshot) -> dict[Owner, float]:

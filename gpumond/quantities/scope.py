@@ -126,7 +126,7 @@ class Subjects(Generic[Row]):
 
     They are evaluated on demand: nearly every row of a tick needs one or two values only. A value is None if it is
     unknown now; ``texts`` fill placeholders; ``programs`` are the names of the programs on the subject, which a
-    match on ``workload`` uses where that is no label; ``process`` is the subject's process, if it has one.
+    match on ``workload`` uses where that isn't a label; ``process`` is the subject's process, if it has one.
     """
 
     rows: Sequence[Row]
@@ -143,7 +143,7 @@ class Unreadable(NamedTuple):
 
     ``connected``: processes with a connected agent. They have not ended, even if the driver does not list them: an
     alert on one without a row resolves after ``keep_firing_for``. ``suspended``: processes that are known to be
-    suspended. They are no subjects, and their alerts resolve at once.
+    suspended. They aren't subjects, and their alerts resolve immediately.
     """
 
     devices: frozenset[str] = frozenset()

@@ -18,7 +18,7 @@ ALWAYS_OPEN = (*LIVENESS, *READINESS)
 """Paths for probes, which send no credentials. They reveal whether devices can be read, and the cause of a failure."""
 
 RESERVED = ("/metrics", *ALWAYS_OPEN)
-"""Paths that are served regardless of load, so that monitoring continues."""
+"""Paths that are served regardless of load, so monitoring continues."""
 
 TENANT_ROUTES = frozenset(f"/api/v1/{name}" for name in PARTS)
 TOKEN_REQUIRED = (

@@ -66,7 +66,7 @@ class Policy:
 
 
 class Guard:
-    """ASGI middleware around the whole application, so that it applies to every route and every error."""
+    """ASGI middleware around the whole application, so it applies to every route and every error."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens, policy: Policy) -> None:
         self._app, self._tokens, self._policy = app, tokens, policy

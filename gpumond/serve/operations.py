@@ -92,7 +92,7 @@ class ReleaseAnswer(BaseModel):
 async def release(request: Request, body: ReleaseBody, requested_by: str = Depends(require_token)) -> Response:
     """Responds when the daemon holds no driver descriptor; it reattaches automatically.
 
-    504: a driver call does not return, so that a process of the daemon still holds the driver.
+    504: a driver call does not return, so a process of the daemon still holds the driver.
     """
     until, released = await kernel_of(request).get(Operations).release(body.for_seconds, requested_by)
     if not released:

@@ -95,7 +95,7 @@ class CoarseSeries:
 class History:
     """Series of all devices and processes, extended by each snapshot.
 
-    Time is the snapshots' monotonic clock, times ``pace``. Unix times are derived from the newest snapshot, so that
+    Time is the snapshots' monotonic clock, times ``pace``. Unix times are derived from the newest snapshot, so
     a step of the wall clock moves no sample relative to another.
     """
 
@@ -256,7 +256,7 @@ class History:
 
     def _series(self, key: SeriesKey, least: int, most: int) -> Series:
         self._born += 1
-        # Blocks of different series close at different times, so that no tick closes all of them.
+        # Blocks of different series close at different times, so no tick closes all of them.
         phase = float(self._born * 7 % 60)
         kept = self._awaited.pop(key, None)
         widths = [len(record) for record in kept.records] if kept is not None else []

@@ -51,7 +51,7 @@ FREE_ON_DARK = "#2E343D"
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 GAP_SECONDS = 5.0
-"""Longest distance of two points that is no gap at any interval: readings come late, and not all are requested."""
+"""Longest distance of two points that isn't a gap at any interval: readings come late, and not all are requested."""
 
 
 def bar(parts: Mapping[str, int], size: int, width: int) -> list[tuple[str, int]]:
@@ -426,7 +426,7 @@ def fitting_table(
 
 
 def output_width() -> int | None:
-    """Return the width of the terminal; None if standard output is no terminal."""
+    """Return the width of the terminal; None if standard output isn't a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

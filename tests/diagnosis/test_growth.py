@@ -66,7 +66,7 @@ def test_leak_after_a_plateau_is_reported_within_six_minutes(per_minute: float):
 
 
 def test_growth_of_a_program_that_is_sampled_within_its_steps():
-    """The host runs ahead of the device, so that most samples contain some of a step's 1.5 GiB of activations."""
+    """The host runs ahead of the device, so most samples contain some of a step's 1.5 GiB of activations."""
     leak, dice = staircase(300 * MIB, onset=8), Random(1)
 
     def snapshots() -> Iterator[Snapshot]:
@@ -142,7 +142,7 @@ def test_growth_from_the_start_that_fills_the_device_soon_is_a_leak_before():
 
 
 def test_leak_is_reported_within_six_minutes_while_the_rate_of_steps_changes():
-    """Other programs start to use the device, so that a step takes longer."""
+    """Other programs start to use the device, so a step takes longer."""
 
     def steps(at: float) -> float:
         return 4 * min(at, 600) + max(0, at - 600)

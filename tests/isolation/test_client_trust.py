@@ -149,7 +149,7 @@ def test_fleet_says_no_token_to_a_listener_of_another_user(listen: Callable[...,
 
 
 def test_token_is_not_sent_in_the_clear_to_another_machine():
-    """An address that reaches this test, and is no loopback address."""
+    """An address that reaches this test, and isn't a loopback address."""
     with stub(lambda path, body: (401, {"detail": "reads require a token"})) as served:
         url = f"http://{served.address.replace('127.0.0.1', '0.0.0.0')}"
         read = gpumond("status", "--url", url, GPUMOND_TOKEN="gpm_secret")

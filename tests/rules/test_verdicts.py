@@ -43,7 +43,7 @@ DEVICE = make_device(used_bytes=40 * GIB, processes=(make_process(10, 30 * GIB),
 
 
 def always_firing(scope: str, value: str, threshold: float = -1.0) -> Rule:
-    """Create a rule that always fires, so that its alerts have the values."""
+    """Create a rule that always fires, so its alerts have the values."""
     below = value == "time_to_full_seconds"
     return Rule(
         name="watch", scope=scope, value=value, above=None if below else threshold, below=inf if below else None

@@ -15,7 +15,7 @@ from gpumond.view.notices import steps_of
 from gpumond.view.text import broken, moment, output_width, safe, table
 
 PAIRS = ("labels", "annotations")
-"""Fields that are objects in the output, so that jq can name a label."""
+"""Fields that are objects in the output, so jq can name a label."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

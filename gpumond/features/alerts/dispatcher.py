@@ -1,6 +1,6 @@
 """The consequences of a frame's alerts: notifications, flushes by rules, and the state that survives a restart.
 
-``decide`` computes them without an effect, so that the frame can show its alerts as receivers will see them;
+``decide`` computes them without an effect, so the frame can show its alerts as receivers will see them;
 ``execute`` carries them out once the frame is the current one.
 """
 

@@ -1,7 +1,7 @@
 """Statistics of baselines: the distribution of a workload's memory over time, and the difference of two of them. No
 I/O.
 
-Consecutive seconds are similar, so that single seconds would give a false certainty. Values are gathered in at most
+Consecutive seconds are similar, so single seconds would give a false certainty. Values are gathered in at most
 ``MAX_BLOCKS`` blocks of equal length, and the median of each block counts.
 
 The typical difference is the Hodges-Lehmann shift: the median of all differences between a block after and a block

@@ -152,7 +152,7 @@ def _machine(url: str) -> tuple[list[Mapping[str, Any]], int | None]:
 
 
 def _read_driver() -> Sequence[DeviceReading]:
-    logging.disable()  # what the probe would log is no part of the estimate
+    logging.disable()  # what the probe would log isn't part of the estimate
     with suppress(SourceUnavailable, ImportError):
         readings = [asyncio.run(probe(source.name))[1] for source in detected()]
         return [device for reading in readings if reading for device in reading.devices]

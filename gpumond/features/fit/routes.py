@@ -47,5 +47,5 @@ async def need(
     else:
         names = {each.name for each in devices}
     if len(names) != 1:
-        raise HTTPException(422, "device: expected the name of a device; there are several kinds")
+        raise HTTPException(422, "device: this machine has several GPU models; name one of its GPUs")
     return json_response(AutoNeed, kernel.get(RunPeaks).need(workload, names.pop(), world_size, uid))

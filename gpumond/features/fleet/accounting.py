@@ -1,8 +1,8 @@
 """Use of GPU memory in a period, from the owners' metrics in Prometheus: queries, gaps, groups and prices.
 
-A value at a step counts until the next step. Prometheus returns no value while a machine is not scraped, so that a gap
+A value at a step counts until the next step. Prometheus returns no value while a machine is not scraped, so a gap
 is neither 0 nor the last value; ``Coverage`` counts it. Each expression takes the maximum over all labels but those of
-the target and the owner, so that the replicas of a Prometheus count once, whatever the name of their label.
+the target and the owner, so the replicas of a Prometheus count once, whatever the name of their label.
 """
 
 from __future__ import annotations

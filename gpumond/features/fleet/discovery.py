@@ -154,7 +154,7 @@ def data_seconds(expression: str) -> float:
     """
     code = _TEXT.sub('""', expression)
     if "@" in code:
-        raise ConfigError("the query has the modifier @: its data may be of processes that have ended")
+        raise ConfigError("the query uses the @ modifier, so its data may come from processes that have ended")
     total = 0.0
     for found in _RANGE.finditer(code):
         for text in (found[1] if found[1] is not None else found[2]).split(":"):
@@ -185,7 +185,8 @@ def named(
         instance, pid = sample.labels.get("instance"), sample.labels.get("pid")
         if not instance or not pid:
             raise ConfigError(
-                "a series of the result has no labels instance and pid; keep them, for example with by (instance, pid)"
+                "a series in the result lacks the labels instance and pid; keep them, for example with by "
+                "(instance, pid)"
             )
         if not pid.isdecimal():
             continue  # "other": the sum of several processes

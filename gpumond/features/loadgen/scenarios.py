@@ -645,7 +645,7 @@ DRIFT_BYTES = (0.5 * GIB, 1.6 * GIB)
 0.5 GiB in the median and by 1.6 GiB at the quantile 0.9.
 """
 MAX_DRIFT_SECONDS = 15 * HOUR_SECONDS
-"""Limit of the growth, so that at most 4 GiB are stranded: a fifth of the pool is not reported as fragmentation."""
+"""Limit of the growth, so at most 4 GiB are stranded: a fifth of the pool is not reported as fragmentation."""
 
 
 INJECTED = Option("rate", "size", "no leak", "bytes leaked per minute")

@@ -149,7 +149,7 @@ def summary_of(case: CaseFile) -> CaseSummary:
 def lacking(missing: int, request: int | None, free: int | None, returned: int = 0) -> str:
     """Format the missing bytes so that they agree with the request, the free and the returned bytes shown beside them.
 
-    Those that a limit lacks, or that an allocator rounds up to its granularity, are no such difference.
+    Those that a limit lacks, or that an allocator rounds up to its granularity, aren't such a difference.
     """
     if request is None or free is None or abs(request - free - returned - missing) > SEGMENT_BYTES:
         return human(missing)

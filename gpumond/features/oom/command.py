@@ -77,4 +77,4 @@ def _decoded(answer: object) -> RankedCase:
     try:
         return TypeAdapter(RankedCase).validate_python(answer)
     except ValidationError as error:
-        raise DaemonError(f"the daemon's answer isn't a case: {error.errors()[0]['msg']}") from None
+        raise DaemonError(f"the daemon's response isn't a case: {error.errors()[0]['msg']}") from None

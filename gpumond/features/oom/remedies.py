@@ -369,14 +369,14 @@ def _leak(e: Evidence) -> Iterator[Remedy]:
         kept = 0
     if not kept and verdict is None:
         return
-    where = "".join(f"; {each.name} at {each.file}:{each.line} keeps tensors" for each in retainers[:1])
+    where = "".join(f"; {each.name} at {each.file}:{each.line} retains tensors" for each in retainers[:1])
     retaining = [scope for scope in e.oom.scopes if 0 < scope.retained_bytes <= e.live]
     if not where and retaining:
-        where = f"; {retaining[0].name} keeps {human(retaining[0].retained_bytes)}"
+        where = f"; {retaining[0].name} retains {human(retaining[0].retained_bytes)}"
     if verdict is not None and verdict.fit is not None:
         kept = max(kept, int(verdict.fit.slope_bytes_per_second * max(0.0, e.oom.at - verdict.since)))
     each = (
-        f": each of {step.steps} steps keeps {human(step.retained_bytes)}"
+        f": each of {step.steps} steps retains {human(step.retained_bytes)}"
         if step and step.retained_bytes and kept
         else ""
     )
@@ -466,7 +466,7 @@ def _granted(e: Evidence) -> Iterator[Remedy]:
     size, name = max(sizes, default=(0, ""))
     if size >= e.missing:
         text = (
-            f"start {name}, too, with gpumond run --need, or with less memory: it holds {human(size)} without a "
+            f"start {name} with gpumond run --need as well, or with less memory: it holds {human(size)} without a "
             f"grant, and this program was granted {human(e.grant.need_bytes)}"
         )
         yield _remedy(e, "grant", text, size, "measured", "the driver's count of the program, and the grant")
@@ -485,7 +485,7 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
     if rooms:
         free, device = max(rooms, key=lambda room: room[0])
         text = f"run this program, which needs {human(need)}, on GPU {device.index}, which has {human(free)} free"
-        source = "the driver's least free bytes in a minute, less what other programs are granted"
+        source = "the driver's lowest free bytes in a minute, minus what other programs are granted"
         yield replace(_remedy(e, "other-device", text, free, "measured", source), enough=True)
 
 

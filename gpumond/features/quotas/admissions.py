@@ -220,7 +220,7 @@ def reclaim_plan(
     """Return the cheapest flushes that return ``short_bytes`` and, if all flushes return less, the fewest suspensions.
 
     A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
-    the largest is first, so that few programs are flushed. The programs of the user ``first`` come before all others.
+    the largest is first, so few programs are flushed. The programs of the user ``first`` come before all others.
     """
     neighbors, chosen = tuple(neighbors), list[Neighbor]()
     for each in sorted(neighbors, key=lambda each: (first is not None and each.uid != first, *_cost(each))):

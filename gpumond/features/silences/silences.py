@@ -297,8 +297,8 @@ def compiled(text: str) -> Callable[[str], bool]:
 def compiled_bytes(text: str) -> int:
     """Return an upper estimate of the memory of a compiled expression, from its classes and counted repetitions.
 
-    Raises ConfigError if it is too long or too expensive, or is no complete expression: "a)|(b" would be valid within a
-    group only.
+    Raises ConfigError if it is too long or too expensive, or isn't a complete expression: "a)|(b" would be valid within
+    a group only.
     """
     if len(text) > MAX_EXPRESSION:
         raise ConfigError(f"the regular expression exceeds {MAX_EXPRESSION} characters; use several silences")
