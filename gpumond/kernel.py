@@ -18,7 +18,7 @@ from gpumond.config.settings import Settings, hash_of_rules, hash_of_settings
 from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.events import EventLog
-from gpumond.facts.alerts import Activities, Rule
+from gpumond.facts.alerts import AlertStates, Rule
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import FlushError, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest
@@ -88,7 +88,7 @@ class Tick:
     window: RuleWindow
     raised: tuple[Alert, ...] = ()
     resolved: tuple[Alert, ...] = ()
-    activities: Mapping[str, Activities] = field(default_factory=dict)
+    activities: Mapping[str, AlertStates] = field(default_factory=dict)
     exited_reports: tuple[AgentReport, ...] = ()
 
 

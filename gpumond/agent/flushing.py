@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, capture_guards
-from gpumond.agent.pending_calls import Busy, run
+from gpumond.agent.pending_calls import MainThreadBusy, run
 from gpumond.agent.prediction import StrandedEstimate, predictions
 from gpumond.agent.settings import Hook
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, clean
@@ -216,7 +216,7 @@ def _run_step(
         if step in adapter.main_thread_steps:
             return _in_main_thread(step, adapter, permissions)
         return adapter.flush((step,))
-    except (FlushRefused, Busy) as refusal:
+    except (FlushRefused, MainThreadBusy) as refusal:
         return (StepResult(step, 0, time.perf_counter() - started, clean(f"{REFUSED}{refusal}")),)
 
 

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, field_validator, model_
 
 from gpumond.config.models import Seconds, Strict
 from gpumond.config.tokens import IdentityProxy
-from gpumond.config.web_file import Web, read_web
+from gpumond.config.web_file import WebSettings, read_web
 from gpumond.devices import SOURCES
 from gpumond.facts.alerts import Overrides, Rule, overridden
 from gpumond.facts.errors import ConfigError
@@ -90,9 +90,9 @@ class Settings:
     suspend_after_idle: float = 600.0
     alertmanager_dry_run: bool = False
 
-    def web(self) -> Web:
+    def web(self) -> WebSettings:
         """Return the web configuration. Raises ConfigError if it is invalid, or insufficient for the address."""
-        web = Web() if self.web_config is None else read_web(self.web_config)
+        web = WebSettings() if self.web_config is None else read_web(self.web_config)
         if web.tls is None and not self.loopback and not self.insecure:
             raise ConfigError(
                 f"web_config {self.web_config}: {self.listen} is reachable from other machines; without "

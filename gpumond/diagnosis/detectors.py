@@ -52,7 +52,7 @@ FRAGMENTED = 0.25
 FRAGMENTED_CLEAR = 0.20
 MIN_MINUTES = 5
 START_MINUTES = 6
-"""Minutes of a life in which the kept bytes grow since the program starts."""
+"""Minutes of a process in which the kept bytes grow since the program starts."""
 GROWTH_RATIO = 0.02
 """Growth of the kept bytes, as a share of the device, from which fragmentation is reported."""
 

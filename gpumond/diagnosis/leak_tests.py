@@ -1,8 +1,8 @@
 """Leak test on one curve of one device or process, and the development of a leak that was found. No I/O.
 
 Growth is a leak if it is significant (Mann-Kendall), large enough (Sen's slope), continues to the end of the window,
-and is a *record*: the last blocks exceed all earlier use of this life, unlike a load that rises and falls. It must be
-new, or have lasted without slowing down, unlike a warm-up or a cache that fills, which its whole curve shows.
+and is a *record*: the last blocks exceed all earlier use of this process, unlike a load that rises and falls. It must
+be new, or have lasted without slowing down, unlike a warm-up or a cache that fills, which its whole curve shows.
 
 Blocks are never shorter than a minute. *Clean* tests require little growth and an almost undisturbed line, and many
 samples in a block; *rough* tests tolerate the noise of serving, and require more growth and a device that fills soon.

@@ -41,7 +41,7 @@ class ServingTest:
     it exceeds the margin in this time.
     """
     skipped_blocks: int = 2
-    """Number of blocks at the start of a life that the window excludes: the program allocates its initial memory."""
+    """Number of blocks at the start of a process that the window excludes: the program allocates its initial memory."""
     min_samples: float = 3
     """Minimum number of samples in a block, on average: fewer have no quartile."""
     max_span_ratio: float = 1.2

@@ -17,7 +17,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpumond.config.web_file import Web
+from gpumond.config.web_file import WebSettings
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.serve.authentication import Tokens, authenticate, header, user
 from gpumond.serve.authorization import ALWAYS_OPEN, RESERVED, SAFE_METHODS, Readers, check_tenant
@@ -60,7 +60,7 @@ class Policy:
 
     hosts: frozenset[str] = frozenset(("localhost", "127.0.0.1", "::1"))
     open_reads: bool = True
-    web: Callable[[], Web] = Web
+    web: Callable[[], WebSettings] = WebSettings
     identities: IdentityHeaders | None = None
     rejected: Callable[[str], None] = field(default=lambda reason: None)
 

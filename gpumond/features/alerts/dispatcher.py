@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from gpumond.config.settings import Settings
 from gpumond.facts.alerts import (
-    Activities,
+    AlertStates,
     Labels,
     Rule,
     ended,
@@ -85,7 +85,7 @@ class Dispatch:
     """Alerts with new annotations."""
     orders: tuple[FlushOrder, ...]
     tracks: Tracks
-    activities: Mapping[str, Activities]
+    activities: Mapping[str, AlertStates]
 
 
 class AlertDispatcher:
@@ -117,7 +117,7 @@ class AlertDispatcher:
         self._flushes = Tasks()
         self._writes = Tasks()
 
-    async def resume(self) -> Mapping[str, Activities]:
+    async def resume(self) -> Mapping[str, AlertStates]:
         """Load the alerts, and the attempts of rules to flush, that the previous daemon stored."""
         try:
             alerts, alive = await self._store.kept()
@@ -137,7 +137,7 @@ class AlertDispatcher:
         rules: Sequence[Rule],
         alerts: Sequence[Alert],
         snapshot: Snapshot,
-        activities: Mapping[str, Activities],
+        activities: Mapping[str, AlertStates],
         resolved: Sequence[Alert] = (),
         users_short_of_memory: Mapping[str, frozenset[int]] = {},
     ) -> Dispatch:

@@ -58,7 +58,7 @@ def group_of(columns: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 class Period(NamedTuple):
-    """Unix times of the begin and the end, multiples of ``step`` seconds, and the times between its parts."""
+    """Unix times of the beginning and the end, multiples of ``step`` seconds, and the times between its parts."""
 
     begin: int
     end: int
@@ -174,7 +174,7 @@ def sum_over_period(expression: str, part: Period) -> str:
 
 
 def asked_at(part: Period) -> float:
-    """Return the time of a query with ``sum_over_period``: its range includes the begin and excludes the end."""
+    """Return the time of a query with ``sum_over_period``: its range includes the beginning and excludes the end."""
     return part.end - part.step / 2
 
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
-from gpumond.facts.alerts import Activities, Activity, Labels, Rule, Scope, ended, same_process
+from gpumond.facts.alerts import AlertState, AlertStates, Labels, Rule, Scope, ended, same_process
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.frame import Alert, Frame, Phase, Verdict, device_uuid
 from gpumond.facts.messages import to_json
@@ -37,18 +37,18 @@ Awaited = frozenset[tuple[str, Labels]]
 """Restored alerts whose subject has not been observed yet: rule and the subject's labels"""
 
 
-def awaited_alerts(activities: Mapping[str, Activities]) -> Awaited:
+def awaited_alerts(activities: Mapping[str, AlertStates]) -> Awaited:
     return frozenset((rule, labels) for rule, active in activities.items() for labels in active)
 
 
 def keep_awaited_alerts(
     awaited: Awaited,
-    before: Mapping[str, Activities],
-    after: Mapping[str, Activities],
+    before: Mapping[str, AlertStates],
+    after: Mapping[str, AlertStates],
     present: Mapping[str, Mapping[Labels, ProcessKey | None]],
     on_verdicts: frozenset[str],
     elapsed: float,
-) -> tuple[Mapping[str, Activities], Awaited]:
+) -> tuple[Mapping[str, AlertStates], Awaited]:
     """Return ``after`` with the awaited alerts unchanged, and the alerts that are still awaited.
 
     A subject that was ``present`` (by rule, each with its process) is no longer awaited; an alert of a rule
@@ -73,10 +73,10 @@ def keep_awaited_alerts(
 
 
 def step(
-    rule: Rule, subjects: Subjects[Row], before: Activities, unreadable: Unreadable, now: float, elapsed: float
-) -> Activities:
+    rule: Rule, subjects: Subjects[Row], before: AlertStates, unreadable: Unreadable, now: float, elapsed: float
+) -> AlertStates:
     """Return the rule's alerts after one evaluation."""
-    after: dict[Labels, Activity] = {}
+    after: dict[Labels, AlertState] = {}
     absent = dict(before)
     value_of, above = subjects.values[rule.value], rule.above
     below = -inf if rule.below is None else rule.below
@@ -101,7 +101,7 @@ def step(
             after[labels] = activity
     for labels, activity in absent.items():
         known = dict(labels)
-        kept: Activity | None = None  # the subject has ended
+        kept: AlertState | None = None  # the subject has ended
         process = activity.process
         if unreadable.covers(known, process):
             kept = activity
@@ -116,7 +116,7 @@ def step(
 class RuleState:
     """State that one evaluation of all rules passes to the next. ``activities``: by the name of the rule."""
 
-    activities: Mapping[str, Activities] = field(default_factory=dict)
+    activities: Mapping[str, AlertStates] = field(default_factory=dict)
     awaited: Awaited = frozenset()
 
 
@@ -135,7 +135,7 @@ def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: Rule
     facts = RuleContext(snapshot, frame.ledger, window, active_verdicts(frame.verdicts))
     scopes: dict[Scope, Subjects[Any]] = {scope: subjects(scope, facts) for scope in {rule.scope for rule in rules}}
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
-    activities: Mapping[str, Activities] = {
+    activities: Mapping[str, AlertStates] = {
         rule.name: step(
             with_device_uuid(rule, snapshot.devices),
             scopes[rule.scope],
@@ -161,7 +161,7 @@ def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: Rule
     return RuleState(activities, awaited), Evaluated(alerts, raised, resolved)
 
 
-def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) -> Iterator[Alert]:
+def _began(before: Mapping[str, AlertStates], after: Mapping[str, AlertStates]) -> Iterator[Alert]:
     """Yield the alerts that fire in ``after`` and not in ``before``."""
     for rule, active in after.items():
         known = before.get(rule, {})
@@ -216,10 +216,10 @@ def _advance(
     labels: Labels,
     process: ProcessKey | None,
     value: float,
-    before: Activity | None,
+    before: AlertState | None,
     now: float,
     elapsed: float,
-) -> Activity | None:
+) -> AlertState | None:
     if not breached(rule, value, active=before is not None and before.cleared_elapsed is None):
         kept = _cleared(rule, before, elapsed) if before else None
         if kept is None:
@@ -248,10 +248,10 @@ def _advance(
         pid=process.pid if process else None,
         start_ticks=process.start_ticks if process else None,
     )
-    return Activity(alert, process, since)
+    return AlertState(alert, process, since)
 
 
-def _cleared(rule: Rule, before: Activity, elapsed: float) -> Activity | None:
+def _cleared(rule: Rule, before: AlertState, elapsed: float) -> AlertState | None:
     """Keep the alert for ``keep_firing_for``, from the first evaluation without a breach, as Prometheus does."""
     if before.alert.phase == "pending":
         return None
