@@ -177,7 +177,7 @@ def tenant_of(request: Request) -> Tenant | None:
 
 @router.read("/frame", "The complete result of the last tick", FullFrame, EXAMPLE_FRAME, (503,))
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
-    """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
+    """Returns all values of one moment. With `If-None-Match`, you get 304 until the next frame."""
     frame, tenant = present(kernel_of(request).frame), tenant_of(request)
     part = "" if tenant is None else "-" + sha256(repr((tenant.user, sorted(tenant.namespaces))).encode()).hexdigest()
     etag = f'"{kernel_of(request).started_at:.3f}-{frame.snapshot.seq}{part}"'
@@ -206,12 +206,12 @@ async def processes(request: Request) -> Response:
     return answer_once(request, list[ProcessHolding], lambda frame: list(holdings(frame)))
 
 
-@router.read("/agents", "Latest report of each agent", list[AgentReport], [examples.REPORT], (503,))
+@router.read("/agents", "Each agent's latest report", list[AgentReport], [examples.REPORT], (503,))
 async def agents(request: Request) -> Response:
     return answer_once(request, list[AgentReport], lambda frame: list(frame.snapshot.reports))
 
 
-@router.read("/agents/{pid}", "Latest report of the agent in one process", AgentReport, examples.REPORT, (404, 503))
+@router.read("/agents/{pid}", "One agent's latest report", AgentReport, examples.REPORT, (404, 503))
 async def agent(request: Request, pid: Annotated[int, Path(gt=0)]) -> Response:
     found = [report for report in current_frame(request).snapshot.reports if report.pid == pid]
     return json_response(AgentReport, found[0]) if found else problem(404, f"no agent has pid {pid}")
@@ -248,7 +248,7 @@ async def alerts(request: Request) -> Response:
     return answer_once(request, list[Alert], lambda frame: list(frame.alerts))
 
 
-@router.read("/status", "Status of the daemon", Status, EXAMPLE_STATUS, (503,))
+@router.read("/status", "The daemon's status", Status, EXAMPLE_STATUS, (503,))
 async def status(request: Request) -> Response:
     snapshot, started_at = current_frame(request).snapshot, kernel_of(request).started_at
     hashes, directory = kernel_of(request).config_hashes(), kernel_of(request).runtime_dir
@@ -389,11 +389,10 @@ async def history(
     until: Until = None,
     resolution: Resolution = None,
 ) -> Response:
-    """Returns samples of the last 15 minutes, or blocks (minimum, median, maximum) of 15 s, 1, 5 or 15 minutes.
+    """Returns the samples of the last 15 minutes, or blocks (minimum, median, maximum) of 15 s, 1, 5 or 15 minutes.
 
-    Blocks have the longest length that does not exceed `resolution`; without it, the shortest length whose range
-    includes `since`. The response has at most 901 points. After a restart, the previous day is available in blocks of
-    15 minutes.
+    You get the longest blocks that don't exceed `resolution` or, without it, the shortest blocks that reach back to
+    `since`. The response has at most 901 points. After a restart, the previous day is available in 15-minute blocks.
     """
     known = kernel_of(request).history
     uuid = device_named(uuid, kernel_of(request).frame, others=known.devices)
@@ -431,9 +430,10 @@ async def share_history(
     until: Until = None,
     resolution: Resolution = None,
 ) -> Response:
-    """Returns, at each time, the used bytes and the bytes of each share. Times and resolutions are those of
-    `/api/v1/history`. In blocks, a share is the difference of medians; in samples, what a process has taken since its
-    agent's last report is opaque.
+    """Returns the used bytes and each share's bytes at each time. Times and resolutions work as in `/api/v1/history`.
+
+    In blocks, a share is a difference of medians. In samples, what a process has taken since its agent's last report is
+    opaque.
     """
     known = kernel_of(request).history
     frame = kernel_of(request).frame
