@@ -88,8 +88,8 @@ OOM_POOLS = 8
 class ScopeDevice:
     """One scope on one device. Live bytes are those of the whole process, including its other threads.
 
-    ``retained_bytes``: live bytes after minus before, summed over all passes; ``last_retained_bytes``: those of the
-    latest pass. ``peak_bytes``: the highest live bytes within the scope; a lower bound unless ``peak_exact``.
+    ``retained_bytes``: live bytes after minus before, summed over all runs; ``last_retained_bytes``: the same for the
+    latest run. ``peak_bytes``: the highest live bytes within the scope; a lower bound unless ``peak_exact``.
     """
 
     device_uuid: str
@@ -101,10 +101,10 @@ class ScopeDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeUsage:
-    """All passes through the blocks of one name.
+    """All runs of the blocks with one name.
 
-    ``ooms``: passes that ended out of memory. ``retries``: the allocators' flushes within. ``unmeasured``: passes
-    that began or ended while a flush held the allocators.
+    ``ooms``: runs that ended out of memory. ``retries``: flushes by the allocators themselves within the runs.
+    ``unmeasured``: runs that began or ended during a flush.
     """
 
     name: str
@@ -119,10 +119,10 @@ class ScopeUsage:
 class StepUsage:
     """The program's steps.
 
-    ``live_bytes`` and ``stranded_bytes`` are those at the end of a step, at most a second or a step ago;
+    ``live_bytes`` and ``stranded_bytes`` are from the end of a step, at most a second or a step ago.
     ``steps_per_second`` and ``retained_bytes`` cover the last steps (``WINDOW`` samples) and are None until there are
-    enough. ``retained_bytes`` is the growth of live memory per step, the median over all pairs of samples (Theil-Sen),
-    so that one evaluation or warm-up makes no trend.
+    enough. ``retained_bytes`` is the growth of live memory per step: the median over all pairs of samples (Theil-Sen),
+    so one evaluation or warm-up makes no trend.
     """
 
     steps: int
@@ -261,9 +261,9 @@ class Oom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retainer:
-    """A line of a program that keeps tensors: where the variable or attribute ``name`` grows, or is set.
+    """A line of a program that retains tensors: where the variable or attribute ``name`` grows, or is set.
 
-    ``size_bytes`` and ``tensors``: what it kept in twenty seconds, with the graphs that these tensors refer to.
+    ``size_bytes`` and ``tensors``: what it retained in twenty seconds, with the graphs that these tensors refer to.
     """
 
     file: str
@@ -276,13 +276,12 @@ class Retainer:
 
 @fact(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Facts of one program besides its pools.
+    """Facts about one program besides its pools.
 
-    ``oom_retries``: calls repeated by ``retry_on_oom``; ``oom_recovered``: those of them that succeeded.
-    ``distributed``: the program is one rank of several. ``refusals``: input that its agent rejected: malformed
-    messages, daemons that it does not trust, commands above the rate limit or with an unknown step.
-    ``retainers``: the result of the newest search of the lines that keep memory, which the daemon requests once for a
-    leak.
+    ``oom_retries``: calls repeated by ``retry_on_oom``; ``oom_recovered``: how many of them succeeded. ``distributed``:
+    the program is one rank of several. ``refusals``: input that its agent rejected: malformed messages, untrusted
+    daemons, and commands above the rate limit or with an unknown step. ``retainers``: the newest result of the search
+    for lines that retain memory, which the daemon requests once per leak.
     """
 
     scopes: tuple[ScopeUsage, ...] = ()

@@ -50,13 +50,12 @@ ENTRIES_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Status of the daemon. `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set.
+    """The daemon's status. `host` is the machine's name; in a pod, it's the node's if `NODE_NAME` is set.
 
-    `store_file` is the path of the store on that machine, `agent_socket` that of the agents' socket. `runtime_dir` is
-    the directory of the daemon's token and `api.sock`, `null` if the command line looks there by default. `url` is the
-    address of the web UI on that machine, `null` while another program uses the port. `revision` is
-    the commit of the daemon's build; `null` if it is unknown. `config_hash` and `rules_hash` are the labels
-    of `gpumond_config_info`.
+    `store_file` is the path of the store on that machine, and `agent_socket` that of the agents' socket. `runtime_dir`
+    is the directory of the daemon's token and `api.sock`, `null` if the command line looks there by default. `url` is
+    the address of the web UI on that machine, `null` while another program uses the port. `revision` is the commit of
+    the daemon's build, `null` if unknown. `config_hash` and `rules_hash` are the labels of `gpumond_config_info`.
     """
 
     version: str

@@ -285,10 +285,11 @@ RULE = "gpumond-test"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverTest:
-    """The answer of a receiver to a test message.
+    """A receiver's response to a test message.
 
-    `status` is its HTTP status, null without an answer or for a receiver without HTTP. `reason` is one of the reasons
-    of `gpumond_notifications_failed_total`, empty if the receiver accepted the message; `detail` states the error.
+    `status` is its HTTP status, null without a response or if the receiver doesn't use HTTP. `reason` is one of the
+    reasons of `gpumond_notifications_failed_total`, and empty if the receiver accepted the message; `detail` describes
+    the error.
     """
 
     receiver: str

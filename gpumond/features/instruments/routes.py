@@ -51,12 +51,13 @@ class RecordingBody(Encodable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """What the live memory of a program consists of. ``sites``, ``unrecorded_bytes`` (live bytes that were allocated
-    before), ``snapshot`` and ``folded`` (stacks for flame graphs) are results of a recording. ``advice``: changes that
-    apply. ``kv_cache_bytes``: the part of the other leaf tensors that a declared serving engine states as its KV cache;
-    null if none states it. A class that is null is unknown, for which ``reason`` is the reason. ``paused_seconds``: the
-    longest time for which their reading has paused the program. ``age_seconds``: that of the classes; at most one
-    reading a second is made.
+    """What a program's live memory consists of.
+
+    ``sites``, ``unrecorded_bytes`` (live bytes that were allocated before), ``snapshot`` and ``folded`` (stacks for
+    flame graphs) are results of a recording. ``advice``: changes that apply. ``kv_cache_bytes``: the part of the other
+    leaf tensors that a configured serving engine reports as its KV cache; null if none does. A class that is null is
+    unknown; ``reason`` says why. ``paused_seconds``: the longest time for which the reading has paused the program.
+    ``age_seconds``: age of the classes, which are read at most once a second.
     """
 
     classes: tuple[LiveClasses, ...] = ()

@@ -28,8 +28,8 @@ RANK_SECONDS = 60.0
 class Remedy:
     """One change, and the bytes that it makes available on the device; None if they are unknown.
 
-    ``enough``: the change alone would have been enough; None if unknown. ``source``: how the bytes are known. The
-    remedy ``nothing`` states that no remedy is enough.
+    ``enough``: the change alone would have been enough; None if unknown. ``source``: where the number of bytes comes
+    from. The remedy ``nothing`` says that no remedy is enough.
     """
 
     name: str

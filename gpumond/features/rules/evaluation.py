@@ -290,11 +290,11 @@ KEPT_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """Alerts that ``fired`` between the two times, oldest first; one that still fires has no ``resolved_at``.
+    """Alerts that would have ``fired`` between the two times, oldest first; ``resolved_at`` is None if they still fire.
 
-    One snapshot per ``resolution_seconds`` was evaluated: a shorter breach is not found. The time before
-    ``from_at`` (the daemon's start, if that is less than an hour ago, or the oldest snapshot that is kept) is
-    unknown. ``fired`` has at most ``MAX_FIRED`` alerts, the newest; ``omitted`` is the number of the others.
+    One snapshot per ``resolution_seconds`` was evaluated, so shorter breaches aren't found. Nothing is known about the
+    time before ``from_at``: the daemon's start, if that is less than an hour ago, or the oldest snapshot that is kept.
+    ``fired`` has at most ``MAX_FIRED`` alerts, the newest; ``omitted`` is the number of the others.
     """
 
     from_at: float | None
