@@ -248,10 +248,10 @@ def machine_shares(frame: Frame) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 MACHINE: tuple[Quantity[MachineUsage], ...] = (
-    Quantity("memory_size_bytes", "Memory of all devices of the machine.", attrgetter("size")),
+    Quantity("memory_size_bytes", "Total memory of the machine's devices.", attrgetter("size")),
     Quantity(
         "memory_used_bytes",
-        "Memory in use on all devices of the machine, as reported by the driver.",
+        "Memory in use on the machine's devices, as reported by the driver.",
         attrgetter("used"),
     ),
     Quantity("idle_held_bytes", "Memory of programs with the verdict idle-holder.", attrgetter("idle_held")),

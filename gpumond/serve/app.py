@@ -21,7 +21,7 @@ from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, LiveFrames
 from gpumond.serve.routes import KIND, problem_responses
 
 DESCRIPTION = (
-    "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times unix seconds, "
+    "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times are Unix seconds, "
     "unknown is null. Errors are RFC 9457 problem documents."
 )
 
