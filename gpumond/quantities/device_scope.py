@@ -253,8 +253,8 @@ DERIVED: tuple[Quantity[_Device], ...] = (
     ),
     _sensor(
         "pcie_link_ratio",
-        "Bandwidth of the PCIe link as a fraction of its maximum, from lanes and generation. An idle device slows its "
-        "link down.",
+        "Bandwidth of the PCIe link as a fraction of its maximum, computed from lanes and generation. An idle device "
+        "slows its link down.",
         pcie_link_ratio,
     ),
     _sensor(
@@ -308,7 +308,7 @@ DEVICE = ScopeSpec(
         ),
         Quantity(
             "time_to_full_30s_seconds",
-            f"time until the memory is full at the speed of the last {FILL_SECONDS:.0f} s; infinite if it doesn't fill",
+            f"time until the memory is full at the rate of the last {FILL_SECONDS:.0f} s; infinite if it doesn't fill",
             lambda row: row.recent.time_to_full_30s_seconds(row.device.uuid),
         ),
         Quantity(

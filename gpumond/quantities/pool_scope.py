@@ -133,8 +133,8 @@ POOL = ScopeSpec(
         "pid": ("the process's pid", lambda row: str(row.report.pid)),
         "workload": ("the process's workload", lambda row: row.report.workload),
         "allocator": ("allocator of the pool", lambda row: row.pool.allocator),
-        "live": ("allocated to the program", lambda row: size(row.pool.live_bytes)),
-        "held": ("held by the pool", lambda row: size(row.pool.held_bytes)),
+        "live": ("memory allocated to the program", lambda row: size(row.pool.live_bytes)),
+        "held": ("memory held by the pool", lambda row: size(row.pool.held_bytes)),
         "reclaimable": ("bytes that a flush would release", lambda row: size(row.pool.reclaimable.likely)),
         "stranded": (
             "free memory in the pool that a flush wouldn't release",

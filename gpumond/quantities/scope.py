@@ -83,7 +83,7 @@ VERDICTS = (
     ),
     _verdict_value("leak_bytes_per_second", "growth rate of a leak; 0 without a leak"),
     _verdict_value(
-        "time_to_full_seconds", "time until the memory is full at the present growth rate; infinite without growth"
+        "time_to_full_seconds", "time until the memory is full at the current growth rate; infinite without growth"
     ),
 )
 
