@@ -207,7 +207,7 @@ class SettingsConfig(Strict):
     source: Annotated[str, AfterValidator(known_source)] = Field(
         "auto",
         description="the [source](plugins.md#device-sources) of device readings; `auto` uses the drivers that "
-        "are present at startup; `all` also uses drivers that are loaded later; `nvml`, `drm` or `sim` uses this one",
+        "are present at startup; `all` also uses drivers that are loaded later; `nvml`, `drm` and `sim` use one only",
     )
     listen: str = Field(
         "127.0.0.1:9917",
@@ -220,7 +220,7 @@ class SettingsConfig(Strict):
     socket_mode: str | None = Field(
         None,
         pattern=r"^0?[0-7]{3}$",
-        description="the agents' socket mode in octal, in quotes; by default `0666` below `/run/gpumond`, else `0600`",
+        description="mode of the agents' socket: an octal number in quotes; by default `0666` below `/run/gpumond`, else `0600`",
     )
     runtime_dir: Path | None = Field(
         None, description="directory of the token and `api.sock`; by default the directory of `socket`"
