@@ -220,8 +220,8 @@ class SettingsConfig(Strict):
     socket_mode: str | None = Field(
         None,
         pattern=r"^0?[0-7]{3}$",
-        description="mode of the agents' socket: an octal number in quotes; by default `0666` below `/run/gpumond`, else "
-        "`0600`",
+        description="mode of the agents' socket: an octal number in quotes; by default `0666` below `/run/gpumond`, "
+        "else `0600`",
     )
     runtime_dir: Path | None = Field(
         None, description="directory of the token and `api.sock`; by default the directory of `socket`"
