@@ -207,7 +207,8 @@ class SettingsConfig(Strict):
     source: Annotated[str, AfterValidator(known_source)] = Field(
         "auto",
         description="the [source](plugins.md#device-sources) of device readings; `auto` uses the drivers that "
-        "are present at startup; `all` also uses drivers that are loaded later; `nvml`, `drm` and `sim` use only that one",
+        "are present at startup; `all` also uses drivers that are loaded later; `nvml`, `drm` and `sim` use only that "
+        "one",
     )
     listen: str = Field(
         "127.0.0.1:9917",
