@@ -14,8 +14,8 @@ NOT_READ = "not read yet"
 class EngineModel:
     """A model that the engine has loaded. ``size_bytes``: its device memory, as the engine reports it.
 
-    ``pinned``: the engine was asked to keep it loaded without a limit of time. ``context_length``: in tokens.
-    ``aliases``: its other names.
+    ``pinned``: the engine was asked to keep it loaded indefinitely. ``context_length``: in tokens. ``aliases``: its
+    other names.
     """
 
     name: str

@@ -54,8 +54,8 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class RuledOut:
-    """Another explanation of a leak's points: a kind of verdict, ``load`` or ``larger-allocations``; and the value that
-    refuses it.
+    """Another explanation of a leak's points (a kind of verdict, ``load`` or ``larger-allocations``), and why it's
+    ruled out.
     """
 
     kind: str

@@ -193,10 +193,10 @@ class LiveClasses:
     """Live bytes of one allocator on one device, by class. Each storage is counted once, however many views it has.
 
     ``parameters_bytes``: what modules have registered and optimizers update. ``tensors_bytes``: other leaf tensors,
-    such as inputs and values kept without a graph. ``activations_bytes``: the rest, which is results of differentiable
-    functions, memory that only autograd or C++ code refers to, workspaces, and the allocator's rounding.
-    A class is None while it is unknown: its bytes are in none of the others. Without ``tensors_bytes``,
-    ``activations_bytes`` is unknown too. The sum of known classes is then less than ``live_bytes``; otherwise it is
+    such as inputs and values retained without a graph. ``activations_bytes``: the rest, which is results of
+    differentiable functions, memory that only autograd or C++ code refers to, workspaces, and the allocator's rounding.
+    A class that is None is unknown, and its bytes are in no other class. Without ``tensors_bytes``,
+    ``activations_bytes`` is unknown too. The sum of the known classes is then less than ``live_bytes``; otherwise it is
     ``live_bytes`` plus ``excess_bytes``, which belong to storages of another allocator.
     """
 
@@ -224,20 +224,19 @@ class LiveClasses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oom:
-    """Memory at an out-of-memory error, the OOM record; ``number`` counts from 1 in this process.
+    """The record of an out-of-memory error; ``number`` counts from 1 in this process.
 
-    ``seen`` is ``scope`` or ``retry`` if the snapshot was taken at the error, ``unhandled`` if at the end of the
-    program that it caused, and ``counter`` if at the report after it, up to a second later. ``oom_pool``: memory that
-    was set aside for this has served the request, and the program has no error; its stack is that of the main thread,
-    up to a second later.
-    ``device_uuid``, ``request_bytes`` and the device's ``free_bytes`` are None if neither counters nor the error's text
-    state them; torch writes the sizes with two decimals. ``allocator``: the one that failed, empty if unknown.
-    ``limit_bytes``: its limit, if the program or the library has set one.
-    ``scopes`` are those that keep most, ``open_scopes`` those that had begun and not ended. ``stack`` is that of the
-    failing call, innermost first, without ``omitted_calls`` in its middle; it is empty if ``seen`` is ``counter`` and
-    the program no longer handled the error. ``threads``: the other threads that were inside a library with an
-    allocator. ``sites``: those that keep most memory, while the program records the allocator's history. Of the records
-    in a report only the newest has ``stack``, ``threads`` and ``sites``, for a minute.
+    ``seen`` is ``scope`` or ``retry`` if the record was made at the error, ``unhandled`` if it was made when the error
+    ended the program, and ``counter`` if it was made at the next report, up to a second later. ``oom_pool``: memory
+    that was set aside has served the request, so the program has no error; the stack is then the main thread's, up to a
+    second later. ``device_uuid``, ``request_bytes`` and the device's ``free_bytes`` are None if neither counters nor
+    the error's text contain them; torch writes sizes with two decimals. ``allocator``: the one that failed, empty if
+    unknown. ``limit_bytes``: its limit, if the program or the library has set one. ``scopes`` are those that retain the
+    most, ``open_scopes`` those that had begun and not ended. ``stack`` is the failing call's, innermost first, without
+    ``omitted_calls`` in its middle; it is empty if ``seen`` is ``counter`` and the program no longer handled the error.
+    ``threads``: the other threads that were inside a library with an allocator. ``sites``: those that retain the most
+    memory, if the program records the allocator's history. In a report, only the newest record has ``stack``,
+    ``threads`` and ``sites``, for a minute.
     """
 
     number: int
@@ -309,9 +308,9 @@ class PoolLimit:
 
 @dataclass(frozen=True, slots=True)
 class AppliedLimit:
-    """A soft limit of one allocator on one device; ``limit_bytes`` is None for no limit.
+    """A limit of one allocator on one device; ``limit_bytes`` is None for no limit.
 
-    ``reason``: why it is not applied.
+    ``reason``: why it isn't applied.
     """
 
     allocator: str
@@ -323,9 +322,9 @@ class AppliedLimit:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A file of the program's user with a framework's own memory snapshot. ``reason``: why ``path`` is None.
+    """A file of the program's user that contains a framework's own memory snapshot. ``reason``: why ``path`` is None.
 
-    ``id`` is its number in ``GET /api/v1/agents/PID/snapshots/ID``, None if it was not written for a request.
+    ``id`` is its number in ``GET /api/v1/agents/PID/snapshots/ID``, and None if it wasn't written for a request.
     """
 
     allocator: str | None

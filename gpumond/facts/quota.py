@@ -51,9 +51,9 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveQuota:
-    """Limits of one process from all quotas that match it: the lowest of each limit, the highest reserve.
+    """The limits of one process from all quotas that match it: the lowest of each limit, and the highest reserve.
 
-    Each has the name of its quota, which is empty without one.
+    Each comes with the name of its quota, which is empty without one.
     """
 
     soft_limit_bytes: int | None = None

@@ -360,10 +360,10 @@ class ProcessEnd(HasProcessKey):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess(HasProcessKey):
-    """Claim of one process on one device that exceeds the driver's count or, of one pool, the device's size.
+    """One process's claim on one device that exceeds the driver's count or, for one pool, the device's size.
 
-    ``ticks``: number of consecutive ticks. ``unmapped_bytes``: the part that is counted as unmapped because of it.
-    ``allocator`` is empty if the claim is that of all pools.
+    ``ticks``: number of consecutive ticks. ``unmapped_bytes``: the part that is therefore counted as unmapped.
+    ``allocator`` is empty if the claim covers all pools.
     """
 
     pid: int
@@ -381,8 +381,9 @@ class Excess(HasProcessKey):
 class Suspension:
     """A process with an agent that had memory on a device, and that the driver no longer lists there.
 
-    ``usage`` is what the driver last listed, ``unattributed_bytes`` what it then counted for no process, ``since`` the
-    first snapshot without it. While it is not ``confirmed``, it may have closed its CUDA context, or be about to end.
+    ``usage`` is what the driver last listed, ``unattributed_bytes`` what it then counted for no process, and ``since``
+    the first snapshot without it. Until it is ``confirmed``, the process may have closed its CUDA context, or be about
+    to exit.
     """
 
     device_uuid: str
@@ -400,9 +401,10 @@ class Suspension:
 class Overhead(HasProcessKey):
     """The overhead of one process on one device over time: what is known about its parts.
 
-    ``began``: the first snapshot that lists the process. ``parts``: names and bytes, in the order in which they were
-    seen. ``components``: those that its agent has stated; of the ``unsettled`` ones, the last at ``changed``, the bytes
-    are not known yet. ``rest_bytes``: the overhead when count and held last rested.
+    ``began``: the first snapshot that lists the process. ``parts``: names and bytes, in the order in which they
+    appeared. ``components``: those that its agent has reported; the bytes of the ``unsettled`` ones, the last of which
+    appeared at ``changed``, aren't known yet. ``rest_bytes``: the overhead when neither the driver's count nor the held
+    bytes were changing.
     """
 
     device_uuid: str

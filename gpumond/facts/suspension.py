@@ -64,7 +64,7 @@ class SuspendedProgram(HasProcessKey):
 
 @dataclass(frozen=True, slots=True)
 class MemoryHolder:
-    """A program that holds memory of a device. ``granted_bytes``: what it is granted besides, and doesn't hold yet."""
+    """A program that holds memory on a device. ``granted_bytes``: what else it is granted, and doesn't hold yet."""
 
     pid: int | None
     workload: str

@@ -309,8 +309,9 @@ class SeriesHistory:
 class ShareHistory:
     """Shares of a device, a process or the machine as columns of the same length, oldest first; unknown is null.
 
-    ``at`` are unix times; a block begins there. ``used``: the median of its used bytes, and ``low`` and ``high`` their
-    limits. ``resolution_seconds`` and ``block_seconds`` are those of one signal's history.
+    ``at`` are the Unix times at which the blocks begin. ``used`` is the median of a block's used bytes, and ``low`` and
+    ``high`` are the lowest and the highest. ``resolution_seconds`` and ``block_seconds`` are as in one signal's
+    history.
     """
 
     device_uuid: str | None

@@ -39,9 +39,7 @@ _THRESHOLD = re.compile(r"\s*([a-z_]+)_(peak|typical|rate)\s*([<>])\s*(.+?)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """``levels`` are the medians of the blocks, ``typical`` is their median; nine tenths are from ``low`` to
-    ``high``.
-    """
+    """``levels`` are the medians of the blocks, and ``typical`` is their median; 90% are between ``low`` and ``high``."""
 
     peak: float
     typical: float
@@ -86,9 +84,9 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``difference`` is after - before; between ``low`` and ``high`` with 95% confidence where that is known.
+    """``difference`` is after - before; it is between ``low`` and ``high`` with 95% confidence where that is known.
 
-    ``stat``: the peak, the typical value, or the rate per hour. ``ratio``: the difference as a share of the value
+    ``stat``: the peak, the typical value, or the rate per hour. ``ratio``: the difference as a fraction of the value
     before. None: not observed on that side.
     """
 

@@ -66,7 +66,7 @@ class HookAlert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookResult:
-    """Result of one alert. ``pids``: those of its programs; the receipts of the answer state what each released."""
+    """Result of one alert. ``pids``: pids of its programs; the receipts in the response say what each released."""
 
     fingerprint: str
     alert: str

@@ -63,8 +63,7 @@ class TargetBody(Encodable):
 
 
 class OperationBody(Encodable):
-    """The operation on several machines that this request belongs to. The audit log records it as the caller states
-    it."""
+    """The operation on several machines to which this request belongs. The audit log records it without verifying it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

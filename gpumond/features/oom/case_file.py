@@ -59,13 +59,13 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseFile(HasProcessKey):
-    """What is known about one out-of-memory error, and the remedies, most effective first.
+    """What is known about one out-of-memory error, and the remedies, the most effective first.
 
-    ``summary`` is one sentence. ``oom`` is the program's record; None for a program without an agent, of which only
-    the driver's numbers are known. ``missing_bytes``: what the request lacked. ``reserved_bytes``: what the driver
-    keeps of the device. ``lines`` are the ledger of the device at the last tick before the error, at ``lines_at``, with
-    the program's own bytes at the error; ``reported_at`` is the time of the program's report, if the record doesn't
-    state its own bytes.
+    ``summary`` is one sentence. ``oom`` is the program's record; it's None for a program without an agent, about which
+    only the driver's numbers are known. ``missing_bytes``: what the request lacked. ``reserved_bytes``: what the driver
+    keeps of the device. ``lines`` are the device's ledger at the last tick before the error, at ``lines_at``, with the
+    program's own bytes at the error; ``reported_at`` is the time of the program's report, if the record doesn't contain
+    its own bytes.
     """
 
     id: str
@@ -97,7 +97,7 @@ class CaseFile(HasProcessKey):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseSummary:
-    """A case file in a list. ``remedy`` is the first one's text, empty without one."""
+    """A case in a list. ``remedy`` is the first remedy's text, empty without one."""
 
     id: str
     at: float
