@@ -54,9 +54,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class RuledOut:
-    """Another explanation of a leak's points (a kind of verdict, ``load`` or ``larger-allocations``), and why it's
-    ruled out.
-    """
+    """Another explanation of a leak (a kind of verdict, ``load`` or ``larger-allocations``), and what rules it out."""
 
     kind: str
     reason: str

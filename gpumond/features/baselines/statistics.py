@@ -39,7 +39,7 @@ _THRESHOLD = re.compile(r"\s*([a-z_]+)_(peak|typical|rate)\s*([<>])\s*(.+?)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """``levels`` are the medians of the blocks, and ``typical`` is their median; 90% are between ``low`` and ``high``."""
+    """``levels`` are the blocks' medians, and ``typical`` is their median; 90% are between ``low`` and ``high``."""
 
     peak: float
     typical: float

@@ -63,7 +63,7 @@ class TargetBody(Encodable):
 
 
 class OperationBody(Encodable):
-    """The operation on several machines to which this request belongs. The audit log records it without verifying it."""
+    """The operation on several machines to which this request belongs. The audit log records it unverified."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
