@@ -124,7 +124,7 @@ async def _await_port(settings: Settings, url: str, server: _Server, daemon: Dae
             server.http.add(_listen(settings))
             del daemon.kernel.faults["http"]
             daemon.kernel.url = url
-            log.info("serving %s, which is free now", settings.listen)
+            log.info("listening on %s, which is free now", settings.listen)
             return
 
 
