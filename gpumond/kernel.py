@@ -50,7 +50,7 @@ FIRST_FRAME_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """``wall``: unix seconds; ``monotonic``: seconds since any fixed moment; ``uptime``: since the machine started."""
+    """``wall``: Unix seconds; ``monotonic``: seconds since any fixed moment; ``uptime``: since the machine started."""
 
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
@@ -136,7 +136,7 @@ class Operations(Protocol):
         """Return a sentence about the effect. Raises ConfigError; the previous configuration then remains."""
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
-        """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""
+        """Release the driver. Return until when (Unix seconds), and whether no process holds it any more."""
 
 
 class FlushService(Protocol):

@@ -509,7 +509,7 @@ class Diagnosis:
         self._begun = True
 
     def _since(self, tracked: TrackedSeries, kind: str, at: float) -> float:
-        """Return the onset in unix time; a step of the wall clock does not move the onset of an active verdict."""
+        """Return the onset in Unix time; a step of the wall clock does not move the onset of an active verdict."""
         active = tracked.verdicts.get(kind)
         return self.history.unix(at) if active is None else active.since
 

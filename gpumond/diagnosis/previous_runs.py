@@ -43,7 +43,7 @@ Owner = tuple[str, int | None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierUse:
     """``held_bytes``: highest level that a process held; ``returned_bytes``: highest level from which it returned
-    growth. ``seen_at``: unix time of the last change.
+    growth. ``seen_at``: Unix time of the last change.
     """
 
     name: str

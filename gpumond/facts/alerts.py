@@ -121,7 +121,7 @@ class StoredAlert:
 
 @dataclass(frozen=True, slots=True)
 class DaemonActivity:
-    """Last activity of the previous daemon: unix seconds, and seconds of its monotonic clock."""
+    """Last activity of the previous daemon: Unix seconds, and seconds of its monotonic clock."""
 
     at: float
     monotonic: float

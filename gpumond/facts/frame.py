@@ -196,7 +196,7 @@ class Matcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """Alerts that all ``matchers`` match are not sent from ``starts_at`` until ``ends_at`` (unix seconds).
+    """Alerts that all ``matchers`` match are not sent from ``starts_at`` until ``ends_at`` (Unix seconds).
 
     ``author`` is the name that was given, ``created_by`` the authenticated caller.
     """

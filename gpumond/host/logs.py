@@ -73,7 +73,7 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """Formats one JSON object per line.
 
-    Keys: at (unix time), level, logger, message, and left_out and traceback if present.
+    Keys: at (Unix time), level, logger, message, and left_out and traceback if present.
     """
 
     def format(self, record: logging.LogRecord) -> str:

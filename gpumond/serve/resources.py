@@ -281,7 +281,7 @@ async def status(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class PastValue:
-    """Sample, or block that begins at ``at`` (unix time)."""
+    """Sample, or block that begins at ``at`` (Unix time)."""
 
     at: float
     low: float
@@ -367,8 +367,8 @@ Pid = Annotated[int | None, Query(ge=1, description="A process on the device; wi
 Start = Annotated[
     int | None, Query(ge=0, description="The start of the process; without it, the newest process with this pid.")
 ]
-Since = Annotated[float | None, Query(ge=0, description="Start of the range, as unix time.")]
-Until = Annotated[float | None, Query(ge=0, description="End of the range, as unix time.")]
+Since = Annotated[float | None, Query(ge=0, description="Start of the range, as Unix time.")]
+Until = Annotated[float | None, Query(ge=0, description="End of the range, as Unix time.")]
 Resolution = Annotated[float | None, Query(gt=0, le=86400, description="Resolution in seconds.")]
 
 

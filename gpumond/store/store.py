@@ -135,7 +135,7 @@ def _now() -> DaemonActivity:
 class Store:
     """One file. Every method that changes something returns after the commit, or raises StoreUnavailable.
 
-    ``bounds`` can be replaced at any time. ``clock`` returns unix seconds and a monotonic clock's.
+    ``bounds`` can be replaced at any time. ``clock`` returns Unix seconds and a monotonic clock's.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ SeriesKey = tuple[str, ProcessKey | None]
 
 class Shares(NamedTuple):
     """Used bytes and the bytes of each share at one time; an unknown one is None. ``low`` and ``high``: limits of the
-    used bytes within the block that begins at ``at`` (unix time).
+    used bytes within the block that begins at ``at`` (Unix time).
     """
 
     at: float
@@ -68,7 +68,7 @@ class Shares(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One block, or one sample, that begins at ``at`` (unix time)."""
+    """One block, or one sample, that begins at ``at`` (Unix time)."""
 
     at: float
     low: float
@@ -80,7 +80,7 @@ class Point(NamedTuple):
 class CoarseSeries:
     """Series of one device (``pid`` None) or process in the form that the store keeps.
 
-    ``blocks`` are rows of the 15-minute tier: unix time, count, then minimum, median, maximum of each signal;
+    ``blocks`` are rows of the 15-minute tier: Unix time, count, then minimum, median, maximum of each signal;
     ``records`` the highest median of each signal in each tier so far. Unknown is None.
     """
 
@@ -112,7 +112,7 @@ class History:
         self._samples = SAMPLES if pace == 1 else int(SAMPLES * pace / ACCELERATED_SECONDS)
 
     def unix(self, at: float) -> float:
-        """Convert a time of this clock to unix time."""
+        """Convert a time of this clock to Unix time."""
         return self.taken_at - (self.now - at) / self.pace
 
     def begin(self, snapshot: Snapshot) -> bool:
@@ -173,7 +173,7 @@ class History:
         """Return samples (resolution None or below 15 s) or the longest blocks that are not longer than
         ``resolution``.
 
-        ``since`` and ``until`` are unix times: a block that ends after ``since`` is included. Times at which the
+        ``since`` and ``until`` are Unix times: a block that ends after ``since`` is included. Times at which the
         signal was unknown are left out. The last block is the one that has not closed yet. Empty if the device, process
         or signal is unknown.
         """

@@ -444,7 +444,7 @@ def size(value: int | None) -> str:
 
 
 def moment(at: float | None) -> str:
-    """Return a unix time in UTC, like the times in summaries; ``-`` if there is none."""
+    """Return a Unix time in UTC, like the times in summaries; ``-`` if there is none."""
     return "-" if at is None else datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
 
 

@@ -72,7 +72,7 @@ class XidEvents:
     """Subscription to Xid events, which are fetched at each reading without waiting.
 
     NVML queues events for a registered process. The counts start with this process; the supervisor adds the counts of
-    successive children, so a restart does not reset them. ``wall`` is unix time, ``clock`` monotonic seconds.
+    successive children, so a restart does not reset them. ``wall`` is Unix time, ``clock`` monotonic seconds.
     """
 
     def __init__(self, library: Library, clock: Callable[[], float], wall: Callable[[], float]) -> None:
@@ -299,7 +299,7 @@ class _ProcessLists(NamedTuple):
 class NvmlSource:
     """Source for NVIDIA devices.
 
-    ``clock`` is monotonic seconds, ``wall`` unix time; ``proc`` and ``sys`` replace /proc and /sys.
+    ``clock`` is monotonic seconds, ``wall`` Unix time; ``proc`` and ``sys`` replace /proc and /sys.
     """
 
     name = "nvml"

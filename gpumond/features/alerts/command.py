@@ -68,7 +68,7 @@ def _runbook(web_ui: str, rule: str) -> str:
 
 
 def _rows(alerts: Iterable[dict[str, Any]], ends: Mapping[str, float]) -> Iterator[list[str]]:
-    """Yield a row for each alert. ``ends``: the unix times at which silences end, by id."""
+    """Yield a row for each alert. ``ends``: the Unix times at which silences end, by id."""
     for alert in alerts:
         phase = alert["phase"]
         if alert.get("silenced_by") and phase != "resolved":

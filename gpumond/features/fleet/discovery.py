@@ -47,7 +47,7 @@ Point = tuple[float, float]
 
 
 class SeriesSample(NamedTuple):
-    """Labels of a series, the unix time at which the query was evaluated, and the value."""
+    """Labels of a series, the Unix time at which the query was evaluated, and the value."""
 
     labels: Mapping[str, str]
     at: float
@@ -76,7 +76,7 @@ class Prometheus:
         return active
 
     async def query(self, expression: str, at: float | None = None) -> Sequence[SeriesSample]:
-        """Return the instant vector of an expression, now or at a unix time.
+        """Return the instant vector of an expression, now or at a Unix time.
 
         Raises DiscoveryError, and ConfigError for an expression that is not valid.
         """
@@ -135,7 +135,7 @@ _RECORDED = re.compile(r'\bALERTS\b|\b__name__\b|\w:\w|[{,]\s*""\s*[,}]')
 
 @dataclass(frozen=True, slots=True)
 class QueriedProcess:
-    """A process as a query names it: it ran at the unix time ``ran_at``, by the clock of its machine.
+    """A process as a query names it: it ran at the Unix time ``ran_at``, by the clock of its machine.
 
     ``uuids`` and ``workloads`` are those of its series; empty without such a label.
     """

@@ -51,7 +51,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was on a device in the ten minutes before an error; ``at`` are unix times."""
+    """What was on a device in the ten minutes before an error; ``at`` are Unix times."""
 
     at: tuple[float, ...] = ()
     curves: tuple[Curve, ...] = ()

@@ -442,7 +442,7 @@ class Admissions:
         self._held_from: dict[str, float] = {}
         """By id: the time from which a request has kept others back."""
         self._since: dict[str, float] = {}
-        """By request that waits: unix time of the first frame in which it does."""
+        """By request that waits: Unix time of the first frame in which it does."""
         self._pauses: dict[str, _Pause] = {}
         self._lent_to: dict[str, str] = {}
         self._unused: dict[str, tuple[int, int]] = {}

@@ -83,7 +83,7 @@ Entry = dict[str, Any]
 
 
 def base_of(at: float) -> int:
-    """Return the unix time from which torch.profiler counts the times of a trace."""
+    """Return the Unix time from which torch.profiler counts the times of a trace."""
     return int(at // PERIOD_SECONDS) * PERIOD_SECONDS
 
 

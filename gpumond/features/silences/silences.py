@@ -55,7 +55,7 @@ def _has_times(silence: Silence) -> bool:
 
 
 class Silences(SilenceService):
-    """Registry of silences. ``clock`` returns unix seconds."""
+    """Registry of silences. ``clock`` returns Unix seconds."""
 
     def __init__(self, store: Transactions, clock: Callable[[], float] = time.time) -> None:
         self._table, self._clock = silence_table(store), clock
