@@ -44,7 +44,7 @@ class Session:
 
 
 class CodeRequest(Encodable):
-    """``valid_seconds``: time until the code ends."""
+    """``valid_seconds``: time until the code expires."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{}]})
 

@@ -84,7 +84,7 @@ class ProgramTarget(Encodable):
 
 
 class SuspendBody(Encodable):
-    """`idle_for_seconds`: only programs that have done no work on their devices for so long."""
+    """`idle_for_seconds`: only programs that have done no work on their devices for this long."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"target": {"workload": "notebook"}}]})
 
