@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
+
+from starlette.datastructures import State
 
 from gpumond.features import routers
 from gpumond.serve.app import create_app
-from gpumond.serve.authentication import Tokens
 
 HEADER = """\
 # HTTP API responses
@@ -25,7 +25,7 @@ WIDTH = 120
 
 
 def document() -> str:
-    return HEADER + "".join(sections(create_app(None, Tokens(""), nullcontext, routers=routers()).openapi()["paths"]))  # type: ignore[arg-type]
+    return HEADER + "".join(sections(create_app(State(), routers()).openapi()["paths"]))
 
 
 def sections(paths: dict[str, Any]) -> Iterator[str]:
