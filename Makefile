@@ -13,7 +13,7 @@ demo: $(VENV)/.installed  ## the daemon on a simulated device with programs on i
 	@exec $(BIN)/gpumond demo
 
 test: $(VENV)/.installed  ## every test that this machine can run; it says which it skips, and why
-	$(BIN)/python -m pytest -q -rs -n 4 --dist loadfile --no-loadscope-reorder -m "not gpu and not soak"
+	$(BIN)/python -m pytest -q -rs -n 6 --dist loadfile --no-loadscope-reorder -m "not gpu and not soak"
 
 QUICK := facts tick diagnosis flush baselines metrics recordings config top alerts rules simulator
 

@@ -125,7 +125,7 @@ def installed(card: bool) -> tuple[list[Exporter], dict[str, str]]:
 class Connection:
     """A scraper's connection, opened at the first request, and again after the exporter has closed it.
 
-    http.client takes as long for an answer as gpumond does, so that a comparison would measure the client.
+    http.client takes as long for an answer as gpumond does, so a comparison would measure the client.
     """
 
     def __init__(self, address: str) -> None:

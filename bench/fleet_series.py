@@ -2,7 +2,7 @@
 
 python -m bench.fleet_series [--machines 2000] [--programs 1 4] [--minutes 4] [--sums] [--owners 1 8] [--save]
 
-Each machine has 8 devices. The pages are those of the daemon's own exposition with the names of the machine, so that
+Each machine has 8 devices. The pages are those of the daemon's own exposition with the names of the machine, so
 series and labels are real; values change with each scrape.
 """
 

@@ -21,7 +21,7 @@ from gpumond.features import routers
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.host.tasks import background
 from gpumond.kernel import Kernel
-from gpumond.serve.app import create_app
+from gpumond.serve.api import Api
 from gpumond.serve.authentication import Tokens
 
 CHANGING = 0.1
@@ -73,7 +73,7 @@ def main() -> None:
             yield
 
     reduce_garbage_collection()  # as a daemon does
-    app: Any = create_app(cast("Kernel", view), Tokens("secret"), lifespan, routers=routers())
+    app: Any = Api(cast("Kernel", view), Tokens("secret"), lifespan, routers)
     # A stream that a reader keeps open would delay the end for ever.
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
 

@@ -4,7 +4,7 @@
 
 Each shape of bench.hard_shapes runs with N seeds (5), with an agent and as the driver alone sees it, in virtual time,
 and each case of bench.hard_verdicts once for each seed. The tests of the verdicts were changed with seeds below 900.
-The first one is 900, so that the figures are those of seeds that nobody has looked at.
+The first one is 900, so the figures are those of seeds that nobody has looked at.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ python -m bench.instructions [--save | --check]
 
 Each path runs under valgrind (cachegrind) a few times in one process and more often in another, both forks of one that
 has prepared it; the difference is the cost of one run without that of the start. ``--check`` compares with
-``bench/results/instructions.json`` and exits with 1 if a path needs over 5% more; fewer are reported, so that the
+``bench/results/instructions.json`` and exits with 1 if a path needs over 5% more; fewer are reported, so the
 record can be renewed with ``--save``.
 """
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FAKES = ROOT / "tests" / "agent" / "fakes"
 TOLERANCE = 0.05
 UNUSED_PIDS = range(4_190_000, 4_190_064)
-"""Pids that a machine hardly has, so that the facts about processes cost the same on each."""
+"""Pids that a machine hardly has, so the facts about processes cost the same on each."""
 VALGRIND = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
 FEW = 4
 """Runs in the shorter one of the two measurements."""

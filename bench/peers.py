@@ -102,7 +102,7 @@ def busy_seconds() -> float:
 
 
 def scrapes(started: Running) -> Measures:
-    """Time scrapes of each way, with random pauses, so that they meet every phase of the exporter."""
+    """Time scrapes of each way, with random pauses, so they meet every phase of the exporter."""
     dice, seconds, kept = random.Random(1), {way: list[float]() for way in WAYS}, started.connect()
     for _ in range(SCRAPES):
         for way, new in WAYS.items():

@@ -1,7 +1,7 @@
 """A flood of slow connections: 10,000 over TCP that send single bytes and reconnect, and 5,000 agents without a hello.
 
 Scrapes are measured meanwhile, each on its own connection: from the address of the flood, and from another. The flood
-runs in a process of its own, so that the figures are those of the daemon.
+runs in a process of its own, so the figures are those of the daemon.
 """
 
 from __future__ import annotations

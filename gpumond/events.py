@@ -601,7 +601,7 @@ KEPT = 1000
 class EventLog:
     """Log of the newest ``kept`` events, on one event loop.
 
-    Ids start at 1000 times the unix time of the daemon's start, so they increase across restarts.
+    Ids start at 1000 times the Unix time of the daemon's start, so they increase across restarts.
     """
 
     def __init__(self, started_at: float, kept: int = KEPT) -> None:

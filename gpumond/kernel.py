@@ -18,7 +18,7 @@ from gpumond.config.settings import Settings, hash_of_rules, hash_of_settings
 from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.events import EventLog
-from gpumond.facts.alerts import Activities, Rule
+from gpumond.facts.alerts import AlertStates, Rule
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import FlushError, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest
@@ -50,7 +50,7 @@ FIRST_FRAME_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """``wall``: unix seconds; ``monotonic``: seconds since any fixed moment; ``uptime``: since the machine started."""
+    """``wall``: Unix seconds; ``monotonic``: seconds since any fixed moment; ``uptime``: since the machine started."""
 
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
@@ -88,7 +88,7 @@ class Tick:
     window: RuleWindow
     raised: tuple[Alert, ...] = ()
     resolved: tuple[Alert, ...] = ()
-    activities: Mapping[str, Activities] = field(default_factory=dict)
+    activities: Mapping[str, AlertStates] = field(default_factory=dict)
     exited_reports: tuple[AgentReport, ...] = ()
 
 
@@ -136,7 +136,7 @@ class Operations(Protocol):
         """Return a sentence about the effect. Raises ConfigError; the previous configuration then remains."""
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
-        """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""
+        """Release the driver. Return until when (Unix seconds), and whether no process holds it any more."""
 
 
 class FlushService(Protocol):
@@ -151,7 +151,7 @@ async def flush_each(
     requests: Iterable[tuple[FlushRequest, Receipt]],
     requested_by: str,
 ) -> list[Sequence[Receipt]]:
-    """Carry out requests, a few at a time. An error of one becomes its receipt, so that the others are carried out."""
+    """Carry out requests, a few at a time. An error of one becomes its receipt, so the others are carried out."""
     places = asyncio.Semaphore(FLUSHES_AT_ONCE)
 
     async def carry_out(request: FlushRequest, refused: Receipt) -> Sequence[Receipt]:

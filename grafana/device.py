@@ -140,6 +140,8 @@ POOLS = [
         Query(f"round(sum(increase(gpumond_pool_ooms_total{{{DEVICE}}}[$__rate_interval])))", "out of memory"),
         Query(f"round(sum(increase(gpumond_pool_retries_total{{{DEVICE}}}[$__rate_interval])))", "retries"),
         bars=True,
+        stacked=True,
+        colors={"out of memory": BAD, "retries": WARNING},
         runbooks=("out-of-memory", "allocation-retries"),
     ),
 ]

@@ -11,6 +11,7 @@ from grafana.parts import (
     ANY,
     BAD,
     GOOD,
+    NOTE,
     WARNING,
     Column,
     Query,
@@ -38,7 +39,6 @@ ALERTS = (
 )
 
 TO_DEVICE = leads_to("device", machine="__field.labels.instance", device="__field.labels.uuid")
-TO_MACHINE = leads_to("device", machine="__field.labels.instance")
 TO_WORKLOAD = leads_to("workload", workload="__field.labels.workload")
 OWNER = (
     Column("pod_namespace", "Namespace"),
@@ -139,12 +139,13 @@ OVER_TIME = [
         of_share=of_share,
     ),
     series(
-        "Alerts firing, by rule",
+        "Alerts firing, by severity",
         "Firing alerts of the daemons, and those about daemons that only Prometheus has, over time.",
         "short",
-        Query(f"sum by (rule) ({ALERTS})", "{{rule}}"),
+        Query(f"sum by (severity) ({ALERTS})", "{{severity}}"),
         height=11,
         stacked=True,
+        colors={"critical": BAD, "warning": WARNING, "info": NOTE},
     ),
     series(
         "Unused memory over time",
@@ -206,6 +207,8 @@ RANKED = [
         "percentunit",
         Query(f"topk(10, gpumond:device_memory_used:ratio{{{FLEET}}})", "{{instance}} GPU {{gpu}}"),
         most=1,
+        width=6,
+        height=11,
         link=TO_DEVICE,
         runbooks=("device-nearly-full",),
     ),
@@ -216,6 +219,8 @@ RANKED = [
         Query(f"topk(10, {of_devices('cached')})", "{{instance}} GPU {{gpu}}"),
         color=COLORS["cached"],
         most=1,
+        width=6,
+        height=11,
         link=TO_DEVICE,
         runbooks=("reclaimable-waste",),
     ),
@@ -227,16 +232,10 @@ RANKED = [
         Query(f"topk(10, {of_devices('stranded')})", "{{instance}} GPU {{gpu}}"),
         color=COLORS["stranded"],
         most=1,
+        width=6,
+        height=11,
         link=TO_DEVICE,
         runbooks=("fragmentation",),
-    ),
-    ranking(
-        "Most wasted, by machine",
-        "The ten machines with the most wasted memory in the last hour.",
-        "suffix: GiB h",
-        Query(f"topk(10, {recorded('wasted_gibibyte_hours:sum1h')})", "{{instance}}"),
-        link=TO_MACHINE,
-        runbooks=("reclaimable-waste",),
     ),
     ranking(
         "Largest workloads",
@@ -246,17 +245,9 @@ RANKED = [
             named(f"topk(10, sum by (workload) (gpumond_owner_used_bytes{{{TARGETS}}}))"),
             "{{workload}}",
         ),
+        width=6,
+        height=11,
         link=TO_WORKLOAD,
-    ),
-    ranking(
-        "Lowest agent coverage",
-        "The ten machines with the smallest fraction of processes that have an agent.",
-        "percentunit",
-        Query(f"bottomk(10, {recorded('agent_coverage:ratio')})", "{{instance}}"),
-        levels=((0.5, WARNING), (0.9, GOOD)),
-        color=BAD,
-        most=1,
-        link=TO_MACHINE,
     ),
 ]
 
@@ -282,34 +273,29 @@ WASTE = [
         "workload and Slurm account.",
         OWNER,
         Query(_most("gpumond_owner_used_bytes"), "Used", "bytes"),
-        Query(_most("gpumond_owner_live_bytes"), "Live", "bytes"),
         Query(_most("gpumond_owner_cached_bytes"), "Cached", "bytes"),
         Query(_most("gpumond_owner_stranded_bytes"), "Stranded", "bytes"),
-        Query(_most("gpumond_owner_idle_held_bytes"), "Idle-held", "bytes"),
-        Query(_most("gpumond_owner_idle_and_reclaimable_bytes"), "Idle and reclaimable", "bytes"),
-        Query(_most("owner:gpumond_wasted_gibibyte_hours:sum1h"), "Wasted, last hour", "suffix: GiB h"),
-        sort="Wasted, last hour",
+        Query(_most("gpumond_owner_idle_and_reclaimable_bytes"), "Idle or cached", "bytes"),
+        Query(_most("owner:gpumond_wasted_gibibyte_hours:sum1h"), "Wasted, 1 h", "suffix: GiB h"),
+        sort="Wasted, 1 h",
+        width=14,
         runbooks=("reclaimable-waste", "idle-holder"),
     ),
     listing(
         "Machines",
         "One row for each machine. MIG instances are included in their device.",
         (Column("cluster", "Cluster"), MACHINE),
-        Query(f"sum by (cluster, instance) ({SIZE})", "Size", "bytes"),
-        Query(f"sum by (cluster, instance) ({USED})", "Used", "bytes"),
-        *(
-            Query(f"sum by (cluster, instance) ({of_share(name, FLEET)})", name.capitalize(), "bytes")
-            for name in ("cached", "stranded", "unattributed")
-        ),
+        Query(f"sum by (cluster, instance) ({USED}) / sum by (cluster, instance) ({SIZE})", "Used", "percentunit"),
         Query(
-            f"sum by (cluster, instance) ({of_machines('idle_and_reclaimable_bytes')})",
-            "Idle and reclaimable",
-            "bytes",
+            f"sum by (cluster, instance) ({recorded('wasted_gibibyte_hours:sum1h')})",
+            "Wasted, 1 h",
+            "suffix: GiB h",
         ),
         Query(f"sum by (cluster, instance) ({recorded('agent_coverage:ratio')})", "Agents", "percentunit"),
         Query(f"sum by (cluster, instance) ({LEAKS})", "Leaks"),
         Query(f'sum by (cluster, instance) (gpumond_alerts{{{FLEET}, phase="firing"}})', "Firing"),
-        sort="Used",
+        sort="Wasted, 1 h",
+        width=10,
     ),
 ]
 
@@ -325,11 +311,11 @@ DIAGNOSED = [
     listing(
         "Full soon",
         "Time until a device is full at the current growth rate of the owner's programs.",
-        (MACHINE, Column("user", "User"), WORKLOAD),
-        Query(f"min by (instance, user, workload) (gpumond_owner_time_to_full_seconds{{{FLEET}}})", "Time left", "s"),
+        (MACHINE, WORKLOAD),
+        Query(f"min by (instance, workload) (gpumond_owner_time_to_full_seconds{{{FLEET}}})", "Time left", "s"),
         sort="Time left",
         ascending=True,
-        width=8,
+        width=6,
         runbooks=("leak",),
     ),
     listing(
@@ -339,12 +325,56 @@ DIAGNOSED = [
         Query(f"sum by (instance, rule, phase) (gpumond_alerts{{{FLEET}}})", "Alerts"),
         sort="Rule",
         ascending=True,
-        width=6,
+        width=8,
     ),
 ]
 
 FIRING = f'ALERTS{{{FLEET}, alertname=~"Gpumond.+", alertstate="firing"}}'
 AGES = f'(time() - ALERTS_FOR_STATE{{{FLEET}, alertname=~"Gpumond.+"}} and ignoring (alertstate) {FIRING})'
+
+MET = ((0.99, WARNING), (0.999, GOOD))
+SENT, FAILED = (f"sum(increase(gpumond_notifications{name}_total{{{FLEET}}}[$__range]))" for name in ("", "_failed"))
+
+LEVELS = [
+    figure(
+        "Daemons reachable",
+        "Fraction of the scrapes in the selected time range that succeeded.",
+        "percentunit",
+        f"avg(avg_over_time(gpumond:up{{{FLEET}}}[$__range]))",
+        levels=MET,
+        below=BAD,
+        width=6,
+        runbooks=("daemon-down",),
+    ),
+    figure(
+        "Devices available",
+        "Fraction of the selected time range in which known devices responded to their driver.",
+        "percentunit",
+        f'sum(avg_over_time(gpumond_devices{{{FLEET}, state="up"}}[$__range]))'
+        f" / sum(avg_over_time(gpumond_devices{{{FLEET}}}[$__range]))",
+        levels=MET,
+        below=BAD,
+        width=6,
+        runbooks=("device-lost",),
+    ),
+    figure(
+        "Notifications delivered",
+        "Fraction of the attempts to notify receivers in the selected time range that didn't fail.",
+        "percentunit",
+        f"1 - {FAILED} / ({SENT} > 0)",
+        levels=MET,
+        below=BAD,
+        width=6,
+    ),
+    figure(
+        "Oldest alert",
+        "Time since the condition of Prometheus' oldest firing alert began.",
+        "s",
+        f"max{AGES}",
+        levels=((3600, WARNING), (86_400, BAD)),
+        width=6,
+    ),
+]
 
 RESPONSE = [
     series(
@@ -357,9 +387,9 @@ RESPONSE = [
     ),
     series(
         "Notifications",
-        "Notifications that the daemons sent to receivers in each interval, and those that failed.",
+        "The daemons' attempts to notify receivers in each interval, and those that failed.",
         "short",
-        Query(f"sum(increase(gpumond_notifications_total{{{FLEET}}}[$__rate_interval]))", "sent"),
+        Query(f"sum(increase(gpumond_notifications_total{{{FLEET}}}[$__rate_interval]))", "attempts"),
         Query(f"sum(increase(gpumond_notifications_failed_total{{{FLEET}}}[$__rate_interval]))", "failed"),
         bars=True,
         width=12,
@@ -377,6 +407,7 @@ BOARD = board(
     ("Devices, machines and workloads", RANKED),
     ("Unused memory", WASTE),
     ("Verdicts and alerts", DIAGNOSED),
+    ("Service levels", LEVELS),
     ("Response to alerts", RESPONSE),
     marks=[
         happened("Device lost", "red", "device-lost"),

@@ -74,7 +74,7 @@ MEMORY = [
         "bytes",
         Query(BY_RANK, RANK),
         width=16,
-        height=7,
+        height=9,
         runbooks=("leak",),
     ),
     ranking(
@@ -84,6 +84,7 @@ MEMORY = [
         "percentunit",
         Query(f"topk(8, {deviation('rank, instance')})", RANK),
         levels=((0.1, WARNING), (0.25, BAD)),
+        height=9,
     ),
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
+from types import MappingProxyType
 
 from grafana_foundation_sdk.builders import (
     bargauge,
@@ -30,7 +31,7 @@ DATASOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 NEUTRAL = "text"
 """Grafana's own name for the color of text, dark on light and light on dark."""
 
-GOOD, WARNING, BAD = "green", "orange", "red"
+GOOD, WARNING, BAD, NOTE = "green", "orange", "red", "blue"
 """The levels of the rules device-nearly-full and pressure."""
 
 ANY = ((1, BAD),)
@@ -174,19 +175,18 @@ def series(
     most: float | None = None,
     stacked: bool = False,
     bars: bool = False,
-    shades: str = "",
+    colors: Mapping[str, str] = MappingProxyType({}),
     runbooks: Sequence[str] = (),
 ) -> Panel:
     """Curves, or ``bars``. ``limits`` names those to stay below, dashed; ``least`` and ``most`` bound the axis.
 
-    ``shades``: the color of all series, where red and green of the palette would seem to be a judgement.
+    ``colors``: those of series by name. Others have the palette's in their order: by name, two of a few are alike.
     """
     panel = lines.Panel().unit(unit).targets(_targets(queries, at_once=False))
     panel = panel.show_points(options.VisibilityMode.NEVER).legend(_legend()).tooltip(_tooltip())
-    colors = dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC_BY_NAME)
-    if shades:
-        colors = dashboard.FieldColor().mode(model.FieldColorModeId.SHADES).fixed_color(shades)
-    panel = panel.color_scheme(colors)
+    panel = panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC))
+    for name, color in colors.items():
+        panel = panel.override_by_name(*_color(name, color))
     if bars:
         panel = panel.draw_style(options.GraphDrawStyle.BARS).fill_opacity(60)
     elif stacked:
@@ -256,22 +256,24 @@ def ranking(
     color: str = GOOD,
     most: float | None = None,
     link: str = "",
+    width: int = 8,
+    height: int = 7,
     runbooks: Sequence[str] = (),
 ) -> Panel:
-    """The largest, as bars. ``link``: where a bar leads to."""
+    """The largest, as bars, with their names above. ``link``: where a bar leads to."""
     panel = bargauge.Panel().unit(unit).min(0).targets(_targets([query], at_once=True))
     panel = panel.thresholds(thresholds(levels, color))
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     panel = panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
     panel = panel.orientation(options.VizOrientation.HORIZONTAL).display_mode(options.BarGaugeDisplayMode.BASIC)
-    panel = panel.name_placement(options.BarGaugeNamePlacement.AUTO).show_unfilled(True)
-    panel = panel.sizing(options.BarGaugeSizing.MANUAL).max_viz_height(20)
+    panel = panel.name_placement(options.BarGaugeNamePlacement.TOP).show_unfilled(True)
+    panel = panel.sizing(options.BarGaugeSizing.MANUAL).min_viz_height(28).max_viz_height(34)
     panel = panel.text(common.VizTextDisplayOptions().title_size(13))
     if most is not None:
         panel = panel.max(most)
     if link:
         panel = panel.data_links([dashboard.DashboardLink("Open").url(link)])
-    return _dressed(panel, title, about, 8, 7, runbooks)
+    return _dressed(panel, title, about, width, height, runbooks)
 
 
 def listing(
@@ -309,10 +311,18 @@ def _order(names: Mapping[str, str]) -> dict[str, int]:
     return {field: position for position, field in enumerate(names)}
 
 
+WIDTHS = {"": 70, "short": 70, "percentunit": 80, "bytes": 90, "s": 100, "dateTimeFromNow": 160}
+"""Pixels of a column of values, by unit."""
+
+
 def _formats(query: Query) -> Iterator[model.DynamicConfigValue]:
     yield model.DynamicConfigValue("unit", query.unit or "short")
     if query.unit in ("", "short"):
         yield model.DynamicConfigValue("decimals", 0)
+    if query.unit.startswith("suffix:"):
+        yield model.DynamicConfigValue("decimals", 2)
+    width = max(WIDTHS.get(query.unit, 112), 24 + 8 * len(query.legend))
+    yield model.DynamicConfigValue("custom.width", width)  # labels share the rest
     if query.text:
         options = {value: {"text": word} for value, word in query.text.items()}
         yield model.DynamicConfigValue("mappings", [{"type": "value", "options": options}])

@@ -41,6 +41,12 @@ LONG = (
     "tests/integration/test_page_windows.py",
     "tests/integration/test_page.py",
     "tests/agent/test_launchers.py",
+    "tests/agent/test_torch_objects.py",
+    "tests/daemon/test_engines.py",
+    "tests/fleet/test_engines.py",
+    "tests/suspend/test_cycle.py",
+    "tests/daemon/test_suspension.py",
+    "tests/engines/test_return.py",
     "tests/programs/test_many_agents.py",
     "tests/serve/test_openapi_fuzz.py",
     "tests/daemon/test_daemon.py",
@@ -64,7 +70,7 @@ PACKAGES = {
 """Debian's packages of programs, where they have another name."""
 
 OPTIONAL = {
-    *("alertmanager", "amtool", "buildah", "cc", "chromium", "chromium-headless-shell", "debootstrap", "fish", "gcc"),
+    *("alertmanager", "amtool", "buildah", "cc", "chromium", "chromium-headless-shell", "mmdebstrap", "fish", "gcc"),
     *("google-chrome", "man"),
     *("newuidmap", "node", "npm", "openssl", "podman", "prometheus", "prometheus-alertmanager", "promtool", "rpmbuild"),
     *("runc", "systemd-analyze", "systemd-nspawn", "valgrind", "zsh"),

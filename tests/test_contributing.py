@@ -168,6 +168,7 @@ FEATURE = """
 import asyncio, contextlib, io, sys
 from types import SimpleNamespace
 from fastapi.testclient import TestClient
+from starlette.datastructures import State
 from gpumond.commands.main import main
 from gpumond.features import FEATURES, routers
 from gpumond.kernel import Tick
@@ -184,8 +185,7 @@ for used in (1, 3, 2):
     snapshot = make_snapshot(make_device("GPU-0", used_bytes=used))
     part.act(Tick(frame=Frame(snapshot, Ledger(())), window=RuleWindow()))
 
-app = create_app(None, None, contextlib.nullcontext, routers=routers())
-app.state.kernel = kernel
+app = create_app(State({"kernel": kernel}), routers())
 assert TestClient(app).get("/api/v1/peaks").json() == {"GPU-0": 3}
 with contextlib.redirect_stdout(io.StringIO()) as text:
     main(["--help"])

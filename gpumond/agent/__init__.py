@@ -184,7 +184,7 @@ def on_end_request(function: End) -> End:
         function: A function without arguments.
 
     Returns:
-        The function, so that this is a decorator, too.
+        The function, so this is a decorator, too.
 
     Raises:
         TypeError: ``function`` can't be called.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, capture_guards
-from gpumond.agent.pending_calls import Busy, run
+from gpumond.agent.pending_calls import MainThreadBusy, run
 from gpumond.agent.prediction import StrandedEstimate, predictions
 from gpumond.agent.settings import Hook
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, clean
@@ -34,7 +34,7 @@ class Permissions(NamedTuple):
     """Permissions to run steps that are safe in the main thread only.
 
     ``main_thread``: the program allows the agent to interrupt its main thread between two bytecodes. ``own``: the
-    program itself requested the flush, so that its calling thread may run them if it is the main thread.
+    program itself requested the flush, so its calling thread may run them if it is the main thread.
     """
 
     main_thread: bool = False
@@ -216,7 +216,7 @@ def _run_step(
         if step in adapter.main_thread_steps:
             return _in_main_thread(step, adapter, permissions)
         return adapter.flush((step,))
-    except (FlushRefused, Busy) as refusal:
+    except (FlushRefused, MainThreadBusy) as refusal:
         return (StepResult(step, 0, time.perf_counter() - started, clean(f"{REFUSED}{refusal}")),)
 
 

@@ -3,7 +3,7 @@
 The agent must not import a framework, and some things can only be done before the program has used one: a search once
 a second comes too late. A finder on ``sys.meta_path`` sees the import of the modules that are waited for, and of these
 only. It stays there for good, since an import in another thread may be iterating over that list; once it waits for
-nothing it costs an import a tenth of a microsecond. Nothing here takes a lock, so that a fork can't leave one locked.
+nothing it costs an import a tenth of a microsecond. Nothing here takes a lock, so a fork can't leave one locked.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _calls: deque[Callable[[], None]] = deque()
 _function: Any = None
 
 
-class Busy(Exception):
+class MainThreadBusy(Exception):
     """The main thread did not make the call in time, or cannot. Nothing was done, and nothing will be."""
 
 
@@ -45,12 +45,12 @@ def add(call: Callable[[], None]) -> bool:
 
 
 def run(call: Callable[[], T], seconds: float) -> T:
-    """Return the call's result from the main thread, or raise its error. Raises Busy."""
+    """Return the call's result from the main thread, or raise its error. Raises MainThreadBusy."""
     if threading.current_thread() is threading.main_thread():
         return call()
     pending = _Call(call)
     if not add(pending.carry_out):
-        raise Busy("the main thread can't make calls")
+        raise MainThreadBusy("the main thread can't make calls")
     return pending.wait(seconds)
 
 
@@ -68,15 +68,15 @@ class _Call(Generic[T]):
             self._values.append(self._call())
         except BaseException as error:
             if _is_from_signal_handler(error):
-                self._error = Busy("a signal handler of the program interrupted it")
+                self._error = MainThreadBusy("a signal handler of the program interrupted it")
                 raise
-            self._error = error if isinstance(error, Exception) else Busy(repr(error))
+            self._error = error if isinstance(error, Exception) else MainThreadBusy(repr(error))
         finally:
             self._ended.set()
 
     def wait(self, seconds: float) -> T:
         if not self._ended.wait(seconds) and self._started.acquire(blocking=False):
-            raise Busy(f"main thread busy: it didn't run the step in {seconds:g} s")
+            raise MainThreadBusy(f"main thread busy: it didn't run the step in {seconds:g} s")
         self._ended.wait()
         if self._error is not None:
             raise self._error

@@ -263,7 +263,7 @@ UNREGISTERED = "this program has no function for requests to end; register one w
 
 
 class EndRequests:
-    """Calls the program's functions in a thread of their own, so that they may wait. At most one call at a time."""
+    """Calls the program's functions in a thread of their own, so they may wait. At most one call at a time."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None

@@ -273,7 +273,7 @@ def _of_attribute(owner: Any, target: Any) -> Place | None:
 
 
 def _dictionary(owner: Any) -> dict[Any, Any] | None:
-    """Return the attributes of an object that is no class and no module, without running its code."""
+    """Return the attributes of an object that is neither a class nor a module, without running its code."""
     if isinstance(owner, (type, ModuleType)):
         return None
     try:

@@ -148,7 +148,7 @@ class AgentSession:
         return LOADED.execute(command, self._settings.hooks, self._settings.main_thread, deadline)
 
     def _cancel(self, name: str) -> None:
-        """Cancel a waiting command. Every flush has a result, so that the daemon detects its end."""
+        """Cancel a waiting command. Every flush has a result, so the daemon detects its end."""
         if any(request.id == name for request in self._requests):
             self._requests = deque((each for each in self._requests if each.id != name), MAX_REQUESTS)
             return

@@ -225,7 +225,7 @@ def wait_until_ended(thread: threading.Thread) -> None:
 def call_soon(call: Callable[[], None], forking: FrameType | None) -> None:
     """Call it when the fork in the frame is over; at once if there is no warning, or no other way.
 
-    Python counts the threads after the at-fork functions have run, so that such a function must not start one. The main
+    Python counts the threads after the at-fork functions have run, so such a function must not start one. The main
     thread starts it later, between two of its bytecodes (Py_AddPendingCall), when it has returned to or left the frame
     that forked.
     """

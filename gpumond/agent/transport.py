@@ -1,6 +1,6 @@
 """The agent's end of the socket: connects when possible, sends as much as the socket accepts, and never waits.
 
-Reports are cumulative, so that only the newest is kept while the daemon does not read. A message that was sent in part
+Reports are cumulative, so only the newest is kept while the daemon does not read. A message that was sent in part
 is completed first.
 """
 
@@ -205,10 +205,10 @@ def service_uid(directory: str = SERVICE_DIRECTORY) -> int:
         path = os.path.dirname(path)
         parent = os.lstat(path)
         if not stat.S_ISDIR(parent.st_mode) or parent.st_uid != 0 or parent.st_mode & OTHERS_WRITE:
-            raise PermissionError(f"{path} isn't a directory that root alone can change")
+            raise PermissionError(f"{path} isn't a directory that only root can change")
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode) or status.st_mode & OTHERS_WRITE:
-        raise PermissionError(f"{directory} isn't a directory that its owner alone can change")
+        raise PermissionError(f"{directory} isn't a directory that only its owner can change")
     if status.st_uid == OVERFLOW_UID:
         raise PermissionError(f"{directory} belongs to a user that is unknown in this user namespace")
     return status.st_uid

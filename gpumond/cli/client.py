@@ -278,12 +278,15 @@ def _selected(arguments: argparse.Namespace) -> list[TargetProgram]:
     return sorted(found)
 
 
-def get(url: str, path: str, headers: Mapping[str, str] = {}, seconds: float = READ_SECONDS) -> Any:
+def get(
+    url: str, path: str, headers: Mapping[str, str] = {}, seconds: float = READ_SECONDS, for_change: bool = False
+) -> Any:
     """Return the decoded response to GET. ``seconds``: longest wait. Raises DaemonError.
 
-    Without TLS, a token is sent only if the daemon refuses the request without one.
+    Without TLS, a token is sent only if the daemon refuses the request without one. ``for_change``: a change follows,
+    so the daemon is verified first, as for that.
     """
-    proven = url.startswith("https://")
+    proven = for_change or url.startswith("https://")
     try:
         return _exchange("GET", url, path, seconds, proven, headers=headers)
     except DaemonError as error:

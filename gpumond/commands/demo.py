@@ -64,7 +64,7 @@ raise SystemExit(main())
 """
 """`gpumond`, with its program, ends with its parent, however that ends: a demo that was killed leaves no request."""
 
-QUOTAS = ({"name": "chat-api", "match": {"workload": "chat-api"}, "soft_limit": "5GiB", "limit": "8GiB"},)
+QUOTAS = ({"name": "chat-api", "match": {"workload": "chat-api"}, "soft_limit": "2.7GiB", "limit": "2.9GiB"},)
 SUSPENSIONS = {"allow_suspend": True, "suspend_after_idle": "3m"}
 """A waiting program suspends one that has been idle for this long, unless somebody does so before."""
 
@@ -123,7 +123,6 @@ def _devices(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="gpumond-demo-") as directory:
-        runtime = os.environ.get("GPUMOND_RUNTIME_DIR")
 
         def reload() -> Settings:
             from gpumond.config.loading import load
@@ -131,8 +130,6 @@ def run(arguments: argparse.Namespace) -> int:
             given = {name: value for name, value in flags(arguments).items() if value is not None}
             own = {"rules": RULES, "quotas": QUOTAS, "interval": INTERVAL_SECONDS} | SUSPENSIONS
             own = {} if arguments.config or arguments.sim_device else own
-            if runtime and not os.environ.get("GPUMOND_SOCKET"):
-                own["socket"] = f"{runtime}/agent.sock"  # two demos share no socket
             return load(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
 
         settings = reload()
@@ -171,9 +168,17 @@ def _narrate(address: str, count: int) -> None:
 
 
 def _signed_in(address: str) -> tuple[str, str]:
-    """Return the address that signs a browser in, and what it does; the plain one if the daemon doesn't answer."""
+    """Return the address that signs a browser in, and what it does; the plain one if the daemon doesn't answer.
+
+    It is asked for over the socket, which tells the daemon the user: receipts and the audit log name them.
+    """
     try:
-        answer = client.post(address, "/api/v1/sessions/code", {"valid_seconds": SIGN_IN_SECONDS}, 30.0)
+        answer = client.post(
+            f"unix://{os.environ['GPUMOND_RUNTIME_DIR']}/api.sock",
+            "/api/v1/sessions/code",
+            {"valid_seconds": SIGN_IN_SECONDS},
+            30.0,
+        )
     except GpumondError:
         return address, ""
     valid = duration(answer["valid_seconds"])
@@ -283,15 +288,18 @@ def captions(
             text = f"{name} has been idle for {duration(process['idle_seconds'])}"
             move = f"a flush can't release its {human(live)}. To move that memory to the host"
             yield "idle", f"{text}, and {move}: {command(f'suspend {name}')}"
-    for program in frame["snapshot"]["suspended_programs"]:
-        if program["state"] == "suspended":
-            name, need = program["workload"], human(sum(each["used_bytes"] for each in program["memory"]))
-            text = f"{name} is suspended, and resume needs {need}"
-            yield "suspended", f"{text}. Try: {command(f'resume {name} --wait 2m')}"
+        soft = (process["quota"] or {}).get("soft_limit_bytes")
+        if soft and (process["used_bytes"] or 0) > soft:
+            excess = f"{human(process['used_bytes'] - soft)} more than the soft limit of its quota ({human(soft)})"
+            yield "quota", f"{name} uses {excess}. See: {command('quota')}"
     names = {process["pid"]: process["workload"] for process in frame["processes"]}
     for verdict in frame["verdicts"]:
         if verdict["kind"] in ("leak", "fragmentation") and verdict["pid"] in names:
             yield verdict["kind"], f"{verdict['summary']}. Try: {command('why ' + names[verdict['pid']])}"
+    for report in frame["snapshot"]["reports"]:
+        if report["limits"] and (count := report["program"]["oom_recovered"]):
+            text = f"{report['workload']} reached its limit {counted(count, 'time')}, ended requests and went on"
+            yield "limit", f"{text}. See: {command('oom list')}"
     for receipt in receipts:
         name = receipt["workload"]
         if receipt["outcome"] == "suspended" and receipt["requested_for"]:
@@ -302,8 +310,14 @@ def captions(
         if receipt["outcome"] == "freed" and receipt["released_bytes"]:
             released, by = human(receipt["released_bytes"]), caller_text(receipt["requested_by"]).replace(":", " ")
             yield "flush", f"A flush of {receipt['workload']} released {released}, by {by}. See: {command('receipts')}"
+    for program in frame["snapshot"]["suspended_programs"]:
+        if program["state"] == "suspended":
+            name, need = program["workload"], human(sum(each["used_bytes"] for each in program["memory"]))
+            text = f"{name} is suspended, and resume needs {need}"
+            yield "suspended", f"{text}. Try: {command(f'resume {name} --wait 2m')}"
     for alert in frame["alerts"]:
         if case := dict(alert["annotations"]).get("case"):
             labels = dict(alert["labels"])
             name = labels.get("workload", "A program")
-            yield "oom", f"{name} ran out of memory on GPU {labels.get('gpu')}. See: {command(f'oom show {case}')}"
+            text = f"{name} ran out of memory on GPU {labels.get('gpu')}"
+            yield f"oom of {name}", f"{text}. See: {command(f'oom show {case}')}"

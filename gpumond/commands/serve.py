@@ -36,7 +36,8 @@ def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s") 
     option(
         parser,
         "--socket PATH",
-        "Unix socket for agents (default: agent.sock in /run/gpumond as root, else in $XDG_RUNTIME_DIR/gpumond)",
+        "Unix socket for agents (default: agent.sock in the runtime directory that you name; else in /run/gpumond as "
+        "root, or in $XDG_RUNTIME_DIR/gpumond)",
     )
     option(parser, "--runtime-dir PATH", "directory for api.sock and the token (default: that of --socket)")
     option(parser, "--state-dir PATH", "directory for persistent state")

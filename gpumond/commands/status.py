@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     device = None if arguments.device is None else client.device(arguments.url, arguments.device)
     frame = client.frame(arguments.url)
     if arguments.json:
-        print(json.dumps(_combined(frame, client.get(arguments.url, "/api/v1/status")), indent=2))
+        answers = {name: client.get(arguments.url, f"/api/v1/{name}") for name in ("status", "quotas")}
+        print(json.dumps(_combined(frame, answers), indent=2))
         return DONE
     content, width = of_device(view(frame), device), output_width()
     limit = None if arguments.wide else width
@@ -57,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _combined(frame: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
-    """Return one frame, keyed by the names of the routes. Only ``status`` may be from a later frame."""
+def _combined(frame: dict[str, Any], answers: dict[str, Any]) -> dict[str, Any]:
+    """Return one frame, keyed by the names of the routes. Only ``answers`` may be from a later frame."""
     snapshot = frame["snapshot"]
-    facts = {"seq": snapshot["seq"], "status": status, "devices": snapshot["devices"], "agents": snapshot["reports"]}
+    facts = {"seq": snapshot["seq"], **answers, "devices": snapshot["devices"], "agents": snapshot["reports"]}
     facts["engines"] = snapshot.get("engines", [])
-    return facts | {name: frame[name] for name in ("processes", "ledger", "verdicts", "alerts")}
+    return facts | {name: frame[name] for name in ("processes", "ledger", "verdicts", "alerts", "queue", "grants")}

@@ -6,15 +6,16 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, WRONG_USE, address, option
+from gpumond.cli.arguments import DONE, WRONG_USE, address, option, value
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame, merged, of_device, view
 from gpumond.view.tables import page, suspended_programs
-from gpumond.view.text import colors_of
+from gpumond.view.text import broken, colors_of, output_width
 
 
 class HttpDaemonClient:
@@ -43,7 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=address,
     )
+    option(
+        parser,
+        "--columns NAMES",
+        "columns of the process table, such as used,shares,command (default: those that you last chose with the key c)",
+        type=value(_names),
+        default=(),
+    )
     option(parser, "--json", "with --once: print JSON")
+
+
+def _names(text: str) -> Sequence[str]:
+    from gpumond.top.processes import column_names
+
+    return column_names(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.device is not None and len(urls) > 1:
         return _wrong_use("--device requires a single --url")
     device = None if arguments.device is None else client.device(urls[0], arguments.device)
+    if arguments.once and arguments.columns:
+        return _wrong_use("--columns has no effect on --once")
     if arguments.once:
         frames = [client.frame(url) for url in urls]
         if arguments.json:
@@ -59,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
             views = [view(frame) for frame in frames]
             content = views[0] if len(views) == 1 else merged([*zip(names(urls), views, strict=True)])
             completed = partial(client.with_commands, url=urls[0]) if len(urls) == 1 else str
-            tables = (page(of_device(content, device), completed=completed), *map(suspended_programs, frames))
+            suspended = (broken(suspended_programs(frame), output_width()) for frame in frames)
+            tables = (page(of_device(content, device), completed=completed), *suspended)
             print("\n\n".join(filter(None, tables)))
         return DONE
     if arguments.json:
@@ -68,15 +85,15 @@ def run(arguments: argparse.Namespace) -> int:
         return _wrong_use("a dumb terminal can't be drawn on; run gpumond top --once")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return _wrong_use("standard input or output isn't a terminal; for scripts, run gpumond top --once")
-    return _show([HttpDaemonClient(url) for url in urls], device)
+    return _show([HttpDaemonClient(url) for url in urls], device, arguments.columns)
 
 
-def _show(daemons: list[HttpDaemonClient], device: str | None) -> int:
+def _show(daemons: list[HttpDaemonClient], device: str | None, columns: Sequence[str] = ()) -> int:
     from gpumond.top.app import Top  # not needed for --once
     from gpumond.top.terminal import Terminal
 
     terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno(), sys.stdout.encoding or "ascii")
-    Top(daemons, terminal, colors_of(os.environ), device).run()
+    Top(daemons, terminal, colors_of(os.environ), device, columns).run()
     return DONE
 
 

@@ -168,7 +168,7 @@ FIRST_LINE = "# the last content of {} that could be loaded; gpumond replaces th
 class LastValidFile(NamedTuple):
     """Settings of the copy are in effect, because the file could not be loaded.
 
-    ``error``: the reason. ``place``: that in the file, without values. ``loaded_at``: unix seconds at which the copy
+    ``error``: the reason. ``place``: that in the file, without values. ``loaded_at``: Unix seconds at which the copy
     was written.
     """
 

@@ -22,7 +22,7 @@ from gpumond.facts.units import require_encodable
 
 class Encodable(BaseModel):
     """Base of the models of request bodies and of the configuration. All text in the input, keys and unknown keys
-    included, must be encodable in UTF-8, so that each endpoint can write what is stored.
+    included, must be encodable in UTF-8, so each endpoint can write what is stored.
     """
 
     @model_validator(mode="before")

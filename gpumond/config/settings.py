@@ -18,11 +18,11 @@ from pydantic import AfterValidator, Field, TypeAdapter, field_validator, model_
 
 from gpumond.config.models import Seconds, Strict
 from gpumond.config.tokens import IdentityProxy
-from gpumond.config.web_file import Web, read_web
+from gpumond.config.web_file import WebSettings, read_web
 from gpumond.devices import SOURCES
 from gpumond.facts.alerts import Overrides, Rule, overridden
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.messages import default_socket
+from gpumond.facts.messages import AGENT_SOCKET, default_socket
 from gpumond.facts.quota import Quota, ReclaimPolicy
 from gpumond.features.alerts.receivers import LOG_ALONE, RECEIVER_TYPES as RECEIVER_TYPES, ReceiverConfig
 from gpumond.features.alerts.receivers.base import ReceiverType
@@ -90,9 +90,9 @@ class Settings:
     suspend_after_idle: float = 600.0
     alertmanager_dry_run: bool = False
 
-    def web(self) -> Web:
+    def web(self) -> WebSettings:
         """Return the web configuration. Raises ConfigError if it is invalid, or insufficient for the address."""
-        web = Web() if self.web_config is None else read_web(self.web_config)
+        web = WebSettings() if self.web_config is None else read_web(self.web_config)
         if web.tls is None and not self.loopback and not self.insecure:
             raise ConfigError(
                 f"web_config {self.web_config}: {self.listen} is reachable from other machines; without "
@@ -113,8 +113,11 @@ class Settings:
         return int(self.listen.rpartition(":")[2])
 
     def agent_socket(self) -> Path:
-        """Return the path of the agent socket. Raises ConfigError if no directory is available."""
-        path = self.socket or default_socket()
+        """Return the path of the agent socket: ``socket``, else in ``runtime_dir``, else the default path.
+
+        Raises ConfigError if no directory is available.
+        """
+        path = self.socket or (self.runtime_dir / AGENT_SOCKET if self.runtime_dir else default_socket())
         if path is None:
             raise ConfigError(
                 "no directory for the agent socket: set XDG_RUNTIME_DIR, or pass --socket DIRECTORY/agent.sock"
@@ -207,7 +210,8 @@ class SettingsConfig(Strict):
     source: Annotated[str, AfterValidator(known_source)] = Field(
         "auto",
         description="the [source](plugins.md#device-sources) of device readings; `auto` uses the drivers that "
-        "are present at startup; `all` also uses drivers that are loaded later; `nvml`, `drm` or `sim` uses this one",
+        "are present at startup; `all` also uses drivers that are loaded later; `nvml`, `drm` and `sim` use only that "
+        "one",
     )
     listen: str = Field(
         "127.0.0.1:9917",
@@ -220,7 +224,8 @@ class SettingsConfig(Strict):
     socket_mode: str | None = Field(
         None,
         pattern=r"^0?[0-7]{3}$",
-        description="the agents' socket mode in octal, in quotes; by default `0666` below `/run/gpumond`, else `0600`",
+        description="mode of the agents' socket: an octal number in quotes; by default `0666` below `/run/gpumond`, "
+        "else `0600`",
     )
     runtime_dir: Path | None = Field(
         None, description="directory of the token and `api.sock`; by default the directory of `socket`"

@@ -142,7 +142,7 @@ def alternative_names(peercert: dict[str, Any] | None) -> frozenset[str]:
 def certificate_subjects(peercert: dict[str, Any] | None) -> frozenset[str]:
     """Return ``certificate:NAME`` for each subject alternative name of a client certificate.
 
-    A name counts only as the type that its form has, so that an authority that verifies DNS names alone cannot issue
+    A name counts only as the type that its form has, so an authority that verifies DNS names alone cannot issue
     a URI or an e-mail address.
     """
     subjects = set()
@@ -185,7 +185,7 @@ def _reason(error: Exception) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Web:
+class WebSettings:
     """Validated web configuration. ``files``: the files that it was read from."""
 
     tls: ssl.SSLContext | None = None
@@ -320,7 +320,7 @@ class WebFile(WebConfigModel):
         return users
 
 
-def read_web(path: Path) -> Web:
+def read_web(path: Path) -> WebSettings:
     """Read the file and the certificates that it names. Raises ConfigError with file, key and expectation."""
     try:
         file = WebFile.model_validate(_content(path))
@@ -329,7 +329,7 @@ def read_web(path: Path) -> Web:
     if file.basic_auth_users:
         _require_bcrypt(path)
     config = file.tls_server_config
-    return Web(
+    return WebSettings(
         tls=None if config is None else _context(config, path),
         mutual=config is not None and config.client_auth_type == "RequireAndVerifyClientCert",
         allowed_sans=frozenset(config.client_allowed_sans if config else ()),

@@ -252,7 +252,7 @@ class Daemon(Operations):
         kernel = self.kernel
         try:
             if self._load is None:
-                raise ConfigError("this daemon was started without a configuration that could be read again")
+                raise ConfigError("this daemon was started without a configuration that can be reloaded")
             settings = await asyncio.to_thread(self._load)
         except ConfigError as error:
             log.error("the configuration is invalid, so the previous one stays in effect: %s", error)
@@ -278,7 +278,7 @@ class Daemon(Operations):
         return effect
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
-        """Release the driver. Return until when (unix seconds), and whether no process holds it any more."""
+        """Release the driver. Return until when (Unix seconds), and whether no process holds it any more."""
         await self.kernel.store.audit(requested_by, "release", {"for_seconds": seconds})
         return await self._release(seconds, requested_by)
 

@@ -16,7 +16,7 @@ import uvicorn
 from gpumond.config.loading import LastValidFile
 from gpumond.config.settings import LOOPBACK, Settings
 from gpumond.config.tokens import Token, check_subjects, read_tokens
-from gpumond.config.web_file import ReloadingFile, Web, alternative_names
+from gpumond.config.web_file import ReloadingFile, WebSettings, alternative_names
 from gpumond.daemon.daemon import Daemon, LoadSettings, system_dependencies
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.snapshot import Fault
@@ -93,7 +93,7 @@ async def serve(
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=6,  # for thousands of connections; each is closed after GRACE_SECONDS
-            timeout_keep_alive=75,  # longer than a scrape interval, so that Prometheus keeps its connection
+            timeout_keep_alive=75,  # longer than a scrape interval, so Prometheus keeps its connection
         )
         scheme = "http" if web().tls is None else "https"
         url = f"{scheme}://{settings.listen}"
@@ -124,7 +124,7 @@ async def _await_port(settings: Settings, url: str, server: _Server, daemon: Dae
             server.http.add(_listen(settings))
             del daemon.kernel.faults["http"]
             daemon.kernel.url = url
-            log.info("serving %s, which is free now", settings.listen)
+            log.info("listening on %s, which is free now", settings.listen)
             return
 
 
@@ -143,10 +143,10 @@ def _handle_signals(stack: AsyncExitStack, server: _Server, daemon: Daemon) -> N
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with our listener, without its signal handling: it raises a signal again after it has served, so that an
+    """uvicorn with our listener, without its signal handling: it raises a signal again after it has served, so an
     orderly end would look like a failure."""
 
-    def __init__(self, config: uvicorn.Config, web: Callable[[], Web], rejected: Callable[[str], None]) -> None:
+    def __init__(self, config: uvicorn.Config, web: Callable[[], WebSettings], rejected: Callable[[str], None]) -> None:
         super().__init__(config)
         self._web, self._rejected = web, rejected
         self._stopping = asyncio.Event()
@@ -209,14 +209,14 @@ class _Server(uvicorn.Server):
         self._stopping.set()
 
 
-def _web(settings: Settings) -> Callable[[], Web]:
+def _web(settings: Settings) -> Callable[[], WebSettings]:
     """Return a function that reads the web configuration when its files change. Raises ConfigError if it is invalid at
     the start."""
     reloading = ReloadingFile(settings.web, lambda web: web.files)
     return lambda: reloading.value
 
 
-def _others(settings: Settings, web: Callable[[], Web]) -> Callable[[], tuple[Token, ...]]:
+def _others(settings: Settings, web: Callable[[], WebSettings]) -> Callable[[], tuple[Token, ...]]:
     """Return a function that reads the tokens when their file changes. Raises ConfigError if it is invalid at the
     start."""
     if settings.tokens_file is None:
@@ -239,7 +239,10 @@ def _identities(settings: Settings) -> IdentityHeaders | None:
 
 
 def _policy(
-    settings: Settings, web: Callable[[], Web], identities: IdentityHeaders | None, rejected: Callable[[str], None]
+    settings: Settings,
+    web: Callable[[], WebSettings],
+    identities: IdentityHeaders | None,
+    rejected: Callable[[str], None],
 ) -> Policy:
     names = {*LOOPBACK, *(host.lower() for host in settings.hosts)}
     if not settings.loopback:

@@ -93,7 +93,7 @@ SOURCES = (
     SourceSpec(
         "drm",
         "gpumond.devices.drm:DrmSource",
-        "AMD and Intel devices, through files of the kernel",
+        "AMD and Intel devices, through the kernel's files",
         "gpumond.devices.drm:detect",
     ),
     SourceSpec("all", "gpumond.devices:CompositeSource", "devices of all drivers, including those loaded later"),

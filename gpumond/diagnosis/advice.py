@@ -139,7 +139,7 @@ def _can_sleep(case: AdviceCase) -> bool:
 
 
 def _split_size(case: AdviceCase) -> int:
-    """Return MiB: the failed request, so that free blocks of at least its size stay whole."""
+    """Return MiB: the failed request, so free blocks of at least its size stay whole."""
     request = case.oom.request_bytes if case.oom is not None else None
     return HIGHEST_SPLIT if request is None else min(HIGHEST_SPLIT, max(LOWEST_SPLIT, request // MIB))
 

@@ -52,7 +52,7 @@ FRAGMENTED = 0.25
 FRAGMENTED_CLEAR = 0.20
 MIN_MINUTES = 5
 START_MINUTES = 6
-"""Minutes of a life in which the kept bytes grow since the program starts."""
+"""Minutes of a process in which the kept bytes grow since the program starts."""
 GROWTH_RATIO = 0.02
 """Growth of the kept bytes, as a share of the device, from which fragmentation is reported."""
 
@@ -188,8 +188,8 @@ class PoolPeaks:
 def kept_bytes(pool: PoolUsage) -> int:
     """Return the bytes that no flush returns: held less reclaimable, that is live and stranded.
 
-    An arena that never returns memory is no sign of fragmentation: it keeps its memory in any case. Nor is a pool with
-    unknown live bytes.
+    An arena that never returns memory isn't a sign of fragmentation: it keeps its memory in any case. Nor is a pool
+    with unknown live bytes.
     """
     live, kept = pool.live_bytes, pool.held_bytes - pool.reclaimable.likely
     if live is None:
@@ -219,7 +219,7 @@ class RiseTimes:
         self._at, self._between = -inf, inf
 
     def add(self, used: float, device_used: float, size: float, now: float) -> None:
-        """Add a reading of the process and of the device. The first one is no rise."""
+        """Add a reading of the process and of the device. The first one isn't a rise."""
         if self._used is None or used < self._used or device_used < NEARLY_FULL * size:
             self._used = used
         elif used >= self._used + NEARLY_FULL_RISE:
@@ -314,7 +314,7 @@ class AllocationGrowth(NamedTuple):
     def evidence(self) -> list[tuple[str, float]]:
         known = (
             []
-            if self.ratio is None or abs(self.ratio) > MAX_STATED_RATIO
+            if self.rises is None or self.ratio is None or not 0.0 <= self.ratio <= MAX_STATED_RATIO
             else [("live_allocations_growth_ratio", self.ratio)]
         )
         return [("live_allocations_per_minute", self.per_minute), *known]
@@ -404,7 +404,7 @@ def pressure(case: DeviceCase) -> Detection | None:
         return None
     evidence = (("used_ratio", ratio), ("free_bytes", float(case.size - case.used)))
     end = "" if left is None else f" and will be full in {duration(left)}"
-    return Detection(evidence, f"{case.label} is {100 * ratio:.1f}% full{end}", left)
+    return Detection(evidence, f"{case.label} is {ratio:.0%} full{end}", left)
 
 
 DEVICE_DETECTORS: Mapping[VerdictName, Callable[[DeviceCase], Detection | None]] = {"pressure": pressure}

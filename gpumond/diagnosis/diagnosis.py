@@ -51,7 +51,7 @@ from gpumond.tick.history import (
 
 RECENT_MINUTES = 15
 PEAK_NOTABLE = 0.02
-"""Part of a device by which its recent peak exceeds its use, so that the time until it is full needs an explanation."""
+"""Part of a device by which its recent peak exceeds its use, so the time until it is full needs an explanation."""
 REPORT_SECONDS = 1.5
 """Time in real seconds after which a program's agent has reported what it counted."""
 MIN_RELEASE_RATIO = 0.02
@@ -195,6 +195,10 @@ class Diagnosis:
         left = "steady" in tracked.verdicts and has_left(
             dict(tracked.verdicts["steady"].evidence)["level_bytes"], medians, size
         )
+        if found is not None and found.kind == "steady" and what == STEP_END:
+            level, live = dict(found.evidence)["level_bytes"], series.column(MINUTE, LIVE, MAX, 1)
+            if live[-1] < level and has_left(level, live, size):  # freed since the last step
+                found, left = None, True
         self._set_pattern(tracked, found, left)
         if tracked.pid is not None:
             self._check_fragmentation(tracked, device)
@@ -509,7 +513,7 @@ class Diagnosis:
         self._begun = True
 
     def _since(self, tracked: TrackedSeries, kind: str, at: float) -> float:
-        """Return the onset in unix time; a step of the wall clock does not move the onset of an active verdict."""
+        """Return the onset in Unix time; a step of the wall clock does not move the onset of an active verdict."""
         active = tracked.verdicts.get(kind)
         return self.history.unix(at) if active is None else active.since
 
@@ -613,7 +617,7 @@ def diagnose(before: Diagnosis, snapshot: Snapshot) -> Diagnosis:
     """Return the diagnosis after ``snapshot``: a function of the sequence of snapshots alone.
 
     Durations are those of ``elapsed_seconds``; a snapshot that is not newer than the last one changes nothing.
-    ``before`` is changed, so that no old one is used.
+    ``before`` is changed, so no old one is used.
     """
     if before.add(snapshot):
         before.verdicts = before.active_verdicts()

@@ -2,7 +2,7 @@
 
 Both use blocks of 15 s: the live bytes at the ends of steps, without the memory that a step allocates and frees; if the
 program does not call ``step()``, medians or minimums. ``growing`` is a straight rise of two minutes above all that the
-life used before; a start, a data set that is cached and an evaluation rise like that as well. A *quick* leak is an
+process used before; a start, a data set that is cached and an evaluation rise like that as well. A *quick* leak is an
 almost exact line of six minutes that does not slow down, after a flat curve, in a program with an agent.
 docs/contributing/leak-tests.md states how the constants were chosen.
 """
@@ -53,7 +53,7 @@ ENDED_RATIO = 0.3
 
 QUICK_BLOCKS = 24
 QUICK_AFTER_SECONDS = 240.0
-"""Minimum time between the start of the life and the window."""
+"""Minimum time between the start of the process and the window."""
 QUICK_BYTES = 512 * MIB
 """Minimum growth over the window: a slower leak is found by the clean tests."""
 QUICK_SCATTER_RATIO = 1 / 24
@@ -64,7 +64,7 @@ PART_RATIO = (0.6, 1.6)
 JUMP_RATIO = 0.15
 """Maximum rise from block to block, as a share of the growth: one allocation would hide that the growth slows down …"""
 LASTING_MEDIAN_RATIO = 0.7
-"""… as would a smaller one, so that the median slope in the last third is at least this share of that in the first."""
+"""… as would a smaller one, so the median slope in the last third is at least this share of that in the first."""
 LASTING_RATIO = 0.85
 """Minimum slope in the last third, as a share of that in the first: growth that slows down is a cache."""
 STEEP_BYTES_A_SECOND = 400 * MIB / 60

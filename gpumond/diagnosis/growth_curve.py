@@ -37,9 +37,9 @@ FLAT_SLOPE_RATIO, FLAT_RANGE_RATIO = 0.15, 0.25
 CONVEX_RATIO = 0.3
 """Maximum share of a growth in the first half of its age, if it began after a flat part that is not its lowest."""
 SKIPPED_RATIO = 0.25
-"""Share of a growth from the start of a life that is skipped: memory that the program allocates at first."""
+"""Share of a growth from the start of a process that is skipped: memory that the program allocates at first."""
 EARLIER_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.7, 1.0, 1.5, 2.2)
-"""Time between the begin of a growth that accelerates and the begin of what is seen of it, as a share of its age."""
+"""Time from the beginning of accelerating growth to the beginning of its visible part, as a share of its age."""
 REST_RATIO, RESTING_RATIO = 0.25, 0.6
 """Maximum change of a point at rest, as a share of the mean, and minimum share of such points in a growth by steps."""
 FALLEN_RATIO = 0.25
@@ -73,7 +73,7 @@ class GrowthCurve(NamedTuple):
 
 
 class WholeGrowth(NamedTuple):
-    """A growth from its begin to now, and whether the curve was flat before."""
+    """A growth from its beginning to now, and whether the curve was flat before."""
 
     begin: float
     base: float
@@ -181,7 +181,7 @@ def fit_curve(growth: WholeGrowth) -> GrowthCurve | None:
 def forecasts(growth: WholeGrowth) -> list[GrowthCurve]:
     """Return the courses of a growth that accelerates, the best first, and those that are hardly worse.
 
-    Such a growth is visible only some time after it began, so that earlier begins are tried as well.
+    Such a growth is visible only some time after it began, so earlier beginnings are tried as well.
     """
     at, level = downsampled(growth.times, growth.values, POINTS)
     found = []

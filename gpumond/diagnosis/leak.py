@@ -53,7 +53,7 @@ def search(
 ) -> Leak | None:
     """Return the leak that one of the ``closed`` tiers completes, if any. ``size`` and ``room`` are the device's.
 
-    ``known``: bytes up to which the program's earlier lives have grown.
+    ``known``: bytes up to which the program's earlier processes have grown.
     """
     main = _case(tracked, history, size, room)
     for what in (tracked.main, OUTSIDE) if tracked.counted else (tracked.main,):
@@ -76,7 +76,7 @@ def search(
 
 
 FLAT_SECONDS, LASTING_SECONDS, UNCOUNTED_SECONDS = 1500.0, 3600.0, 5400.0
-"""Age from which growth is a leak: after a flat curve; since the start of a life, when a data set may be cached; and
+"""Age from which growth is a leak: after a flat curve; since the start of a process, when a data set may be cached; and
 since then without an agent, which would tell what a step keeps from what it uses.
 """
 URGENT_SECONDS, URGENT_RATIO = 720.0, 0.45
@@ -84,7 +84,7 @@ URGENT_SECONDS, URGENT_RATIO = 720.0, 0.45
 found the lines that keep it.
 """
 SKIPPED_SECONDS = 120.0
-"""Start of a life, in which a program loads its model."""
+"""Start of a process, in which a program loads its model."""
 LINE_EXPONENT, SURE_EXPONENT = 0.85, 0.6
 """Minimum exponent of a leak's curve, and of its lower limit: growth that slows down is a cache that fills."""
 NOISY_EXPONENT = 0.3
@@ -109,8 +109,8 @@ class Filling(NamedTuple):
 
 
 def whole_growth(tracked: TrackedSeries, case: LeakCase, found: Leak) -> WholeGrowth | None:
-    """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the life, and
-    are not shorter than those in which it was found.
+    """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the process,
+    and are not shorter than those in which it was found.
     """
     first = case.born + SKIPPED_SECONDS
     if found.by_quartiles:
@@ -130,10 +130,10 @@ def _reaching_back(case: LeakCase, shortest: int, what: int, kind: int) -> tuple
 
 
 def confirmed_leak(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> Leak | None:
-    """Return the leak that a growth is, from its begin on; None if it slows down, is too young, or repeats what the
+    """Return the leak that a growth is, from its beginning on; None if it slows down, is too young, or repeats what the
     program did before.
 
-    ``known``: bytes up to which the program's earlier lives have grown.
+    ``known``: bytes up to which the program's earlier processes have grown.
     """
     if found.what != OUTSIDE and found.top <= max(known, tracked.life.limit):
         return None
@@ -173,7 +173,7 @@ def _goes_on_by_steps(case: LeakCase, found: Leak, growth: WholeGrowth) -> bool:
 
 
 def filling(tracked: TrackedSeries, history: History) -> Filling | None:
-    """Return the growth of a life if it slows down and still goes on."""
+    """Return the growth of a process if it slows down and still goes on."""
     case = _case(tracked, history, None, None)
     times, values = _reaching_back(case, MINUTE, tracked.main, MEDIAN)
     begin = bisect_left(times, case.born + SKIPPED_SECONDS)

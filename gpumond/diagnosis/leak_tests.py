@@ -1,8 +1,8 @@
 """Leak test on one curve of one device or process, and the development of a leak that was found. No I/O.
 
 Growth is a leak if it is significant (Mann-Kendall), large enough (Sen's slope), continues to the end of the window,
-and is a *record*: the last blocks exceed all earlier use of this life, unlike a load that rises and falls. It must be
-new, or have lasted without slowing down, unlike a warm-up or a cache that fills, which its whole curve shows.
+and is a *record*: the last blocks exceed all earlier use of this process, unlike a load that rises and falls. It must
+be new, or have lasted without slowing down, unlike a warm-up or a cache that fills, which its whole curve shows.
 
 Blocks are never shorter than a minute. *Clean* tests require little growth and an almost undisturbed line, and many
 samples in a block; *rough* tests tolerate the noise of serving, and require more growth and a device that fills soon.
@@ -75,7 +75,7 @@ class LeakTest:
     min_scatter_multiple: float
     """Minimum growth, as a multiple of the scatter before the window."""
     max_rise_ratio: float = 0.4
-    """Maximum size of a single rise, as a share of the growth: one large allocation is no leak."""
+    """Maximum size of a single rise, as a share of the growth: one large allocation isn't a leak."""
 
 
 _CLEAN = LeakTest(
@@ -230,7 +230,7 @@ def from_stairs(steps: Sequence[PlateauStep], what: int) -> Leak:
     pause = max(after.at - before.at for before, after in pairwise(steps))
     span = steps[-1].at - steps[0].at
     base, top = steps[0].before, steps[-1].after
-    # The first step begins the first pause, so that its height belongs to the time before.
+    # The first step begins the first pause, so its height belongs to the time before.
     slope = (top - steps[0].after) / span
     return Leak(
         what=what,

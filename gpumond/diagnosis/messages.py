@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import inf
 
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Program, Retainer
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import DAY_SECONDS, about, duration, human, rate
+
+NOTABLE_DAYS = 30
+"""Days within which the time until a device is full is worth stating."""
 
 FORMS = {"linear": (), "stairs": ("in steps",), "load-proportional": ("at its present load",)}
 
@@ -124,8 +128,9 @@ def pattern(kind: str, who: str, evidence: Mapping[str, float], since: float, by
         size = evidence["step_bytes"]
         return f"{who} has used {human(abs(size))} {'more' if size > 0 else 'less'} since {clock(since)}"
     if kind == "filling":
-        left = evidence.get("full_seconds")
-        end = f"; the GPU will be full in {duration(left)}, unless growth stops" if left is not None else ""
+        left = evidence.get("full_seconds", inf)
+        is_notable = left < NOTABLE_DAYS * DAY_SECONDS
+        end = f"; the GPU will be full in {about(left)}, unless growth stops" if is_notable else ""
         pace = rate(60 * evidence["slope_bytes_per_second"])
         return f"{who} has been growing more and more slowly since {clock(since)}, now by {pace}{end}"
     low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])

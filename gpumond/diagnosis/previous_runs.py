@@ -18,7 +18,7 @@ HELD_MINUTES = 15
 HELD_BYTES = 64 * MIB
 HELD_RATIO = 0.1
 """A level is held while a quarter of an hour changes by at most these bytes, or by this share of what would have grown
-in it at the mean rate of the life.
+in it at the mean rate of the process's lifetime.
 """
 RETURNED_RATIO = 0.5
 """Share of a growth whose return makes it a tooth."""
@@ -42,8 +42,8 @@ Owner = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierUse:
-    """``held_bytes``: highest level that a life held; ``returned_bytes``: highest level from which it returned growth.
-    ``seen_at``: unix time of the last change.
+    """``held_bytes``: highest level that a process held; ``returned_bytes``: highest level from which it returned
+    growth. ``seen_at``: Unix time of the last change.
     """
 
     name: str
@@ -54,7 +54,7 @@ class EarlierUse:
 
     @property
     def limit(self) -> float:
-        """Bytes up to which growth is no leak."""
+        """Bytes up to which growth isn't a leak."""
         return _limit(max(self.held_bytes, self.returned_bytes))
 
 
@@ -92,7 +92,7 @@ class EarlierUses:
 
 
 class Lifetime:
-    """The present tooth of a curve, the level that it has held in this life, and the highest from which a tooth, and
+    """The present tooth of a curve, the level that it has held in this process, and the highest from which a tooth, and
     a long one, was returned; 0 while there is none.
     """
 
@@ -103,12 +103,12 @@ class Lifetime:
 
     @property
     def limit(self) -> float:
-        """Bytes up to which growth repeats a long tooth of this life."""
+        """Bytes up to which growth repeats a long tooth of this process."""
         return _limit(self.returned)
 
     @property
     def short_limit(self) -> float:
-        """Bytes up to which growth repeats any tooth of this life."""
+        """Bytes up to which growth repeats any tooth of this process."""
         return _limit(self.fell_from)
 
     def add(self, at: float, medians: Sequence[float], rises: bool) -> None:

@@ -25,7 +25,7 @@ from gpumond.facts.units import HOUR_SECONDS, MIB
 from gpumond.tick.history import FIVE_MINUTES, MINUTE, QUARTER, TIERS, HistoryRows, Series, highest
 
 KEPT_BLOCKS = 288
-"""Number of blocks that are kept: 24 hours, so that the load of a whole day is known."""
+"""Number of blocks that are kept: 24 hours, so the load of a whole day is known."""
 QUARTILE = 0.75
 """Quantile of the minute medians of a block."""
 
@@ -41,7 +41,7 @@ class ServingTest:
     it exceeds the margin in this time.
     """
     skipped_blocks: int = 2
-    """Number of blocks at the start of a life that the window excludes: the program allocates its initial memory."""
+    """Number of blocks at the start of a process that the window excludes: the program allocates its initial memory."""
     min_samples: float = 3
     """Minimum number of samples in a block, on average: fewer have no quartile."""
     max_span_ratio: float = 1.2

@@ -121,7 +121,7 @@ class StoredAlert:
 
 @dataclass(frozen=True, slots=True)
 class DaemonActivity:
-    """Last activity of the previous daemon: unix seconds, and seconds of its monotonic clock."""
+    """Last activity of the previous daemon: Unix seconds, and seconds of its monotonic clock."""
 
     at: float
     monotonic: float
@@ -168,8 +168,8 @@ class StoredAdmission:
         return f"{self.workload} ({pid})" if self.workload and pid else self.workload or pid
 
 
-class Activity(NamedTuple):
-    """State of one alert. ``*_elapsed`` are monotonic, so that no clock change fires or resolves.
+class AlertState(NamedTuple):
+    """State of one alert. ``*_elapsed`` are monotonic, so no clock change fires or resolves.
 
     ``process`` is that of the alert, as one object: a tick compares thousands of them. ``cleared_elapsed``: the first
     evaluation without a breach, while ``keep_firing_for`` delays the resolution.
@@ -181,7 +181,7 @@ class Activity(NamedTuple):
     cleared_elapsed: float | None = None
 
 
-Activities = Mapping[Labels, Activity]
+AlertStates = Mapping[Labels, AlertState]
 """The alerts of one rule by the labels of their subjects."""
 
 
@@ -196,14 +196,14 @@ def ended(alert: Alert, at: float, reason: str = "") -> Alert:
 
 
 def same_process(one: ProcessKey | None, other: ProcessKey | None) -> bool:
-    """Return False if the two are known to be different processes, so that an alert on one is none on the other."""
+    """Return False if the two are known to be different processes, so an alert on one is none on the other."""
     return one == other or one is None or other is None or one.may_be(other)
 
 
 OUTAGE_TOLERANCE_SECONDS = 3600.0
 
 
-def kept(activities: Mapping[str, Activities], began: float) -> Iterator[StoredAlert]:
+def kept(activities: Mapping[str, AlertStates], began: float) -> Iterator[StoredAlert]:
     """Yield the alerts to be stored; ``began`` is the monotonic time at which elapsed time was 0."""
     for active in activities.values():
         for labels, activity in active.items():
@@ -215,14 +215,14 @@ def kept(activities: Mapping[str, Activities], began: float) -> Iterator[StoredA
 
 def resume(
     alerts: Iterable[StoredAlert], alive: DaemonActivity | None, now: float
-) -> dict[str, dict[Labels, Activity]]:
+) -> dict[str, dict[Labels, AlertState]]:
     """Return the alerts as of the previous daemon's last activity, with elapsed time starting at 0 again."""
     if alive is None or now - alive.at > OUTAGE_TOLERANCE_SECONDS:
         return {}
-    activities: dict[str, dict[Labels, Activity]] = {}
+    activities: dict[str, dict[Labels, AlertState]] = {}
     for each in alerts:
         cleared = None if each.cleared_monotonic is None else min(0.0, each.cleared_monotonic - alive.monotonic)
         since = min(0.0, each.active_monotonic - alive.monotonic)
-        activity = Activity(each.alert, each.alert.process, since, cleared)
+        activity = AlertState(each.alert, each.alert.process, since, cleared)
         activities.setdefault(each.alert.rule, {})[each.subject] = activity
     return activities

@@ -14,8 +14,8 @@ NOT_READ = "not read yet"
 class EngineModel:
     """A model that the engine has loaded. ``size_bytes``: its device memory, as the engine reports it.
 
-    ``pinned``: the engine was asked to keep it loaded without a limit of time. ``context_length``: in tokens.
-    ``aliases``: its other names.
+    ``pinned``: the engine was asked to keep it loaded indefinitely. ``context_length``: in tokens. ``aliases``: its
+    other names.
     """
 
     name: str
@@ -67,16 +67,15 @@ class EngineProcess(HasProcessKey):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReading:
-    """One declared engine: its newest state and its processes.
+    """One configured serving engine: its newest state and its processes.
 
-    ``up`` is False while it does not answer; ``problem`` is then the reason, and all values are unknown. ``processes``
-    are those that the driver lists and that belong to the engine; ``uid`` is the user of its listener.
-    ``processes_problem``: the reason if its processes are unknown. ``methods``: the ways in which gpumond may release
-    its memory, none if the configuration allows none. ``idle_seconds``: time without a request and without work of its
-    processes on a device, as far as observed; None if neither the engine nor the driver states it.
-    ``out_of_service_seconds``: the time for which gpumond has tried to return it to service and it has not served, and
-    ``out_of_service_reason`` the reason; None and empty otherwise. ``pinned_uid``: the user that its secrets are sent
-    to, since the declaration names none.
+    ``up`` is False while it doesn't respond; ``problem`` is then the reason, and all values are unknown. ``processes``
+    are the engine's processes that the driver lists; ``processes_problem`` says why they are unknown. ``uid`` is the
+    user of its listener. ``methods``: the ways in which gpumond may release its memory, empty if the configuration
+    allows none. ``idle_seconds``: observed time without a request and without work of its processes on a device; None
+    if neither the engine nor the driver reports it. ``out_of_service_seconds`` and ``out_of_service_reason``: for how
+    long gpumond has tried to return it to service, and why it isn't serving yet; otherwise None and empty.
+    ``pinned_uid``: the user to whom its secrets are sent, if the configuration names none.
     """
 
     name: str

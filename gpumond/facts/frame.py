@@ -54,9 +54,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class RuledOut:
-    """Another explanation of a leak's points: a kind of verdict, ``load`` or ``larger-allocations``; and the value that
-    refuses it.
-    """
+    """Another explanation of a leak (a kind of verdict, ``load`` or ``larger-allocations``), and what rules it out."""
 
     kind: str
     reason: str
@@ -65,13 +63,13 @@ class RuledOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Line through the ``points`` (unix time, bytes) of a leak. Its level is ``level_bytes`` at the unix time ``at``.
+    """The line through a leak's ``points`` (Unix time, bytes). Its value at the Unix time ``at`` is ``level_bytes``.
 
-    Low and high limit the slope with 90% confidence, if at most successive points are correlated. ``band_bytes``: two
-    standard deviations of the points from the line. ``full_at``: the unix time at which the device is full at this
-    slope; earliest and latest follow from the limits and the band. They are None without a known size, or if the limit
-    does not rise. ``device_uuid`` and ``pid`` are those of the points if another program than the verdict's is the
-    first of a group to fill its device.
+    The low and the high slope are 90% confidence limits, if at most successive points are correlated. ``band_bytes``:
+    two standard deviations of the points from the line. ``full_at``: the Unix time at which the device is full at this
+    slope; the earliest and the latest time follow from the limits and the band. They are None if the size is unknown or
+    that slope doesn't rise. ``device_uuid`` and ``pid``: the program that the points describe, if the verdict covers a
+    group and another program will fill its device first.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -91,10 +89,10 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Meaning of a curve, with a one-sentence summary. Without a process it concerns the device as a whole.
+    """The diagnosis of a memory curve, in one sentence. Without a process, it's about the device as a whole.
 
-    ``since`` is the unix time of the onset. ``form`` of a leak: linear, stairs or load-proportional. ``fit``: the
-    points of a leak and their line. ``retained_by``: the lines or the scope that keep what grows; empty if unknown.
+    ``since`` is the Unix time of the onset. ``form`` of a leak: linear, stairs or load-proportional. ``fit``: a leak's
+    points and their line. ``retained_by``: the lines or the scope that retain the growing memory; empty if unknown.
     """
 
     device_uuid: str
@@ -116,12 +114,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """A rule that is breached for one subject. ``labels`` identify the alert; annotations do not.
+    """A rule that is breached for one subject. ``labels`` identify the alert; ``annotations`` don't.
 
-    ``pid`` and ``start_ticks`` are those of the subject if it is a process or a pool, else None: the same labels with
-    another process are another alert.
-    ``active_at`` is the time of the first breach; ``fired_at`` and ``resolved_at`` are None before the alert fires and
-    is resolved. ``silenced_by``: the ids of the silences that keep it from being sent.
+    ``pid`` and ``start_ticks`` are None unless the subject is a process or a pool: the same labels with another process
+    are another alert. ``active_at`` is the time of the first breach; ``fired_at`` and ``resolved_at`` are None until
+    the alert fires and resolves. ``silenced_by``: IDs of the silences that keep it from being sent.
     """
 
     rule: str
@@ -199,7 +196,7 @@ class Matcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """Alerts that all ``matchers`` match are not sent from ``starts_at`` until ``ends_at`` (unix seconds).
+    """Alerts that all ``matchers`` match are not sent from ``starts_at`` until ``ends_at`` (Unix seconds).
 
     ``author`` is the name that was given, ``created_by`` the authenticated caller.
     """
@@ -275,11 +272,11 @@ def device_named(name: str, frame: Frame | None, uid: int | None = None, others:
 class ProcessHolding:
     """One process on one device: the driver's values, and its shares. Unknown values are null.
 
-    `started_at` is the unix time of the start of the process.
-    `unmapped_bytes` are counted by allocators while their pages are released (sleep mode); they are not part of
-    `used_bytes`. `overhead_parts` are names and bytes of the parts of the overhead. `limit_bytes` is the limit of its
-    allocators, `quota` what its quotas require. `reserve_shortage_bytes` is the part of its reserve that it does not
-    use and that is not free. `flush_policy` is null without an agent.
+    `started_at` is the Unix time at which the process started. `unmapped_bytes` are counted by allocators while their
+    pages are released (sleep mode); they aren't part of `used_bytes`. `overhead_parts` are names and bytes of the parts
+    of the overhead. `limit_bytes` is its allocators' limit, and `quota` what its quotas require.
+    `reserve_shortage_bytes` is the part of its reserve that it doesn't use and that isn't free. `flush_policy` is null
+    without an agent.
     """
 
     device_uuid: str
@@ -343,10 +340,10 @@ class StatedCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullFrame:
-    """One complete frame. Responses of the other routes are parts of a frame, and may differ by a tick.
+    """One complete frame. The other routes' responses are parts of a frame, and may differ by a tick.
 
-    `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set. `revision` is the commit of the
-    daemon's build; `null` if it is unknown.
+    `host` is the machine's name; in a pod, it's the node's if `NODE_NAME` is set. `revision` is the commit of the
+    daemon's build, `null` if unknown.
     """
 
     version: str

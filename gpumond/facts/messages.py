@@ -352,7 +352,8 @@ VALIDATOR = Validator(
 """Checks messages: the result is an instance of the class."""
 
 
-SERVICE_SOCKET = "/run/gpumond/agent.sock"
+AGENT_SOCKET = "agent.sock"
+SERVICE_SOCKET = f"/run/gpumond/{AGENT_SOCKET}"
 
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -363,9 +364,9 @@ def default_socket(environ: Mapping[str, str] = os.environ) -> str | None:
 def own_socket(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the path of a daemon for this user alone: in the runtime directory or, without one, below the home."""
     if runtime := environ.get("XDG_RUNTIME_DIR"):
-        return os.path.join(runtime, "gpumond", "agent.sock")
+        return os.path.join(runtime, "gpumond", AGENT_SOCKET)
     home = environ.get("HOME")
-    return os.path.join(home, ".local", "state", "gpumond", "agent.sock") if home else None
+    return os.path.join(home, ".local", "state", "gpumond", AGENT_SOCKET) if home else None
 
 
 def program_socket(environ: Mapping[str, str] = os.environ) -> str:
@@ -375,5 +376,5 @@ def program_socket(environ: Mapping[str, str] = os.environ) -> str:
     if path := environ.get("GPUMOND_SOCKET"):
         return path
     runtime, own = environ.get("GPUMOND_RUNTIME_DIR"), own_socket(environ)
-    places = (os.path.join(runtime, "agent.sock") if runtime else None, own)
+    places = (os.path.join(runtime, AGENT_SOCKET) if runtime else None, own)
     return next((each for each in places if each and os.path.exists(each)), SERVICE_SOCKET)

@@ -122,10 +122,10 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Bytes that a flush with the requested steps returns: between ``low`` and ``high``, most probably ``likely``.
+    """Bytes that a flush with the requested steps would return: between ``low`` and ``high``, most probably ``likely``.
 
-    ``likely`` is None if it is unknown. ``exactness`` is ``interval`` where the result of a step cannot be predicted;
-    None if the agent does not report it.
+    ``likely`` is None if it is unknown. ``exactness`` is ``interval`` if a step's result can't be predicted, and None
+    if the agent doesn't report it.
     """
 
     low: int
@@ -148,15 +148,15 @@ class PoolBytes:
 class Receipt:
     """Proof of one flush of one pool.
 
-    ``released_bytes`` is the allocator's held bytes before minus after; ``driver_released_bytes`` the driver's
-    count for that pid on that device before minus after, once it has settled. ``raced``: the program allocated
-    during the flush, so that the two may differ. ``planned`` is the estimate of the plan that this flush executes,
-    ``expected`` the estimate when it started. ``start_ticks`` is None in receipts that an agent makes.
+    ``released_bytes`` is the decrease of the allocator's held bytes; ``driver_released_bytes`` the decrease of the
+    driver's count for this pid on this device, once it has settled. ``raced``: the program allocated during the flush,
+    so the two may differ. ``planned`` is the prediction of the plan that this flush executes, ``expected`` the
+    prediction when it started. ``start_ticks`` is None in receipts that an agent makes.
 
-    Of a serving engine, ``pid`` is its listener, ``workload`` its name, and ``allocator`` its kind; the bytes are the
-    driver's, for all its processes. ``method`` is the release method and ``models`` what it released. ``wake`` states
-    how the engine serves again, ``wake_seconds`` how long that took the last time. ``requested_for``: the program that
-    waited for the memory, empty if none did.
+    For a serving engine, ``pid`` is its listener, ``workload`` its name, and ``allocator`` its kind; the bytes are the
+    driver's, for all its processes. ``method`` is the release method, and ``models`` what it released. ``wake`` says
+    how the engine returns to service, and ``wake_seconds`` how long that took the last time. ``requested_for``: the
+    program that waited for the memory, empty if none did.
     """
 
     pid: int

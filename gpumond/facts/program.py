@@ -1,6 +1,6 @@
 """Facts that a program reports in addition to its pools: scopes, steps and out-of-memory errors.
 
-All counters start with the process, so that a lost report loses no information.
+All counters start with the process, so a lost report loses no information.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ OOM_POOLS = 8
 class ScopeDevice:
     """One scope on one device. Live bytes are those of the whole process, including its other threads.
 
-    ``retained_bytes``: live bytes after minus before, summed over all passes; ``last_retained_bytes``: those of the
-    latest pass. ``peak_bytes``: the highest live bytes within the scope; a lower bound unless ``peak_exact``.
+    ``retained_bytes``: live bytes after minus before, summed over all runs; ``last_retained_bytes``: the same for the
+    latest run. ``peak_bytes``: the highest live bytes within the scope; a lower bound unless ``peak_exact``.
     """
 
     device_uuid: str
@@ -101,10 +101,10 @@ class ScopeDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeUsage:
-    """All passes through the blocks of one name.
+    """All runs of the blocks with one name.
 
-    ``ooms``: passes that ended out of memory. ``retries``: the allocators' flushes within. ``unmeasured``: passes
-    that began or ended while a flush held the allocators.
+    ``ooms``: runs that ended out of memory. ``retries``: flushes by the allocators themselves within the runs.
+    ``unmeasured``: runs that began or ended during a flush.
     """
 
     name: str
@@ -119,10 +119,10 @@ class ScopeUsage:
 class StepUsage:
     """The program's steps.
 
-    ``live_bytes`` and ``stranded_bytes`` are those at the end of a step, at most a second or a step ago;
+    ``live_bytes`` and ``stranded_bytes`` are from the end of a step, at most a second or a step ago.
     ``steps_per_second`` and ``retained_bytes`` cover the last steps (``WINDOW`` samples) and are None until there are
-    enough. ``retained_bytes`` is the growth of live memory per step, the median over all pairs of samples (Theil-Sen),
-    so that one evaluation or warm-up makes no trend.
+    enough. ``retained_bytes`` is the growth of live memory per step: the median over all pairs of samples (Theil-Sen),
+    so one evaluation or warm-up makes no trend.
     """
 
     steps: int
@@ -193,10 +193,10 @@ class LiveClasses:
     """Live bytes of one allocator on one device, by class. Each storage is counted once, however many views it has.
 
     ``parameters_bytes``: what modules have registered and optimizers update. ``tensors_bytes``: other leaf tensors,
-    such as inputs and values kept without a graph. ``activations_bytes``: the rest, which is results of differentiable
-    functions, memory that only autograd or C++ code refers to, workspaces, and the allocator's rounding.
-    A class is None while it is unknown: its bytes are in none of the others. Without ``tensors_bytes``,
-    ``activations_bytes`` is unknown too. The sum of known classes is then less than ``live_bytes``; otherwise it is
+    such as inputs and values retained without a graph. ``activations_bytes``: the rest, which is results of
+    differentiable functions, memory that only autograd or C++ code refers to, workspaces, and the allocator's rounding.
+    A class that is None is unknown, and its bytes are in no other class. Without ``tensors_bytes``,
+    ``activations_bytes`` is unknown too. The sum of the known classes is then less than ``live_bytes``; otherwise it is
     ``live_bytes`` plus ``excess_bytes``, which belong to storages of another allocator.
     """
 
@@ -224,20 +224,19 @@ class LiveClasses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oom:
-    """Memory at an out-of-memory error, the OOM record; ``number`` counts from 1 in this process.
+    """The record of an out-of-memory error; ``number`` counts from 1 in this process.
 
-    ``seen`` is ``scope`` or ``retry`` if the snapshot was taken at the error, ``unhandled`` if at the end of the
-    program that it caused, and ``counter`` if at the report after it, up to a second later. ``oom_pool``: memory that
-    was set aside for this has served the request, and the program has no error; its stack is that of the main thread,
-    up to a second later.
-    ``device_uuid``, ``request_bytes`` and the device's ``free_bytes`` are None if neither counters nor the error's text
-    state them; torch writes the sizes with two decimals. ``allocator``: the one that failed, empty if unknown.
-    ``limit_bytes``: its limit, if the program or the library has set one.
-    ``scopes`` are those that keep most, ``open_scopes`` those that had begun and not ended. ``stack`` is that of the
-    failing call, innermost first, without ``omitted_calls`` in its middle; it is empty if ``seen`` is ``counter`` and
-    the program no longer handled the error. ``threads``: the other threads that were inside a library with an
-    allocator. ``sites``: those that keep most memory, while the program records the allocator's history. Of the records
-    in a report only the newest has ``stack``, ``threads`` and ``sites``, for a minute.
+    ``seen`` is ``scope`` or ``retry`` if the record was made at the error, ``unhandled`` if it was made when the error
+    ended the program, and ``counter`` if it was made at the next report, up to a second later. ``oom_pool``: memory
+    that was set aside has served the request, so the program has no error; the stack is then the main thread's, up to a
+    second later. ``device_uuid``, ``request_bytes`` and the device's ``free_bytes`` are None if neither counters nor
+    the error's text contain them; torch writes sizes with two decimals. ``allocator``: the one that failed, empty if
+    unknown. ``limit_bytes``: its limit, if the program or the library has set one. ``scopes`` are those that retain the
+    most, ``open_scopes`` those that had begun and not ended. ``stack`` is the failing call's, innermost first, without
+    ``omitted_calls`` in its middle; it is empty if ``seen`` is ``counter`` and the program no longer handled the error.
+    ``threads``: the other threads that were inside a library with an allocator. ``sites``: those that retain the most
+    memory, if the program records the allocator's history. In a report, only the newest record has ``stack``,
+    ``threads`` and ``sites``, for a minute.
     """
 
     number: int
@@ -261,9 +260,9 @@ class Oom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retainer:
-    """A line of a program that keeps tensors: where the variable or attribute ``name`` grows, or is set.
+    """A line of a program that retains tensors: where the variable or attribute ``name`` grows, or is set.
 
-    ``size_bytes`` and ``tensors``: what it kept in twenty seconds, with the graphs that these tensors refer to.
+    ``size_bytes`` and ``tensors``: what it retained in twenty seconds, with the graphs that these tensors refer to.
     """
 
     file: str
@@ -276,13 +275,12 @@ class Retainer:
 
 @fact(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Facts of one program besides its pools.
+    """Facts about one program besides its pools.
 
-    ``oom_retries``: calls repeated by ``retry_on_oom``; ``oom_recovered``: those of them that succeeded.
-    ``distributed``: the program is one rank of several. ``refusals``: input that its agent rejected: malformed
-    messages, daemons that it does not trust, commands above the rate limit or with an unknown step.
-    ``retainers``: the result of the newest search of the lines that keep memory, which the daemon requests once for a
-    leak.
+    ``oom_retries``: calls repeated by ``retry_on_oom``; ``oom_recovered``: how many of them succeeded. ``distributed``:
+    the program is one rank of several. ``refusals``: input that its agent rejected: malformed messages, untrusted
+    daemons, and commands above the rate limit or with an unknown step. ``retainers``: the newest result of the search
+    for lines that retain memory, which the daemon requests once per leak.
     """
 
     scopes: tuple[ScopeUsage, ...] = ()
@@ -310,9 +308,9 @@ class PoolLimit:
 
 @dataclass(frozen=True, slots=True)
 class AppliedLimit:
-    """A soft limit of one allocator on one device; ``limit_bytes`` is None for no limit.
+    """A limit of one allocator on one device; ``limit_bytes`` is None for no limit.
 
-    ``reason``: why it is not applied.
+    ``reason``: why it isn't applied.
     """
 
     allocator: str
@@ -324,9 +322,9 @@ class AppliedLimit:
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A file of the program's user with a framework's own memory snapshot. ``reason``: why ``path`` is None.
+    """A file of the program's user that contains a framework's own memory snapshot. ``reason``: why ``path`` is None.
 
-    ``id`` is its number in ``GET /api/v1/agents/PID/snapshots/ID``, None if it was not written for a request.
+    ``id`` is its number in ``GET /api/v1/agents/PID/snapshots/ID``, and None if it wasn't written for a request.
     """
 
     allocator: str | None

@@ -51,9 +51,9 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveQuota:
-    """Limits of one process from all quotas that match it: the lowest of each limit, the highest reserve.
+    """The limits of one process from all quotas that match it: the lowest of each limit, and the highest reserve.
 
-    Each has the name of its quota, which is empty without one.
+    Each comes with the name of its quota, which is empty without one.
     """
 
     soft_limit_bytes: int | None = None
@@ -115,13 +115,13 @@ def _matches(quota: Quota, owner: QuotaAttributes) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedRequest:
-    """A request for device memory that waits.
+    """A request for device memory that is waiting.
 
-    ``ahead``: number of requests for the device whose turn is before. ``available_bytes``: free memory that no earlier
+    ``ahead``: number of requests for the device that come before it. ``available_bytes``: free memory that no earlier
     request and no reserve claims; None if unknown, negative if they claim more. ``missing_bytes``: what is missing even
-    after the flushes that the daemon may do for it. ``user``: the name of the program's user, or the uid; None if
-    unknown. ``workload``: the name that the caller states for the program. ``since``: unix time of the first frame in
-    which it waits. ``holders``: who holds or is granted most of the device.
+    after the flushes that the daemon may do for it. ``user``: name or uid of the program's user; None if unknown.
+    ``workload``: the name that the caller gave the program. ``since``: Unix time of the first frame in which it waits.
+    ``holders``: who holds or is granted most of the device.
     """
 
     id: str
@@ -139,10 +139,10 @@ class QueuedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantedRequest:
-    """A request for device memory that is granted, and whose program doesn't hold all of it yet.
+    """A granted request for device memory whose program doesn't hold all of it yet.
 
-    ``unused_bytes``: what the program doesn't hold yet, which no other program is granted. ``user``, ``workload``,
-    ``pid``: as those of a QueuedRequest.
+    ``unused_bytes``: what the program doesn't hold yet, and no other program is granted. ``user``, ``workload``,
+    ``pid``: as in a QueuedRequest.
     """
 
     id: str
@@ -173,12 +173,26 @@ class PlannedFlush:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierRequest:
+    """A request for device memory whose turn is before another's."""
+
+    workload: str
+    pid: int | None
+    need_bytes: int
+
+
+SHOWN_EARLIER = 3
+"""Number of earlier requests that are named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """State of a request for device memory.
 
-    `ahead`: requests for the device whose turn is before. `available_bytes`: free memory that no earlier request and no
-    reserve claims; null if unknown, negative if they claim more. `plan`: the flushes and suspensions after which the
-    request fits; `missing_bytes`: what is missing even then.
+    `ahead`: number of requests for the device that come before it; `behind`: the first three of them.
+    `available_bytes`: free memory that no earlier request and no reserve claims; null if unknown, negative if they
+    claim more. `plan`: the flushes and suspensions after which the request fits; `missing_bytes`: what is missing even
+    then.
     """
 
     id: str
@@ -187,6 +201,7 @@ class Admission:
     device_index: int
     need_bytes: int
     ahead: int = 0
+    behind: tuple[EarlierRequest, ...] = ()
     available_bytes: int | None = None
     missing_bytes: int = 0
     plan: tuple[PlannedFlush, ...] = ()

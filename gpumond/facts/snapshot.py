@@ -114,11 +114,11 @@ NO_SENSORS = Sensors()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupLimit:
-    """The driver's limits of the memory of one cgroup on one device, in bytes; None without one.
+    """The driver's memory limits for one cgroup on one device, in bytes; None for no limit.
 
     ``cgroup``: its path in the unified hierarchy. ``pids``: its processes on the device. Allocations that exceed
-    ``limit_bytes`` fail; up to ``guaranteed_bytes`` they succeed (NVML: soft limit). ``used_bytes``: what its processes
-    use together, None without a limit.
+    ``limit_bytes`` fail; up to ``guaranteed_bytes``, they succeed (NVML: soft limit). ``used_bytes``: what its
+    processes use together, None without a limit.
     """
 
     cgroup: str
@@ -152,14 +152,13 @@ MISSED_LIMIT = 3
 class ProcessUsage(HasProcessKey):
     """One process on one device, as the driver lists it; all other facts about the process come from /proc.
 
-    ``start_ticks`` is None when /proc does not know the pid (it has ended, or is in another PID namespace).
-    ``used_bytes`` is None where the driver reports none. Kind ``holder`` is a process that the driver does not
-    list, but that keeps the device open while much of its memory has no owner. ``state``: alive, stopped,
-    uninterruptible (for seconds in a system call that no signal ends), zombie (ended, not yet waited for by its
-    parent), gone (the driver lists a pid that no longer exists). ``utilization_ratio``: recent use of the device's
-    busiest engine, where the driver reports it by process. ``idle_seconds``: time without work on the device, as
-    far as it was observed. ``orphaned``: its parent has ended and no service manager supervises it; None if
-    unknown.
+    ``start_ticks`` is None if /proc doesn't know the pid (the process has exited, or is in another PID namespace).
+    ``used_bytes`` is None if the driver doesn't report it. A process of the kind ``holder`` isn't listed by the driver,
+    but has the device open while much of the device's memory has no owner. ``state``: alive, stopped, uninterruptible
+    (for seconds in a system call that no signal ends), zombie (exited, and not yet waited for by its parent), or gone
+    (the driver lists a pid that no longer exists). ``utilization_ratio``: recent use of the device's busiest hardware
+    unit, if the driver reports it by process. ``idle_seconds``: observed time without work on the device. ``orphaned``:
+    its parent has exited and no service manager supervises it; None if unknown.
     """
 
     pid: int
@@ -186,16 +185,15 @@ class ProcessUsage(HasProcessKey):
 class DeviceReading:
     """One device at one moment.
 
-    ``used_bytes`` excludes the memory that the driver reserves for itself where it reports that
-    (``reserved_bytes``); ``processes`` is None where the driver lists none at all. ``unified`` memory is the
-    host's: ``size_bytes`` is that of the machine, ``free_bytes`` the memory that the kernel could still allocate,
-    ``used_bytes`` the sum of the processes, so that the three do not add up. ``gpu_instance_id`` is set on MIG
-    instances. ``missed_readings`` counts the consecutive ticks without new values: the values are then those of the
-    last good reading, and all None from ``MISSED_LIMIT`` on. ``up`` is False as soon as a read of the device fails; a
-    reading that is only late does not change it. ``idle_seconds``: time without work on the device, as far as it
-    was observed. ``source`` names its source, if there may be several. ``cgroup_limits``: those of the cgroups of
-    its processes, from drivers that have such limits. ``partition_bytes``: what the driver lets the daemon's own cgroup
-    use, if it limits that.
+    ``used_bytes`` excludes ``reserved_bytes``, the memory that the driver reserves for itself, if the driver reports
+    it. ``processes`` is None if the driver has no process list. If ``unified``, the device uses the host's memory:
+    ``size_bytes`` is the machine's memory, ``free_bytes`` what the kernel could still allocate, and ``used_bytes`` the
+    sum over the processes, so the three don't add up. Only MIG instances have a ``gpu_instance_id``.
+    ``missed_readings`` counts consecutive ticks without new values; the values are then those of the last good reading,
+    and all None from ``MISSED_LIMIT`` on. ``up`` is False as soon as a read of the device fails; a late reading doesn't
+    change it. ``idle_seconds``: observed time without work on the device. ``source`` names its source if there may be
+    several. ``cgroup_limits``: limits on its processes' cgroups, if the driver supports them. ``partition_bytes``: how
+    much the driver lets the daemon's own cgroup use, if it limits that.
     """
 
     uuid: str
@@ -287,12 +285,12 @@ NO_DEVICE: Literal["no_device"] = "no_device"
 """Reason on a machine without a device: there is no driver that could be up."""
 
 RELEASED: Literal["released"] = "released"
-"""Reason while the driver is released on request: all values are unknown, and this is no fault."""
+"""Reason while the driver is released on request: all values are unknown, and this isn't a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceState:
-    """State of the source itself. ``reason`` is one word, empty while it is up."""
+    """State of the source of device readings. ``reason`` is one word, and empty while the source is up."""
 
     name: str
     up: bool
@@ -306,20 +304,18 @@ class SourceState:
 
 @fact(frozen=True, slots=True, kw_only=True)
 class AgentReport(HasProcessKey):
-    """The newest report of one process; pid, start_ticks and uid come from the kernel.
+    """The newest report of one process. ``pid``, ``start_ticks`` and ``uid`` come from the kernel.
 
-    For a process in a PID namespace that the daemon cannot see, ``pid`` is the number of its connection, which is above
-    ``MAX_PID``, and ``start_ticks`` is None.
-    ``uses_device``: it holds device memory or has held some. A data loader's worker or a launcher never does.
-    ``limits``: the limits of its pools. ``allows_limit``: the daemon may set them. ``admission``: id of the request for
-    memory with which it was started, or empty.
-    ``rank``, ``world_size`` and ``job``: those of a job of several processes, as its launcher states them. ``job`` is
-    its identity on all machines, such as ``slurm/4711``, or empty. ``account``: its Slurm account, or empty.
-    ``suspended``: see Suspension. ``suspendable``: the program allows the daemon to suspend it.
-    ``resume_signals``: signals SIGCONT that the agent has received for it.
-    ``can_suspend``: nothing forbids it when a user requests it. ``may_suspend``: it is idle, too, for long enough to be
-    suspended when another program needs memory.
-    ``components``: what the agent has seen in the program that takes memory outside of its pools.
+    If the process is in a PID namespace that the daemon can't see, ``pid`` is the number of its connection, which is
+    above ``MAX_PID``, and ``start_ticks`` is None. ``uses_device``: it holds device memory, or has held some; a data
+    loader's worker or a launcher never does. ``limits``: its pools' limits. ``allows_limit``: the daemon may set them.
+    ``admission``: ID of the request for memory with which it was started, or empty. ``rank``, ``world_size`` and
+    ``job`` come from the launcher of a job with several processes; ``job`` identifies it on all machines, such as
+    ``slurm/4711``, or is empty. ``account``: its Slurm account, or empty. ``suspended``: see Suspension.
+    ``suspendable``: the program lets the daemon suspend it. ``resume_signals``: number of SIGCONT signals that the
+    agent has received. ``can_suspend``: nothing prevents a suspension that a user requests. ``may_suspend``: in
+    addition, it has been idle for long enough to be suspended when another program needs memory. ``components``: what
+    the agent has seen in the program that takes memory outside its pools.
     """
 
     pid: int
@@ -364,10 +360,10 @@ class ProcessEnd(HasProcessKey):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess(HasProcessKey):
-    """Claim of one process on one device that exceeds the driver's count or, of one pool, the device's size.
+    """One process's claim on one device that exceeds the driver's count or, for one pool, the device's size.
 
-    ``ticks``: number of consecutive ticks. ``unmapped_bytes``: the part that is counted as unmapped because of it.
-    ``allocator`` is empty if the claim is that of all pools.
+    ``ticks``: number of consecutive ticks. ``unmapped_bytes``: the part that is therefore counted as unmapped.
+    ``allocator`` is empty if the claim covers all pools.
     """
 
     pid: int
@@ -385,8 +381,9 @@ class Excess(HasProcessKey):
 class Suspension:
     """A process with an agent that had memory on a device, and that the driver no longer lists there.
 
-    ``usage`` is what the driver last listed, ``unattributed_bytes`` what it then counted for no process, ``since`` the
-    first snapshot without it. While it is not ``confirmed``, it may have closed its CUDA context, or be about to end.
+    ``usage`` is what the driver last listed, ``unattributed_bytes`` what it then counted for no process, and ``since``
+    the first snapshot without it. Until it is ``confirmed``, the process may have closed its CUDA context, or be about
+    to exit.
     """
 
     device_uuid: str
@@ -404,9 +401,10 @@ class Suspension:
 class Overhead(HasProcessKey):
     """The overhead of one process on one device over time: what is known about its parts.
 
-    ``began``: the first snapshot that lists the process. ``parts``: names and bytes, in the order in which they were
-    seen. ``components``: those that its agent has stated; of the ``unsettled`` ones, the last at ``changed``, the bytes
-    are not known yet. ``rest_bytes``: the overhead when count and held last rested.
+    ``began``: the first snapshot that lists the process. ``parts``: names and bytes, in the order in which they
+    appeared. ``components``: those that its agent has reported; the bytes of the ``unsettled`` ones, the last of which
+    appeared at ``changed``, aren't known yet. ``rest_bytes``: the overhead when neither the driver's count nor the held
+    bytes were changing.
     """
 
     device_uuid: str
@@ -456,12 +454,12 @@ def owner_of(process: ProcessUsage | None, report: AgentReport | None) -> Owner:
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached properties
 class Snapshot:
-    """All facts of one tick. They are not simultaneous: every report carries its age.
+    """All facts of one tick. They aren't simultaneous: every report carries its age.
 
-    ``private_pid_namespace``: the daemon cannot see the host's processes, whose pids the driver may list. ``ends``:
-    the programs that ended since the previous snapshot. ``excesses``: claims of agents that exceed a limit. ``quotas``:
-    those of each process that one matches. ``suspensions``: processes that are suspended, or may be.
-    ``overheads``: those of processes with an agent. ``suspended_programs``: those that gpumond has suspended.
+    ``private_pid_namespace``: the daemon can't see the host's processes, whose pids the driver may list. ``ends``: the
+    programs that have exited since the previous snapshot. ``excesses``: agents' claims that exceed a limit. ``quotas``:
+    the quotas of each process that one matches. ``suspensions``: processes that are suspended, or may be.
+    ``overheads``: the overhead of processes with an agent. ``suspended_programs``: programs that gpumond has suspended.
     ``uptime_seconds``: time since the machine started, from which ``start_ticks`` count.
     """
 

@@ -27,12 +27,12 @@ class SuspendedMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspendedProgram(HasProcessKey):
-    """A program that gpumond suspends, has suspended, or resumes, until it runs again or has ended.
+    """A program that gpumond suspends, has suspended, or resumes, until it runs again or has exited.
 
-    ``since``: unix seconds of the request to suspend it, and ``resume_since`` of the pending one to resume it; None
-    without one. ``host_bytes``: growth of its host memory. ``requested_by``: who made the last request, in whose name
-    ``grants``, the ids of requests for memory, are held. ``reason``: why it is stuck, or why its last suspension or
-    resumption failed.
+    ``since``: Unix time of the request to suspend it. ``resume_since``: Unix time of the pending request to resume it,
+    or None. ``host_bytes``: growth of its host memory. ``requested_by``: who made the last request; ``grants`` are the
+    IDs of requests for memory held in that name. ``reason``: why it is stuck, or why its last suspension or resumption
+    failed.
     """
 
     id: str
@@ -64,7 +64,7 @@ class SuspendedProgram(HasProcessKey):
 
 @dataclass(frozen=True, slots=True)
 class MemoryHolder:
-    """A program that holds memory of a device. ``granted_bytes``: what it is granted besides, and doesn't hold yet."""
+    """A program that holds memory on a device. ``granted_bytes``: what else it is granted, and doesn't hold yet."""
 
     pid: int | None
     workload: str
@@ -82,13 +82,13 @@ class MemoryHolder:
 class SuspensionReceipt(HasProcessKey):
     """Proof of one suspension or resumption.
 
-    ``started_at``: unix seconds of the request. ``expected_bytes``: what the driver counted for the program before it
-    was suspended. ``released_bytes``: by how much this count fell in a suspension, and ``returned_bytes``: what it
-    is after a resumption; None if the driver did not answer. ``host_bytes``: growth of the program's host memory.
+    ``started_at``: Unix time of the request. ``expected_bytes``: the driver's count for the program before it was
+    suspended. ``released_bytes``: the decrease of this count in a suspension; ``returned_bytes``: the count after a
+    resumption. Both are None if the driver didn't respond. ``host_bytes``: growth of the program's host memory.
     ``device_uuids``: where the program had this memory. ``state``: the program's state afterwards, empty if it runs or
-    has ended. ``missing_bytes`` and ``holders``: what a resumption lacks, and who holds or is granted most of the
-    device. ``steps``: seconds of the driver's calls. ``requested_for``: the program that waited for the memory, empty
-    if none did.
+    has exited. ``missing_bytes`` and ``holders``: what a resumption lacks, and who holds or is granted most of the
+    device. ``steps``: seconds that each driver call took. ``requested_for``: the program that waited for the memory,
+    empty if none did.
     """
 
     action: Literal["suspend", "resume"]

@@ -136,7 +136,7 @@ def difference(whole: int, *parts: int) -> str:
 
 
 def rate(per_minute: float) -> str:
-    """Format growth that is known roughly, so that the text is the same in the next seconds: ``about 0.8 GiB/min``."""
+    """Format growth that is known roughly, so the text is the same in the next seconds: ``about 0.8 GiB/min``."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(per_minute) < 100 or unit == "TiB":
             break

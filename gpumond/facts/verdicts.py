@@ -58,7 +58,7 @@ KINDS = (
     VerdictKind(
         name="steady",
         meaning="has varied by at most 1% of the device's size (or 256 MiB) for the last 15 minutes, or for at least "
-        "five since the start; for a program that calls `step()`, by the memory at the ends of its steps",
+        "five since the start; for a program that calls `step()`, measured at the ends of its steps",
         evidence="amount, range",
         is_pattern=True,
     ),

@@ -54,7 +54,7 @@ class RateLimitFilter(logging.Filter):
         return True
 
 
-class Text(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """Formats one line per record, followed by the indented lines of a traceback."""
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class Text(logging.Formatter):
         return _indented(stack_info)
 
 
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """Formats one JSON object per line.
 
-    Keys: at (unix time), level, logger, message, and left_out and traceback if present.
+    Keys: at (Unix time), level, logger, message, and left_out and traceback if present.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -93,7 +93,7 @@ class Json(logging.Formatter):
 def configure(log_format: LogFormat, log_level: LogLevel = "info") -> RateLimitFilter:
     """Configure logging to standard error. Returns the filter that counts dropped records."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Json() if log_format == "json" else Text())
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     rate_limit = RateLimitFilter()
     handler.addFilter(rate_limit)
     root = logging.getLogger()
@@ -118,7 +118,7 @@ def source_and_message(line: str) -> tuple[str, str]:
 
 
 def escaped(text: str) -> str:
-    """Escape control characters, line ends and text directions as ``\\x1b``, so that log lines cannot be forged."""
+    """Escape control characters, line ends and text directions as ``\\x1b``, so log lines cannot be forged."""
     text = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 

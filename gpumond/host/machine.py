@@ -67,7 +67,7 @@ def start_ticks(pid: int, proc: str = "/proc") -> int | None:
 
 
 def started_at(process: ProcessKey) -> float | None:
-    """Return the unix time of the start of a process; None if it is unknown."""
+    """Return the Unix time of the start of a process; None if it is unknown."""
     ticks = process.start_ticks
     return None if ticks is None else round(BOOTED_AT + ticks / TICKS_PER_SECOND, 2)
 

@@ -165,7 +165,7 @@ def write_token(directory: Path) -> str:
 
 
 def _claim(lock: Path, path: Path, choice: str) -> None:
-    """Hold the lock until this process exits, so that two daemons never share a socket path."""
+    """Hold the lock until this process exits, so two daemons never share a socket path."""
     try:
         lock_file(lock)
     except BlockingIOError:

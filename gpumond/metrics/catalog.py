@@ -530,7 +530,7 @@ OF_THE_MACHINE: tuple[Family, ...] = (
     *families("gpumond_machine_", (), _machine, owners.MACHINE),
     Family(
         "gpumond_machine_memory_share_bytes",
-        "Used memory of all devices of the machine by share of the ledger.",
+        "Used memory on the machine's devices, by share.",
         ("share",),
         owners.machine_shares,
     ),

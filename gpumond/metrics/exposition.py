@@ -228,7 +228,7 @@ def _escaped(text: str, quotes: bool = True) -> str:
 
 
 def _number(value: float) -> str:
-    """Format a value; integers stay integers, so that bytes are exact."""
+    """Format a value; integers stay integers, so bytes are exact."""
     if isfinite(value):
         return str(+value)  # True is 1
     return "NaN" if isnan(value) else "+Inf" if value > 0 else "-Inf"

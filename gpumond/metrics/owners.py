@@ -120,7 +120,7 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
     ),
     Quantity(
         "device_processes",
-        "Number of the owner's processes per device of a model, added up: a process on two devices is counted twice.",
+        "Number of the owner's processes on devices of a model; a process on two devices is counted twice.",
         attrgetter("device_processes"),
     ),
     Quantity(
@@ -163,7 +163,7 @@ def _with_owners(frame: Frame, verdicts: Sequence[Verdict]) -> Iterator[tuple[Ow
 MAX_OWNERS = 64
 """Owners with series of their own: this number of those with a workload, and of those without."""
 KEPT_SECONDS = 86_400.0
-"""Time for which an owner without a program keeps its place, so that a day has at most ``MAX_OWNERS`` of them."""
+"""Time for which an owner without a program keeps its place, so a day has at most ``MAX_OWNERS`` of them."""
 
 
 def admitted(before: Mapping[Owner, float], snapshot: Snapshot) -> dict[Owner, float]:
@@ -248,10 +248,10 @@ def machine_shares(frame: Frame) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 MACHINE: tuple[Quantity[MachineUsage], ...] = (
-    Quantity("memory_size_bytes", "Memory of all devices of the machine.", attrgetter("size")),
+    Quantity("memory_size_bytes", "Total memory of the machine's devices.", attrgetter("size")),
     Quantity(
         "memory_used_bytes",
-        "Memory in use on all devices of the machine, as reported by the driver.",
+        "Memory in use on the machine's devices, as reported by the driver.",
         attrgetter("used"),
     ),
     Quantity("idle_held_bytes", "Memory of programs with the verdict idle-holder.", attrgetter("idle_held")),

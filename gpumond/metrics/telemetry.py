@@ -143,8 +143,8 @@ class Telemetry:
         self._events = counter("gpumond_events", "Events by kind, as listed by /api/v1/events.", ["kind"])
         self.tick_duration = histogram(
             "gpumond_tick_duration_seconds",
-            "Duration of a tick: reports, attribution, verdicts, rules and the frame, and requests that are answered "
-            "meanwhile. The driver reading isn't included.",
+            "Duration of a tick: reports, attribution, verdicts, rules and the frame, and HTTP requests that are "
+            "answered meanwhile. The driver reading isn't included.",
             buckets=TICK_BUCKETS,
         )
         self.ticks_skipped = counter("gpumond_ticks_skipped", "Ticks skipped because the previous tick took too long.")

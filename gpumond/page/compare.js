@@ -1,13 +1,13 @@
-// The view that compares programs with one another, and each with a moment of its past, on one scale.
+// The view that compares programs with one another, and two moments of each, on one scale.
 
 import * as address from "./address.js";
-import { button, choice, control, make, named, put, showChoices, sync } from "./elements.js";
+import { button, choice, control, make, named, put, showChoices, svg, sync } from "./elements.js";
 import { capital, clean, clock, difference, human } from "./format.js";
 import { createTable, showTable } from "./lists.js";
 import { earlierLives } from "./previousprocesses.js";
-import { intervals } from "./intervals.js";
+import { intervals, runs } from "./intervals.js";
 import { readPast } from "./history.js";
-import { createPlot, drawCursor, drawPlot } from "./plot.js";
+import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
 import { layersOf } from "./stack.js";
 import { MOST, isMarked, mark, markedRows } from "./marked.js";
 import { addressOf, isAt, rowsOf } from "./rows.js";
@@ -21,18 +21,18 @@ const SECONDS = 900;
 const SETTLED = 60; // seconds after the first value with which now is compared first: most programs have started
 const NAMES = ["used", ...OF_PROCESSES];
 
-let moment = Number(address.read("moment")); // unix time to compare now with; 0 until the user chooses one
+const moments = { moment: Number(address.read("moment")), until: Number(address.read("until")) }; // unix times that are compared; 0 until the user chooses one
 let histories = []; // rows with their points, and ends of earlier processes of their workloads
 let shown = []; // the range of the charts
 
 const programOf = ({ program, pid }) => `${program} (pid ${pid})`;
 
-const MOMENTS = [
+const CHANGES = [
   { title: "Share", nodes: () => [make("i"), make("bdi")], update: showShare },
   { title: "Program", text: ({ program }) => program },
   { title: "Before", text: ({ before }) => human(before), number: true },
-  { title: "Now", text: ({ now }) => human(now), number: true },
-  { title: "Difference", text: ({ before, now }) => difference(now, before), number: true },
+  { title: "After", text: ({ after }) => human(after), number: true },
+  { title: "Difference", text: ({ before, after }) => difference(after, before), number: true },
 ];
 
 function showShare(cell, { share }) {
@@ -48,35 +48,53 @@ function columnsOf(rows) {
     text: ({ values }) => difference(values[row.key], values[rows[0].key]),
     number: true,
   });
-  return [MOMENTS[0], ...rows.flatMap((row, place) => (place ? [of(row), from(row)] : [of(row)]))];
+  return [CHANGES[0], ...rows.flatMap((row, place) => (place ? [of(row), from(row)] : [of(row)]))];
 }
 
 const chosen = make("span.chosen");
 const offer = choice([]);
+const overlay = createPlot("Used memory of the programs");
+const together = make("div.compared", make("div.whole", make("h3", "Used memory"), overlay));
 const charts = make("div.compared");
 const empty = make(
   "div.editor",
-  make("p", "Compare shows two to four programs on one scale, and how each has changed since a moment of the last 15 min. Choose them above, or in the overview with ✓ in their rows or the key x."),
+  make("p", "Compare shows two to four programs on one scale, and how each has changed between two moments of the last 15 min. Choose them above, or in the overview with ✓ in their rows or the key x."),
   button("Compare the two that use most", () => choose([...offer.options].slice(1, 3).map(({ value }) => value))),
 );
-const slider = make("label", "Compare now with ");
 const says = control("p", { role: "status" });
-const range = control("input", { type: "range", min: 0, max: 100 });
-const time = make("time");
+const sliders = [createSlider("Compare", "moment", "The first moment"), createSlider("with", "until", "The second moment")];
+const of = make("h3");
 const since = make("h3");
-const moments = createTable("Differences between two moments", MOMENTS);
+const changed = createTable("Differences between two moments", CHANGES);
 let programs = createTable("Differences between programs", []);
 
 function create() {
   offer.ariaLabel = "Add a program";
   offer.addEventListener("change", () => choose([...markedRows(), offer.value]));
-  range.ariaLabel = "The moment to compare with";
-  range.addEventListener("input", () => setMoment(shown[0] + ((shown[1] - shown[0]) * range.value) / 100));
-  slider.append(range, " ", time);
-  const title = make("div.title", make("h2", "Compare"), chosen, offer, says, make("div.controls", slider));
-  const parts = [make("div.part", make("h3", "Between programs, now"), programs), make("div.part", since, moments)];
+  const title = make("div.title", make("h2", "Compare"), chosen, offer, says, make("div.controls", ...sliders));
+  const parts = [make("div.part", of, programs), make("div.part", since, changed)];
   parts.forEach((part) => (part.hidden = true));
-  return make("section", title, empty, charts, make("div.compared", ...parts));
+  choosesMoment(overlay);
+  return make("section", title, empty, together, make("div.compared", ...parts), charts);
+}
+
+/** The choice of one of the moments that are compared. */
+function createSlider(text, name, ariaLabel) {
+  const range = control("input", { type: "range", min: 0, max: 100, step: "any", ariaLabel });
+  range.addEventListener("input", () => setMoment(name, range.value / 100));
+  return make("label", `${text} `, range, " ", make("time"));
+}
+
+function showSlider(slider, at, [from, to]) {
+  slider.hidden = !histories.length;
+  slider.children[0].value = (100 * (at - from)) / (to - from);
+  put(slider.lastChild, at === to ? "now" : clock(at));
+}
+
+/** Makes a click choose the first moment, and a click with Shift the second. */
+function choosesMoment(plot) {
+  plot.tabIndex = -1; // it has no keys
+  plot.addEventListener("click", ({ offsetX, shiftKey }) => setMoment(shiftKey ? "until" : "moment", offsetX / plot.clientWidth));
 }
 
 function choose(addresses) {
@@ -84,9 +102,11 @@ function choose(addresses) {
   load();
 }
 
-function setMoment(at) {
-  moment = Math.round(at);
-  address.write("moment", moment);
+/** `part`: of the range. Its end is now, also later. */
+function setMoment(name, part) {
+  const at = part < 1 ? Math.round(shown[0] + (shown[1] - shown[0]) * part) : 0;
+  moments[name] = at;
+  address.write(name, at || "");
   show();
 }
 
@@ -102,10 +122,17 @@ async function load() {
       const pasts = await Promise.all([...lives, row].map(({ pid, start_ticks }) => readPast({ uuid: row.device_uuid, pid, start_ticks }, { from, to: null }, null)));
       const points = pasts.flatMap((past, place) => past.points.map((point) => ({ ...point, pid: (lives[place] ?? row).pid }))).filter((point) => point.at < now);
       if (row.used_bytes !== null) points.push(addShares({ pid: row.pid, at: now, low: row.used_bytes, high: row.used_bytes, used: row.used_bytes }, row));
-      return { row, lives, points, seconds: pasts.at(-1).seconds };
+      return { row, place: markedRows().findIndex((each) => isAt(each, row)), lives, points, seconds: pasts.at(-1).seconds };
     }),
   );
   show();
+}
+
+/** A piece of a program's line. */
+function sample() {
+  const drawing = svg("svg", { viewBox: "0 0 24 4", "aria-hidden": "true" });
+  drawing.append(svg("path", { d: "M0 2H24" }));
+  return drawing;
 }
 
 /** The programs that are compared, each with a button that removes it, and those that can be added. */
@@ -115,8 +142,11 @@ function showChosen(all) {
     chosen,
     markedRows(),
     (each) => each,
-    (each) => make("span", named(found(each)?.program ?? each, 60), button("✕", () => choose(markedRows().filter((other) => other !== each)), "button.plain")),
-    (node, each) => (node.lastChild.ariaLabel = `Remove ${clean(found(each)?.program ?? each, 60)}`),
+    (each) => make("span", sample(), named(found(each)?.program ?? each, 60), button("✕", () => choose(markedRows().filter((other) => other !== each)), "button.plain")),
+    (node, each) => {
+      node.lastChild.ariaLabel = `Remove ${clean(found(each)?.program ?? each, 60)}`;
+      node.querySelector("path").setAttribute("class", `series series-${markedRows().indexOf(each)}`);
+    },
   );
   const others = all.filter((row) => row.device && !isMarked(row)).sort((one, other) => other.used_bytes - one.used_bytes);
   const texts = others.slice(0, OFFERED).map((row) => [addressOf(row, all), `${clean(programOf(row), 80)} on ${label(row.device)}`]);
@@ -128,14 +158,18 @@ function show() {
   const to = state.frame.snapshot.taken_at;
   const points = histories.flatMap((each) => each.points);
   const from = Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1));
-  const at = Math.min(Math.max(moment || Math.min(from + SETTLED, (from + to) / 2), from), to);
+  const within = (time) => Math.min(Math.max(time, from), to);
+  const first = within(moments.moment || Math.min(from + SETTLED, (from + to) / 2));
+  const last = moments.until ? within(moments.until) : to;
+  const [at, end] = [Math.min(first, last), Math.max(first, last)];
   const top = 1.05 * points.reduce((most, { used }) => Math.max(most, used), 1); // the highest is below the edge
   shown = [from, to];
-  range.value = (100 * (at - from)) / (to - from);
-  slider.hidden = !histories.length;
-  put(time, clock(at));
-  put(since, `Between ${clock(at)} and now`);
-  put(says, histories.length ? "All charts have the same scale. Click one to choose a moment." : "");
+  showSlider(sliders[0], first, shown);
+  showSlider(sliders[1], last, shown);
+  const moment = end === to ? "now" : clock(end);
+  put(of, `Between programs, ${end === to ? "" : "at "}${moment}`);
+  put(since, `Between ${clock(at)} and ${moment}`);
+  put(says, histories.length ? "All charts have the same scale. Click one for the first moment, Shift-click for the second." : "");
   empty.hidden = histories.length > 0;
   sync(
     charts,
@@ -143,8 +177,7 @@ function show() {
     ({ row }) => row.key,
     ({ row }) => {
       const plot = createPlot(`Memory of ${clean(programOf(row), 80)} in the last 15 min`);
-      plot.tabIndex = -1; // it has no keys
-      plot.addEventListener("click", ({ offsetX }) => setMoment(shown[0] + ((shown[1] - shown[0]) * offsetX) / plot.clientWidth));
+      choosesMoment(plot);
       return make("div", make("h3", named(programOf(row), 80)), make("p.quiet"), plot);
     },
     ({ children: [, note, plot] }, { row: { started_at: started }, lives, points: own, seconds }) => {
@@ -152,13 +185,34 @@ function show() {
       const columns = intervals(own, seconds, from, to).map((column) => ({ ...column, layers: layersOf(column) }));
       const view = { from, to, started, starter: "process", columns, blocks: seconds !== null, size: null, marks: [], spans: [], bound: null, top };
       drawPlot(plot, { ...view, summary: plot.ariaLabel });
-      drawCursor(plot, view, at);
+      drawMoments(plot, view, at, end);
     },
   );
-  showTables(at);
+  showTogether(from, to, top, at, end);
+  showTables(at, end, end === to);
 }
 
-function showTables(at) {
+/** The used memory of all programs in one chart. */
+function showTogether(from, to, top, at, end) {
+  together.hidden = histories.length < 2;
+  if (together.hidden) return;
+  const x = (time) => ((1000 * (time - from)) / (to - from)).toFixed(2);
+  const step = ({ at: begin, end, used }) => `L${x(begin)} ${(100 - (100 * used) / top).toFixed(2)}H${x(end)}`;
+  const texts = histories.map(({ row }) => `${clean(programOf(row), 60)} ${human(row.used_bytes)}`);
+  const axes = { from, to, top, columns: [], blocks: false, size: null, marks: [], spans: [], bound: null, summary: `Used memory now: ${texts.join(", ")}` };
+  drawPlot(overlay, axes);
+  overlay.querySelector(".unknown").remove();
+  const lines = histories.map(({ place, points, seconds }) => ({ place, d: runs(intervals(points, seconds, from, to)).map((run) => `M${run.map(step).join("").slice(1)}`).join("") }));
+  overlay.querySelector("svg").append(...lines.map(({ place, d }) => svg("path", { class: `series series-${place}`, d })));
+  drawMoments(overlay, axes, at, end);
+}
+
+function drawMoments(plot, view, at, end) {
+  drawCursor(plot, view, at);
+  drawSelection(plot, view, end < view.to ? [at, end] : null);
+}
+
+function showTables(at, end, present) {
   const rows = histories.map(({ row }) => row);
   const key = rows.map((row) => row.key + row.program).join();
   if (programs.key !== key) {
@@ -168,21 +222,23 @@ function showTables(at) {
   }
   programs.parentNode.hidden = rows.length < 2;
   programs.parentNode.classList.toggle("whole", rows.length > 2);
-  const valueOf = (row, share) => row[`${share}_bytes`] ?? undefined;
-  const compared = NAMES.map((share) => ({ share, values: Object.fromEntries(rows.map((row) => [row.key, valueOf(row, share)])) }));
+  const valueOf = ({ row, points }, share) => (present ? (row[`${share}_bytes`] ?? undefined) : pointAt(points, end)?.[share]);
+  const compared = NAMES.map((share) => ({ share, values: Object.fromEntries(histories.map((each) => [each.row.key, valueOf(each, share)])) }));
   showTable(programs, compared.filter(({ values }) => Object.values(values).some(Boolean)), ({ share }) => share);
-  const entries = histories.flatMap(({ row, points }) => changes(row, points, at));
-  moments.parentNode.hidden = !entries.length;
-  showTable(moments, entries, (each) => `${each.key} ${each.share}`);
+  const entries = histories.flatMap(({ row, points }) => changes(row, points, at, end));
+  changed.parentNode.hidden = !entries.length;
+  showTable(changed, entries, (each) => `${each.key} ${each.share}`);
 }
 
-/** Bytes of each share of a process at a time and now. */
-function changes(row, points, at) {
-  const before = points.findLast((point) => point.at <= at); // none if the program began later
-  const now = points.at(-1);
-  const names = NAMES.filter((share) => before?.[share] || now?.[share]);
-  const program = before && before.pid !== row.pid ? `${row.program} (pid ${before.pid}, now ${row.pid})` : programOf(row);
-  return names.map((share) => ({ key: row.key, share, program, before: before?.[share], now: now?.[share] }));
+/** The last point until a time; none if the program began later. */
+const pointAt = (points, time) => points.findLast(({ at }) => at <= time);
+
+/** Bytes of each share of a process at two times. */
+function changes(row, points, at, end) {
+  const [before, after] = [pointAt(points, at), pointAt(points, end)];
+  const names = NAMES.filter((share) => before?.[share] || after?.[share]);
+  const program = before && after && before.pid !== after.pid ? `${row.program} (pid ${before.pid}, now ${after.pid})` : programOf(row);
+  return names.map((share) => ({ key: row.key, share, program, before: before?.[share], after: after?.[share] }));
 }
 
 addView("compare", create, load);

@@ -15,7 +15,7 @@ const MOST = 200; // events of which groups are made, the newest
 /** Kinds of events by what the user chooses to see. */
 const CHOICES = {
   all: () => true,
-  alerts: (kind) => /^(alert|verdict|oom|xid)/.test(kind),
+  alerts: (kind) => /^(alert|verdict|oom|xid|device)/.test(kind),
   flushes: (kind) => kind === "flush",
   programs: (kind) => /^(agent|process|suspend|resume|wait|grant)/.test(kind),
 };

@@ -1,6 +1,6 @@
 // Evidence of a verdict: the points of a leak, their line and band, the time at which the device is full, and figures.
 
-import { clock, duration, human, words } from "./format.js";
+import { about, duration, human, percent, words } from "./format.js";
 
 const SPANS = 6; // the time of the crossing is drawn if it is within this multiple of the time of the points
 
@@ -44,18 +44,17 @@ export function shapes(fit) {
   return found;
 }
 
-/** The rate, and the time at which the device is full with its interval, in a sentence. `now`: unix time of the frame. */
+/** The rate, and the time until the device is full with its limits, in a sentence. `now`: unix time of the frame. */
 export function summary(fit, now = fit.at) {
   const minute = (slope) => human(60 * slope);
   const { slope_bytes_per_second: slope, slope_low_bytes_per_second: slow, slope_high_bytes_per_second: fast } = fit;
   const rate = `${minute(slope)}/min (${minute(slow)} to ${minute(fast)}) in the ${duration(fit.at - fit.points[0][0])} that are drawn`;
   if (fit.full_at === null) return `${rate}.`;
-  const moment = (at) => clock(at, now);
-  const earliest = fit.full_at_earliest === null ? "" : `earliest ${moment(fit.full_at_earliest)}`;
-  const latest = fit.full_at_latest === null ? "" : `latest ${moment(fit.full_at_latest)}`;
-  const interval = [earliest, latest].filter(Boolean).join(", ");
-  const left = fit.full_at > now ? `, in ${duration(fit.full_at - now)}` : "";
-  return `${rate}; the GPU will be full at ${moment(fit.full_at)}${left}${interval && ` (${interval})`}.`;
+  if (fit.full_at <= now) return `${rate}; the GPU would be full by now.`;
+  const left = about(fit.full_at - now);
+  const limit = (at, word) => (at === null || about(at - now) === left ? "" : `${about(at - now)} at the ${word}`);
+  const interval = [limit(fit.full_at_earliest, "earliest"), limit(fit.full_at_latest, "latest")].filter(Boolean).join(", ");
+  return `${rate}; the GPU will be full in ${left}${interval && ` (${interval})`}.`;
 }
 
 const UNITS = [
@@ -63,7 +62,7 @@ const UNITS = [
   ["_bytes_per_step", (value) => `${human(value)}/step`],
   ["_bytes", human],
   ["_seconds", duration],
-  ["_ratio", (value) => `${(100 * value).toFixed(1)}%`],
+  ["_ratio", (value) => percent(value, 1)],
 ];
 
 /** Figures of a verdict as pairs of a term and its value. */

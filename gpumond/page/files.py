@@ -176,7 +176,7 @@ def words() -> str:
 
 
 DIRECTORY = Path(__file__).parent
-MODULES = {path.stem: path.read_text() for path in sorted(DIRECTORY.glob("*.js"))} | {"words": words()}
+MODULES = {path.stem: path.read_text("utf-8") for path in sorted(DIRECTORY.glob("*.js"))} | {"words": words()}
 """Texts of the modules by name."""
 
 
@@ -191,7 +191,7 @@ def page_files() -> dict[str, File]:
     ``later.js`` and ``forms.js`` are requested when one of their views is opened.
     """
     found = {}
-    page = _lean((DIRECTORY / "index.html").read_text())
+    page = _lean((DIRECTORY / "index.html").read_text("utf-8"))
     script, later, forms = bundles(MODULES, "page", "later", "forms")
     names: dict[str, str] = {}
     for name, source, media_type in (
@@ -199,7 +199,7 @@ def page_files() -> dict[str, File]:
         ("later.js", later, "text/javascript"),
         ("forms.js", forms, "text/javascript"),
         ("openstream.js", MODULES["openstream"], "text/javascript"),
-        ("page.css", IN_STYLE.sub("", (DIRECTORY / "page.css").read_text()), "text/css"),
+        ("page.css", IN_STYLE.sub("", (DIRECTORY / "page.css").read_text("utf-8")), "text/css"),
     ):
         text = _lean(source)
         for known, hashed in names.items():

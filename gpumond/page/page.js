@@ -45,8 +45,8 @@ function show() {
 
 function showMoment() {
   const { taken_at, source } = state.frame.snapshot;
-  const named = source.driver_version?.startsWith(source.name);
-  const driver = named ? source.driver_version : [source.name, source.driver_version].filter(Boolean).join(" ");
+  const { driver_version: version, name: of } = source;
+  const driver = version && !version.startsWith(of) && `driver ${version}`; // that of a simulation is no driver's
   const paused = state.paused && `paused ${duration((performance.now() - state.receivedAt) / 1000)} ago`;
   put($("moment"), [clock(taken_at), driver, paused].filter(Boolean).join(" · "));
 }

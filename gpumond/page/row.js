@@ -80,7 +80,17 @@ function putSize(cell, column, item) {
 function updateGroup(cells, opener, group) {
   COLUMNS.forEach((column, place) => column.bytes && putSize(cells[place], column, group));
   name(opener.lastChild, group.title, 80);
-  put(opener.nextSibling, many(group.rows.length, "process", "processes"));
+  putVerdict(cells, group);
+  name(opener.nextSibling, [many(group.rows.length, "process", "processes"), words(group.alert)].filter(Boolean).join(", "), 160);
+}
+
+const cellOf = (cells, id) => cells[COLUMNS.findIndex((column) => column.id === id)];
+
+function putVerdict(cells, { verdict }) {
+  const cell = cellOf(cells, "verdict");
+  if (cell.given !== verdict) cell.title = VERDICTS[verdict] ?? "";
+  put(cell, verdict, 40);
+  cell.classList.toggle("notable", isProblem({ kind: verdict }));
 }
 
 function updateProcess(body, cells, opener, row, active) {
@@ -90,12 +100,8 @@ function updateProcess(body, cells, opener, row, active) {
   body.subject = `${row.program} (pid ${row.pid})`; // a program gets its name when its agent connects
   COLUMNS.forEach((column, place) => column.number && putSize(cells[place], column, row));
   name(opener.lastChild, row.program, 80);
-  const named = (id) => cells[COLUMNS.findIndex((column) => column.id === id)];
-  name(named("user"), row.owner, 40);
-  const verdict = named("verdict");
-  if (verdict.given !== row.verdict) verdict.title = VERDICTS[row.verdict] ?? "";
-  put(verdict, row.verdict, 40);
-  verdict.classList.toggle("notable", isProblem({ kind: row.verdict }));
+  name(cellOf(cells, "user"), row.owner, 40);
+  putVerdict(cells, row);
   const remarks = [
     row.suspended || (row.state && row.state !== "alive" ? row.state : ""),
     words(row.alert),

@@ -2,7 +2,7 @@
 
 import { rankOf } from "./cards.js";
 import { capital, clock, duration, human, signed, sum } from "./format.js";
-import { label, ordinary, processKey } from "./state.js";
+import { isProblem, label, ordinary, processKey } from "./state.js";
 import { OF_PROCESSES } from "./words.js";
 
 const size = (id, bytes = `${id}_bytes`) => ({
@@ -25,6 +25,8 @@ function tipOf({ change_bytes: bytes, change_since: since, change_pid: pid, chan
 
 const knownChange = (row) => (row.partial?.has("change") ? null : row.change_bytes);
 
+const VERDICT = { id: "verdict", title: "Verdict", of: (row) => row.verdict, text: (row) => row.verdict, wide: true };
+
 /** Columns: the value that orders rows, and the text. `wide`: left out on narrow screens. */
 export const COLUMNS = [
   { id: "gpu", title: "GPU", of: (row) => row.device?.index ?? -1, text: (row) => String(row.device?.index ?? "?"), number: true },
@@ -40,7 +42,7 @@ export const COLUMNS = [
   },
   { ...size("waste"), wide: true, hint: "cached and stranded" },
   ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share !== "cached" })),
-  { id: "verdict", title: "Verdict", of: (row) => row.verdict, text: (row) => row.verdict, wide: true },
+  VERDICT,
 ];
 const SIZES = COLUMNS.filter((column) => column.bytes);
 
@@ -181,7 +183,7 @@ export function ordered(rows, { id, up }) {
 }
 
 /** Groups of rows with sums, in the order of a column. A sum is of the known values; `partial` names those in which
-others are unknown. A size is null if it is unknown for all rows. */
+others are unknown. A size is null if it is unknown for all rows. The verdict is a problem of one of them. */
 export function grouped(rows, by, { id, up }) {
   const members = new Map();
   for (const row of rows) {
@@ -190,7 +192,7 @@ export function grouped(rows, by, { id, up }) {
     members.get(name).push(row);
   }
   const groups = [...members].map(([name, own]) => groupOf(name, own, by));
-  const column = SIZES.find((each) => each.id === id);
+  const column = [...SIZES, VERDICT].find((each) => each.id === id);
   const of = column ? column.of : (group) => (id === "gpu" && by === "device" ? (group.rows[0].device?.index ?? -1) : group.name);
   const sign = up ? 1 : -1;
   const compare = (one, other) => (one < other ? -sign : one > other ? sign : 0);
@@ -209,6 +211,8 @@ function groupOf(name, rows, by) {
     group[bytes] = known.length ? sum(known.map((row) => row[bytes])) : null;
     if (known.length && known.length < rows.length) group.partial.add(id);
   }
+  group.verdict = rows.find(({ verdict }) => isProblem({ kind: verdict }))?.verdict ?? "";
+  group.alert = rows.find(({ alert }) => alert)?.alert ?? "";
   return group;
 }
 

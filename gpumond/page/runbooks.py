@@ -16,6 +16,6 @@ def sections(document: str) -> tuple[str, dict[str, str]]:
     return introduction.partition("\n")[2], {name.strip().lower(): text for name, _, text in named}
 
 
-INTRODUCTION, SECTIONS = sections(Path(__file__).with_name("runbooks.md").read_text())
+INTRODUCTION, SECTIONS = sections(Path(__file__).with_name("runbooks.md").read_text("utf-8"))
 RUNBOOKS = frozenset(SECTIONS)
 """Alerts with a runbook at ``/docs/runbooks/NAME`` of each daemon."""

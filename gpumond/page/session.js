@@ -25,19 +25,35 @@ async function runtimeVariable() {
   return `GPUMOND_RUNTIME_DIR=${quoted} `;
 }
 
-/** Opens the dialog for a token. False if it was cancelled. */
+/** Asks for a token, in the dialog that is open if there is one. False if it was cancelled. */
 function signIn(refusal = "") {
-  const dialog = $("signing");
+  const form = $("sign-form");
+  const dialog = document.querySelector("dialog[open]") ?? $("signing");
+  dialog.append(form);
+  for (const node of dialog.children) node.inert = node !== form;
   put($("refused"), refusal);
   const command = `gpumond open --url ${location.origin}${location.pathname}`.replace(/\/$/, "");
   put($("sign-command"), command);
   runtimeVariable().then((variable) => put($("sign-command"), variable + command));
   $("token").value = "";
-  dialog.returnValue = "";
-  dialog.showModal();
-  return new Promise((resolve) =>
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "given"), { once: true }),
-  );
+  if (!dialog.open) dialog.showModal();
+  $("token").focus();
+  return new Promise((resolve) => {
+    const end = (given) => {
+      for (const node of dialog.children) node.inert = false;
+      $("signing").append(form);
+      $("signing").close();
+      resolve(given);
+    };
+    form.onsubmit = (event) => {
+      event.preventDefault();
+      setToken($("token").value.trim());
+      $("token").value = "";
+      end(true);
+    };
+    $("sign-cancel").onclick = () => end(false);
+    dialog.addEventListener("close", () => end(false), { once: true });
+  });
 }
 
 export const post = (path, body) => change("POST", path, body);
@@ -96,15 +112,6 @@ async function signInByCode() {
   else await signIn(content.detail);
 }
 
-$("signing")
-  .querySelector("form")
-  .addEventListener("submit", (event) => {
-    event.preventDefault();
-    setToken($("token").value.trim());
-    $("token").value = "";
-    $("signing").close("given");
-  });
-$("sign-cancel").addEventListener("click", () => $("signing").close());
 $("sign").addEventListener("click", () => (token ? setToken("") : signIn()));
 setToken(token);
 signInByCode().catch(() => {}); // the daemon does not answer, which a notice shows

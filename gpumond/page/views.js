@@ -10,6 +10,7 @@ const PAUSE = 5000; // between requests of the open view
 /** Titles of the views by name. */
 export const TITLES = { "": "Overview", alerts: "Alerts", rules: "Rules", cases: "Cases", receipts: "Receipts", quotas: "Quotas", compare: "Compare", baselines: "Baselines" };
 
+const loading = make("p.quiet", "Loading…");
 const views = {}; // those besides the present state, by name
 let open = Object.hasOwn(TITLES, address.read("view")) ? address.read("view") : "";
 let due = 0; // performance.now() of the next request
@@ -48,12 +49,17 @@ export function showViews(hidden) {
   );
   if (open && !hidden) {
     if (views[open]) showView(views[open]);
-    else coming ??= requestViews().finally(() => (coming = null));
+    else {
+      if (missing.hidden) showOnly(loading);
+      coming ??= requestViews().finally(() => (coming = null));
+    }
   }
   return !open;
 }
 
 const missing = make("p.quiet", "This view can’t be loaded: the daemon may have been updated. Reload the page.");
+missing.hidden = true;
+$("view").append(loading, missing);
 
 /** Requests `later` or `forms`. */
 export const requestScript = (name) => import(`./${document.querySelector("[data-later]").dataset[name]}`);
@@ -66,19 +72,24 @@ async function requestViews() {
     await requestScript(FORMS.includes(open) ? "forms" : "later");
     changed();
   } catch {
-    $("view").append(missing);
     showOnly(missing);
   }
 }
 
-function showOnly(shown) {
-  for (const node of $("view").children) node.hidden = node !== shown;
+function showOnly(...shown) {
+  for (const node of $("view").children) node.hidden = !shown.includes(node);
 }
 
 function showView(view) {
-  if (!view.node) $("view").append((view.node = view.create()));
-  showOnly(view.node);
+  if (!view.node) $("view").append((view.node = view.create()), loading);
+  showOnly(view.node, view.loaded || loading);
   if (performance.now() < due) return;
   due = performance.now() + PAUSE;
-  view.load().catch(() => {}); // a notice says that the daemon does not answer
+  view.load().then(
+    () => {
+      view.loaded = true;
+      if (views[open] === view) loading.hidden = true;
+    },
+    () => {}, // a notice says that the daemon does not answer
+  );
 }

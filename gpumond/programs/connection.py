@@ -189,14 +189,14 @@ class SocketLimits:
     pending: int = 512
     """Connections without a hello; beyond this number none is accepted for a moment."""
     pending_per_uid: int = 16
-    """Connections of a user beyond this number are accepted and closed at once, so that they do not fill the queue."""
+    """Connections of a user beyond this number are accepted and closed at once, so they do not fill the queue."""
     hello_seconds: float = 2.0
     shared_hello_seconds: float = 0.5
     """The same for a user who has other connections without a hello."""
     message_seconds: float = 5.0
     idle_seconds: float = 60.0
     answer_seconds: float = 0.5
-    """Longer than a flush may take, so that an agent can report why it failed."""
+    """Longer than a flush may take, so an agent can report why it failed."""
     stale_seconds: float = 15.0
     """Age in seconds at which a report is no longer used."""
     messages_per_second: int = 512

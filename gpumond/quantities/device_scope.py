@@ -100,15 +100,26 @@ def devices(context: RuleContext) -> Sequence[_Device]:
 def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKey]]:
     """Return by device the processes that ran out of memory, or needed a retry, within the window.
 
-    Where the driver's list of a device is complete, only processes in it count: they make others' caches waste.
+    Where the driver's list of a device is complete, only processes in it count: they make others' caches waste. Those
+    whose own limit leaves them less than the device has free don't count.
     """
     short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
     complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
     counts = {device.uuid: device.counts for device in snapshot.devices if device.uuid in complete}
     for (process, _, uuid), track in recent.pools.items():
-        if track.short and (uuid not in counts or is_confirmed(counts[uuid], process, True)):
+        if not track.short or _is_limited(process, uuid, snapshot):
+            continue
+        if uuid not in counts or is_confirmed(counts[uuid], process, True):
             short[uuid].add(process)
     return short
+
+
+def _is_limited(process: ProcessKey, uuid: str, snapshot: Snapshot) -> bool:
+    """Return whether the process's own limit leaves it less than what is free on the device."""
+    device, limit = snapshot.device(uuid), snapshot.limits.get((uuid, process))
+    if device is None or limit is None or device.current_free_bytes is None:
+        return False
+    return limit - (snapshot.used_by(process, device) or 0) < device.current_free_bytes
 
 
 def users_short_of_memory(recent: RuleWindow, snapshot: Snapshot) -> dict[str, frozenset[int]]:
@@ -253,8 +264,8 @@ DERIVED: tuple[Quantity[_Device], ...] = (
     ),
     _sensor(
         "pcie_link_ratio",
-        "Bandwidth of the PCIe link as a fraction of its maximum, from lanes and generation. An idle device slows its "
-        "link down.",
+        "Bandwidth of the PCIe link as a fraction of its maximum, computed from lanes and generation. An idle device "
+        "slows its link down.",
         pcie_link_ratio,
     ),
     _sensor(
@@ -308,13 +319,14 @@ DEVICE = ScopeSpec(
         ),
         Quantity(
             "time_to_full_30s_seconds",
-            f"time until the memory is full at the speed of the last {FILL_SECONDS:.0f} s; infinite if it doesn't fill",
+            f"time until the memory is full at the rate of the last {FILL_SECONDS:.0f} s; infinite if it doesn't fill",
             lambda row: row.recent.time_to_full_30s_seconds(row.device.uuid),
         ),
         Quantity(
             "reclaimable_under_pressure_ratio",
             "`reclaimable_ratio` while the device is at least 80% full; if a program on it had an out-of-memory "
-            f"error or a retry {IN_WINDOW}, the same ratio without this program's bytes; otherwise 0",
+            f"error or a retry {IN_WINDOW}, and not only for its own limit, the same ratio without this program's "
+            "bytes; otherwise 0",
             lambda row: ratio(_wasted(row), row.device.size_bytes),
         ),
         Quantity("stranded_bytes", "free bytes in pools that a flush wouldn't release", lambda row: row.stranded),
@@ -356,7 +368,7 @@ DEVICE = ScopeSpec(
     placeholders={
         **named(_device),
         "used": ("memory in use", lambda row: size(row.device.used_bytes)),
-        "free": ("memory free", lambda row: size(row.device.free_bytes)),
+        "free": ("free memory", lambda row: size(row.device.free_bytes)),
         "reclaimable": ("bytes that a flush would release", lambda row: size(row.cached)),
         "stranded": ("free memory in pools that a flush wouldn't release", lambda row: size(row.stranded)),
         "unattributed": ("used memory without a visible owner", lambda row: size(row.unattributed)),

@@ -93,12 +93,12 @@ POOL = ScopeSpec(
         *_values("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes", "unmapped_bytes"),
         Quantity(
             "stranded_ratio",
-            "stranded bytes over held bytes, at this moment",
+            "stranded bytes / held bytes, at this moment",
             lambda row: ratio(STRANDED.read(row.pool), row.pool.held_bytes),
         ),
         Quantity(
             "fragmentation_ratio",
-            f"1 - peak live bytes over the peak of what no flush releases (live and stranded bytes), both "
+            f"1 - peak live bytes / peak of the bytes that no flush releases (live and stranded), both "
             f"{IN_WINDOW}; 0 for pools below 5% of their device; unknown for the first minute",
             lambda row: None if row.pool.live_bytes is None else _fragmentation(row),
         ),
@@ -133,22 +133,22 @@ POOL = ScopeSpec(
         "pid": ("the process's pid", lambda row: str(row.report.pid)),
         "workload": ("the process's workload", lambda row: row.report.workload),
         "allocator": ("allocator of the pool", lambda row: row.pool.allocator),
-        "live": ("allocated to the program", lambda row: size(row.pool.live_bytes)),
-        "held": ("held by the pool", lambda row: size(row.pool.held_bytes)),
+        "live": ("memory allocated to the program", lambda row: size(row.pool.live_bytes)),
+        "held": ("memory held by the pool", lambda row: size(row.pool.held_bytes)),
         "reclaimable": ("bytes that a flush would release", lambda row: size(row.pool.reclaimable.likely)),
         "stranded": (
             "free memory in the pool that a flush wouldn't release",
             lambda row: size(STRANDED.read(row.pool)),
         ),
         "torch_setting": (
-            "environment variable that configures the allocator of its PyTorch",
+            "environment variable that configures the allocator in the program's PyTorch version",
             lambda row: torch_setting(row.report.frameworks),
         ),
         "advice": (
             "settings and changes that apply to the program, each after a semicolon; empty if none does",
             _advice,
         ),
-        "oom": ("what the last out-of-memory error did, and the program's line; empty without a record", _last_oom),
+        "oom": ("what happened in the last out-of-memory error, and at which line; empty without a record", _last_oom),
     },
     programs=lambda row: (row.report.workload,),
     process=lambda row: row.report.key,

@@ -371,8 +371,8 @@ WORKLOAD = ScopeSpec(
     placeholders={
         "uid": ("uid of the user", lambda row: str(row.workload.uid)),
         "workload": ("name of the workload", lambda row: row.workload.name),
-        "live": ("allocated to the workload's programs", lambda row: size(row.sums["live_bytes"])),
-        "held": ("held by the pools of the workload's programs", lambda row: size(row.sums["held_bytes"])),
+        "live": ("memory allocated to the workload's programs", lambda row: size(row.sums["live_bytes"])),
+        "held": ("memory held by the pools of the workload's programs", lambda row: size(row.sums["held_bytes"])),
         "reclaimable": (
             "bytes that a flush of these programs would release",
             lambda row: size(row.sums["reclaimable_bytes"]),

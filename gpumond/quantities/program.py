@@ -111,7 +111,7 @@ HOST_POOL: tuple[Quantity[HostPool], ...] = tuple(
 
 STEP: tuple[Quantity[StepUsage], ...] = (
     attribute("steps", "Steps that the program has completed.", "steps_total", counted=True),
-    attribute("steps_per_second", "Rate of the last steps, in steps per second.", ""),
+    attribute("steps_per_second", "Steps per second, over the last steps.", ""),
     attribute(
         "step_retained_bytes",
         "Growth of live memory per step, as the trend over the last steps.",

@@ -26,8 +26,8 @@ class Quantity(Generic[Row_contra]):
     """A number that `/metrics` exports, that rules compare, or both. ``read`` returns None while it is unknown.
 
     ``name`` is the name of the rule value. ``family`` is the metric family without the prefix of its subject: a counter
-    if it ends in ``_total``, the name if it is None, and empty if the quantity is no metric. ``labels`` distinguish the
-    quantities of one family. ``note`` continues ``text`` in the family's HELP and ``rule_note`` in the reference of
+    if it ends in ``_total``, the name if it is None, and empty if the quantity isn't a metric. ``labels`` distinguish
+    the quantities of one family. ``note`` continues ``text`` in the family's HELP and ``rule_note`` in the reference of
     rules; ``export`` replaces ``read`` in the family.
     ``counted``: it counts events, and its increase within the window of rules is another rule value. ``boolean``: it is
     0 or 1; the unit of others is the end of their name.
@@ -90,7 +90,7 @@ def readable(unit: Unit, value: float) -> str:
     if unit == "seconds":
         return duration(value)
     if unit == "ratio":
-        return f"{100 * value:.1f}%"
+        return f"{round(100 * value, 1):g}%"
     if unit == "hertz":
         return f"{value / 1e6:.0f} MHz"
     return f"{value:g}{SYMBOLS.get(unit, '')}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -12,7 +13,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from gpumond.facts.alerts import Labels
 from gpumond.facts.frame import Ledger, Verdict
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Snapshot
+from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Snapshot, owner_of
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import PROBLEMS, REMEDIES
 from gpumond.quantities.quantity import Quantity, Unit
@@ -83,7 +84,7 @@ VERDICTS = (
     ),
     _verdict_value("leak_bytes_per_second", "growth rate of a leak; 0 without a leak"),
     _verdict_value(
-        "time_to_full_seconds", "time until the memory is full at the present growth rate; infinite without growth"
+        "time_to_full_seconds", "time until the memory is full at the current growth rate; infinite without growth"
     ),
 )
 
@@ -126,7 +127,8 @@ class Subjects(Generic[Row]):
 
     They are evaluated on demand: nearly every row of a tick needs one or two values only. A value is None if it is
     unknown now; ``texts`` fill placeholders; ``programs`` are the names of the programs on the subject, which a
-    match on ``workload`` uses where that is no label; ``process`` is the subject's process, if it has one.
+    match on ``workload`` uses where that isn't a label; ``process`` is the subject's process, if it has one;
+    ``owner`` are the labels of its owner.
     """
 
     rows: Sequence[Row]
@@ -136,6 +138,7 @@ class Subjects(Generic[Row]):
     texts: Mapping[str, Callable[[Row], str]]
     programs: Callable[[Row], Sequence[str]] = lambda row: ()
     process: Callable[[Row], ProcessKey | None] = lambda row: None
+    owner: Callable[[ProcessKey], Labels] = lambda process: ()
 
 
 class Unreadable(NamedTuple):
@@ -143,7 +146,7 @@ class Unreadable(NamedTuple):
 
     ``connected``: processes with a connected agent. They have not ended, even if the driver does not list them: an
     alert on one without a row resolves after ``keep_firing_for``. ``suspended``: processes that are known to be
-    suspended. They are no subjects, and their alerts resolve at once.
+    suspended. They aren't subjects, and their alerts resolve immediately.
     """
 
     devices: frozenset[str] = frozenset()
@@ -182,7 +185,21 @@ class ScopeSpec(Generic[Row]):
             texts={name: text for name, (_, text) in self.placeholders.items()},
             programs=self.programs,
             process=self.process,
+            owner=partial(owner_labels, context.snapshot),
         )
+
+
+def owner_labels(snapshot: Snapshot, key: ProcessKey) -> Labels:
+    """Return the labels of a process's owner, as in `gpumond_process_info`; an unknown part is absent."""
+    listed = (device.processes_by_key[key] for device in snapshot.devices if key in device.processes_by_key)
+    process = next(listed, None)
+    owner = owner_of(process, snapshot.reports_by_process.get(key))
+    pod, job = (process.pod_name, process.slurm_job) if process else (None, None)
+    texts = (owner.user, owner.pod_namespace, pod, job)
+    return tuple((name, text) for name, text in zip(OWNER_LABELS, texts, strict=True) if text)
+
+
+OWNER_LABELS = ("user", "pod_namespace", "pod_name", "slurm_job")
 
 
 DEVICE_LABELS = {"gpu": "index of the device", "uuid": "UUID of the device"}

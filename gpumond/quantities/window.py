@@ -172,7 +172,7 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
         agents.update((who, before.agents[who]) for who in silent)
         pools.update((pool, track) for pool, track in before.pools.items() if pool[0] in silent)
         retried.update((who, growth) for who, growth in before.retried.items() if who in silent)
-    # The count of an Xid starts with the daemon, so that its first report is an increase.
+    # The count of an Xid starts with the daemon, so its first report is an increase.
     xids = {
         (error.device_uuid, error.xid): _grown(
             before.xids.get((error.device_uuid, error.xid), NONE), error.count, elapsed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response
@@ -66,7 +66,7 @@ class Api:
             from gpumond.serve.app import create_app, state_of
 
             state = state_of(self._kernel, self._tokens)
-            self._app = create_app(self._kernel, self._tokens, nullcontext, state, self._routers())
+            self._app = create_app(state, self._routers())
             await self._tasks.enter_async_context(background(state.live.run()))
         return self._app
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterable
 from functools import cache, partial
 from typing import Any
 
@@ -12,7 +11,6 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import State
 
 from gpumond import __version__
-from gpumond.host.tasks import background
 from gpumond.kernel import Kernel
 from gpumond.serve import live, operations, pages, resources, routes, sessions
 from gpumond.serve.authentication import Tokens
@@ -21,28 +19,16 @@ from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, LiveFrames
 from gpumond.serve.routes import KIND, problem_responses
 
 DESCRIPTION = (
-    "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times unix seconds, "
+    "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times are Unix seconds, "
     "unknown is null. Errors are RFC 9457 problem documents."
 )
 
 
-Lifespan = Callable[[], AbstractAsyncContextManager[None]]
-
-
-def create_app(
-    kernel: Kernel, tokens: Tokens, lifespan: Lifespan, state: State | None = None, routers: Iterable[APIRouter] = ()
-) -> FastAPI:
-    """Return the application. ``lifespan`` starts and stops the parts that the kernel has. ``state``: that of
-    ``state_of``, if it exists already."""
-
-    @asynccontextmanager
-    async def running(app: FastAPI) -> AsyncIterator[None]:
-        async with lifespan(), background(app.state.live.run()):
-            yield
-
+def create_app(state: State, routers: Iterable[APIRouter] = ()) -> FastAPI:
+    """Return the application. ``state``: that of ``state_of``."""
     served = (*CORE, *routers)
-    app = FastAPI(lifespan=running, docs_url=None, redoc_url=None)
-    app.state = state or state_of(kernel, tokens)
+    app = FastAPI(docs_url=None, redoc_url=None)
+    app.state = state
     routes.install(app)
     app.openapi = cache(partial(openapi, served))  # type: ignore[method-assign]
     for router in served:

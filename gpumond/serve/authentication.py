@@ -41,7 +41,7 @@ from gpumond.serve.limits import (
 )
 
 UNKNOWN_USER_HASH = b"$2b$10$xLSGjgzBOIiTV1zpTNensurpReGXXQg6by1XpoS.X4ArnUoHNy6PG"
-"""Hash that is checked for unknown users, so that the duration does not reveal which users exist."""
+"""Hash that is checked for unknown users, so the duration does not reveal which users exist."""
 REMEMBERED = 100
 WAITING = 16
 
@@ -89,7 +89,7 @@ def _decode(credentials: str) -> tuple[str, bytes]:
 
 
 def _digest(*parts: bytes) -> bytes:
-    """Return a hash of the parts. Each part is hashed separately, so that different parts never collide."""
+    """Return a hash of the parts. Each part is hashed separately, so different parts never collide."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
@@ -205,7 +205,7 @@ class Tokens:
         return self._caller(digest(token)) if token else None
 
     def _caller(self, presented: bytes) -> Caller | None:
-        # Compares with every entry, so that the duration reveals nothing.
+        # Compares with every entry, so the duration reveals nothing.
         found = [entry for entry in (*self._own, *self._others()) if hmac.compare_digest(presented, entry.digest)]
         if not found:
             session = self.sign_ins.session(presented, self.clock())
@@ -374,14 +374,14 @@ def content_of(answer: HttpResponse) -> Any:
     """Return the JSON of a successful answer. Raises TokenReviewError."""
     if answer.status in (401, 403):
         raise TokenReviewError(
-            f"the API server answered {answer.status}; allow the daemon's service account to create tokenreviews"
+            f"the API server responded with {answer.status}; allow the daemon's service account to create tokenreviews"
         )
     if answer.status not in (200, 201):
-        raise TokenReviewError(f"the API server answered {answer.status}")
+        raise TokenReviewError(f"the API server responded with {answer.status}")
     try:
         return json.loads(answer.body)
     except (ValueError, RecursionError):
-        raise TokenReviewError("the API server's answer isn't JSON") from None
+        raise TokenReviewError("the API server's response isn't JSON") from None
 
 
 def account_of(review: Any, audience: str) -> str | None:
@@ -390,7 +390,7 @@ def account_of(review: Any, audience: str) -> str | None:
     """
     status = review.get("status") if isinstance(review, Mapping) else None
     if not isinstance(status, Mapping) or not isinstance(status.get("user", {}), Mapping):
-        raise TokenReviewError("the API server's answer isn't a TokenReview")
+        raise TokenReviewError("the API server's response isn't a TokenReview")
     username, audiences = status.get("user", {}).get("username"), status.get("audiences")
     if status.get("authenticated") is not True or not isinstance(audiences, list) or audience not in audiences:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from gpumond.config.web_file import Web
+from gpumond.config.web_file import WebSettings
 from gpumond.serve.authentication import SESSIONS, Caller, Passwords, Tokens, authenticate, failed, header, user
 from gpumond.serve.identity import PARTS, Identity
 from gpumond.serve.responses import LIVENESS, READINESS
@@ -18,7 +18,7 @@ ALWAYS_OPEN = (*LIVENESS, *READINESS)
 """Paths for probes, which send no credentials. They reveal whether devices can be read, and the cause of a failure."""
 
 RESERVED = ("/metrics", *ALWAYS_OPEN)
-"""Paths that are served regardless of load, so that monitoring continues."""
+"""Paths that are served regardless of load, so monitoring continues."""
 
 TENANT_ROUTES = frozenset(f"/api/v1/{name}" for name in PARTS)
 TOKEN_REQUIRED = (
@@ -34,7 +34,7 @@ class Readers:
         self._tokens, self._open_reads = tokens, open_reads
         self._passwords = Passwords(tokens)
 
-    async def check(self, scope: Mapping[str, Any], web: Web) -> None:
+    async def check(self, scope: Mapping[str, Any], web: WebSettings) -> None:
         """Raise 401 for a request that requires credentials and has none, and 429 after too many wrong ones."""
         if (self._open_reads or web.mutual) and not web.users:
             return
@@ -51,7 +51,7 @@ class Readers:
         raise HTTPException(401, "authentication required", {"WWW-Authenticate": challenge})
 
 
-def _is_open(path: str, web: Web) -> bool:
+def _is_open(path: str, web: WebSettings) -> bool:
     """Return True if a path requires no credentials: those of probes, and those to sign in, unless users have
     passwords."""
     if web.users or path in RESERVED:

@@ -135,11 +135,13 @@ LEDGER = Ledger(
 )
 HOLDING = replace(*holdings(Frame(SNAPSHOT, LEDGER)), started_at=TAKEN_AT - 3600, idle_seconds=0.0)
 ALERT = Alert(
-    rule="device-nearly-full",
+    rule="reclaimable-waste",
     phase="firing",
-    labels=(("alertname", "device-nearly-full"), ("gpu", "0"), ("severity", "warning"), ("uuid", UUID)),
-    annotations=(("summary", "GPU 0 is nearly full: 78.4 GiB of 80.0 GiB is used; a flush would release 0.4 GiB"),),
-    value=0.975,
+    labels=(("alertname", "reclaimable-waste"), ("gpu", "0"), ("severity", "warning"), ("uuid", UUID)),
+    annotations=(
+        ("summary", "GPU 0 is 98% full, and 40.0 GiB of it is unused cache, most of it held by train (pid 4242)"),
+    ),
+    value=0.5,
     active_at=TAKEN_AT - 300,
     fired_at=TAKEN_AT - 240,
 )

@@ -17,7 +17,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpumond.config.web_file import Web
+from gpumond.config.web_file import WebSettings
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.serve.authentication import Tokens, authenticate, header, user
 from gpumond.serve.authorization import ALWAYS_OPEN, RESERVED, SAFE_METHODS, Readers, check_tenant
@@ -60,13 +60,13 @@ class Policy:
 
     hosts: frozenset[str] = frozenset(("localhost", "127.0.0.1", "::1"))
     open_reads: bool = True
-    web: Callable[[], Web] = Web
+    web: Callable[[], WebSettings] = WebSettings
     identities: IdentityHeaders | None = None
     rejected: Callable[[str], None] = field(default=lambda reason: None)
 
 
 class Guard:
-    """ASGI middleware around the whole application, so that it applies to every route and every error."""
+    """ASGI middleware around the whole application, so it applies to every route and every error."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens, policy: Policy) -> None:
         self._app, self._tokens, self._policy = app, tokens, policy

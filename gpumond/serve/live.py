@@ -333,18 +333,18 @@ _LIVE_OK: dict[int | str, dict[str, Any]] = {
     "/live", summary="Stream of frames", response_class=StreamingResponse, responses=_LIVE_OK | problem_responses(503)
 )
 async def live(request: Request) -> Response:
-    """Sends the current frame as the message `frame`, then one message `changes` for each later frame.
+    """Sends the current frame as a `frame` message, then one `changes` message for each later frame.
 
-    `frame` is the response of `/frame`, with the newest `events`; `processes` of its devices are empty where they are
-    known, `lines` of its ledger are those of no process, and `reports` are empty: `processes` has what a table shows of
-    them, and `/agents/PID` the report of one process.
+    `frame` is the response of `/frame`, with the newest `events`. To keep it small, a device's `processes` list is
+    empty if the driver lists processes, `ledger.lines` contains only memory without a process, and `reports` is empty.
+    The `processes` table has the rest, and `/agents/PID` one process's report.
 
-    `changes` contain: `values`, by path in the frame, which replace the previous ones; `tables`, by path; `events`, the
-    new ones. A table's `rows` state for each row its place in the previous table, or -1 for one of `added`; without
-    `rows` they are unchanged. Its `cells` contain, by path in a row, places of rows and their new values.
+    A `changes` message contains `values` (by path in the frame, the values that replace the previous ones), `tables`
+    (by path) and the new `events`. In a table, `rows` has each row's index in the previous table, or -1 for the next
+    row of `added`; it's absent if no row has moved. `cells` has, by path in a row, the rows' indexes and new values.
 
-    A reader that is too slow receives a `frame` again. Above 256 streams, the oldest stream of the user with the most
-    streams ends.
+    If you read too slowly, you get a `frame` again. If there are more than 256 streams, the daemon ends the oldest
+    stream of the user with the most streams.
     """
     state, tenant = request.app.state, tenant_of(request)
     present(state.kernel.frame)
@@ -394,8 +394,8 @@ async def events(request: Request) -> Response:
     """Sends events as server-sent events, starting now or, with `Last-Event-ID`, after that event if it is among the
     newest 1000.
 
-    With `Accept: application/json`, returns those 1000 as a list, newest last; with `Last-Event-ID`, only later ones.
-    Above 256 streams, the oldest stream of the user with the most streams ends.
+    With `Accept: application/json`, you get those 1000 as a list, newest last, or with `Last-Event-ID` only the later
+    ones. If there are more than 256 streams, the daemon ends the oldest stream of the user with the most streams.
     """
     event_log = kernel_of(request).events
     accept = request.headers.get("accept", "")

@@ -163,7 +163,7 @@ def _table(head: str, rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
 
 
 def _details(anchor: str, head: str, parts: Iterable[str]) -> str:
-    """Return a collapsible section. The anchor is inside, so that a link to it expands the section."""
+    """Return a collapsible section. The anchor is inside, so a link to it expands the section."""
     return f'<details><summary>{head}</summary><div id="{escape(anchor)}">{"".join(parts)}</div></details>'
 
 

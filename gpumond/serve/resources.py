@@ -50,13 +50,12 @@ ENTRIES_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Status of the daemon. `host` is the name of the machine; in a pod that of its node, if `NODE_NAME` is set.
+    """The daemon's status. `host` is the machine's name; in a pod, it's the node's if `NODE_NAME` is set.
 
-    `store_file` is the path of the store on that machine, `agent_socket` that of the agents' socket. `runtime_dir` is
-    the directory of the daemon's token and `api.sock`, `null` if the command line looks there by default. `url` is the
-    address of the web UI on that machine, `null` while another program uses the port. `revision` is
-    the commit of the daemon's build; `null` if it is unknown. `config_hash` and `rules_hash` are the labels
-    of `gpumond_config_info`.
+    `store_file` is the path of the store on that machine, and `agent_socket` that of the agents' socket. `runtime_dir`
+    is the directory of the daemon's token and `api.sock`, `null` if the command line looks there by default. `url` is
+    the address of the web UI on that machine, `null` while another program uses the port. `revision` is the commit of
+    the daemon's build, `null` if unknown. `config_hash` and `rules_hash` are the labels of `gpumond_config_info`.
     """
 
     version: str
@@ -177,7 +176,7 @@ def tenant_of(request: Request) -> Tenant | None:
 
 @router.read("/frame", "The complete result of the last tick", FullFrame, EXAMPLE_FRAME, (503,))
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
-    """Returns a consistent view of all values. With `If-None-Match`: 304 until the next frame."""
+    """Returns all values of one moment. With `If-None-Match`, you get 304 until the next frame."""
     frame, tenant = present(kernel_of(request).frame), tenant_of(request)
     part = "" if tenant is None else "-" + sha256(repr((tenant.user, sorted(tenant.namespaces))).encode()).hexdigest()
     etag = f'"{kernel_of(request).started_at:.3f}-{frame.snapshot.seq}{part}"'
@@ -206,12 +205,12 @@ async def processes(request: Request) -> Response:
     return answer_once(request, list[ProcessHolding], lambda frame: list(holdings(frame)))
 
 
-@router.read("/agents", "Latest report of each agent", list[AgentReport], [examples.REPORT], (503,))
+@router.read("/agents", "Each agent's latest report", list[AgentReport], [examples.REPORT], (503,))
 async def agents(request: Request) -> Response:
     return answer_once(request, list[AgentReport], lambda frame: list(frame.snapshot.reports))
 
 
-@router.read("/agents/{pid}", "Latest report of the agent in one process", AgentReport, examples.REPORT, (404, 503))
+@router.read("/agents/{pid}", "One agent's latest report", AgentReport, examples.REPORT, (404, 503))
 async def agent(request: Request, pid: Annotated[int, Path(gt=0)]) -> Response:
     found = [report for report in current_frame(request).snapshot.reports if report.pid == pid]
     return json_response(AgentReport, found[0]) if found else problem(404, f"no agent has pid {pid}")
@@ -248,7 +247,7 @@ async def alerts(request: Request) -> Response:
     return answer_once(request, list[Alert], lambda frame: list(frame.alerts))
 
 
-@router.read("/status", "Status of the daemon", Status, EXAMPLE_STATUS, (503,))
+@router.read("/status", "The daemon's status", Status, EXAMPLE_STATUS, (503,))
 async def status(request: Request) -> Response:
     snapshot, started_at = current_frame(request).snapshot, kernel_of(request).started_at
     hashes, directory = kernel_of(request).config_hashes(), kernel_of(request).runtime_dir
@@ -282,7 +281,7 @@ async def status(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class PastValue:
-    """Sample, or block that begins at ``at`` (unix time)."""
+    """Sample, or block that begins at ``at`` (Unix time)."""
 
     at: float
     low: float
@@ -310,8 +309,9 @@ class SeriesHistory:
 class ShareHistory:
     """Shares of a device, a process or the machine as columns of the same length, oldest first; unknown is null.
 
-    ``at`` are unix times; a block begins there. ``used``: the median of its used bytes, and ``low`` and ``high`` their
-    limits. ``resolution_seconds`` and ``block_seconds`` are those of one signal's history.
+    ``at`` are the Unix times at which the blocks begin. ``used`` is the median of a block's used bytes, and ``low`` and
+    ``high`` are the lowest and the highest. ``resolution_seconds`` and ``block_seconds`` are as in one signal's
+    history.
     """
 
     device_uuid: str | None
@@ -367,8 +367,8 @@ Pid = Annotated[int | None, Query(ge=1, description="A process on the device; wi
 Start = Annotated[
     int | None, Query(ge=0, description="The start of the process; without it, the newest process with this pid.")
 ]
-Since = Annotated[float | None, Query(ge=0, description="Start of the range, as unix time.")]
-Until = Annotated[float | None, Query(ge=0, description="End of the range, as unix time.")]
+Since = Annotated[float | None, Query(ge=0, description="Start of the range, as Unix time.")]
+Until = Annotated[float | None, Query(ge=0, description="End of the range, as Unix time.")]
 Resolution = Annotated[float | None, Query(gt=0, le=86400, description="Resolution in seconds.")]
 
 
@@ -389,11 +389,10 @@ async def history(
     until: Until = None,
     resolution: Resolution = None,
 ) -> Response:
-    """Returns samples of the last 15 minutes, or blocks (minimum, median, maximum) of 15 s, 1, 5 or 15 minutes.
+    """Returns the samples of the last 15 minutes, or blocks (minimum, median, maximum) of 15 s, 1, 5 or 15 minutes.
 
-    Blocks have the longest length that does not exceed `resolution`; without it, the shortest length whose range
-    includes `since`. The response has at most 901 points. After a restart, the previous day is available in blocks of
-    15 minutes.
+    You get the longest blocks that don't exceed `resolution` or, without it, the shortest blocks that reach back to
+    `since`. The response has at most 901 points. After a restart, the previous day is available in 15-minute blocks.
     """
     known = kernel_of(request).history
     uuid = device_named(uuid, kernel_of(request).frame, others=known.devices)
@@ -431,9 +430,10 @@ async def share_history(
     until: Until = None,
     resolution: Resolution = None,
 ) -> Response:
-    """Returns, at each time, the used bytes and the bytes of each share. Times and resolutions are those of
-    `/api/v1/history`. In blocks, a share is the difference of medians; in samples, what a process has taken since its
-    agent's last report is opaque.
+    """Returns the used bytes and each share's bytes at each time. Times and resolutions work as in `/api/v1/history`.
+
+    In blocks, a share is a difference of medians. In samples, what a process has taken since its agent's last report is
+    opaque.
     """
     known = kernel_of(request).history
     frame = kernel_of(request).frame

@@ -1,4 +1,4 @@
-"""Metrics, probes and problem documents. They need no FastAPI, so that a daemon answers before it imports the API."""
+"""Metrics, probes and problem documents. They need no FastAPI, so a daemon answers before it imports the API."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Session:
 
 
 class CodeRequest(Encodable):
-    """``valid_seconds``: time until the code ends."""
+    """``valid_seconds``: time until the code expires."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{}]})
 
@@ -70,10 +70,10 @@ NO_STORE = {"Cache-Control": "no-store"}
 async def request_code(
     request: Request, body: CodeRequest | None = None, caller: Caller = Depends(caller_with("read"))
 ) -> Response:
-    """Returns a code for the page's address: `/#code=CODE`. It is valid for one sign-in, and for 60 s unless
-    `valid_seconds` states another time, of at most ten minutes.
+    """Returns a code for the web UI's address, `/#code=CODE`. The code works once, within 60 s or, if you pass it,
+    `valid_seconds` (at most ten minutes).
 
-    403: the caller has a client certificate or the token of a service account, which sign in with each request.
+    403: you used a client certificate or a service account's token, which authenticates each request anyway.
     """
     tokens: Tokens = request.app.state.tokens
     if not caller.sessions:
@@ -89,10 +89,11 @@ async def request_code(
     **described(Session, Session("gpm_fJ2c", SESSION_SECONDS), 401, 429),
 )
 async def sign_in(request: Request, body: CodeBody) -> Response:
-    """The token has the rights of the caller that requested the code, for 12 h at most. It ends with the daemon, and
-    when that caller's own token is revoked.
+    """The token has the rights of the caller who requested the code, for at most 12 h.
 
-    401: the code does not exist, has ended, or was used before. 429: ten wrong codes or tokens within a minute.
+    It ends when the daemon stops, or when that caller's own token is revoked.
+
+    401: the code doesn't exist, has expired, or was used before. 429: ten wrong codes or tokens within a minute.
     """
     tokens: Tokens = request.app.state.tokens
     who, now = user(request.scope), tokens.clock()
@@ -106,7 +107,7 @@ async def sign_in(request: Request, body: CodeBody) -> Response:
 
 @router.deletion(SESSIONS, "End the session whose token is sent", (404,))
 async def sign_out(request: Request, caller: Caller = Depends(caller_with("read"))) -> Response:
-    """404: the token is not that of a session."""
+    """404: the token doesn't belong to a session."""
     tokens: Tokens = request.app.state.tokens
     if not tokens.sign_ins.end(bearer_token(request.scope) or ""):
         raise HTTPException(404, "the token doesn't belong to a session; only sessions can be ended")

@@ -54,7 +54,7 @@ class _Block:
 class CachingAllocator:
     """The allocator of this process on one device. It attaches with its first allocation, not before.
 
-    ``lock`` may be held by callers, so that several calls read and change one state. Above ``limit_bytes`` held bytes
+    ``lock`` may be held by callers, so several calls read and change one state. Above ``limit_bytes`` held bytes
     the allocator behaves as if the device were full.
     """
 

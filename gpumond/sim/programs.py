@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count, repeat
 from random import Random
 
+from gpumond import agent
 from gpumond.sim.allocator import ProgramMemory, Tensor
 from gpumond.sim.device import OutOfMemory, SimDevice
 
@@ -43,6 +44,7 @@ def training(memory: ProgramMemory, random: Random) -> Iterator[float]:
             while activations:
                 memory.free(activations.pop())
                 yield 0.3
+            agent.step()
         batches = []
         for _ in range(3):
             batches.append(memory.allocate(0.04))
@@ -50,19 +52,41 @@ def training(memory: ProgramMemory, random: Random) -> Iterator[float]:
         memory.free(*batches)
 
 
+MAX_REQUESTS = 16
+
+
 def serving(memory: ProgramMemory, random: Random) -> Iterator[float]:
-    """Serve requests whose number rises and falls in waves; each holds a key-value cache that grows."""
+    """Serve requests whose number rises and falls in waves; each holds a key-value cache that grows.
+
+    At its limit, it ends the newest request and repeats the allocation.
+    """
     memory.allocate(0.06, "parameters")
     requests: list[list[Tensor]] = []
+
+    def ended(share: float) -> tuple[float] | None:
+        if not requests:
+            return None
+        memory.free(*requests.pop())
+        return (share,)
+
+    @agent.retry_on_oom(shrink=ended, attempts=MAX_REQUESTS + 1)
+    def allocate(share: float) -> Tensor:
+        return memory.allocate(share, "tensors")
+
     for tick in count():
-        rate = 0.22 + 0.18 * math.sin(tick / 60)
-        if random.random() < rate and len(requests) < 16:
-            requests.append([memory.allocate(random.uniform(0.001, 0.004), "tensors")])
-        if requests:
-            random.choice(requests).append(memory.allocate(0.0007, "tensors"))
-            if random.random() < len(requests) / 40:
-                memory.free(*requests.pop(random.randrange(len(requests))))
+        rate = 0.22 + 0.18 * math.sin(tick / 60 - 1.2)
+        if random.random() < rate and len(requests) < MAX_REQUESTS:
+            requests.append([allocate(random.uniform(0.001, 0.004))])
+        if random.random() < len(requests) / 8:
+            block = allocate(0.0007)
+            if requests:
+                random.choice(requests).append(block)
+            else:
+                memory.free(block)
+        if random.random() < len(requests) / 40:
+            memory.free(*requests.pop(random.randrange(len(requests))))
         memory.busy(0.02 * len(requests))
+        agent.step()
         yield 0.5
 
 
@@ -86,8 +110,6 @@ def idle(memory: ProgramMemory, random: Random) -> Iterator[float]:
 
 def finetune(memory: ProgramMemory, random: Random) -> Iterator[float]:
     """Search for the largest batch that the device has room for: the last one does not fit beside `idle`."""
-    from gpumond import agent
-
     memory.allocate(0.04, "parameters")
     yield 10.0
     for size in (2, 4, 8, 16, 32, 64):
@@ -97,6 +119,7 @@ def finetune(memory: ProgramMemory, random: Random) -> Iterator[float]:
                 batch = memory.allocate(size / 100)
                 yield 2.5
             memory.free(batch)
+            agent.step()
 
 
 PRETRAIN_SHARE = 2 / 3
@@ -110,6 +133,7 @@ def pretrain(memory: ProgramMemory, random: Random) -> Iterator[float]:
     memory.allocate(PRETRAIN_SHARE / 2)
     for _ in range(100):
         memory.busy(random.uniform(0.5, 0.6))
+        agent.step()
         yield 1.0
 
 
@@ -124,7 +148,12 @@ def leak(memory: ProgramMemory, random: Random) -> Iterator[float]:
         if step >= 40:
             losses.append(memory.allocate(0.0006, "tensors"))
         memory.free(batch)
+        agent.step()
         yield 0.5
+
+
+QUIET_SECONDS = 35.0
+"""Time for which `fragmentation` keeps its first blocks: no program has a problem in the demo's first minute."""
 
 
 def fragmentation(memory: ProgramMemory, random: Random) -> Iterator[float]:
@@ -140,6 +169,7 @@ def fragmentation(memory: ProgramMemory, random: Random) -> Iterator[float]:
         for _ in range(11):
             generations[0] += _carve(memory, unit, 16)
             yield 0.5
+        yield QUIET_SECONDS
         for scale in (2, 4, 8):
             generation: list[Tensor] = []
             spare: list[Tensor] = []
@@ -153,6 +183,7 @@ def fragmentation(memory: ProgramMemory, random: Random) -> Iterator[float]:
                         generation.append(spare.pop(0))
                         freed = 0
                         memory.busy(random.uniform(0.05, 0.1))
+                        agent.step()
                         yield 0.3 * scale
                 del blocks[1::2]
             generations.append(generation)
@@ -207,16 +238,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCONT))
     end = time.monotonic() + options.duration
 
-    from gpumond import agent
-
     def pause(seconds: float) -> bool:
-        agent.step()
         remaining = end - time.monotonic()
         if remaining <= 0 or options.parent not in (None, os.getppid()):
             return False
         return signal.sigtimedwait(SIGNALS, max(0.0, min(seconds / options.speed, remaining))) is None
 
-    agent.start(workload=options.workload or options.program, suspendable=options.program == "idle")
+    name = options.workload or options.program
+    agent.start(workload=name, allow_limit=True, suspendable=options.program == "idle")
     memory = ProgramMemory(SimDevice(options.card))
     run(PROGRAMS[options.program], memory, Random(options.seed), pause)
     agent.stop()

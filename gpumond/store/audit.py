@@ -49,7 +49,7 @@ RENEWED_BY = "gpumond.store.database"
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One action with its actor and time (unix seconds). ``detail`` is any JSON value."""
+    """One action with its actor and time (Unix seconds). ``detail`` is any JSON value."""
 
     seq: int
     at: float
@@ -120,7 +120,7 @@ def count(db: sqlite3.Connection, owner: str) -> int:
 
 
 def remove_old(db: sqlite3.Connection, cut: float) -> None:
-    """Remove the entries before the first one that is not older than ``cut`` (unix seconds)."""
+    """Remove the entries before the first one that is not older than ``cut`` (Unix seconds)."""
     query = "SELECT coalesce((SELECT min(seq) - 1 FROM audit WHERE at >= ?), (SELECT max(seq) FROM audit))"
     through = db.execute(query, (cut,)).fetchone()[0]
     if db.execute("DELETE FROM audit WHERE seq <= ?", (through,)).rowcount:

@@ -189,7 +189,7 @@ class Database:
         return db
 
     def _claim(self) -> None:
-        """Hold the lock as long as this process runs, so that two daemons never share a store. The file of a lock
+        """Hold the lock as long as this process runs, so two daemons never share a store. The file of a lock
         that is held may have been removed with its directory: then the new one is locked."""
         path = self.path.with_name(f"{self.path.name}.lock")
         if self._lock is not None:

@@ -1,7 +1,7 @@
 """Persistent state: rules and overrides, silences, audit log, receipts, past and active alerts, undelivered
 notifications, requests for memory, history, baselines.
 
-SQLite in WAL mode with synchronous=FULL: an acknowledged change is on the disk. One thread writes, so that the event
+SQLite in WAL mode with synchronous=FULL: an acknowledged change is on the disk. One thread writes, so the event
 loop waits for no disk. A store that cannot commit reports it (``writable``, ``trouble``), rejects changes, and tries
 again every few seconds; the daemon continues without it.
 """
@@ -135,7 +135,7 @@ def _now() -> DaemonActivity:
 class Store:
     """One file. Every method that changes something returns after the commit, or raises StoreUnavailable.
 
-    ``bounds`` can be replaced at any time. ``clock`` returns unix seconds and a monotonic clock's.
+    ``bounds`` can be replaced at any time. ``clock`` returns Unix seconds and a monotonic clock's.
     """
 
     def __init__(

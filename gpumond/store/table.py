@@ -70,7 +70,7 @@ class RowDecoder:
 
 
 def text(value: object) -> str:
-    """Return the text. Raises TypeError or ValueError for a value that is no text in UTF-8."""
+    """Return the text. Raises TypeError or ValueError for a value that isn't UTF-8 text."""
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} isn't text")
     value.encode()

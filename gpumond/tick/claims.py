@@ -88,7 +88,7 @@ def resident_managed_bytes(managed: Mapping[ProcessKey, int], unattributed: int)
     """Return the managed bytes of each process that are attributed to it on a device, at most all.
 
     How many of them are on the device is unknown. Those that are belong to the used bytes that the driver counts for no
-    process, so that these are the limit; several processes share them by size.
+    process, so these are the limit; several processes share them by size.
     """
     total = sum(managed.values())
     if total <= unattributed:

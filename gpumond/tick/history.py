@@ -52,7 +52,7 @@ SeriesKey = tuple[str, ProcessKey | None]
 
 class Shares(NamedTuple):
     """Used bytes and the bytes of each share at one time; an unknown one is None. ``low`` and ``high``: limits of the
-    used bytes within the block that begins at ``at`` (unix time).
+    used bytes within the block that begins at ``at`` (Unix time).
     """
 
     at: float
@@ -68,7 +68,7 @@ class Shares(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One block, or one sample, that begins at ``at`` (unix time)."""
+    """One block, or one sample, that begins at ``at`` (Unix time)."""
 
     at: float
     low: float
@@ -80,7 +80,7 @@ class Point(NamedTuple):
 class CoarseSeries:
     """Series of one device (``pid`` None) or process in the form that the store keeps.
 
-    ``blocks`` are rows of the 15-minute tier: unix time, count, then minimum, median, maximum of each signal;
+    ``blocks`` are rows of the 15-minute tier: Unix time, count, then minimum, median, maximum of each signal;
     ``records`` the highest median of each signal in each tier so far. Unknown is None.
     """
 
@@ -95,7 +95,7 @@ class CoarseSeries:
 class History:
     """Series of all devices and processes, extended by each snapshot.
 
-    Time is the snapshots' monotonic clock, times ``pace``. Unix times are derived from the newest snapshot, so that
+    Time is the snapshots' monotonic clock, times ``pace``. Unix times are derived from the newest snapshot, so
     a step of the wall clock moves no sample relative to another.
     """
 
@@ -112,7 +112,7 @@ class History:
         self._samples = SAMPLES if pace == 1 else int(SAMPLES * pace / ACCELERATED_SECONDS)
 
     def unix(self, at: float) -> float:
-        """Convert a time of this clock to unix time."""
+        """Convert a time of this clock to Unix time."""
         return self.taken_at - (self.now - at) / self.pace
 
     def begin(self, snapshot: Snapshot) -> bool:
@@ -173,7 +173,7 @@ class History:
         """Return samples (resolution None or below 15 s) or the longest blocks that are not longer than
         ``resolution``.
 
-        ``since`` and ``until`` are unix times: a block that ends after ``since`` is included. Times at which the
+        ``since`` and ``until`` are Unix times: a block that ends after ``since`` is included. Times at which the
         signal was unknown are left out. The last block is the one that has not closed yet. Empty if the device, process
         or signal is unknown.
         """
@@ -256,7 +256,7 @@ class History:
 
     def _series(self, key: SeriesKey, least: int, most: int) -> Series:
         self._born += 1
-        # Blocks of different series close at different times, so that no tick closes all of them.
+        # Blocks of different series close at different times, so no tick closes all of them.
         phase = float(self._born * 7 % 60)
         kept = self._awaited.pop(key, None)
         widths = [len(record) for record in kept.records] if kept is not None else []

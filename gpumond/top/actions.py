@@ -1,5 +1,5 @@
-"""Dialogs: a flush in three steps (plan, confirmation, receipts), and a suspension, a resumption, a silence or a signal
-after a confirmation. Each shows itself in its ``panel``.
+"""Dialogs: a flush in three steps (plan, confirmation, receipts); a suspension, a resumption, a silence or a signal
+after a confirmation; the choice of columns. Each shows itself in its ``panel``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import duration, human
 from gpumond.top.connection import DaemonClient, Requests
-from gpumond.top.processes import SIGNALS, refusal, send
+from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, keep_columns, refusal, send
 from gpumond.top.screen import Hints, Panel
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
@@ -384,3 +384,55 @@ class SignalDialog:
             programs = "1 program" if count == 1 else f"{count} programs"
             lines += [[], [Span(f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no", "bold")]]
         return lines
+
+
+LINES_ABOVE = 4
+"""Lines above the selected column that remain visible when the list is longer than the screen."""
+
+
+class ColumnDialog:
+    """The columns of the table, at first those that it shows on a screen of ``width``. Each change is kept for the next
+    start.
+    """
+
+    def __init__(self, table: ProcessList, width: int) -> None:
+        keys = {
+            **dict.fromkeys(("up", "k"), lambda: self._move(-1)),
+            **dict.fromkeys(("down", "j"), lambda: self._move(1)),
+        }
+        keys |= {**dict.fromkeys((" ", "x", "enter"), self._change), "d": lambda: self._set(())}
+        self.panel = Panel(self._lines, ("c",), keys, self._hints)
+        self.table = table
+        self.automatic = [column.name for column in table.laid_out(width)]
+        self.place, self.problem = 0, ""
+
+    def _hints(self) -> Hints:
+        return (("esc", "Close"), ("↑↓", "Column"), ("space", "Show or hide"), ("d", "Default"))
+
+    def _move(self, step: int) -> None:
+        self.place = max(0, min(self.place + step, len(COLUMNS) - 1))
+        self.panel.first = max(0, self.place - LINES_ABOVE)
+
+    def _change(self) -> None:
+        shown = {*(self.table.columns or self.automatic)} ^ {COLUMNS[self.place].name}
+        self._set([column.name for column in COLUMNS if column.name in shown])
+
+    def _set(self, columns: Sequence[str]) -> None:
+        self.table.columns = columns
+        self.problem = keep_columns(columns)
+
+    def _lines(self, width: int) -> list[Line]:
+        shown = self.table.columns or self.automatic
+        return [
+            [Span("columns of the table" if self.table.columns else "columns of the table: those with values", "bold")],
+            *(
+                [
+                    Span(
+                        f" [{'x' if column.name in shown else ' '}] {column.name} ",
+                        "chosen" if at == self.place else "",
+                    )
+                ]
+                for at, column in enumerate(COLUMNS)
+            ),
+            *wrapped([Span(self.problem, "bold")], width),
+        ]

@@ -12,9 +12,17 @@ from gpumond.cli.client import with_commands
 from gpumond.facts.errors import DaemonError
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.top import screen
-from gpumond.top.actions import FlushDialog, FlushTarget, SignalDialog, SilenceDialog, SuspensionDialog, why_panel
+from gpumond.top.actions import (
+    ColumnDialog,
+    FlushDialog,
+    FlushTarget,
+    SignalDialog,
+    SilenceDialog,
+    SuspensionDialog,
+    why_panel,
+)
 from gpumond.top.connection import STALE_INTERVALS, DaemonClient, DaemonConnection, Requests, combined, names
-from gpumond.top.processes import TREE, AncestorCache, ProcessList, ProcessStats, column_at, laid_out
+from gpumond.top.processes import TREE, AncestorCache, ProcessList, ProcessStats, column_at, kept_columns
 from gpumond.top.screen import (
     HistoryChart,
     Panel,
@@ -23,6 +31,7 @@ from gpumond.top.screen import (
     drawn,
     extended,
     help_lines,
+    read_busy,
     read_history,
     remarks,
     remarks_in_full,
@@ -39,18 +48,25 @@ DETAIL_CHART_ROWS = 4
 
 
 class Top:
-    """The application. ``device``: UUID of the device that is selected first."""
+    """The application. ``device``: UUID of the device that is selected first. ``columns``: names of those of the table.
+    Without ``columns``, those that were last chosen.
+    """
 
     def __init__(
-        self, daemons: Sequence[DaemonClient], terminal: Terminal, colors: Colors, device: str | None = None
+        self,
+        daemons: Sequence[DaemonClient],
+        terminal: Terminal,
+        colors: Colors,
+        device: str | None = None,
+        columns: Sequence[str] = (),
     ) -> None:
         urls = [daemon.url for daemon in daemons]
         self.connections = [DaemonConnection(*each) for each in zip(daemons, names(urls), strict=True)]
         self.terminal, self.colors, self.device = terminal, colors, device
         self.monochrome = colors == "none"
         self.requests = Requests(terminal.wake)
-        self.table = ProcessList()
-        self.screen = Screen(self.monochrome)
+        self.table = ProcessList(self.monochrome, columns or kept_columns())
+        self.screen = Screen(self.monochrome, terminal.can_show(BLOCKS))
         self.lineages = AncestorCache()
         self.vitals = ProcessStats()
         self.panel: Panel | None = None
@@ -86,6 +102,7 @@ class Top:
             "z": lambda: self._move("suspend"),
             "Z": lambda: self._move("resume"),
             "S": self._silence,
+            "c": self._columns,
             "a": lambda: self._open(Panel(self._remarks_in_full, ("a", "enter"))),
             "p": self._pause,
             "escape": self._show_all,
@@ -138,6 +155,8 @@ class Top:
     def _received(self) -> None:
         self._refresh()
         shown = self.shown
+        if self._latest:
+            self.screen.sensors.add(self._latest)
         if shown and not device_of(shown, self.device):
             self.device = None
         if shown and self.past:
@@ -169,6 +188,19 @@ class Top:
 
         self.requests.ask(lambda: read_history(connection.daemon, uuid, of, until), receive)
 
+    def _read_sensors(self) -> None:
+        """Request the earlier utilization of the devices whose curves are shown, once."""
+        sensors, shown = self.screen.sensors, self.shown
+        while shown and sensors.unread:
+            uuid = sensors.unread.pop()
+            connection, own = self._place_of(uuid)
+
+            def receive(answer: list[tuple[float, float]] | DaemonError, uuid: str = uuid) -> None:
+                if not isinstance(answer, DaemonError):
+                    sensors.precede(uuid, answer)
+
+            self.requests.ask(partial(read_busy, connection.daemon, own, shown.taken_at), receive)
+
     def _chart(self, width: int, rows: int, named: bool = True) -> list[Line]:
         subject = self._subject()
         if subject is None or self.past is None or self.past.of != subject[0]:
@@ -197,6 +229,7 @@ class Top:
                 shown, notices, self.table, self.device, self._filtering, self._chart, width, height - 2
             )
             hints = screen.FILTER_HINTS if self._filtering else screen.HINTS
+        self._read_sensors()
         lines = screen.framed(head, body, self.message, hints, width, height)
         self.terminal.draw([ansi(line, self.colors) for line in lines])
 
@@ -231,10 +264,10 @@ class Top:
     def _press_in_panel(self, panel: Panel, key: str) -> None:
         if key in panel.closing:
             self.panel = None
+        elif key in panel.keys:
+            panel.keys[key]()
         elif key in _MOVES or key in ("pageup", "pagedown"):
             panel.scroll(self._rows_of(key))
-        else:
-            panel.press(key)
 
     def _type(self, key: str) -> None:
         table = self.table
@@ -266,8 +299,7 @@ class Top:
             if table.first + place - 1 < len(table.rows):
                 table.select(table.first + place - 1)
             return
-        columns = laid_out(self.terminal.size()[0], (row.process for row in table.rows))
-        if column := column_at(columns, mouse.column):
+        if column := column_at(table.laid_out(self.terminal.size()[0]), mouse.column):
             table.order = table.order.by(column.name)
 
     def _click_device(self, place: int) -> None:
@@ -287,8 +319,7 @@ class Top:
         self._filtering = True
 
     def _sort(self, step: int) -> None:
-        columns = laid_out(self.terminal.size()[0], (row.process for row in self.table.rows))
-        self.table.order = self.table.order.next(columns, step)
+        self.table.order = self.table.order.next(self.table.laid_out(self.terminal.size()[0]), step)
 
     def _reverse(self) -> None:
         self.table.order = self.table.order.by(self.table.order.column)
@@ -316,6 +347,9 @@ class Top:
     def _select_device(self, uuid: str | None, keep: bool = False) -> None:
         """Select a device, or all. ``keep``: do nothing without a device."""
         self.device = self.device if keep and uuid is None else uuid
+
+    def _columns(self) -> None:
+        self.panel = ColumnDialog(self.table, self.terminal.size()[0]).panel
 
     def _details(self) -> None:
         row = self.table.chosen

@@ -7,13 +7,17 @@ import re
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 from gpumond.facts.program import ProcessKey
+from gpumond.host.files import replace_file
 from gpumond.host.machine import TICKS_PER_SECOND, find_process, process_start, read_head, start_of, stat_fields
 from gpumond.view.rows import HOLDINGS, HostFacts, ProcessLife, ProcessRow, plain, pod_of, shows_opaque
-from gpumond.view.text import Line, Span, fitted, size
+from gpumond.view.tables import share_cells
+from gpumond.view.text import Line, Span, bar, fitted, size, width_of
 
 FIELDS: Mapping[str, Callable[[ProcessRow], object]] = {
     "gpu": lambda row: row.gpu,
@@ -110,26 +114,58 @@ def _index(gpu: str) -> int | None:
 
 RANKS = {"live": 2, "cached": 0, "stranded": 3, "overhead": 5, "opaque": 6}
 PROGRAM = 14
+SHARES = "shares"
+"""The column that shows the shares as a bar."""
 COLUMNS = (
     TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _index(row.gpu)),
     TableColumn("pid", 7, 0, lambda row: str(row.pid or ""), lambda row: row.pid),
     TableColumn("program", PROGRAM, 0, lambda row: row.program),
     TableColumn("user", 10, 8, lambda row: row.user),
     TableColumn("used", 10, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
+    TableColumn(SHARES, 12, 9, lambda row: "", lambda row: row.used_bytes),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
     TableColumn("busy", 5, 7, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
     TableColumn("verdict", 13, 1, lambda row: row.status),
     TableColumn(
-        "age", 6, 9, lambda row: (row.host and _age(row.host.age_seconds)) or "", lambda row: _of(row, "age_seconds")
+        "age", 6, 10, lambda row: (row.host and _age(row.host.age_seconds)) or "", lambda row: _of(row, "age_seconds")
     ),
-    TableColumn("cpu", 5, 10, lambda row: _ratio(_of(row, "cpu_ratio")), lambda row: _of(row, "cpu_ratio")),
+    TableColumn("cpu", 5, 12, lambda row: _ratio(_of(row, "cpu_ratio")), lambda row: _of(row, "cpu_ratio")),
     TableColumn(
-        "host", 10, 11, lambda row: size(row.host and row.host.resident_bytes), lambda row: _of(row, "resident_bytes")
+        "host", 10, 13, lambda row: size(row.host and row.host.resident_bytes), lambda row: _of(row, "resident_bytes")
     ),
-    TableColumn("command", 20, 12, lambda row: _without_folder(row.host.command) if row.host else ""),
+    TableColumn("command", 16, 11, lambda row: _without_folder(row.host.command) if row.host else ""),
 )
 HIDEABLE = (*HOLDINGS, "busy", "age", "cpu", "host", "command")
 """Columns that are hidden while no row has a value other than 0."""
+
+
+def column_names(text: str) -> tuple[str, ...]:
+    """Return the names in a text such as ``gpu,used,command``. Raises ValueError."""
+    known, found = [column.name for column in COLUMNS], [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in found if name not in known]:
+        raise ValueError(f"unknown column {unknown[0]!r:.40}; columns: {', '.join(known)}")
+    return tuple(found)
+
+
+def kept_columns() -> Sequence[str]:
+    """Return the names of the columns that were last chosen; none without a file that this version can read."""
+    with suppress(OSError, ValueError):
+        return column_names(_columns_file().read_text())
+    return ()
+
+
+def keep_columns(columns: Sequence[str]) -> str:
+    """Keep the columns for the next start. Return why that failed; empty if it did not."""
+    try:
+        _columns_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(_columns_file(), ",".join(columns).encode())
+    except OSError as error:
+        return f"not kept for the next start: {_columns_file()}: {error.strerror}"
+    return ""
+
+
+def _columns_file() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gpumond" / "top-columns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +222,16 @@ def arranged(rows: Iterable[ProcessRow], order: SortOrder, words: str) -> list[P
     return found
 
 
-def laid_out(width: int, rows: Iterable[ProcessRow]) -> list[TableColumn]:
-    """Return the columns of a line of that width, in their final widths. A GPU's label is shown completely."""
+def laid_out(width: int, rows: Iterable[ProcessRow], chosen: Collection[str] = ()) -> list[TableColumn]:
+    """Return the columns of a line of that width, in their final widths. A GPU's label is shown completely.
+
+    ``chosen``: names of the columns to show if they fit; none for those that have a value.
+    """
     shown = [*rows]
     longest = max((len(row.gpu) for row in shown), default=0)
     more = max(0, longest - COLUMNS[0].width)
-    columns = fitting(width - 1 - more, empty(shown))
+    without = {column.name for column in COLUMNS} - {"program", *chosen} if chosen else empty(shown)
+    columns = fitting(width - 1 - more, without)
     spare = max(0, width - 1 - more - sum(column.width + 1 for column in columns))
     last = columns[-1].name == "command"
     program = min(spare, 10 if last else 30)
@@ -236,12 +276,24 @@ def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = ""
     return [Span(" " + " ".join(cells), "head")]
 
 
-def table_line(row: TableRow, columns: Sequence[TableColumn], width: int, marked: bool, chosen: bool) -> Line:
-    """Return the line of one row: a mark, then the columns."""
-    cells = [fitted(_text(column, row), column.width, bool(column.number)) for column in columns]
-    text = fitted(("*" if marked else " ") + " ".join(cells), width)
-    style = "warn" if row.process.notable else "bold" if row.members else ""
-    return [Span(text, "chosen" if chosen else style)]
+def table_line(
+    row: TableRow, columns: Sequence[TableColumn], width: int, marked: bool, chosen: bool, shares: Line
+) -> Line:
+    """Return the line of one row: a mark, then the columns. ``shares``: the bar."""
+    style = "chosen" if chosen else row.process.level or ("bold" if row.members else "")
+    line, text = Line(), "*" if marked else " "
+    for column in columns:
+        if column.name == SHARES:
+            line, text = [*line, Span(text, style), *shares], " "
+        else:
+            text += f"{fitted(_text(column, row), column.width, bool(column.number))} "
+    return [*line, Span(fitted(text.removesuffix(" "), width - width_of(line)), style)]
+
+
+def share_bar(row: ProcessRow, largest: int, width: int, monochrome: bool) -> Line:
+    """Return the shares of a process as a bar. ``largest``: bytes of a bar of full length."""
+    cells = bar({share: size for share, size in row.shares.items() if size}, largest, width)
+    return [Span(" " * count) if part == "free" else share_cells(part, count, monochrome) for part, count in cells]
 
 
 def _text(column: TableColumn, row: TableRow) -> str:
@@ -263,9 +315,13 @@ TREE = "tree"
 
 
 class ProcessList:
-    """``by`` is a grouping, ``TREE`` or empty. The cursor follows its row when rows change places."""
+    """``by`` is a grouping, ``TREE`` or empty. The cursor follows its row when rows change places.
 
-    def __init__(self) -> None:
+    ``columns``: names of those to show, see `laid_out`.
+    """
+
+    def __init__(self, monochrome: bool = False, columns: Collection[str] = ()) -> None:
+        self.monochrome, self.columns = monochrome, columns
         self.order = SortOrder()
         self.words = ""
         self.by = ""
@@ -288,6 +344,10 @@ class ProcessList:
         if self._key in keys:
             self._cursor = keys.index(self._key)
         self.move(0)
+
+    def laid_out(self, width: int) -> list[TableColumn]:
+        """Return the columns of a line of that width."""
+        return laid_out(width, (row.process for row in self.rows), self.columns)
 
     def move(self, rows: int) -> None:
         self.select(self._cursor + rows)
@@ -318,12 +378,15 @@ class ProcessList:
         count = max(1, height - 1)
         self.first = max(0, min(self.first, len(self.rows) - count))
         self.first = min(max(self.first, self._cursor - count + 1), self._cursor)
-        columns = laid_out(width, (row.process for row in self.rows))
+        columns = self.laid_out(width)
+        room = next((column.width for column in columns if column.name == SHARES), 0)
+        largest = max((row.process.used_bytes or 0 for row in self.rows), default=0)
         visible = self.rows[self.first : self.first + count]
         found = [table_head(columns, self.order, f"{len(visible)}/{len(self.rows)}" if len(self.rows) > count else "")]
         for place, row in enumerate(visible, self.first):
             marked = all(process.key in self.marks for process in row.processes)
-            found.append(table_line(row, columns, width, marked, place == self._cursor))
+            shares = share_bar(row.process, largest, room, self.monochrome)
+            found.append(table_line(row, columns, width, marked, place == self._cursor, shares))
         if not self.rows and self.words:
             found.append([Span(" no process matches the filter", "dim")])
         return found[:height]
@@ -399,7 +462,7 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
         host=None,
         verdict=verdict,
         status=verdict,
-        notable=bool(notable),
+        level="bad" if any(row.level == "bad" for row in notable) else "warn" if notable else "",
         state="",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -82,7 +83,7 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
     head = [Span(f"{name}used in the last {duration(past.until - start)}: {limits}")]
     for band, size in past.points[-1][1].items():
         if size:
-            mark = [] if monochrome else [Span(BLOCKS[8], ink=band)]
+            mark = [] if monochrome else [Span(" ", ground=band)]
             part = [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {human(size)}", "dim")]
             head += part if width_of([*head, *part]) <= width else []
     chart = stack(past.points, start, past.until, width, rows)
@@ -100,6 +101,60 @@ def _piece(cell: StackCell, count: int) -> Span:
     if cell.lower == cell.upper:
         return Span(BLOCKS[8 if cell.lower else 0] * count, ink=cell.lower)
     return Span(BLOCKS[cell.eighths] * count, ground=cell.upper, ink=cell.lower)
+
+
+def read_busy(daemon: DaemonClient, uuid: str, until: float) -> list[tuple[float, float]]:
+    """Return the utilization of a device in the last ``SECONDS``: unix times and ratios. Raises DaemonError."""
+    query = urlencode({"uuid": uuid, "signal": "utilization", "since": until - SECONDS})
+    return [(float(each["at"]), float(each["median"])) for each in daemon.get(f"/api/v1/history?{query}")["points"]]
+
+
+class SensorHistory:
+    """Utilization and power of each device in the last ``SECONDS``. The daemon keeps no power before the first view.
+
+    ``unread``: devices that are shown and whose earlier utilization has not been requested.
+    """
+
+    def __init__(self) -> None:
+        self._points: dict[str, deque[tuple[float, float | None, float | None]]] = {}
+        self._shown: set[str] = set()
+        self.unread: list[str] = []
+
+    def add(self, view: View) -> None:
+        self._points = {device.uuid: self._points.get(device.uuid, deque()) for device in view.devices}
+        for device in view.devices:
+            own = self._points[device.uuid]
+            if not own or own[-1][0] != view.taken_at:
+                own.append((view.taken_at, device.busy_ratio, device.watts))
+            while own[0][0] < view.taken_at - SECONDS:
+                own.popleft()
+
+    def precede(self, uuid: str, busy: Iterable[tuple[float, float]]) -> None:
+        """Add the earlier utilization of a device, as pairs of a unix time and a ratio, the oldest first."""
+        if own := self._points.get(uuid):
+            first = own[0][0]
+            own.extendleft(reversed([(at, ratio, None) for at, ratio in busy if at < first]))
+
+    def lines(self, uuid: str, width: int) -> list[Line]:
+        """Return a line with a curve of each value that is known; none before the second value."""
+        if uuid not in self._shown:
+            self._shown.add(uuid)
+            self.unread.append(uuid)
+        points = self._points.get(uuid) or deque()
+        busy = [(at, {"busy": round(100 * ratio)}) for at, ratio, _ in points if ratio is not None]
+        watts = [(at, {"power": round(power)}) for at, _, power in points if power is not None]
+        curves = [
+            (f"{name}, at most {max(part[name] for _, part in own)}{unit} ", own, top)
+            for name, own, unit, top in (("busy", busy, "%", 100), ("power", watts, " W", 0))
+            if len(own) > 1
+        ]
+        line = Line()
+        for title, own, top in curves:
+            room = max(1, width // len(curves) - cells(title) - 2)
+            start, until = points[0][0], points[-1][0]
+            curve = "".join(map(block, stack(own, start, until, room, 1, top)[0]))
+            line += [Span(title, "dim"), Span(f"{curve}  ")]
+        return [line] if line else []
 
 
 Hints = Sequence[tuple[str, str]]
@@ -127,11 +182,6 @@ class Panel:
     def hints(self) -> Hints:
         return self._hints() or (("esc", "Close"), ("↑↓", "Scroll"))
 
-    def press(self, key: str) -> None:
-        """Handle a key that neither closes nor scrolls the panel."""
-        if key in self.keys:
-            self.keys[key]()
-
     def scroll(self, lines: int) -> None:
         """Move the text. The screen limits ``first`` to the lines that exist."""
         self.first = max(0, self.first + lines)
@@ -151,6 +201,7 @@ s, >  and  < | sort by the next and previous column
 r, I | reverse the order
 g | group by the next property: user, workload, container, or none
 t, F5 | show processes as a tree (this machine only)
+c | choose the columns; they are kept for the next start
 Devices
 ← →, 0 to 9 | select a device
  | the chart shows the selected device, or else the process under the cursor
@@ -195,7 +246,7 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
     """Return the lines of the details. ``history``: the lines of its chart, if any."""
     lines: list[Line] = [[Span(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
     for sentence in row.verdicts:
-        lines += wrapped([Span(sentence, "bold" if row.notable else "")], width)
+        lines += wrapped([Span(sentence, row.level)], width)
     shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
     holder, kv_cache = row.kv_cache or ("", "")
     more = {holder: f" ({kv_cache})"} if kv_cache else {}
@@ -238,6 +289,7 @@ HINTS: Hints = (
     ("p", "Pause"),
     ("←→", "GPU"),
     ("t", "Tree"),
+    ("c", "Columns"),
     ("K", "Signal"),
 )
 FILTER_HINTS: Hints = (("enter", "Done"), ("esc", "Remove the filter"))
@@ -249,8 +301,9 @@ class Screen:
     ``parts``: first row and height of each part that reacts to the mouse.
     """
 
-    def __init__(self, monochrome: bool) -> None:
-        self.monochrome = monochrome
+    def __init__(self, monochrome: bool, curves: bool = True) -> None:
+        self.monochrome, self.curves = monochrome, curves
+        self.sensors = SensorHistory()
         self.parts: dict[str, tuple[int, int]] = {}
         self._devices_first = 0
         self._device_lines: Sequence[Line] = ()
@@ -267,7 +320,15 @@ class Screen:
         height: int,
     ) -> list[Line]:
         """Return the lines below the head. ``chart_lines`` returns the chart for a width and a number of rows."""
-        devices, legend = device_lines(shown, width, height + 2, self.monochrome, device)
+        curves = self.curves and height + 2 >= LARGE_ROWS
+        devices, legend = device_lines(
+            shown,
+            width,
+            height + 2,
+            self.monochrome,
+            device,
+            lambda uuid: self.sensors.lines(uuid, width) if curves else (),
+        )
         estimate = estimate_line(shown)
         entry = filter_line(table.words, filtering)
         about = [*remarks(shown, notices)]
@@ -362,12 +423,17 @@ def head_line(
 
 
 def device_lines(
-    view: View | None, width: int, rows: int, monochrome: bool, chosen: str | None
+    view: View | None,
+    width: int,
+    rows: int,
+    monochrome: bool,
+    chosen: str | None,
+    past: Callable[[str], Iterable[Line]],
 ) -> tuple[list[Line], list[Line]]:
     """Return the lines of the devices and of their legend, each as long as ``width``."""
     if view is None:
         return [], []
-    lines, legend = device_block(view, width, rows, monochrome, chosen)
+    lines, legend = device_block(view, width, rows, monochrome, chosen, past)
     return [clipped(line, width) for line in lines], [clipped(line, width) for line in legend]
 
 

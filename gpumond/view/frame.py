@@ -23,8 +23,10 @@ from gpumond.view.rows import (
     DeviceRow,
     Key,
     ProcessRow,
+    behind,
     cached_lines,
     devices,
+    earlier_requests,
     free_elsewhere,
     grant_sentences,
     held_by,
@@ -233,11 +235,11 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
     index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
         who = requester(request)
-        behind = f", behind {request['ahead']}" if request["ahead"] else ""
+        before = f", {behind(request['ahead'], earlier_requests(frame, request))}" if request["ahead"] else ""
         lasted = duration(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
         device = index.get(request["device_uuid"], request["device_uuid"])
         sentence = safe(
-            f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{behind}{_missing(request)}"
+            f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{before}{_missing(request)}"
         ) + (f"; the largest programs there are {holders}" if (holders := held_by(request)) else "")
         elsewhere = free_elsewhere(frame, request)
         yield FrameNotice("note", "waiting", f"{sentence}; {elsewhere}" if elsewhere else sentence, "waiting")

@@ -107,7 +107,7 @@ def curve(
 ) -> str:
     """Return a chart of bytes over seconds, from 0 to ``top`` (or the maximum), with a line at each mark.
 
-    ``span``: the unix times of both ends of the axis, which then has dates; else it has the seconds since the first
+    ``span``: the Unix times of both ends of the axis, which then has dates; else it has the seconds since the first
     point. ``gap``: distance in seconds of two points above which the line has a gap.
     """
     if not points:

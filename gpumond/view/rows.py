@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpumond.facts.program import ProcessKey, process_key
+from gpumond.facts.quota import SHOWN_EARLIER
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.suspension import MemoryHolder
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import counted, duration, human
 from gpumond.facts.verdicts import PATTERNS
 
 Engine = Mapping[str, Any]
@@ -90,6 +91,8 @@ class DeviceRow:
     busy_ratio: float | None
     celsius: float | None
     watts: float | None
+    waiting_bytes: int = 0
+    """Sum of the requests for memory that wait."""
     host: str = ""
     """Name of the daemon, if there are several."""
 
@@ -145,13 +148,18 @@ class ProcessRow:
     """What one column says: that the process is suspended or in trouble, its most severe alert or verdict, or how it
     is odd.
     """
-    notable: bool
+    level: str
+    """``bad`` with a critical alert, ``warn`` with another alert or a verdict on a problem, else empty."""
     state: str
     flush_policy: str | None
     verdicts: tuple[str, ...]
     sources: ProcessSources
     host: HostFacts | None = None
     """Facts of this machine, in `top` if the process runs here."""
+
+    @property
+    def notable(self) -> bool:
+        return bool(self.level)
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
@@ -208,6 +216,9 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
     unmapped: Counter[str] = Counter()
     for process in frame["processes"]:
         unmapped[process["device_uuid"]] += process.get("unmapped_bytes") or 0
+    waiting: Counter[str] = Counter()
+    for request in frame["queue"]:
+        waiting[request["device_uuid"]] += request["need_bytes"]
     for device in frame["snapshot"]["devices"]:
         lines, sensors = held.get(device["uuid"], []), device["sensors"]
         yield DeviceRow(
@@ -228,6 +239,7 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
             busy_ratio=sensors["gpu_utilization_ratio"],
             celsius=sensors["gpu_temperature_celsius"],
             watts=sensors["power_watts"],
+            waiting_bytes=waiting[device["uuid"]],
         )
 
 
@@ -257,6 +269,54 @@ def requester(request: Mapping[str, Any]) -> str:
     pid = "" if request["pid"] is None else f"pid {request['pid']}"
     first, *more = [plain(each) for each in (request["workload"], pid, request["user"]) if each] or ["a program"]
     return f"{first} ({', '.join(more)})" if more else first
+
+
+def behind(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
+    """Return which requests precede one, such as ``behind pretrain (20.0 GiB) and 2 more``."""
+    named = [each["workload"] or ("a program" if each["pid"] is None else f"pid {each['pid']}") for each in earlier]
+    shown = [f"{plain(name)} ({human(each['need_bytes'])})" for name, each in zip(named, earlier, strict=True)]
+    shown = shown[:SHOWN_EARLIER]
+    if not shown:
+        return f"behind {counted(ahead, 'other request')}"
+    more = ahead - len(shown)
+    last = f"{more} more" if more else shown.pop()
+    return f"behind {' and '.join(filter(None, (', '.join(shown), last)))}"
+
+
+def earlier_requests(frame: Mapping[str, Any], request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the requests for the same device whose turn is before, the next one first."""
+    own = (each for each in frame["queue"] if each["device_uuid"] == request["device_uuid"])
+    return sorted((each for each in own if each["ahead"] < request["ahead"]), key=lambda each: int(each["ahead"]))
+
+
+def place_sentence(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
+    """Return the place of a request in the queue, as a sentence; empty for the first."""
+    ahead = request["ahead"]
+    before = behind(ahead, earlier_requests(frame, request))
+    return f"{requester(request)} is number {ahead + 1} in the queue, {before}" if ahead else ""
+
+
+def reserve_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence about each request that waits for a device of which a quota reserves unused memory."""
+    index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
+    for request in frame["queue"]:
+        for quota, unused in _unused_reserves(frame, request["device_uuid"]).items():
+            gpu = index.get(request["device_uuid"], "its GPU")
+            yield (
+                f"{requester(request)} waits for {human(request['need_bytes'])} of {gpu}; the quota {plain(quota)} "
+                f"reserves {human(unused)} of it that its programs don't use"
+            )
+
+
+def _unused_reserves(frame: Mapping[str, Any], uuid: str) -> Mapping[str, int]:
+    """Return, by quota, the part of its reserve on a device that its processes there don't use, as far as known."""
+    unused: dict[str, int] = {}
+    for process in frame["processes"]:
+        quota = process["quota"]
+        if process["device_uuid"] == uuid and quota and quota["reserve_bytes"] and process["used_bytes"] is not None:
+            name = quota["reserve_quota"]
+            unused[name] = unused.get(name, quota["reserve_bytes"]) - process["used_bytes"]
+    return {name: size for name, size in unused.items() if size > 0}
 
 
 def held_by(request: Mapping[str, Any]) -> str:
@@ -394,7 +454,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
             verdict=verdict,
             status=plain(trouble or "", 20) or alert or verdict or state.partition(",")[0],
-            notable=notable or bool(alert),
+            level="bad" if rank == CRITICAL else "warn" if notable or alert else "",
             state=state,
             flush_policy=report["flush_policy"] if report else None,
             verdicts=tuple(plain(each["summary"], 400) for each in process_verdicts),

@@ -46,9 +46,17 @@ def device_lines(view: View, width: int, height: int, monochrome: bool, chosen: 
 
 
 def device_block(
-    view: View, width: int, height: int, monochrome: bool, chosen: str | None = None
+    view: View,
+    width: int,
+    height: int,
+    monochrome: bool,
+    chosen: str | None = None,
+    past: Callable[[str], Iterable[Line]] = lambda uuid: (),
 ) -> tuple[list[Line], list[Line]]:
-    """Return the lines of all devices, and those of the legend that they have in common."""
+    """Return the lines of all devices, and those of the legend that they have in common.
+
+    ``past`` returns the lines below a device that doesn't have only one line.
+    """
     if len(view.devices) > 1 and len(view.devices) * ROWS_EACH > height:
         known = [device for device in view.devices if device.used_bytes is not None]
         column = max(cells(device.label) for device in view.devices)
@@ -56,7 +64,9 @@ def device_block(
         columns = max(2, column), max(NAME, min(longest, width // NAME_PART))
         lines = [_on_one_line(device, width, columns, monochrome, chosen) for device in view.devices]
         return lines, [*_legend_area(_totals(known), width, monochrome)]
-    return [line for device in view.devices for line in _in_full(device, width, monochrome, chosen)], []
+    return [
+        line for device in view.devices for line in (*_in_full(device, width, monochrome, chosen), *past(device.uuid))
+    ], []
 
 
 def flush_estimate(view: View) -> str:
@@ -141,18 +151,30 @@ def _sensor_columns(device: DeviceRow) -> str:
 
 
 def _bar(device: DeviceRow, width: int, monochrome: bool) -> Line:
-    parts = {**device.shares, "reserved": device.reserved_bytes or 0}
-    return [_mark(share, cells, monochrome) for share, cells in bar(parts, device.size_bytes or 0, width)]
+    return [share_cells(part, count, monochrome) for part, count in bar_parts(device, width)]
 
 
-def _mark(part: str, cells: int, monochrome: bool) -> Span:
-    return Span(FILLS[part] * cells) if monochrome else Span(" " * cells, "", part)
+def bar_parts(device: DeviceRow, width: int) -> list[tuple[str, int]]:
+    """Return (part, cells) of a device's bar. What waits takes the end of the free memory."""
+    size = device.size_bytes or 0
+    parts = bar({**device.shares, "reserved": device.reserved_bytes or 0}, size, width)
+    last, free = parts[-1]
+    if last != "free" or not device.waiting_bytes:
+        return parts
+    waiting = min(free, max(1, round(device.waiting_bytes * width / max(size, 1))))
+    return [*parts[:-1], *(each for each in (("free", free - waiting), ("waiting", waiting)) if each[1])]
+
+
+def share_cells(part: str, cells: int, monochrome: bool) -> Span:
+    """Return the cells of a part in a bar."""
+    return Span(FILLS[part] * cells) if monochrome else Span((" /"[part == "waiting"]) * cells, "", part)
 
 
 def _parts(device: DeviceRow) -> dict[str, int]:
     """Return the parts of the device, in the order of the bar."""
     parts = {share: size for share, size in device.shares.items() if size}
-    for name, amount in (("reserved", device.reserved_bytes), ("free", device.free_bytes)):
+    named = ("reserved", device.reserved_bytes), ("free", device.free_bytes), ("waiting", device.waiting_bytes)
+    for name, amount in named:
         if amount:
             parts[name] = amount
     if device.overcount_bytes:
@@ -192,7 +214,7 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line
         else:
             lines[-1].append(Span("  "))
             used += 2
-        lines[-1] += [_mark(part, 1, monochrome) if part in FILLS else Span(" "), Span(words)]
+        lines[-1] += [share_cells(part, 1, monochrome) if part in FILLS else Span(" "), Span(words)]
         used += 1 + len(words)
     return lines
 
@@ -228,14 +250,14 @@ def bar_text(device: DeviceRow) -> str:
     """Return a bar of the shares, as characters; empty if the memory of the device is unknown."""
     if device.used_bytes is None:
         return ""
-    parts = {**device.shares, "reserved": device.reserved_bytes or 0}
-    return "".join(FILLS[share] * count for share, count in bar(parts, device.size_bytes or 0, BAR))
+    return "".join(FILLS[part] * count for part, count in bar_parts(device, BAR))
 
 
 def bar_legend(content: View) -> str:
     """Return the characters of the shares that some device has."""
     shares = [share for share in FILLS if any(device.shares.get(share) for device in content.devices)]
-    return "  ".join(f"{FILLS[share]} {share}" for share in (*shares, "free"))
+    waiting = ["waiting"] if any(device.waiting_bytes for device in content.devices) else []
+    return "  ".join(f"{FILLS[part]} {part}" for part in (*shares, "free", *waiting))
 
 
 def process_table(content: View, width: int | None = None) -> str:

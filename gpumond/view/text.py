@@ -27,6 +27,7 @@ FILLS: Mapping[str, str] = {
     "unattributed": "!",
     "reserved": "-",
     "free": ".",
+    "waiting": "/",
 }
 """The character of each share on terminals without color."""
 
@@ -51,7 +52,7 @@ FREE_ON_DARK = "#2E343D"
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 GAP_SECONDS = 5.0
-"""Longest distance of two points that is no gap at any interval: readings come late, and not all are requested."""
+"""Longest distance of two points that isn't a gap at any interval: readings come late, and not all are requested."""
 
 
 def bar(parts: Mapping[str, int], size: int, width: int) -> list[tuple[str, int]]:
@@ -87,12 +88,12 @@ EMPTY = StackCell("", "", 0)
 
 
 def stack(
-    points: Sequence[tuple[float, Mapping[str, int]]], start: float, end: float, width: int, rows: int
+    points: Sequence[tuple[float, Mapping[str, int]]], start: float, end: float, width: int, rows: int, top: int = 0
 ) -> list[list[StackCell]]:
     """Return the rows of a stacked chart from the top. Each point is a time and the parts from the bottom.
 
     A column shows the point with the largest sum in its time interval between ``start`` and ``end``, on a scale from 0
-    to the largest sum of all. A column without a point shows the value before it, unless that is older than
+    to ``top`` or the largest sum of all. A column without a point shows the value before it, unless that is older than
     ``GAP_SECONDS`` and than twice the regular distance between points (downsampled history, a long tick interval).
     """
     highest: list[Mapping[str, int] | None] = [None] * width
@@ -104,7 +105,7 @@ def stack(
             if before is None or sum(parts.values()) > sum(before.values()):
                 highest[place] = parts
     _bridge(highest, [at for at, _ in points], (end - start) / max(width, 1))
-    top = max((sum(parts.values()) for parts in highest if parts is not None), default=0) or 1
+    top = max([top, *(sum(parts.values()) for parts in highest if parts is not None)]) or 1
     columns = [_column(parts, top, rows) for parts in highest]
     return [[column[row] for column in columns] for row in reversed(range(rows))]
 
@@ -164,7 +165,7 @@ def _bridge(columns: list[T | None], times: Sequence[float], column_seconds: flo
             columns[place + 1 : following] = [columns[place]] * (following - place - 1)
 
 
-GROUNDS: Mapping[str, str] = {**COLORS, "free": FREE_ON_DARK, "reserved": "#6B7480"}
+GROUNDS: Mapping[str, str] = {**COLORS, "free": FREE_ON_DARK, "reserved": "#6B7480", "waiting": "#4A5260"}
 """The colors of the parts of a bar on a dark background."""
 
 Colors = Literal["none", "256", "true"]
@@ -404,7 +405,7 @@ LEAST_HANGING = 40
 
 def _hanging(line: str, last: str, width: int, room: int) -> str:
     """Return a row of a table whose last cell is broken into lines."""
-    if cells(line) <= width:
+    if cells(line) <= width or not last:
         return line
     begin, indent = line.removesuffix(last.rstrip()), width - room
     if room < LEAST_HANGING:
@@ -413,20 +414,24 @@ def _hanging(line: str, last: str, width: int, room: int) -> str:
 
 
 def fitting_table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None, hideable: Sequence[str] = ()
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    width: int | None,
+    hideable: Sequence[str] = (),
+    complete: str = "gpumond status -w",
 ) -> str:
     """Return a table that fits the width, if there is one: text is shortened, and columns in ``hideable`` are left out.
 
-    A line below the table names the columns that are left out.
+    A line below the table names the columns that are left out, and the ``complete`` form.
     """
     cells = [[safe(cell) for cell in row] for row in rows]
     header, cells, hidden = fit(header, cells, width, hideable)
-    note = [f"hidden: {', '.join(hidden)} (gpumond status -w shows all)"] if hidden else []
+    note = [broken(f"hidden: {', '.join(hidden)} ({complete} shows all)", width)] if hidden else []
     return "\n".join([*table_lines(header, cells, width), *note])
 
 
 def output_width() -> int | None:
-    """Return the width of the terminal; None if standard output is no terminal."""
+    """Return the width of the terminal; None if standard output isn't a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -444,7 +449,7 @@ def size(value: int | None) -> str:
 
 
 def moment(at: float | None) -> str:
-    """Return a unix time in UTC, like the times in summaries; ``-`` if there is none."""
+    """Return a Unix time in UTC, like the times in summaries; ``-`` if there is none."""
     return "-" if at is None else datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
 
 

@@ -78,7 +78,7 @@ def test_flood_of_messages_closes_the_connection(daemon: FakeDaemon, policy: str
 
 
 def invalid_message(rng: random.Random) -> bytes:
-    """Return a valid message with one mistake, or bytes that are no message."""
+    """Return a valid message with one mistake, or bytes that aren't a message."""
     frame = bytearray(encode(rng.choice([flush_command(), Cancel("f1"), flush_command(dry_run=True), Report()])))
     kind = rng.randrange(6)
     if kind == 0:

@@ -104,7 +104,7 @@ def interrupted():
 def asks():
     try:
         pending_calls.run(interrupted, 20)
-    except pending_calls.Busy as busy:
+    except pending_calls.MainThreadBusy as busy:
         answers.append(busy)
 thread = threading.Thread(target=asks, daemon=True)
 thread.start()

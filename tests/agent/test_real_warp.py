@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.agent_daemon import SECONDS
 
 pytestmark = [
-    pytest.mark.soak,  # its wheel has 150 MB, so that the other tests run without it
+    pytest.mark.soak,  # its wheel has 150 MB, so the other tests run without it
     pytest.mark.skipif(importlib.util.find_spec("warp") is None, reason="needs Warp (pip install warp-lang)"),
 ]
 

@@ -1,4 +1,4 @@
-"""Work that a report avoids, so that it costs its program little."""
+"""Work that a report avoids, so it costs its program little."""
 
 from __future__ import annotations
 

@@ -117,6 +117,13 @@ def test_explanation_names_programs_and_earlier_requests():
     plan = [{"pid": 7, "start_ticks": 1, "workload": "train\n", "reclaimable_bytes": GIB}]
     _, answer = state("waiting", ahead=2, available_bytes=None, missing_bytes=0, plan=plan)
     text = explanation(answer)
-    assert "needed; 2 earlier requests are waiting. Flushing train" in text
+    assert "needed; number 3 in the queue, behind 2 other requests. Flushing train" in text
     assert "(pid 7, 1.0 GiB)" in text
     assert "\n" not in text
+
+
+def test_wait_names_what_is_ahead_with_its_size():
+    before = {"workload": "bigjob", "pid": 8, "need_bytes": 20 * GIB}
+    with scripted(state("waiting", ahead=1, behind=[before]), state("granted")) as (url, _):
+        done = run(url, ["--wait", "1m"])
+    assert "2.0 GiB needed; number 2 in the queue, behind bigjob (20.0 GiB)" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ def test_growth_of_memory_fails_the_build(daemon: RunningDaemon, driver: FakeDri
     (workload,) = kept["workloads"]
     before = driver.devices[0].processes[0].used_bytes
     assert {each["measure"]: each["distribution"]["peak"] for each in workload["measures"]}["used"] == before
-    calm = daemon.run("baseline", "compare", "n", "--for", "1s", "--fail-if", "used_peak>5%")
+    calm = daemon.run("baseline", "compare", "n", "--for", "4s", "--fail-if", "used_peak>5%")
     assert (calm.returncode, "used_peak" in calm.stdout) == (0, True)
+    assert re.search(r"^gpumond: measured [23] s of 4 s$", calm.stderr, re.MULTILINE)
     driver.devices[0].processes[0].used_bytes += before // 10
     driver.write()
     until(lambda: daemon.value("gpumond_process_memory_used_bytes") == before + before // 10)

@@ -134,11 +134,10 @@ def test_wrong_use_exits_with_2(arguments: tuple[str, ...]):
 
 
 def test_id_that_is_none_is_refused_with_the_command_that_lists_ids():
-    refused = gpumond_here("oom", "show", "newest")
-    assert (refused.returncode, refused.stderr) == (
-        2,
-        "gpumond: 'newest' isn't a case id; `gpumond oom list` shows the ids\n",
-    )
+    for id in ("newest", "123"):
+        refused = gpumond_here("oom", "show", id)
+        message = f"gpumond: {id!r} isn't a case id; `gpumond oom list` shows the ids\n"
+        assert (refused.returncode, refused.stderr) == (2, message)
 
 
 def test_output_that_nobody_reads_is_no_error():
@@ -371,3 +370,11 @@ def test_run_tells_the_program_what_it_allows():
     done = gpumond("run", "--allow-limit", "--suspendable", "--", "env")
     allowed = {line for line in done.stdout.splitlines() if line.startswith("GPUMOND_") and line.endswith("=1")}
     assert allowed == {"GPUMOND_AGENT=1", "GPUMOND_ALLOW_LIMIT=1", "GPUMOND_SUSPENDABLE=1"}
+
+
+def test_own_files_are_read_in_any_locale():
+    environ = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code = "import gpumond.page.files, gpumond.page.runbooks; print(ascii(gpumond.page.runbooks.SECTIONS))"
+    done = forks.run([sys.executable, "-c", code], env=os.environ | environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2026" in done.stdout

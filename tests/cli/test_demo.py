@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import socket
 import subprocess
@@ -166,6 +167,16 @@ def test_printed_commands_work_as_they_stand(common_demo: RunningDaemon):
     assert "This address signs you in once, within the next 10 min." in common_demo.log.read_text()
 
 
+def test_session_of_the_printed_address_has_the_name_of_its_user(common_demo: RunningDaemon):
+    code = until(lambda: re.search(r"#code=(\S+)", common_demo.log.read_text()))[1]
+    _, answer, _ = common_demo.request("/api/v1/sessions", {"code": code})
+    token = json.loads(answer)["token"]
+    _, answer, _ = common_demo.request(
+        "/api/v1/flushes", {"target": {"all": True}, "dry_run": True}, Authorization=f"Bearer {token}"
+    )
+    assert {each["requested_by"] for each in json.loads(answer)["receipts"]} == {f"uid:{os.geteuid()}"}
+
+
 NOBODY = "nobody-has-this-name"
 
 
@@ -202,6 +213,23 @@ def test_user_and_device_select_programs(common_demo: RunningDaemon):
     plan = json.loads(common_demo.run("flush", "--user", user, "--dry-run", "--json").stdout)
     assert {receipt["workload"] for receipt in plan["receipts"]} == PROGRAMS
     assert "train-llm" in common_demo.run("status", "--device", "0").stdout
+
+
+def test_programs_have_the_limit_of_their_quota_or_of_a_command(common_demo: RunningDaemon):
+    def limits() -> dict[str, int | None]:
+        return {each["workload"]: each["limit_bytes"] for each in common_demo.get("processes")}
+
+    until(lambda: limits()["chat-api"] == int(2.9 * GIB))
+    assert common_demo.run("limit", "train-llm", "6GiB").returncode == 0
+    until(lambda: limits()["train-llm"] == 6 * GIB)
+    assert common_demo.run("limit", "train-llm", "none").returncode == 0
+    until(lambda: limits()["train-llm"] is None)
+
+
+def test_process_above_its_soft_limit_has_an_alert(common_demo: RunningDaemon):
+    (alert,) = until(lambda: [one for one in common_demo.get("alerts") if one["rule"] == "quota-exceeded"], 180)
+    assert dict(alert["labels"])["workload"] == "chat-api"
+    assert "more than the soft limit of the chat-api quota (2.7 GiB)" in dict(alert["annotations"])["summary"]
 
 
 def test_lists_are_csv(common_demo: RunningDaemon):

@@ -12,7 +12,7 @@ EMPTY: dict[str, Any] = {
     "processes": [],
     "verdicts": [],
     "alerts": [],
-    "snapshot": {"suspended_programs": []},
+    "snapshot": {"suspended_programs": [], "reports": []},
 }
 
 
@@ -26,10 +26,14 @@ def test_nothing_is_told_of_an_empty_machine():
 
 
 def test_captions_contain_the_figures_of_the_daemon():
-    training = {"pid": 1, "workload": "train-llm", "cached_bytes": 3 * GIB, "live_bytes": 2 * GIB}
-    idle = {"pid": 3, "workload": "embeddings", "cached_bytes": 0, "live_bytes": 9 * GIB, "idle_seconds": 120.0}
+    training = {"pid": 1, "workload": "train-llm", "cached_bytes": 3 * GIB, "live_bytes": 2 * GIB, "quota": None}
+    idle = {"pid": 3, "workload": "embeddings", "cached_bytes": 0, "live_bytes": 9 * GIB, "quota": None}
+    idle |= {"idle_seconds": 120.0}
     suspended = {"state": "suspended", "workload": "embeddings", "memory": [{"used_bytes": 10 * GIB}]}
-    notebook = {"pid": 2, "workload": "notebook", "cached_bytes": 0, "live_bytes": GIB}
+    notebook = {"pid": 2, "workload": "notebook", "cached_bytes": 0, "live_bytes": GIB, "quota": None}
+    quota = {"quota": {"soft_limit_bytes": 2 * GIB}, "used_bytes": 3 * GIB}
+    limited = {"workload": "chat-api", "limits": [{}], "program": {"oom_recovered": 2}}
+    serving = {"pid": 5, "workload": "chat-api", "cached_bytes": 0, "live_bytes": GIB} | quota
     verdict = {"kind": "leak", "pid": 2, "summary": "notebook grows by 840.0 MiB/min"}
     alert = {"labels": [["workload", "finetune"], ["gpu", "1"]], "annotations": [["case", "c1"]]}
     receipt = {"outcome": "freed", "released_bytes": GIB, "workload": "etl", "requested_by": "rule:flush"}
@@ -37,8 +41,8 @@ def test_captions_contain_the_figures_of_the_daemon():
     back = {"workload": "embeddings", "requested_by": "SIGCONT", "duration_seconds": 28.0}
     found = told(
         queue=[{"need_bytes": 20 * GIB, "workload": "pretrain"}],
-        processes=[training, notebook, idle],
-        snapshot={"suspended_programs": [suspended]},
+        processes=[training, notebook, idle, serving],
+        snapshot={"suspended_programs": [suspended], "reports": [limited]},
         verdicts=[verdict],
         alerts=[alert],
         receipts=[receipt, moved | {"outcome": "suspended"}, back | {"outcome": "resumed"}],
@@ -48,15 +52,17 @@ def test_captions_contain_the_figures_of_the_daemon():
         "cache": "train-llm uses 2.0 GiB, and keeps 3.0 GiB that a flush would release. Try: gpumond flush train-llm",
         "idle": "embeddings has been idle for 2 min, and a flush can't release its 9.0 GiB. To move that memory to the "
         "host: gpumond suspend embeddings",
+        "quota": "chat-api uses 1.0 GiB more than the soft limit of its quota (2.0 GiB). See: gpumond quota",
+        "limit": "chat-api reached its limit 2 times, ended requests and went on. See: gpumond oom list",
         "suspended": "embeddings is suspended, and resume needs 10.0 GiB. Try: gpumond resume embeddings --wait 2m",
         "leak": "notebook grows by 840.0 MiB/min. Try: gpumond why notebook",
         "share": "embeddings was idle, and gpumond suspended it for pretrain (pid 4)",
         "back": "The user of embeddings is back, and gpumond resumed it after 28 s. See: gpumond receipts",
         "flush": "A flush of etl released 1.0 GiB, by rule flush. See: gpumond receipts",
-        "oom": "finetune ran out of memory on GPU 1. See: gpumond oom show c1",
+        "oom of finetune": "finetune ran out of memory on GPU 1. See: gpumond oom show c1",
     }
 
 
 def test_small_caches_and_healthy_verdicts_are_not_told():
-    training = {"pid": 1, "workload": "train-llm", "cached_bytes": GIB, "live_bytes": None}
+    training = {"pid": 1, "workload": "train-llm", "cached_bytes": GIB, "live_bytes": None, "quota": None}
     assert told(processes=[training], verdicts=[{"kind": "churn", "summary": ""}]) == {}

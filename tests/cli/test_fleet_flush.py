@@ -221,7 +221,7 @@ def test_process_that_ended_after_the_plan_is_refused(tmp_path: Path, machines: 
         (("--workload", "x", "--max-parallel", "0"), "must be positive"),
         (("--workload", "x", "--flush-timeout", "0"), "--flush-timeout"),
         (("--workload", "x", "--min-reclaimable", "much"), "--min-reclaimable 'much'"),
-        (("--query", "x @ 1", "--prometheus", "http://127.0.0.1:1", "--yes"), "modifier @"),
+        (("--query", "x @ 1", "--prometheus", "http://127.0.0.1:1", "--yes"), "@ modifier"),
     ],
 )
 def test_wrong_use_exits_with_2(tmp_path: Path, arguments: tuple[str, ...], message: str):

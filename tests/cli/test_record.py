@@ -66,6 +66,17 @@ def test_snapshots_are_written_once():
     assert (done.returncode, done.stderr) == (0, b"gpumond: 3 snapshots recorded\n")
 
 
+def test_progress_is_told_after_two_seconds_and_the_summary_as_json(tmp_path: Path):
+    with answering(*(to_json(at(seq)) for seq in range(1, 100))) as url:
+        done = record("--url", url, "--for", "3s", "--out", str(tmp_path / "log"), "--json")
+    count = len((tmp_path / "log").read_bytes().splitlines())
+    assert json.loads(done.stdout) == {"snapshots": count, "missed": 0}
+    (progress,) = done.stderr.decode().splitlines()
+    assert progress.endswith(" snapshots recorded")
+    assert int(progress.split()[1]) < count
+    assert record("--json").returncode == 2, "the output is JSON already"
+
+
 def test_missed_snapshots_are_reported():
     with answering(to_json(at(1)), to_json(at(4))) as url:
         done = record("--url", url, "--for", "1s")

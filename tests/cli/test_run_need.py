@@ -176,7 +176,7 @@ def test_programs_start_in_order_and_one_that_is_killed_loses_its_place(daemon: 
     second = start("--need", "900MiB", "--wait", "5m")
     assert "MiB available, 900.0 MiB needed" in first_error(second)
     third = start("--need", "800MiB", "--wait", "5m")
-    assert "1 earlier request is waiting" in first_error(third)
+    assert "number 2 in the queue, behind pid" in first_error(third)
     second.send_signal(signal.SIGKILL)
     first.kill()
     assert line_of(third) == "started\n"
@@ -189,7 +189,7 @@ def test_grants_and_places_are_kept_over_a_kill_of_the_daemon(start: Start, rest
     assert "MiB available, 500.0 MiB needed" in first_error(second)
     restarted()
     third = start("--need", "100MiB", "--wait", "5m")
-    assert "1 earlier request is waiting" in first_error(third)
+    assert "number 2 in the queue, behind pid" in first_error(third)
     first.kill()
     first.wait()
     for process in (second, third):

@@ -22,10 +22,10 @@ from gpumond.features.alerts.command import _runbook
 from gpumond.features.quotas.admission_client import WaitStatusLine, size
 from gpumond.features.quotas.command import no_request, queue_table, queue_text
 from gpumond.view.frame import view
-from gpumond.view.rows import quota_sentence
+from gpumond.view.rows import behind, quota_sentence, reserve_sentences
 from gpumond.view.text import moment
 from tests.helpers.frames import make_frame
-from tests.helpers.values import make_device
+from tests.helpers.values import make_device, make_process
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ QUEUED = QueuedRequest(
 def test_queue_is_shown_with_what_is_missing_and_since_when():
     frame = make_frame(make_device(used_bytes=GIB), queue=(QUEUED,))
     missing = "8.0 GiB is available, flushes return 5.0 GiB, 7.0 GiB is missing"
-    sentence = f"pretrain (pid 4242, ann) has waited 1 min for 20.0 GiB of GPU 0, behind 1; {missing}"
+    sentence = f"pretrain (pid 4242, ann) has waited 1 min for 20.0 GiB of GPU 0, behind 1 other request; {missing}"
     row = queue_table(frame).splitlines()[1].split("  ")
     assert [cell.strip() for cell in row if cell] == [
         "0",
@@ -107,6 +107,41 @@ def test_queue_is_shown_with_what_is_missing_and_since_when():
     ]
     notices = [notice for notice in view(frame).notices if notice.kind == "waiting"]
     assert [(notice.title, notice.text) for notice in notices] == [("waiting", sentence)]
+
+
+def test_queue_names_what_is_ahead_with_its_size():
+    first = replace(QUEUED, id="b", ahead=0, workload="bigjob", need_bytes=30 * GIB)
+    elsewhere = replace(QUEUED, id="c", ahead=0, workload="other", device_uuid="GPU-b")
+    frame = make_frame(make_device(used_bytes=GIB), make_device("GPU-b", index=1), queue=(first, elsewhere, QUEUED))
+    sentence = "pretrain (pid 4242, ann) is number 2 in the queue, behind bigjob (30.0 GiB)"
+    assert sentence in queue_text(frame)
+    assert any("of GPU 0, behind bigjob (30.0 GiB); 8.0" in notice.text for notice in view(frame).notices)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "names", "text"),
+    [
+        (1, ["a"], "behind a (1.0 GiB)"),
+        (2, ["a", ""], "behind a (1.0 GiB) and pid 7 (1.0 GiB)"),
+        (5, ["a", "b", "c"], "behind a (1.0 GiB), b (1.0 GiB), c (1.0 GiB) and 2 more"),
+        (2, [], "behind 2 other requests"),
+    ],
+)
+def test_requests_ahead_are_named_and_the_rest_is_counted(ahead: int, names: list[str], text: str):
+    assert behind(ahead, [{"workload": name, "pid": 7, "need_bytes": GIB} for name in names]) == text
+
+
+def test_what_a_quota_reserves_is_named_where_a_program_waits():
+    device = make_device(used_bytes=GIB, processes=(make_process(10, GIB),))
+    frame = make_frame(device, queue=(QUEUED,))
+    assert list(reserve_sentences(frame)) == []
+    frame["processes"][0]["quota"] = {"reserve_bytes": 5 * GIB, "reserve_quota": "gold"}
+    sentence = (
+        "pretrain (pid 4242, ann) waits for 20.0 GiB of GPU 0; the quota gold reserves 4.0 GiB of it that its programs "
+        "don't use"
+    )
+    assert list(reserve_sentences(frame)) == [sentence]
+    assert sentence in queue_text(frame)
 
 
 def test_grant_is_shown_until_its_memory_is_used():
@@ -195,7 +230,7 @@ def test_request_whose_turn_is_later_states_no_missing_memory():
     later = replace(QUEUED, available_bytes=-10 * GIB, missing_bytes=30 * GIB)
     content = view(make_frame(make_device(used_bytes=GIB), queue=(later,)))
     assert [notice.text for notice in content.notices if notice.kind == "waiting"] == [
-        "pretrain (pid 4242, ann) has waited 1 min for 20.0 GiB of GPU 0, behind 1"
+        "pretrain (pid 4242, ann) has waited 1 min for 20.0 GiB of GPU 0, behind 1 other request"
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,15 +14,19 @@ import pytest
 
 from gpumond.commands.main import main
 from gpumond.facts.frame import Verdict
+from gpumond.facts.quota import QueuedRequest
 from gpumond.facts.shares import SHARES
+from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.view.frame import view
-from gpumond.view.tables import device_table, notes, process_table
+from gpumond.view.tables import device_lines, device_table, notes, process_table
+from gpumond.view.text import plain_text
+from tests.helpers import forks
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame, fake_daemon, make_frame
 from tests.helpers.running import gpumond_here
 from tests.helpers.screens import terminal
-from tests.helpers.values import make_device, make_pool, make_process, make_report
+from tests.helpers.values import make_device, make_pool, make_process, make_report, make_suspended
 
 
 def test_help_explains_the_columns(capsys: pytest.CaptureFixture[str]):
@@ -92,6 +97,27 @@ def test_bar_shows_the_shares():
     assert table.splitlines()[-1] == "# live  + cached  x stranded  = overhead  ? opaque  . free"
 
 
+def test_what_waits_takes_the_end_of_the_free_memory():
+    (device,) = view(busy_frame()).devices
+    waiting = replace(view(busy_frame()), devices=(replace(device, waiting_bytes=10 * GIB),))
+    _, row, legend = device_table(waiting, bars=True).splitlines()
+    assert "??......//" in row
+    assert legend.endswith(". free  / waiting")
+    whole = "\n".join(plain_text(line) for line in device_lines(waiting, 80, 24, True))
+    assert "." * 20 + "/" * 10 in whole
+    assert "/ waiting 10.0 GiB" in whole
+    beyond = replace(waiting, devices=(replace(device, waiting_bytes=100 * GIB),))
+    assert "?" + "/" * 30 in "".join(plain_text(line) for line in device_lines(beyond, 80, 24, True))
+
+
+def test_json_of_status_has_queue_grants_and_quotas():
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers |= {"/api/v1/status": (200, {}), "/api/v1/quotas": (200, [{"name": "gold"}])}
+        done = forks.run([sys.executable, "-m", "gpumond", "status", "--json", "--url", fake.url])
+    answer = json.loads(done.stdout)
+    assert (answer["queue"], answer["grants"], answer["quotas"]) == ([], [], [{"name": "gold"}])
+
+
 def test_status_fits_the_terminal_and_is_complete_elsewhere():
     with fake_daemon(long_frame()) as fake:
         command = [sys.executable, "-m", "gpumond", "status", "--url", fake.url]
@@ -106,6 +132,41 @@ def test_status_fits_the_terminal_and_is_complete_elsewhere():
         plain = gpumond_here("status", "--url", fake.url).stdout
         assert "w" * 60 in plain
         assert "#####" not in plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("command", ["status", "top --once", "queue", "quota"])
+def test_sentences_break_between_words(width: int, command: str):
+    summary = "train is leaking about 0.8 GiB/min on GPU 0; at this rate, GPU 0 will be full in about eight minutes"
+    verdict = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=5.0, summary=summary)
+    waiting = QueuedRequest(
+        id="a",
+        device_uuid="GPU-a",
+        need_bytes=50 * GIB,
+        available_bytes=8 * GIB,
+        missing_bytes=7 * GIB,
+        ahead=0,
+        user="ann",
+        workload="pretrain",
+        pid=4242,
+        since=999_940.0,
+        holders=(MemoryHolder(7, "embeddings", 9 * GIB), MemoryHolder(8, "finetune", GIB)),
+    )
+    suspended = replace(make_suspended(21, 9 * GIB), workload="notebook-of-a-person-who-is-away")
+    with fake_daemon(busy_frame(verdicts=(verdict,), queue=(waiting,), suspended_programs=(suspended,))) as fake:
+        fake.answers["/api/v1/quotas"] = (200, [])
+        words = [sys.executable, "-m", "gpumond", *command.split(), "--url", fake.url]
+        whole = forks.run(words).stdout
+        with terminal(words, (width, 60), NO_COLOR="1") as session:
+            assert session.ends() == 0
+            lines = [line.strip() for line in session.written.splitlines()]
+    assert [line for line in lines if len(line) > width and ("  " not in line or command == "queue")] == []
+    long = (line.strip() for line in whole.splitlines() if len(line) > width)
+    sentences = [line for line in long if " " in line and "  " not in line]
+    assert sentences
+    shown = " ".join(lines)
+    assert [sentence for sentence in sentences if " ".join(sentence.split()) not in shown] == []
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,11 @@ def test_runtime_directory_defaults_to_the_agent_sockets(flags: dict[str, str], 
     assert settings.agent_socket() == Path("/agents/agent.sock")
 
 
+def test_two_runtime_directories_have_two_agent_sockets():
+    own = [load(None, {}, {"GPUMOND_RUNTIME_DIR": place}) for place in ("/one", "/two")]
+    assert [str(settings.agent_socket()) for settings in own] == ["/one/agent.sock", "/two/agent.sock"]
+
+
 def test_own_rule_replaces_the_built_in_one_of_its_name(tmp_path: Path):
     file = written(
         tmp_path,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.config.loading import load
-from gpumond.config.web_file import ReloadingFile, Web, read_web
+from gpumond.config.web_file import ReloadingFile, WebSettings, read_web
 from gpumond.facts.errors import ConfigError
 from tests.helpers import certificates
 
@@ -129,7 +129,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def read(place: Path, text: str) -> Web:
+def read(place: Path, text: str) -> WebSettings:
     (place / "web.yml").write_text(text)
     return read_web(place / "web.yml")
 
@@ -202,7 +202,7 @@ def test_changed_file_is_reloaded_and_an_invalid_one_is_not(place: Path, caplog:
     path.write_text(GOOD["tls"])
     watched = ReloadingFile(lambda: read_web(path), lambda web: web.files, clock=lambda: now[0])
 
-    def later() -> Web:
+    def later() -> WebSettings:
         now[0] += 2.0
         return watched.value
 

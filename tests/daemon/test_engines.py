@@ -62,7 +62,7 @@ def test_engines_appear_in_metrics_and_api(tmp_path: Path, cards: Path):
         until(lambda: daemon.value("gpumond_engine_models_loaded", engine="ollama") == 1)
         name = UNUSED_KV_CACHE["name"]
         (alert,) = until(lambda: [each for each in daemon.get("alerts") if each["rule"] == name])
-        assert dict(alert["annotations"])["summary"] == "vllm (vllm) holds 7.0 GiB while 4.0% is in use"
+        assert dict(alert["annotations"])["summary"] == "vllm (vllm) holds 7.0 GiB while 4% is in use"
         assert "4%" in daemon.run("status").stdout
         until(lambda: daemon.value("gpumond_engine_up", engine="sglang") == 0)
         assert daemon.value("gpumond_engine_requests_running", engine="sglang") is None

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gpumond.config.web_file import Web
+from gpumond.config.web_file import WebSettings
 from gpumond.daemon.server import _Server
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.guard import Guard, Policy
@@ -79,7 +79,7 @@ def test_unread_answers_are_bounded_per_user():
         listener = socket.create_server(("127.0.0.1", 0))
         config = uvicorn.Config(Guard(large, Tokens("t"), Policy()), lifespan="off", log_config=None)
         config.load()
-        server = _Server(config, Web, reasons.append)
+        server = _Server(config, WebSettings, reasons.append)
         server.lifespan = config.lifespan_class(config)
         await server.startup([listener])
         with ExitStack() as readers:

@@ -66,7 +66,7 @@ def test_leak_after_a_plateau_is_reported_within_six_minutes(per_minute: float):
 
 
 def test_growth_of_a_program_that_is_sampled_within_its_steps():
-    """The host runs ahead of the device, so that most samples contain some of a step's 1.5 GiB of activations."""
+    """The host runs ahead of the device, so most samples contain some of a step's 1.5 GiB of activations."""
     leak, dice = staircase(300 * MIB, onset=8), Random(1)
 
     def snapshots() -> Iterator[Snapshot]:
@@ -102,6 +102,19 @@ def test_activations_that_grow_are_no_growth_of_a_program_whose_step_ends_are_kn
     assert kinds(onsets(snapshots())) <= {"warm-up", "steady", "churn"}
     (steady,) = [verdict for verdict in last(snapshots()) if verdict.pid == 10]
     assert "has been steady at 20.0 GiB at the end of its steps since" in steady.summary
+
+
+def test_steady_ends_when_the_program_frees_what_its_steps_had():
+    def snapshots() -> Iterator[Snapshot]:
+        for at in steps_of(23):
+            live = 20 * GIB if at < 20 * MINUTE else 0
+            step = StepUsage(steps=int(min(at, 20 * MINUTE)), live_bytes=20 * GIB)
+            report = make_report(10, (make_pool(live=live, cached=20 * GIB - live),))
+            report = replace(report, program=replace(report.program, step=step))
+            yield at_moment(at, of_device(22 * GIB, (make_process(10, 22 * GIB),)), reports=(report,))
+
+    assert first(each_onset(snapshots()), "steady")
+    assert "steady" not in {verdict.kind for verdict in last(snapshots()) if verdict.pid == 10}
 
 
 def test_growing_ends_when_the_program_does_no_more_steps():
@@ -142,7 +155,7 @@ def test_growth_from_the_start_that_fills_the_device_soon_is_a_leak_before():
 
 
 def test_leak_is_reported_within_six_minutes_while_the_rate_of_steps_changes():
-    """Other programs start to use the device, so that a step takes longer."""
+    """Other programs start to use the device, so a step takes longer."""
 
     def steps(at: float) -> float:
         return 4 * min(at, 600) + max(0, at - 600)

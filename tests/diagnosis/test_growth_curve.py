@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from gpumond.diagnosis import messages
 from gpumond.diagnosis.growth_curve import between_rests, final_growth, fit_curve, forecasts
 from tests.helpers.agents import GIB
 from tests.helpers.curves import HOUR, MIB, MINUTE, Curve
@@ -100,3 +101,16 @@ def test_steps_of_a_growth_are_its_points_before_each(curve: Curve, count: int |
     growth, _ = course_of(curve, 2 * MIB)
     steps = between_rests(growth)
     assert (None if steps is None else len(steps.values)) == count
+
+
+@pytest.mark.parametrize(
+    ("days", "end"),
+    [(3, "; the GPU will be full in about 3 d, unless growth stops"), (50_000, ""), (math.inf, "")],
+)
+def test_time_until_full_is_stated_if_it_is_near(days: float, end: str):
+    evidence = {"slope_bytes_per_second": MIB, "full_seconds": days * 24 * HOUR}
+    summary = messages.pattern("filling", "train (pid 1)", evidence, 0.0)
+    assert (
+        summary
+        == f"train (pid 1) has been growing more and more slowly since 00:00:00 UTC, now by about 60 MiB/min{end}"
+    )

@@ -74,7 +74,7 @@ def test_leak_is_found_at_the_pace_of_other_collectors(every: float):
 
 
 def test_leak_requires_several_samples_in_a_minute():
-    """A curve that looks like a leak at one sample a minute for half an hour is no leak."""
+    """A curve that looks like a leak at one sample a minute for half an hour isn't a leak."""
     curve = leaking(60 * MIB, onset=20)
     assert first(each_onset(by_process(curve, steps_of(50, 57.0))), "leak") is None
     assert first(each_onset(by_process(curve, steps_of(50, 1.0))), "leak") is not None
@@ -116,7 +116,7 @@ def test_leak_is_not_reported_for_growth_with_the_load():
 
 
 def test_leak_uses_live_bytes_before_the_drivers_count():
-    """A cache that grows while the live bytes are constant is no leak of the program."""
+    """A cache that grows while the live bytes are constant isn't a leak of the program."""
     growing = leaking(100 * MIB, onset=15)
     assert "leak" not in kinds(onsets(by_agent(flat(10 * GIB), growing, steps_of(50))))
     found = first(

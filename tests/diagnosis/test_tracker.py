@@ -121,7 +121,7 @@ def test_device_without_answer_ends_no_life():
 
 
 def test_restarted_process_is_another_life():
-    """A reused pid is no exception: the leak of the earlier process does not count."""
+    """A reused pid isn't an exception: the leak of the earlier process does not count."""
 
     def snapshots() -> Iterator[Snapshot]:
         for at in steps_of(120, 2.0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,6 +70,15 @@ def test_without_a_daemon_the_driver_is_read_once(train: Path, tmp_path: Path, n
     assert "assumed" not in done.stdout
     assert done.stdout.splitlines()[-1].split()[-1] == "now"
     assert gpumond(*batch, **driver.env).stdout.endswith(" of 24.0 GiB\n")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_progress_is_told_while_the_program_runs(tmp_path: Path):
+    script = tmp_path / "slow.py"
+    script.write_text("import time; time.sleep(3)")
+    done = gpumond("fit", *NO_DAEMON, "--", sys.executable, str(script))
+    assert re.search(r"^gpumond: the program has run for \d s, until its optimizer", done.stderr, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def test_token_is_sent_to_a_loopback_address_and_over_tls_only(tmp_path: Path):
     trust = ssl.create_default_context(cafile=place / "ca.crt")
     with stub(lambda path, body: (200, {})) as plain, stub(lambda path, body: (200, {}), place / "server.crt") as tls:
         get(plain.address)
-        get(plain.address.replace("127.0.0.1", "0.0.0.0"))  # reaches the same server, and is no loopback address
+        get(plain.address.replace("127.0.0.1", "0.0.0.0"))  # reaches the same server, and isn't a loopback address
         get(tls.address, client(trust), "own", "https")
         assert [token for _, token, _ in plain.requests] == ["Bearer secret", None]
         assert [token for _, token, _ in tls.requests] == ["Bearer own-secret"]

@@ -18,7 +18,7 @@ PROGRAMS = {"train": {"ooms": 0}, "serve": {}}
 GROUPS = ["device", "owner", "daemon"]
 NOT_HERE = {
     "Alerts": "no alert is active",
-    "Alerts firing, by rule": "no alert is active",
+    "Alerts firing, by severity": "no alert is active",
     "Machines": "no alert is active: its column Firing",
     "Full soon": "no program grows",
     "Released by flushes, by machine": "nothing is flushed",
@@ -27,6 +27,8 @@ NOT_HERE = {
     "Verdicts": "the programs are new",
     "Age of firing alerts": "no alert is active",
     "Notifications": "the daemon has no receiver",
+    "Notifications delivered": "the daemon has no receiver",
+    "Oldest alert": "no alert is active",
 }
 """Panels without data here, with the reason."""
 

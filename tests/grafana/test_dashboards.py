@@ -286,3 +286,19 @@ def test_provisioning_names_existing_files():
     assert source["type"] == "prometheus"
     assert source["jsonData"]["timeInterval"] == scraped["global"]["scrape_interval"]
     assert provider["options"]["path"] in (ROOT / "grafana/README.md").read_text()
+
+
+def test_fleet_fits_on_three_screens():
+    height = 0
+    for panel in BOARDS["fleet"]["panels"]:
+        place = panel["gridPos"]
+        height += place["h"] if place["x"] == 0 else 0  # those of collapsed rows are within their row
+    assert 38 * height <= 2450
+
+
+def test_out_of_memory_errors_are_bars_in_a_color_of_their_own():
+    found = [panel for _, panel in panels() if panel["type"] == "timeseries" and "ooms_total" in str(panel["targets"])]
+    assert len(found) == 2
+    for panel in found:
+        assert panel["fieldConfig"]["defaults"]["custom"]["drawStyle"] == "bars"
+        assert "out of memory" in {each["matcher"]["options"] for each in panel["fieldConfig"]["overrides"]}

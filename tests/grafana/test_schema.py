@@ -28,7 +28,7 @@ IMPORT = ("__inputs", "__requires", "__elements")
 
 
 def source() -> str:
-    """Write the dashboard as literals, so that the compiler refuses keys that the schema does not know."""
+    """Write the dashboard as literals, so the compiler refuses keys that the schema does not know."""
     lines = [PREAMBLE]
     for name, board in BOARDS.items():
         board = without(board, IMPORT)

@@ -23,8 +23,6 @@ OF_SUITE = {SUITE: ("kustomize", "rpm")}
 """Packages of one release."""
 UBUNTU = "noble"
 UBUNTU_KEYS = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
-UBUNTU_SCRIPT = "/usr/share/debootstrap/scripts/gutsy"
-"""Script for each release of Ubuntu; an older debootstrap does not know the name of a newer release."""
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 CLEAN = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/var/tmp"}
 
@@ -45,7 +43,7 @@ def missing_release(suite: str) -> str:
     try:
         tree(suite)
     except AssertionError as error:
-        if "Failed getting release file" in str(error):
+        if "apt-get update" in str(error):
             return f"needs a mirror of {suite}"
         raise
     return ""
@@ -66,10 +64,10 @@ def tree(suite: str = SUITE) -> Path:
 
 def create_tree(directory: Path, suite: str = SUITE) -> None:
     packages = (*PACKAGES, *OF_SUITE.get(suite, ()))
-    components = ("--components=main,universe",) if suite == UBUNTU else ()
-    script = ("", UBUNTU_SCRIPT) if suite == UBUNTU else ()  # after the mirror, which is that of the script
+    of_ubuntu = ("--components=main,universe", f"--keyring={UBUNTU_KEYS}") if suite == UBUNTU else ()
+    mirror = "http://archive.ubuntu.com/ubuntu" if suite == UBUNTU else "http://deb.debian.org/debian"
     included = f"--include={','.join(packages)}"
-    _run("debootstrap", "--variant=minbase", *components, included, suite, str(directory), *script)
+    _run("mmdebstrap", "--quiet", "--variant=minbase", *of_ubuntu, included, suite, str(directory), mirror)
 
 
 @functools.cache

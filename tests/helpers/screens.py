@@ -154,7 +154,7 @@ def terminal(command: list[str], size: tuple[int, int] = (80, 24), **environ: st
 
 @contextmanager
 def top(*urls: str, size: tuple[int, int] = (80, 24), **environ: str) -> Iterator[Session]:
-    """Run ``gpumond top`` without colors."""
+    """Run ``gpumond top`` without colors, and without columns that were chosen before."""
     options = [word for url in urls for word in ("--url", url)]
-    with terminal([*TOP, *options], size, NO_COLOR="1", **environ) as session:
+    with terminal([*TOP, *options], size, **{"NO_COLOR": "1", "XDG_STATE_HOME": os.devnull, **environ}) as session:
         yield session

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.diagnosis.messages import with_retainers
-from gpumond.facts.alerts import Activities, Rule
+from gpumond.facts.alerts import AlertStates, Rule
 from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import PoolUsage, Reclaimable
@@ -103,7 +103,7 @@ def make_fault(
 class TickState:
     """State that `advance` passes from one tick to the next."""
 
-    activities: Mapping[str, Activities] = field(default_factory=dict)
+    activities: Mapping[str, AlertStates] = field(default_factory=dict)
     recent: RuleWindow = field(default_factory=RuleWindow)
     awaited: Awaited = frozenset()
     diagnosis: Diagnosis = field(default_factory=Diagnosis, compare=False)

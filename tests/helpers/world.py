@@ -32,7 +32,7 @@ BUSY = Sensors(gpu_utilization_ratio=0.7)
 MAX_TICKS = 12
 """Maximum duration, in ticks, of the first program that starts on a device in a tick."""
 FURTHER_MAX_TICKS = 2
-"""Maximum of the other programs, which take little memory, so that no number of them fills the device."""
+"""Maximum of the other programs, which take little memory, so no number of them fills the device."""
 
 
 class World:

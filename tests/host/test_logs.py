@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gpumond.host.logs import Json, RateLimitFilter, Text, escaped
+from gpumond.host.logs import JsonFormatter, RateLimitFilter, TextFormatter, escaped
 
 
 def make_record(message: str, line: int = 1, *arguments: object, error: bool = False) -> logging.LogRecord:
@@ -33,21 +33,21 @@ def make_record(message: str, line: int = 1, *arguments: object, error: bool = F
 )
 def test_control_characters_are_escaped(text: str, shown: str):
     assert escaped(text) == shown
-    assert Text().format(make_record("said %s", 1, text)).endswith(f"said {shown}")
-    assert json.loads(Json().format(make_record("said %s", 1, text)))["message"] == f"said {shown}"
+    assert TextFormatter().format(make_record("said %s", 1, text)).endswith(f"said {shown}")
+    assert json.loads(JsonFormatter().format(make_record("said %s", 1, text)))["message"] == f"said {shown}"
 
 
 def test_traceback_cannot_begin_a_line_of_its_own():
-    lines = Text().format(make_record("bad", error=True)).split("\n")
+    lines = TextFormatter().format(make_record("bad", error=True)).split("\n")
     assert len(lines) > 2
     assert all(line.startswith("    ") for line in lines[1:])
     assert "\x1b" not in "".join(lines)
-    (line,) = Json().format(make_record("bad", error=True)).split("\n")
+    (line,) = JsonFormatter().format(make_record("bad", error=True)).split("\n")
     assert json.loads(line)["traceback"][-1] == "ERROR forged \\x1b[31m"
 
 
 def test_line_has_a_maximum_length():
-    assert len(Text().format(make_record("x" * 10**6))) < 10_000
+    assert len(TextFormatter().format(make_record("x" * 10**6))) < 10_000
 
 
 def test_records_of_a_kind_are_limited_and_drops_are_counted():
@@ -60,9 +60,9 @@ def test_records_of_a_kind_are_limited_and_drops_are_counted():
     now[0] = 1.0
     record = make_record("from %d", 1, 7)
     assert bounded.filter(record)
-    assert Text().format(record).endswith("from 7 (90 similar records dropped)")
-    assert json.loads(Json().format(record))["left_out"] == 90
-    assert json.loads(Json().format(make_record("x"))).keys() == {"at", "level", "logger", "message"}
+    assert TextFormatter().format(record).endswith("from 7 (90 similar records dropped)")
+    assert json.loads(JsonFormatter().format(record))["left_out"] == 90
+    assert json.loads(JsonFormatter().format(make_record("x"))).keys() == {"at", "level", "logger", "message"}
 
 
 def test_number_of_kinds_is_limited():

@@ -14,7 +14,7 @@ from tests.integration import crds
 
 HELM = "helm-sdkpy==0.1.32"
 KUBERNETES = "1.36"
-REASON = missing("debootstrap", "systemd-nspawn") or (
+REASON = missing("mmdebstrap", "systemd-nspawn") or (
     crds.REASON if util.find_spec("kubernetes_validate") else "needs kubernetes-validate (pip)"
 )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ def consistent_frame(daemon: RunningDaemon) -> FrameAndAnswers:
 def serving_frame(daemon: RunningDaemon) -> Iterator[FakeDaemon]:
     """Start a fake daemon that returns one frame until it receives another."""
     with fake_daemon(daemon.get("frame")) as fake:
-        fake.answers["/api/v1/status"] = (200, daemon.get("status"))
+        fake.answers |= {f"/api/v1/{name}": (200, daemon.get(name)) for name in ("status", "quotas")}
         yield fake
 
 
@@ -112,8 +111,8 @@ def metrics_of(frame: Any) -> Series:
             continue
         where = {"uuid": verdict["device_uuid"], "gpu": index[verdict["device_uuid"]], "pid": str(verdict["pid"] or "")}
         add("verdict", 1, kind=verdict["kind"], **where)
-    for (rule, phase), number in Counter((alert["rule"], alert["phase"]) for alert in frame["alerts"]).items():
-        add("alerts", number, rule=rule, phase=phase)
+    for alert in frame["alerts"]:
+        add("alerts", 1, rule=alert["rule"], phase=alert["phase"], severity=dict(alert["labels"])["severity"])
     return expected
 
 
@@ -213,13 +212,28 @@ def _differ(face: str, compared: dict[str, tuple[Any, Any]]) -> Iterator[str]:
 
 
 def _row(frame: Any, process: Any) -> str:
-    judged = [verdict["kind"] for verdict in frame["verdicts"] if verdict["pid"] == process["pid"]]
-    judged.sort(key=lambda kind: kind in PATTERNS)
     opaque = any(each["opaque_bytes"] and each["live_bytes"] is None for each in frame["processes"])
-    columns = ("used", *(name for name in OF_PROCESSES if name != "opaque" or opaque))
+    columns = ["used", *(name for name in OF_PROCESSES if name != "opaque" or opaque)]
+    if any(each["limit_bytes"] is not None for each in frame["processes"]):
+        columns.append("limit")
     sizes = (size(process[f"{name}_bytes"]) for name in columns)
     words = (_gpu(frame, process), str(process["pid"]), process["workload"] or process["comm"], process["user"] or "")
-    return " ".join(" ".join((*words, *sizes, *judged[:1])).split())
+    return " ".join(" ".join((*words, *sizes, *_status(frame, process))).split())
+
+
+def _status(frame: Any, process: Any) -> list[str]:
+    """Return a critical alert, else a problem, else another alert, else the pattern, which an alert refutes; of several
+    alerts, the last one.
+    """
+    judged = [verdict["kind"] for verdict in frame["verdicts"] if verdict["pid"] == process["pid"]]
+    alerts = [(dict(each["labels"])["severity"], each) for each in frame["alerts"] if each["pid"] == process["pid"]]
+    firing = [(severity, each["rule"]) for severity, each in reversed(alerts) if each["phase"] == "firing"]
+    found = [rule for severity, rule in firing if severity == "critical"]
+    found += [kind for kind in judged if kind not in PATTERNS]
+    found += [rule for severity, rule in firing if severity == "warning"]
+    if all(severity == "info" for severity, _ in alerts):
+        found += judged
+    return found[:1]
 
 
 def _gpu(frame: Any, process: Any) -> str:

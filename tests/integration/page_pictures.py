@@ -31,7 +31,7 @@ ANSWERS = Path(__file__).parents[1] / "fixtures" / "page_card.json.gz"
 MAX_BYTES = 200_000
 SIZE = {"width": 1440, "height": 990}
 SECONDS = 75
-"""Time after the leak is found, so that the pictures have a past."""
+"""Time after the leak is found, so the pictures have a past."""
 
 
 def main() -> None:

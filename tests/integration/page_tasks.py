@@ -28,7 +28,7 @@ COUNT = """() => {
 }"""
 KEY_SECONDS, CLICK_SECONDS, DECISION_SECONDS = 0.28, 1.3, 1.35
 """What a user needs for a key, for pointing and clicking, and for a decision, as in the keystroke-level model of Card,
-Moran and Newell (1980), with the keys of an average person who is no typist.
+Moran and Newell (1980), with the keys of an average person who isn't a typist.
 """
 
 
@@ -151,7 +151,7 @@ def _press_compare(page: Page) -> None:
 
 
 def _two_are_compared(session: PageSession) -> None:
-    session.page.locator(".compared .plot path.layer").nth(1).wait_for(state="attached")
+    session.page.locator(".compared .plot path.series").nth(1).wait_for(state="attached")
     session.page.get_by_role("table", name="Differences between two moments").get_by_role("row").nth(2).wait_for()
 
 

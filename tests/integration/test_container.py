@@ -20,7 +20,7 @@ from tests.helpers.container_engine import BASE, Engine
 from tests.helpers.machine import ROOT, missing, wheels
 from tests.helpers.running import free_port, until
 
-REASON = missing("debootstrap", "buildah", "podman", "runc")
+REASON = missing("mmdebstrap", "buildah", "podman", "runc")
 pytestmark = [pytest.mark.skipif(bool(REASON), reason=REASON), pytest.mark.timeout(600)]
 
 IMAGE = "localhost/gpumond:test"

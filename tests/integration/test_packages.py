@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.machine import ROOT, SUITE, UBUNTU, Machine, missing, missing_release
 from tests.helpers.running import until
 
-NEEDED = missing("debootstrap", "systemd-nspawn", "nsenter", "dpkg-deb")
+NEEDED = missing("mmdebstrap", "systemd-nspawn", "nsenter", "dpkg-deb")
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(bool(NEEDED), reason=NEEDED), pytest.mark.timeout(900)]
 PAGE = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9917/', timeout=20).read().decode())"
 RPM = "rpm --nodeps"

@@ -79,7 +79,7 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
         assert session.fits()
         check_access(session)
         remedy.get_by_role("button", name="Flush…").click()
-        page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").click()
+        page.get_by_role("form", name="Sign in").get_by_role("button", name="Cancel").click()
         page.go_back()
         page.locator("#hero .plot svg").wait_for()
 

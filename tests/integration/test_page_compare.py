@@ -23,6 +23,13 @@ ROWS = """label => [...document.querySelectorAll(`table[aria-label="${label}"] t
     row => [...row.children].map(cell => cell.textContent))"""
 
 
+LINES = """all => all.map(line => {
+    const last = line.getPointAtLength(line.getTotalLength()).y
+    const top = Math.max(...all.map(each => 100 - each.getPointAtLength(each.getTotalLength()).y))
+    return [100 - last, top, getComputedStyle(line).strokeDasharray]
+})"""
+
+
 def rows(session: PageSession, label: str) -> list[list[str]]:
     session.page.get_by_role("table", name=label).locator("tbody tr").first.wait_for()
     found: list[list[str]] = session.page.evaluate(ROWS, label)
@@ -62,8 +69,12 @@ def test_programs_are_compared_with_one_another(session: PageSession, demo: Runn
     tops = page.locator(".compared .plot").evaluate_all(
         "all => all.map(plot => [...plot.querySelectorAll('.level')].map(line => line.textContent + line.style.top))"
     )
-    assert len(tops) == 2
-    assert tops[0] == tops[1]
+    assert len(tops) == 3  # both together, and each
+    assert tops[0] == tops[1] == tops[2]
+    lines = page.locator(".plot path.series").evaluate_all(LINES)
+    assert len({dash for _, _, dash in lines}) == 2
+    for (end, top, _), each in zip(lines, (one, other), strict=True):
+        assert end / top == pytest.approx(each["used_bytes"] / max(one["used_bytes"], other["used_bytes"]), abs=0.02)
     page.unroute(LIVE)
 
 
@@ -83,14 +94,19 @@ def test_address_carries_programs_and_moment(browser: Browser, demo: RunningDaem
         page.get_by_role("columnheader", name="Difference").first.wait_for()
         page.locator(".compared .plot").nth(1).click(position={"x": 100, "y": 50})
         page.wait_for_function("() => /moment=/.test(location.hash)")
-        at = page.locator(".title time").inner_text()
+        page.locator(".compared .plot").nth(1).click(position={"x": 300, "y": 50}, modifiers=["Shift"])
+        page.wait_for_function("() => /until=/.test(location.hash)")
+        at, until = page.locator(".title time").all_inner_texts()
+        assert at < until != "now"
+        page.get_by_role("heading", name=f"Between {at} and {until}").wait_for()
+        page.get_by_role("heading", name=f"Between programs, at {until}").wait_for()
         assert "compare=0%3Achat-api%2C0%3Aetl" in session.address()
         check_access(session)
         page.set_viewport_size(PHONE)
         assert session.fits()
         other = PageSession(page.context, session.address())
         other.page.get_by_role("table", name="Differences between two moments").wait_for()
-        assert other.page.locator(".title time").inner_text() == at
+        assert other.page.locator(".title time").all_inner_texts() == [at, until]
         assert other.texts(".chosen bdi") == [["chat-api", "etl"]]
         assert other.complaints == []
 

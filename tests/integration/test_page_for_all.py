@@ -29,6 +29,18 @@ ALIGNMENTS = """() => [...document.querySelectorAll('#processes .number')].map(c
     .map(style => [style.textAlign, style.fontVariantNumeric])"""
 
 
+def test_remark_of_a_program_adds_one_line_on_a_phone(browser: Browser, demo: RunningDaemon):
+    def stopped(frame: Any) -> None:
+        for process in frame["processes"]:
+            process["state"] = "stopped" if process["workload"] == "notebook" else "alive"
+
+    with open_page(browser, demo, PHONE, rewrite=stopped) as session:
+        session.shows("stopped")
+        rows = session.page.locator("tbody.process", has=session.page.locator("text=/^(notebook|etl)$/"))
+        one, other = sorted(rows.evaluate_all("all => all.map(row => row.offsetHeight)"))
+        assert other - one <= 24
+
+
 def test_numbers_of_processes_are_aligned(browser: Browser, demo: RunningDaemon):
     with open_page(browser, demo) as session:
         session.shows_content()
@@ -56,7 +68,7 @@ def test_axe_finds_nothing(browser: Browser, demo: RunningDaemon, scheme: str, v
         assert page.evaluate(CHECK) == []
         page.get_by_role("button", name="Close").click()
         page.get_by_role("button", name="Flush all…").click()
-        page.get_by_role("dialog", name="Sign in").wait_for()
+        page.get_by_role("form", name="Sign in").wait_for()
         assert page.evaluate(CHECK) == []
         sign_in(session, demo)
         page.get_by_role("dialog", name="Flush all").get_by_role("article").first.wait_for()

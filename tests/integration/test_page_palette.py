@@ -35,6 +35,11 @@ def test_palette_jumps_and_acts_by_keyboard(session: PageSession, demo: RunningD
     page.reload()
     session.shows_content()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 20, 24)"
+    page.get_by_role("button", name="Light", exact=True).click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    page.get_by_role("button", name="Dark", exact=True).click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 20, 24)"
+    assert "sim 0" not in page.locator("header").inner_text()
     page.keyboard.press(":")
     page.keyboard.type("view")
     page.keyboard.press("ArrowDown")
@@ -48,7 +53,7 @@ def test_palette_jumps_and_acts_by_keyboard(session: PageSession, demo: RunningD
     page.keyboard.press(":")
     page.keyboard.type("flush all")
     page.keyboard.press("Enter")
-    page.get_by_role("dialog", name="Sign in").wait_for()
+    page.get_by_role("form", name="Sign in").wait_for()
 
 
 def test_palette_lists_a_program_before_its_events(session: PageSession):
@@ -62,7 +67,7 @@ def test_palette_lists_a_program_before_its_events(session: PageSession):
     assert "Minute" not in found[: found.index("Why")]
     page.keyboard.type(" why")
     page.keyboard.press("Enter")
-    page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").wait_for()
+    page.get_by_role("form", name="Sign in").get_by_role("button", name="Cancel").wait_for()
 
 
 def test_palette_lists_problems_before_orders_and_opens_a_runbook(session: PageSession):

@@ -25,6 +25,10 @@ BOXES = """() => [...document.querySelectorAll('.card, .card .acts > :not([hidde
     .filter(node => node.checkVisibility())
     .map(node => [node, node.getBoundingClientRect()])
     .map(([node, box]) => [node.textContent.slice(0, 8), box.x, box.y, box.height])"""
+IN_LIST = """selector => {
+    const [list, node] = ['#alerts', selector].map(each => document.querySelector(each).getBoundingClientRect())
+    return list.top <= node.top && node.bottom <= list.bottom
+}"""
 
 
 SUMMARY = "document.querySelector('tbody .history .summary')?.textContent ?? ''"
@@ -143,6 +147,26 @@ def test_more_than_three_problems_are_folded(browser: Browser, demo: RunningDaem
         assert page.title().startswith("(8) gpumond")
 
 
+@pytest.mark.parametrize("size", [(390, 844), (1024, 768), (1440, 900)], ids=["phone", "tablet", "wide"])
+def test_problems_take_a_quarter_of_the_window_and_scroll(browser: Browser, demo: RunningDaemon, size: tuple[int, int]):
+    def three(frame: Any) -> None:
+        verdict = leak_of(frame, "notebook") | {"retained_by": "/app/a/long/path/to/the/cache.py:120 (CACHE.append)"}
+        found = [alert_of(verdict, "notebook", "firing") | {"rule": rule} for rule in ("leak", "rule-1", "rule-2")]
+        frame["verdicts"], frame["alerts"] = [verdict], found
+
+    width, height = size
+    with open_page(browser, demo, {"width": width, "height": height}, rewrite=three) as session:
+        page = session.page
+        last = page.locator(".card").nth(2)
+        last.wait_for()
+        assert page.locator("#alerts").evaluate("node => node.offsetHeight") <= height / 4
+        last.get_by_role("button", name="Chart").scroll_into_view_if_needed()
+        assert page.evaluate(IN_LIST, ".card:nth-child(3) .acts")
+        page.get_by_role("button", name="Evidence leak").evaluate("button => button.click()")
+        page.locator(".fit[open] .next").scroll_into_view_if_needed()
+        assert page.evaluate(IN_LIST, ".fit[open] .next")
+
+
 def test_headline_legend_and_chart_state_the_same_bytes(session: PageSession):
     page = session.page
     page.locator("#hero .plot path.used").wait_for(state="attached")
@@ -181,7 +205,7 @@ def test_why_names_the_remedy_of_a_problem(browser: Browser, demo: RunningDaemon
     with open_page(browser, demo, rewrite=leaking) as session:
         page = session.page
         page.get_by_role("button", name="Why leak notebook").click()
-        page.get_by_role("dialog", name="Sign in").wait_for()
+        page.get_by_role("form", name="Sign in").wait_for()
         last = REMEDIES["leak"].split("; ")[-1]
         assert last[0].upper() + last[1:] in page.locator("#why article").last.inner_text()
 
@@ -189,7 +213,7 @@ def test_why_names_the_remedy_of_a_problem(browser: Browser, demo: RunningDaemon
 def test_button_suspends_an_idle_program_and_resumes_it(browser: Browser, serve: Callable[..., RunningDaemon]):
     demo = serve("--devices", "2", command="demo")
     until(lambda: demo.request("/-/ready")[0] == 200)
-    until(lambda: any((each["idle_seconds"] or 0) > 1 for each in demo.get("processes")))
+    until(lambda: any((p["idle_seconds"] or 0) > 1 for p in demo.get("processes") if p["workload"] == "embeddings"))
     with signed_in(browser, demo) as session:
         page = session.page
         page.keyboard.press("Control+k")
@@ -244,7 +268,7 @@ def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browse
         until(flush.is_disabled)
         assert "has nothing to flush" in (flush.get_attribute("title") or "")
         card.get_by_role("button", name="Suspend").click()
-        page.get_by_role("dialog", name="Sign in").get_by_role("button", name="Cancel").click()
+        page.get_by_role("form", name="Sign in").get_by_role("button", name="Cancel").click()
         page.get_by_role("button", name="train-llm", exact=True).click()
         session.shows("To suspend train-llm, start it with gpumond run --suspendable.")
         asked.append(True)
@@ -266,11 +290,11 @@ def test_palette_suspends_compares_and_ends_silences(browser: Browser, demo: Run
     with open_page(browser, demo, rewrite=suspendable) as session:
         page = session.page
         session.shows_content()
-        for words, name in (("suspend note", "Sign in"), ("end silence leak", "Sign in")):
+        for words in ("suspend note", "end silence leak"):
             page.keyboard.press("Control+k")
             page.keyboard.type(words)
             page.keyboard.press("Enter")
-            dialog = page.get_by_role("dialog", name=name)
+            dialog = page.get_by_role("form", name="Sign in")
             dialog.get_by_role("button", name="Cancel").click()
             dialog.wait_for(state="hidden")  # the palette opens beside no other dialog
         assert page.locator("tbody.process .suspension").is_visible(), "the result is shown in the details"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +56,7 @@ def test_view_of_alerts_offers_the_actions_of_their_cards(browser: Browser, daem
         found.get_by_role("button", name="Silence fragmentation").click(timeout=120_000)
         chosen = {matcher.partition("=")[0] for matcher in page.evaluate(CHOSEN)}
         assert chosen == {"rule", "workload"}
+        assert f"user={getpass.getuser()}" in session.texts("#silence-matchers bdi")[0]
         page.get_by_role("dialog", name="Silence fragmentation").get_by_role("button", name="Cancel").click()
         page.get_by_role("row", name="present").get_by_role("button", name="Silence present").click()
         page.get_by_role("dialog", name="Silence present").get_by_role("button", name="Cancel").click()

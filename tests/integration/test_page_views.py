@@ -55,6 +55,26 @@ def test_alerts_of_the_past_have_links_to_chart_and_runbook(browser: Browser, de
         session.shows("Runbook: leak")
 
 
+def test_view_says_that_it_loads(browser: Browser, demo: RunningDaemon):
+    waiting: list[Any] = []
+
+    def guard(route: Any) -> None:
+        if route.request.url.endswith("api/v1/receipts") and not waiting:
+            waiting.append(route)
+        else:
+            route.continue_()
+
+    with open_page(browser, demo, guard=guard) as session:
+        page = session.page
+        page.get_by_role("button", name="Receipts", exact=True).click()
+        loading = page.get_by_text("Loading…", exact=True)
+        loading.wait_for()
+        until(lambda: waiting)
+        waiting[0].continue_()
+        loading.wait_for(state="hidden")
+        page.get_by_role("heading", name="Receipts").wait_for()
+
+
 def test_receipts_are_listed_filtered_and_downloaded(browser: Browser, demo: RunningDaemon):
     status, _, _ = demo.flush(target={"workload": "train-llm"}, force=True)
     assert status == 200

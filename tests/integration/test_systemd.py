@@ -20,7 +20,7 @@ from tests.helpers.machine import ROOT, Machine, missing, wheels
 from tests.helpers.running import RunningDaemon, until
 
 UNITS = ROOT / "deploy" / "systemd"
-NEEDED = missing("debootstrap", "systemd-nspawn", "nsenter")
+NEEDED = missing("mmdebstrap", "systemd-nspawn", "nsenter")
 
 HAND_OVER = """
 import os, socket, sys

@@ -3,7 +3,7 @@
 python -m tests.isolation.attacks NAME ARGUMENTS
 
 ARGUMENTS is a JSON object. An attack writes ``ready`` once it is in full effect and continues until its input ends. It
-runs at the lowest priority, so that its effect is the daemon's work and not a lack of processor time.
+runs at the lowest priority, so its effect is the daemon's work and not a lack of processor time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 python -m tests.isolation.flusher API_SOCKET PID SECONDS
 
-Each answer is a JSON line: ``status``, ``released_bytes`` and ``seconds``; status 0 is no answer. The end of the input
+Each answer is a JSON line: ``status``, ``released_bytes`` and ``seconds``; status 0: no answer. The end of the input
 ends the program.
 """
 

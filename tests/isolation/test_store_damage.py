@@ -65,7 +65,7 @@ def damaged(_machine: Machine, state: Path) -> Callable[[Callable[[Path], None]]
     def start(damage: Callable[[Path], None]) -> Machine:
         _machine.stop()
         for kept in state.iterdir():
-            # In place, so that the file still belongs to the daemon's user.
+            # In place, so the file still belongs to the daemon's user.
             (_machine.state / kept.name).write_bytes(kept.read_bytes())
         for ending in ("-wal", "-shm"):
             (_machine.state / f"gpumond.db{ending}").unlink(missing_ok=True)

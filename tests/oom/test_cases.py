@@ -265,6 +265,16 @@ def test_a_limit_of_the_library_is_named_with_its_setting(allocator: str, limit:
     assert (case.remedies[0].name, case.remedies[0].enough) == ("limit", True)
 
 
+def test_no_memory_of_the_device_helps_a_program_at_its_own_limit():
+    device = make_device(used_bytes=GIB, free_bytes=79 * GIB)
+    snapshot = make_snapshot(device, reports=(make_report(11, (make_pool(cached=8 * GIB),)),))
+    oom = Oom(number=1, at=1.0, seen="unhandled", device_uuid=device.uuid, request_bytes=GIB, limit_bytes=GIB // 2)
+    frame = Frame(snapshot, attribute(snapshot))
+    assert [each.name for each in case_file(Evidence(oom, make_report(10), frame), History()).remedies] == ["limit"]
+    unlimited = Evidence(replace(oom, limit_bytes=None, free_bytes=0), make_report(10), frame)
+    assert [each.name for each in case_file(unlimited, History()).remedies] == ["neighbor-cache"]
+
+
 NAMES = [f"{number}-{plan.cause}" for number, plan in enumerate(SEEDED)]
 
 
@@ -338,7 +348,7 @@ def test_the_missing_bytes_are_the_same_in_all_texts_and_follow_from_those_besid
     assert case.summary.endswith("no remedy is known: 1.7 GiB is missing")
     assert lacking(case.missing_bytes or 0, case.request_bytes, case.free_bytes) == "1.7 GiB"
     assert lacking(4 * GIB, 24 * GIB, 30 * GIB) == "4.0 GiB", "what a limit lacks"
-    assert [row[1] for row in remedy_rows(case)] == ["-"], "a shortage is no gain"
+    assert [row[1] for row in remedy_rows(case)] == ["-"], "a shortage isn't a gain"
 
 
 def test_another_device_is_a_remedy_only_for_all_that_the_program_was_granted_and_others_are_not():
@@ -349,8 +359,8 @@ def test_another_device_is_a_remedy_only_for_all_that_the_program_was_granted_an
     assert "on GPU 1" not in first(granted(12, 10, "GPU-b", unused=4)), "8 GiB is left of it"
     found = first(granted(10, 16, "GPU-a", unused=14))
     assert found == (
-        "start lab (pid 11), too, with gpumond run --need, or with less memory: it holds 72.0 GiB without a grant, and "
-        "this program was granted 16.0 GiB"
+        "start lab (pid 11) with gpumond run --need as well, or with less memory: it holds 72.0 GiB without a grant, "
+        "and this program was granted 16.0 GiB"
     )
 
 

@@ -94,9 +94,10 @@ STATED = {
     "flushes per caller": f"{FLUSHES_PER_MINUTE} a minute",
     "requests to [borrow](../how-to/borrow.md) memory that flush programs, per user": f"{PER_HOUR} an hour",
     "alerts in one Alertmanager notification": f"{MAX_ALERTS}, with {MAX_LABELS} labels of {MAX_LABEL:,} characters",
-    "remembered start times of Alertmanager alerts, per caller": f"{REMEMBERED:,}",
+    "Alertmanager alerts whose start the daemon remembers, per caller": f"{REMEMBERED:,}",
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
-    "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, of {REVIEW_SECONDS:g} s each",
+    "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
+    f"{REVIEW_SECONDS:g} s each",
     "result of a token review": f"{KNOWN_SECONDS:g} s",
     "HTTP connections": f"{MAX_CONNECTIONS:,}, of which at most {http_connections_of_user(MAX_CONNECTIONS)} per user",
     "connections reserved for `/metrics` and probes": f"{RESERVED_CONNECTIONS} more",
@@ -120,8 +121,8 @@ STATED = {
     "silences per caller": f"{silences.MAX_SILENCES}",
     "ended silences per caller": f"{silences.KEEP_ENDED}, for {silences.KEEP_ENDED_SECONDS / 86400:g} days",
     "a silence": f"{silences.MAX_SECONDS / 86400:g} days; {MAX_MATCHERS} matchers with {MAX_VALUE} characters "
-    f"per value; {MAX_EXPRESSION} characters per regular expression, {silences.MAX_EXPRESSIONS} in all of them, "
-    f"{MAX_COMPILED_BYTES // MIB} MiB each once compiled",
+    f"per value; {MAX_EXPRESSION} characters per regular expression, {silences.MAX_EXPRESSIONS} in all of them "
+    f"together, {MAX_COMPILED_BYTES // MIB} MiB each once compiled",
     "compiled regular expressions in silences": f"{silences.MAX_COMPILED_OF_CREATOR // MIB} MiB per caller, "
     f"{silences.MAX_COMPILED_IN_TOTAL // MIB} MiB in total",
     "silence changes per caller": f"{SILENCES_PER_MINUTE} a minute",

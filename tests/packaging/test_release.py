@@ -42,7 +42,7 @@ def signing(tmp_path: Path) -> Iterator[Mapping[str, str]]:
 @pytest.fixture
 def imaging(tmp_path: Path) -> Iterator[Mapping[str, str]]:
     """Environment of buildah with a base image of Debian files; without its tools, one without any image."""
-    if missing("debootstrap", "buildah", "podman", "runc"):
+    if missing("mmdebstrap", "buildah", "podman", "runc"):
         yield {}
         return
     directory = tmp_path / "engine"

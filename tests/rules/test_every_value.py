@@ -43,7 +43,7 @@ OTHER_NAMES = {
     EngineReading: {"running": "running_requests", "waiting": "waiting_requests", "age_seconds": "state_age_seconds"},
 }
 SUSPENSION = {"suspended", "suspendable", "can_suspend", "may_suspend", "resume_signals"}
-"""A suspended process is no subject, and its alerts end; the others are requests of the program."""
+"""A suspended process isn't a subject, and its alerts end; the others are requests of the program."""
 SETTINGS = {
     "unified",
     "distributed",

@@ -62,7 +62,7 @@ def test_faults_of_the_hardware_fire_built_in_rules(daemon: RunningDaemon, drive
     driver.write()
     until(lambda: {"ecc-uncorrected", "row-remap-failed"} <= firing(daemon), 120)
     summary = dict(alerts(daemon)["ecc-uncorrected"]["annotations"])["summary"]
-    assert "has had 2 uncorrected ECC errors since its driver was loaded" in summary
+    assert "has had uncorrected ECC errors since its driver was loaded (2)" in summary
     lasting = {"persistence-mode-off", "thermal-throttling"}
     until(lambda: lasting <= {name for name, alert in alerts(daemon).items() if alert["phase"] == "pending"}, 120)
     device.ecc_uncorrected, device.remapped_failure, device.persistence, device.throttle = 0, 0, 1, 0
@@ -172,10 +172,10 @@ def test_command_line_overrides_and_restores_a_rule(start: Callable[..., Running
     assert cells == [
         "device-nearly-full",
         "built-in",
-        "device unreclaimable_ratio above 90.0%",
+        "device unreclaimable_ratio above 90%",
         "5 min",
         "warning",
-        "threshold 90.0% (api; default 97.0%), for 5 min (api; default 1 min)",
+        "threshold 90% (api; default 97%), for 5 min (api; default 1 min)",
     ]
     assert daemon.run("rules", "override", "leak", "--disable").returncode == 0
     lines = {line.split()[0]: line for line in daemon.run("rules", "list").stdout.splitlines()}

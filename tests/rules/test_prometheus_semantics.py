@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from gpumond.facts.alerts import Activities, Rule
+from gpumond.facts.alerts import AlertStates, Rule
 from gpumond.features.rules.evaluation import step
 from gpumond.quantities.scope import Unreadable
 from tests.rules.prometheus import GONE, UNKNOWN, Oracle, Series, random_series
@@ -26,7 +26,7 @@ def states(series: Series, wall: Callable[[float], float] = lambda elapsed: 1e9 
     rule = Rule(
         name="r", scope="device", value="x", above=0.5, for_seconds=series.hold, keep_firing_for_seconds=series.keep
     )
-    activities: Activities = {}
+    activities: AlertStates = {}
     phases = []
     for number, (elapsed, value) in enumerate(zip(series.times, series.values, strict=True)):
         unreadable = UNREADABLE if value == UNKNOWN and number % 2 else Unreadable()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.alerts import Activities, Rule, overridden, own_fields
+from gpumond.facts.alerts import AlertStates, Rule, overridden, own_fields
 from gpumond.facts.frame import Alert
 from gpumond.facts.program import ProcessKey
 from gpumond.features.rules.built_in import BUILT_IN
@@ -20,7 +20,7 @@ FULL, NONE = of("used_ratio", Row(LABELS, 0.9)), of("used_ratio")
 def run(rule: Rule, values: list[float | None], seconds: float = 1.0) -> list[str | None]:
     """The phase after each evaluation."""
     phases: list[str | None] = []
-    activities: Activities = {}
+    activities: AlertStates = {}
     for tick, value in enumerate(values):
         now = tick * seconds
         activities = step(rule, of("used_ratio", Row(LABELS, value)), activities, Unreadable(), 1e6 + now, now)
@@ -65,19 +65,19 @@ def test_keep_firing_for_holds_for_a_connected_process_that_the_driver_no_longer
 
 def test_kept_alert_states_the_present_values_and_that_of_its_last_breach():
     rule = replace(make_rule(keep_firing_for_seconds=9), annotations=(("summary", "{value}, {live} live now"),))
-    activities: Activities = {}
+    activities: AlertStates = {}
     for at, (value, live) in enumerate(((0.9, "2 GiB"), (0.5, "1 GiB"))):
         row = Row(LABELS, value, texts={"live": live})
         activities = step(rule, of("used_ratio", row, unit="ratio"), activities, Unreadable(), at, at)
     (activity,) = activities.values()
     assert activity.cleared_elapsed == 1
-    assert activity.alert.annotations == (("summary", "90.0%, 1 GiB live now"),)
+    assert activity.alert.annotations == (("summary", "90%, 1 GiB live now"),)
 
 
 @pytest.mark.parametrize("start", [100, None])
 def test_alert_of_a_process_without_a_known_start_continues_with_its_pid(start: int | None):
     rule, labels = make_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
-    activities: Activities = {}
+    activities: AlertStates = {}
     for at, known in enumerate((start, None, start, start)):
         row = Row(labels, 0.9, process=ProcessKey(10, known))
         activities = step(rule, of("used_ratio", row), activities, Unreadable(), at, at)
@@ -88,7 +88,7 @@ def test_alert_of_a_process_without_a_known_start_continues_with_its_pid(start: 
 @pytest.mark.parametrize("between", [None, 100])
 def test_alert_begins_again_for_another_process_with_the_same_pid(between: int | None):
     rule, labels = make_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
-    activities: Activities = {}
+    activities: AlertStates = {}
     for at, start in enumerate((100, 100, 100, between, 101)):
         row = Row(labels, 0.9, process=ProcessKey(10, start))
         activities = step(rule, of("used_ratio", row), activities, Unreadable(), at, at)
@@ -155,7 +155,7 @@ def test_alert_has_its_identity_and_filled_annotations():
     full = of("used_ratio", Row(LABELS, 0.9, {"gpu": "0", "used": "9 GiB"}), unit="ratio")
     alert: Alert = step(rule, full, {}, Unreadable(), 5.0, 0)[LABELS].alert
     assert dict(alert.labels) == {"alertname": "full", "gpu": "0", "severity": "warning", "uuid": "GPU-a"}
-    assert dict(alert.annotations) == {"summary": "0: 9 GiB used, 90.0% is above 50.0%, {what}"}
+    assert dict(alert.annotations) == {"summary": "0: 9 GiB used, 90% is above 50%, {what}"}
     assert (alert.active_at, alert.fired_at, alert.value) == (5.0, 5.0, 0.9)
 
 

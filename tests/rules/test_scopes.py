@@ -73,7 +73,7 @@ def test_documented_values_and_words_exist_for_each_row(scope: Scope):
         ("bytes", "5.0 GiB"),
         ("bytes/s", "300.0 GiB/min"),
         ("seconds", "1 h"),
-        ("ratio", "50.0%"),
+        ("ratio", "50%"),
         ("count", "3"),
         ("celsius", "83 °C"),
         ("hertz", "1980 MHz"),
@@ -234,7 +234,7 @@ def test_alert_on_the_unused_kv_cache_of_an_engine():
     second = ticked(first.memory, 1801.0, ENGINE)
     (alert,) = second.raised
     assert dict(alert.labels) == {"alertname": "unused-kv-cache", "engine": "chat", "kind": "vllm"}
-    assert dict(alert.annotations)["summary"] == "chat (vllm) holds 30.0 GiB while 4.0% of its KV cache is in use"
+    assert dict(alert.annotations)["summary"] == "chat (vllm) holds 30.0 GiB while 4% of its KV cache is in use"
     silent = ticked(second.memory, 1802.0, EngineReading(name="chat", kind="vllm", up=False, problem="timeout"))
     assert [alert.phase for alert in silent.frame.alerts] == ["firing"]
     undeclared = ticked(silent.memory, 1803.0)

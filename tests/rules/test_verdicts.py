@@ -43,7 +43,7 @@ DEVICE = make_device(used_bytes=40 * GIB, processes=(make_process(10, 30 * GIB),
 
 
 def always_firing(scope: str, value: str, threshold: float = -1.0) -> Rule:
-    """Create a rule that always fires, so that its alerts have the values."""
+    """Create a rule that always fires, so its alerts have the values."""
     below = value == "time_to_full_seconds"
     return Rule(
         name="watch", scope=scope, value=value, above=None if below else threshold, below=inf if below else None
@@ -148,6 +148,20 @@ def test_alert_on_a_process_has_the_workload_of_its_start():
         ticks = run_ticks(*((each, (LEAK,)) for each in snapshots))
         assert [[alert.rule for alert in tick.raised] for tick in ticks] == [["leak"], []]
         assert {dict(alert.labels).get("workload") for tick in ticks for alert in tick.frame.alerts} == {workload}
+
+
+def test_alert_on_a_process_has_the_labels_of_its_owner_at_its_start():
+    """Silences and routes name a user, a pod or a job. An unknown part is absent."""
+    usage = make_process(10, 30 * GIB)
+    known = replace(usage, user="ada", pod_namespace="team", pod_name="train-0", slurm_job="4711")
+    snapshots = [make_snapshot(make_device(processes=(each,))) for each in (known, usage)]
+    owner = {"user": "ada", "pod_namespace": "team", "pod_name": "train-0", "slurm_job": "4711"}
+    for order, expected in ((snapshots, owner), (snapshots[::-1], {})):
+        ticks = run_ticks(*((each, (LEAK,)) for each in order))
+        assert [[alert.rule for alert in tick.raised] for tick in ticks] == [["leak"], []]
+        for tick in ticks:
+            (alert,) = tick.frame.alerts
+            assert {name: text for name, text in alert.labels if name in owner} == expected
 
 
 def test_leak_without_a_process_fires():

@@ -10,7 +10,7 @@ import pytest
 
 from gpumond.facts.alerts import Rule
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import Call, Oom, Program
+from gpumond.facts.program import Call, Oom, PoolLimit, Program
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, XidErrors
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.quantities import subjects
@@ -160,6 +160,17 @@ def test_fragmentation_that_a_program_has_freed_is_not_that_of_its_next_round():
     assert (values[69], values[70], values[-1]) == (0.5, 0, 0)
 
 
+def test_fragmentation_of_several_rounds_is_one_alert():
+    rule = next(rule for rule in BUILT_IN if rule.name == "fragmentation")
+    split, freed = make_pool(live=20 * GIB, stranded=20 * GIB), make_pool(live=0, cached=40 * GIB)
+    state, changes = TickState(), list[tuple[int, str]]()
+    for at, pool in enumerate([*[*[split] * 100, *[freed] * 60] * 3, *[freed] * 300]):
+        advanced = advance(state, (rule,), snapshot_at(at, [pool]))
+        state = advanced.memory
+        changes += [(at, alert.phase) for alert in (*advanced.raised, *advanced.resolved)]
+    assert changes == [(90, "firing"), (420 + 300, "resolved")]
+
+
 def test_peak_between_reports_counts_if_the_allocator_recorded_it():
     low = [make_pool(live=10 * GIB, stranded=30 * GIB, peak_live_bytes=39 * GIB) for _ in range(70)]
     fragmentation = values_of([snapshot_at(at, [pool]) for at, pool in enumerate(low)], "fragmentation_ratio")
@@ -186,6 +197,16 @@ def test_cache_is_waste_only_while_memory_is_short():
         "had too little room for serve in the last 10 minutes",
         "is 80% full",
     ]
+
+
+@pytest.mark.parametrize(("limit", "waste"), [(12, 0), (60, 0.2)])
+def test_a_program_that_reached_its_own_limit_is_no_shortage_of_the_device(limit: int, waste: float):
+    pools = [(make_pool(live=10 * GIB, cached=0, ooms=ooms),) for ooms in (0, 1)]
+    limits = (PoolLimit("torch", "GPU-a", limit * GIB, "chat"),)
+    other = make_report(11, (make_pool(live=GIB, cached=16 * GIB, ooms=0),))
+    reports = [(make_report(pools=own, limits=limits), other) for own in pools]
+    snapshots = [make_snapshot(DEVICE, reports=own, elapsed_seconds=float(at)) for at, own in enumerate(reports)]
+    assert values_of(snapshots, "reclaimable_under_pressure_ratio", "device") == [0, waste]
 
 
 GONE = (

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 from fastapi import FastAPI
+from starlette.datastructures import State
 
 from gpumond.config.settings import Settings
 from gpumond.events import EventLog
@@ -138,15 +137,10 @@ class View:
         return 1.0 + seconds, seconds < 100
 
 
-@asynccontextmanager
-async def no_lifespan() -> AsyncIterator[None]:
-    yield
-
-
 @cache
 def application() -> FastAPI:
     """Application whose state a test replaces, because its routes take long to make."""
-    return create_app(View(), Tokens("secret"), no_lifespan, routers=routers())
+    return create_app(State(), routers())
 
 
 def serving(view: Any, tokens: Tokens | None = None) -> FastAPI:

@@ -19,7 +19,7 @@ from tests.helpers.values import make_device, make_fault, make_pool, make_proces
 
 
 def random_frame(rng: random.Random, seq: int) -> Frame:
-    """Return a frame of few devices and processes, so that successive frames have many of them in common."""
+    """Return a frame of few devices and processes, so successive frames have many of them in common."""
     devices, reports = [], []
     for index in rng.sample(range(3), rng.randint(0, 3)):
         uuid = f"GPU-{index}"

@@ -9,7 +9,7 @@ import bcrypt
 import pytest
 
 from gpumond.config.tokens import Token, digest
-from gpumond.config.web_file import Web
+from gpumond.config.web_file import WebSettings
 from gpumond.features.flush.routes import EXAMPLE_BODY as HOOK
 from gpumond.page.files import PAGE
 from gpumond.serve.guard import Policy
@@ -100,7 +100,7 @@ def test_wrong_tokens_are_rate_limited_by_address_and_valid_ones_never():
 
 
 def test_guesses_from_all_loopback_addresses_are_counted_together():
-    api = GuardedApi(Policy(web=lambda: Web(users=READERS)))
+    api = GuardedApi(Policy(web=lambda: WebSettings(users=READERS)))
     addresses = [f"127.0.{n}.1" for n in range(FAILURES_PER_MINUTE)] + ["::1", "127.9.9.9"]
     guesses = [api.ask("GET", "/metrics", client=client, headers=basic("prometheus", client)) for client in addresses]
     assert [guess.status_code for guess in guesses] == [401] * FAILURES_PER_MINUTE + [429] * 2
@@ -136,7 +136,7 @@ def test_reads_are_open_on_loopback_and_require_a_token_elsewhere():
 def test_page_requires_no_token_unless_users_are_configured():
     closed, named = (
         GuardedApi(Policy(open_reads=False)),
-        GuardedApi(Policy(open_reads=False, web=lambda: Web(users=READERS))),
+        GuardedApi(Policy(open_reads=False, web=lambda: WebSettings(users=READERS))),
     )
     for path in PAGE:
         assert closed.ask("GET", path).status_code == 200
@@ -144,13 +144,13 @@ def test_page_requires_no_token_unless_users_are_configured():
 
 
 def test_client_certificate_opens_reads():
-    api = GuardedApi(Policy(open_reads=False, web=lambda: Web(mutual=True)))
+    api = GuardedApi(Policy(open_reads=False, web=lambda: WebSettings(mutual=True)))
     assert api.ask("GET", "/metrics").status_code == 200
     assert api.flush({}).status_code == 401
 
 
 def test_users_of_the_web_configuration_may_only_read():
-    api = GuardedApi(Policy(web=lambda: Web(users=READERS)))
+    api = GuardedApi(Policy(web=lambda: WebSettings(users=READERS)))
     refused = api.ask("GET", "/metrics")
     assert (refused.status_code, refused.headers["www-authenticate"].partition(" ")[0]) == (401, "Basic")
     wrong = [
@@ -173,7 +173,7 @@ def test_users_of_the_web_configuration_may_only_read():
 
 
 def test_wrong_passwords_are_rate_limited_and_cached_ones_are_not():
-    api = GuardedApi(Policy(web=lambda: Web(users=READERS)))
+    api = GuardedApi(Policy(web=lambda: WebSettings(users=READERS)))
     assert api.ask("GET", "/metrics", headers=basic("prometheus", "wonder")).status_code == 200
     statuses = [api.ask("GET", "/metrics", headers=basic("prometheus", f"{n}")).status_code for n in range(12)]
     assert statuses == [401] * FAILURES_PER_MINUTE + [429] * 2
@@ -182,7 +182,7 @@ def test_wrong_passwords_are_rate_limited_and_cached_ones_are_not():
 
 def test_changed_password_is_refused():
     users = dict(READERS)
-    api = GuardedApi(Policy(web=lambda: Web(users=users)))
+    api = GuardedApi(Policy(web=lambda: WebSettings(users=users)))
     assert api.ask("GET", "/metrics", headers=basic("prometheus", "wonder")).status_code == 200
     users["prometheus"] = bcrypt.hashpw(b"glass", bcrypt.gensalt(4))
     assert api.ask("GET", "/metrics", headers=basic("prometheus", "wonder")).status_code == 401

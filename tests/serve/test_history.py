@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -19,20 +20,18 @@ SECONDS = 1200
 NOW = time.time()
 
 
-def recorded_history() -> History:
+@cache
+def recorded_view() -> View:
     diagnosis = Diagnosis()
     for second in range(SECONDS):
         device = make_device(used_bytes=10 * MIB + second, processes=(make_process(10, MIB + second),))
         snapshot = make_snapshot(device, seq=second, elapsed_seconds=float(second), taken_at=NOW - SECONDS + second)
         diagnosis = diagnose(diagnosis, snapshot)
-    return diagnosis.history
-
-
-VIEW = View(history=recorded_history())
+    return View(history=diagnosis.history)
 
 
 def query_history(**query: Any) -> Any:
-    answer = ask(VIEW, "/api/v1/history", params=query)
+    answer = ask(recorded_view(), "/api/v1/history", params=query)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -48,7 +47,7 @@ def test_history_defaults_to_samples_of_15_minutes():
 
 def test_history_is_compressed_for_a_reader_that_accepts_it():
     plain, packed = (
-        ask(VIEW, "/api/v1/history", params={"uuid": "GPU-a"}, headers={"Accept-Encoding": encoding})
+        ask(recorded_view(), "/api/v1/history", params={"uuid": "GPU-a"}, headers={"Accept-Encoding": encoding})
         for encoding in ("identity", "gzip")
     )
     assert "content-encoding" not in plain.headers
@@ -79,7 +78,7 @@ def test_resolution_is_the_shortest_sufficient_or_the_requested_one(
 
 @pytest.mark.parametrize(("ago", "expected"), [(900, None), (3600, 15), (7200, 60), (80_000, 900)])
 def test_resolution_reaches_the_previous_day_after_a_restart(ago: float, expected: int | None):
-    (device,) = (each for each in VIEW.history.coarse() if each.pid is None)
+    (device,) = (each for each in recorded_view().history.coarse() if each.pid is None)
     diagnosis = Diagnosis()
     diagnosis.history.restore([replace(device, born_at=NOW - 86400)])
     for second in range(3):
@@ -183,7 +182,7 @@ def test_unreported_signal_is_empty_and_unknown_process_is_404():
         ({"uuid": "GPU-b"}, "no GPU 'GPU-b'"),
         ({"uuid": "GPU-a", "pid": 11}, "no history of pid 11"),
     ):
-        answer = ask(VIEW, "/api/v1/history", params=query)
+        answer = ask(recorded_view(), "/api/v1/history", params=query)
         assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
         assert answer.json()["detail"].startswith(says)
 
@@ -194,4 +193,4 @@ def test_removed_device_is_found_by_uuid_prefix():
 
 @pytest.mark.parametrize("query", [{}, {"uuid": "GPU-a", "signal": "mood"}, {"uuid": "GPU-a", "resolution": 0}])
 def test_invalid_query_is_422(query: dict[str, Any]):
-    assert ask(VIEW, "/api/v1/history", params=query).status_code == 422
+    assert ask(recorded_view(), "/api/v1/history", params=query).status_code == 422

@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 from fastapi.routing import APIRoute
 
-from gpumond.features import routers
-from gpumond.serve.app import create_app
-from gpumond.serve.authentication import Tokens
 from tests.helpers import openapi_requests
-from tests.serve.application import View, ask, no_lifespan
+from tests.serve.application import View, application, ask
 
 EXAMPLES = 4
 
@@ -25,8 +22,8 @@ def test_responses_conform_to_the_openapi_document(tmp_path: Path):
 
 def test_routes_of_the_api_are_in_the_document_and_so_in_the_requests():
     """Except streams that do not end, and a release, which is requested last."""
-    app = create_app(View(), Tokens("secret"), no_lifespan, routers=routers())
-    served = {route.path for route in app.routes if isinstance(route, APIRoute) and route.path.startswith("/api/")}
+    routes = [route for route in application().routes if isinstance(route, APIRoute)]
+    served = {route.path for route in routes if route.path.startswith("/api/")}
     documented = set(ask(View(), "/openapi.json").json()["paths"])
     assert served - documented == set()
     assert {*openapi_requests.ENDLESS, openapi_requests.LAST} <= documented

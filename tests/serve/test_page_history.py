@@ -221,8 +221,24 @@ def test_evidence_is_drawn_as_stated():
 def test_summary_states_the_time_left():
     fit = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")["fit"]
     text = run_module("evidence", "m.summary(given[0], given[1])", fit, TAKEN_AT)
-    rate = r"32\.0 MiB/min \(31\.6 MiB to 32\.4 MiB\)"
-    assert re.match(rf"{rate} in the 2 min that are drawn; the GPU will be full at .+, in 1 h 4 min \(", text)
+    rate = "32.0 MiB/min (31.6 MiB to 32.4 MiB) in the 2 min that are drawn"
+    assert text.startswith(f"{rate}; the GPU will be full in about 65 min")
+
+
+@pytest.mark.parametrize(
+    ("earliest", "latest", "expected"),
+    [
+        (431.2, 431.4, "about 7 min"),
+        (380, 560, "about 7 min (about 6 min at the earliest, about 9 min at the latest)"),
+        (430, None, "about 7 min"),
+    ],
+)
+def test_summary_rounds_the_time_left_and_its_interval(earliest: float, latest: float | None, expected: str):
+    fit = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")["fit"]
+    fit |= {"full_at": TAKEN_AT + 431, "full_at_earliest": TAKEN_AT + earliest}
+    fit |= {"full_at_latest": latest and TAKEN_AT + latest}
+    text = run_module("evidence", "m.summary(given[0], given[1])", fit, TAKEN_AT)
+    assert text.endswith(f"; the GPU will be full in {expected}.")
 
 
 def test_figures_of_a_verdict_have_units():
@@ -237,6 +253,6 @@ def test_figures_of_a_verdict_have_units():
         ["slope", "60.0 MiB/min"],
         ["growth", "3.0 GiB"],
         ["window", "1 min 30 s"],
-        ["used", "95.3%"],
+        ["used", "95%"],
         ["significance", "4.57"],
     ]

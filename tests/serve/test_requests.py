@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gpumond.config.web_file import Web
+from gpumond.config.web_file import WebSettings
 from gpumond.page.files import FILES
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.examples import AUDIT_ENTRY, DEVICE
@@ -264,7 +264,7 @@ def test_security_headers_are_in_every_response(path: str):
 
 
 def test_headers_of_the_web_configuration_replace_the_defaults():
-    web = Web(headers=(("X-Frame-Options", "sameorigin"), ("Strict-Transport-Security", "max-age=5")))
+    web = WebSettings(headers=(("X-Frame-Options", "sameorigin"), ("Strict-Transport-Security", "max-age=5")))
     headers = GuardedApi(Policy(web=lambda: web)).ask("GET", "/").headers
     assert headers.get_list("x-frame-options") == ["sameorigin"]
     assert headers["strict-transport-security"] == "max-age=5"

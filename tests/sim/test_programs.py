@@ -18,7 +18,7 @@ from gpumond.facts.pools import PoolUsage
 from gpumond.facts.units import GIB
 from gpumond.sim.allocator import ProgramMemory
 from gpumond.sim.device import MIB, OutOfMemory, SimDevice, Spec, create
-from gpumond.sim.programs import PROGRAMS, leak, run
+from gpumond.sim.programs import PROGRAMS, QUIET_SECONDS, leak, run
 from tests.helpers.holding import holder, small_device
 
 SIZE = 24 * 1024 * MIB
@@ -66,11 +66,13 @@ def test_leak_keeps_more_every_minute_and_ends(device: SimDevice) -> None:
 
 
 def test_fragmentation_strands_more_bytes_at_constant_live_bytes(device: SimDevice) -> None:
-    both = minutes("fragmentation", device, 2)
-    statistics, then = both[:100], both[100:]
+    quiet = int(QUIET_SECONDS)
+    both = minutes("fragmentation", device, 3)
+    statistics, then = both[: 100 + quiet], both[100 + quiet : 120 + quiet]
+    assert max(now.stranded_bytes for now in statistics[:quiet]) == 0
     live = [now.live_bytes for now in statistics[10:]]
     assert max(live) - min(live) < 0.008 * SIZE
-    stranded = [now.stranded_bytes for now in statistics[10::30]]
+    stranded = [now.stranded_bytes for now in statistics[10 + quiet :: 30]]
     assert stranded == sorted(stranded)
     assert stranded[-1] > live[-1]
     assert max(now.reclaimable.likely for now in statistics) == 0

@@ -16,7 +16,7 @@ from tests.helpers.simulated_program import Process
 from tests.helpers.world import SIZE_BYTES, TICK_SECONDS, UP, UUIDS, World
 
 PAUSE_SECONDS = 1500.0
-"""Time between two incidents, so that values counted over a window expire."""
+"""Time between two incidents, so values counted over a window expire."""
 LATEST_END_SECONDS = 1800.0
 YEAR_SECONDS = 365 * 86400.0
 

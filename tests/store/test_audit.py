@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.host.logs import Json, Text
+from gpumond.host.logs import JsonFormatter, TextFormatter
 from gpumond.store.audit import verify
 from gpumond.store.database import MIGRATIONS
 from gpumond.store.store import Bounds, Store
@@ -24,7 +24,7 @@ ENTRIES = 5
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Return a function that returns the lines which the store has logged."""
     caplog.set_level(logging.INFO)
-    return lambda: [Text().format(record) for record in caplog.records]
+    return lambda: [TextFormatter().format(record) for record in caplog.records]
 
 
 async def fill(store: Store) -> None:
@@ -78,7 +78,7 @@ def test_message_that_quotes_a_line_counts_for_nothing(path: Path, lines: Callab
 def test_lines_of_collectors_are_read(path: Path, caplog: pytest.LogCaptureFixture, prefix: str):
     caplog.set_level(logging.INFO)
     with_store(path, fill)
-    for formatter in (Text(), Json()):
+    for formatter in (TextFormatter(), JsonFormatter()):
         assert verify(path, [prefix + formatter.format(record) for record in caplog.records]) == (2 * ENTRIES, [])
 
 

@@ -73,7 +73,7 @@ def test_clock_running_backwards_changes_no_conclusion():
 
 
 def test_daemon_stopped_for_an_hour_continues_its_alerts_and_ends_expired_ones():
-    """Both clocks advance by an hour, so that the ten minutes after the first OOM are over; nothing else changes."""
+    """Both clocks advance by an hour, so the ten minutes after the first OOM are over; nothing else changes."""
 
     def hour_later(second: int) -> float:
         return second + (3600.0 if second >= JUMP_AT else 0.0)

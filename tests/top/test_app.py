@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from gpumond.view.rows import ProcessRow
 from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame, share_history
 from tests.helpers.running import until
-from tests.helpers.screens import Session, top
+from tests.helpers.screens import TOP, Session, terminal, top
 from tests.helpers.stubs import receipt
 from tests.helpers.values import make_device, make_process
 
@@ -111,6 +112,49 @@ def test_help_lists_the_keys_and_closes(fake: FakeDaemon):
             session.shows("group by the next property", "processes as a tree", "flush the marked", "stranded")
             session.press("escape")
             session.shows("train", without="processes as a tree")
+
+
+def test_chosen_columns_are_kept_for_the_next_start(fake: FakeDaemon, tmp_path: Path):
+    with top(fake.url, size=(100, 30), XDG_STATE_HOME=str(tmp_path)) as session:
+        session.shows("STRANDED", "VERDICT")
+        session.press("c")
+        session.shows("[x] stranded", "[ ] command", "Show or hide")
+        session.press(*(["down"] * 3), " ")
+        session.shows("[x] user")
+        session.press(*(["down"] * 5), " ")
+        session.shows("[ ] stranded")
+        session.press("escape")
+        session.shows("USER", without="STRANDED")
+    with top(fake.url, size=(100, 30), XDG_STATE_HOME=str(tmp_path)) as session:
+        session.shows("USER", "LIVE", without="STRANDED")
+        session.press("c", "d", "escape")
+        session.shows("STRANDED")
+
+
+def test_columns_of_the_command_line_precede_the_kept_ones(fake: FakeDaemon, tmp_path: Path):
+    (tmp_path / "gpumond").mkdir()
+    (tmp_path / "gpumond" / "top-columns").write_text("gpu,user")
+    with terminal(
+        [*TOP, "--url", fake.url, "--columns", "pid,shares"], NO_COLOR="1", XDG_STATE_HOME=str(tmp_path)
+    ) as session:
+        screen = session.shows("SHARES", "train", without="USER")
+        (row,) = [line for line in screen.splitlines() if " train " in line and "#" in line]
+        assert "#" * 6 + "+" * 4 + "x" * 1 in row, "the largest process has a bar of full length"
+
+
+def test_columns_beyond_a_small_screen_are_scrolled_to(fake: FakeDaemon):
+    with top(fake.url, size=(60, 12)) as session:
+        session.shows("train")
+        session.press("c")
+        session.shows("] gpu", without="command")
+        session.press(*(["down"] * 20))
+        session.shows("] command", without="] gpu")
+
+
+def test_unknown_column_is_wrong_use():
+    with terminal([*TOP, "--columns", "used,colour"]) as session:
+        assert session.ends() == 2
+        assert "unknown column 'colour'" in session.screen.text()
 
 
 def test_cursor_stays_with_its_process_while_rows_move(fake: FakeDaemon):
@@ -488,3 +532,14 @@ def test_key_t_shows_siblings_below_their_parent():
             session.press("t")
             session.shows("sleep0", without=f" {os.getpid()} ")
         until(lambda: one.poll() is None)
+
+
+@pytest.mark.parametrize("key", ["", "d", "c", "?", "a"])
+def test_terminal_without_unicode_gets_ascii(fake: FakeDaemon, key: str):
+    fake.answers["/api/v1/history/shares"] = (200, share_history([(999_999.0, 20.0), (1_000_000.0, 21.0)]))
+    environ = {"LC_ALL": "C", "PYTHONUTF8": "0", "XDG_STATE_HOME": os.devnull}
+    with terminal([*TOP, "--url", fake.url], (120, 40), **environ) as session:
+        assert "? opaque" not in session.shows("train", "used in the last"), "the mark of a share is a color"
+        session.press(key)
+        session.read()
+        assert session.written.isascii()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -9,9 +10,9 @@ import pytest
 
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import SHARES
-from gpumond.top.screen import HistoryChart, drawn, extended, read_history
-from gpumond.view.frame import key_of, view
-from gpumond.view.text import plain_text
+from gpumond.top.screen import HistoryChart, SensorHistory, drawn, extended, read_busy, read_history
+from gpumond.view.frame import View, key_of, view
+from gpumond.view.text import plain_text, width_of
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame
 
@@ -82,3 +83,49 @@ def test_chart_is_stacked_and_colored_by_share():
     assert {(piece.text[0], piece.ink, piece.ground) for piece in top} == {("▄", "cached", "overhead")}
     head, top, bottom = drawn(past, "", 60, 2, True)
     assert [piece.text for piece in (*top, *bottom)] == ["█" * 60] * 2
+
+
+def test_busy_and_power_of_a_device_are_curves_once_they_are_known_twice():
+    def at(seconds: float, busy: float | None, watts: float | None) -> View:
+        device = replace(CONTENT.devices[0], busy_ratio=busy, watts=watts)
+        return replace(CONTENT, taken_at=seconds, devices=(device,))
+
+    sensors = SensorHistory()
+    sensors.add(at(0, 0.5, None))
+    sensors.add(at(0, 0.5, None))
+    assert sensors.lines("GPU-a", 80) == []
+    assert sensors.unread == ["GPU-a"]
+    sensors.add(at(1, 1.0, None))
+    (line,) = sensors.lines("GPU-a", 60)
+    text = plain_text(line)
+    assert text.startswith("busy, at most 100% ▄")
+    assert text.endswith("█")
+    for second in range(2, 800):
+        sensors.add(at(second, 0.25, 300.0))
+    (line,) = sensors.lines("GPU-a", 80)
+    assert plain_text(line).startswith("busy, at most 25% ▂▂"), "older values are gone"
+    assert "  power, at most 300 W ██" in plain_text(line)
+    assert width_of(line) <= 80
+
+
+def test_utilization_before_the_first_frame_is_that_of_the_daemon():
+    class Known:
+        url = "http://127.0.0.1:1"
+
+        def get(self, path: str) -> Any:
+            assert parse_qs(urlsplit(path).query)["signal"] == ["utilization"]
+            return {"points": [{"at": 10.0 * step, "median": 0.75} for step in range(60)]}
+
+        def post(self, path: str, body: object, timeout: float) -> Any:
+            raise NotImplementedError
+
+    sensors = SensorHistory()
+    device = replace(CONTENT.devices[0], busy_ratio=0.25, watts=300.0)
+    sensors.add(replace(CONTENT, taken_at=599.0, devices=(device,)))
+    sensors.add(replace(CONTENT, taken_at=600.0, devices=(device,)))
+    sensors.precede("GPU-a", read_busy(Known(), "GPU-a", 600.0))
+    (line,) = sensors.lines("GPU-a", 100)
+    text = plain_text(line)
+    assert text.startswith("busy, at most 75% ▆▆▆")
+    assert text.endswith("█"), "the power is known at the end only"
+    assert "300 W   " in text

@@ -109,7 +109,7 @@ def numbers(frame: dict[str, Any]) -> Iterator[str]:
 
 def test_values_equal_those_of_status_for_the_same_frame(demo: RunningDaemon):
     with fake_daemon(demo.get("frame")) as fake:
-        fake.answers["/api/v1/status"] = (200, demo.get("status"))
+        fake.answers |= {f"/api/v1/{name}": (200, demo.get(name)) for name in ("status", "quotas")}
         status = forks.run([sys.executable, "-m", "gpumond", "status", "--json", "--url", fake.url])
         expected = sorted(set(numbers(json.loads(status.stdout))))
         assert len(expected) > 8

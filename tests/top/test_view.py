@@ -188,19 +188,19 @@ def test_alert_on_a_process_hides_its_healthy_pattern():
 
 
 def test_most_severe_alert_of_a_process_precedes_newer_ones_and_its_verdicts():
-    def status(*alerts: Alert, verdict: Verdict = CHURN) -> tuple[str, bool]:
+    def status(*alerts: Alert, verdict: Verdict = CHURN) -> tuple[str, str]:
         own = (replace(each, pid=10, start_ticks=100, labels=(*each.labels, ("uuid", "GPU-a"))) for each in alerts)
         row = view(busy_frame(alerts=tuple(own), verdicts=(verdict,))).processes[0]
-        return row.status, row.notable
+        return row.status, row.level
 
     error, retries = make_alert("out-of-memory", severity="critical"), make_alert("retries", active_at=999_990.0)
-    assert status(error, retries) == status(retries, error) == ("out-of-memory", True)
-    assert status(error, verdict=LEAK) == ("out-of-memory", True)
-    assert status(retries, verdict=LEAK) == ("leak", True)
-    assert status(retries) == ("retries", True)
+    assert status(error, retries) == status(retries, error) == ("out-of-memory", "bad")
+    assert status(error, verdict=LEAK) == ("out-of-memory", "bad")
+    assert status(retries, verdict=LEAK) == ("leak", "warn")
+    assert status(retries) == ("retries", "warn")
     quiet = (replace(error, silenced_by=("a",)), make_alert("idle", severity="info"), make_alert("late", "pending"))
-    assert status(*quiet[1:2]) == ("churn", False)
-    assert status(quiet[0], quiet[2]) == ("", False), "they refute a healthy pattern, and are no news"
+    assert status(*quiet[1:2]) == ("churn", "")
+    assert status(quiet[0], quiet[2]) == ("", ""), "they refute a healthy pattern, and are no news"
 
 
 def test_verdict_of_which_an_alert_informs_is_not_repeated():
@@ -473,7 +473,7 @@ def test_overcount_does_not_exceed_the_bar():
 
 def test_parts_have_distinct_marks_and_a_color():
     assert len(set(FILLS.values())) == len(FILLS) == len(set(GROUNDS.values()))
-    assert FILLS.keys() == GROUNDS.keys() == COLORS.keys() | {"reserved"}
+    assert FILLS.keys() == GROUNDS.keys() == COLORS.keys() | {"reserved", "waiting"}
     assert all(mark.isascii() and len(mark) == 1 for mark in FILLS.values())
 
 

@@ -50,7 +50,8 @@ executed. With `--need`, it exits with 75 if the memory isn't available in time;
 | `s`, `>`, `<`, a click on a column | sort by the next, the previous or this column; click again to reverse |
 | `r`, `I` | reverse the order |
 | `g` | group by user, workload or container, with sums |
-| `t`, `F5` | tree of parents and children, of the processes of this machine |
+| `t`, `F5` | tree of this machine's processes, with their parents |
+| `c` | choose the columns; your choice is kept in `~/.local/state/gpumond/top-columns` |
 | `←`, `→`, `0` to `9`, a click | select one device |
 | `x`, `Space`, `U` | mark or unmark a process or group; unmark all |
 | `f` | flush the marked processes, or else the one under the cursor |
@@ -62,7 +63,7 @@ executed. With `--need`, it exits with 75 if the memory isn't available in time;
 | `K`, `F9` | send a signal to the marked processes, or else to the one under the cursor |
 | `a` | alerts, verdicts and problems in full |
 | `p` | pause |
-| `Esc` | remove the filter, the selection of a device and the marks |
+| `Esc` | remove the filter, the device selection and the marks |
 | `q`, `F10`, `Ctrl-C` | quit |
 
 Before you confirm with `y`, you see a flush's plan, or the programs that get a signal. You can send signals only to

@@ -67,8 +67,9 @@ rules:
 
 ## Sockets and directories
 
-| daemon's user | default socket |
+| daemon | default socket |
 |---|---|
+| with `runtime_dir` | `agent.sock` in it |
 | root | `/run/gpumond/agent.sock` |
 | others | `$XDG_RUNTIME_DIR/gpumond/agent.sock` |
 | others, if `$XDG_RUNTIME_DIR` isn't set | `~/.local/state/gpumond/agent.sock` |

@@ -76,7 +76,7 @@ class Figure:
 
     def __format__(self, form: str) -> str:
         if isinstance(self.value, dict | list):
-            raise TypeError(f"{str(self.value)[:60]} is no single figure; add keys in brackets")
+            raise TypeError(f"{str(self.value)[:60]} isn't a single figure; add keys in brackets")
         return format(self.value, form)
 
 

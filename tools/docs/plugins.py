@@ -34,7 +34,9 @@ def sources() -> Iterator[str]:
 def adapters() -> Iterator[str]:
     yield "## Allocator adapters\n"
     yield "[Allocators](allocators.md) describes each. The agent reads the libraries that a program has imported, and"
-    yield "flushes them in this order.\n"
+    yield "flushes them in this order. `gpumond.agent.allocators.cuda` stands for the [device's default memory"
+    yield "pool](allocators.md#the-devices-default-memory-pool-mempool), `gpumond.sim.allocator` for the demo's"
+    yield "simulated allocator.\n"
     yield "| library | packages |\n|---|---|"
     rows = (f"| `{spec.library}` | {', '.join(f'`{package}`' for package in spec.packages)} |" for spec in ADAPTERS)
     yield from dict.fromkeys(rows)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
+
+from starlette.datastructures import State
 
 from gpumond.features import routers
 from gpumond.serve.app import create_app
-from gpumond.serve.authentication import Tokens
 
 HEADER = """\
 # HTTP API responses
@@ -19,13 +19,49 @@ HEADER = """\
 Here you see each route's JSON response, for one device and one program. Keys whose value is null or an empty list are
 left out; your daemon sends them. [HTTP API](api.md) describes the routes, and your daemon's route `/docs` shows each
 key's type.
+
+## Keys
+
+Names with `_bytes`, `_seconds`, `_ratio`, `_hertz`, `_watts`, `_joules` and `_celsius` have that unit. [Memory
+model](../explanation/memory-model.md) defines the shares, [Allocators](allocators.md#what-a-pool-reports) the keys of
+`pools`, [Agent API](agent.md) those of `scopes` and `step`, and [HTTP API](api.md) those of verdicts, receipts and
+events. Other keys that don't explain themselves:
+
+| key | meaning |
+|---|---|
+| `pid`, `start_ticks` | the process: its pid, and its start in hundredths of a second since boot. Together, they \
+stay unique when pids are reused |
+| `seq`, `taken_at` | the snapshot's number and Unix time |
+| `source.responsive` | false while a driver call exceeds its deadline |
+| `up`, `missed_readings` (device) | whether the device responds, and for how many consecutive readings it has had \
+no new values. After three, its values are null |
+| `kinds` (process) | how the process uses the device, such as `compute`. `holder`: the driver doesn't list the \
+process, but it has the device open |
+| `state` (process) | `alive`, `stopped`, `uninterruptible`, `zombie`, or `gone` (the driver lists a pid that no \
+longer exists) |
+| `overcounts` | the amounts by which the processes' memory exceeds each device's used memory |
+| `frameworks` | libraries with an allocator that the program has imported |
+| `flush_policy`, `allows_limit`, `suspendable` | what the program [permits](agent.md#start) |
+| `uses_device` | false for a process that never held device memory, such as a data loader's worker |
+| `admission` | the ID of the request for memory with which the program was started |
+| `can_suspend`, `may_suspend` | whether gpumond could suspend the program when a user asks, and whether the program \
+has also been idle for long enough to be suspended by a rule or a request for memory |
+| `resume_signals` | SIGCONT signals that the program has received |
+| `refusals` | commands that the agent has refused |
+| `phase` (alert) | `pending`, `firing` or `resolved` |
+| `origin`, `etag` | where a rule or quota comes from (`built-in`, `file`, `api`), and its version, for `If-Match` |
+| `requested_by` | who requested it: `uid:N`, `token:NAME`, `token` (the daemon's own), `rule:NAME`, … |
+| `seen` (out-of-memory error) | how the agent noticed the error: in a `scope` or `retry`, as `unhandled`, from the \
+allocator's `counter`, or from the `oom_pool` |
+| `basis` (remedy) | whether the bytes are `measured`, `reported` by an agent or engine, or an `estimate` |
+| `ahead` (request for memory) | number of requests before it in the queue |
 """
 
 WIDTH = 120
 
 
 def document() -> str:
-    return HEADER + "".join(sections(create_app(None, Tokens(""), nullcontext, routers=routers()).openapi()["paths"]))  # type: ignore[arg-type]
+    return HEADER + "".join(sections(create_app(State(), routers()).openapi()["paths"]))
 
 
 def sections(paths: dict[str, Any]) -> Iterator[str]:

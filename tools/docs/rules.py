@@ -32,15 +32,15 @@ or two hours if it's about a verdict.
 ## Write a rule
 
 Put rules into the configuration file below `rules:`, or send them in JSON to `POST /api/v1/rules`. A rule in the file
-with a built-in rule's name replaces it; `disabled_rules: [name]` disables one. Over the API both are read-only.
-`rule_overrides`, `PUT /api/v1/rules/NAME/override` and `gpumond rules override` replace
-[single fields of a built-in rule](../how-to/rules.md#override-a-built-in-rule).
+with a built-in rule's name replaces it; `disabled_rules: [name]` disables one. Over the API, you can't replace or
+delete built-in rules and the file's rules. `rule_overrides`, `PUT /api/v1/rules/NAME/override` and `gpumond rules
+override` replace [single fields of a built-in rule](../how-to/rules.md#override-a-built-in-rule).
 
 | key | meaning |
 |---|---|
 | `name` | 1 to 64 characters of `a-z`, `0-9`, `_`, `-` |
 | `scope` | `device`, `process`, `pool`, `workload`, `engine`, `daemon` |
-| `value` | one of the values of the scope, below |
+| `value` | one of the scope's values, [below](#values) |
 | `above` or `below` | the threshold: `0.8`, `80%`, `1GiB` |
 | `clear` | an active alert stays until the value passes this second threshold |
 | `for`, `keep_firing_for` | durations: `30s`, `5m`, `1h30m` |
@@ -64,13 +64,13 @@ it.
 | `flush: {min_reclaimable: SIZE}` | 0 | skip programs that would release less |
 | `flush: {steps: [STEP, …]}` | `[ipc, cache, trim]` | the [steps](flush-steps.md) of the flush |
 | `flush: {only_idle_for: DURATION}` | none | with the `engine` step: flush [serving \
-engines](../how-to/engines/index.md#release-idle-engines-by-rule) only once they have had no request for so long |
+engines](../how-to/engines/index.md#release-idle-engines-by-rule) only once they have had no request for this long |
 | `suspend` | `false` | [suspend](../how-to/suspend.md#by-rule) an idle program that allows it |
 | `request_end` | `false` | ask an idle program to [exit](../how-to/rules.md#ask-idle-programs-to-exit) |
 | `cooldown` | `10m` | minimum time between two flushes for the same alert |
 | `max_per_hour` | 6 | maximum number of flushes an hour |
 | `workloads` | `["*"]` | patterns of the workloads that may be flushed |
-| `dry_run` | `false` | only plan |
+| `dry_run` | `false` | only report what the action would do |
 
 ## Test a rule
 
@@ -109,8 +109,8 @@ def built_in() -> Iterator[str]:
 def condition(rule: Rule) -> str:
     unit = UNITS[rule.scope][rule.value]
     side, threshold = ("above", rule.above) if rule.above is not None else ("below", rule.below)
-    cleared = "" if rule.clear is None else f", until {readable(unit, rule.clear)}"
-    kept = f", kept {rule.keep_firing_for_seconds:g} s" if rule.keep_firing_for_seconds else ""
+    cleared = "" if rule.clear is None else f", resolves below {readable(unit, rule.clear)}"
+    kept = f", keeps firing for {rule.keep_firing_for_seconds:g} s" if rule.keep_firing_for_seconds else ""
     return f"{rule.scope} `{rule.value}` {side} {readable(unit, threshold or 0.0)}{cleared}{kept}"
 
 

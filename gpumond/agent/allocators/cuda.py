@@ -240,7 +240,7 @@ def refusal() -> str:
 
 
 def watch_captures(owner: Any, begin: str = "capture_begin", end: str = "capture_end") -> None:
-    """Wrap two methods of a class, so that `CAPTURING` contains the objects between the two calls.
+    """Wrap two methods of a class, so `CAPTURING` contains the objects between the two calls.
 
     No thread can query whether another one captures: the runtime answers for the caller's stream only.
     """

@@ -1,6 +1,6 @@
 """JAX (0.4 and later): allocator statistics of the devices of its client.
 
-XLA's best-fit allocator (BFC, the default) keeps all memory until the process ends, so that nothing can be released.
+XLA's best-fit allocator (BFC, the default) keeps all memory until the process ends, so nothing can be released.
 With XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async the bytes are in a memory pool of the driver: the device's default pool,
 which `mempools` counts and trims, or a pool of XLA, which cannot be reached.
 """

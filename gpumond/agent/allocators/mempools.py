@@ -1,6 +1,6 @@
 """The driver's default memory pools, one for each device, which every ``cudaMallocAsync`` of the process shares.
 
-The statistics of PyTorch's cudaMallocAsync backend are those of this pool, so that PyTorch counts it where that backend
+The statistics of PyTorch's cudaMallocAsync backend are those of this pool, so PyTorch counts it where that backend
 is in use, and this adapter elsewhere. Other libraries report what they take from it (CuPy's MemoryAsyncPool,
 TensorFlow, RMM's view) as ``inside`` the allocator that counts it: `counted_by` names it, and `arena` builds the pool
 of a library that returns nothing by itself.

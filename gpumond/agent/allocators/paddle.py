@@ -1,6 +1,6 @@
 """PaddlePaddle's allocator (2.6 and later): its counters, and the release of its idle chunks.
 
-Releasing creates a context on each device that is visible to the program, hundreds of MiB each, so that a flush is
+Releasing creates a context on each device that is visible to the program, hundreds of MiB each, so a flush is
 refused while one of several devices has none.
 """
 
@@ -29,7 +29,7 @@ class PaddleAdapter(CudaAdapter):
         self._paddle, self._core = paddle, core
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        """Read the counters of devices with a context. They are no calls of CUDA."""
+        """Read the counters of devices with a context. These calls don't reach CUDA."""
         pools = (self._usage(ordinal) for ordinal in cuda.contexts() if ordinal < COUNTED_DEVICES)
         return tuple(pool for pool in pools if pool is not None)
 

@@ -27,7 +27,7 @@ from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable
 PROBE_BYTES = 256
 SETTLED_SECONDS = 10.0
 """Time after which a program has most probably allocated from its resource. The first allocation takes 32 MiB from the
-driver, so that it is not the agent's.
+driver, so it is not the agent's.
 """
 
 

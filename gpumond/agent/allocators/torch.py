@@ -159,7 +159,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         return f"{plans} cuFFT plans"
 
     def _empty_host_cache(self) -> str:
-        """Empty the cache of pinned host memory (2.5 and later), which is no device memory."""
+        """Empty the cache of pinned host memory (2.5 and later), which isn't device memory."""
         before = sum(pool.held_bytes for pool in self.host_pools())
         self._c._host_emptyCache()
         return f"{before - sum(pool.held_bytes for pool in self.host_pools())} bytes of host memory"

@@ -265,7 +265,7 @@ def _gradient(tensor: Any) -> Any:
 
 
 def _with_gradients(tensors: Iterable[Any]) -> Iterator[Any]:
-    """Yield the tensors that are no results of differentiable functions, and their gradients."""
+    """Yield the tensors that aren't results of differentiable functions, and their gradients."""
     for tensor in tensors:
         if _read(tensor, "is_leaf"):
             yield tensor

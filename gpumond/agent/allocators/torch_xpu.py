@@ -2,7 +2,7 @@
 
 A PyTorch that has not initialized XPU, or did so before this process was forked, is not queried. The allocator frees in
 one context for all devices, which its initialization created; the adapter creates none. The statistics do not contain
-the cached bytes in partly used segments, so that the bytes that a flush returns are an interval. It includes expandable
+the cached bytes in partly used segments, so the bytes that a flush returns are an interval. It includes expandable
 segments and the pools of graphs.
 """
 

@@ -1,7 +1,7 @@
 """Starts the agent in an unmodified program: `gpumond run` puts this directory on PYTHONPATH.
 
 Python imports one module of this name at every start. This module therefore imports the user's own, if there is one.
-PYTHONPATH is unchanged, so that Python programs started by this one have the agent too. Tools that the program calls
+PYTHONPATH is unchanged, so Python programs started by this one have the agent too. Tools that the program calls
 may run in a much older Python, so every line of this file must be valid there.
 """
 

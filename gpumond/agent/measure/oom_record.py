@@ -128,7 +128,7 @@ class Details(NamedTuple):
 NO_DETAILS = Details()
 
 
-class Ooms:
+class OomRecords:
     """The newest out-of-memory snapshots of this process."""
 
     def __init__(self) -> None:
@@ -296,7 +296,7 @@ class Ooms:
             self._recent.append(_bounded(replace(record, number=self._count)))
 
 
-OOMS = Ooms()
+OOMS = OomRecords()
 
 
 def _details(error: BaseException, search_seconds: float) -> Details:

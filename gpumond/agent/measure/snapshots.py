@@ -1,6 +1,6 @@
 """``snapshot(path)``: a framework's own memory snapshot, written by the framework to a file of the program's user.
 
-It passes through a pipe, so that the file cannot exceed its size limit, and is renamed to its final name when it is
+It passes through a pipe, so the file cannot exceed its size limit, and is renamed to its final name when it is
 complete. gpumond never reads it: PyTorch's is a pickle.
 """
 

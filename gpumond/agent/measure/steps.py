@@ -24,7 +24,7 @@ class DeviceLevel(NamedTuple):
     """The memory use on one device.
 
     ``peak_bytes`` is the allocators' own peak since the start, None if one of them has none. ``alone``: there is one
-    pool only, so that its peak is the device's.
+    pool only, so its peak is the device's.
     """
 
     live_bytes: int = 0

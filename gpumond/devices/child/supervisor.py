@@ -207,7 +207,7 @@ class Supervisor:
         self._limit_changes += tuple(changes)
 
     async def release(self, seconds: float) -> bool:
-        """Release the driver for this time, so that it can be unloaded or the device reset.
+        """Release the driver for this time, so it can be unloaded or the device reset.
 
         Returns True if every child has exited.
         """
@@ -458,7 +458,7 @@ PROBE_SECONDS = 6.0
 
 
 async def probe(source: str) -> tuple[SourceState, Reading | None]:
-    """Take one reading without a daemon, in a child of its own, so that a hanging driver does not block the caller."""
+    """Take one reading without a daemon, in a child of its own, so a hanging driver does not block the caller."""
     supervisor = Supervisor(source)
     supervisor.start()
     reading = await supervisor.read(wait=PROBE_SECONDS)

@@ -59,7 +59,7 @@ def main(place: int, name: str) -> int:
 
 
 def _continue_without_parent() -> None:
-    """Request SIGCONT from the kernel when the parent exits, so that a stopped child reads the end of its stdin and
+    """Request SIGCONT from the kernel when the parent exits, so a stopped child reads the end of its stdin and
     exits.
 
     Nothing terminates it during a driver call.

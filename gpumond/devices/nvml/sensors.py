@@ -199,7 +199,7 @@ class SensorClocks:
     def __init__(self, library: Library, clock: Callable[[], float]) -> None:
         self._library = library
         self._clock = clock
-        self._activity, self._profile = ProcessActivity(library), Profile(library)
+        self._activity, self._profile = ProcessActivity(library), ProfilingSamples(library)
         self._kept: dict[str, _Kept] = {}
 
     def refresh(self, devices: Iterable[Device], lose: Callable[[Device, FaultKind | ReturnCode], None]) -> None:
@@ -318,7 +318,7 @@ def _between(before: Any, after: Any) -> list[tuple[int, float]]:
     return [(answer.nvmlReturn, answer.value) for answer in question.metrics[: len(METRICS)]]
 
 
-class Profile:
+class ProfilingSamples:
     """Latest sample of each device, or None if the device provides none."""
 
     def __init__(self, library: Library) -> None:

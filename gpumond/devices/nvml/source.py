@@ -72,7 +72,7 @@ class XidEvents:
     """Subscription to Xid events, which are fetched at each reading without waiting.
 
     NVML queues events for a registered process. The counts start with this process; the supervisor adds the counts of
-    successive children, so that a restart does not reset them. ``wall`` is unix time, ``clock`` monotonic seconds.
+    successive children, so a restart does not reset them. ``wall`` is Unix time, ``clock`` monotonic seconds.
     """
 
     def __init__(self, library: Library, clock: Callable[[], float], wall: Callable[[], float]) -> None:
@@ -299,7 +299,7 @@ class _ProcessLists(NamedTuple):
 class NvmlSource:
     """Source for NVIDIA devices.
 
-    ``clock`` is monotonic seconds, ``wall`` unix time; ``proc`` and ``sys`` replace /proc and /sys.
+    ``clock`` is monotonic seconds, ``wall`` Unix time; ``proc`` and ``sys`` replace /proc and /sys.
     """
 
     name = "nvml"
@@ -364,7 +364,7 @@ class NvmlSource:
                     self._sensors.forget(device)
             tally.add(device.uuid, device.lost or "unknown", f"device {device.index} {device.name}".rstrip())
         self._library.at(NOWHERE)
-        self._events.fetch(tally)  # last, so that a hang or a crash before it loses no events
+        self._events.fetch(tally)  # last, so a hang or a crash before it loses no events
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
         self._library.progress.process_starts = self._table.process_starts
         devices = tuple(

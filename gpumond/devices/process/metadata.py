@@ -46,7 +46,7 @@ KEYS: tuple[tuple[str, ...], ...] = (
 """Annotations of an OCI configuration that name the container, its pod and its namespace."""
 
 
-class Names(NamedTuple):
+class ContainerNames(NamedTuple):
     container: str | None = None
     pod: str | None = None
     namespace: str | None = None
@@ -58,34 +58,34 @@ class Containers:
     def __init__(self, root: str = "/") -> None:
         self._root = root
 
-    def names(self, place: ProcessPlacement) -> Names:
+    def names(self, place: ProcessPlacement) -> ContainerNames:
         """Return the known names of a placement; none if it is delegated, because it could name any container."""
         if place.container is None or place.delegated:
-            return Names()
-        names = Names()
+            return ContainerNames()
+        names = ContainerNames()
         for found in self._found(place.container, place.pod_uid):
-            names = Names(
+            names = ContainerNames(
                 *(clean(ours or theirs) if ours or theirs else None for ours, theirs in zip(names, found, strict=True))
             )
             if names.container and (names.pod or not place.pod_uid):
                 break
         return names
 
-    def _found(self, container: str, pod_uid: str | None) -> Iterator[Names]:
+    def _found(self, container: str, pod_uid: str | None) -> Iterator[ContainerNames]:
         for log in self._glob(f"var/log/containers/*_*_*-{container}.log"):
             pod, namespace, name = os.path.basename(log).removesuffix(f"-{container}.log").split("_", 2)
-            yield Names(name, pod, namespace)
+            yield ContainerNames(name, pod, namespace)
         if pod_uid:
             for directory in self._glob(f"var/log/pods/*_*_{pod_uid}"):
                 namespace, pod, _ = os.path.basename(directory).split("_", 2)
-                yield Names(None, pod, namespace)
+                yield ContainerNames(None, pod, namespace)
         yield _named(_text(self._json(f"var/lib/docker/containers/{container}/config.v2.json"), "Name").lstrip("/"))
         yield from self._stored(container)
         for root in BUNDLES:
             for file in self._glob(f"{root}/io.containerd.runtime.v2.task/*/{container}/config.json"):
                 yield _annotated(self._json(file))
 
-    def _stored(self, container: str) -> Iterator[Names]:
+    def _stored(self, container: str) -> Iterator[ContainerNames]:
         for store in STORES:
             directory = f"{store}/overlay-containers"
             yield _annotated(self._json(f"{directory}/{container}/userdata/config.json"))
@@ -106,15 +106,15 @@ class Containers:
             return None
 
 
-def _named(name: str) -> Names:
+def _named(name: str) -> ContainerNames:
     """Parse a name of Docker's shim or CRI-O: ``k8s_NAME_POD_NAMESPACE_UID_ATTEMPT``."""
     parts = name.split("_")
-    return Names(*parts[1:4]) if parts[0] == "k8s" and len(parts) >= 6 else Names(name)
+    return ContainerNames(*parts[1:4]) if parts[0] == "k8s" and len(parts) >= 6 else ContainerNames(name)
 
 
-def _annotated(configuration: Any) -> Names:
+def _annotated(configuration: Any) -> ContainerNames:
     annotations = configuration.get("annotations") if isinstance(configuration, dict) else None
-    return Names(*(next(filter(None, (_text(annotations, key) for key in keys)), None) for keys in KEYS))
+    return ContainerNames(*(next(filter(None, (_text(annotations, key) for key in keys)), None) for keys in KEYS))
 
 
 def _text(values: Any, key: str) -> str:
@@ -338,7 +338,7 @@ _STATES = {"Z": "zombie", "X": "zombie", "T": "stopped", "t": "stopped"}
 
 class _Owner(NamedTuple):
     place: ProcessPlacement
-    names: Names
+    names: ContainerNames
 
 
 @lru_cache(2048)
@@ -472,7 +472,7 @@ class ProcessMetadata:
         owner = _Owner(where, self._containers.names(where))
         again = process_start(self._proc, process.pid)
         if again is None or again.start_ticks != process.start_ticks:
-            return _Owner(ProcessPlacement(), Names())  # the cgroup was another process's
+            return _Owner(ProcessPlacement(), ContainerNames())  # the cgroup was another process's
         self._known[process] = owner
         return owner
 

@@ -176,9 +176,9 @@ def tracks_after_flush(
 
 
 def remembered(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
-    """Return the tracks of a daemon that starts, so that a restart keeps the flushes of the last hour.
+    """Return the tracks of a daemon that starts, so a restart keeps the flushes of the last hour.
 
-    ``attempts`` are unix seconds, oldest first.
+    ``attempts`` are Unix seconds, oldest first.
     """
     tracks: dict[Key, ActionTrack] = {}
     for key, at in attempts:

@@ -15,7 +15,7 @@ from gpumond.view.notices import steps_of
 from gpumond.view.text import broken, moment, output_width, safe, table
 
 PAIRS = ("labels", "annotations")
-"""Fields that are objects in the output, so that jq can name a label."""
+"""Fields that are objects in the output, so jq can name a label."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ def _runbook(web_ui: str, rule: str) -> str:
 
 
 def _rows(alerts: Iterable[dict[str, Any]], ends: Mapping[str, float]) -> Iterator[list[str]]:
-    """Yield a row for each alert. ``ends``: the unix times at which silences end, by id."""
+    """Yield a row for each alert. ``ends``: the Unix times at which silences end, by id."""
     for alert in alerts:
         phase = alert["phase"]
         if alert.get("silenced_by") and phase != "resolved":

@@ -1,6 +1,6 @@
 """The consequences of a frame's alerts: notifications, flushes by rules, and the state that survives a restart.
 
-``decide`` computes them without an effect, so that the frame can show its alerts as receivers will see them;
+``decide`` computes them without an effect, so the frame can show its alerts as receivers will see them;
 ``execute`` carries them out once the frame is the current one.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from gpumond.config.settings import Settings
 from gpumond.facts.alerts import (
-    Activities,
+    AlertStates,
     Labels,
     Rule,
     ended,
@@ -85,7 +85,7 @@ class Dispatch:
     """Alerts with new annotations."""
     orders: tuple[FlushOrder, ...]
     tracks: Tracks
-    activities: Mapping[str, Activities]
+    activities: Mapping[str, AlertStates]
 
 
 class AlertDispatcher:
@@ -117,7 +117,7 @@ class AlertDispatcher:
         self._flushes = Tasks()
         self._writes = Tasks()
 
-    async def resume(self) -> Mapping[str, Activities]:
+    async def resume(self) -> Mapping[str, AlertStates]:
         """Load the alerts, and the attempts of rules to flush, that the previous daemon stored."""
         try:
             alerts, alive = await self._store.kept()
@@ -137,7 +137,7 @@ class AlertDispatcher:
         rules: Sequence[Rule],
         alerts: Sequence[Alert],
         snapshot: Snapshot,
-        activities: Mapping[str, Activities],
+        activities: Mapping[str, AlertStates],
         resolved: Sequence[Alert] = (),
         users_short_of_memory: Mapping[str, frozenset[int]] = {},
     ) -> Dispatch:
@@ -285,10 +285,11 @@ RULE = "gpumond-test"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverTest:
-    """The answer of a receiver to a test message.
+    """A receiver's response to a test message.
 
-    `status` is its HTTP status, null without an answer or for a receiver without HTTP. `reason` is one of the reasons
-    of `gpumond_notifications_failed_total`, empty if the receiver accepted the message; `detail` states the error.
+    `status` is its HTTP status, null without a response or if the receiver doesn't use HTTP. `reason` is one of the
+    reasons of `gpumond_notifications_failed_total`, and empty if the receiver accepted the message; `detail` describes
+    the error.
     """
 
     receiver: str

@@ -13,6 +13,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, duration, option, print_answer, print_error, value
+from gpumond.cli.progress import Progress
 from gpumond.facts.errors import DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import human
@@ -126,13 +127,18 @@ def _delete(arguments: argparse.Namespace) -> int:
 def _wait(url: str, route: str, for_seconds: float) -> Any:
     """Return the measurement when it is complete."""
     print(f"gpumond: measuring for {for_seconds:g} s", file=sys.stderr)
-    end = time.monotonic() + for_seconds + SAVING_SECONDS
-    while not (answer := client.get(url, route))["complete"]:
-        if time.monotonic() > end:
-            raise DaemonError(
-                "the measurement is complete, but the daemon can't store it: check its store with `gpumond status`"
-            )
-        time.sleep(POLL_SECONDS)
+    start, progress = time.monotonic(), Progress()
+    try:
+        while not (answer := client.get(url, route))["complete"]:
+            elapsed = time.monotonic() - start
+            if elapsed > for_seconds + SAVING_SECONDS:
+                raise DaemonError(
+                    "the measurement is complete, but the daemon can't store it: check its store with `gpumond status`"
+                )
+            progress.show(f"measured {min(elapsed, for_seconds):.0f} s of {for_seconds:g} s")
+            time.sleep(POLL_SECONDS)
+    finally:
+        progress.end()
     return answer
 
 

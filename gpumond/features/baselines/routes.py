@@ -103,9 +103,9 @@ async def baseline(request: Request, name: Name) -> Response:
 
 @router.change("PUT /baselines/{name}", "Record a baseline", Baseline, STARTED, (409, 422, 503, 507), status=202)
 async def record(request: Request, name: Name, body: RecordBody, by: str = Depends(require_rules)) -> Response:
-    """Starts a recording and returns at once; `complete` is true when it has been stored.
+    """Starts a recording and returns immediately. `complete` is true once the recording has been stored.
 
-    An existing baseline of this name is replaced when the recording is complete, and its comparison is discarded.
+    An existing baseline with this name is then replaced, and its comparison is discarded.
     """
     await _service(request).record(name, body.for_seconds, body.workload, by)
     return json_response(Baseline, await _service(request).get(name), 202)
@@ -126,7 +126,7 @@ async def remove(request: Request, name: Name, by: str = Depends(require_rules))
     status=202,
 )
 async def measure_again(request: Request, name: Name, body: CompareBody, by: str = Depends(require_rules)) -> Response:
-    """Starts a new measurement of the baseline's workloads and returns at once."""
+    """Starts a new measurement of the baseline's workloads and returns immediately."""
     await _service(request).measure_again(name, body.for_seconds, by)
     return json_response(Comparison, await _service(request).comparison(name), 202)
 

@@ -1,7 +1,7 @@
 """Statistics of baselines: the distribution of a workload's memory over time, and the difference of two of them. No
 I/O.
 
-Consecutive seconds are similar, so that single seconds would give a false certainty. Values are gathered in at most
+Consecutive seconds are similar, so single seconds would give a false certainty. Values are gathered in at most
 ``MAX_BLOCKS`` blocks of equal length, and the median of each block counts.
 
 The typical difference is the Hodges-Lehmann shift: the median of all differences between a block after and a block
@@ -39,9 +39,7 @@ _THRESHOLD = re.compile(r"\s*([a-z_]+)_(peak|typical|rate)\s*([<>])\s*(.+?)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """``levels`` are the medians of the blocks, ``typical`` is their median; nine tenths are from ``low`` to
-    ``high``.
-    """
+    """``levels`` are the blocks' medians, and ``typical`` is their median; 90% are between ``low`` and ``high``."""
 
     peak: float
     typical: float
@@ -86,9 +84,9 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``difference`` is after - before; between ``low`` and ``high`` with 95% confidence where that is known.
+    """``difference`` is after - before; it is between ``low`` and ``high`` with 95% confidence where that is known.
 
-    ``stat``: the peak, the typical value, or the rate per hour. ``ratio``: the difference as a share of the value
+    ``stat``: the peak, the typical value, or the rate per hour. ``ratio``: the difference as a fraction of the value
     before. None: not observed on that side.
     """
 

@@ -548,7 +548,7 @@ class EngineFlusher(EngineStep):
         del self._returns[name]
         self.engines.out_of_service(name, None)
         if not task.cancelled() and (error := task.exception()):
-            log.error("engine %s: its return to service failed", name, exc_info=error)
+            log.error("engine %s: returning it to service failed", name, exc_info=error)
 
     async def _return(self, name: str, released: Sequence[Receipt]) -> None:
         """Undo a release until the server serves, or has ended. No undo is sent to one that serves."""
@@ -567,7 +567,7 @@ class EngineFlusher(EngineStep):
                     await self._undo(engine, method, released, WAKE_SECONDS)
                     self._unanswered.pop(name, None)  # else the release may still be running
                 after = await self._memory(name)
-                log.info("engine %s serves again", name)
+                log.info("engine %s is back in service", name)
                 if self._returned is not None:
                     by, models = released[0].requested_by, released[0].models
                     flush = _Flush(engine=engine, requested_by=by, method=method, before=after, models=models)
@@ -577,7 +577,7 @@ class EngineFlusher(EngineStep):
                 return
             except (EngineError, Refused) as failure:
                 if str(failure) != problem:
-                    log.warning("engine %s doesn't serve after its release: %s", name, failure)
+                    log.warning("engine %s is out of service after its release: %s", name, failure)
                 problem = str(failure)
                 self.engines.out_of_service(name, began, problem)
             await asyncio.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])

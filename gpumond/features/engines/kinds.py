@@ -595,7 +595,7 @@ LMDEPLOY = EngineSpec(
     kind="lmdeploy",
     summary="LMDeploy",
     read=read_lmdeploy,
-    warning="its sleep ends all sessions, even one that begins at the same moment, and needs no key",
+    warning="its sleep ends all sessions, even one that is just beginning, and anyone can request it without a key",
     methods=(
         ReleaseMethod(
             name="sleep",
@@ -701,7 +701,7 @@ GENERIC = EngineSpec(
     summary="any engine with an HTTP request that releases memory, described by JSON pointers",
     read=read_generic,
     method_of=method_generic,
-    warning="gpumond knows the engine only from its description",
+    warning="gpumond knows the engine only from your description",
     config_error=generic_config_error,
 )
 """The configuration states its requests, and where its answers state what (JSON pointers)."""

@@ -1,4 +1,4 @@
-"""Declared engines: the newest state of each, read in tasks of their own, so that a hanging engine delays nothing.
+"""Declared engines: the newest state of each, read in tasks of their own, so a hanging engine delays nothing.
 
 A request goes to the declared address only, without redirects, proxies or an Origin header.
 """

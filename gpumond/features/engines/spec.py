@@ -174,7 +174,7 @@ Exchange = Generator[EngineRequest, EngineResponse, T]
 
 
 def at(value: Any, *path: str | int, kind: type | tuple[type, ...] = object) -> Any:
-    """Return a part of a JSON value; None if it is absent or of another type. True and False are no numbers."""
+    """Return a part of a JSON value; None if it is absent or of another type. True and False aren't numbers."""
     for key in path:
         try:
             value = value[key]

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from typing import Any
 import gpumond
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, option, print_error
+from gpumond.cli.progress import QUIET_SECONDS, Progress
 from gpumond.devices import detected
 from gpumond.devices.child.supervisor import probe
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, SourceUnavailable
@@ -114,15 +116,33 @@ def traced(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
         interpreter, program = split(command)
         tracer = [*interpreter, "-m", "gpumond.features.fit.tracer", os.fspath(out), str(size_bytes), *program]
         try:
-            done = subprocess.run(tracer, env=environ, stdout=sys.stderr, timeout=SECONDS, stdin=subprocess.DEVNULL)
+            status = _ran(tracer, environ)
         except subprocess.TimeoutExpired:
             return {"reason": f"the program's optimizer didn't complete two steps in {SECONDS:.0f} s"}
         except OSError as error:
             return {"reason": f"{command[0]}: {error.strerror}"}
         if not out.exists():
-            return {"reason": f"the program exited with status {done.returncode} before its trace was complete"}
+            return {"reason": f"the program exited with status {status} before its trace was complete"}
         found: Mapping[str, Any] = json.loads(out.read_text())
         return found
+
+
+def _ran(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command, and show for how long. Raises OSError, or TimeoutExpired after ``SECONDS``."""
+    start, progress = time.monotonic(), Progress()
+    with subprocess.Popen(command, env=environ, stdout=sys.stderr, stdin=subprocess.DEVNULL) as process:
+        try:
+            while True:
+                try:
+                    return process.wait(QUIET_SECONDS)
+                except subprocess.TimeoutExpired:
+                    elapsed = time.monotonic() - start
+                    if elapsed > SECONDS:
+                        raise
+                    progress.show(f"the program has run for {elapsed:.0f} s, until its optimizer completes two steps")
+        finally:
+            progress.end()
+            process.kill()
 
 
 def needed(need: Need, context: int | None) -> int:
@@ -152,7 +172,7 @@ def _machine(url: str) -> tuple[list[Mapping[str, Any]], int | None]:
 
 
 def _read_driver() -> Sequence[DeviceReading]:
-    logging.disable()  # what the probe would log is no part of the estimate
+    logging.disable()  # what the probe would log isn't part of the estimate
     with suppress(SourceUnavailable, ImportError):
         readings = [asyncio.run(probe(source.name))[1] for source in detected()]
         return [device for reading in readings if reading for device in reading.devices]

@@ -144,9 +144,9 @@ class RunPeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoNeed:
-    """The size for the next run: 95% of runs need at most ``need_bytes``. None with fewer than three runs.
+    """The size for the next run: 95% of runs need at most ``need_bytes``, which is None with fewer than three runs.
 
-    ``runs`` is the number of earlier runs from which it was derived, ``largest_bytes`` their highest peak.
+    ``runs`` is the number of earlier runs that were used, ``largest_bytes`` their highest peak.
     """
 
     workload: str

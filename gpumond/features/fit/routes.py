@@ -32,9 +32,9 @@ Uid = Annotated[int | None, Query(ge=0, lt=2**32, description="Only the runs of 
 async def need(
     request: Request, workload: Workload, device: Device = None, world_size: WorldSize = 1, uid: Uid = None
 ) -> Response:
-    """Returns the upper 95% bound of the peaks (held bytes and overhead) of its runs on this kind of device.
+    """Returns the upper 95% bound of its runs' peaks (held bytes and overhead) on this device model.
 
-    `need_bytes` is null with fewer than three runs. Runs that ended out of memory do not count.
+    `need_bytes` is null with fewer than three runs. Runs that ended with an out-of-memory error don't count.
     """
     kernel = kernel_of(request)
     if kernel.frame is None or not kernel.frame.snapshot.devices:
@@ -47,5 +47,5 @@ async def need(
     else:
         names = {each.name for each in devices}
     if len(names) != 1:
-        raise HTTPException(422, "device: expected the name of a device; there are several kinds")
+        raise HTTPException(422, "device: this machine has several GPU models; name one of its GPUs")
     return json_response(AutoNeed, kernel.get(RunPeaks).need(workload, names.pop(), world_size, uid))

@@ -30,7 +30,7 @@ KNOWN_VALUES = 1 << 16
 READ_VALUES = "a value read from a tensor (item, numpy) is 1"
 
 
-class Done(BaseException):
+class EnoughSteps(BaseException):
     """The program has made enough steps."""
 
 
@@ -105,7 +105,7 @@ class Trace:
         self.steps += 1
         self.entries.append((STEP, self.steps, 0))
         if self.steps >= STEPS:
-            raise Done
+            raise EnoughSteps
 
     def result(self, reason: str = "") -> dict[str, Any]:
         return {
@@ -633,7 +633,7 @@ def run(arguments: Sequence[str], size_bytes: int) -> dict[str, Any]:
                     runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
                 else:
                     runpy.run_path(arguments[0], run_name="__main__")
-    except Done:
+    except EnoughSteps:
         pass
     except SystemExit as end:
         if end.code not in (None, 0):

@@ -1,8 +1,8 @@
 """Use of GPU memory in a period, from the owners' metrics in Prometheus: queries, gaps, groups and prices.
 
-A value at a step counts until the next step. Prometheus returns no value while a machine is not scraped, so that a gap
+A value at a step counts until the next step. Prometheus returns no value while a machine is not scraped, so a gap
 is neither 0 nor the last value; ``Coverage`` counts it. Each expression takes the maximum over all labels but those of
-the target and the owner, so that the replicas of a Prometheus count once, whatever the name of their label.
+the target and the owner, so the replicas of a Prometheus count once, whatever the name of their label.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def group_of(columns: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 class Period(NamedTuple):
-    """Unix times of the begin and the end, multiples of ``step`` seconds, and the times between its parts."""
+    """Unix times of the beginning and the end, multiples of ``step`` seconds, and the times between its parts."""
 
     begin: int
     end: int
@@ -174,7 +174,7 @@ def sum_over_period(expression: str, part: Period) -> str:
 
 
 def asked_at(part: Period) -> float:
-    """Return the time of a query with ``sum_over_period``: its range includes the begin and excludes the end."""
+    """Return the time of a query with ``sum_over_period``: its range includes the beginning and excludes the end."""
     return part.end - part.step / 2
 
 

@@ -47,7 +47,7 @@ Point = tuple[float, float]
 
 
 class SeriesSample(NamedTuple):
-    """Labels of a series, the unix time at which the query was evaluated, and the value."""
+    """Labels of a series, the Unix time at which the query was evaluated, and the value."""
 
     labels: Mapping[str, str]
     at: float
@@ -76,7 +76,7 @@ class Prometheus:
         return active
 
     async def query(self, expression: str, at: float | None = None) -> Sequence[SeriesSample]:
-        """Return the instant vector of an expression, now or at a unix time.
+        """Return the instant vector of an expression, now or at a Unix time.
 
         Raises DiscoveryError, and ConfigError for an expression that is not valid.
         """
@@ -135,7 +135,7 @@ _RECORDED = re.compile(r'\bALERTS\b|\b__name__\b|\w:\w|[{,]\s*""\s*[,}]')
 
 @dataclass(frozen=True, slots=True)
 class QueriedProcess:
-    """A process as a query names it: it ran at the unix time ``ran_at``, by the clock of its machine.
+    """A process as a query names it: it ran at the Unix time ``ran_at``, by the clock of its machine.
 
     ``uuids`` and ``workloads`` are those of its series; empty without such a label.
     """
@@ -154,7 +154,7 @@ def data_seconds(expression: str) -> float:
     """
     code = _TEXT.sub('""', expression)
     if "@" in code:
-        raise ConfigError("the query has the modifier @: its data may be of processes that have ended")
+        raise ConfigError("the query uses the @ modifier, so its data may come from processes that have ended")
     total = 0.0
     for found in _RANGE.finditer(code):
         for text in (found[1] if found[1] is not None else found[2]).split(":"):
@@ -185,7 +185,8 @@ def named(
         instance, pid = sample.labels.get("instance"), sample.labels.get("pid")
         if not instance or not pid:
             raise ConfigError(
-                "a series of the result has no labels instance and pid; keep them, for example with by (instance, pid)"
+                "a series in the result lacks the labels instance and pid; keep them, for example with by "
+                "(instance, pid)"
             )
         if not pid.isdecimal():
             continue  # "other": the sum of several processes

@@ -51,7 +51,7 @@ SECONDS_OF_A_DAY = 86_400.0
 
 
 def moment_of(text: str) -> float:
-    """Return the unix time of a date or a time, local unless it has an offset. Raises ValueError."""
+    """Return the Unix time of a date or a time, local unless it has an offset. Raises ValueError."""
     try:
         return datetime.fromisoformat(re.sub(r"Z$", "+00:00", text)).timestamp()
     except (ValueError, OverflowError, OSError):

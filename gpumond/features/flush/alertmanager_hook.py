@@ -43,12 +43,12 @@ SUBJECTS = ("uuid", "pid", "workload")
 
 HookOutcome = Literal["flushed", "planned", "refused", "repeated", "skipped"]
 Start = tuple[str, float]
-"""Fingerprint of an alert, and its start as unix time"""
+"""Fingerprint of an alert, and its start as Unix time"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookAlert:
-    """One alert of a notification. ``starts_at``: unix time at which it began to fire."""
+    """One alert of a notification. ``starts_at``: Unix time at which it began to fire."""
 
     fingerprint: str
     starts_at: float
@@ -66,7 +66,7 @@ class HookAlert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookResult:
-    """Result of one alert. ``pids``: those of its programs; the receipts of the answer state what each released."""
+    """Result of one alert. ``pids``: pids of its programs; the receipts in the response say what each released."""
 
     fingerprint: str
     alert: str

@@ -66,7 +66,7 @@ def limited_to_reported(
 
 
 def had_effect(result: FlushResult) -> bool:
-    """Return True if a flush changed anything, so that the cooldown starts."""
+    """Return True if a flush changed anything, so the cooldown starts."""
     return result.outcome in ("freed", "partial", "failed") or any(
         change.after.held_bytes < change.before.held_bytes
         or (change.after.live_bytes or 0) < (change.before.live_bytes or 0)
@@ -209,7 +209,7 @@ def pool_of(receipt: Receipt) -> Pool:
 
 
 class Plans:
-    """Newest plans of each requester, so that no requester's plans displace another's."""
+    """Newest plans of each requester, so no requester's plans displace another's."""
 
     def __init__(self) -> None:
         self._of: dict[str, dict[str, Promises]] = {}
@@ -243,7 +243,7 @@ class Locks:
         """Hold the locks of this process: none of its user's processes on its devices or in its groups is
         flushed meanwhile.
 
-        The locks of its user come first, so that at most one process of each user waits for a device.
+        The locks of its user come first, so at most one process of each user waits for a device.
         """
         devices = sorted({pool.device_uuid for pool in report.pools})
         loop = asyncio.get_running_loop()

@@ -63,8 +63,7 @@ class TargetBody(Encodable):
 
 
 class OperationBody(Encodable):
-    """The operation on several machines that this request belongs to. The audit log records it as the caller states
-    it."""
+    """The operation on several machines to which this request belongs. The audit log records it unverified."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -116,13 +115,13 @@ _OK: dict[int | str, dict[str, Any]] = {
     response_model=None,
 )
 async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(require_flush)) -> Response:
-    """Responds when the flush is complete. Among several programs, those that cannot be flushed now have the outcome
+    """Responds when the flush is complete. If several programs match, those that can't be flushed now have the outcome
     `refused`.
 
-    404: no agent matches, or no device has this name. 409: the process is being flushed. 429: cooldown after the
-    previous flush (`force` ignores it), or too many flushes by this caller. 504: an agent did not answer in time; the
-    problem document contains `id`, `receipts` and `released_bytes`. 503, 507: the flush was not started because it
-    cannot be recorded.
+    404: no agent matches, or no device has this name. 409: the process is already being flushed. 429: the cooldown
+    after the previous flush isn't over (`force` overrides it), or this caller has requested too many flushes. 504: an
+    agent didn't respond in time; the problem document contains `id`, `receipts` and `released_bytes`. 503, 507: the
+    flush can't be recorded, so it wasn't started.
     """
     if not body.dry_run:
         count_flush(request.app.state.tokens, caller)
@@ -255,16 +254,16 @@ async def alertmanager(
     dry_run: Annotated[Literal["true", "false"], Query(description="Plan, and flush nothing.")] = "false",
     caller: Caller = Depends(require_flush),
 ) -> Response:
-    """Flushes the programs on this machine that the labels `uuid`, `pid`, `start_ticks`, `workload` and `uid` of firing
-    alerts name, and responds when all flushes are complete.
+    """Flushes the programs on this machine that firing alerts name with the labels `uuid`, `pid`, `start_ticks`,
+    `workload` and `uid`. Responds when all flushes are complete.
 
-    An alert that starts once is flushed once for each caller: another notification has the outcome `repeated`. Alerts
-    that are resolved, of other machines, or without such labels have the outcome `skipped`, with the reason. An alert
-    has the outcome `refused` if none of its programs could be flushed now; its next notification tries again. The wait
-    after a flush is that of rules (`flush_cooldown`).
+    Each firing of an alert triggers one flush per caller; further notifications have the outcome `repeated`. Alerts
+    that are resolved, belong to another machine or have no such labels have the outcome `skipped`, with the reason. An
+    alert is `refused` if none of its programs can be flushed now; its next notification tries again. The cooldown is
+    that of rules (`flush_cooldown`).
 
-    429: too many flushes by this caller. 503, 507: nothing was flushed, because it cannot be recorded, or because the
-    devices have not been read yet.
+    429: this caller has requested too many flushes. 503, 507: nothing was flushed, because it can't be recorded or the
+    devices haven't been read yet.
     """
     kernel = kernel_of(request)
     if kernel.frame is None:

@@ -49,7 +49,7 @@ class RetainerRequests:
         answer = await self._agents.ask(identity, AgentRequest(uuid.uuid4().hex, "retainers"))
         reason = "it didn't respond" if answer is None else answer.reason
         if reason:
-            log.info("pid %d isn't searched for the lines that keep its memory: %s", identity.pid, reason)
+            log.info("pid %d isn't searched for the lines that retain its memory: %s", identity.pid, reason)
 
 
 class InstrumentsPart(RetainerRequests, Part):

@@ -51,12 +51,13 @@ class RecordingBody(Encodable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """What the live memory of a program consists of. ``sites``, ``unrecorded_bytes`` (live bytes that were allocated
-    before), ``snapshot`` and ``folded`` (stacks for flame graphs) are results of a recording. ``advice``: changes that
-    apply. ``kv_cache_bytes``: the part of the other leaf tensors that a declared serving engine states as its KV cache;
-    null if none states it. A class that is null is unknown, for which ``reason`` is the reason. ``paused_seconds``: the
-    longest time for which their reading has paused the program. ``age_seconds``: that of the classes; at most one
-    reading a second is made.
+    """What a program's live memory consists of.
+
+    ``sites``, ``unrecorded_bytes`` (live bytes that were allocated before), ``snapshot`` and ``folded`` (stacks for
+    flame graphs) are results of a recording. ``advice``: changes that apply. ``kv_cache_bytes``: the part of the other
+    leaf tensors that a configured serving engine reports as its KV cache; null if none does. A class that is null is
+    unknown; ``reason`` says why. ``paused_seconds``: the longest time for which the reading has paused the program.
+    ``age_seconds``: age of the classes, which are read at most once a second.
     """
 
     classes: tuple[LiveClasses, ...] = ()
@@ -94,12 +95,12 @@ PROBLEMS = (404, 409, 422, 503, 504, 507)
     PROBLEMS,
 )
 async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str = Depends(require_token)) -> Response:
-    """Sets a limit above which the program's allocators flush and then fail, as on a smaller device.
+    """Sets a limit. Above it, the program's allocators first flush, then fail, as on a smaller device.
 
-    The limit frees no memory by itself. The request is recorded in the audit log.
+    The limit frees no memory by itself. The audit log records the request.
 
-    404: no agent has this pid, or no device has this name. 409: the program does not allow or support a limit; see
-    `detail`. 504: the program did not answer.
+    404: no agent has this pid, or no device has this name. 409: the program doesn't allow or support a limit; see
+    `detail`. 504: the program didn't respond.
     """
     device = None if body.device is None else device_named(body.device, kernel_of(request).frame)
     answer = await _ask(request, pid, "limit", requested_by, body.limit_bytes, device)
@@ -116,9 +117,9 @@ async def snapshot(
 ) -> Response:
     """Writes the snapshot to a file of at most 256 MiB that the program's user owns, and returns its `path`.
 
-    gpumond does not read the file. `GET /api/v1/agents/PID/snapshots/ID` returns it.
+    gpumond doesn't interpret the file. `GET /api/v1/agents/PID/snapshots/ID` returns it.
 
-    404: no agent has this pid. 409: no snapshot is available; see `detail`. 504: the program did not answer.
+    404: no agent has this pid. 409: no snapshot is available; see `detail`. 504: the program didn't respond.
     """
     answer = await _ask(request, pid, "snapshot", requested_by, record_seconds=_seconds(body))
     if isinstance(answer, Response):
@@ -126,7 +127,7 @@ async def snapshot(
     return json_response(Dump, answer.dump)
 
 
-@router.change("POST /agents/{pid}/why", "What the live memory of a program consists of", Why, WHY_EXAMPLE, PROBLEMS)
+@router.change("POST /agents/{pid}/why", "What a program's live memory consists of", Why, WHY_EXAMPLE, PROBLEMS)
 async def why(
     request: Request, pid: Pid, body: RecordingBody | None = None, requested_by: str = Depends(require_token)
 ) -> Response:
@@ -134,11 +135,11 @@ async def why(
 
     The program may pause for up to a quarter of a second.
 
-    With `record_seconds`, the allocator's history is on for this time, and then off again; the answer contains the
-    sites that allocated most, and a snapshot and the folded stacks are written for the program's user.
+    With `record_seconds`, the allocator records its history for this time. The response then contains the sites that
+    allocated most, and the program writes a snapshot and the folded stacks to files of its user.
 
     404: no agent has this pid. 409: refused, for example outside a step of a program with flush_policy `step`; see
-    `detail`. 504: the program did not answer.
+    `detail`. 504: the program didn't respond.
     """
     answer = await _ask(request, pid, "classes", requested_by, record_seconds=_seconds(body))
     if isinstance(answer, Response):
@@ -160,7 +161,7 @@ async def why(
 
 @router.get(
     "/agents/{pid}/snapshots/{snapshot_id}",
-    summary="A file that a program wrote for a snapshot",
+    summary="A snapshot file that a program wrote",
     dependencies=[Depends(bearer)],
     response_class=Response,
     response_model=None,
@@ -177,7 +178,7 @@ async def snapshot_file(
 ) -> Response:
     """Streams the file with this `id`, at most 256 MiB, from the program that wrote it. The program keeps four files.
 
-    404: no agent has this pid. 409: the file does not exist; see `detail`. 504: the program did not answer.
+    404: no agent has this pid. 409: the file doesn't exist; see `detail`. 504: the program didn't respond.
     """
     found = await kernel_of(request).requests.fetch(pid, snapshot_id, requested_by)
     if found is None:

@@ -160,7 +160,7 @@ def _neighbors(script: Script) -> None:
         at = ends + dice.expovariate(1 / (40 * MINUTE_SECONDS))
 
 
-def _complete(script: Script, walked: Simulated) -> ExpectedVerdict:
+def _complete(script: Script, walked: SimulatedRun) -> ExpectedVerdict:
     """Complete the truth about a leak from the simulation, up to the plan's end."""
     truth = script.truth
     if truth.injected_at is not None and truth.injected_at >= script.duration:
@@ -178,7 +178,7 @@ def _complete(script: Script, walked: Simulated) -> ExpectedVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated:
+class SimulatedRun:
     steps: list[ScriptStep]
     """Steps, without those of programs that have ended."""
     oom_at: float | None
@@ -187,7 +187,7 @@ class Simulated:
     """Peak of program 0 after the onset of a leak, minus the leaked bytes at that time."""
 
 
-def simulate(steps: Iterable[ScriptStep], script: Script) -> Simulated:
+def simulate(steps: Iterable[ScriptStep], script: Script) -> SimulatedRun:
     """Simulate ``steps`` in order of time. A program ends when the device is full."""
     devices = [program.device for program in script.programs]
     used = [0] * (max(devices) + 1)
@@ -226,7 +226,7 @@ def simulate(steps: Iterable[ScriptStep], script: Script) -> Simulated:
             if onset is not None and at >= onset and oom_at is None:
                 kept = rest.until(at)
                 without_leak = max(without_leak, sums[0] - kept)
-    return Simulated(executed, oom_at, peak, without_leak)
+    return SimulatedRun(executed, oom_at, peak, without_leak)
 
 
 class LeakedBytes:

@@ -101,7 +101,7 @@ def _child(
     if code in ERRORS:
         raise ERRORS[code](message.decode())
     if not message:
-        raise AllocationRefused(f"the plan's program exited early (wait status {status})")
+        raise AllocationRefused(f"the load generator's program exited early (wait status {status})")
     return from_json(Executed, message)
 
 

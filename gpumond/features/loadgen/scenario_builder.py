@@ -3,7 +3,7 @@
 Below the pattern of a scenario, its program behaves as usual: it warms up, works, and its use of memory has noise.
 
 Times are seconds from the start, sizes bytes on a device of the plan's size. Each purpose has its own random
-generator, so that the injection changes no other number.
+generator, so the injection changes no other number.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def host(script: Script, share: tuple[float, float] = (0.15, 0.4), noise_bytes: 
 def work(script: Script, start: float, end: float, program: int, noise_bytes: float) -> None:
     """A working set around 2 GiB and a utilization, both with noise.
 
-    Half of the noisy programs release freed memory to the device, so that the driver's reading decreases, too.
+    Half of the noisy programs release freed memory to the device, so the driver's reading decreases, too.
     """
     dice, pulse = (script.random(f"{what} of {program} at {start:.3f}") for what in ("memory", "utilization"))
     noisy = noise_bytes >= NOISY_LIMIT

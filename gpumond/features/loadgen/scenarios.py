@@ -645,7 +645,7 @@ DRIFT_BYTES = (0.5 * GIB, 1.6 * GIB)
 0.5 GiB in the median and by 1.6 GiB at the quantile 0.9.
 """
 MAX_DRIFT_SECONDS = 15 * HOUR_SECONDS
-"""Limit of the growth, so that at most 4 GiB are stranded: a fifth of the pool is not reported as fragmentation."""
+"""Limit of the growth, so at most 4 GiB are stranded: a fifth of the pool is not reported as fragmentation."""
 
 
 INJECTED = Option("rate", "size", "no leak", "bytes leaked per minute")
@@ -654,7 +654,7 @@ INJECTED = Option("rate", "size", "no leak", "bytes leaked per minute")
 @scenario(
     "serving-bimodal",
     "n8",
-    "a serving program rests at one level and is busy at others, which change by gigabytes within minutes",
+    "a serving program stays at one level while idle, and varies by gigabytes within minutes while busy",
     "",
     shape=("‾‾‾| |‾‾| ‾‾", "   ||  |'|  ", "    |    |  "),
     options=(INJECTED,),
@@ -670,7 +670,7 @@ def serving_bimodal(script: Script) -> None:
 @scenario(
     "serving-nightly",
     "n9",
-    "a serving program is busy by day, and rests most of the night",
+    "a serving program is busy by day, and idle for most of the night",
     "",
     shape=("‾|'|||'|‾‾‾‾", " ||||||     ", "  | |       "),
     options=(INJECTED,),
@@ -700,7 +700,7 @@ def model_loads(script: Script) -> None:
 @scenario(
     "leak-serving",
     "p10",
-    "a serving program as in serving-bimodal leaks",
+    "a serving program leaks, in addition to the pattern of serving-bimodal",
     "leak",
     shape=("        _.|'||", "   _|''|| |  ", "||'| |        "),
     options=(Option("rate", "size", "16, 32, 64, 128 or 256 MiB", "bytes leaked per minute", 1),),
@@ -717,7 +717,7 @@ def leak_serving(script: Script) -> None:
 @scenario(
     "slow-fragmentation",
     "n11",
-    "live memory is constant, and the allocator holds slowly more, up to a limit",
+    "live memory is constant, and the allocator slowly holds more, up to a limit",
     "",
     shape=("held   __..--", "  __--''     ", "live ---------"),
     options=(

@@ -28,8 +28,8 @@ RANK_SECONDS = 60.0
 class Remedy:
     """One change, and the bytes that it makes available on the device; None if they are unknown.
 
-    ``enough``: the change alone would have been enough; None if unknown. ``source``: how the bytes are known. The
-    remedy ``nothing`` states that no remedy is enough.
+    ``enough``: the change alone would have been enough; None if unknown. ``source``: where the number of bytes comes
+    from. The remedy ``nothing`` says that no remedy is enough.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was on a device in the ten minutes before an error; ``at`` are unix times."""
+    """What was on a device in the ten minutes before an error; ``at`` are Unix times."""
 
     at: tuple[float, ...] = ()
     curves: tuple[Curve, ...] = ()
@@ -59,13 +59,13 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseFile(HasProcessKey):
-    """What is known about one out-of-memory error, and the remedies, most effective first.
+    """What is known about one out-of-memory error, and the remedies, the most effective first.
 
-    ``summary`` is one sentence. ``oom`` is the program's record; None for a program without an agent, of which only
-    the driver's numbers are known. ``missing_bytes``: what the request lacked. ``reserved_bytes``: what the driver
-    keeps of the device. ``lines`` are the ledger of the device at the last tick before the error, at ``lines_at``, with
-    the program's own bytes at the error; ``reported_at`` is the time of the program's report, if the record doesn't
-    state its own bytes.
+    ``summary`` is one sentence. ``oom`` is the program's record; it's None for a program without an agent, about which
+    only the driver's numbers are known. ``missing_bytes``: what the request lacked. ``reserved_bytes``: what the driver
+    keeps of the device. ``lines`` are the device's ledger at the last tick before the error, at ``lines_at``, with the
+    program's own bytes at the error; ``reported_at`` is the time of the program's report, if the record doesn't contain
+    its own bytes.
     """
 
     id: str
@@ -97,7 +97,7 @@ class CaseFile(HasProcessKey):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseSummary:
-    """A case file in a list. ``remedy`` is the first one's text, empty without one."""
+    """A case in a list. ``remedy`` is the first remedy's text, empty without one."""
 
     id: str
     at: float
@@ -149,7 +149,7 @@ def summary_of(case: CaseFile) -> CaseSummary:
 def lacking(missing: int, request: int | None, free: int | None, returned: int = 0) -> str:
     """Format the missing bytes so that they agree with the request, the free and the returned bytes shown beside them.
 
-    Those that a limit lacks, or that an allocator rounds up to its granularity, are no such difference.
+    Those that a limit lacks, or that an allocator rounds up to its granularity, aren't such a difference.
     """
     if request is None or free is None or abs(request - free - returned - missing) > SEGMENT_BYTES:
         return human(missing)

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.what == "list" and arguments.html is None:
         return _list(arguments)
     html_report.check(arguments.html)
-    if not re.fullmatch("[0-9-]+|last", arguments.id):
+    if not re.fullmatch("[0-9]{1,12}-[0-9]{1,20}-[0-9]{1,12}|last", arguments.id):
         raise ConfigError(f"{arguments.id!r:.80} isn't a case id; `gpumond oom list` shows the ids")
     if arguments.id == "last" and not client.get(arguments.url, ROUTE):
         print_error(f"gpumond: {NO_CASE}")
@@ -77,4 +77,4 @@ def _decoded(answer: object) -> RankedCase:
     try:
         return TypeAdapter(RankedCase).validate_python(answer)
     except ValidationError as error:
-        raise DaemonError(f"the daemon's answer isn't a case: {error.errors()[0]['msg']}") from None
+        raise DaemonError(f"the daemon's response isn't a case: {error.errors()[0]['msg']}") from None

@@ -274,7 +274,8 @@ PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size
 
 def remedies(e: Evidence) -> tuple[Remedy, ...]:
     """Return all remedies, those that alone would have been enough first; the last resort is ``nothing``."""
-    found = [each for find in REMEDIES for each in find(e)] or [*_smaller_request(e)]
+    apply = [find for find in REMEDIES if not (e.limited_by and find in OF_DEVICE)]
+    found = [each for find in apply for each in find(e)] or [*_smaller_request(e)]
     found.sort(key=lambda each: {True: 0, None: 1, False: 2}[each.enough])  # stable: the order of REMEDIES within
     if any(each.enough or each.enough is None for each in found) or e.missing is None:
         return tuple(found)
@@ -369,14 +370,14 @@ def _leak(e: Evidence) -> Iterator[Remedy]:
         kept = 0
     if not kept and verdict is None:
         return
-    where = "".join(f"; {each.name} at {each.file}:{each.line} keeps tensors" for each in retainers[:1])
+    where = "".join(f"; {each.name} at {each.file}:{each.line} retains tensors" for each in retainers[:1])
     retaining = [scope for scope in e.oom.scopes if 0 < scope.retained_bytes <= e.live]
     if not where and retaining:
-        where = f"; {retaining[0].name} keeps {human(retaining[0].retained_bytes)}"
+        where = f"; {retaining[0].name} retains {human(retaining[0].retained_bytes)}"
     if verdict is not None and verdict.fit is not None:
         kept = max(kept, int(verdict.fit.slope_bytes_per_second * max(0.0, e.oom.at - verdict.since)))
     each = (
-        f": each of {step.steps} steps keeps {human(step.retained_bytes)}"
+        f": each of {step.steps} steps retains {human(step.retained_bytes)}"
         if step and step.retained_bytes and kept
         else ""
     )
@@ -459,14 +460,14 @@ def _orphans(e: Evidence) -> Iterator[Remedy]:
 
 def _granted(e: Evidence) -> Iterator[Remedy]:
     """A grant keeps memory from programs that ask for theirs, and from no other."""
-    if e.grant is None or e.free is None or e.free >= e.grant.unused_bytes or not e.missing or e.limited_by:
+    if e.grant is None or e.free is None or e.free >= e.grant.unused_bytes or not e.missing:
         return
     named = {(each.device_uuid, each.pid) for each in e.before.grants}
     sizes = [(size, name) for name, pid, size in _held_by(e) if pid is not None and (e.uuid, pid) not in named]
     size, name = max(sizes, default=(0, ""))
     if size >= e.missing:
         text = (
-            f"start {name}, too, with gpumond run --need, or with less memory: it holds {human(size)} without a "
+            f"start {name} with gpumond run --need as well, or with less memory: it holds {human(size)} without a "
             f"grant, and this program was granted {human(e.grant.need_bytes)}"
         )
         yield _remedy(e, "grant", text, size, "measured", "the driver's count of the program, and the grant")
@@ -474,7 +475,7 @@ def _granted(e: Evidence) -> Iterator[Remedy]:
 
 def _other_device(e: Evidence) -> Iterator[Remedy]:
     need = None if e.request is None else e.held + e.overhead + e.request
-    if need is None or not e.missing or e.held_by_others < e.missing or e.limited_by:
+    if need is None or not e.missing or e.held_by_others < e.missing:
         return
     need = max(need, e.grant.need_bytes if e.grant else 0)
     rooms = [
@@ -485,7 +486,7 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
     if rooms:
         free, device = max(rooms, key=lambda room: room[0])
         text = f"run this program, which needs {human(need)}, on GPU {device.index}, which has {human(free)} free"
-        source = "the driver's least free bytes in a minute, less what other programs are granted"
+        source = "the driver's lowest free bytes in a minute, minus what other programs are granted"
         yield replace(_remedy(e, "other-device", text, free, "measured", source), enough=True)
 
 
@@ -640,6 +641,8 @@ REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
     lambda e: iter(()) if _is_of_optimizer(e) else _optimizer(e),
     _repeat,
 )
+OF_DEVICE = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphans, _granted, _other_device)
+"""Those that make room on the device, which the program's own limit doesn't let it use."""
 
 
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:

@@ -81,14 +81,14 @@ EXAMPLE = CaseFile(
 
 @router.read("/oom", "Cases of out-of-memory errors, newest last", list[CaseSummary], [summary_of(EXAMPLE)])
 async def cases(request: Request) -> Response:
-    """Returns the newest 200, at most 10 of one process, including those before a restart."""
+    """Returns the newest 200, at most 10 per process, including those from before a restart."""
     return answer(request, list[CaseSummary], [summary_of(case) for case in kernel_of(request).get(Cases).all()])
 
 
 @router.read("/oom/{id}", "One case", RankedCase, RankedCase(case=EXAMPLE), (404, 422))
 async def case(request: Request, id: Id) -> Response:
-    """Returns what held the device, and the remedies in their order: each with its bytes, how they are known, and
-    whether it alone would have been enough.
+    """Returns what held the device's memory, and the remedies, the best first: each with its bytes, the source of that
+    number, and whether it alone would have been enough.
     """
     return json_response(RankedCase, _found(request, id))
 
@@ -104,7 +104,7 @@ async def case(request: Request, id: Id) -> Response:
     },
 )
 async def report(request: Request, id: Id) -> Response:
-    """Returns a document without scripts and external resources, as `gpumond oom show ID --html` writes it."""
+    """Returns one document without scripts or external resources, the same as `gpumond oom show ID --html` writes."""
     found = _found(request, id)
     headers = {
         "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",

@@ -17,6 +17,7 @@ from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.units import human
+from gpumond.view.rows import behind
 from gpumond.view.text import cut, safe
 
 NO_ROOM = 75
@@ -161,7 +162,7 @@ def explanation(answer: Mapping[str, Any]) -> str:
     free = "an unknown amount" if available is None else human(max(0, available))
     text = f"GPU {answer['device_index']} has {free} available, {need} needed"
     if answer["ahead"]:
-        text += f"; {answer['ahead']} earlier {'request is' if answer['ahead'] == 1 else 'requests are'} waiting"
+        text += f"; number {answer['ahead'] + 1} in the queue, {behind(answer['ahead'], answer.get('behind', ()))}"
     if answer["ahead"] and available is not None and available < 0:  # earlier requests claim more than there is
         return text
     steps = _steps(answer["plan"])

@@ -18,7 +18,16 @@ from gpumond.facts.alerts import StoredAdmission
 from gpumond.facts.errors import FlushError, NoSuchEntry, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.quota import NO_QUOTA, Admission, GrantedRequest, PlannedFlush, QueuedRequest, ReclaimPolicy
+from gpumond.facts.quota import (
+    NO_QUOTA,
+    SHOWN_EARLIER,
+    Admission,
+    EarlierRequest,
+    GrantedRequest,
+    PlannedFlush,
+    QueuedRequest,
+    ReclaimPolicy,
+)
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.facts.units import human
 from gpumond.host.peer import counted_name
@@ -220,7 +229,7 @@ def reclaim_plan(
     """Return the cheapest flushes that return ``short_bytes`` and, if all flushes return less, the fewest suspensions.
 
     A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
-    the largest is first, so that few programs are flushed. The programs of the user ``first`` come before all others.
+    the largest is first, so few programs are flushed. The programs of the user ``first`` come before all others.
     """
     neighbors, chosen = tuple(neighbors), list[Neighbor]()
     for each in sorted(neighbors, key=lambda each: (first is not None and each.uid != first, *_cost(each))):
@@ -442,7 +451,7 @@ class Admissions:
         self._held_from: dict[str, float] = {}
         """By id: the time from which a request has kept others back."""
         self._since: dict[str, float] = {}
-        """By request that waits: unix time of the first frame in which it does."""
+        """By request that waits: Unix time of the first frame in which it does."""
         self._pauses: dict[str, _Pause] = {}
         self._lent_to: dict[str, str] = {}
         self._unused: dict[str, tuple[int, int]] = {}
@@ -675,6 +684,10 @@ class Admissions:
         return replace(
             answer,
             ahead=len(ahead),
+            behind=tuple(
+                EarlierRequest(workload=each.workload, pid=each.pid, need_bytes=each.need_bytes)
+                for each in ahead[:SHOWN_EARLIER]
+            ),
             available_bytes=found.available_bytes,
             missing_bytes=found.missing_bytes,
             plan=(

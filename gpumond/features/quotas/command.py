@@ -14,12 +14,14 @@ from gpumond.view.rows import (
     free_elsewhere,
     grant_sentences,
     held_sentence,
+    place_sentence,
     plain,
     process_of,
     quota_sentence,
+    reserve_sentences,
     taken_memory_sentences,
 )
-from gpumond.view.text import size, table
+from gpumond.view.text import broken, fitting_table, output_width, size, table
 
 KINDS = ("soft_limit", "limit", "reserve", "cgroup_limit")
 
@@ -40,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     frame = client.frame(arguments.url)
     cgroups = cgroup_table(frame)
     if not quotas:
-        print("\n\n".join(filter(None, ("no quota is defined", cgroups, HOW_TO_ADD))))
+        print("\n\n".join(filter(None, ("no quota is defined", cgroups, broken(HOW_TO_ADD, output_width())))))
         return DONE
     header = ("QUOTA", "MATCHES", ">SOFT LIMIT", ">LIMIT", ">RESERVE", ">CGROUP LIMIT", "ORIGIN")
     print(table(header, [[*_quota(entry)] for entry in quotas]))
@@ -48,9 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [[*_process(each, reports.get(process_of(each)))] for each in frame["processes"] if each["quota"]]
     if rows:
         print(f"\n{table(('>PID', 'PROGRAM', '>USED', '>SHORTAGE', 'QUOTA'), rows)}")
-    if cgroups:
-        print(f"\n{cgroups}")
-    print(f"\n{HOW_TO_ADD}")
+    waiting = "\n".join(reserve_sentences(frame))
+    for section in filter(None, (cgroups, *(broken(each, output_width()) for each in (waiting, HOW_TO_ADD)))):
+        print(f"\n{section}")
     return DONE
 
 
@@ -119,11 +121,20 @@ class QueueCommand:
 
 def queue_text(frame: Mapping[str, Any]) -> str:
     """Return the requests that wait, who holds the memory, and the grants whose memory isn't all held yet."""
+    places = "\n".join(filter(None, (place_sentence(frame, each) for each in frame["queue"])))
     held = "\n".join(filter(None, map(held_sentence, frame["queue"])))
-    taken = "\n".join(taken_memory_sentences(frame))
+    taken = "\n".join((*taken_memory_sentences(frame), *reserve_sentences(frame)))
     elsewhere = "\n".join(filter(None, (free_elsewhere(frame, each) for each in frame["queue"])))
-    parts = [queue_table(frame) or no_request(frame), held, taken, elsewhere, "\n".join(grant_sentences(frame))]
-    return "\n\n".join(filter(None, parts))
+    waiting = queue_table(frame)
+    sentences = [
+        "" if waiting else no_request(frame),
+        places,
+        held,
+        taken,
+        elsewhere,
+        "\n".join(grant_sentences(frame)),
+    ]
+    return "\n\n".join(filter(None, (waiting, *(broken(each, output_width()) for each in sentences))))
 
 
 def queue_table(frame: Mapping[str, Any]) -> str:
@@ -160,4 +171,5 @@ def queue_table(frame: Mapping[str, Any]) -> str:
                 duration(max(0.0, now - request["since"])),
             ]
         )
-    return table(header, rows) if rows else ""
+    hideable = ("USER", ">BY FLUSHES", ">AVAILABLE", ">PID")
+    return fitting_table(header, rows, output_width(), hideable, "--json") if rows else ""

@@ -219,7 +219,7 @@ def _agrees(limit: PoolLimit, quota: EffectiveQuota) -> bool:
 PROGRAMS_AT_ONCE = 16
 """Programs of one user to which a limit is sent at the same time."""
 SENT_PER_HOUR = 128
-"""Limits sent to the programs of one user, so that a program that changes its limit does not fill the audit."""
+"""Limits sent to the programs of one user, so a program that changes its limit does not fill the audit."""
 
 
 class QuotaLimits:

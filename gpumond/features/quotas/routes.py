@@ -61,13 +61,14 @@ class AdmissionBody(Encodable):
     "POST /admissions", "Request device memory for a program", Admission, EXAMPLE, (404, 409, 422, 429, 503)
 )
 async def request_memory(request: Request, body: AdmissionBody, caller: Caller = Depends(require_flush)) -> Response:
-    """Grants the memory if it fits now. A granted request counts as used until its program has allocated it.
+    """Grants the memory if it's available now. Granted memory counts as used until the program has allocated it.
 
-    With `wait`, a request that does not fit waits in the order of arrival, and the daemon flushes programs for it as
-    the setting `reclaim` allows. `PUT` keeps its place; without one for 10 s it is removed. Without `wait`, its `state`
-    is `refused`, and `plan` contains the flushes after which it would fit.
+    With `wait`, a request that doesn't fit joins the queue, and the daemon flushes programs for it as far as the
+    `reclaim` setting allows. Renew it with `PUT` at least every 10 s, or it's removed. Without `wait`, its `state` is
+    `refused`, and `plan` contains the flushes after which it would fit.
 
-    409: the device is smaller. 422: there are several devices, and `device` is absent. 429: the caller has 16 requests.
+    409: the device is smaller than the request. 422: there are several devices, and `device` is missing. 429: the
+    caller already has 16 requests.
     """
     kernel = kernel_of(request)
     admissions, frame = kernel.get(Admissions), _frame(kernel.frame)
@@ -92,10 +93,10 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
 
 
 @admissions_router.change(
-    "PUT /admissions/{id}", "Keep the place of a request and return its state", Admission, EXAMPLE, (404, 422)
+    "PUT /admissions/{id}", "Renew a request and return its state", Admission, EXAMPLE, (404, 422)
 )
 async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
-    """404: the request was not renewed in time, belongs to another user, or its program has allocated the memory."""
+    """404: the request wasn't renewed in time or belongs to another user, or its program has allocated the memory."""
     kernel = kernel_of(request)
     admissions = kernel.get(Admissions)
     admission = admissions.renew(kernel.frame.snapshot if kernel.frame else None, id, caller.name)
@@ -169,9 +170,9 @@ async def quota(request: Request, name: str) -> Response:
 async def replace(
     request: Request, name: str, body: QuotaConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
 ) -> Response:
-    """Takes effect within a tick: the limit is set in all programs that match and allow it.
+    """Takes effect within a tick: the daemon sets the limit in all matching programs that allow it.
 
-    Requires the `rules` scope, as a change of a rule does. 409: the quota is defined in the configuration file.
+    Requires the `rules` scope. 409: the quota is defined in the configuration file.
     """
     if body.name != name:
         raise HTTPException(422, f"body.name: {body.name!r} differs from the name in the path, {name!r}")
@@ -180,6 +181,6 @@ async def replace(
 
 @router.deletion("/quotas/{name}", "Delete a quota", (404, 409, 412, 503, 507))
 async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
-    """Removes the limit from the programs in which this quota has set it."""
+    """Removes the limit from programs in which this quota set it."""
     await _registry(request).delete(name, by, etag_of(if_match))
     return Response(status_code=204)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from gpumond.cli.arguments import DONE, above_zero, option, print_error
+from gpumond.cli.progress import progressing
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
@@ -81,7 +81,7 @@ def _diagnose(read: Iterable[Snapshot], findings: Findings | None, as_json: bool
     """Diagnose the snapshots and report changes. Returns True if the capacity of every device is known."""
     diagnosis, changes = Diagnosis(), Changes()
     unsized: set[str] = set()
-    for snapshot in progressing(read):
+    for snapshot in progressing(read, "snapshots read"):
         diagnosis = diagnose(diagnosis, snapshot)
         unsized.update(device.uuid for device in snapshot.devices if device.size_bytes is None and device.up)
         for change in changes.update(diagnosis.verdicts, snapshot.taken_at):
@@ -322,23 +322,3 @@ def _rows(series: _Series) -> Iterator[tuple[str, str, str]]:
         yield day_and_time(change.at), change.verdict.kind, change.verdict.summary if change.onset else "ended"
     if series.left_out:
         yield "", "", f"and {series.left_out} more"
-
-
-T = TypeVar("T")
-QUIET_SECONDS = 2.0
-"""Time for which nothing is printed, and between two lines."""
-
-
-def progressing(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items. From two seconds on, print their number: rewritten on a terminal, every half minute in a log."""
-    terminal = sys.stderr.isatty()
-    due = time.monotonic() + QUIET_SECONDS
-    printed = False
-    for number, item in enumerate(items, 1):
-        if (now := time.monotonic()) >= due:
-            start, end = ("\r", "") if terminal else ("", "\n")
-            print(f"{start}gpumond: {number:,} snapshots read", end=end, file=sys.stderr, flush=True)
-            due, printed = now + (QUIET_SECONDS if terminal else 15 * QUIET_SECONDS), True
-        yield item
-    if printed and terminal:
-        print(file=sys.stderr)

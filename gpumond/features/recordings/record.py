@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, duration, option, print_error
+from gpumond.cli.progress import progressing
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.messages import from_json, to_json
@@ -48,10 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "write CSV for `gpumond diagnose`: used, live and held bytes by device and process",
     )
     option(parser, "--perfetto FILE", "write a trace for Perfetto instead, with flushes and errors", type=Path)
+    option(parser, "--json", "with --out or --perfetto: print the number of snapshots as JSON at the end")
     client.add_url(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.json and arguments.out is None and arguments.perfetto is None:
+        raise ConfigError("record: --json requires --out or --perfetto; without them, the output is JSON already")
     if arguments.perfetto is not None:
         return _trace(arguments)
     count = missed = 0
@@ -60,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         with _opened(arguments.out) as out:
             if arguments.csv and os.fstat(out.fileno()).st_size == 0:
                 out.write(HEADER.encode())
-            for snapshot in taken(arguments.url, arguments.duration):
+            for snapshot in recorded(arguments):
                 out.write(csv_lines(snapshot).encode() if arguments.csv else to_json(snapshot) + b"\n")
                 out.flush()
                 count += 1
@@ -70,7 +74,22 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         pass
     summary = f"{count} snapshots recorded" + (f", {missed} missed between two requests" if missed else "")
-    print_error(f"gpumond: {summary}")
+    return _ended(arguments, summary, snapshots=count, missed=missed)
+
+
+def recorded(arguments: argparse.Namespace) -> Iterator[Snapshot]:
+    """Yield the snapshots to record, and show their number unless they are shown themselves."""
+    snapshots = taken(arguments.url, arguments.duration)
+    to_file = arguments.out or arguments.perfetto or not sys.stdout.isatty()
+    return progressing(snapshots, "snapshots recorded") if to_file else snapshots
+
+
+def _ended(arguments: argparse.Namespace, summary: str, **counts: int) -> int:
+    """Print the summary of a recording: as JSON to standard output, or as text to standard error."""
+    if arguments.json:
+        print(json.dumps(counts))
+    else:
+        print_error(f"gpumond: {summary}")
     return DONE
 
 
@@ -83,7 +102,7 @@ Entry = dict[str, Any]
 
 
 def base_of(at: float) -> int:
-    """Return the unix time from which torch.profiler counts the times of a trace."""
+    """Return the Unix time from which torch.profiler counts the times of a trace."""
     return int(at // PERIOD_SECONDS) * PERIOD_SECONDS
 
 
@@ -159,7 +178,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 
             try:
                 frame: Frame | None = None
-                for snapshot in taken(arguments.url, arguments.duration):
+                for snapshot in recorded(arguments):
                     frame = Frame(snapshot, attribute(snapshot, frame))
                     add(program_names(frame.ledger, known))
                     add(tracks.of(frame))
@@ -171,8 +190,8 @@ def _trace(arguments: argparse.Namespace) -> int:
                 out.write("\n]}\n")
     except OSError as error:
         raise ConfigError(f"--perfetto {arguments.perfetto}: {error.strerror or error}") from None
-    print_error(f"gpumond: {count} snapshots recorded; open the file in https://ui.perfetto.dev")
-    return DONE
+    summary = f"{count} snapshots recorded; open the file in https://ui.perfetto.dev"
+    return _ended(arguments, summary, snapshots=count)
 
 
 def _events(url: str, last: int) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "allocation-retries": (
         f"{PROGRAM} is short of memory: its allocator emptied its cache and retried an allocation {{value}} times in "
         "10 minutes, which slows the program down",
-        "reduce the batch size, or free memory on the GPU[{advice}]",
+        "reduce the batch size, free memory on the GPU, or raise the program's limit if it has one[{advice}]",
     ),
     "orphan-memory": (
         f"{GPU} has [{{unattributed}}|{{value}} of its memory] in use that the driver attributes to no process",
@@ -87,7 +87,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "usually, a power supply has failed or is overloaded; check the power supplies and the GPU's power cables",
     ),
     "ecc-uncorrected": (
-        f"{GPU} has had {{value}} uncorrected ECC errors since its driver was loaded: results may be wrong",
+        f"{GPU} has had uncorrected ECC errors since its driver was loaded ({{value}}): results may be wrong",
         "stop its programs, run nvidia-smi -i {uuid} --gpu-reset, and replace the GPU if errors recur",
     ),
     "row-remap-pending": (
@@ -211,7 +211,16 @@ BUILT_IN: tuple[Rule, ...] = (
         clear=0.15,
         for_seconds=60,
     ),
-    _rule("fragmentation", "pool", "fragmentation_ratio", "warning", above=0.25, clear=0.20, for_seconds=30),
+    _rule(
+        "fragmentation",
+        "pool",
+        "fragmentation_ratio",
+        "warning",
+        above=0.25,
+        clear=0.20,
+        for_seconds=30,
+        keep_firing_for_seconds=300,  # programs free everything between two rounds, and fragment it again
+    ),
     _rule("leak", "process", "leak", "warning", above=0, keep_firing_for_seconds=300),
     _rule("out-of-memory", "pool", "ooms_increase", "critical", above=0, keep_firing_for_seconds=300),
     _rule("allocation-retries", "pool", "retries_increase", "warning", above=5, keep_firing_for_seconds=300),

@@ -27,7 +27,7 @@ from gpumond.config.loading import key_at, load, read_yaml
 from gpumond.config.models import MISSING, Seconds, Strict, expectation
 from gpumond.config.settings import Settings
 from gpumond.facts import units
-from gpumond.facts.alerts import Activities, Labels, Rule, Scope
+from gpumond.facts.alerts import AlertStates, Labels, Rule, Scope
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import human
@@ -288,7 +288,7 @@ def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float
     for check in wanted:
         if check.alertname not in rules:
             raise ValueError(f"{name}: no rule is named {check.alertname!r}; the rules are {', '.join(rules)}")
-    activities: dict[str, Activities] = {check.alertname: {} for check in wanted}
+    activities: dict[str, AlertStates] = {check.alertname: {} for check in wanted}
     if wanted[-1].eval_time / every > MAX_SAMPLES:
         raise ValueError(f"{name}: more than {MAX_SAMPLES} evaluations")
     at, evaluations = 0.0, 0

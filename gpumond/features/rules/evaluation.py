@@ -16,7 +16,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
-from gpumond.facts.alerts import Activities, Activity, Labels, Rule, Scope, ended, same_process
+from gpumond.facts.alerts import AlertState, AlertStates, Labels, Rule, Scope, ended, same_process
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.frame import Alert, Frame, Phase, Verdict, device_uuid
 from gpumond.facts.messages import to_json
@@ -24,7 +24,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
 from gpumond.quantities import ending_sentence, subjects, unreadable
 from gpumond.quantities.quantity import readable
-from gpumond.quantities.scope import NO_VERDICT, Row, RuleContext, Subjects, Unreadable, active_verdicts
+from gpumond.quantities.scope import NO_VERDICT, OWNER_LABELS, Row, RuleContext, Subjects, Unreadable, active_verdicts
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.store.table import adapter
 from gpumond.tick.ledger import attribute
@@ -37,18 +37,18 @@ Awaited = frozenset[tuple[str, Labels]]
 """Restored alerts whose subject has not been observed yet: rule and the subject's labels"""
 
 
-def awaited_alerts(activities: Mapping[str, Activities]) -> Awaited:
+def awaited_alerts(activities: Mapping[str, AlertStates]) -> Awaited:
     return frozenset((rule, labels) for rule, active in activities.items() for labels in active)
 
 
 def keep_awaited_alerts(
     awaited: Awaited,
-    before: Mapping[str, Activities],
-    after: Mapping[str, Activities],
+    before: Mapping[str, AlertStates],
+    after: Mapping[str, AlertStates],
     present: Mapping[str, Mapping[Labels, ProcessKey | None]],
     on_verdicts: frozenset[str],
     elapsed: float,
-) -> tuple[Mapping[str, Activities], Awaited]:
+) -> tuple[Mapping[str, AlertStates], Awaited]:
     """Return ``after`` with the awaited alerts unchanged, and the alerts that are still awaited.
 
     A subject that was ``present`` (by rule, each with its process) is no longer awaited; an alert of a rule
@@ -73,10 +73,10 @@ def keep_awaited_alerts(
 
 
 def step(
-    rule: Rule, subjects: Subjects[Row], before: Activities, unreadable: Unreadable, now: float, elapsed: float
-) -> Activities:
+    rule: Rule, subjects: Subjects[Row], before: AlertStates, unreadable: Unreadable, now: float, elapsed: float
+) -> AlertStates:
     """Return the rule's alerts after one evaluation."""
-    after: dict[Labels, Activity] = {}
+    after: dict[Labels, AlertState] = {}
     absent = dict(before)
     value_of, above = subjects.values[rule.value], rule.above
     below = -inf if rule.below is None else rule.below
@@ -101,7 +101,7 @@ def step(
             after[labels] = activity
     for labels, activity in absent.items():
         known = dict(labels)
-        kept: Activity | None = None  # the subject has ended
+        kept: AlertState | None = None  # the subject has ended
         process = activity.process
         if unreadable.covers(known, process):
             kept = activity
@@ -116,7 +116,7 @@ def step(
 class RuleState:
     """State that one evaluation of all rules passes to the next. ``activities``: by the name of the rule."""
 
-    activities: Mapping[str, Activities] = field(default_factory=dict)
+    activities: Mapping[str, AlertStates] = field(default_factory=dict)
     awaited: Awaited = frozenset()
 
 
@@ -135,7 +135,7 @@ def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: Rule
     facts = RuleContext(snapshot, frame.ledger, window, active_verdicts(frame.verdicts))
     scopes: dict[Scope, Subjects[Any]] = {scope: subjects(scope, facts) for scope in {rule.scope for rule in rules}}
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
-    activities: Mapping[str, Activities] = {
+    activities: Mapping[str, AlertStates] = {
         rule.name: step(
             with_device_uuid(rule, snapshot.devices),
             scopes[rule.scope],
@@ -161,7 +161,7 @@ def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: Rule
     return RuleState(activities, awaited), Evaluated(alerts, raised, resolved)
 
 
-def _began(before: Mapping[str, Activities], after: Mapping[str, Activities]) -> Iterator[Alert]:
+def _began(before: Mapping[str, AlertStates], after: Mapping[str, AlertStates]) -> Iterator[Alert]:
     """Yield the alerts that fire in ``after`` and not in ``before``."""
     for rule, active in after.items():
         known = before.get(rule, {})
@@ -216,20 +216,18 @@ def _advance(
     labels: Labels,
     process: ProcessKey | None,
     value: float,
-    before: Activity | None,
+    before: AlertState | None,
     now: float,
     elapsed: float,
-) -> Activity | None:
+) -> AlertState | None:
     if not breached(rule, value, active=before is not None and before.cleared_elapsed is None):
         kept = _cleared(rule, before, elapsed) if before else None
         if kept is None:
             return None
         texts = _annotations(rule, subjects, row, kept.alert.value)  # they may state other values, as of now
         return kept._replace(alert=replace(kept.alert, annotations=texts))
-    workload = (
-        dict(before.alert.labels).get("workload") if before else process and next(iter(subjects.programs(row)), "")
-    )
-    identity = _identity(rule.name, (*labels, ("workload", workload)) if workload else labels, rule.labels)
+    owner = _kept_owner(before.alert) if before else _owner(subjects, row, process)
+    identity = _identity(rule.name, (*labels, *owner), rule.labels)
     if before is not None and before.alert.labels != identity:
         before = None  # the rule has other labels now: another alert
     active_at, since = (before.alert.active_at, before.active_elapsed) if before else (now, elapsed)
@@ -248,15 +246,28 @@ def _advance(
         pid=process.pid if process else None,
         start_ticks=process.start_ticks if process else None,
     )
-    return Activity(alert, process, since)
+    return AlertState(alert, process, since)
 
 
-def _cleared(rule: Rule, before: Activity, elapsed: float) -> Activity | None:
+def _cleared(rule: Rule, before: AlertState, elapsed: float) -> AlertState | None:
     """Keep the alert for ``keep_firing_for``, from the first evaluation without a breach, as Prometheus does."""
     if before.alert.phase == "pending":
         return None
     since = elapsed if before.cleared_elapsed is None else before.cleared_elapsed
     return before._replace(cleared_elapsed=since) if elapsed - since < rule.keep_firing_for_seconds else None
+
+
+def _owner(subjects: Subjects[Row], row: Row, process: ProcessKey | None) -> Labels:
+    """Return the labels by which silences and routes find the alerts of a process after its restart."""
+    if process is None:
+        return ()
+    workload = next(iter(subjects.programs(row)), "")
+    return (*((("workload", workload),) if workload else ()), *subjects.owner(process))
+
+
+def _kept_owner(alert: Alert) -> Labels:
+    """Return those labels of an active alert: what becomes known or unknown later doesn't make it another alert."""
+    return tuple(label for label in alert.labels if label[0] in ("workload", *OWNER_LABELS))
 
 
 @lru_cache(16_384)
@@ -268,7 +279,8 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float) ->
     if not rule.annotations:
         return ()
     threshold, unit = rule.above if rule.above is not None else rule.below, subjects.units[rule.value]
-    words = {"value": readable(unit, value), "threshold": readable(unit, threshold or 0.0)}
+    shown = round(value, 2) if unit == "ratio" else value  # 57%, as elsewhere
+    words = {"value": readable(unit, shown), "threshold": readable(unit, threshold or 0.0)}
 
     def text(match: re.Match[str]) -> str:
         text_of = subjects.texts.get(match[1])
@@ -290,11 +302,11 @@ KEPT_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """Alerts that ``fired`` between the two times, oldest first; one that still fires has no ``resolved_at``.
+    """Alerts that would have ``fired`` between the two times, oldest first; ``resolved_at`` is None if they still fire.
 
-    One snapshot per ``resolution_seconds`` was evaluated: a shorter breach is not found. The time before
-    ``from_at`` (the daemon's start, if that is less than an hour ago, or the oldest snapshot that is kept) is
-    unknown. ``fired`` has at most ``MAX_FIRED`` alerts, the newest; ``omitted`` is the number of the others.
+    One snapshot per ``resolution_seconds`` was evaluated, so shorter breaches aren't found. Nothing is known about the
+    time before ``from_at``: the daemon's start, if that is less than an hour ago, or the oldest snapshot that is kept.
+    ``fired`` has at most ``MAX_FIRED`` alerts, the newest; ``omitted`` is the number of the others.
     """
 
     from_at: float | None

@@ -76,14 +76,14 @@ async def remove(request: Request, name: str, if_match: IfMatch = None, by: str 
 
 @router.post(
     "/rules/preview",
-    summary="Preview of a rule on the last hour",
+    summary="Preview a rule on the last hour",
     **described(Preview, PREVIEW, 422, 429, 503),
 )
 async def preview(request: Request, body: RuleConfig) -> Response:
-    """Evaluates a rule on one snapshot per half minute; changes nothing. Shorter events are not included.
+    """Evaluates a rule on one snapshot every 30 s, and changes nothing. Shorter events aren't found.
 
-    `from_at` is the start of the available data, which begins with the daemon's last start. 429: a
-    preview by the same user is in progress. 503: the limit of previews is reached.
+    `from_at` is the start of the available data, at the earliest the daemon's start. 429: another preview by the same
+    user is in progress. 503: too many previews are in progress.
     """
     previews, who, this = request.app.state.previews, user(request.scope), object()
     if not previews.admits(who):
@@ -116,7 +116,7 @@ OVERRIDDEN = RuleEntry(
 async def override(
     request: Request, name: str, body: OverrideConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
 ) -> Response:
-    """Replaces all fields of an earlier override of the rule. 409: the configuration file overrides a field."""
+    """Replaces an earlier override with all its fields. 409: the configuration file overrides one of the fields."""
     try:
         for rule in BUILT_IN:
             if rule.name == name:

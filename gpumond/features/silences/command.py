@@ -56,7 +56,7 @@ def _add(arguments: argparse.Namespace) -> int:
     }
     if arguments.start is not None:
         body["starts_at"] = _time(arguments.start)
-    rules = {each["name"] for each in client.get(arguments.url, "/api/v1/rules")}
+    rules = {each["name"] for each in client.get(arguments.url, "/api/v1/rules", for_change=True)}
     if unknown := [each["value"] for each in matchers if _is_rule(each) and each["value"] not in rules]:
         remedy = did_you_mean(unknown[0], rules) or "; `gpumond rules list` shows the rules"
         raise ConfigError(f"no rule has the name {unknown[0]}{remedy}")
@@ -99,7 +99,7 @@ def _delete(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{id!r:.80} isn't a silence id; `gpumond silence list` shows the ids")
     ended = []
     for id in arguments.ids:
-        entry = client.get(arguments.url, f"{ROUTE}/{id}")
+        entry = client.get(arguments.url, f"{ROUTE}/{id}", for_change=True)
         if entry.get("state") == "ended":
             print_error(f"gpumond: silence {id} ended before, at {moment(entry['silence']['ends_at'])}")
         else:

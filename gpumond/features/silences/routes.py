@@ -125,7 +125,7 @@ def _count_change(request: Request, by: str) -> None:
 
 @router.read("/silences", "Silences and their state, most recent last", list[SilenceEntry], [ENTRY])
 async def silences(request: Request) -> Response:
-    """Returns pending and active silences, and those that ended within the last five days, at most 100 of one user."""
+    """Returns pending and active silences, and those that ended in the last five days (at most 100 per user)."""
     registry = _silences(request)
     entries = [SilenceEntry(registry.state(silence), silence) for silence in registry.all()]
     return json_response(list[SilenceEntry], entries)
@@ -140,10 +140,10 @@ async def silence(request: Request, id: Id) -> Response:
 
 @router.change("POST /silences", "Create a silence", CreatedSilence, CREATED, (409, 422, 429, 503, 507), status=201)
 async def create(request: Request, body: SilenceBody, by: str = Depends(require_rules)) -> Response:
-    """Alerts that all matchers match are shown with `silenced_by` and not sent.
+    """Alerts that all matchers match aren't sent, and are shown with `silenced_by`.
 
-    `author` is a text; the audit and `created_by` state the authenticated caller. 409: the caller has 100 silences that
-    have not ended. 429: the caller has changed thirty silences within a minute.
+    `author` can be any text; the audit log and `created_by` name the authenticated caller. 409: the caller has 100
+    silences that haven't ended. 429: the caller has changed thirty silences within a minute.
     """
     _count_change(request, by)
     registry, frame = _silences(request), kernel_of(request).frame
@@ -160,7 +160,7 @@ async def create(request: Request, body: SilenceBody, by: str = Depends(require_
 
 @router.deletion("/silences/{id}", "End a silence", (404, 422, 429, 503, 507))
 async def expire(request: Request, id: Id, by: str = Depends(require_rules)) -> Response:
-    """Ends a silence now. It remains in the list for five days. An ended silence is unchanged."""
+    """Ends a silence now. It stays in the list for five days. A silence that has already ended doesn't change."""
     _count_change(request, by)
     await _silences(request).expire(id, by)
     return Response(status_code=204)

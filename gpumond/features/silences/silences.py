@@ -37,7 +37,7 @@ MAX_KNOWN = 20_000
 """Alerts whose silences are remembered."""
 
 
-class Test(NamedTuple):
+class CompiledMatchers(NamedTuple):
     """Test of the labels of an alert, and the bytes of its compiled regular expressions."""
 
     matches: Callable[[Mapping[str, str]], bool]
@@ -55,13 +55,13 @@ def _has_times(silence: Silence) -> bool:
 
 
 class Silences(SilenceService):
-    """Registry of silences. ``clock`` returns unix seconds."""
+    """Registry of silences. ``clock`` returns Unix seconds."""
 
     def __init__(self, store: Transactions, clock: Callable[[], float] = time.time) -> None:
         self._table, self._clock = silence_table(store), clock
         self._lock = asyncio.Lock()
         self._silences: dict[str, Silence] = {}
-        self._tests: dict[str, Test] = {}
+        self._tests: dict[str, CompiledMatchers] = {}
         self._known: dict[Labels, tuple[Silence, ...]] = {}
         self.loaded = False
 
@@ -177,7 +177,7 @@ class Silences(SilenceService):
             self._known[alert.labels] = found
         return found
 
-    def _test(self, matchers: Sequence[Matcher], creator: str) -> Test:
+    def _test(self, matchers: Sequence[Matcher], creator: str) -> CompiledMatchers:
         """Return the test of a new silence. Raises ConfigError, EntryConflict."""
         most = dict.fromkeys((creator, ""), 0)
         for silence in self.current():
@@ -192,7 +192,7 @@ class Silences(SilenceService):
             )
         return _test(matchers, size)
 
-    async def _put(self, silence: Silence, by: str, test: Test | None = None) -> None:
+    async def _put(self, silence: Silence, by: str, test: CompiledMatchers | None = None) -> None:
         removed = set(self._excess(silence.created_by))
         await self._table.put(silence.id, silence, by, removed=sorted(removed))
         if test is not None:
@@ -225,7 +225,7 @@ def _compiled_bytes(matchers: Sequence[Matcher]) -> int:
     return sizes
 
 
-def _test(matchers: Sequence[Matcher], compiled_bytes: int) -> Test:
+def _test(matchers: Sequence[Matcher], compiled_bytes: int) -> CompiledMatchers:
     """Return the test of the labels of an alert. Raises ConfigError."""
     tests = [_matcher_test(number, matcher) for number, matcher in enumerate(matchers)]
     if sum(len(each.value) for each in matchers if "~" in each.operator) > MAX_EXPRESSIONS:
@@ -234,7 +234,7 @@ def _test(matchers: Sequence[Matcher], compiled_bytes: int) -> Test:
         )
     if all(test({}) for test in tests):
         raise ConfigError("matchers: at least one matcher must not match the empty string, for example rule=leak")
-    return Test(lambda labels: all(test(labels) for test in tests), compiled_bytes)
+    return CompiledMatchers(lambda labels: all(test(labels) for test in tests), compiled_bytes)
 
 
 def _matcher_test(number: int, matcher: Matcher) -> Callable[[Mapping[str, str]], bool]:
@@ -297,8 +297,8 @@ def compiled(text: str) -> Callable[[str], bool]:
 def compiled_bytes(text: str) -> int:
     """Return an upper estimate of the memory of a compiled expression, from its classes and counted repetitions.
 
-    Raises ConfigError if it is too long or too expensive, or is no complete expression: "a)|(b" would be valid within a
-    group only.
+    Raises ConfigError if it is too long or too expensive, or isn't a complete expression: "a)|(b" would be valid within
+    a group only.
     """
     if len(text) > MAX_EXPRESSION:
         raise ConfigError(f"the regular expression exceeds {MAX_EXPRESSION} characters; use several silences")

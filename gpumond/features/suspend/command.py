@@ -58,7 +58,7 @@ def target(arguments: argparse.Namespace) -> dict[str, Any]:
 def request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any], wait_seconds: float = 0.0) -> int:
     """Send a request, print its receipts, and return the exit code.
 
-    A resumption that waits is first asked for without a wait, so that the user reads what it waits for.
+    A resumption that waits is first asked for without a wait, so the user reads what it waits for.
     """
     try:
         answer = client.post(arguments.url, path, body, timeout=SECONDS)

@@ -84,7 +84,7 @@ class ProgramTarget(Encodable):
 
 
 class SuspendBody(Encodable):
-    """`idle_for_seconds`: only programs that have done no work on their devices for so long."""
+    """`idle_for_seconds`: only programs that have done no work on their devices for this long."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"target": {"workload": "notebook"}}]})
 
@@ -106,10 +106,10 @@ class ResumeBody(Encodable):
     "POST /suspensions", "Suspend programs and return receipts", Receipts, Receipts((RECEIPT,)), (404, 422, 503)
 )
 async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(require_flush)) -> Response:
-    """Moves the device memory of programs to the host, one after the other, and responds when it is complete. A program
-    that cannot be suspended has the outcome `refused`, with the reason and the remedy.
+    """Moves programs' device memory to the host, one program after the other, and responds when all are done. A program
+    that can't be suspended has the outcome `refused`, with the reason and a remedy.
 
-    404: no program that matches allows it, and has been idle for so long.
+    404: no matching program allows it and has been idle for long enough.
     """
     kernel = kernel_of(request)
     suspender, frame = kernel.get(Suspender), kernel.frame
@@ -133,10 +133,10 @@ async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(
     (404, 422, 503),
 )
 async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(require_flush)) -> Response:
-    """Moves the memory of programs back to their devices once it is granted, and responds when it is complete.
+    """Moves programs' memory back to their devices once it's granted, and responds when all are done.
 
-    A program whose memory is not available in time stays suspended: its receipt states the bytes that are missing and
-    the programs that hold most of the device. 404: no suspended program matches.
+    A program whose memory isn't available in time stays suspended. Its receipt says how many bytes are missing, and
+    which programs hold the most memory on the device. 404: no suspended program matches.
     """
     suspender = kernel_of(request).get(Suspender)
     keys: list[ProcessKey] = [
@@ -155,7 +155,7 @@ async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(re
 async def cancel(
     request: Request, pid: Annotated[int, Path(gt=0)], caller: Caller = Depends(require_flush)
 ) -> Response:
-    """The program stays suspended. 404: none of the caller's programs with this pid waits."""
+    """The program stays suspended. 404: none of your programs with this pid is waiting."""
     kernel_of(request).get(Suspender).cancel(pid, caller.name, caller.uid)
     return Response(status_code=204)
 
@@ -172,7 +172,7 @@ async def suspensions(request: Request) -> Response:
     [RECEIPT],
 )
 async def receipts(request: Request) -> Response:
-    """The last 1,000 since the daemon started. The audit log keeps them longer."""
+    """Returns the last 1,000 since the daemon started. The audit log keeps them longer."""
     return answer_list(request, SuspensionReceipt, list(kernel_of(request).get(Suspender).receipts))
 
 

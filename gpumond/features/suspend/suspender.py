@@ -78,7 +78,7 @@ class Helpers:
     """The daemon's end of the helper processes: one at a time for a program, each awaited with a deadline.
 
     A helper is never killed: a driver call that is cut off may leave its program locked. It holds an flock on a file of
-    the program until it ends, so that a daemon, also the next one, starts no second one beside it. ``directory``: that
+    the program until it ends, so a daemon, also the next one, starts no second one beside it. ``directory``: that
     of the lock files.
     """
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.devices.process.metadata import Containers, Names, ProcessPlacement, place
+from gpumond.devices.process.metadata import ContainerNames, Containers, ProcessPlacement, place
 
 ID = "a1" * 32
 POD = "2c48913c-b29f-11e7-9350-020968147796"
@@ -19,19 +19,19 @@ def write(root: Path, name: str, content: Any) -> None:
     path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
-def names(root: Path, place: ProcessPlacement = ProcessPlacement(ID)) -> Names:
+def names(root: Path, place: ProcessPlacement = ProcessPlacement(ID)) -> ContainerNames:
     return Containers(str(root)).names(place)
 
 
 def test_docker_container_has_its_name(tmp_path: Path):
     write(tmp_path, f"var/lib/docker/containers/{ID}/config.v2.json", {"ID": ID, "Name": "/training"})
-    assert names(tmp_path) == Names("training")
+    assert names(tmp_path) == ContainerNames("training")
 
 
 def test_docker_container_below_kubernetes_has_its_pod(tmp_path: Path):
     name = f"/k8s_worker_llama-0_research_{POD}_0"
     write(tmp_path, f"var/lib/docker/containers/{ID}/config.v2.json", {"Name": name})
-    assert names(tmp_path, ProcessPlacement(ID, POD)) == Names("worker", "llama-0", "research")
+    assert names(tmp_path, ProcessPlacement(ID, POD)) == ContainerNames("worker", "llama-0", "research")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_docker_container_below_kubernetes_has_its_pod(tmp_path: Path):
 )
 def test_podman_container_has_its_name(tmp_path: Path, index: str):
     write(tmp_path, index, [{"id": "b2" * 32, "names": ["other"]}, {"id": ID, "names": ["training"], "layer": "x"}])
-    assert names(tmp_path) == Names("training")
+    assert names(tmp_path) == ContainerNames("training")
 
 
 def test_crio_container_has_its_pod(tmp_path: Path):
@@ -58,7 +58,7 @@ def test_crio_container_has_its_pod(tmp_path: Path):
         f"run/containers/storage/overlay-containers/{ID}/userdata/config.json",
         {"ociVersion": "1.0", "annotations": annotations},
     )
-    assert names(tmp_path, ProcessPlacement(ID, POD)) == Names("worker", "llama-0", "research")
+    assert names(tmp_path, ProcessPlacement(ID, POD)) == ContainerNames("worker", "llama-0", "research")
 
 
 @pytest.mark.parametrize("run", ["run/containerd", "run/k3s/containerd"])
@@ -69,29 +69,29 @@ def test_containerd_container_has_its_pod(tmp_path: Path, run: str):
         "io.kubernetes.cri.sandbox-namespace": "research",
     }
     write(tmp_path, f"{run}/io.containerd.runtime.v2.task/k8s.io/{ID}/config.json", {"annotations": annotations})
-    assert names(tmp_path, ProcessPlacement(ID, POD)) == Names("worker", "llama-0", "research")
+    assert names(tmp_path, ProcessPlacement(ID, POD)) == ContainerNames("worker", "llama-0", "research")
 
 
 def test_kubelet_logs_name_container_and_pod_without_privilege(tmp_path: Path):
     write(tmp_path, f"var/log/containers/llama-0_research_worker-{ID}.log", "")
-    assert names(tmp_path, ProcessPlacement(ID, POD)) == Names("worker", "llama-0", "research")
+    assert names(tmp_path, ProcessPlacement(ID, POD)) == ContainerNames("worker", "llama-0", "research")
 
 
 def test_log_directory_of_a_pod_names_it(tmp_path: Path):
     (tmp_path / f"var/log/pods/research_llama-0_{POD}/worker").mkdir(parents=True)
     (tmp_path / "var/log/pods/research_other_11111111-b29f-11e7-9350-020968147796").mkdir()
-    assert names(tmp_path, ProcessPlacement(ID, POD)) == Names(None, "llama-0", "research")
+    assert names(tmp_path, ProcessPlacement(ID, POD)) == ContainerNames(None, "llama-0", "research")
 
 
 def test_missing_names_are_taken_from_other_files(tmp_path: Path):
     (tmp_path / f"var/log/pods/research_llama-0_{POD}").mkdir(parents=True)
     write(tmp_path, f"{STORE}/containers.json", [{"id": ID, "names": [f"k8s_worker_x_y_{POD}_0"]}])
-    assert names(tmp_path, ProcessPlacement(ID, POD)) == Names("worker", "llama-0", "research")
+    assert names(tmp_path, ProcessPlacement(ID, POD)) == ContainerNames("worker", "llama-0", "research")
 
 
 def test_delegated_place_has_no_name(tmp_path: Path):
     write(tmp_path, f"var/lib/docker/containers/{ID}/config.v2.json", {"Name": "/training"})
-    assert names(tmp_path, ProcessPlacement(ID, delegated=True)) == Names()
+    assert names(tmp_path, ProcessPlacement(ID, delegated=True)) == ContainerNames()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_broken_files_yield_no_names(tmp_path: Path, content: str):
         f"run/containerd/io.containerd.runtime.v2.task/default/{ID}/config.json",
     ):
         write(tmp_path, file, content)
-    assert names(tmp_path) == Names()
+    assert names(tmp_path) == ContainerNames()
 
 
 def test_name_is_made_safe_to_show(tmp_path: Path):
@@ -116,7 +116,7 @@ def test_name_is_made_safe_to_show(tmp_path: Path):
 
 
 def test_names_are_unknown_without_files(tmp_path: Path):
-    assert names(tmp_path) == names(tmp_path, ProcessPlacement()) == Names()
+    assert names(tmp_path) == names(tmp_path, ProcessPlacement()) == ContainerNames()
 
 
 A, B = "a1" * 32, "b2" * 32

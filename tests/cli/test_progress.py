@@ -1,0 +1,32 @@
+"""Progress of commands that take long, on standard error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.screens import terminal
+
+pytestmark = pytest.mark.slow
+
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import time\nfrom gpumond.cli.progress import progressing as p\nfor _ in p(range(6), 'things'): time.sleep(1)",
+]
+
+
+def test_log_has_one_line_in_half_a_minute():
+    done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.splitlines()
+    assert line in ("gpumond: 3 things", "gpumond: 4 things"), "none in the first two seconds"
+    assert done.stdout == ""
+
+
+def test_terminal_has_one_line_that_is_rewritten():
+    with terminal(COMMAND) as session:
+        assert session.ends() == 0
+        assert session.written.count("things") > 1
+        assert len(session.screen.text().split()) == 3
