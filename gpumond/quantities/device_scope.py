@@ -170,13 +170,13 @@ def _xids(row: _Device) -> str:
 
 def _top_process(row: _Device) -> str:
     top = max(row.device.processes or (), key=lambda process: process.used_bytes or 0, default=None)
-    return _program(row, top.key, top.used_bytes) if top else "no visible process"
+    return _program(row, top.key, top.used_bytes) if top else "unknown"
 
 
 def _top_cache(row: _Device) -> str:
     cache = max((line for line in row.lines if line.share == "cached"), key=lambda line: line.used_bytes, default=None)
     if cache is None or cache.process is None:
-        return "no program with an agent"
+        return "an unknown program"
     return _program(row, cache.process, cache.used_bytes)
 
 

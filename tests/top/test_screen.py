@@ -108,7 +108,7 @@ LEAK = FrameNotice(
     "warn",
     "leak firing for 1 min 20 s",
     "notebook (pid 4194304) is leaking about 0.8 GiB/min on GPU 0 (since 14:05:44 UTC), which will be full in about "
-    "10 min at this rate; retained by losses in leak at /data/programs.py:125 (20 tensors in 20 s)",
+    "10 min at this rate; retained by losses in leak at /data/programs.py:125 (20 tensors added in 20 s)",
     "alert leak",
     "find out what retains the memory: gpumond why --pid 4194304; restart the program before the GPU is full",
 )

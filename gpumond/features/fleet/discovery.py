@@ -373,7 +373,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         sources,
         "--kubernetes NAMESPACE/SERVICE",
-        f"use this service's endpoints, read with kubectl (default: {DEFAULT_SERVICE})",
+        f"use this service's endpoints, read with kubectl (if you pass no value: {DEFAULT_SERVICE})",
         nargs="?",
         const=DEFAULT_SERVICE,
     )
