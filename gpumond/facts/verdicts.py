@@ -65,7 +65,8 @@ KINDS = (
     ),
     VerdictKind(
         name="churn",
-        meaning="rises and falls by more than 2% of the device's size, six times each in ten minutes, without growing",
+        meaning="rises and falls by more than 2% of the device's size, at least six times each in ten minutes, without "
+        "growing",
         evidence="direction changes, low, high",
         is_pattern=True,
     ),

@@ -116,7 +116,7 @@ class Telemetry:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self._active: set[tuple[str, str, str | None]] = set()
-        self._flushes = counter("gpumond_flushes", "Flush receipts by outcome.", ["outcome"])
+        self._flushes = counter("gpumond_flushes", "Flush receipts by outcome, including plans.", ["outcome"])
         self._released = counter(
             "gpumond_flush_released_bytes", "Memory released by flushes, as counted by the allocators."
         )

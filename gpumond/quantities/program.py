@@ -76,7 +76,7 @@ POOL: tuple[Quantity[PoolUsage], ...] = (
     attribute("spillable_bytes", "Live memory that the flush step spill would move to the host."),
     UNMAPPED,
     attribute("ooms", "Out-of-memory errors raised by the allocator.", "ooms_total"),
-    attribute("retries", "Allocations that the allocator retried after it had flushed its cache.", "retries_total"),
+    attribute("retries", "Allocations that the allocator retried after it had emptied its cache.", "retries_total"),
     attribute(
         "device_allocations",
         "Memory allocations that the allocator requested from the driver.",
