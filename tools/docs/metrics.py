@@ -61,7 +61,7 @@ in other Python exporters. `gpumond_collector_process_*` describe the process th
 """
 
 MEAN = """
-A flush without an effect has a receipt, too. For the mean release of the flushes that ran, query:
+Refused and deferred flushes are counted, too. For the mean release of those that ran, query:
 
 ```promql
 sum by (workload) (rate(gpumond_workload_flush_released_bytes_total[1d]))
