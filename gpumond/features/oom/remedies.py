@@ -104,15 +104,22 @@ class Evidence:
         free = None if self.device is None else self.device.current_free_bytes
         if free is None or not self.pools:
             return free
-        held = sum(pool.held_bytes for pool in self._own_pools(self.earlier) if pool.inside is None)
-        return max(0, free - (self.held - held))
+        grown = self.held - sum(pool.held_bytes for pool in self._own_pools(self.earlier) if pool.inside is None)
+        return max(0, free - (max(0, grown) if self.is_later else grown))
+
+    @property
+    def is_later(self) -> bool:
+        """Return whether the record is of a later report: the program may have freed memory since its error."""
+        return self.oom.seen == "counter"
 
     @cached_property
     def limit(self) -> tuple[int, str | None] | None:
         """The lowest limit of the allocator on the device, and what has set it: the name of a quota, an empty text for
         `gpumond limit`, None for a function or setting of the library.
         """
-        allocators = {self.failed.allocator} if self.failed else {pool.allocator for pool in self.pools}
+        allocators = {self.oom.allocator, *(pool.allocator for pool in self.pools)}
+        if self.failed:
+            allocators = {self.failed.allocator}
         own = [each for each in self.report.limits if each.device_uuid == self.uuid and each.allocator in allocators]
         limits: list[tuple[int, str | None]] = [(each.limit_bytes, each.quota) for each in own]
         if self.oom.limit_bytes is not None:
@@ -121,13 +128,23 @@ class Evidence:
 
     @cached_property
     def limited_by(self) -> int:
-        """Bytes by which the request exceeds the allocator's limit, while the device has room for it; else 0."""
-        if self.limit is None or self.request is None:
+        """Bytes by which the request exceeds the allocator's limit, while the device has room for it; else 0.
+
+        Where the program may have freed memory since, it counts with its peak: that of its live bytes, which it needs,
+        or at most the request for that of all that it held.
+        """
+        if self.limit is None or self.request is None or (self.free is not None and self.free < self.request):
             return 0
         pool = self.failed
         held = 0 if pool is None else pool.live_bytes + pool.cached_bytes + pool.stranded_bytes
         over = held + self.request - self.limit[0]
-        return over if over > 0 and (self.free is None or self.free >= self.request) else 0
+        if self.is_later:
+            known = (*self._own_pools(self.report), *self.earlier_pools)
+            peaks = [each for each in known if self.oom.allocator in ("", each.allocator)]
+            live = max((each.peak_live_bytes or 0 for each in peaks), default=0)
+            most = max((each.peak_held_bytes or each.held_bytes for each in peaks), default=0)
+            over = max(over, live + self.request - self.limit[0], min(most - self.limit[0], 0) + self.request)
+        return max(0, over)
 
     @cached_property
     def missing(self) -> int | None:
@@ -268,6 +285,8 @@ DEFAULT_SHARES = {"jax": 0.75}
 """Part of a device to which an allocator limits itself without a setting."""
 NEARLY = 0.02
 """Part of a device by which its size differs between the driver and a library."""
+LIMIT_STEP, LIMIT_UNIT = 0.05, 64 << 20
+"""Least part of a limit by which raising it is worth it, and the multiple to which that is rounded up."""
 OPTIMIZERS = "/torch/optim/"
 PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size")
 
@@ -300,8 +319,11 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
             what, where = "the program's limit", "gpumond limit"
         if quota is None:
             what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
-        text = f"raise {what} from {human(size)} by at least {human(e.limited_by)} ({where})"
-        yield _remedy(e, "limit", text, e.limited_by, "measured", "the limit in force, and the bytes held at the error")
+        more = -(-max(e.limited_by, int(LIMIT_STEP * size)) // LIMIT_UNIT) * LIMIT_UNIT
+        text = f"raise {what} from {human(size)} by at least {human(more)} ({where})"
+        basis: Basis = "estimate" if e.is_later else "measured"
+        source = "the program's peak" if e.is_later else "the bytes held at the error"
+        yield _remedy(e, "limit", text, more, basis, f"the limit in force, and {source}")
 
 
 def _own_limit(e: Evidence, size: int) -> str:
@@ -662,6 +684,9 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
         end = f"one change would have been enough{several}: {best.text}" if best.name != "together" else best.text
     else:
         end = best.text
+    if e.limited_by and e.limit is not None:
+        own = f"{_name(e.report)} ran out of memory at its limit of {human(e.limit[0])}"
+        return f"{own}: it requested {what}{place}{gpu}{free}; {end}"
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
     return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}{': ' + holders if holders else ''}; {end}"
 
