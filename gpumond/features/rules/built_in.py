@@ -40,7 +40,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "out-of-memory": (
         f"{PROGRAM} [{{oom}}|ran out of memory][ (errors in 10 minutes: {{value}})]",
-        "gpumond oom show[| on that machine] says why[{advice}]",
+        "gpumond oom show --pid {pid}[| on that machine] says why[{advice}]",
     ),
     "allocation-retries": (
         f"{PROGRAM} is short of memory: its allocator emptied its cache and retried an allocation {{value}} times in "
