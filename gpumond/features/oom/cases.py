@@ -245,7 +245,7 @@ def case_file(e: Evidence, history: History) -> CaseFile:
         lines_at=e.snapshot.taken_at,
         reported_at=None if e.earlier is None or e.pools else e.snapshot.taken_at - e.earlier.age_seconds,
         timeline=Timeline() if e.uuid is None else timeline(history, e.before, e.uuid, oom.at),
-        limit_bytes=e.limit[0] if e.limited_by and e.limit is not None else None,
+        limit_bytes=e.limit[0] if e.is_limited and e.limit is not None else None,
     )
 
 
