@@ -51,12 +51,18 @@ def ratios(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict
 def peers_table(figures: Mapping[str, Any]) -> str:
     """Return the comparison as a Markdown table, after a line about the run.
 
-    A number in brackets is gpumond's value divided by the peer's.
+    A number in parentheses is gpumond's value divided by the peer's.
     """
     names = list(figures["values"])
     rows = [[line, *(peers_cell(line, name, figures) for name in names)] for line in LINES]
     head = [caption(figures), "", f"| {figures['setting']} | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
     return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def memory_ratio(figures: Mapping[str, Any]) -> str:
+    """Return gpumond's memory divided by nvitop-exporter's: of the medians, so it agrees with the values beside it."""
+    values = figures["values"]
+    return f"{values[OURS]['pss_mib'] / values['nvitop-exporter']['pss_mib']:.1f}"
 
 
 def caption(figures: Mapping[str, Any]) -> str:

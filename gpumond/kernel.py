@@ -136,7 +136,7 @@ class Operations(Protocol):
         """Return a sentence about the effect. Raises ConfigError; the previous configuration then remains."""
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
-        """Release the driver. Return until when (Unix seconds), and whether no process holds it any more."""
+        """Release the driver. Return until when (Unix seconds), and whether no process holds it anymore."""
 
 
 class FlushService(Protocol):

@@ -6,7 +6,7 @@ from string import Formatter
 
 import pytest
 
-from bench.tables import LINES, medians, peers_table, ratios
+from bench.tables import LINES, medians, memory_ratio, peers_table, ratios
 from tools.docs.figures import Figure, outdated, wrapped
 
 
@@ -55,3 +55,8 @@ def test_comparison_has_a_ratio_to_each_peer_and_the_reason_for_each_that_is_abs
     assert caption == "Medians of 3 rounds, CPU time over 30 s in each; peer 1.0. Not measured: other (not installed)."
     assert (head, cpu) == ("| 8 devices | gpumond | peer |", "| CPU time, s a minute | 2.00 | 4.00 (0.5) |")
     assert quiet == "| CPU time of other programs, s a minute | 2.0 | 2.0 |"
+
+
+def test_memory_ratio_is_that_of_the_values_beside_it():
+    values = {"gpumond": {"pss_mib": 64.2}, "nvitop-exporter": {"pss_mib": 30.4}}
+    assert memory_ratio({"values": values, "ratios": {"nvitop-exporter": {"pss_mib": 2.4}}}) == "2.1"

@@ -231,9 +231,14 @@ def _unknown(classes: Sequence[LiveClasses]) -> str:
     if not any(isinstance(adapter, TensorTracking) for adapter in adapters):
         names = ", ".join(adapter.name for adapter in adapters) or "none"
         return clean(f"live memory can be classified for PyTorch only; the allocators of this program: {names}")
-    if any(pool.live_bytes for pool in LOADED.read() or () if pool.allocator == "torch"):
+    pools = [pool for pool in LOADED.read() or () if pool.inside is None]
+    if any(pool.live_bytes for pool in pools if pool.allocator == "torch"):
         return "this version of PyTorch isn't understood: its live memory can't be classified"
-    return "the program has no live PyTorch memory on a device, so there is nothing to classify"
+    if held := sum(pool.held_bytes for pool in pools):
+        from gpumond.facts.units import human  # needed for this text only
+
+        return f"the program's allocators hold {human(held)}, and none of it is live: only live memory is classified"
+    return "the program holds no memory on a device, so there is nothing to classify"
 
 
 def _pickle(snapshot: object, path: str) -> None:

@@ -40,7 +40,11 @@ def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s") 
         "root, or in $XDG_RUNTIME_DIR/gpumond)",
     )
     option(parser, "--runtime-dir PATH", "directory for api.sock and the token (default: that of --socket)")
-    option(parser, "--state-dir PATH", "directory for persistent state")
+    option(
+        parser,
+        "--state-dir PATH",
+        "directory for persistent state (default: /var/lib/gpumond as root, else gpumond in $XDG_STATE_HOME)",
+    )
     option(parser, "--interval DURATION", f"time between readings (default: {interval})", type=duration)
     option(parser, "--insecure", "allow non-loopback addresses without TLS", default=None)
     option(

@@ -278,7 +278,7 @@ class Daemon(Operations):
         return effect
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
-        """Release the driver. Return until when (Unix seconds), and whether no process holds it any more."""
+        """Release the driver. Return until when (Unix seconds), and whether no process holds it anymore."""
         await self.kernel.store.audit(requested_by, "release", {"for_seconds": seconds})
         return await self._release(seconds, requested_by)
 

@@ -603,7 +603,7 @@ def _for_all(representative: TrackedSeries, group: Collection[TrackedSeries]) ->
         evidence=tuple(evidence.items()),
         time_to_full_seconds=first.time_to_full_seconds,
         fit=fit,
-        summary=messages.growing_together(first.summary, count, devices),
+        summary=messages.growing_together(first.summary, count, devices, first.time_to_full_seconds),
     )
 
 

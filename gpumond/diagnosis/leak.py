@@ -29,7 +29,7 @@ from gpumond.diagnosis.growth_curve import (
 from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, LeakCase, curve, load_has_risen
 from gpumond.diagnosis.tracker import TrackedSeries
 from gpumond.diagnosis.trend import deviation, least_squares, sen_slope, spread
-from gpumond.facts.frame import Fit, RuledOut, Verdict
+from gpumond.facts.frame import GrowthLine, RuledOut, Verdict
 from gpumond.facts.units import MIB
 from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, MINUTE, QUARTER, TIERS, UTILIZATION, History
 
@@ -289,7 +289,7 @@ class _Slopes(NamedTuple):
 
 def fit(
     leak: Leak, tracked: TrackedSeries, history: History, room: float | None, allocations: AllocationGrowth | None
-) -> Fit | None:
+) -> GrowthLine | None:
     """Return the line through the points of a leak; None if there are too few. ``room``: free bytes above the device's
     recent peak. ``allocations``: growth of the number of live allocations, if it is known.
 
@@ -312,7 +312,7 @@ def fit(
     rest = [value - slope.middle * at for at, value in zip(times, values, strict=True)]
     if full is not None and earliest is not None:
         earliest, latest = min(earliest, full / MARGIN), None if latest is None else max(latest, full * MARGIN)
-    return Fit(
+    return GrowthLine(
         points=tuple((history.unix(at), value) for at, value in zip(times, values, strict=True)),
         at=history.unix(times[-1]),
         level_bytes=median(rest[-LAST_POINTS:]) + slope.middle * times[-1],

@@ -68,13 +68,15 @@ def _number(growth: AllocationGrowth | None) -> tuple[str, ...]:
     return (f"{growth.per_minute:.3g} more allocations/min" if growth.rises else "in a few large allocations",)
 
 
-def growing_together(one: str, programs: int, devices: int) -> str:
+def growing_together(one: str, programs: int, devices: int, left: float | None) -> str:
+    """Describe programs that leak together. ``one``: the leak of the first to fill its device, in ``left`` seconds."""
     where = f"{devices} GPUs" if devices > 1 else "one GPU"
-    return f"{programs} programs on {where} started growing at the same time (higher load, or the same bug): {one}"
+    start = f"{programs} programs on {where} started growing at the same time (possibly higher load or the same bug)"
+    return f"{start}; {'one of them' if left is None else 'the first to fill its GPU'}: {one}"
 
 
 def fragmentation(who: str, device: str, kept: float, live: float) -> str:
-    """Describe a fragmented program. The ratio is in the alert, whose window is another one."""
+    """Describe a fragmented program. The ratio is in the alert, which covers a different window."""
     used = f"never used more than {human(live)} of it; the rest was fragmented"
     return f"{who} held {human(kept)} on {device} at its peak, but {used}"
 
@@ -105,8 +107,8 @@ def crash(who: str, device: str, size: float, cause: str, certain: bool) -> str:
 
 
 def release(who: str, device: str, size: float, failed: bool = False) -> str:
-    """Describe released memory; ``who`` is empty where the driver lists no processes. ``failed``: an allocation of the
-    program has failed shortly before.
+    """Describe released memory; ``who`` is empty where the driver lists no processes. ``failed``: one of the
+    program's allocations failed shortly before.
     """
     if not who:
         return f"{human(size)} on {device} was freed within seconds"
@@ -120,7 +122,7 @@ def crash_loop(who: str, device: str, times: int) -> str:
 def pattern(kind: str, who: str, evidence: Mapping[str, float], since: float, by_step: bool = False) -> str:
     """Describe a pattern. ``by_step``: it is that of the live bytes at the end of each step."""
     if kind == "warm-up":
-        return f"{who} is starting up and uses {human(evidence['level_bytes'])} so far"
+        return f"{who} hasn't reached a steady amount yet and uses {human(evidence['level_bytes'])} so far"
     if kind == "steady":
         where = " at the end of its steps" if by_step else ""
         return f"{who} has been steady at {human(evidence['level_bytes'])}{where} since {clock(since)}"
@@ -183,4 +185,4 @@ def retained_by(program: Program) -> str:
 def _line(retainer: Retainer) -> str:
     name = f"{retainer.name} in " if retainer.name else ""
     place = f"{name}{retainer.function} at {retainer.file}:{retainer.line}"
-    return f"{place[-MAX_PLACE:]} ({retainer.tensors} tensors in 20 s)"
+    return f"{place[-MAX_PLACE:]} ({retainer.tensors} tensors added in 20 s)"

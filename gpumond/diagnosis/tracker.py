@@ -13,7 +13,7 @@ from gpumond.diagnosis.patterns import Plateaus, UsePattern
 from gpumond.diagnosis.previous_runs import Lifetime, Owner, RunMinima
 from gpumond.diagnosis.serving import UpperQuartiles
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.frame import Fit, Verdict
+from gpumond.facts.frame import GrowthLine, Verdict
 from gpumond.facts.program import Ending, ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
@@ -144,7 +144,7 @@ class TrackedSeries:
         summary: str,
         time_to_full_seconds: float | None = None,
         form: str = "",
-        fit: Fit | None = None,
+        fit: GrowthLine | None = None,
     ) -> Verdict:
         """Make a verdict on this device or process."""
         return Verdict(

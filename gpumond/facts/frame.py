@@ -62,7 +62,7 @@ class RuledOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class GrowthLine:
     """The line through a leak's ``points`` (Unix time, bytes). Its value at the Unix time ``at`` is ``level_bytes``.
 
     The low and the high slope are 90% confidence limits, if at most successive points are correlated. ``band_bytes``:
@@ -104,7 +104,7 @@ class Verdict:
     time_to_full_seconds: float | None = None
     summary: str = ""
     form: str = ""
-    fit: Fit | None = None
+    fit: GrowthLine | None = None
     retained_by: str = ""
 
     @property

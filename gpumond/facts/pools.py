@@ -80,7 +80,7 @@ class PoolUsage:
     ooms: int | None = None
     """Out-of-memory errors that the allocator raised."""
     retries: int | None = None
-    """Allocations that the allocator retried after it had flushed its cache."""
+    """Allocations that the allocator retried after it had emptied its cache."""
     device_allocations: int | None = None
     """Allocations that the allocator requested from the driver."""
     device_frees: int | None = None

@@ -57,14 +57,16 @@ KINDS = (
     ),
     VerdictKind(
         name="steady",
-        meaning="has varied by at most 1% of the device's size (or 256 MiB) for the last 15 minutes, or for at least "
-        "five since the start; for a program that calls `step()`, measured at the ends of its steps",
+        meaning="has varied by at most 1% of the device's size or 256 MiB, whichever is larger, for the last 15 "
+        "minutes, or for at least five since the start; for a program that calls `step()`, measured at the ends of its "
+        "steps",
         evidence="amount, range",
         is_pattern=True,
     ),
     VerdictKind(
         name="churn",
-        meaning="rises and falls by more than 2% of the device's size, six times each in ten minutes, without growing",
+        meaning="rises and falls by more than 2% of the device's size, at least six times each in ten minutes, without "
+        "growing",
         evidence="direction changes, low, high",
         is_pattern=True,
     ),
@@ -96,8 +98,8 @@ KINDS = (
     ),
     VerdictKind(
         name="leak",
-        meaning="has grown without slowing down for longer than healthy growth does: usually an hour with the agent, "
-        "and 90 minutes without; `form` is `linear`, `stairs` or `load-proportional`",
+        meaning="has grown without slowing down for longer than healthy growth does: by default, 60 minutes with the "
+        "agent and 90 without, but sooner in clear cases; `form` is `linear`, `stairs` or `load-proportional`",
         evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of held bytes and "
         "of the live allocation count; the device's highest use in 15 minutes, from which the time to full is "
         "calculated",

@@ -95,9 +95,9 @@ class Exposition:
         catalog = (XID_ERRORS,) if form.compat else families_of(form.groups)
         series = [(family, [row for row in family.rows(frame) if row[1] is not None]) for family in catalog]
         if sum(len(rows) for _, rows in series) > self._max_series:
-            shares = share_series(FAMILIES, frame, self._max_series)
-            series = [(family, shares.cut(family, rows)) for family, rows in series]
-            self._telemetry.series_dropped.inc(shares.dropped)
+            limits = divide_series_limit(FAMILIES, frame, self._max_series)
+            series = [(family, limits.cut(family, rows)) for family, rows in series]
+            self._telemetry.series_dropped.inc(limits.dropped)
         return "".join([write(family, rows, form.openmetrics) for family, rows in series])
 
     def _others(self, frame: Frame | None, form: Encoding) -> Iterator[Metric]:
@@ -136,14 +136,14 @@ OwnerOf = Callable[[tuple[str, ...]], int | None]
 """Function from label values to the person that owns the series; None if there is no single owner."""
 
 
-class SeriesShares:
+class SeriesLimits:
     """Number of series that each user may have on one page; ``dropped`` counts the series above it."""
 
     def __init__(self, owners: Mapping[str, OwnerOf], remaining: Mapping[int | None, int], dropped: int) -> None:
         self._owners, self._remaining, self.dropped = owners, dict(remaining), dropped
 
     def cut(self, family: Family, rows: Iterable[Row]) -> list[Row]:
-        """Return the rows within their owners' shares. Call it for families in catalog order."""
+        """Return the rows within their owners' limits. Call it for families in catalog order."""
         owner, remaining = self._owners[family.name], self._remaining
         kept: list[Row] = []
         for row in rows:
@@ -154,7 +154,7 @@ class SeriesShares:
         return kept
 
 
-def share_series(families: Iterable[Family], frame: Frame, most: int) -> SeriesShares:
+def divide_series_limit(families: Iterable[Family], frame: Frame, most: int) -> SeriesLimits:
     """Count the series of each user and divide ``most`` among the users."""
     pids: dict[str, int | None] = {}
     workloads: dict[str, int | None] = {}
@@ -168,7 +168,7 @@ def share_series(families: Iterable[Family], frame: Frame, most: int) -> SeriesS
         owner = owners[family.name] = _owner(family, pids, workloads)
         counts.update(owner(labels) for labels, value in family.rows(frame) if value is not None)
     remaining = divided(counts, most)
-    return SeriesShares(owners, remaining, counts.total() - sum(remaining.values()))
+    return SeriesLimits(owners, remaining, counts.total() - sum(remaining.values()))
 
 
 def divided(counts: Mapping[int | None, int], most: int) -> dict[int | None, int]:

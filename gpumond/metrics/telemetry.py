@@ -53,9 +53,8 @@ class Workloads:
         self._released = bytes_counter(
             "released", "Memory released by flushes of the workload, as counted by the allocators."
         )
-        mean = "divide by gpumond_workload_flushes_total for the mean."
-        self._before = bytes_counter("before", f"Sum of the pools' sizes before each flush; {mean}")
-        self._after = bytes_counter("after", f"Sum of the pools' sizes after each flush; {mean}")
+        self._before = bytes_counter("before", "Sum of the pools' sizes before flushes, of receipts with both sizes.")
+        self._after = bytes_counter("after", "Sum of the pools' sizes after flushes, of receipts with both sizes.")
 
     def connected(self, workloads: Iterable[str]) -> None:
         """Set the workloads that have programs. Their series start at 0, because rate() ignores the first value."""
@@ -117,7 +116,7 @@ class Telemetry:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self._active: set[tuple[str, str, str | None]] = set()
-        self._flushes = counter("gpumond_flushes", "Flush receipts by outcome.", ["outcome"])
+        self._flushes = counter("gpumond_flushes", "Flush receipts by outcome, including plans.", ["outcome"])
         self._released = counter(
             "gpumond_flush_released_bytes", "Memory released by flushes, as counted by the allocators."
         )

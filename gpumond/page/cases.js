@@ -123,8 +123,10 @@ function table(title, columns, rows) {
 
 /** What was requested, and what there was. */
 function requestOf(found) {
-  const { oom, request_bytes: request, free_bytes: free, missing_bytes: missing } = found;
+  const { oom, request_bytes: request, free_bytes: free, missing_bytes: missing, limit_bytes: limit, errors } = found;
   const facts = [
+    limit ? `limit ${human(limit)}` : "",
+    errors > 1 ? `last of ${errors} errors` : "",
     request === null ? "" : `requested ${human(request)}`,
     free === null ? "" : `${human(free)} was free`,
     missing === null ? "" : `${lacking(found)} was missing`,

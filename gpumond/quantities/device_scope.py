@@ -100,26 +100,17 @@ def devices(context: RuleContext) -> Sequence[_Device]:
 def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKey]]:
     """Return by device the processes that ran out of memory, or needed a retry, within the window.
 
-    Where the driver's list of a device is complete, only processes in it count: they make others' caches waste. Those
-    whose own limit leaves them less than the device has free don't count.
+    Where the driver's list of a device is complete, only processes in it count: they make others' caches waste.
     """
     short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
     complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
     counts = {device.uuid: device.counts for device in snapshot.devices if device.uuid in complete}
     for (process, _, uuid), track in recent.pools.items():
-        if not track.short or _is_limited(process, uuid, snapshot):
+        if not recent.is_short(track):
             continue
         if uuid not in counts or is_confirmed(counts[uuid], process, True):
             short[uuid].add(process)
     return short
-
-
-def _is_limited(process: ProcessKey, uuid: str, snapshot: Snapshot) -> bool:
-    """Return whether the process's own limit leaves it less than what is free on the device."""
-    device, limit = snapshot.device(uuid), snapshot.limits.get((uuid, process))
-    if device is None or limit is None or device.current_free_bytes is None:
-        return False
-    return limit - (snapshot.used_by(process, device) or 0) < device.current_free_bytes
 
 
 def users_short_of_memory(recent: RuleWindow, snapshot: Snapshot) -> dict[str, frozenset[int]]:
@@ -170,13 +161,13 @@ def _xids(row: _Device) -> str:
 
 def _top_process(row: _Device) -> str:
     top = max(row.device.processes or (), key=lambda process: process.used_bytes or 0, default=None)
-    return _program(row, top.key, top.used_bytes) if top else "no visible process"
+    return _program(row, top.key, top.used_bytes) if top else "unknown"
 
 
 def _top_cache(row: _Device) -> str:
     cache = max((line for line in row.lines if line.share == "cached"), key=lambda line: line.used_bytes, default=None)
     if cache is None or cache.process is None:
-        return "no program with an agent"
+        return "an unknown program"
     return _program(row, cache.process, cache.used_bytes)
 
 

@@ -76,7 +76,7 @@ POOL: tuple[Quantity[PoolUsage], ...] = (
     attribute("spillable_bytes", "Live memory that the flush step spill would move to the host."),
     UNMAPPED,
     attribute("ooms", "Out-of-memory errors raised by the allocator.", "ooms_total"),
-    attribute("retries", "Allocations that the allocator retried after it had flushed its cache.", "retries_total"),
+    attribute("retries", "Allocations that the allocator retried after it had emptied its cache.", "retries_total"),
     attribute(
         "device_allocations",
         "Memory allocations that the allocator requested from the driver.",
@@ -117,8 +117,16 @@ STEP: tuple[Quantity[StepUsage], ...] = (
         "Growth of live memory per step, as the trend over the last steps.",
         field="retained_bytes",
     ),
-    attribute("step_live_bytes", "Live memory at the end of a step.", field="live_bytes"),
-    attribute("step_stranded_bytes", "Stranded memory at the end of a step.", field="stranded_bytes"),
+    attribute(
+        "step_live_bytes",
+        "Live memory at the end of the last measured step, at most a second or a step ago.",
+        field="live_bytes",
+    ),
+    attribute(
+        "step_stranded_bytes",
+        "Stranded memory at the end of the last measured step, at most a second or a step ago.",
+        field="stranded_bytes",
+    ),
     attribute(
         "step_retries",
         "Allocations since the first step that succeeded only after the allocator had emptied its own cache.",

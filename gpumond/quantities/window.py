@@ -64,11 +64,8 @@ class CounterTrack(NamedTuple):
     retries: CounterGrowth | None
     counters: CounterHistory
     """Those of ``POOL_COUNTERS``."""
-
-    @property
-    def short(self) -> bool:
-        """True if it ran out of memory, or nearly did, within the window."""
-        return bool((self.ooms and self.ooms.grown) or (self.retries and self.retries.grown))
+    short_at: float | None = None
+    """Last time at which it ran out of the device's memory, or nearly did; its own limit doesn't count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +88,10 @@ class RuleWindow:
 
     oom_places: Mapping[tuple[ProcessKey, int], str] = field(default_factory=dict)
     """The program's own line of each out-of-memory error that is reported. Its agent sends the stack for a minute."""
+
+    def is_short(self, track: CounterTrack) -> bool:
+        """Return whether a pool ran out of the device's memory, or nearly did, within the window."""
+        return track.short_at is not None and self.elapsed - track.short_at < WINDOW_SECONDS
 
     def time_to_full_30s_seconds(self, uuid: str) -> float | None:
         """Return the time until a device is full if it goes on to fill as it did lately; infinite if it does not fill.
@@ -160,7 +161,9 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
         for usage in report.pools:
             pool = pool_of(process, usage)
             track = before.pools.get(pool)
-            pools[pool] = track if track and process in snapshot.suspended else _track(track, usage, elapsed)
+            pools[pool] = now = track if track and process in snapshot.suspended else _track(track, usage, elapsed)
+            if track and _ran_short(track, now) and not _is_limited(process, usage.device_uuid, snapshot):
+                pools[pool] = now._replace(short_at=elapsed)
         if report.program.oom_retries:
             base = CounterGrowth(0 if process in before.agents else report.program.oom_retries)
             retried[process] = _grown(before.retried.get(process, base), report.program.oom_retries, elapsed)
@@ -284,7 +287,21 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
         ooms=ooms,
         retries=retries,
         counters=counters,
+        short_at=before.short_at,
     )
+
+
+def _ran_short(before: CounterTrack, track: CounterTrack) -> bool:
+    counts = () if track is before else ((before.ooms, track.ooms), (before.retries, track.retries))
+    return any(earlier and now and now.last > earlier.last for earlier, now in counts)
+
+
+def _is_limited(process: ProcessKey, uuid: str, snapshot: Snapshot) -> bool:
+    """Return whether the process's own limit leaves it less than what is free on the device."""
+    device, limit = snapshot.device(uuid), snapshot.limits.get((uuid, process))
+    if device is None or limit is None or device.current_free_bytes is None:
+        return False
+    return limit - (snapshot.used_by(process, device) or 0) < device.current_free_bytes
 
 
 def _counted(growth: CounterGrowth | None, count: int | None, elapsed: float) -> CounterGrowth | None:

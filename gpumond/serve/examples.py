@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpumond.events import Event
 from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
-from gpumond.facts.frame import Alert, Fit, Frame, Ledger, Line, Overcount, RuledOut, Verdict
+from gpumond.facts.frame import Alert, Frame, GrowthLine, Ledger, Line, Overcount, RuledOut, Verdict
 from gpumond.facts.pools import Expected, PoolBytes, PoolUsage, Receipt, Reclaimable, StepResult
 from gpumond.facts.program import (
     AppliedLimit,
@@ -139,7 +139,10 @@ ALERT = Alert(
     phase="firing",
     labels=(("alertname", "reclaimable-waste"), ("gpu", "0"), ("severity", "warning"), ("uuid", UUID)),
     annotations=(
-        ("summary", "GPU 0 is 98% full, and 40.0 GiB of it is unused cache, most of it held by train (pid 4242)"),
+        (
+            "summary",
+            "GPU 0 is 98% full, and 40.0 GiB of it is unused cache; the largest cache is that of train (pid 4242)",
+        ),
     ),
     value=0.5,
     active_at=TAKEN_AT - 300,
@@ -156,7 +159,7 @@ VERDICT = Verdict(
     summary="train (pid 4242) is leaking about 32 MiB/min on GPU 0 (since 13:58:20 UTC); at this rate, "
     "GPU 0 will be full in about 1 h",
     form="linear",
-    fit=Fit(
+    fit=GrowthLine(
         points=tuple((TAKEN_AT - 60 * ago, 33 * GIB - 33_554_400.0 * ago) for ago in (3, 2, 1)),
         at=TAKEN_AT - 60,
         level_bytes=33.0 * GIB - 33_554_400,

@@ -57,7 +57,7 @@ def states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 class Sums:
-    """The program's own sums of its model and its optimizer. The model before it is in no class any more."""
+    """The program's own sums of its model and its optimizer. The model before it is in no class anymore."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, before: Sizes) -> None:
         self._model, self._optimizer, self._before = model, optimizer, before

@@ -207,7 +207,7 @@ def test_process_that_ended_after_the_plan_is_refused(tmp_path: Path, machines: 
     until(lambda: machines[0].agents == {"serve"})
     code, shown, errors = waiting.answer("y\n")
     assert code == 0, shown + errors
-    assert "the process has exited, or has no agent any more" in shown
+    assert "the process has exited, or has no agent anymore" in shown
     assert shown.splitlines()[-1] == "1.0 GiB released, 1 refused"
     assert [each.flushed() for each in machines] == [[], ["train"]]
 

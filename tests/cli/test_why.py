@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from gpumond.facts.messages import to_json
 from gpumond.facts.units import GIB
-from gpumond.features.instruments.command import findings
+from gpumond.features.instruments.command import beyond, findings
 from gpumond.features.instruments.routes import WHY_EXAMPLE, Why
 from gpumond.serve.examples import LIVE_CLASSES
 from gpumond.view.live_memory import why_lines as lines
 from gpumond.view.text import moment
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
 from tests.helpers.running import gpumond_here
+from tests.helpers.values import make_pool, make_report
 
 PATH = "/api/v1/agents/4242"
 WHY: TypeAdapter[Why] = TypeAdapter(Why)
@@ -126,7 +128,11 @@ DEVICES = [
     {"uuid": f"GPU-{name}", "index": index, "pci_bus_id": "", "parent_uuid": None} for index, name in enumerate("ab")
 ]
 AGENTS = [
-    {"pid": pid, "workload": workload, "pools": [{"device_uuid": f"GPU-{device}"}]}
+    {
+        "pid": pid,
+        "workload": workload,
+        "pools": [{"device_uuid": f"GPU-{device}", "allocator": "torch", "held_bytes": 0}],
+    }
     for pid, workload, device in ((3, "train", "b"), (1, "train", "a"), (2, "serve", "a"))
 ]
 ANSWERS: dict[str, Any] = {
@@ -193,3 +199,21 @@ def test_program_that_refuses_does_not_hide_the_answers_of_others():
         done = gpumond(fake, "why", "--workload", "train")
     assert (done.returncode, done.stderr) == (1, "gpumond: train (pid 1): no\n")
     assert done.stdout.startswith("train (pid 3):\n")
+
+
+@pytest.mark.parametrize(
+    ("live", "cached", "lines"),
+    [
+        (1, 1, []),
+        (1, 2, ["it flushes its cache (2.0 GiB), and runs out of memory if that isn't enough"]),
+        (3, 1, ["it runs out of memory unless it frees 1.0 GiB besides its cache (1.0 GiB)"]),
+        (3, 0, ["it runs out of memory unless it frees 1.0 GiB"]),
+    ],
+)
+def test_a_limit_below_what_a_program_holds_states_what_follows(live: int, cached: int, lines: list[str]):
+    pool = make_pool(live=live * GIB, cached=cached * GIB)
+    agent = json.loads(to_json(make_report(10, (pool,))))
+    limit = {"allocator": "torch", "device_uuid": "GPU-a", "limit_bytes": 2 * GIB, "applied": True}
+    start = f"train (pid 10) holds {live + cached}.0 GiB: when it needs more, "
+    assert list(beyond(agent, [limit])) == [start + line for line in lines]
+    assert not list(beyond(agent, [limit | {"applied": False}]))

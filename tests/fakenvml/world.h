@@ -71,7 +71,7 @@ World *world(void);
    `selector` is a UUID, or "" for a call that concerns no device. */
 int begin(const char *function, const char *selector);
 
-/* The device of a handle, NULL if there is no such handle (any more). */
+/* The device of a handle, NULL if there is no such handle (anymore). */
 Device *device_of(void *handle);
 
 #endif

@@ -174,7 +174,7 @@ def test_suspended_programs_are_resumed_and_others_left(tmp_path: Path):
         done = json.loads(fleet("undo", "--targets", str(targets), OPERATION, "--yes", "--json").stdout)
     assert asked == [("/api/v1/resumptions", {"target": {"pid": 7}})]
     assert [(each["undo"], each["result"], each["reason"]) for each in done["results"]] == [
-        ("resume pid 8", "refused", "it isn't suspended any more"),
+        ("resume pid 8", "refused", "it isn't suspended anymore"),
         ("resume pid 7", "undone", ""),
     ]
 

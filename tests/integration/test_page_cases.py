@@ -56,12 +56,12 @@ def with_alert(frame: Any) -> None:
 @pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
 def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewport: Any):
     with open_page(browser, demo, viewport, rewrite=with_alert) as session:
-        serve_case(session, demo)
+        serve_case(session, demo, limit_bytes=40 * GIB, errors=3)
         page = session.page
         page.locator(".card").get_by_role("link", name="Case").click()
         page.get_by_role("heading", name="train (pid 4242) ran out of memory on GPU 0").wait_for()
         assert page.locator("#views [aria-current=page]").inner_text() == "Cases"
-        session.shows("Requested 10.0 GiB · 1.0 GiB was free · 9.0 GiB was missing")
+        session.shows("Limit 40.0 GiB · last of 3 errors · requested 10.0 GiB · 1.0 GiB was free · 9.0 GiB was missing")
         remedy = page.get_by_role("table", name="Remedies").locator("tbody tr")
         remedy.get_by_text("flush notebook (pid 17)").wait_for()
         assert "30.0 GiB" in remedy.inner_text()

@@ -273,7 +273,7 @@ def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browse
         session.shows("To suspend train-llm, start it with gpumond run --suspendable.")
         asked.append(True)
         page.locator(
-            "#hero-queue li", has_text=re.compile("notebook .*suspended for .*resume needs 9.0 GiB")
+            "#hero-queue li", has_text=re.compile("notebook .*suspended for .*resuming it needs 9.0 GiB")
         ).wait_for()
         until(card.get_by_role("button", name="Suspend").is_disabled)
 

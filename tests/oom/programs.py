@@ -24,7 +24,7 @@ def suppressed(call):
         return call()
     except OutOfMemory:
         pass
-agent.start(workload=sys.argv[1] if len(sys.argv) > 1 else "NAME")
+agent.start(workload=sys.argv[1] if len(sys.argv) > 1 else "NAME", allow_limit=True)
 for line in sys.stdin:
     exec(line)
     print("did", line, end="", flush=True)

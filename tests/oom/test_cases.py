@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.facts.frame import Frame, Line, Verdict
 from gpumond.facts.messages import to_json
-from gpumond.facts.program import Oom, OomPool, Program, ScopeDevice, ScopeUsage, StepUsage
+from gpumond.facts.program import Oom, OomPool, PoolLimit, Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB
@@ -273,6 +273,48 @@ def test_no_memory_of_the_device_helps_a_program_at_its_own_limit():
     assert [each.name for each in case_file(Evidence(oom, make_report(10), frame), History()).remedies] == ["limit"]
     unlimited = Evidence(replace(oom, limit_bytes=None, free_bytes=0), make_report(10), frame)
     assert [each.name for each in case_file(unlimited, History()).remedies] == ["neighbor-cache"]
+
+
+def limited(number: int, request: int = GIB // 8) -> CaseFile:
+    """The case of a program whose limit by hand is less than it used, and which freed all before its report."""
+    device = make_device(used_bytes=10 * GIB, free_bytes=60 * GIB)
+    pool = make_pool(live=3 * GIB, cached=GIB, allocator="torch")
+    pool = replace(pool, peak_live_bytes=3 * GIB, peak_held_bytes=4 * GIB)
+    own = make_report(10, (pool,), workload="etl", limits=(PoolLimit("torch", device.uuid, 2 * GIB),))
+    snapshot = make_snapshot(device, reports=(own, make_report(11, (make_pool(cached=8 * GIB),))))
+    freed = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=0, cached_bytes=0, stranded_bytes=0)
+    oom = Oom(
+        number=number,
+        at=float(number),
+        seen="counter",
+        device_uuid=device.uuid,
+        request_bytes=request,
+        pools=(freed,),
+        allocator="torch",
+    )
+    return case_file(Evidence(oom, own, Frame(snapshot, attribute(snapshot))), History())
+
+
+def test_the_cause_of_an_error_at_a_limit_is_the_limit():
+    case = limited(1)
+    assert case.summary == (
+        "etl (pid 10) ran out of memory at its limit of 2.0 GiB: it requested 128.0 MiB on GPU 0 with 60.0 GiB free; "
+        "one change would have been enough: raise the program's limit from 2.0 GiB by at least 1.1 GiB (gpumond limit)"
+    )
+    assert [(each.name, each.enough) for each in case.remedies] == [("limit", True)]
+    assert (case.missing_bytes, case.limit_bytes) == (GIB + GIB // 8, 2 * GIB)
+
+
+def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
+    known = cases(11)
+    for case in (limited(1), limited(2, 2 * GIB), replace(CASE, id="2-12-1", pid=12), limited(3)):
+        assert known.add(known.joined(case)) == []
+    assert [(each.id, each.errors) for each in known.all()] == [("0-11-1", 1), ("2-12-1", 1), ("1-10-1", 3)]
+    assert known.newest_numbers() == {limited(3).process: 3}
+    newest = known.all()[-1]
+    assert (newest.at, newest.request_bytes, newest.remedies[0].size_bytes) == (3.0, GIB // 8, 3 * GIB)
+    assert "by at least 3.0 GiB" in newest.summary
+    assert ", the last of 3 errors at this limit\n" in plain(newest, ())
 
 
 NAMES = [f"{number}-{plan.cause}" for number, plan in enumerate(SEEDED)]

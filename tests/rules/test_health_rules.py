@@ -52,7 +52,7 @@ FAULTS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "ecc-uncorrected",
         {"ecc_uncorrected_volatile": 2},
-        "GPU 0 (H100) has had uncorrected ECC errors since its driver was loaded (2): results may be wrong",
+        "GPU 0 (H100) has had uncorrected ECC errors (2 since its driver was loaded): results may be wrong",
     ),
     ("row-remap-pending", {"remapped_rows_pending": True}, "run nvidia-smi -i GPU-a --gpu-reset"),
     (

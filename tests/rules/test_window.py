@@ -205,8 +205,9 @@ def test_a_program_that_reached_its_own_limit_is_no_shortage_of_the_device(limit
     limits = (PoolLimit("torch", "GPU-a", limit * GIB, "chat"),)
     other = make_report(11, (make_pool(live=GIB, cached=16 * GIB, ooms=0),))
     reports = [(make_report(pools=own, limits=limits), other) for own in pools]
+    reports.append((make_report(pools=pools[1]), other))  # the limit is removed
     snapshots = [make_snapshot(DEVICE, reports=own, elapsed_seconds=float(at)) for at, own in enumerate(reports)]
-    assert values_of(snapshots, "reclaimable_under_pressure_ratio", "device") == [0, waste]
+    assert values_of(snapshots, "reclaimable_under_pressure_ratio", "device") == [0, waste, waste]
 
 
 GONE = (

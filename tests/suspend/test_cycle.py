@@ -172,7 +172,7 @@ def test_commands_print_receipts_and_the_state_and_a_flush_is_deferred(
         done = daemon.run("suspend", "--pid", str(notebook.pid))
         assert (done.returncode, "suspended" in done.stdout) == (0, True)
         until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
-        assert "resume needs 624.0 MiB" in daemon.run("status").stdout
+        assert "resuming it needs 624.0 MiB" in daemon.run("status").stdout
         _, answer, _ = daemon.flush(target={"pid": notebook.pid})
         assert [each["outcome"] for each in answer["receipts"]] == ["deferred"]
         assert daemon.run("resume", "--all").returncode == 0

@@ -12,7 +12,7 @@ import pytest
 
 from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.frame import Alert, Fit, RuledOut, StatedCondition, StatedFault, Verdict
+from gpumond.facts.frame import Alert, GrowthLine, RuledOut, StatedCondition, StatedFault, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.doctor import _of_frame as findings_of
@@ -28,7 +28,7 @@ from tests.helpers.screens import top
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 
 MACHINE = Machine("node-1", "https://node-1:9917")
-FIT = Fit(
+FIT = GrowthLine(
     points=((1.0, 2.0), (2.0, 3.0)),
     at=2.0,
     level_bytes=3.0,

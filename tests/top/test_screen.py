@@ -108,7 +108,7 @@ LEAK = FrameNotice(
     "warn",
     "leak firing for 1 min 20 s",
     "notebook (pid 4194304) is leaking about 0.8 GiB/min on GPU 0 (since 14:05:44 UTC), which will be full in about "
-    "10 min at this rate; retained by losses in leak at /data/programs.py:125 (20 tensors in 20 s)",
+    "10 min at this rate; retained by losses in leak at /data/programs.py:125 (20 tensors added in 20 s)",
     "alert leak",
     "find out what retains the memory: gpumond why --pid 4194304; restart the program before the GPU is full",
 )
@@ -117,7 +117,7 @@ OOM = FrameNotice(
     "out-of-memory firing for 31 s",
     "finetune (pid 9282) on GPU 1 ran out of memory in finetune at /data/programs.py:97 (errors in 10 minutes: 1)",
     "alert out-of-memory",
-    "gpumond oom show says why",
+    "gpumond oom show --pid 9282 says why",
 )
 IDLE = FrameNotice(
     "note",
@@ -135,11 +135,12 @@ ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", 
         (LEAK, 80, "leak: notebook is leaking about 0.8 GiB/min on GPU 0; gpumond why --pid 4194304"),
         (LEAK, 72, "leak: notebook is leaking about…; gpumond why --pid 4194304"),
         (LEAK, 400, f"leak: {LEAK.text}; {LEAK.advice}"),
-        (OOM, 80, "out-of-memory: finetune on GPU 1 ran out of memory in…; gpumond oom show"),
+        (OOM, 80, "out-of-memory: finetune on GPU 1 ran out of memory…; gpumond oom show --pid 9282"),
         (
             OOM,
-            100,
-            "out-of-memory: finetune on GPU 1 ran out of memory in finetune at programs.py:97; gpumond oom show",
+            110,
+            "out-of-memory: finetune on GPU 1 ran out of memory in finetune at programs.py:97; "
+            "gpumond oom show --pid 9282",
         ),
         (IDLE, 100, "idle-holder: embeddings holds 8.9 GiB on GPU 1; gpumond suspend --pid 7"),
         (ORPHAN, 80, "pid 9 (train) is orphaned and holds 2.0 GiB: look at it; kill 9"),
@@ -152,7 +153,10 @@ def test_notice_takes_one_line_and_keeps_its_command(notice: FrameNotice, width:
 
 def test_most_severe_notice_comes_first():
     lines = [plain_text(line) for line in remark_lines([IDLE, LEAK, OOM], 80, 2)]
-    assert lines == ["out-of-memory: finetune on GPU 1 ran out of memory in…; gpumond oom show", "2 more: press a"]
+    assert lines == [
+        "out-of-memory: finetune on GPU 1 ran out of memory…; gpumond oom show --pid 9282",
+        "2 more: press a",
+    ]
 
 
 @given(st.integers(60, 400), st.sampled_from([LEAK, OOM]))

@@ -13,7 +13,7 @@ A document contains the text with fields in a comment, and after it the text wit
 ``<!-- figures tools/docs/readme_figures.md -->`` names a file with the text. A field is a file of ``bench/results``,
 the keys of its figures in brackets, a unit as an attribute (``UNITS``) and a format. The key ``each`` turns a mapping
 into a list. A list has the keys ``min``, ``median``, ``max``, ``sum`` and ``count``; another key, not a number, is
-looked up in each of its elements. ``{peers_table}`` is a whole table.
+looked up in each of its elements. A name of ``TABLES`` is the text that a function makes of a result file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.tables import peers_table
+from bench.tables import memory_ratio, peers_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -54,8 +54,9 @@ LISTS: Mapping[str, Callable[[list[Any]], float]] = {
 TABLES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], str]]] = {
     "peers_table": ("peers", "bench.peers", peers_table),
     "peers_card_table": ("peers_card", "bench.peers --card 48", peers_table),
+    "peers_memory": ("peers", "bench.peers", memory_ratio),
 }
-"""The result file, the command and the function of each table."""
+"""The result file, the command and the function of each text."""
 
 
 class Figure:

@@ -60,6 +60,14 @@ in other Python exporters. `gpumond_collector_process_*` describe the process th
 |---|---|---|---|
 """
 
+MEAN = """
+Refused and deferred flushes are counted, too. For the mean release of those that ran, query:
+
+```promql
+sum by (workload) (rate(gpumond_workload_flush_released_bytes_total[1d]))
+    / sum by (workload) (rate(gpumond_workload_flushes_total{outcome=~"freed|partial|gone|nothing"}[1d]))
+```
+"""
 
 DCGM = """
 ## DCGM's names
@@ -90,7 +98,7 @@ Not available:
 
 
 def document() -> str:
-    ours = HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n"
+    ours = HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n" + MEAN
     theirs = DCGM + "".join(map(dcgm_row, dcgm.FAMILIES))
     theirs += "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS | Number of the last Xid error; 0: none so far. |\n"
     return ours + theirs + LEFT_OUT + "".join(f"| {name} | {why} |\n" for name, why in dcgm.LEFT_OUT.items())

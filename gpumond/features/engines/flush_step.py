@@ -196,7 +196,7 @@ def missing(receipts: Iterable[Receipt], memory: EngineMemory) -> dict[str, int]
 
 
 def shortage(needed: Mapping[str, int], free: Mapping[str, int]) -> str:
-    """Return the reason why missing memory does not fit on its devices any more; empty if it does."""
+    """Return the reason why missing memory does not fit on its devices anymore; empty if it does."""
     for uuid, size in needed.items():
         available = free.get(uuid)
         if size > TOLERANCE_BYTES and (available is None or available < size + MARGIN_BYTES):
@@ -637,7 +637,7 @@ def _listener_of(released: Sequence[Receipt]) -> ProcessKey:
 
 
 def _method_of(engine: EngineConfig, released: Sequence[Receipt]) -> ReleaseMethod | None:
-    """Return the method of a release, which the declaration may not name any more."""
+    """Return the method of a release, which the declaration may not name anymore."""
     named = next((method for method in engine.spec.methods if method.name == released[0].method), None)
     return named or engine.release_method
 

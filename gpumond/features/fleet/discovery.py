@@ -373,7 +373,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         sources,
         "--kubernetes NAMESPACE/SERVICE",
-        f"use this service's endpoints, read with kubectl (default: {DEFAULT_SERVICE})",
+        f"use this service's endpoints, read with kubectl (if you pass no value: {DEFAULT_SERVICE})",
         nargs="?",
         const=DEFAULT_SERVICE,
     )
@@ -397,7 +397,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=value(_label_pattern),
     )
     option(parser, "--token-file FILE", "file with your token for the daemons (default: $GPUMOND_TOKEN)", type=Path)
-    option(parser, "--tokens FILE", "your tokens by machine (YAML); override --token-file", type=Path)
+    option(parser, "--tokens FILE", "your tokens by machine (YAML), which override --token-file", type=Path)
     option(parser, "--client-cert FILE", "your client certificate for the daemons", type=Path)
     option(parser, "--client-key FILE", "your private key for --client-cert", type=Path)
     option(parser, "--timeout DURATION", "time limit for each request (default: 5s)", type=duration, default=5.0)

@@ -253,7 +253,7 @@ def _rejected(planned: MachineFlush, wave: int, error: DaemonError) -> ProcessRe
         if error.problem.get("receipts"):  # a 504: a program did not answer in time
             return result_of(planned, wave, receipts_of(error.problem), str(error))
     gone = error.status == 404 and not planned.engine
-    reason = "the process has exited, or has no agent any more" if gone else on_command_line(str(error))
+    reason = "the process has exited, or has no agent anymore" if gone else on_command_line(str(error))
     result: Result = "refused" if error.status in REFUSALS else "failed"
     return ProcessResult(planned=planned, result=result, wave=wave, reason=reason)
 

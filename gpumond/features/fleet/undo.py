@@ -142,7 +142,7 @@ async def undo(client: Client, machine: Machine, step: Step) -> str:
     if step.kind == "resume":
         suspended = await client.get(machine, "/api/v1/suspensions")
         if not any((str(each["pid"]), each["start_ticks"]) == (step.subject, step.start_ticks) for each in suspended):
-            return "it isn't suspended any more"
+            return "it isn't suspended anymore"
         answer = await client.post(machine, RESUMPTIONS, {"target": {"pid": int(step.subject)}}, RESUME_SECONDS)
         refused = [each for each in answer["receipts"] if each["outcome"] != "resumed"]
         return str(refused[0]["reason"] or refused[0]["outcome"]) if refused else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -198,5 +198,29 @@ class Limit:
             for program, applied in answers
             for each in applied
         ]
-        print(client.as_json(arguments, answers, "limits") if arguments.json else table(header, rows))
+        if arguments.json:
+            print(client.as_json(arguments, answers, "limits"))
+            return status
+        print(table(header, rows))
+        agents = {agent["pid"]: agent for agent in client.get(arguments.url, "/api/v1/agents")}
+        for program, applied in answers:
+            for line in beyond(agents.get(program.pid, {}), applied):
+                print(broken(client.with_commands(line, arguments.url), output_width()))
         return status
+
+
+def beyond(agent: Mapping[str, Any], applied: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what follows for each pool of a program that holds more than the limit that was applied to it."""
+    limits = {(each["allocator"], each["device_uuid"]): each["limit_bytes"] for each in applied if each["applied"]}
+    for pool in agent.get("pools", ()):
+        held, limit = pool["held_bytes"], limits.get((pool["allocator"], pool["device_uuid"]))
+        if limit is None or held <= limit:
+            continue
+        cached = pool["reclaimable"]["likely"]
+        over, cache = held - cached - limit, f"its cache ({human(cached)})"
+        more = f" besides {cache}" if cached else ""
+        end = f"it flushes {cache}, and runs out of memory if that isn't enough"
+        if over > 0:
+            end = f"it runs out of memory unless it frees {human(over)}{more}"
+        name = safe(f"{agent['workload'] or 'the program'} (pid {agent['pid']})")
+        yield f"{name} holds {human(held)}: when it needs more, {end}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpumond.events import MAX_CALL, call_text, program_calls
@@ -63,9 +63,10 @@ class CaseFile(HasProcessKey):
 
     ``summary`` is one sentence. ``oom`` is the program's record; it's None for a program without an agent, about which
     only the driver's numbers are known. ``missing_bytes``: what the request lacked. ``reserved_bytes``: what the driver
-    keeps of the device. ``lines`` are the device's ledger at the last tick before the error, at ``lines_at``, with the
-    program's own bytes at the error; ``reported_at`` is the time of the program's report, if the record doesn't contain
-    its own bytes.
+    keeps of the device. ``limit_bytes``: the program's own limit, if that was the cause; its repeated errors at this
+    limit are one case, whose first has the ``id``, and ``errors`` is their number. ``lines`` are the device's ledger at
+    the last tick before the error, at ``lines_at``, with the program's own bytes at the error; ``reported_at`` is the
+    time of the program's report, if the record doesn't contain its own bytes.
     """
 
     id: str
@@ -89,6 +90,8 @@ class CaseFile(HasProcessKey):
     lines_at: float | None = None
     reported_at: float | None = None
     timeline: Timeline = Timeline()
+    limit_bytes: int | None = None
+    errors: int = 1
 
     @property
     def known_remedies(self) -> tuple[Remedy, ...]:
@@ -110,6 +113,7 @@ class CaseSummary:
     remedy: str
     request_bytes: int | None = None
     free_bytes: int | None = None
+    errors: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +147,22 @@ def summary_of(case: CaseFile) -> CaseSummary:
         remedy=case.remedies[0].text if case.remedies else "",
         request_bytes=case.request_bytes,
         free_bytes=case.free_bytes,
+        errors=case.errors,
+    )
+
+
+def repeated(before: CaseFile, case: CaseFile) -> CaseFile:
+    """Return the case of an error that repeats ``before`` at the same limit.
+
+    Its facts are those of the newest error, and the limit is to be raised by the larger of both sizes.
+    """
+    own, largest = case.remedies[0], max(case.remedies[0], before.remedies[0], key=lambda each: each.size_bytes or 0)
+    return replace(
+        case,
+        id=before.id,
+        summary=case.summary.replace(own.text, largest.text),
+        remedies=(largest, *case.remedies[1:]),
+        errors=before.errors + 1,
     )
 
 
@@ -180,7 +200,7 @@ MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 def plain(case: CaseFile, ranks: Sequence[RankError], width: int | None = None) -> str:
     """Return the case file for a terminal of that width."""
-    parts = [f"case {case.id}, {moment(case.at)}", text.broken(text.safe(case.summary), width)]
+    parts = [f"case {case.id}, {_when(case)}", text.broken(text.safe(case.summary), width)]
     if case.remedies:
         parts.append(text.table(REMEDY_HEADER, remedy_rows(case)))
     for title, header, rows in sections(case, ranks):
@@ -192,7 +212,7 @@ def plain(case: CaseFile, ranks: Sequence[RankError], width: int | None = None) 
 
 def document(case: CaseFile, ranks: Sequence[RankError]) -> str:
     """Return the case file as HTML."""
-    parts = [html.paragraph(moment(case.at)), html.paragraph(case.summary)]
+    parts = [html.paragraph(_when(case)), html.paragraph(case.summary)]
     if case.remedies:
         header = [name.capitalize() if not name.startswith(">") else ">Bytes" for name in REMEDY_HEADER]
         parts += [html.heading("What would have been enough"), html.table(header, remedy_rows(case))]
@@ -205,6 +225,10 @@ def document(case: CaseFile, ranks: Sequence[RankError]) -> str:
     if hint := snapshot_hint(case):
         parts += [html.heading("The framework's snapshot"), html.paragraph(hint)]
     return html.page(f"Out of memory: case {case.id}", parts)
+
+
+def _when(case: CaseFile) -> str:
+    return moment(case.at) + (f", the last of {case.errors} errors at this limit" if case.errors > 1 else "")
 
 
 def remedy_rows(case: CaseFile) -> Iterator[list[str]]:

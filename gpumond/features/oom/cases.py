@@ -13,7 +13,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
 from gpumond.facts.units import human
-from gpumond.features.oom.case_file import CaseFile, Curve, RankError, Remedy, Timeline, rank_order
+from gpumond.features.oom.case_file import CaseFile, Curve, RankError, Remedy, Timeline, rank_order, repeated
 from gpumond.features.oom.remedies import Evidence, remedies, sentence
 from gpumond.host.tasks import Tasks
 from gpumond.kernel import Kernel, Part, Tick
@@ -59,8 +59,28 @@ class Cases:
         own = [each for each in self._files.values() if each.process == process and each.device_uuid in (uuid, None)]
         return max(reversed(own), key=lambda case: bool(case.known_remedies), default=None)
 
+    def newest_numbers(self) -> Mapping[ProcessKey, int]:
+        """Return the number of each process's newest error that has a case file."""
+        found: dict[ProcessKey, int] = {}
+        for each in self._files.values():
+            if each.oom is not None:
+                found[each.process] = max(each.oom.number, found.get(each.process, 0))
+        return found
+
+    def joined(self, case: CaseFile) -> CaseFile:
+        """Return a new case file, as one with the file of the same program at the same limit if there is one."""
+        cause = case.process, case.device_uuid, case.limit_bytes
+        same = (
+            each
+            for each in self._files.values()
+            if case.limit_bytes is not None and (each.process, each.device_uuid, each.limit_bytes) == cause
+        )
+        before = next(same, None)
+        return case if before is None else repeated(before, case)
+
     def add(self, case: CaseFile) -> list[str]:
-        """Add a case file, and return the ids of those that it replaces."""
+        """Add a case file as the newest, and return the ids of those that are removed for it."""
+        self._files.pop(case.id, None)
         self._files[case.id] = case
         removed = []
         own = Counter(each.process for each in self._files.values())
@@ -100,7 +120,8 @@ class OomPart(Part):
         frame = tick.frame
         for case in (*self._reported(tick), *self._ended(frame)):
             if case.id not in self.cases:
-                self._new.append((case, self.cases.add(case)))
+                known = self.cases.joined(case)
+                self._new.append((known, self.cases.add(known)))
         self._frames.append(frame)
         while len(self._frames) > 1 and _age(self._frames[1], frame) >= FRAMES_SECONDS:
             self._frames.popleft()
@@ -119,10 +140,10 @@ class OomPart(Part):
         await self._tasks.finish()
 
     def _reported(self, tick: Tick) -> Iterator[CaseFile]:
-        since = self._kernel.started_at
+        since, numbers = self._kernel.started_at, self.cases.newest_numbers()
         for report in (*tick.exited_reports, *tick.frame.snapshot.reports):
             for oom in report.program.ooms:
-                if oom.at >= since and case_id(oom.at, report.pid, oom.number) not in self.cases:
+                if oom.at >= since and oom.number > numbers.get(report.key, 0):
                     before, history = self._before(oom.at, tick.frame), self._kernel.history
                     peaks = recent_peaks(before, history)
                     yield case_file(Evidence(oom, report, before, tick.frame.verdicts, peaks), history)
@@ -224,6 +245,7 @@ def case_file(e: Evidence, history: History) -> CaseFile:
         lines_at=e.snapshot.taken_at,
         reported_at=None if e.earlier is None or e.pools else e.snapshot.taken_at - e.earlier.age_seconds,
         timeline=Timeline() if e.uuid is None else timeline(history, e.before, e.uuid, oom.at),
+        limit_bytes=e.limit[0] if e.is_limited and e.limit is not None else None,
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_error
@@ -24,6 +26,7 @@ NO_CASE = "no program has run out of memory"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", choices=("list", "show"), default="list", help="default: list")
     parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's id (default: the newest)")
+    option(parser, "--pid N", "cases of this process only", type=int)
     option(parser, "--html FILE", "write the case as an HTML document and print nothing", type=Path)
     client.add_arguments(parser)
 
@@ -34,10 +37,14 @@ def run(arguments: argparse.Namespace) -> int:
     html_report.check(arguments.html)
     if not re.fullmatch("[0-9]{1,12}-[0-9]{1,20}-[0-9]{1,12}|last", arguments.id):
         raise ConfigError(f"{arguments.id!r:.80} isn't a case id; `gpumond oom list` shows the ids")
-    if arguments.id == "last" and not client.get(arguments.url, ROUTE):
-        print_error(f"gpumond: {NO_CASE}")
-        return NOTHING_TO_DO
-    answer = client.get(arguments.url, f"{ROUTE}/{arguments.id}")
+    id = arguments.id
+    if id == "last":
+        known = _cases(arguments)
+        if not known:
+            print_error(f"gpumond: {_no_case(arguments)}")
+            return NOTHING_TO_DO
+        id = known[-1]["id"]
+    answer = client.get(arguments.url, f"{ROUTE}/{id}")
     if arguments.json:
         print(json.dumps(answer, indent=2))
         return DONE
@@ -50,24 +57,35 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    cases = checked_as(tuple[CaseSummary, ...], client.get(arguments.url, ROUTE), "cases")
+    cases = _cases(arguments)
     if arguments.json:
         print(json.dumps(cases, indent=2))
         return DONE
-    header = ("CASE", "TIME", "PROGRAM", ">MISSING", "FIRST REMEDY")
+    header = ("CASE", "TIME", "PROGRAM", ">ERRORS", ">MISSING", "FIRST REMEDY")
     rows = [
         [
             each["id"],
             moment(each["at"]),
             each["workload"] or "-",
+            str(each["errors"]),
             "-" if missing is None else lacking(missing, each["request_bytes"], each["free_bytes"]),
             each["remedy"] or "-",
         ]
         for each in cases
         for missing in (each["missing_bytes"],)
     ]
-    print(table(header, rows) if rows else NO_CASE)
+    print(table(header, rows) if rows else _no_case(arguments))
     return DONE
+
+
+def _cases(arguments: argparse.Namespace) -> list[Mapping[str, Any]]:
+    """Return the cases of the process that is asked for, or all, the newest last."""
+    known = checked_as(tuple[CaseSummary, ...], client.get(arguments.url, ROUTE), "cases")
+    return [each for each in known if arguments.pid in (None, each["pid"])]
+
+
+def _no_case(arguments: argparse.Namespace) -> str:
+    return NO_CASE if arguments.pid is None else f"pid {arguments.pid} has no case"
 
 
 def _decoded(answer: object) -> RankedCase:

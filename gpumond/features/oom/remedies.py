@@ -104,15 +104,22 @@ class Evidence:
         free = None if self.device is None else self.device.current_free_bytes
         if free is None or not self.pools:
             return free
-        held = sum(pool.held_bytes for pool in self._own_pools(self.earlier) if pool.inside is None)
-        return max(0, free - (self.held - held))
+        grown = self.held - sum(pool.held_bytes for pool in self._own_pools(self.earlier) if pool.inside is None)
+        return max(0, free - (max(0, grown) if self.is_later else grown))
+
+    @property
+    def is_later(self) -> bool:
+        """Return whether the record is of a later report: the program may have freed memory since its error."""
+        return self.oom.seen == "counter"
 
     @cached_property
     def limit(self) -> tuple[int, str | None] | None:
         """The lowest limit of the allocator on the device, and what has set it: the name of a quota, an empty text for
         `gpumond limit`, None for a function or setting of the library.
         """
-        allocators = {self.failed.allocator} if self.failed else {pool.allocator for pool in self.pools}
+        allocators = {self.oom.allocator, *(pool.allocator for pool in self.pools)}
+        if self.failed:
+            allocators = {self.failed.allocator}
         own = [each for each in self.report.limits if each.device_uuid == self.uuid and each.allocator in allocators]
         limits: list[tuple[int, str | None]] = [(each.limit_bytes, each.quota) for each in own]
         if self.oom.limit_bytes is not None:
@@ -120,20 +127,48 @@ class Evidence:
         return min(limits, key=lambda each: each[0], default=None)
 
     @cached_property
-    def limited_by(self) -> int:
-        """Bytes by which the request exceeds the allocator's limit, while the device has room for it; else 0."""
-        if self.limit is None or self.request is None:
-            return 0
+    def reached(self) -> int:
+        """Bytes that the allocator that failed held at the error; its peak if it may have freed some since."""
         pool = self.failed
         held = 0 if pool is None else pool.live_bytes + pool.cached_bytes + pool.stranded_bytes
-        over = held + self.request - self.limit[0]
-        return over if over > 0 and (self.free is None or self.free >= self.request) else 0
+        return max((held, *(each.peak_held_bytes or each.held_bytes for each in self.peak_pools)))
+
+    @cached_property
+    def peak_pools(self) -> list[PoolUsage]:
+        """The pools of the allocator that failed whose peaks stand for their bytes at the error."""
+        known = (*self._own_pools(self.report), *self.earlier_pools) if self.is_later else ()
+        return [each for each in known if self.oom.allocator in ("", each.allocator)]
+
+    @cached_property
+    def is_limited(self) -> bool:
+        """Return whether the allocator reached its own limit before the device was full."""
+        if self.limit is None:
+            return False
+        room = self.limit[0] - self.reached
+        if self.request is None:
+            return self.free is not None and self.free > room
+        return self.request > room and (self.free is None or self.free >= self.request)
+
+    @cached_property
+    def limited_by(self) -> int:
+        """Bytes by which the request exceeds the allocator's limit, if this is the cause; else 0.
+
+        Where only the peak is known, it's that of the live bytes, or the request if it exceeds the limit by more.
+        """
+        if not self.is_limited or self.limit is None:
+            return 0
+        request, limit = self.request or 0, self.limit[0]
+        over = self.reached + request - limit
+        if not self.is_later:
+            return over
+        live = max((each.peak_live_bytes or 0 for each in self.peak_pools), default=0)
+        return max(min(over, request), live + request - limit)
 
     @cached_property
     def missing(self) -> int | None:
         """Bytes that the request lacked; None if unknown."""
-        if self.limited_by:
-            return self.limited_by
+        if self.is_limited:
+            return None if self.request is None else self.limited_by
         if self.request is None or self.free is None:
             return None
         return max(0, -(-self.request // SEGMENT_BYTES) * SEGMENT_BYTES - self.free)
@@ -268,13 +303,15 @@ DEFAULT_SHARES = {"jax": 0.75}
 """Part of a device to which an allocator limits itself without a setting."""
 NEARLY = 0.02
 """Part of a device by which its size differs between the driver and a library."""
+LIMIT_STEP, LIMIT_UNIT = 0.05, 64 << 20
+"""Least part of a limit by which raising it is worth it, and the multiple to which that is rounded up."""
 OPTIMIZERS = "/torch/optim/"
 PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size")
 
 
 def remedies(e: Evidence) -> tuple[Remedy, ...]:
     """Return all remedies, those that alone would have been enough first; the last resort is ``nothing``."""
-    apply = [find for find in REMEDIES if not (e.limited_by and find in OF_DEVICE)]
+    apply = [find for find in REMEDIES if not (e.is_limited and find in OF_DEVICE)]
     found = [each for find in apply for each in find(e)] or [*_smaller_request(e)]
     found.sort(key=lambda each: {True: 0, None: 1, False: 2}[each.enough])  # stable: the order of REMEDIES within
     if any(each.enough or each.enough is None for each in found) or e.missing is None:
@@ -287,21 +324,24 @@ def _remedy(e: Evidence, name: str, text: str, size: int | None, basis: Basis, s
 
 
 def _repeat(e: Evidence) -> Iterator[Remedy]:
-    if e.missing == 0 and not e.limited_by:
+    if e.missing == 0 and not e.is_limited:
         text = "repeat the call (gpumond.agent.retry_on_oom): the GPU has room for the request"
         yield _remedy(e, "repeat", text, e.free, "measured", "the driver's free bytes")
 
 
 def _limit(e: Evidence) -> Iterator[Remedy]:
-    if e.limited_by and e.limit is not None:
+    if e.is_limited and e.limit is not None:
         size, quota = e.limit
         what, where = f"the limit of the quota {quota}", "quotas in the configuration, or PUT /api/v1/quotas"
         if not quota:
             what, where = "the program's limit", "gpumond limit"
         if quota is None:
             what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
-        text = f"raise {what} from {human(size)} by at least {human(e.limited_by)} ({where})"
-        yield _remedy(e, "limit", text, e.limited_by, "measured", "the limit in force, and the bytes held at the error")
+        more = -(-max(e.limited_by, int(LIMIT_STEP * size)) // LIMIT_UNIT) * LIMIT_UNIT
+        text = f"raise {what} from {human(size)} by at least {human(more)} ({where})"
+        basis: Basis = "estimate" if e.is_later else "measured"
+        source = "the program's peak" if e.is_later else "the bytes held at the error"
+        yield _remedy(e, "limit", text, more, basis, f"the limit in force, and {source}")
 
 
 def _own_limit(e: Evidence, size: int) -> str:
@@ -334,7 +374,7 @@ def _free_in_pool(e: Evidence) -> int:
 
 def _fragmentation(e: Evidence) -> Iterator[Remedy]:
     pool, free = e.failed, _free_in_pool(e)
-    if pool is None or e.request is None or not free or e.limited_by:
+    if pool is None or e.request is None or not free or e.is_limited:
         return
     source = "free bytes of the pool at the error"
     if pool.largest_free_bytes is not None and pool.largest_free_bytes >= e.request:
@@ -662,6 +702,9 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
         end = f"one change would have been enough{several}: {best.text}" if best.name != "together" else best.text
     else:
         end = best.text
+    if e.is_limited and e.limit is not None:
+        own = f"{_name(e.report)} ran out of memory at its limit of {human(e.limit[0])}"
+        return f"{own}: it requested {what}{place}{gpu}{free}; {end}"
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
     return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}{': ' + holders if holders else ''}; {end}"
 

@@ -26,7 +26,7 @@ POLL_SECONDS = 1.0
 LOG_SECONDS = 30.0
 """Longest time between two lines about a request in a log."""
 LOST, UNREACHABLE, STARTING = 404, 0, 503
-"""Status of a request that the daemon does not know any more, without a response, and before its first reading."""
+"""Status of a request that the daemon does not know anymore, without a response, and before its first reading."""
 
 ROUTE = "/api/v1/admissions"
 AUTO = "auto"

@@ -20,13 +20,13 @@ PROCESS = f"[{{comm}} (pid {{pid}}, workload {{workload}})|pid {{pid}}] {ON}"
 
 TEXTS: Mapping[str, tuple[str, str]] = {
     "device-nearly-full": (
-        f"{GPU} is nearly full: [{{used}} of {{size}} is used, most of it by {{top_process}}; a flush would release "
-        "{reclaimable}|{value} of its memory is used, not counting what a flush would release]",
+        f"{GPU} is nearly full: [{{used}} of {{size}} is used; the largest process is {{top_process}}; a flush would "
+        "release {reclaimable}|{value} of its memory is used, not counting what a flush would release]",
         "gpumond status[| on that machine] lists the programs",
     ),
     "reclaimable-waste": (
         f"{GPU} [{{shortage}}|is at least 80% full, or had too little room for a program in the last 10 minutes], and "
-        "[{reclaimable}|{value}] of it is unused cache[, most of it held by {top_cache}]",
+        "[{reclaimable}|{value}] of it is unused cache[; the largest cache is that of {top_cache}]",
         "gpumond flush --device {gpu} releases the cache",
     ),
     "fragmentation": (
@@ -40,7 +40,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "out-of-memory": (
         f"{PROGRAM} [{{oom}}|ran out of memory][ (errors in 10 minutes: {{value}})]",
-        "gpumond oom show[| on that machine] says why[{advice}]",
+        "gpumond oom show --pid {pid}[| on that machine] says why[{advice}]",
     ),
     "allocation-retries": (
         f"{PROGRAM} is short of memory: its allocator emptied its cache and retried an allocation {{value}} times in "
@@ -87,7 +87,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "usually, a power supply has failed or is overloaded; check the power supplies and the GPU's power cables",
     ),
     "ecc-uncorrected": (
-        f"{GPU} has had uncorrected ECC errors since its driver was loaded ({{value}}): results may be wrong",
+        f"{GPU} has had uncorrected ECC errors ({{value}} since its driver was loaded): results may be wrong",
         "stop its programs, run nvidia-smi -i {uuid} --gpu-reset, and replace the GPU if errors recur",
     ),
     "row-remap-pending": (
@@ -142,7 +142,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
 }
 """Summary (subject and fact) and description (cause and next step) of each alert, for the daemon and Prometheus.
 
-``[a|b]`` is *a* in the daemon's text and *b* in the one of Prometheus, whose series lack some labels; ``[a]`` is in the
+``[a|b]`` is *a* in the daemon's text and *b* in Prometheus's, whose series lack some labels; ``[a]`` is in the
 daemon's only. ``python -m tools.docs.alerts`` writes the texts of deploy/prometheus and deploy/kubernetes/monitoring.
 """
 

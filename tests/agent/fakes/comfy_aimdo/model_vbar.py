@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PAGE = 32 << 20
 mapped: dict[int, int] = {}
-"""Pages of each reservation. One that is freed is not there any more, as its memory in aimdo."""
+"""Pages of each reservation. One that is freed is not there anymore, as its memory in aimdo."""
 
 
 class ModelVBAR:
