@@ -216,7 +216,7 @@ def test_clicked_moment_stays_until_escape(session: PageSession, demo: RunningDa
     assert f"live {live}" in bar, "the bar is that of the moment, too"
     assert page.evaluate(heads) == ['" now"', '" now"', "none"], "events have times of their own"
     assert page.locator("#hero .total").evaluate("node => getComputedStyle(node, '::after').content") == '" now"'
-    page.locator("#hero .estimate :visible", has_text="A flush now would release").wait_for()
+    page.locator("#hero .estimate :visible", has_text="A flush now releases").wait_for()
     plot.hover(position={"x": 0.5 * width, "y": 60})
     page.mouse.move(0, 0)
     assert page.locator("#hero .side").get_attribute("data-at") == held
