@@ -91,7 +91,7 @@ const cellOf = (cells, id) => cells[COLUMNS.findIndex((column) => column.id === 
 function putVerdict(cells, { verdict, notable }) {
   const cell = cellOf(cells, "verdict");
   if (cell.given !== verdict) cell.title = VERDICTS[verdict] ?? "";
-  put(cell, verdict, 40);
+  put(cell, verdict, 20);
   cell.classList.toggle("notable", notable);
 }
 

@@ -154,7 +154,7 @@ const FIELDS = {
   pod: ({ pod_name: name, pod_namespace: namespace }) => name && `${namespace}/${name}`,
   unit: ({ unit }) => unit,
   job: ({ slurm_job: job }) => job,
-  verdict: ({ verdict }) => verdict,
+  verdict: ({ verdict, remarks }) => `${verdict}\n${remarks}`,
 };
 const EXACT = { __proto__: null, gpu: ({ device }) => device?.index, pid: FIELDS.pid };
 const lower = (value) => String(value ?? "").toLowerCase();
