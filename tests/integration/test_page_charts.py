@@ -196,6 +196,7 @@ def test_clicked_moment_stays_until_escape(session: PageSession, demo: RunningDa
     page = session.page
     plot = page.locator("#hero .plot")
     plot.locator("svg").wait_for()
+    until(lambda: demo.get("frame")["snapshot"]["elapsed_seconds"] > 10)  # the moment has a reading
     frame = demo.get("frame")
     for process in frame["processes"]:
         process.update(live_bytes=0)
