@@ -256,10 +256,10 @@ def _device_state(device: Mapping[str, Any], reason: str | None) -> str:
 
 
 def shows_opaque(rows: Iterable[ProcessRow]) -> bool:
-    """Return whether the processes have opaque memory to show in a column.
+    """Return whether the processes have opaque memory to show in a column of a table that is rewritten each second.
 
     The driver counts now, and an agent has counted up to a second ago: what a process with known live bytes has taken
-    since is opaque until the next report, and shows no column.
+    since is opaque until the next report, and the columns would move for it.
     """
     return any(row.shares["opaque"] and row.shares["live"] is None for row in rows)
 
