@@ -18,7 +18,7 @@ export function captionsOf({ snapshot, processes, queue, verdicts }, events) {
   const leak = verdicts.find(({ kind, pid }) => kind === "leak" && pid === leaking.pid);
   if (leak) found.set("leak", `${LEAKING} keeps more memory with each step. Its problem says ${leak.retained_by ? "which line keeps it, and " : ""}when the GPU will be full.`);
   for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === TRAINING && bytes >= LARGE))
-    found.set("cache", `${TRAINING} uses ${human(row.live_bytes)} and keeps ${human(row.cached_bytes)} in its cache, which a flush returns while the program runs.`);
+    found.set("cache", `${TRAINING} keeps ${human(row.cached_bytes)} in its cache, which a flush returns while the program runs.`);
   for (const { id, workload, need_bytes: need, device_uuid: uuid } of queue) {
     const device = snapshot.devices.find((each) => each.uuid === uuid);
     const resumes = snapshot.suspended_programs.some(({ grants }) => grants.includes(id));

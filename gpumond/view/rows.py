@@ -531,6 +531,15 @@ def quota_sentence(quota: Mapping[str, Any] | None, report: Mapping[str, Any] | 
     )
 
 
+def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield why a process uses more than its limit."""
+    for each in processes:
+        used, limit, overhead = (each.get(f"{name}_bytes") for name in ("used", "limit", "overhead"))
+        if used and limit and overhead and used > limit:
+            program = plain(each["workload"] or each["comm"] or "?", 64)
+            yield f"the limit of {program} ({human(limit)}) doesn't count its overhead ({human(overhead)})"
+
+
 def plain(text: object, most: int = 200) -> str:
     """Return untrusted text as one line of at most ``most`` characters, with a replacement for each character that
     could change the terminal or the adjacent text (control characters, escapes, direction marks, surrogates)."""

@@ -10,7 +10,7 @@ from typing import Any
 from gpumond.facts.units import GIB, duration, human
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice
-from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, suspension_sentence
+from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, limit_sentences, suspension_sentence
 from gpumond.view.text import (
     FILLS,
     Line,
@@ -208,7 +208,7 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line
     lines: list[Line] = []
     used = width
     for part, amount in parts.items():
-        words = f" {part} {human(amount)}{' (not in use)' if part == 'unmapped' else ''}"
+        words = f" {part} {human(amount)}{' (takes no memory)' if part == 'unmapped' else ''}"
         if used + 3 + len(words) > width:
             lines.append([])
             used = 0
@@ -361,6 +361,7 @@ def notes(content: View) -> Iterator[str]:
     """Yield paragraphs of notices, alerts and verdicts with their remedies. Some may be empty."""
     yield _lines("", content.notices)
     yield _lines("", content.stuck)
+    yield "\n".join(limit_sentences(row.sources.process for row in content.processes))
     if content.reclaimable_bytes:
         target = f"--device {content.only}" if content.only else "--all"
         yield f"{flush_estimate(content)}: gpumond flush {target}"

@@ -15,11 +15,13 @@ import pytest
 
 from gpumond.commands.main import main
 from gpumond.facts.frame import Verdict
+from gpumond.facts.program import PoolLimit
 from gpumond.facts.quota import QueuedRequest
 from gpumond.facts.shares import SHARES
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.verdicts import REMEDIES
 from gpumond.view.frame import of_device, view
+from gpumond.view.rows import limit_sentences
 from gpumond.view.tables import device_lines, device_table, notes, process_table
 from gpumond.view.text import plain_text
 from tests.helpers import forks
@@ -34,7 +36,7 @@ def test_help_explains_the_columns(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["status", "--help"])
     shown = capsys.readouterr().out
-    assert all(f"\n  {share.upper()} " in shown for share in SHARES)
+    assert all(f"\n  {name.upper()} " in shown for name in (*SHARES, "unmapped", "limit"))
 
 
 def test_verdict_is_followed_by_its_remedy():
@@ -94,6 +96,17 @@ def test_column_opaque_is_shown_where_a_program_has_taken_memory_since_its_repor
     sizes = [float(number) for number, unit in pairwise(row.split()) if unit == "GiB"]
     assert "OPAQUE" in header
     assert sizes[0] == 11 == sum(sizes[1:])
+
+
+def test_limit_below_the_used_memory_says_that_overhead_is_not_counted():
+    report = replace(make_report(1, (make_pool(live=3 * GIB),)), limits=(PoolLimit("torch", "GPU-a", 3 * GIB),))
+    device = make_device(used_bytes=4 * GIB, processes=(make_process(1, 4 * GIB),))
+    frame = make_frame(device, reports=(report,))
+    sentence = "the limit of train (3.0 GiB) doesn't count its overhead (1.0 GiB)"
+    assert sentence in notes(view(frame))
+    assert list(limit_sentences(frame["processes"])) == [sentence]
+    frame["processes"][0]["limit_bytes"] = 4 * GIB
+    assert list(limit_sentences(frame["processes"])) == []
 
 
 def test_flush_of_one_device_promises_the_cache_of_that_device():

@@ -104,6 +104,14 @@ def test_receipt_explains_differing_figures():
         assert all(reason in sentence for reason, sentence in zip(reasons, sentences, strict=True)), sentences
 
 
+def test_receipt_states_no_amounts_that_look_equal():
+    plan, receipt = flushed(4, 0, None), flushed(4, 4, 4)
+    amount = 4 * GIB - (16 << 20)
+    receipt |= {"expected": dict.fromkeys(("low", "likely", "high"), amount), "released_bytes": amount}
+    (found,) = run_module("receipts", "[...m.differences(given[1], given[0])]", plan, receipt)
+    assert found == "The program's memory changed between the plan and the flush."
+
+
 def test_download_of_receipts_contains_planned_expected_and_released():
     receipt = TypeAdapter(Receipt).dump_python(RECEIPT, mode="json")
     records = run_module("receipts", "given.map((receipt) => m.record(receipt))", receipt, receipt | {"planned": None})
