@@ -101,6 +101,9 @@ def test_killed_daemon_knows_its_suspended_program_again(
             assert resume(daemon, notebook.pid, wait=30)["outcome"] == "resumed"
             assert output(notebook) == "did allocator.free(kept)"
             until(lambda: row(daemon, notebook.pid).get("cached_bytes") == HELD)
+            again = resume(daemon, notebook.pid)
+            assert (again["outcome"], again["workload"]) == ("refused", receipt["workload"])
+            assert again["duration_seconds"] > 0
         finally:
             daemon.stop()
 
