@@ -299,7 +299,7 @@ def of_device(view: View, uuid: str | None) -> View:
         view,
         devices=devices,
         processes=processes,
-        reclaimable_bytes=own and own.reclaimable_bytes,
+        reclaimable_bytes=own.reclaimable_bytes if own else None,
         refused_bytes=sum(refusing),
         only="" if own is None else own.uuid if own.parent_uuid else str(own.index),
     )
@@ -331,6 +331,7 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
         agents=sum(each.agents for each in all_views),
         reclaimable_bytes=sum(known) if known else None,
         refused_bytes=sum(each.refused_bytes for each in all_views),
+        only="",
     )
 
 
