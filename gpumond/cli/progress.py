@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 QUIET_SECONDS = 2.0
@@ -36,6 +38,18 @@ class Progress:
         if self._open:
             print(file=sys.stderr)
             self._open = False
+
+
+@contextmanager
+def announcing(text: str, seconds: float = QUIET_SECONDS) -> Iterator[None]:
+    """Show a text if the block takes longer than ``seconds``."""
+    timer = threading.Timer(seconds, print, (f"gpumond: {text}",), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def progressing(items: Iterable[T], what: str) -> Iterator[T]:

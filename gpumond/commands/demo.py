@@ -282,7 +282,7 @@ def captions(
     for process in frame["processes"]:
         name, cached, live = process["workload"], process["cached_bytes"] or 0, process["live_bytes"] or 0
         if name == TRAINING and cached >= LARGE_CACHE:
-            text = f"{name} uses {human(live)}, and keeps {human(cached)} that a flush would release"
+            text = f"{name} keeps {human(cached)} in its cache, which a flush would release"
             yield "cache", f"{text}. Try: {command(f'flush {name}')}"
         if name == IDLE and (process["idle_seconds"] or 0.0) >= IDLE_SECONDS:
             text = f"{name} has been idle for {duration(process['idle_seconds'])}"

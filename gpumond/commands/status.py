@@ -15,6 +15,8 @@ from gpumond.view.frame import of_device, view
 from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table, suspended_programs
 from gpumond.view.text import broken, output_width
 
+LIMIT = "What the program's allocators may hold: live, cached and stranded memory. Overhead doesn't count."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--healthy", "only check that the daemon responds (for health checks)")
@@ -26,8 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "-w, --wide", "show complete tables, even if they are wider than the terminal")
     option(parser, "--device GPU", "show one GPU: index, UUID or its prefix, or PCI address")
     client.add_arguments(parser)
+    columns = {share: MEANINGS[share] for share in (*SHARES, "unmapped")} | {"limit": LIMIT}
     meanings = (
-        textwrap.fill(f"{share.upper():13}{MEANINGS[share]}", 79, subsequent_indent=13 * " ") for share in SHARES
+        textwrap.fill(f"{name.upper():13}{meaning}", 79, subsequent_indent=13 * " ")
+        for name, meaning in columns.items()
     )
     parser.add_argument_group("columns", "\n".join(meanings))
 

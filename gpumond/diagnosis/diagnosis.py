@@ -332,7 +332,9 @@ class Diagnosis:
                 found.kind,
                 since,
                 evidence,
-                messages.pattern(found.kind, who, dict(evidence), since, tracked.main == STEP_END),
+                messages.pattern(
+                    found.kind, who, dict(evidence), since, tracked.main == STEP_END, tracked.main != USED
+                ),
             )
 
     def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:

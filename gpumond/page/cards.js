@@ -1,12 +1,10 @@
 // What the cards of problems contain. No element of the document.
 
 import { about, clock, duration, human, percent, rate } from "./format.js";
-import { label, processKey } from "./state.js";
-import { NOTES, ORDINARY, REMEDIES } from "./words.js";
+import { isProblem, label, ordinary, processKey } from "./state.js";
+import { REMEDIES } from "./words.js";
 
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
-const healthy = new Set(ORDINARY);
-const notes = new Set(NOTES);
 const ORDINARY_LABELS = ["alertname", "gpu", "severity", "uuid"];
 const PAST = "memory-freed"; // no state, but something that has happened: events list it
 
@@ -28,7 +26,7 @@ export function cardsOf(frame) {
     cards.set(key, { key, kind: alert.rule, uuid: labels.uuid, process: alert.pid ? alert : null, alert: own, verdict: null });
   }
   for (const verdict of frame.verdicts) {
-    if (healthy.has(verdict.kind) || notes.has(verdict.kind)) continue;
+    if (!isProblem(verdict)) continue;
     const subject = subjectKey(verdict.device_uuid, verdict);
     const same = [...cards.values()].find((card) => card.kind === verdict.kind && subjectKey(card.uuid, card.process) === subject);
     if (same) same.verdict = verdict;
@@ -140,6 +138,6 @@ export function restOf({ snapshot, processes, verdicts }) {
   const counts = new Map();
   const starts = (verdict) => processes.some((row) => processKey(row) === processKey(verdict) && snapshot.taken_at - row.started_at < WARM_UP);
   for (const each of verdicts)
-    if (notes.has(each.kind) && each.kind !== PAST && !starts(each)) counts.set(each.kind, (counts.get(each.kind) ?? 0) + 1);
+    if (!ordinary(each) && !isProblem(each) && each.kind !== PAST && !starts(each)) counts.set(each.kind, (counts.get(each.kind) ?? 0) + 1);
   return counts.size ? `also: ${[...counts].map(([word, count]) => `${count} ${word}`).join(", ")}` : "";
 }

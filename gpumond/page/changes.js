@@ -12,6 +12,7 @@ const MOST = 200; // processes, those that use most: each requires a request
 const PARTS = 12; // of the range: a start is requested for two of them, and again after one
 const TICKS = 100; // of `start_ticks` in a second
 const PAUSE = 200; // milliseconds between two drawings of what arrives
+const FIRST = 10; // seconds after the daemon's start in which it reads what was there already
 
 let seconds = RANGES.map(([, each]) => each).find((each) => String(each) === address.read("change")) ?? 0;
 let timer = 0;
@@ -45,7 +46,7 @@ export function addChanges(rows) {
   if (!seconds) return;
   const { taken_at: now, elapsed_seconds: elapsed } = state.frame.snapshot;
   const from = now - seconds;
-  const begin = Math.max(from, now - elapsed);
+  const begin = Math.max(from, now - elapsed + FIRST);
   const largest = [...rows].filter((row) => row.used_bytes !== null).sort((one, other) => other.used_bytes - one.used_bytes);
   for (const row of largest.slice(0, MOST)) {
     const start = starts.get(row.key);

@@ -25,7 +25,7 @@ const AFTER = 3; // seconds after an event that are shown with the minute before
 const DRAGGED = 5; // pixels below which a drag is a click
 const WRITTEN = 200; // milliseconds after which a range is in the address: browsers limit how often it may change
 const STEP = 0.02; // of the range, by which a key moves the crosshair
-const HELP = "Chart. Left and right: crosshair. Plus and minus: zoom. A and D: earlier and later. Escape: latest.";
+const HELP = "Chart. Left and right: crosshair. Plus and minus: zoom. A and D: earlier and later. Escape: latest. Enter: hold a moment.";
 
 const middle = ({ seconds, to }, end) => (to === null ? end : to - seconds / 2);
 const CONTROLS = [
@@ -39,6 +39,7 @@ const charts = new Set(); // elements
 let range = rangeOf(address.read("range")) ?? newest();
 let writing = 0; // timer
 let cursor = null; // unix time of the crosshair, in all charts
+let held = false; // the crosshair stays, until a click or Escape
 
 /** An element with the history of the machine (`uuid` is empty), a device (`pid` is null) or a process, and its `spans`,
 if it has any: intervals that are marked, and `bound`: a level in bytes. It is drawn until it leaves the page.
@@ -101,7 +102,7 @@ export const showSince = (at) => setRange(between(Math.min(at, now() - 60), now(
 /** Shows the minute before `at` in all charts, with the crosshair at its end. */
 export function showMinuteBefore(at) {
   setRange({ seconds: MINUTE + AFTER, to: at + AFTER });
-  setCursor(at);
+  setCursor(at, true);
 }
 
 function writeRange() {
@@ -215,16 +216,19 @@ function readout({ columns, size, marks, from, to }) {
   return [`${clock(cursor, to)}: ${values.join(", ") || "no data"}`, ...near].join("; ");
 }
 
+const isIn = ({ from, to }) => cursor !== null && cursor >= from && cursor <= to;
+
 function showCursor(node) {
   if (!node.view) return;
   drawCursor(node.plot, node.view, cursor);
-  const shown = cursor !== null && cursor >= node.view.from && cursor <= node.view.to;
+  const shown = isIn(node.view);
   put(node.querySelector(".readout"), shown ? readout(node.view) : "", 600);
   node.pointed(...(shown ? [cursor, columnAt(node.view.columns, cursor) ?? {}] : []));
 }
 
-function setCursor(at) {
-  cursor = at;
+/** `hold`: whether the crosshair stays when the pointer or the focus leaves. */
+function setCursor(at, hold = false) {
+  [cursor, held] = [at, hold];
   for (const node of charts) showCursor(node);
 }
 
@@ -238,10 +242,10 @@ function listen(node) {
   };
   const onView = (act) => (event) => node.view && act(event);
   plot.addEventListener("pointermove", onView((event) => {
-    setCursor(timeOf(event));
-    if (dragged !== null) drawSelection(plot, node.view, [dragged, cursor]);
+    if (!held || !isIn(node.view)) setCursor(timeOf(event));
+    if (dragged !== null) drawSelection(plot, node.view, [dragged, timeOf(event)]);
   }));
-  plot.addEventListener("pointerleave", () => dragged === null && setCursor(null));
+  plot.addEventListener("pointerleave", () => held || dragged !== null || setCursor(null));
   plot.addEventListener("pointerdown", onView((event) => {
     if (event.button !== 0 || event.pointerType === "touch") return;
     plot.setPointerCapture(event.pointerId);
@@ -253,7 +257,9 @@ function listen(node) {
     dragged = null;
     drawSelection(plot, node.view, null);
     const pixels = ((last - first) * plot.clientWidth) / (node.view.to - node.view.from);
-    if (pixels >= DRAGGED && event.type === "pointerup") setRange(between(first, last, now()));
+    if (event.type !== "pointerup") return;
+    if (pixels >= DRAGGED) setRange(between(first, last, now()));
+    else setCursor(last, !held);
   });
   plot.addEventListener("pointerup", end);
   plot.addEventListener("pointercancel", end);
@@ -269,7 +275,13 @@ function listen(node) {
     event.preventDefault();
     act();
   }));
-  plot.addEventListener("blur", () => setCursor(null));
+  plot.addEventListener("blur", () => held || setCursor(null));
+}
+
+/** Ends what is held, or shows the newest range. */
+function latest() {
+  if (!held || range.to !== null) setRange(newest());
+  setCursor(null);
 }
 
 function keys({ from, to }) {
@@ -277,7 +289,7 @@ function keys({ from, to }) {
   const move = (share) => () => setCursor(Math.min(Math.max(at + share * (to - from), from), to));
   const zoom = (factor) => () => setRange(zoomed(range, at, factor, now()));
   const pan = (share) => () => setRange(moved(range, share, now()));
-  const found = { ArrowLeft: move(-STEP), ArrowRight: move(STEP), Home: move(-1), End: move(1), Escape: () => setRange(newest()) };
+  const found = { ArrowLeft: move(-STEP), ArrowRight: move(STEP), Home: move(-1), End: move(1), Escape: latest, Enter: () => setCursor(at, !held) };
   return { ...found, "+": zoom(0.5), "=": zoom(0.5), w: zoom(0.5), "-": zoom(2), s: zoom(2), a: pan(-0.25), d: pan(0.25) };
 }
 

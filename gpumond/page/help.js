@@ -21,7 +21,7 @@ const KEYS = {
   "z Z": "Suspend, resume the program; z also cancels a resumption that waits.",
   a: "Alerts.",
   p: "Pause, or go on.",
-  "In a chart": "← → move the crosshair, + − or w s zoom (as the wheel does; drag to choose a range), a d show earlier and later times, Escape the newest.",
+  "In a chart": "← → move the crosshair, a click or Enter holds it, + − or w s zoom (as the wheel does; drag to choose a range), a d show earlier and later times, Escape the newest.",
   "?": "This help.",
 };
 

@@ -210,16 +210,17 @@ function showChart(target) {
 /** Shows the values at the crosshair in the legend, or the present ones. */
 function showMoment(at = null, interval = null) {
   const closed = (chart.range?.to ?? null) !== null;
-  $("hero").classList.toggle("past", closed);
+  $("hero").classList.toggle("past", closed || at !== null);
   $("hero").querySelector(".side").dataset.at = at === null ? (closed ? "now" : "") : clock(at, state.frame.snapshot.taken_at);
   if (!past && !interval) return;
   past = interval && { ...(interval.at && besides(interval, chart.view.size, present.reserved)), ...interval };
   showLegend();
+  drawEdge();
 }
 
-/** Draws the bar on the scale of the chart. */
+/** Draws the bar on the scale of the chart, at the crosshair if there is one. */
 function drawEdge() {
-  const sums = Object.fromEntries(Object.entries(present.sums).filter(([share]) => !hidden.has(share)));
+  const sums = Object.fromEntries(Object.entries(past ?? present.sums).filter(([share]) => !hidden.has(share)));
   showEdge(chart.plot.querySelector(".edge"), sums, chart.view?.top ?? present.size, present.reserved);
 }
 

@@ -1,7 +1,7 @@
 // Devices of a machine with many of them: what their rows and tiles contain.
 
 import { cardsOf, levelOf } from "./cards.js";
-import { human, percent } from "./format.js";
+import { human, many, percent } from "./format.js";
 import { sharesByDevice } from "./shares.js";
 import { label } from "./state.js";
 import { MISSED_LIMIT } from "./words.js";
@@ -28,7 +28,7 @@ export function devicesOf(frame, sums = sharesByDevice(frame)) {
 
 /** The reason why the values of a device are old or unknown; empty if they are current. */
 export function stateOf(device) {
-  const readings = `${device.missed_readings} ${device.missed_readings === 1 ? "reading" : "readings"}`;
+  const readings = many(device.missed_readings, "reading");
   if (device.missed_readings >= MISSED_LIMIT) return `${readings} missed: values are hidden`;
   if (device.missed_readings) return `values are ${readings} old`;
   return device.up ? "" : "at fault";

@@ -55,7 +55,7 @@ const told = new Map(); // kinds of the demo's captions
 let caption = "";
 
 function showStory() {
-  const found = captionsOf(state.frame, [...state.events.values()]);
+  const found = captionsOf(state.frame);
   caption = captionAt(found, caption, told, performance.now() / 1000);
   $("story").hidden = !caption;
   put($("story").lastElementChild, found.get(caption) ?? "");

@@ -9,10 +9,12 @@ import { flush } from "./flush.js";
 import { clean, human, many, words } from "./format.js";
 import { read } from "./live.js";
 import { COLUMNS, kindOf } from "./rows.js";
-import { allowsFlush, hasAgent, hasPools, isProblem, processKey, state } from "./state.js";
+import { allowsFlush, hasAgent, hasPools, ordinary, processKey, state } from "./state.js";
 import { createSuspension, updateSuspension } from "./suspend.js";
 import { why } from "./views.js";
 import { OF_PROCESSES, VERDICTS } from "./words.js";
+
+const NARROW = matchMedia("(max-width: 1140px)"); // as in page.css
 
 export const classesOf = ({ id, number, wide }) => [`of-${id}`, number && "number", wide && "wide"].filter(Boolean).join(" ");
 
@@ -81,16 +83,16 @@ function updateGroup(cells, opener, group) {
   COLUMNS.forEach((column, place) => column.bytes && putSize(cells[place], column, group));
   name(opener.lastChild, group.title, 80);
   putVerdict(cells, group);
-  name(opener.nextSibling, [many(group.rows.length, "process", "processes"), words(group.alert)].filter(Boolean).join(", "), 160);
+  name(opener.nextSibling, many(group.rows.length, "process", "processes"));
 }
 
 const cellOf = (cells, id) => cells[COLUMNS.findIndex((column) => column.id === id)];
 
-function putVerdict(cells, { verdict }) {
+function putVerdict(cells, { verdict, notable }) {
   const cell = cellOf(cells, "verdict");
   if (cell.given !== verdict) cell.title = VERDICTS[verdict] ?? "";
-  put(cell, verdict, 40);
-  cell.classList.toggle("notable", isProblem({ kind: verdict }));
+  put(cell, verdict, 20);
+  cell.classList.toggle("notable", notable);
 }
 
 function updateProcess(body, cells, opener, row, active) {
@@ -102,14 +104,8 @@ function updateProcess(body, cells, opener, row, active) {
   name(opener.lastChild, row.program, 80);
   name(cellOf(cells, "user"), row.owner, 40);
   putVerdict(cells, row);
-  const remarks = [
-    row.suspended || (row.state && row.state !== "alive" ? row.state : ""),
-    words(row.alert),
-    row.orphaned ? "orphaned" : "",
-    row.kinds.includes("holder") ? "holds the device open" : "",
-    row.unmapped_bytes && !row.suspension ? `${human(row.unmapped_bytes)} unmapped` : "",
-  ];
-  name(opener.nextSibling, remarks.filter(Boolean).join(", "), 160);
+  const cut = NARROW.matches && row.verdict && !ordinary({ kind: row.verdict }) ? [row.verdict] : []; // has no column
+  name(opener.nextSibling, [...cut, ...row.remarks].map(words).join(", "), 160);
   const flushes = cells[COLUMNS.length].firstChild;
   flushes.hidden = !hasAgent(row);
   flushes.title = refusalOf(row);

@@ -70,6 +70,16 @@ export function suspensionSentence({ snapshot }, program) {
   return [...parts, reason].filter(Boolean).join(", ");
 }
 
+/** What `gpumond status` shows as a process's verdict. `notable`: it is a problem. `remarks`: what else is true. */
+function verdictOf(row, kind, { rule, rank } = {}) {
+  const state = row.suspended || (row.state !== "alive" && row.state);
+  const urgent = rank < (!kind || ordinary({ kind }) ? 2 : 1) ? rule : kind; // only a critical alert replaces a problem
+  const odd = [row.orphaned && "orphaned", row.kinds.includes("holder") && "device open", row.unmapped_bytes && !row.suspended && `${human(row.unmapped_bytes)} unmapped`];
+  const verdict = [state, urgent, ...odd].find(Boolean) ?? "";
+  const remarks = [rule, isProblem({ kind }) && kind, ...odd].filter((each) => each && each !== verdict);
+  return { verdict, notable: verdict === urgent && isProblem({ kind: verdict }), remarks: [...new Set(remarks)] };
+}
+
 /** The processes of a frame on its devices, to which this adds what the table shows: in place, as there may be
 thousands. */
 export function rowsOf(frame) {
@@ -85,7 +95,7 @@ export function rowsOf(frame) {
   for (const verdict of all) {
     const key = `${verdict.device_uuid},${processKey(verdict)}`;
     if (ordinary(verdict) && alerting.has(key)) continue; // which the alert refutes
-    if (!verdicts.has(key) || !ordinary(verdict)) verdicts.set(key, verdict.kind);
+    if (!verdicts.has(key) || ordinary({ kind: verdicts.get(key) })) verdicts.set(key, verdict.kind);
   }
   const devices = new Map(snapshot.devices.map((device) => [device.uuid, device]));
   const suspended = new Map(snapshot.suspended_programs.map((each) => [processKey(each), each]));
@@ -95,12 +105,10 @@ export function rowsOf(frame) {
     row.device = devices.get(row.device_uuid);
     row.program = row.workload || row.comm || "?";
     row.owner = row.user ?? (row.uid === null ? "" : String(row.uid));
-    row.verdict = verdicts.get(row.key) ?? "";
-    const rule = alerting.get(row.key)?.rule ?? "";
-    row.alert = rule === row.verdict ? "" : rule;
     const program = suspended.get(row.own);
     row.suspension = program ? suspensionSentence(frame, program) : "";
     row.suspended = program ? stateOf(program) : "";
+    Object.assign(row, verdictOf(row, verdicts.get(row.key) ?? "", alerting.get(row.key)));
     row.change_bytes = null;
     row.waste_bytes = row.cached_bytes === null ? null : row.cached_bytes + (row.stranded_bytes ?? 0);
   }
@@ -146,7 +154,7 @@ const FIELDS = {
   pod: ({ pod_name: name, pod_namespace: namespace }) => name && `${namespace}/${name}`,
   unit: ({ unit }) => unit,
   job: ({ slurm_job: job }) => job,
-  verdict: ({ verdict }) => verdict,
+  verdict: ({ verdict, remarks }) => `${verdict}\n${remarks}`,
 };
 const EXACT = { __proto__: null, gpu: ({ device }) => device?.index, pid: FIELDS.pid };
 const lower = (value) => String(value ?? "").toLowerCase();
@@ -211,8 +219,9 @@ function groupOf(name, rows, by) {
     group[bytes] = known.length ? sum(known.map((row) => row[bytes])) : null;
     if (known.length && known.length < rows.length) group.partial.add(id);
   }
-  group.verdict = rows.find(({ verdict }) => isProblem({ kind: verdict }))?.verdict ?? "";
-  group.alert = rows.find(({ alert }) => alert)?.alert ?? "";
+  const worst = rows.find(({ notable }) => notable);
+  group.notable = Boolean(worst);
+  group.verdict = worst?.verdict ?? "";
   return group;
 }
 

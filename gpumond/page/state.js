@@ -103,5 +103,5 @@ export function reclaimableOf(devices) {
 export function estimate({ bytes, refused, known }) {
   if (!known) return ["", "", ""];
   const more = refused ? `Programs that don't allow a flush hold ${human(refused)} more in their caches.` : "";
-  return [`A flush would release${bytes ? " about" : ""}`, bytes ? human(bytes) : "nothing", more];
+  return [`A flush now releases${bytes ? " about" : ""}`, bytes ? human(bytes) : "nothing", more];
 }

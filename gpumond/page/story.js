@@ -4,21 +4,17 @@ import { human } from "./format.js";
 
 const [TRAINING, LEAKING] = ["train-llm", "notebook"]; // workloads of the demo
 const LARGE = 2 * 2 ** 30; // bytes of a cache that is worth a caption
-const FRESH = 30; // seconds for which the result of a flush is news
 const LASTS = 20; // seconds for which a caption that stays true is shown, at least
 
 /** The captions that are true of a frame, by kind; none if it is not the demo's. */
-export function captionsOf({ snapshot, processes, queue, verdicts }, events) {
+export function captionsOf({ snapshot, processes, queue, verdicts }) {
   const found = new Map();
   const leaking = processes.find(({ workload }) => workload === LEAKING);
   if (snapshot.source.name !== "sim" || !leaking) return found;
-  const flush = events.findLast(({ kind, at }) => kind === "flush" && snapshot.taken_at - at < FRESH);
-  const released = flush && Object.fromEntries(flush.details).released_bytes;
-  if (released) found.set("flush", `A flush of ${flush.workload} released ${human(released)}. Open Receipts to compare it with what was expected.`);
   const leak = verdicts.find(({ kind, pid }) => kind === "leak" && pid === leaking.pid);
   if (leak) found.set("leak", `${LEAKING} keeps more memory with each step. Its problem says ${leak.retained_by ? "which line keeps it, and " : ""}when the GPU will be full.`);
   for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === TRAINING && bytes >= LARGE))
-    found.set("cache", `${TRAINING} uses ${human(row.live_bytes)} and keeps ${human(row.cached_bytes)} in its cache, which a flush returns while the program runs.`);
+    found.set("cache", `${TRAINING} keeps ${human(row.cached_bytes)} in its cache, which a flush returns while it runs.`);
   for (const { id, workload, need_bytes: need, device_uuid: uuid } of queue) {
     const device = snapshot.devices.find((each) => each.uuid === uuid);
     const resumes = snapshot.suspended_programs.some(({ grants }) => grants.includes(id));

@@ -288,6 +288,10 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         "pid": ("the process's pid", lambda row: str(row.process.pid)),
         "comm": ("the process's command name", lambda row: row.process.comm or "unknown program"),
         "workload": ("the process's workload", lambda row: row.workload or ""),
+        "program": (
+            "the process's workload, or its command name",
+            lambda row: row.workload or row.process.comm or "unknown program",
+        ),
         "used": ("the process's memory, as the driver counts it", lambda row: size(row.process.used_bytes)),
         "state": ("alive, stopped, uninterruptible, zombie, gone", lambda row: row.process.state or "unknown"),
         "quota": (

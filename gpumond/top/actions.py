@@ -24,7 +24,9 @@ ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30
 """Time limit of a flush request; programs are flushed one after another."""
 
 UNAUTHORIZED = 401
-PLAN = (">PID", "PROGRAM", ">WOULD RELEASE", ">AT LEAST", ">AT MOST", "OUTCOME")
+PLAN = (">PID", "PROGRAM", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST")
+EXACT = len(PLAN) - 2
+"""Columns of a plan without bounds, which are equal to a prediction that is exact at this moment."""
 RECEIPTS = (">PID", "PROGRAM", ">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK", "OUTCOME")
 
 
@@ -38,7 +40,7 @@ class FlushTarget(NamedTuple):
 
 class ReceiptRow(NamedTuple):
     """A receipt of a plan or a flush, as rows of the two tables. ``likely_bytes``: what a plan would release; None if
-    unknown.
+    unknown. ``exact``: it has no bounds.
     """
 
     planned: Sequence[str]
@@ -46,6 +48,7 @@ class ReceiptRow(NamedTuple):
     remark: str
     releases: bool
     likely_bytes: int | None
+    exact: bool
 
 
 class FlushAnswer(NamedTuple):
@@ -112,8 +115,10 @@ class FlushDialog:
         receipts = [*_receipts(self.answers)]
         planned = self.state == "plan of a flush"
         if receipts:
-            rows = [each.planned if planned else each.ended for each in receipts]
-            lines += [[Span(line)] for line in table(PLAN if planned else RECEIPTS, rows, width)]
+            exact = all(each.exact for each in receipts)
+            rows = [each.planned[: EXACT if exact else None] if planned else each.ended for each in receipts]
+            header = (PLAN[:EXACT] if exact else PLAN) if planned else RECEIPTS
+            lines += [[Span(line)] for line in table(header, rows, width)]
         for answer in self.answers:
             if answer.problem:
                 lines += wrapped([Span(f"{answer.target.name}: not flushed: {answer.problem}")], width)
@@ -126,6 +131,7 @@ class FlushDialog:
             sizes = [each.likely_bytes for each in _receipts(self.answers) if each.releases]
             known = [each for each in sizes if each is not None]
             amount = human(sum(known)) if len(known) == len(sizes) else "an unknown amount"
+            yield [Span("The amount changes while the program runs.")]
             yield [Span(f"Flush {amount}? y: yes  esc: no", "bold")]
         elif planned:
             yield [Span("Nothing to release.", "bold")]
@@ -168,11 +174,12 @@ def _receipt(receipt: Mapping[str, Any]) -> ReceiptRow:
     raced = "the program allocated during the flush" if receipt["raced"] else ""
     remark = "; ".join(filter(None, (plain(receipt["reason"]), raced)))
     return ReceiptRow(
-        planned=(*subject, *(_size(expected, name) for name in ("likely", "low", "high")), outcome),
+        planned=(*subject, outcome, *(_size(expected, name) for name in ("likely", "low", "high"))),
         ended=(*subject, *numbers, outcome),
         remark=f"pid {receipt['pid']}: {remark}" if remark else "",
         releases=releases,
         likely_bytes=expected["likely"] if releases else None,
+        exact=not expected or expected["low"] == expected["likely"] == expected["high"],
     )
 
 

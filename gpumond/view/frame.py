@@ -168,7 +168,7 @@ PLACE_END = "|"
 class View:
     """Rows and notices of one frame. ``notices`` concern the readings themselves (faults, conditions, a source that is
     down), ``stuck`` processes that block memory. ``reclaimable_bytes`` is what a flush of all programs would release;
-    None without agents.
+    None without agents. ``only``: the device, as in ``--device``, if the view is that of one device.
     """
 
     seq: int
@@ -185,6 +185,7 @@ class View:
     agents: int
     reclaimable_bytes: int | None
     refused_bytes: int
+    only: str = ""
 
 
 SHOWN_NAMES = 3
@@ -291,7 +292,17 @@ def of_device(view: View, uuid: str | None) -> View:
     if uuid is None:
         return view
     devices = tuple(device for device in view.devices if uuid in (device.uuid, device.parent_uuid))
-    return replace(view, devices=devices, processes=processes_on(view, uuid))
+    own = next((device for device in devices if device.uuid == uuid), None)
+    processes = processes_on(view, uuid)
+    refusing = (row.shares["cached"] or 0 for row in processes if row.flush_policy == "never" and row.key[0] == uuid)
+    return replace(
+        view,
+        devices=devices,
+        processes=processes,
+        reclaimable_bytes=own.reclaimable_bytes if own else None,
+        refused_bytes=sum(refusing),
+        only="" if own is None else own.uuid if own.parent_uuid else str(own.index),
+    )
 
 
 def key_of(device: DeviceRow) -> Key:
@@ -320,6 +331,7 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
         agents=sum(each.agents for each in all_views),
         reclaimable_bytes=sum(known) if known else None,
         refused_bytes=sum(each.refused_bytes for each in all_views),
+        only="",
     )
 
 

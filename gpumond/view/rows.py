@@ -256,10 +256,10 @@ def _device_state(device: Mapping[str, Any], reason: str | None) -> str:
 
 
 def shows_opaque(rows: Iterable[ProcessRow]) -> bool:
-    """Return whether the processes have opaque memory to show in a column.
+    """Return whether the processes have opaque memory to show in a column of a table that is rewritten each second.
 
     The driver counts now, and an agent has counted up to a second ago: what a process with known live bytes has taken
-    since is opaque until the next report, and shows no column.
+    since is opaque until the next report, and the columns would move for it.
     """
     return any(row.shares["opaque"] and row.shares["live"] is None for row in rows)
 
@@ -529,6 +529,15 @@ def quota_sentence(quota: Mapping[str, Any] | None, report: Mapping[str, Any] | 
         for name, size, owner in sizes
         if size is not None
     )
+
+
+def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield why a process uses more than its limit."""
+    for each in processes:
+        used, limit, overhead = (each.get(f"{name}_bytes") for name in ("used", "limit", "overhead"))
+        if used and limit and overhead and used > limit:
+            program = plain(each["workload"] or each["comm"] or "?", 64)
+            yield f"the limit of {program} ({human(limit)}) doesn't count its overhead ({human(overhead)})"
 
 
 def plain(text: object, most: int = 200) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from gpumond.facts.units import GIB, duration, human
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice
-from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, shows_opaque, suspension_sentence
+from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, limit_sentences, suspension_sentence
 from gpumond.view.text import (
     FILLS,
     Line,
@@ -70,14 +70,15 @@ def device_block(
 
 
 def flush_estimate(view: View) -> str:
-    """Describe the memory that a flush of all programs would release; empty if it is unknown."""
+    """Describe the memory that a flush of all programs in the view would release; empty if it is unknown."""
     if view.reclaimable_bytes is None:
         return ""
     more = (
         f"; programs that don't allow a flush cache another {human(view.refused_bytes)}" if view.refused_bytes else ""
     )
     what = f"about {human(view.reclaimable_bytes)}" if view.reclaimable_bytes else "nothing"
-    return f"a flush of all programs would release {what}{more}"
+    programs = f"the programs on GPU {view.only}" if view.only else "all programs"
+    return f"a flush of {programs} would release {what}{more}"
 
 
 def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Iterator[Line]:
@@ -207,7 +208,7 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line
     lines: list[Line] = []
     used = width
     for part, amount in parts.items():
-        words = f" {part} {human(amount)}{' (not in use)' if part == 'unmapped' else ''}"
+        words = f" {part} {human(amount)}{' (takes no memory)' if part == 'unmapped' else ''}"
         if used + 3 + len(words) > width:
             lines.append([])
             used = 0
@@ -267,7 +268,8 @@ def process_table(content: View, width: int | None = None) -> str:
     """
     unmapped = any(process.unmapped_bytes for process in content.processes)
     limited = any(process.limit_bytes is not None for process in content.processes)
-    shares = [name for name in HOLDINGS if name != "opaque" or shows_opaque(content.processes)]
+    opaque = any(process.shares["opaque"] for process in content.processes)
+    shares = [name for name in HOLDINGS if name != "opaque" or opaque]
     header = (
         "GPU",
         ">PID",
@@ -359,8 +361,10 @@ def notes(content: View) -> Iterator[str]:
     """Yield paragraphs of notices, alerts and verdicts with their remedies. Some may be empty."""
     yield _lines("", content.notices)
     yield _lines("", content.stuck)
+    yield "\n".join(limit_sentences(row.sources.process for row in content.processes))
     if content.reclaimable_bytes:
-        yield f"{flush_estimate(content)}: gpumond flush --all"
+        target = f"--device {content.only}" if content.only else "--all"
+        yield f"{flush_estimate(content)}: gpumond flush {target}"
     if content.processes and not content.agents:
         yield "no program runs the agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
     yield _lines("alert ", content.alerts)

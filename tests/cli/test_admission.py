@@ -88,8 +88,9 @@ def test_daemon_that_has_just_started_is_awaited():
 
 def test_request_is_withdrawn_when_the_time_has_passed():
     with scripted(state("waiting")) as (url, requests):
-        done = run(url, ("--wait", "500ms"))
+        done = run(url, ("--wait", "1s"))
     assert (done.returncode, done.stdout) == (NO_ROOM, "")
+    assert "gpumond: not started after 1 s: GPU 0 has 1.0 GiB available, 2.0 GiB needed" in done.stderr
     assert requests[0] == "POST"
     assert requests[-1] == "DELETE /a"
 

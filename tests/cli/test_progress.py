@@ -30,3 +30,11 @@ def test_terminal_has_one_line_that_is_rewritten():
         assert session.ends() == 0
         assert session.written.count("things") > 1
         assert len(session.screen.text().split()) == 3
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.5, ""), (4, "gpumond: waiting\n")])
+def test_request_that_takes_long_is_announced(seconds: float, shown: str):
+    program = "import sys, time\nfrom gpumond.cli.progress import announcing as a\n"
+    program += "with a('waiting'): time.sleep(float(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", program, str(seconds)], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("", shown)

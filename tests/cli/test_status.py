@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 
 from gpumond.commands.main import main
 from gpumond.facts.frame import Verdict
+from gpumond.facts.program import PoolLimit
 from gpumond.facts.quota import QueuedRequest
 from gpumond.facts.shares import SHARES
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.verdicts import REMEDIES
-from gpumond.view.frame import view
+from gpumond.view.frame import of_device, view
+from gpumond.view.rows import limit_sentences
 from gpumond.view.tables import device_lines, device_table, notes, process_table
 from gpumond.view.text import plain_text
 from tests.helpers import forks
@@ -33,7 +36,7 @@ def test_help_explains_the_columns(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["status", "--help"])
     shown = capsys.readouterr().out
-    assert all(f"\n  {share.upper()} " in shown for share in SHARES)
+    assert all(f"\n  {name.upper()} " in shown for name in (*SHARES, "unmapped", "limit"))
 
 
 def test_verdict_is_followed_by_its_remedy():
@@ -80,15 +83,42 @@ def test_columns_that_do_not_fit_are_named():
     assert "w" * 60 in process_table(content)
 
 
-def test_column_opaque_is_that_of_programs_without_a_report():
+def test_column_opaque_is_shown_where_a_program_has_taken_memory_since_its_report():
     process, other = make_process(1, 9 * GIB), make_process(2, GIB)
     report = make_report(1, (make_pool(live=5 * GIB, cached=GIB),))
     device = make_device(used_bytes=10 * GIB, processes=(process, other))
     assert "OPAQUE" in process_table(view(make_frame(device, reports=(report,))))
     alone = replace(device, used_bytes=9 * GIB, processes=(process,))
     frame = make_frame(alone, reports=(report,))
-    frame["processes"][0]["opaque_bytes"] = 9 << 20  # taken since its report
     assert "OPAQUE" not in process_table(view(frame))
+    frame["processes"][0] |= {"used_bytes": 11 * GIB, "opaque_bytes": 2 * GIB}
+    header, row = process_table(view(frame)).splitlines()
+    sizes = [float(number) for number, unit in pairwise(row.split()) if unit == "GiB"]
+    assert "OPAQUE" in header
+    assert sizes[0] == 11 == sum(sizes[1:])
+
+
+def test_limit_below_the_used_memory_says_that_overhead_is_not_counted():
+    report = replace(make_report(1, (make_pool(live=3 * GIB),)), limits=(PoolLimit("torch", "GPU-a", 3 * GIB),))
+    device = make_device(used_bytes=4 * GIB, processes=(make_process(1, 4 * GIB),))
+    frame = make_frame(device, reports=(report,))
+    sentence = "the limit of train (3.0 GiB) doesn't count its overhead (1.0 GiB)"
+    assert sentence in notes(view(frame))
+    assert list(limit_sentences(frame["processes"])) == [sentence]
+    frame["processes"][0]["limit_bytes"] = 4 * GIB
+    assert list(limit_sentences(frame["processes"])) == []
+
+
+def test_flush_of_one_device_promises_the_cache_of_that_device():
+    report = make_report(1, (make_pool(live=5 * GIB, cached=GIB), make_pool("GPU-b", live=GIB, cached=3 * GIB)))
+    devices = [
+        make_device(uuid, index=index, used_bytes=9 * GIB, processes=(make_process(1, 9 * GIB),))
+        for index, uuid in enumerate(("GPU-a", "GPU-b"))
+    ]
+    content = view(make_frame(*devices, reports=(report,)))
+    (text,) = filter(None, notes(of_device(content, "GPU-b")))
+    assert text == "a flush of the programs on GPU 1 would release about 3.0 GiB: gpumond flush --device 1"
+    assert "a flush of all programs would release about 4.0 GiB: gpumond flush --all" in notes(content)
 
 
 def test_bar_shows_the_shares():

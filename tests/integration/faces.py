@@ -212,7 +212,7 @@ def _differ(face: str, compared: dict[str, tuple[Any, Any]]) -> Iterator[str]:
 
 
 def _row(frame: Any, process: Any) -> str:
-    opaque = any(each["opaque_bytes"] and each["live_bytes"] is None for each in frame["processes"])
+    opaque = any(each["opaque_bytes"] for each in frame["processes"])
     columns = ["used", *(name for name in OF_PROCESSES if name != "opaque" or opaque)]
     if any(each["limit_bytes"] is not None for each in frame["processes"]):
         columns.append("limit")

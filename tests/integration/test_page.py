@@ -63,7 +63,7 @@ def test_numbers_of_the_page_equal_those_of_the_api_in_the_same_frame(session: P
     ]
     cached = human(share["cached"])
     assert promise == (
-        ["A flush would release about", cached] if share["cached"] else ["A flush would release", "nothing"]
+        ["A flush now releases about", cached] if share["cached"] else ["A flush now releases", "nothing"]
     )
     processes = sorted(frame["processes"], key=lambda process: -process["used_bytes"])
     assert programs == [process["workload"] for process in processes]
@@ -366,6 +366,16 @@ def test_change_is_that_since_the_start_of_the_range(session: PageSession, demo:
     show_frame(session, frame)
     shows(300)
     assert page.locator("tbody .of-change[title$='the first known value']").count()
+    now = frame["snapshot"]["taken_at"]
+    frame["snapshot"]["elapsed_seconds"] = now - known[0] + 1
+    for process in frame["processes"]:
+        process.update(used_bytes=100 * MIB, started_at=known[0] - 0.8)
+    frame["processes"][0]["started_at"] = now - 30
+    show_frame(session, frame)
+    page.get_by_label("Change in").select_option("15 min")
+    page.get_by_text(re.compile("^change since .*, when the daemon started$")).wait_for()
+    page.locator("tbody .of-change", has_text="-600.0 MiB").first.wait_for()
+    assert page.locator("tbody .of-change", has_text="+100.0 MiB").count() == 1, "the one that started later"
     page.unroute(LIVE)
 
 

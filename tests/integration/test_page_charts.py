@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from gpumond.facts.frame import Verdict
 from gpumond.facts.shares import SHARES
 from gpumond.serve.examples import VERDICT
-from tests.helpers.browser import LIVE, PageSession, needs_chromium, open_page, stream_of
+from tests.helpers.browser import LIVE, PageSession, needs_chromium, open_page, show_frame, stream_of
 from tests.helpers.running import RunningDaemon, until
 
 if TYPE_CHECKING:
@@ -190,6 +190,46 @@ def test_legend_shows_the_values_at_the_crosshair(session: PageSession):
     page.mouse.move(0, 0)
     page.locator("#hero .side[data-at='']").wait_for()
     assert page.evaluate(legend)[-1] != "-"
+
+
+def test_clicked_moment_stays_until_escape(session: PageSession, demo: RunningDaemon):
+    page = session.page
+    plot = page.locator("#hero .plot")
+    plot.locator("svg").wait_for()
+    until(lambda: demo.get("frame")["snapshot"]["elapsed_seconds"] > 10)  # the moment has a reading
+    frame = demo.get("frame")
+    for process in frame["processes"]:
+        process.update(live_bytes=0)
+    show_frame(session, frame)
+    page.locator("#hero .edge[aria-label]:not([aria-label*=live])").wait_for()
+    heads = """() => ['problems', 'processes', 'events'].map(
+        (name) => getComputedStyle(document.getElementById(`${name}-title`), '::after').content)"""
+    assert page.evaluate(heads) == ["none"] * 3
+    width = plot.evaluate("plot => plot.clientWidth")
+    plot.click(position={"x": 0.9 * width, "y": 60})
+    page.mouse.move(0, 0)
+    held = page.locator("#hero .side").get_attribute("data-at")
+    assert held
+    session.shows(f"{held}: used (driver)")
+    live = page.locator("#hero .legend div", has_text="live").locator("dd").inner_text()
+    bar = page.locator("#hero .edge").get_attribute("aria-label")
+    assert bar
+    assert f"live {live}" in bar, "the bar is that of the moment, too"
+    assert page.evaluate(heads) == ['" now"', '" now"', "none"], "events have times of their own"
+    assert page.locator("#hero .total").evaluate("node => getComputedStyle(node, '::after').content") == '" now"'
+    page.locator("#hero .estimate :visible", has_text="A flush now releases").wait_for()
+    plot.hover(position={"x": 0.5 * width, "y": 60})
+    page.mouse.move(0, 0)
+    assert page.locator("#hero .side").get_attribute("data-at") == held
+    page.keyboard.press("Escape")
+    page.locator("#hero .side[data-at='']").wait_for()
+    page.locator("#hero .edge[aria-label]:not([aria-label*=live])").wait_for()
+    assert page.evaluate(heads) == ["none"] * 3
+    plot.click(position={"x": 0.9 * width, "y": 60})
+    plot.click(position={"x": 0.9 * width, "y": 60}, delay=600)
+    page.mouse.move(0, 0)
+    page.locator("#hero .side[data-at='']").wait_for()
+    page.unroute(LIVE)
 
 
 def test_each_row_of_a_charts_csv_adds_up_to_the_size(session: PageSession, demo: RunningDaemon):

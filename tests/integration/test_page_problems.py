@@ -234,7 +234,7 @@ def test_button_suspends_an_idle_program_and_resumes_it(browser: Browser, serve:
         granted = until(lambda: [each["pid"] for each in demo.get("processes") if each["workload"] == "pretrain"])
         page.locator(".suspension").get_by_role("button", name="Resume").click()
         session.shows("Resuming as soon as its memory is free")
-        page.locator("tbody.process .state", has_text="waiting to resume").wait_for()
+        page.locator("tbody.process .of-verdict", has_text="waiting to resume").wait_for()
         page.keyboard.press("Control+k")
         page.keyboard.type("cancel resuming embeddings")
         page.keyboard.press("Enter")

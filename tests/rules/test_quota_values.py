@@ -65,7 +65,11 @@ def test_excess_over_the_soft_limit(used: int | None, soft: int | None, excess: 
 def test_alert_on_a_soft_limit_names_quota_process_and_both_sizes():
     (alert,) = advance(TickState(), [EXCEEDED], snapshot()).frame.alerts
     text = dict(alert.annotations)["summary"]
-    for part in ("pid 42", "uses 12.0 GiB, 2.0 GiB more than", "soft limit of the team quota (10.0 GiB)"):
+    for part in (
+        "train (pid 42) on GPU 0",
+        "uses 12.0 GiB, 2.0 GiB more than",
+        "soft limit of the team quota (10.0 GiB)",
+    ):
         assert part in text
 
 

@@ -184,6 +184,18 @@ def test_cache_and_small_pools_are_not_fragmented():
     assert values_of(small, "fragmentation_ratio")[-1] == 0
 
 
+def test_alert_on_fragmentation_states_what_is_stranded_now():
+    (rule,) = (each for each in BUILT_IN if each.name == "fragmentation")
+    state, shown = TickState(), []
+    for at, pool in enumerate([make_pool(live=10 * GIB, stranded=10 * GIB)] * 120 + [make_pool()] * 2):
+        advanced = advance(state, [rule], snapshot_at(at, [pool]))
+        state = advanced.memory
+        shown += [dict(alert.annotations)["summary"] for alert in advanced.frame.alerts if alert.phase == "firing"]
+    before, after = (f"was fragmented even at peak use; now {size} is stranded" for size in ("10.0 GiB", "0 B"))
+    assert shown[0].endswith(f"50% of the memory held by torch {before}")
+    assert shown[-1].endswith(f"50% of the memory held by torch {after}")
+
+
 def test_cache_is_waste_only_while_memory_is_short():
     mine = make_pool(live=GIB, cached=16 * GIB, ooms=0)
     other = make_report(11, (make_pool(live=GIB, cached=8 * GIB, ooms=0),), workload="serve")

@@ -104,6 +104,14 @@ def test_receipt_explains_differing_figures():
         assert all(reason in sentence for reason, sentence in zip(reasons, sentences, strict=True)), sentences
 
 
+def test_receipt_states_no_amounts_that_look_equal():
+    plan, receipt = flushed(4, 0, None), flushed(4, 4, 4)
+    amount = 4 * GIB - (16 << 20)
+    receipt |= {"expected": dict.fromkeys(("low", "likely", "high"), amount), "released_bytes": amount}
+    (found,) = run_module("receipts", "[...m.differences(given[1], given[0])]", plan, receipt)
+    assert found == "The program's memory changed between the plan and the flush."
+
+
 def test_download_of_receipts_contains_planned_expected_and_released():
     receipt = TypeAdapter(Receipt).dump_python(RECEIPT, mode="json")
     records = run_module("receipts", "given.map((receipt) => m.record(receipt))", receipt, receipt | {"planned": None})
@@ -257,21 +265,20 @@ def test_events_with_one_cause_are_one():
 
 CAPTIONS = """given.map(([frame, told, now]) => {
     const known = new Map(told);
-    const found = m.captionsOf(frame, frame.events);
+    const found = m.captionsOf(frame);
     return [[...found.keys()], m.captionAt(found, told.at(-1)?.[0], known, now)];
 })"""
 
 
 def test_captions_of_the_demo_are_true_and_each_is_told():
-    def frame(cached: int = 0, flushed_at: float = 0.0, name: str = "sim", **more: Any) -> dict[str, Any]:
+    def frame(cached: int = 0, name: str = "sim", **more: Any) -> dict[str, Any]:
         snapshot = {"source": {"name": name}, "taken_at": 100.0, "devices": []}
-        event = {"kind": "flush", "at": flushed_at, "workload": "train-llm", "details": [["released_bytes", GIB]]}
         processes = [
             {"workload": "notebook", "pid": 1},
             {"workload": "train-llm", "pid": 2, "live_bytes": GIB, "cached_bytes": cached},
         ]
         empty: dict[str, Any] = {"verdicts": [], "queue": []}
-        return {"snapshot": snapshot, "processes": processes, "events": [event]} | empty | more
+        return {"snapshot": snapshot, "processes": processes} | empty | more
 
     leak = [{"kind": "leak", "pid": 1}]
     scenes = [
@@ -282,7 +289,6 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
         (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 29.0),
         (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 30.0),
         (frame(verdicts=leak), [["leak", 10.0], ["start", 0.0], ["cache", 30.0]], 31.0),
-        (frame(flushed_at=99.0), [["start", 0.0]], 21.0),
     ]
     assert run_module("story", CAPTIONS, *scenes) == [
         [[], None],
@@ -292,7 +298,6 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
         [["leak", "cache", "start"], "leak"],
         [["leak", "cache", "start"], "cache"],
         [["leak", "start"], "leak"],
-        [["flush", "start"], "flush"],
     ]
 
 
@@ -303,7 +308,7 @@ def test_caption_promises_a_line_only_where_one_is_known():
     }
     leak = {"kind": "leak", "pid": 1}
     frames = [frame | {"queue": [], "verdicts": [leak | {"retained_by": text}]} for text in ("", "retained by f")]
-    found = run_module("story", "given.map((frame) => m.captionsOf(frame, []).get('leak').includes('line'))", *frames)
+    found = run_module("story", "given.map((frame) => m.captionsOf(frame).get('leak').includes('line'))", *frames)
     assert found == [False, True]
 
 
@@ -312,9 +317,7 @@ def test_caption_says_what_a_waiting_program_does_then():
     frame = {"snapshot": about, "processes": [{"workload": "notebook", "pid": 1}], "verdicts": []}
     request = {"workload": "embeddings", "need_bytes": GIB, "device_uuid": "GPU-a"}
     frames = [frame | {"queue": [request | {"id": id}]} for id in ("7", "8")]
-    found = run_module(
-        "story", "given.map((frame) => m.captionsOf(frame, []).get('queue').split(', and ')[1])", *frames
-    )
+    found = run_module("story", "given.map((frame) => m.captionsOf(frame).get('queue').split(', and ')[1])", *frames)
     assert found == ["resumes as soon as they are free.", "starts as soon as they are free."]
 
 

@@ -13,6 +13,7 @@ import pytest
 from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.live import live_frame
+from gpumond.view.rows import processes
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.values import make_device, make_pool, make_process, make_report
@@ -56,31 +57,59 @@ def test_rows_are_in_the_order_of_a_column_and_then_of_their_pid():
     assert listed(frame, order={"id": "gpu", "up": True}) == [10, 20, 11, 21]
 
 
-def test_alert_on_a_process_hides_its_healthy_pattern():
+RULES = [
+    {"rule": rule, "severity": severity, "phase": phase, "silenced_by": silences}
+    for rule, severity in (("out-of-memory", "critical"), ("quota-exceeded", "warning"), ("mine", "info"))
+    for phase, silences in (("firing", []), ("pending", []), ("firing", ["1"]))
+]
+STATES = [{}, {"state": "zombie"}, {"orphaned": True}, {"kinds": ["holder"]}, {"unmapped_bytes": GIB}]
+
+
+def test_verdict_is_that_of_the_command_line():
+    plain = frame_of_two_devices()
+    train = {key: plain["processes"][0][key] for key in ("device_uuid", "pid", "start_ticks")}
+    suspended = {**train, "state": "suspended", "since": 1.0, "host_bytes": None, "memory": [], "reason": ""}
+    suspended |= {"resume_since": None}
+    frames = []
+    for seed in range(400):
+        chance = random.Random(seed)
+        frame = frame_of_two_devices()
+        frame["processes"][0] |= chance.choice(STATES)
+        kinds = ("steady", "leak", "memory-freed", "fragmentation")
+        frame["verdicts"] = [
+            {**train, "kind": kind, "summary": ""} for kind in chance.sample(kinds, chance.choice((0, 1, 1, 2)))
+        ]
+        frame["alerts"] = [
+            {**train, **rule, "labels": [["uuid", train["device_uuid"]], ["severity", rule["severity"]]]}
+            for rule in chance.sample(RULES, chance.choice((0, 1, 2)))
+        ]
+        frame["snapshot"]["suspended_programs"] = chance.choice(([], [], [suspended]))
+        frames.append(frame)
+    found = run_module("rows", "given.map((frame) => m.rowsOf(frame)[0].verdict)", *frames)
+    assert found == [next(processes(frame)).status for frame in frames]
+    assert {"", "steady", "leak", "out-of-memory", "quota-exceeded", "suspended", "orphaned"} <= set(found)
+
+
+def test_remarks_are_what_the_verdict_does_not_say():
     frame = frame_of_two_devices()
     of_train = {key: frame["processes"][0][key] for key in ("device_uuid", "pid", "start_ticks")}
-    frame["verdicts"] = [{**of_train, "kind": "steady"}]
-    expression = "m.rowsOf(given[0]).slice(0, 1).map((row) => [row.verdict, row.alert])"
-    for severity, shown in (("critical", ["", "out-of-memory"]), ("info", ["steady", ""])):
-        labels = [["uuid", of_train["device_uuid"]], ["severity", severity]]
-        frame["alerts"] = [
-            alert := {**of_train, "phase": "firing", "silenced_by": [], "rule": "out-of-memory", "labels": labels}
-        ]
-        assert run_module("rows", expression, frame) == [shown]
-    newer = alert | {"rule": "allocation-retries", "labels": [labels[0], ["severity", "warning"]]}
-    critical = alert | {"labels": [labels[0], ["severity", "critical"]]}
-    for alerts, rule in (
-        ([critical, newer], "out-of-memory"),
-        ([newer, critical], "out-of-memory"),
-        ([critical | {"silenced_by": ["1"]}, newer], "allocation-retries"),
-        ([critical | {"phase": "pending"}, newer], "allocation-retries"),
+    uuid = ["uuid", of_train["device_uuid"]]
+    alert = {**of_train, "phase": "firing", "silenced_by": [], "rule": "out-of-memory"}
+    critical = alert | {"labels": [uuid, ["severity", "critical"]]}
+    newer = alert | {"rule": "allocation-retries", "labels": [uuid, ["severity", "warning"]]}
+    expression = "(({ verdict, remarks, notable }) => [verdict, remarks, notable])(m.rowsOf(given[0])[0])"
+    for kind, alerts, shown in (
+        ("steady", [critical], ["out-of-memory", [], True]),
+        ("steady", [alert | {"labels": [uuid, ["severity", "info"]]}], ["steady", [], False]),
+        ("steady", [newer, critical], ["out-of-memory", [], True]),
+        ("steady", [critical | {"silenced_by": ["1"]}, newer], ["allocation-retries", [], True]),
+        ("steady", [critical | {"phase": "pending"}], ["", ["out-of-memory"], False]),
+        ("leak", [critical], ["out-of-memory", ["leak"], True]),
+        ("leak", [newer], ["leak", ["allocation-retries"], True]),
+        ("leak", [critical | {"rule": "leak"}], ["leak", [], True]),
     ):
-        frame["alerts"] = alerts
-        assert run_module("rows", expression, frame) == [["", rule]], "the most urgent one"
-    frame |= {"verdicts": [{**of_train, "kind": "leak"}], "alerts": [critical]}
-    assert run_module("rows", expression, frame) == [["leak", "out-of-memory"]]
-    frame["alerts"] = [critical | {"rule": "leak"}]
-    assert run_module("rows", expression, frame) == [["leak", ""]]
+        frame |= {"verdicts": [{**of_train, "kind": kind}], "alerts": alerts}
+        assert run_module("rows", expression, frame) == shown
 
 
 def test_columns_of_pools_appear_together():

@@ -75,7 +75,7 @@ def test_unmapped_bytes_are_shown_where_there_are_any():
     assert sum(device.shares.values()) == 50 * GIB
     for seen, shown in ((unmapped, True), (mapped, False)):
         legend = "".join(piece.text for line in device_lines(seen, 200, 30, True) for piece in line)
-        assert ("unmapped 15.0 GiB (not in use)" in legend) is shown
+        assert ("unmapped 15.0 GiB (takes no memory)" in legend) is shown
         table = process_table(seen)
         assert ("UNMAPPED" in table) is shown
         assert ("15.0 GiB" in table) is shown

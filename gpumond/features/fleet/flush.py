@@ -529,11 +529,13 @@ class _Flushes:
 
 def plan_table(planned: Sequence[MachineFlush], order: Sequence[Sequence[MachineFlush]]) -> str:
     """Return the selected processes with the bytes that a flush would release, wave by wave, then the refused ones."""
-    header = ("MACHINE", ">PID", "PROGRAM", "USER", ">WAVE", ">WOULD RELEASE", ">AT LEAST", ">AT MOST", "REASON")
+    bounded = any(not each.low_bytes == each.likely_bytes == each.high_bytes for each in planned if not each.refusal)
+    bounds = (">AT LEAST", ">AT MOST") if bounded else ()
+    header = ("MACHINE", ">PID", "PROGRAM", "USER", ">WAVE", ">WOULD RELEASE", *bounds, "REASON")
     waved = [(str(number), each) for number, wave in enumerate(order, start=1) for each in wave]
     rows = []
     for number, each in [*waved, *(("-", each) for each in planned if each.refusal)]:
-        sizes = (each.likely_bytes, each.low_bytes, each.high_bytes)
+        sizes = (each.likely_bytes, each.low_bytes, each.high_bytes)[: 1 + len(bounds)]
         shown = ["-" if each.refusal else size(value) for value in sizes]
         rows.append([*_names(each), each.user or "-", number, *shown, each.refusal])
     return _with_notes(header, rows)

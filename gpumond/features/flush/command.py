@@ -102,20 +102,31 @@ def _exit_code(receipts: Iterable[dict[str, Any]]) -> int:
     return DONE if effective else NOTHING_TO_DO
 
 
+HEADERS = {"likely": ">WOULD RELEASE", "low": ">AT LEAST", "high": ">AT MOST"}
+SIZES = tuple(HEADERS)
+
+
 def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the plan as a table: the bytes that each pool would release, and their total."""
-    header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST", "REASON")
+    """Return the plan as a table: the bytes that each pool would release now, and their total.
+
+    AT LEAST and AT MOST are absent while every prediction is exact: it is so for this moment only.
+    """
     promised = [receipt["expected"] for receipt in receipts if receipt["expected"]]
+    names = (
+        SIZES if any(not promise["low"] == promise["likely"] == promise["high"] for promise in promised) else SIZES[:1]
+    )
+    header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *(HEADERS[name] for name in names), "REASON")
     low, high = (sum(promise[name] for promise in promised) for name in ("low", "high"))
     known = all(promise["likely"] is not None for promise in promised)
     parts = [size(sum(promise["likely"] for promise in promised))] if known else []
     parts += [f"between {size(low)} and {size(high)}"] if low != high else []
-    return f"{table(header, _plan_rows(receipts))}\n\na flush would release {', '.join(parts)}"
+    changes = "; the amount changes while the programs run" if high else ""
+    return f"{table(header, _plan_rows(receipts, names))}\n\na flush now would release {', '.join(parts)}{changes}"
 
 
-def _plan_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
+def _plan_rows(receipts: Iterable[Mapping[str, Any]], names: Sequence[str]) -> Iterator[list[str]]:
     for receipt in receipts:
-        promised = [_part(receipt["expected"], name) for name in ("likely", "low", "high")]
+        promised = [_part(receipt["expected"], name) for name in names]
         yield [*_subject(receipt), *promised, _remarks(receipt)]
 
 

@@ -96,7 +96,8 @@ def admitted(url: str, need_bytes: int, device: str | None, workload: str, secon
         advice = ""
         if answer["state"] == "refused" and not answer["missing_bytes"]:
             advice = ": add --wait 10m to let gpumond do it" if answer["plan"] else "; add --wait 10m to wait for it"
-        print_error(f"gpumond: {explanation(answer)}{advice}")
+        over = f"not started after {units.duration(seconds)}: " if answer["state"] == "waiting" else ""
+        print_error(f"gpumond: {over}{explanation(answer)}{advice}")
         yield None
     finally:
         waiting.end()

@@ -14,6 +14,7 @@ from gpumond.view.rows import (
     free_elsewhere,
     grant_sentences,
     held_sentence,
+    limit_sentences,
     place_sentence,
     plain,
     process_of,
@@ -50,8 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [[*_process(each, reports.get(process_of(each)))] for each in frame["processes"] if each["quota"]]
     if rows:
         print(f"\n{table(('>PID', 'PROGRAM', '>USED', '>SHORTAGE', 'QUOTA'), rows)}")
+    limited = "\n".join(limit_sentences(frame["processes"]))
     waiting = "\n".join(reserve_sentences(frame))
-    for section in filter(None, (cgroups, *(broken(each, output_width()) for each in (waiting, HOW_TO_ADD)))):
+    for section in filter(None, (cgroups, *(broken(each, output_width()) for each in (limited, waiting, HOW_TO_ADD)))):
         print(f"\n{section}")
     return DONE
 

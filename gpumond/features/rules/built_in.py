@@ -16,7 +16,7 @@ from gpumond.quantities.quantity import Unit
 GPU = "GPU {gpu}[ ({name})| on {instance}]"
 ON = "on GPU {gpu}[| on {instance}]"
 PROGRAM = f"{{workload}} (pid {{pid}}) {ON}"
-PROCESS = f"[{{comm}} (pid {{pid}}, workload {{workload}})|pid {{pid}}] {ON}"
+PROCESS = f"[{{program}} (pid {{pid}})|pid {{pid}}] {ON}"
 
 TEXTS: Mapping[str, tuple[str, str]] = {
     "device-nearly-full": (
@@ -30,8 +30,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "gpumond flush --device {gpu} releases the cache",
     ),
     "fragmentation": (
-        f"{PROGRAM}: {{value}} of the memory held by {{allocator}} was fragmented even at peak use[ ({{stranded}} "
-        "stranded at its last report)]",
+        f"{PROGRAM}: {{value}} of the memory held by {{allocator}} was fragmented even at peak use[; now "
+        "{stranded} is stranded]",
         "set [{torch_setting}=]expandable_segments:True (PyTorch), then restart the program",
     ),
     "leak": (
@@ -62,7 +62,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "gpumond flush --pid {pid} releases its cache",
     ),
     "reserve-unavailable": (
-        f"{{value}} of the [{{reserve}}|memory] reserved for [{{comm}} (pid {{pid}}, quota {{reserve_quota}})|pid "
+        f"{{value}} of the [{{reserve}}|memory] reserved for [{{program}} (pid {{pid}}, quota {{reserve_quota}})|pid "
         f"{{pid}}] {ON} is taken by other programs",
         "gpumond status lists the programs",
     ),

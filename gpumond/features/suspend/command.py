@@ -18,11 +18,14 @@ from gpumond.cli.arguments import (
     print_error,
     with_typed_option,
 )
+from gpumond.cli.progress import announcing
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.view.text import safe, size, table
 
 SECONDS = 3600.0
 """Longest wait for an answer: a suspension takes as long as a copy of the memory."""
+LONG_SECONDS = 4.0
+"""Time after which a wait is announced: memory that is missing is refused within two seconds."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +64,8 @@ def request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any], w
     A resumption that waits is first asked for without a wait, so the user reads what it waits for.
     """
     try:
-        answer = client.post(arguments.url, path, body, timeout=SECONDS)
+        with announcing("waiting until the daemon has moved the memory", LONG_SECONDS):
+            answer = client.post(arguments.url, path, body, timeout=SECONDS)
         waiting = [each for each in answer["receipts"] if each["missing_bytes"]] if wait_seconds else []
         if waiting:
             for each in waiting:

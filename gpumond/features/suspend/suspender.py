@@ -366,11 +366,18 @@ class Suspender:
         began = self._clock.monotonic()
         receipt = self._new_receipt("resume", key, "", requested_by)
         async with self._lock(key):
-            program = self.programs.get(key)
-            refused = _not_resumable(program, key, uid, self._snapshot())
+            program, snapshot = self.programs.get(key), self._snapshot()
+            refused = _not_resumable(program, key, uid, snapshot)
             if program is None or refused is not None:
                 assert refused is not None
-                return replace(receipt, reason=refused.reason, remedy=refused.remedy)
+                report = snapshot.reports_by_process.get(key) if snapshot else None
+                return replace(
+                    receipt,
+                    workload=report.workload if report else "",
+                    reason=refused.reason,
+                    remedy=refused.remedy,
+                    duration_seconds=self._clock.monotonic() - began,  # another request may have had the lock
+                )
             since = receipt.started_at if program.resume_since is None else program.resume_since
             began -= receipt.started_at - since
             receipt = replace(
