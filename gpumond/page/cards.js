@@ -50,8 +50,7 @@ const isOver = ({ kind }, row) => kind === "fragmentation" && row?.stranded_byte
 /** How a card is colored. Its problem may be over while its alert still fires. */
 export function levelOf(card, row) {
   const { alert } = card;
-  if (isOver(card, row)) return "quiet";
-  if (alert?.silenced_by.length) return "quiet";
+  if (isOver(card, row) || alert?.silenced_by.length) return "quiet";
   if (isOnlyVerdict(card)) return "warn";
   if (alert.phase !== "firing") return "quiet";
   return { critical: "bad", page: "bad", info: "note" }[alert.labels.severity] ?? "warn";

@@ -6,8 +6,9 @@ import { extent, human } from "./format.js";
 export function* differences({ expected, before, released_bytes: released, raced, ...receipt }, plan) {
   if (plan?.expected && expected && extent(plan.expected) !== extent(expected)) {
     const amounts = (each) => (each ? ` (${human(each.held_bytes)} held, ${human(each.live_bytes)} live)` : "");
-    const [then, now] = [plan.before, before].map(amounts);
-    yield `The program's memory changed between the plan${then === now ? "" : then} and the flush${then === now ? "" : now}.`;
+    const held = [plan.before, before].map(amounts);
+    if (held[0] === held[1]) held.fill("");
+    yield `The program's memory changed between the plan${held[0]} and the flush${held[1]}.`;
   }
   if (expected && released !== null && (released < expected.low || released > expected.high)) {
     const cause = raced ? " because the program allocated or freed memory during the flush" : "";

@@ -12,15 +12,15 @@ export function captionsOf({ snapshot, processes, queue, verdicts }) {
   const leaking = processes.find(({ workload }) => workload === LEAKING);
   if (snapshot.source.name !== "sim" || !leaking) return found;
   const leak = verdicts.find(({ kind, pid }) => kind === "leak" && pid === leaking.pid);
-  if (leak) found.set("leak", `${LEAKING} keeps more memory with each step. Its problem says ${leak.retained_by ? "which line keeps it, and " : ""}when the GPU will be full.`);
+  if (leak) found.set("leak", `${LEAKING} keeps more memory with each step. Its problem says ${leak.retained_by ? "which line keeps it, and " : ""}when the GPU is full.`);
   for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === TRAINING && bytes >= LARGE))
     found.set("cache", `${TRAINING} keeps ${human(row.cached_bytes)} in its cache, which a flush returns while it runs.`);
   for (const { id, workload, need_bytes: need, device_uuid: uuid } of queue) {
     const device = snapshot.devices.find((each) => each.uuid === uuid);
     const resumes = snapshot.suspended_programs.some(({ grants }) => grants.includes(id));
-    found.set("queue", `${workload || "A program"} waits for ${human(need)} of GPU ${device?.index ?? "?"}, and ${resumes ? "resumes" : "starts"} as soon as they are free.`);
+    found.set("queue", `${workload || "A program"} waits for ${human(need)} of GPU ${device?.index ?? "?"}, and ${resumes ? "resumes" : "starts"} once they are free.`);
   }
-  found.set("start", "The GPUs are simulated, the agents are real. Click a program for its history, or press ? for help.");
+  found.set("start", "The GPUs are simulated, the agents are real. Click a program for its history. Press ? for help.");
   return found;
 }
 

@@ -106,7 +106,7 @@ def test_receipt_explains_differing_figures():
 
 def test_receipt_states_no_amounts_that_look_equal():
     plan, receipt = flushed(4, 0, None), flushed(4, 4, 4)
-    amount = 4 * GIB - (16 << 20)
+    amount = 4 * GIB - (64 << 20)
     receipt |= {"expected": dict.fromkeys(("low", "likely", "high"), amount), "released_bytes": amount}
     (found,) = run_module("receipts", "[...m.differences(given[1], given[0])]", plan, receipt)
     assert found == "The program's memory changed between the plan and the flush."
@@ -318,7 +318,7 @@ def test_caption_says_what_a_waiting_program_does_then():
     request = {"workload": "embeddings", "need_bytes": GIB, "device_uuid": "GPU-a"}
     frames = [frame | {"queue": [request | {"id": id}]} for id in ("7", "8")]
     found = run_module("story", "given.map((frame) => m.captionsOf(frame).get('queue').split(', and ')[1])", *frames)
-    assert found == ["resumes as soon as they are free.", "starts as soon as they are free."]
+    assert found == ["resumes once they are free.", "starts once they are free."]
 
 
 def test_difference_agrees_with_the_amounts_as_they_are_shown():
