@@ -129,11 +129,11 @@ const OF_POOLS = ["waste", "live", "cached", "stranded", "overhead", "verdict"];
 const MAY_BE_EMPTY = ["gpu", "user", "waste", ...OF_PROCESSES, "verdict"];
 
 /** The columns in which some row has a value other than nothing or 0, of those that may be hidden. Those of pools appear
-together. What a process with known live bytes has taken since its report, which is opaque for a second, shows no column. */
+together. */
 export function filled(rows, devices) {
   const fields = { user: "owner", verdict: "verdict" };
   const pools = rows.some((row) => row.live_bytes !== null);
-  const has = (id, field) => (pools && OF_POOLS.includes(id)) || (id === "gpu" ? devices > 1 : rows.some((row) => row[field] && (id !== "opaque" || row.live_bytes === null)));
+  const has = (id, field) => (pools && OF_POOLS.includes(id)) || (id === "gpu" ? devices > 1 : rows.some((row) => row[field]));
   return MAY_BE_EMPTY.filter((id) => has(id, fields[id] ?? `${id}_bytes`));
 }
 

@@ -42,7 +42,7 @@ export function showProcesses() {
   addChanges(rows);
   const { devices } = state.frame.snapshot;
   openByAddress();
-  $("processes").className = filled(rows, devices.length).map((id) => `has-${id}`).join(" ");
+  for (const id of filled(rows, devices.length)) $("processes").classList.add(`has-${id}`); // it stays
   $("processes").classList.toggle("changes", showsChanges());
   arrange();
   const known = devices.some((device) => device.processes !== null && device.missed_readings < MISSED_LIMIT);

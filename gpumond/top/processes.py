@@ -15,7 +15,7 @@ from typing import TypeVar
 from gpumond.facts.program import ProcessKey
 from gpumond.host.files import replace_file
 from gpumond.host.machine import TICKS_PER_SECOND, find_process, process_start, read_head, start_of, stat_fields
-from gpumond.view.rows import HOLDINGS, HostFacts, ProcessLife, ProcessRow, plain, pod_of, shows_opaque
+from gpumond.view.rows import HOLDINGS, HostFacts, ProcessLife, ProcessRow, plain, pod_of
 from gpumond.view.tables import share_cells
 from gpumond.view.text import Line, Span, bar, fitted, size, width_of
 
@@ -188,15 +188,11 @@ def empty(rows: Sequence[ProcessRow]) -> set[str]:
     """Return the names of the columns of `HIDEABLE` without a value other than 0; none without a row."""
     if not rows:
         return set()
-    columns = (column for column in COLUMNS if column.name in HIDEABLE)
     return {
         column.name
-        for column in columns
-        if not (
-            shows_opaque(rows)
-            if column.name == "opaque"
-            else any(column.number(row) if column.number else column.text(row) for row in rows)
-        )
+        for column in COLUMNS
+        if column.name in HIDEABLE
+        and not any(column.number(row) if column.number else column.text(row) for row in rows)
     }
 
 
@@ -222,15 +218,17 @@ def arranged(rows: Iterable[ProcessRow], order: SortOrder, words: str) -> list[P
     return found
 
 
-def laid_out(width: int, rows: Iterable[ProcessRow], chosen: Collection[str] = ()) -> list[TableColumn]:
+def laid_out(
+    width: int, rows: Iterable[ProcessRow], chosen: Collection[str] = (), filled: Collection[str] = ()
+) -> list[TableColumn]:
     """Return the columns of a line of that width, in their final widths. A GPU's label is shown completely.
 
-    ``chosen``: names of the columns to show if they fit; none for those that have a value.
+    ``chosen``: names of the columns to show if they fit; none for those that have a value, or are in ``filled``.
     """
     shown = [*rows]
     longest = max((len(row.gpu) for row in shown), default=0)
     more = max(0, longest - COLUMNS[0].width)
-    without = {column.name for column in COLUMNS} - {"program", *chosen} if chosen else empty(shown)
+    without = {column.name for column in COLUMNS} - {"program", *chosen} if chosen else empty(shown) - {*filled}
     columns = fitting(width - 1 - more, without)
     spare = max(0, width - 1 - more - sum(column.width + 1 for column in columns))
     last = columns[-1].name == "command"
@@ -331,6 +329,8 @@ class ProcessList:
         self.first = 0
         self._cursor = 0
         self._key: ProcessLife | None = None
+        self._filled: set[str] = set()
+        """Columns that have had a value: they stay, or the table would move each second."""
 
     @property
     def chosen(self) -> TableRow | None:
@@ -340,6 +340,8 @@ class ProcessList:
     def fill(self, rows: Iterable[ProcessRow], lineage: Lineage) -> None:
         """Replace the rows."""
         self.rows = [*table_rows(rows, self.order, self.words, self.by, self.opened, lineage)]
+        if self.rows:
+            self._filled |= {*HIDEABLE} - empty([row.process for row in self.rows])
         keys = [row.key for row in self.rows]
         if self._key in keys:
             self._cursor = keys.index(self._key)
@@ -347,7 +349,7 @@ class ProcessList:
 
     def laid_out(self, width: int) -> list[TableColumn]:
         """Return the columns of a line of that width."""
-        return laid_out(width, (row.process for row in self.rows), self.columns)
+        return laid_out(width, (row.process for row in self.rows), self.columns, self._filled)
 
     def move(self, rows: int) -> None:
         self.select(self._cursor + rows)

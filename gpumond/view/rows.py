@@ -255,15 +255,6 @@ def _device_state(device: Mapping[str, Any], reason: str | None) -> str:
     return "" if device["up"] else "faulty"
 
 
-def shows_opaque(rows: Iterable[ProcessRow]) -> bool:
-    """Return whether the processes have opaque memory to show in a column of a table that is rewritten each second.
-
-    The driver counts now, and an agent has counted up to a second ago: what a process with known live bytes has taken
-    since is opaque until the next report, and the columns would move for it.
-    """
-    return any(row.shares["opaque"] and row.shares["live"] is None for row in rows)
-
-
 def requester(request: Mapping[str, Any]) -> str:
     """Return the program of a request for memory, such as ``train (pid 7, ann)``."""
     pid = "" if request["pid"] is None else f"pid {request['pid']}"

@@ -179,7 +179,7 @@ def test_program_that_does_not_allow_limits_has_only_the_alert(start: Serve, tmp
         run_in_program(process, "more = allocator.malloc(200 * MIB)")
         alerts = until(lambda: [alert for alert in daemon.get("alerts") if alert["rule"] == "quota-exceeded"])
         text = dict(alerts[0]["annotations"])["summary"]
-        for part in (f"pid {process.pid}", f"workload {WORKLOAD}", "400.0 MiB", "team quota", "uses "):
+        for part in (f"{WORKLOAD} (pid {process.pid})", "400.0 MiB", "team quota", "uses "):
             assert part in text
         run_in_program(process, "allocator.free(more); allocator.empty_cache()")
         until(lambda: not [alert for alert in daemon.get("alerts") if alert["rule"] == "quota-exceeded"])

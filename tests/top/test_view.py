@@ -351,6 +351,15 @@ def test_head_of_the_table_counts_the_rows_if_not_all_are_visible():
     assert "/" not in plain_text(table.lines(80, 4)[0])
 
 
+def test_column_that_had_a_value_stays():
+    row = replace(ROWS[0], shares=dict.fromkeys(ROWS[0].shares, GIB))
+    known = replace(row, shares=row.shares | {"opaque": 0})
+    table = ProcessList()
+    for rows, shown in (([known], False), ([row, known], True), ([known], True), ([], True)):
+        table.fill(rows, {})
+        assert ("opaque" in [column.name for column in table.laid_out(200)]) == shown
+
+
 @pytest.mark.parametrize("width", [40, 79, 90, 119, 200])
 def test_columns_fit_the_screen_or_are_minimal(width: int):
     columns = fitting(width)
