@@ -57,9 +57,9 @@ KINDS = (
     ),
     VerdictKind(
         name="steady",
-        meaning="has varied by at most 1% of the device's size or 256 MiB, whichever is larger, for the last 15 "
-        "minutes, or for at least five since the start; for a program that calls `step()`, measured at the ends of its "
-        "steps",
+        meaning="has varied by at most 1% of the device's size or 256 MiB, whichever is larger (2% if the values have "
+        "no trend), for the last 15 minutes, or for at least five since the start; for a program that calls `step()`, "
+        "measured at the ends of its steps",
         evidence="amount, range",
         is_pattern=True,
     ),
