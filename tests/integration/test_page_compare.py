@@ -30,6 +30,12 @@ LINES = """all => all.map(line => {
 })"""
 
 
+@pytest.fixture(autouse=True)
+def past(demo: RunningDaemon) -> None:
+    """Wait until each program has a history, and moments, which are whole seconds, differ."""
+    until(lambda: demo.get("frame")["snapshot"]["elapsed_seconds"] > 10)
+
+
 def rows(session: PageSession, label: str) -> list[list[str]]:
     session.page.get_by_role("table", name=label).locator("tbody tr").first.wait_for()
     found: list[list[str]] = session.page.evaluate(ROWS, label)
@@ -96,17 +102,17 @@ def test_address_carries_programs_and_moment(browser: Browser, demo: RunningDaem
         page.wait_for_function("() => /moment=/.test(location.hash)")
         page.locator(".compared .plot").nth(1).click(position={"x": 300, "y": 50}, modifiers=["Shift"])
         page.wait_for_function("() => /until=/.test(location.hash)")
-        at, until = page.locator(".title time").all_inner_texts()
-        assert at < until != "now"
-        page.get_by_role("heading", name=f"Between {at} and {until}").wait_for()
-        page.get_by_role("heading", name=f"Between programs, at {until}").wait_for()
+        at, end = page.locator(".title time").all_inner_texts()
+        assert at < end != "now"
+        page.get_by_role("heading", name=f"Between {at} and {end}").wait_for()
+        page.get_by_role("heading", name=f"Between programs, at {end}").wait_for()
         assert "compare=0%3Achat-api%2C0%3Aetl" in session.address()
         check_access(session)
         page.set_viewport_size(PHONE)
         assert session.fits()
         other = PageSession(page.context, session.address())
         other.page.get_by_role("table", name="Differences between two moments").wait_for()
-        assert other.page.locator(".title time").all_inner_texts() == [at, until]
+        assert other.page.locator(".title time").all_inner_texts() == [at, end]
         assert other.texts(".chosen bdi") == [["chat-api", "etl"]]
         assert other.complaints == []
 
