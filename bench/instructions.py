@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -71,13 +72,34 @@ def render() -> Callable[[], object]:
 
 
 def decode() -> Callable[[], object]:
-    """Decode 50 reports of agents."""
-    from gpumond.facts.messages import Report, decode as decoded, encode
+    """Read 50 reports of an agent, each with other values."""
+    read = reader()
+    return lambda: [read(number) for number in range(50)]
+
+
+def unchanged() -> Callable[[], object]:
+    """Read 50 reports of an agent, each like the one before."""
+    read = reader()
+    return lambda: [read(0) for _ in range(50)]
+
+
+def reader() -> Callable[[int], object]:
+    """Return a function that reads one of 50 reports of an agent, as the daemon does before a tick."""
+    from gpumond.facts.messages import Report, encode
+    from gpumond.host.peer import PeerIdentity
+    from gpumond.programs.connection import AgentConnection, ReadBudget, SocketLimits
     from tests.helpers.agents import GIB
     from tests.helpers.values import make_pool
 
     lines = [encode(Report(pools=(make_pool("GPU-0", live=GIB + number, cached=GIB),))) for number in range(50)]
-    return lambda: [decoded(line) for line in lines]
+    one, _ = socket.socketpair()
+    agent = AgentConnection(one, PeerIdentity(1, 1, 0), None, 0, ReadBudget(SocketLimits(), 0.0), 0.0)
+
+    def read(number: int) -> object:
+        (agent.unread,) = agent.split(lines[number], 0.0)
+        return agent.newest()
+
+    return read
 
 
 def report() -> Callable[[], object]:
@@ -115,8 +137,8 @@ def reading() -> Callable[[], object]:
     return source.read
 
 
-PATHS = {path.__name__: path for path in (tick, render, decode, report, reading)}
-RUNS = {"tick": 8, "render": 12, "decode": 24, "report": 24, "reading": 24}
+PATHS = {path.__name__: path for path in (tick, render, decode, unchanged, report, reading)}
+RUNS = {"tick": 8, "render": 12, "decode": 24, "unchanged": 24, "report": 24, "reading": 24}
 
 
 def repeat(path: str) -> None:
@@ -182,7 +204,7 @@ def check(figures: dict[str, int]) -> int:
         change = figures[path] / before - 1
         exceeded += change > TOLERANCE
         hint = "  more than 5%" if change > TOLERANCE else "  renew with --save" if change < -TOLERANCE else ""
-        print(f"{path:8} {before:>13,} -> {figures[path]:>13,} {change:+7.1%}{hint}")
+        print(f"{path:9} {before:>13,} -> {figures[path]:>13,} {change:+7.1%}{hint}")
     return int(exceeded > 0)
 
 

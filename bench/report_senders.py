@@ -39,10 +39,13 @@ class ReportSenders:
         for agent in self._agents:
             self._loop.call_later(self._random.random() * START_SECONDS, agent.connect)
 
-    def send_reports(self, hz: float, seconds: float) -> dict[str, object]:
-        """Send reports at a rate per program for a time. Returns the results since the last call."""
+    def send_reports(self, hz: float, seconds: float, variants: int = VARIANTS) -> dict[str, object]:
+        """Send reports at a rate per program for a time. Returns the results since the last call.
+
+        ``variants``: reports of a program that differ; 1 if each repeats the last one.
+        """
         before, at_work = time.monotonic(), time.process_time()
-        late = self._loop.run_until_complete(self._send_for(hz, seconds))
+        late = self._loop.run_until_complete(self._send_for(hz, seconds, variants))
         sums = {name: sum(getattr(agent, name) for agent in self._agents) for name in Agent.COUNTS}
         for agent in self._agents:
             agent.reset_counts()
@@ -56,7 +59,7 @@ class ReportSenders:
             "swarm_late_s_at_most": round(late, 3),
         }
 
-    async def _send_for(self, hz: float, seconds: float) -> float:
+    async def _send_for(self, hz: float, seconds: float, variants: int) -> float:
         began, late = time.monotonic(), 0.0
         for number in range(round(seconds * hz)):
             for agent, phase in zip(self._agents, self._phases, strict=True):
@@ -67,7 +70,7 @@ class ReportSenders:
                 else:
                     late = max(late, now - due)
                     await asyncio.sleep(0)
-                agent.report(number)
+                agent.report(number % variants)
         return late
 
 
@@ -106,7 +109,7 @@ class Agent:
         """Count reports that are sent or queued; only the newest queued one is kept."""
         if self.link.connected:
             self.reports += 1
-            self.replaced += self.link.send_encoded(self.encoded_reports[number % VARIANTS], time.monotonic())
+            self.replaced += self.link.send_encoded(self.encoded_reports[number], time.monotonic())
             self._check_connected()
 
     def _readable(self) -> None:

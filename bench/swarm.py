@@ -44,9 +44,9 @@ class AgentProcesses:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pids: list[int] = self._answer()
 
-    def start_reports(self, hz: float, seconds: float) -> None:
+    def start_reports(self, hz: float, seconds: float, **options: int) -> None:
         assert self.process.stdin
-        self.process.stdin.write(json.dumps({"hz": hz, "seconds": seconds}) + "\n")
+        self.process.stdin.write(json.dumps({"hz": hz, "seconds": seconds, **options}) + "\n")
         self.process.stdin.flush()
 
     def send_reports(self, hz: float, seconds: float) -> dict[str, Any]:
@@ -142,7 +142,9 @@ def probing(daemon: RunningDaemon, seconds: float) -> Iterator[dict[str, object]
 
 
 def steady(directory: Path, processes: AgentProcesses, driver: FakeDriver, rates: Sequence[float]) -> dict[str, object]:
-    """Run without reports, then with reports of all agents at these rates, one after another."""
+    """Run without reports, then with reports of all agents at these rates, one after another, then with reports that
+    each repeat the last one.
+    """
     daemon = SwarmDaemon(directory, driver)
     try:
         time.sleep(2)
@@ -155,6 +157,7 @@ def steady(directory: Path, processes: AgentProcesses, driver: FakeDriver, rates
         processes.send_reports(1, CONNECTING_SECONDS)
         for hz in rates:
             figures[f"{hz:g}_hz"] = rate(daemon, processes, hz)
+        figures["1_hz_unchanged"] = rate(daemon, processes, 1, variants=1)
         page = get(connect(daemon), "identity")
         return figures | {
             "rss_mib": daemon.rss_mib(),
@@ -166,11 +169,11 @@ def steady(directory: Path, processes: AgentProcesses, driver: FakeDriver, rates
         daemon.stop()
 
 
-def rate(daemon: SwarmDaemon, processes: AgentProcesses, hz: float) -> dict[str, object]:
+def rate(daemon: SwarmDaemon, processes: AgentProcesses, hz: float, **options: int) -> dict[str, object]:
     """Run with one scrape."""
     time.sleep(TICKS_SECONDS)
     reports = daemon.counters()[REPORTS]
-    processes.start_reports(hz, SECONDS)
+    processes.start_reports(hz, SECONDS, **options)
     before = daemon.cpu()
     time.sleep(SECONDS / 2)
     get(connect(daemon), "gzip")
