@@ -111,7 +111,9 @@ def measure(browser: Browser, devices: int, processes: int) -> dict[str, Any]:
             visits.append(float(page.evaluate("window.drawn")))
             if len(visits) < VISITS:
                 page.close()
-        return {"first_frame_milliseconds": round(median(visits)), **steady(browser, page), **used(page)}
+        found = {"first_frame_milliseconds": round(median(visits)), **steady(browser, page), **used(page)}
+        page.close()  # another tab would be measured with the next one
+        return found
     finally:
         server.terminate()
         server.wait()

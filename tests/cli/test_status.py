@@ -20,6 +20,7 @@ from gpumond.facts.quota import QueuedRequest
 from gpumond.facts.shares import SHARES
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.verdicts import REMEDIES
+from gpumond.features.quotas.command import quota_text
 from gpumond.view.frame import of_device, view
 from gpumond.view.rows import limit_sentences
 from gpumond.view.tables import device_lines, device_table, notes, process_table
@@ -105,6 +106,7 @@ def test_limit_below_the_used_memory_says_that_overhead_is_not_counted():
     sentence = "the limit of train (3.0 GiB) doesn't count its overhead (1.0 GiB)"
     assert sentence in notes(view(frame))
     assert list(limit_sentences(frame["processes"])) == [sentence]
+    assert "limit 3.0 GiB (no quota)" in quota_text([], frame)
     frame["processes"][0]["limit_bytes"] = 4 * GIB
     assert list(limit_sentences(frame["processes"])) == []
 

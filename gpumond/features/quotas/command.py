@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
@@ -37,25 +36,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     quotas = client.get(arguments.url, "/api/v1/quotas")
-    if arguments.json:
-        print(json.dumps(quotas, indent=2))
-        return DONE
-    frame = client.frame(arguments.url)
-    cgroups = cgroup_table(frame)
-    if not quotas:
-        print("\n\n".join(filter(None, ("no quota is defined", cgroups, broken(HOW_TO_ADD, output_width())))))
-        return DONE
-    header = ("QUOTA", "MATCHES", ">SOFT LIMIT", ">LIMIT", ">RESERVE", ">CGROUP LIMIT", "ORIGIN")
-    print(table(header, [[*_quota(entry)] for entry in quotas]))
-    reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
-    rows = [[*_process(each, reports.get(process_of(each)))] for each in frame["processes"] if each["quota"]]
-    if rows:
-        print(f"\n{table(('>PID', 'PROGRAM', '>USED', '>SHORTAGE', 'QUOTA'), rows)}")
-    limited = "\n".join(limit_sentences(frame["processes"]))
-    waiting = "\n".join(reserve_sentences(frame))
-    for section in filter(None, (cgroups, *(broken(each, output_width()) for each in (limited, waiting, HOW_TO_ADD)))):
-        print(f"\n{section}")
+    print_answer(arguments, quotas, lambda: quota_text(quotas, client.frame(arguments.url)))
     return DONE
+
+
+def quota_text(quotas: Sequence[Mapping[str, Any]], frame: Mapping[str, Any]) -> str:
+    """Return the quotas, and the processes that a quota or a limit without one applies to."""
+    header = ("QUOTA", "MATCHES", ">SOFT LIMIT", ">LIMIT", ">RESERVE", ">CGROUP LIMIT", "ORIGIN")
+    reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
+    rows = [_process(each, reports.get(process_of(each))) for each in frame["processes"]]
+    limited = [row for row in rows if row[-1]]
+    sentences = ("\n".join(limit_sentences(frame["processes"])), "\n".join(reserve_sentences(frame)), HOW_TO_ADD)
+    sections = (
+        table(header, [[*_quota(entry)] for entry in quotas]) if quotas else "no quota is defined",
+        table((">PID", "PROGRAM", ">USED", ">SHORTAGE", "LIMITS"), limited) if limited else "",
+        cgroup_table(frame),
+        *(broken(each, output_width()) for each in sentences),
+    )
+    return "\n\n".join(filter(None, sections))
 
 
 def _quota(entry: Mapping[str, Any]) -> Iterator[str]:
@@ -67,12 +65,17 @@ def _quota(entry: Mapping[str, Any]) -> Iterator[str]:
     yield entry["origin"]
 
 
-def _process(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> Iterator[str]:
-    yield str(process["pid"])
-    yield process["workload"] or process["comm"] or "?"
-    yield size(process["used_bytes"])
-    yield size(process["reserve_shortage_bytes"])
-    yield quota_sentence(process["quota"], report) or ""
+def _process(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> list[str]:
+    """Return a row of the table of processes; its last cell is empty if nothing limits the process."""
+    quota, limit = process["quota"] or {}, process["limit_bytes"]
+    other = f"limit {human(limit)} (no quota)" if limit is not None and not quota.get("limit_quota") else ""
+    return [
+        str(process["pid"]),
+        process["workload"] or process["comm"] or "?",
+        size(process["used_bytes"]),
+        size(process["reserve_shortage_bytes"]),
+        ", ".join(filter(None, (quota_sentence(process["quota"], report), other))),
+    ]
 
 
 def cgroup_table(frame: Mapping[str, Any]) -> str:
