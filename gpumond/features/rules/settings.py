@@ -10,12 +10,12 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    ModelWrapValidatorHandler,
     PrivateAttr,
     StrictBool,
     field_validator,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from gpumond.config.models import Seconds, Strict
 from gpumond.facts import units
