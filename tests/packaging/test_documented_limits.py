@@ -82,7 +82,7 @@ STATED = {
     "out-of-memory records in a report": number(OOMS),
     "time to record an out-of-memory error": "50 ms",
     "snapshots that you request": f"one every {snapshots.REQUEST_SECONDS:g} s per program",
-    "a program's snapshot files": f"the newest {number(snapshots.KEPT)}, {snapshots.MAX_BYTES // MIB} MiB each",
+    "a program's snapshot files": f"the latest {number(snapshots.KEPT)}, {snapshots.MAX_BYTES // MIB} MiB each",
     "length of a recording (`--record`)": f"{MAX_RECORD_SECONDS / 60:g} minutes",
     "entries of a recording": f"{MAX_ENTRIES:,}",
     "recordings at a time per program": "one",

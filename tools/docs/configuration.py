@@ -86,7 +86,8 @@ The command line looks for the token and `api.sock` in `GPUMOND_RUNTIME_DIR`. If
 searches the directory of `GPUMOND_SOCKET`, or else the default directories: your own daemon's and the service's.
 If a daemon uses another directory, error messages, the demo and the web UI's sign-in dialog show it.
 
-Wherever the socket is, other users' agents trust your daemon only if it runs as root or as the owner of `/run/gpumond`.
+Wherever the socket is, other users' agents trust your daemon only if it runs as root or as the user who owns
+`/run/gpumond`.
 
 ## Reload
 

@@ -81,7 +81,7 @@ the configuration adds them to `/metrics`.
 | 4.8.3 and 4.8.4 | `dcgm-4.8` | `hostname` | `DCGM_FI_DRIVER_VERSION` |
 | until 4.8.2 | `dcgm-4.7` | `Hostname` | `DCGM_FI_DRIVER_VERSION` |
 
-`dcgm` follows the newest version, so name a version in your dashboards and rules. A device that only one container
+`dcgm` follows the latest version, so name a version in your dashboards and rules. A device that only one container
 uses also has the `pod`, `namespace` and `container` labels. The `PROF_*` ratios come from hardware counters, over ten
 seconds (Hopper and later); PCIe values are 20 ms samples. To count Xid errors, use `gpumond_device_xid_errors_total`.
 
