@@ -394,8 +394,8 @@ async def events(request: Request) -> Response:
     """Sends events as server-sent events, starting now or, with `Last-Event-ID`, after that event if it is among the
     latest 1,000.
 
-    With `Accept: application/json`, you get those 1,000 as a list, most recent last, or with `Last-Event-ID` only the later
-    ones. If there are more than 256 streams, the daemon ends the oldest stream of the user with the most streams.
+    With `Accept: application/json`, you get those 1,000 as a list, most recent last, or with `Last-Event-ID` only the
+    later ones. If there are more than 256 streams, the daemon ends the oldest stream of the user with the most streams.
     """
     event_log = kernel_of(request).events
     accept = request.headers.get("accept", "")

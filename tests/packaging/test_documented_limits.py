@@ -77,7 +77,7 @@ STATED = {
     "time without a message": f"{LIMITS.idle_seconds:g} s",
     "messages and bytes per user": f"{LIMITS.messages_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
     "pools per agent": f"{MAX_POOLS}",
-    "pools per user": f"{MAX_POOLS_OF_UID:,}, then an equal share per agent",
+    "pools per user": f"{MAX_POOLS_OF_UID:,}, then an equal number per agent",
     "size of an out-of-memory record": f"{MAX_RECORD_BYTES // KIB} KiB",
     "out-of-memory records in a report": number(OOMS),
     "time to record an out-of-memory error": "50 ms",
@@ -131,7 +131,9 @@ STATED = {
     "containers for which the daemon remembers that it set the driver's limit": f"{MAX_OWN:,}",
     "baselines": f"{MAX_BASELINES}",
     "receipts, events in memory": f"{RECEIPTS_KEPT:,} each",
-    "the audit log: entries of administrators": f"{BOUNDS.max_entries:,}, for {BOUNDS.seconds / 86400:g} days",
+    "the audit log: entries of administrators, rules and gpumond itself": (
+        f"{BOUNDS.max_entries:,}, for {BOUNDS.seconds / 86400:g} days"
+    ),
     "the audit log: entries of each other user": f"{BOUNDS.max_entries_of_a_user:,}",
     "receipts in the store": f"{BOUNDS.max_receipts:,}",
     "past alerts": f"{BOUNDS.max_past_alerts:,}",

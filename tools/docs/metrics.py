@@ -54,7 +54,7 @@ OWN = """
 ## Metrics about the daemon
 
 `python_info` and `process_*` (processor time, memory, file descriptors, start time) describe the daemon's process, as
-in other Python exporters. `gpumond_collector_process_*` describe the process that reads the driver.
+in other Python exporters. `gpumond_collector_process_*` describe the driver process.
 
 | name | type | labels | meaning |
 |---|---|---|---|
