@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         override,
         "--for DURATION",
-        "how long the value must stay beyond the threshold before the alert fires, such as 5m",
+        "how long the value must be beyond the threshold before the alert fires, such as 5m",
         type=duration,
     )
     option(override, "--severity WORD", "new severity, such as info, warning or critical")
