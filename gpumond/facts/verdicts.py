@@ -118,7 +118,7 @@ KINDS = (
         meaning="more than 95% of the device is used (until less than 93% is), or more than 80% is used and growth "
         "will fill it within ten minutes; growth in a program's first five minutes is ignored",
         evidence="used ratio, free bytes",
-        remedy="flush the GPU (gpumond flush --device INDEX), reduce a batch size or an engine's share "
+        remedy="flush the GPU (gpumond flush --device INDEX), reduce a batch size or what an engine takes "
         "(--gpu-memory-utilization, --mem-fraction-static), or stop a program",
     ),
     VerdictKind(
