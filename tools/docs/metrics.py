@@ -29,7 +29,7 @@ data](recorded-series.md#new-series-per-day).
 If you sum over devices, you count a MIG device and its instances twice. Read `gpumond_machine_*` instead, or exclude
 the instances with `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
 
-`gpumond_process_info` names each process's owner. To sum used memory by one of your pods' labels, let
+`gpumond_process_info` names each process's user, pod and job. To sum used memory by one of your pods' labels, let
 kube-state-metrics export the label (`--metric-labels-allowlist`), and query:
 
 ```promql
