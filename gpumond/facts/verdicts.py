@@ -139,8 +139,8 @@ KINDS = (
     VerdictKind(
         name="crash",
         meaning="the process exited with an unhandled out-of-memory error, within three minutes after a failed "
-        "allocation or an Xid error that ends programs, or while it was filling a device that was 98.5% full; active "
-        "for 15 minutes",
+        "allocation or an Xid error that terminates programs, or while it was filling a device that was 98.5% full; "
+        "active for 15 minutes",
         evidence="bytes",
         remedy="read the program's log; look for Xid errors in dmesg",
     ),
