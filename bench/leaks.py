@@ -60,7 +60,7 @@ VARIANTS: Mapping[str, Tests] = {
     "creeping alone": varied(consistent_ratio=inf),
     "creeping of 8 minutes": varied(min_creeps=1.6),
     "margin x 2": varied(margin_bytes=2.0, margin_ratio=2.0),
-    "no condition on two steps or more": tuple(
+    "without the test for steps": tuple(
         replace(test, max_two_steps_ratio=inf, between_steps_ratio=-inf) for test in SERVING
     ),
     "only 16 blocks": SERVING[2:3],

@@ -80,7 +80,7 @@ GLANCE = [
     ),
     figure(
         "Driver restarts",
-        "Restarts of the collector process in the selected time range, after its driver library crashed or hung.",
+        "Restarts of the driver process in the selected time range, after its driver library crashed or hung.",
         "short",
         lately("collector_restarts_total"),
         levels=ANY,
@@ -133,7 +133,7 @@ WORK = [
     ),
     series(
         "Faults",
-        "Read failures per minute by kind, counted once when they start.",
+        "Faults per minute by kind, counted once when they start.",
         "short",
         Query(a_minute("faults_total", "source, kind"), "{{source}} {{kind}}"),
     ),

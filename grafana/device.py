@@ -319,7 +319,7 @@ XIDS = Marks(
 BOARD = board(
     "device",
     "Device",
-    "Memory of one device by owner and share, and the health of the device.",
+    "Memory of one device by program and share, and the health of the device.",
     [machine(several=False), device()],
     ("Overview", GLANCE),
     ("Memory", LEDGER),

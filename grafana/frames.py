@@ -93,7 +93,7 @@ def job_of_daemons() -> Variable:
 
 def namespace() -> Variable:
     query = f"label_values(gpumond_owner_used_bytes{{{TARGETS}}}, pod_namespace)"
-    return _chosen("namespace", "Namespace", query, True, "Kubernetes namespaces of the memory's owners.")
+    return _chosen("namespace", "Namespace", query, True, "Kubernetes namespaces of the owners.")
 
 
 def machine(several: bool) -> Variable:

@@ -199,7 +199,7 @@ def trusted_uids(directory: str = SERVICE_DIRECTORY) -> frozenset[int]:
 
 
 def service_uid(directory: str = SERVICE_DIRECTORY) -> int:
-    """Return the owner of the service's directory, if only root can have set it. Raises OSError with the reason."""
+    """Return the uid of the service's directory, if only root can have set it. Raises OSError with the reason."""
     path = directory
     while path != os.path.dirname(path):
         path = os.path.dirname(path)
@@ -208,7 +208,7 @@ def service_uid(directory: str = SERVICE_DIRECTORY) -> int:
             raise PermissionError(f"{path} isn't a directory that only root can change")
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode) or status.st_mode & OTHERS_WRITE:
-        raise PermissionError(f"{directory} isn't a directory that only its owner can change")
+        raise PermissionError(f"{directory} isn't a directory that only its user can change")
     if status.st_uid == OVERFLOW_UID:
         raise PermissionError(f"{directory} belongs to a user that is unknown in this user namespace")
     return status.st_uid

@@ -224,7 +224,7 @@ def agent_socket(environ: Mapping[str, str] = os.environ, service: str = SERVICE
 
 
 def _service_owner(service: str) -> str:
-    """Describe the owner of the service directory, whose daemon the agents of all users trust."""
+    """Describe the user who owns the service directory, whose daemon the agents of all users trust."""
     try:
         return f"{service} belongs to uid {service_uid(service)}"
     except OSError as error:

@@ -209,9 +209,9 @@ class SettingsConfig(Strict):
 
     source: Annotated[str, AfterValidator(known_source)] = Field(
         "auto",
-        description="the [source](plugins.md#device-sources) of device readings; `auto` uses the drivers that "
-        "are present at startup; `all` also uses drivers that are loaded later; `nvml`, `drm` and `sim` use only that "
-        "one",
+        description="the [source](plugins.md#device-sources) of device readings; `auto` uses the driver that "
+        "is present at startup, or `all` if several are; `all` uses all drivers, including those that are loaded "
+        "later; `nvml`, `drm` and `sim` use only that one",
     )
     listen: str = Field(
         "127.0.0.1:9917",
@@ -269,7 +269,7 @@ class SettingsConfig(Strict):
     compat: Compat | None = Field(
         None,
         description="adds metrics with [DCGM's names](metrics.md#dcgms-names) to `/metrics`; by default they are "
-        "exported only with `?compat=…`. `dcgm` is the newest version",
+        "exported only with `?compat=…`. `dcgm` is the latest version",
     )
     flush_cooldown: Seconds = Field(
         30.0,

@@ -386,6 +386,6 @@ def _larger(allocations: AllocationGrowth | None) -> Iterator[RuledOut]:
     if allocations and allocations.rises and allocations.ratio is not None:
         yield RuledOut(
             "larger-allocations",
-            "relative growth of the live allocation count, as a share of the live bytes' growth",
+            "relative growth of the live allocation count, as a fraction of the live bytes' growth",
             allocations.ratio,
         )

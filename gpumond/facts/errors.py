@@ -277,7 +277,7 @@ CONDITIONS: Mapping[str, str] = {
     "unmapped_estimated": "no action needed if the program is in sleep mode: it needs these bytes again when it wakes "
     "up; otherwise its allocator counts memory that isn't on the GPU (managed memory)",
     "managed_memory": "no action needed: the driver counts managed memory for no process; gpumond attributes used "
-    "bytes without another owner to the programs that hold managed memory, up to the sizes of their pools",
+    "bytes of no other process to the programs that hold managed memory, up to the sizes of their pools",
     "suspended": "no action needed: cuda-checkpoint, or a program that uses its interface, has suspended the process; "
     "it needs this memory again when it is resumed, and isn't flushed until then",
     "pool_exceeds_device": "check the program with that pid: its agent is wrong, or its allocator counts memory that "

@@ -118,7 +118,7 @@ KINDS = (
         meaning="more than 95% of the device is used (until less than 93% is), or more than 80% is used and growth "
         "will fill it within ten minutes; growth in a program's first five minutes is ignored",
         evidence="used ratio, free bytes",
-        remedy="flush the GPU (gpumond flush --device INDEX), reduce a batch size or an engine's share "
+        remedy="flush the GPU (gpumond flush --device INDEX), reduce a batch size or what an engine takes "
         "(--gpu-memory-utilization, --mem-fraction-static), or stop a program",
     ),
     VerdictKind(
@@ -139,8 +139,8 @@ KINDS = (
     VerdictKind(
         name="crash",
         meaning="the process exited with an unhandled out-of-memory error, within three minutes after a failed "
-        "allocation or an Xid error that ends programs, or while it was filling a device that was 98.5% full; active "
-        "for 15 minutes",
+        "allocation or an Xid error that terminates programs, or while it was filling a device that was 98.5% full; "
+        "active for 15 minutes",
         evidence="bytes",
         remedy="read the program's log; look for Xid errors in dmesg",
     ),

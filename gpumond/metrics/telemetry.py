@@ -137,8 +137,8 @@ class Telemetry:
             "gpumond_http_rejected", "HTTP connections and requests rejected, by reason.", ["reason"]
         )
         self.log_dropped = counter("gpumond_log_dropped", "Log records dropped by the rate limit.").inc
-        self.restarted = counter("gpumond_collector_restarts", "Restarts of the process that calls the driver.").inc
-        self._faults = counter("gpumond_faults", "Read failures, each counted once when it starts.", ["source", "kind"])
+        self.restarted = counter("gpumond_collector_restarts", "Restarts of the driver process.").inc
+        self._faults = counter("gpumond_faults", "Faults, each counted once when it starts.", ["source", "kind"])
         self._events = counter("gpumond_events", "Events by kind, as listed by /api/v1/events.", ["kind"])
         self.tick_duration = histogram(
             "gpumond_tick_duration_seconds",

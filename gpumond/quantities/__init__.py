@@ -38,7 +38,7 @@ DAEMON = ScopeSpec(
             lambda row: float(len(row.devices)) if row.source.up else None,
         ),
         Quantity("engines", "configured serving engines", lambda row: float(len(row.engines))),
-        Quantity("faults", "values and devices that can't be read", lambda row: float(len(row.faults))),
+        Quantity("faults", "faults, such as values and devices that can't be read", lambda row: float(len(row.faults))),
     ),
     labels={},
     labels_of=lambda row: (),

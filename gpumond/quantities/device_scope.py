@@ -83,7 +83,7 @@ def devices(context: RuleContext) -> Sequence[_Device]:
             lines=lines[uuid],
             cached=sums["cached"] if known else None,
             stranded=sums["stranded"] if known else None,
-            # Without a process list the owner of memory is unknown.
+            # Without a process list, it is unknown which process holds memory.
             unattributed=sums["unattributed"] if known and device.processes is not None else None,
             used_ratio=ratio(device.used_bytes, device.size_bytes),
             short=short[uuid],
@@ -315,15 +315,15 @@ DEVICE = ScopeSpec(
         ),
         Quantity(
             "reclaimable_under_pressure_ratio",
-            "`reclaimable_ratio` while the device is at least 80% full; if a program on it had an out-of-memory "
-            f"error or a retry {IN_WINDOW}, and not only for its own limit, the same ratio without this program's "
-            "bytes; otherwise 0",
+            "while the device is at least 80% full: `reclaimable_ratio`. On a less full device, if a program ran out "
+            f"of memory or retried an allocation {IN_WINDOW} (not because of its own limit): the same ratio without "
+            "that program's bytes. Otherwise 0",
             lambda row: ratio(_wasted(row), row.device.size_bytes),
         ),
         Quantity("stranded_bytes", "free bytes in pools that a flush wouldn't release", lambda row: row.stranded),
         Quantity(
             "unattributed_bytes",
-            "used memory without a visible owner; unknown where the driver lists no processes",
+            "used memory that belongs to no visible process; unknown where the driver lists no processes",
             lambda row: row.unattributed,
         ),
         Quantity(
@@ -362,7 +362,7 @@ DEVICE = ScopeSpec(
         "free": ("free memory", lambda row: size(row.device.free_bytes)),
         "reclaimable": ("bytes that a flush would release", lambda row: size(row.cached)),
         "stranded": ("free memory in pools that a flush wouldn't release", lambda row: size(row.stranded)),
-        "unattributed": ("used memory without a visible owner", lambda row: size(row.unattributed)),
+        "unattributed": ("used memory that belongs to no visible process", lambda row: size(row.unattributed)),
         "top_process": ("the largest process: name, pid, size", _top_process),
         "top_cache": ("the program with the largest cache: name, pid, size", _top_cache),
         "shortage": ("how full the device is, or which programs it had too little room for", _shortage),

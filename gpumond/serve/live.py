@@ -335,7 +335,7 @@ _LIVE_OK: dict[int | str, dict[str, Any]] = {
 async def live(request: Request) -> Response:
     """Sends the current frame as a `frame` message, then one `changes` message for each later frame.
 
-    `frame` is the response of `/frame`, with the newest `events`. To keep it small, a device's `processes` list is
+    `frame` is the response of `/frame`, with the latest `events`. To keep it small, a device's `processes` list is
     empty if the driver lists processes, `ledger.lines` contains only memory without a process, and `reports` is empty.
     The `processes` table has the rest, and `/agents/PID` one process's report.
 
@@ -392,10 +392,10 @@ _EVENTS_OK: dict[int | str, dict[str, Any]] = {
 @router.get("/events", summary="Stream or list of events", responses=_EVENTS_OK, response_model=None)
 async def events(request: Request) -> Response:
     """Sends events as server-sent events, starting now or, with `Last-Event-ID`, after that event if it is among the
-    newest 1000.
+    latest 1,000.
 
-    With `Accept: application/json`, you get those 1000 as a list, newest last, or with `Last-Event-ID` only the later
-    ones. If there are more than 256 streams, the daemon ends the oldest stream of the user with the most streams.
+    With `Accept: application/json`, you get those 1,000 as a list, most recent last, or with `Last-Event-ID` only the
+    later ones. If there are more than 256 streams, the daemon ends the oldest stream of the user with the most streams.
     """
     event_log = kernel_of(request).events
     accept = request.headers.get("accept", "")

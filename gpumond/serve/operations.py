@@ -26,7 +26,7 @@ async def metrics(
     compat: Compat | None = None,
     collect: Annotated[list[Group] | None, Query(alias="collect[]")] = None,
 ) -> Response:
-    """Returns the metrics. `compat=dcgm`: device metrics with the newest dcgm-exporter's names, labels and units.
+    """Returns the metrics. `compat=dcgm`: device metrics with the latest dcgm-exporter's names, labels and units.
     `collect[]=device`: only device metrics; repeat it for `owner`, `process` and `daemon`.
     """
     accept, accept_encoding = (request.headers.get(name, "") for name in ("accept", "accept-encoding"))

@@ -224,7 +224,7 @@ async def engines(request: Request) -> Response:
 
 
 @router.read(
-    "/ledger", "Shares of used memory by owner; lines sum to used + overcount", Ledger, examples.LEDGER, (503,)
+    "/ledger", "Used memory by process and share; lines sum to used + overcount", Ledger, examples.LEDGER, (503,)
 )
 async def ledger(request: Request) -> Response:
     return answer_once(request, Ledger, lambda frame: frame.ledger)
@@ -365,7 +365,7 @@ SHARES_EXAMPLE = ShareHistory(
 
 Pid = Annotated[int | None, Query(ge=1, description="A process on the device; without it, the whole device.")]
 Start = Annotated[
-    int | None, Query(ge=0, description="The start of the process; without it, the newest process with this pid.")
+    int | None, Query(ge=0, description="The start of the process; without it, the latest process with this pid.")
 ]
 Since = Annotated[float | None, Query(ge=0, description="Start of the range, as Unix time.")]
 Until = Annotated[float | None, Query(ge=0, description="End of the range, as Unix time.")]

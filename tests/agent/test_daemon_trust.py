@@ -153,14 +153,14 @@ def missing(run: Path) -> str:
 @pytest.mark.parametrize(
     ("create", "reason"),
     [
-        (writable_by_others, "only its owner can change"),
-        (writable_by_its_group, "only its owner can change"),
+        (writable_by_others, "only its user can change"),
+        (writable_by_its_group, "only its user can change"),
         (below_a_world_writable_directory, "only root can change"),
         (below_a_directory_of_a_user, "only root can change"),
         (below_a_symbolic_link, "only root can change"),
-        (symbolic_link, "only its owner can change"),
+        (symbolic_link, "only its user can change"),
         (owned_by_an_unmapped_uid, "unknown in this user namespace"),
-        (regular_file, "only its owner can change"),
+        (regular_file, "only its user can change"),
         (missing, "No such file"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

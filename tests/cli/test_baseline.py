@@ -61,7 +61,7 @@ def test_growth_of_memory_fails_the_build(daemon: RunningDaemon, driver: FakeDri
     ("arguments", "complaint"),
     [
         (("record", "n", "--for", "soon"), "--for 'soon': expected a duration"),
-        (("compare", "n", "--fail-if", "live>5%"), "--fail-if 'live>5%': expected a condition such as live_peak>5%"),
+        (("compare", "n", "--fail-if", "live>5%"), "--fail-if 'live>5%': expected a comparison such as live_peak>5%"),
         (("compare", "n", "--fail-above", "x"), "--fail-above 'x': expected"),
         (("record", "bad name", "--for", "1s"), "'bad name': not a valid baseline name: expected a letter or digit"),
         (("compare", "a/b"), "'a/b': not a valid baseline name"),

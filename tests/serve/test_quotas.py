@@ -59,7 +59,7 @@ def test_quota_of_the_configuration_file_is_read_only():
     ("change", "detail"),
     [
         ({"limit": "half"}, "a size such as 40GiB"),
-        ({"limit": "50%"}, "not a share of the device"),
+        ({"limit": "50%"}, "not a fraction of the device"),
         ({"limit": 0}, "must be at least 1"),
         ({"limit": True}, "a size such as 40GiB"),
         ({"limit": 1.5}, "an integer of bytes"),

@@ -77,16 +77,16 @@ rules:
 Agents connect to `GPUMOND_SOCKET`. If you don't set this variable, they connect to `agent.sock` in
 `GPUMOND_RUNTIME_DIR`, or else in the default directories: your own daemon's and the service's.
 
-The runtime directory (`runtime_dir`) contains the token and `api.sock`. The directory of
-`socket` and the runtime directory must belong to the daemon's user, and no other user may have write access. If
-containers mount the directory of `socket`, use a separate `runtime_dir`. The service uses `/run/gpumond-api`, the image
-`/tmp/gpumond`.
+The runtime directory (`runtime_dir`) contains the token and `api.sock`. The directory of `socket` and the runtime
+directory must belong to the daemon's user, and no other user may have write access. If containers mount the directory
+of `socket`, use a separate `runtime_dir`. The service uses `/run/gpumond-api`, the image `/tmp/gpumond`.
 
 The command line looks for the token and `api.sock` in `GPUMOND_RUNTIME_DIR`. If you don't set this variable, it
 searches the directory of `GPUMOND_SOCKET`, or else the default directories: your own daemon's and the service's.
 If a daemon uses another directory, error messages, the demo and the web UI's sign-in dialog show it.
 
-Wherever the socket is, other users' agents trust your daemon only if it runs as root or as the owner of `/run/gpumond`.
+Wherever the socket is, other users' agents trust your daemon only if it runs as root or as the user who owns
+`/run/gpumond`.
 
 ## Reload
 
@@ -96,9 +96,9 @@ the line. If you changed a setting that requires a restart, the response names i
 
 The daemon keeps a copy of the last valid file, `last-configuration.yaml` in the state directory, which only its user
 can read. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same fault. Without a
-copy, it exits with status 2. It looks for the copy in `--state-dir`, `GPUMOND_STATE_DIR` or the default directory, but
-not in the file's own `state_dir`. The files of `web_config` and `tokens_file` have no copy: if one of them is invalid
-at the start, the daemon exits with status 2.
+copy, the daemon exits with status 2. The copy must be in `--state-dir`, `GPUMOND_STATE_DIR` or the default directory;
+the daemon doesn't look in the file's own `state_dir`. The files of `web_config` and `tokens_file` have no copy: if one
+of them is invalid at the start, the daemon exits with status 2.
 
 You don't need a reload after a change to the files of `web_config` and `tokens_file`, or to a certificate: the daemon
 uses the new contents within a second.

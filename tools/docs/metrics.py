@@ -29,7 +29,7 @@ data](recorded-series.md#new-series-per-day).
 If you sum over devices, you count a MIG device and its instances twice. Read `gpumond_machine_*` instead, or exclude
 the instances with `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
 
-`gpumond_process_info` names each process's owner. To sum used memory by one of your pods' labels, let
+`gpumond_process_info` names each process's user, pod and job. To sum used memory by one of your pods' labels, let
 kube-state-metrics export the label (`--metric-labels-allowlist`), and query:
 
 ```promql
@@ -54,7 +54,7 @@ OWN = """
 ## Metrics about the daemon
 
 `python_info` and `process_*` (processor time, memory, file descriptors, start time) describe the daemon's process, as
-in other Python exporters. `gpumond_collector_process_*` describe the process that reads the driver.
+in other Python exporters. `gpumond_collector_process_*` describe the driver process.
 
 | name | type | labels | meaning |
 |---|---|---|---|
@@ -81,7 +81,7 @@ the configuration adds them to `/metrics`.
 | 4.8.3 and 4.8.4 | `dcgm-4.8` | `hostname` | `DCGM_FI_DRIVER_VERSION` |
 | until 4.8.2 | `dcgm-4.7` | `Hostname` | `DCGM_FI_DRIVER_VERSION` |
 
-`dcgm` follows the newest version, so name a version in your dashboards and rules. A device that only one container
+`dcgm` follows the latest version, so name a version in your dashboards and rules. A device that only one container
 uses also has the `pod`, `namespace` and `container` labels. The `PROF_*` ratios come from hardware counters, over ten
 seconds (Hopper and later); PCIe values are 20 ms samples. To count Xid errors, use `gpumond_device_xid_errors_total`.
 

@@ -24,11 +24,12 @@ def document() -> str:
 
 def sources() -> Iterator[str]:
     yield "## Device sources\n"
-    yield "The `source` setting is one of these names, or `auto`. `auto` selects the source whose driver is present, or"
-    yield "`all` if several are present.\n"
-    yield "| source | devices | found by `auto` |\n|---|---|---|"
+    yield "The `source` setting is one of these names, or `auto`. At startup, `auto` selects the source whose driver is"
+    yield "present, or `all` if several drivers are present (which then also uses drivers that are loaded later).\n"
+    yield "| source | devices | selected by `auto` |\n|---|---|---|"
     for spec in SOURCES:
-        yield f"| `{spec.name}` | {spec.devices} | {'yes' if spec.detector else 'no'} |"
+        selected = "if several drivers are present" if spec.name == "all" else "yes" if spec.detector else "no"
+        yield f"| `{spec.name}` | {spec.devices} | {selected} |"
 
 
 def adapters() -> Iterator[str]:

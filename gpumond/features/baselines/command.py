@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option(
         compare,
-        "--fail-if CONDITION",
+        "--fail-if COMPARISON",
         "exit with 1 if this is true; repeatable: 'held_typical>1GiB', 'retries_rate>0', 'utilization_typical<-10%%'",
         type=value(threshold),
         **limit,

@@ -293,7 +293,7 @@ def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
 @scenario(
     "orphan",
     "p7",
-    "a program is killed and its memory stays allocated without an owner",
+    "a program is killed, but its memory stays allocated",
     "orphan",
     shape=("used ---------", "             ", "pid  ----x    "),
     options=(Option("as", "word", "one of them", f"what the driver still lists: {', '.join(ORPHANS)}", words=ORPHANS),),

@@ -25,7 +25,7 @@ NO_CASE = "no program has run out of memory"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", choices=("list", "show"), default="list", help="default: list")
-    parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's id (default: the newest)")
+    parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's id (default: the latest)")
     option(parser, "--pid N", "cases of this process only", type=int)
     option(parser, "--html FILE", "write the case as an HTML document and print nothing", type=Path)
     client.add_arguments(parser)

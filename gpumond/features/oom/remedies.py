@@ -494,7 +494,7 @@ def _orphans(e: Evidence) -> Iterator[Remedy]:
             text = f"end pid {process.pid} if you don't need it: its parent has exited"
             yield _remedy(e, "orphan", text, process.used_bytes, "measured", "the driver's count of the process")
     if size is not None and unattributed >= ORPHAN * size:
-        text = "find the owner of the memory that belongs to no listed process: gpumond status"
+        text = "find out what holds the memory that belongs to no listed process: gpumond status"
         yield _remedy(e, "unattributed", text, unattributed, "measured", "the driver's used bytes less its processes")
 
 

@@ -79,9 +79,9 @@ EXAMPLE = CaseFile(
 )
 
 
-@router.read("/oom", "Cases of out-of-memory errors, newest last", list[CaseSummary], [summary_of(EXAMPLE)])
+@router.read("/oom", "Cases of out-of-memory errors, most recent last", list[CaseSummary], [summary_of(EXAMPLE)])
 async def cases(request: Request) -> Response:
-    """Returns the newest 200, at most 10 per process, including those from before a restart."""
+    """Returns the latest 200, at most 10 per process, including those from before a restart."""
     return answer(request, list[CaseSummary], [summary_of(case) for case in kernel_of(request).get(Cases).all()])
 
 

@@ -1,4 +1,4 @@
-"""Rules: conditions on quantities, and the alerts that they raise."""
+"""Rules: thresholds for quantities, and the alerts that they raise."""
 
 from __future__ import annotations
 
