@@ -313,7 +313,7 @@ def captions(
     for program in frame["snapshot"]["suspended_programs"]:
         if program["state"] == "suspended":
             name, need = program["workload"], human(sum(each["used_bytes"] for each in program["memory"]))
-            text = f"{name} is suspended, and resuming it needs {need}"
+            text = f"{name} is suspended. To resume, it needs {need}"
             yield "suspended", f"{text}. Try: {command(f'resume {name} --wait 2m')}"
     for alert in frame["alerts"]:
         if case := dict(alert["annotations"]).get("case"):

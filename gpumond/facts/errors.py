@@ -67,7 +67,7 @@ FAULTS: Mapping[str, str] = {
     "crashed": "look for Xid errors in dmesg, and check that driver and library match; the driver process is restarted "
     "automatically",
     "starting": "wait: gpumond is opening the driver for the first time",
-    "released": "no action needed: it was requested, and gpumond attaches again by itself",
+    "released": "no action needed: gpumond was asked to detach from the driver, and attaches again automatically",
     "skipped": "look for Xid errors in dmesg; gpumond reads the GPU again when the hung driver call returns "
     "or, after a crash, in 5 s to 10 min",
     "gpu_is_lost": _HARDWARE,
@@ -94,7 +94,7 @@ FAULTS: Mapping[str, str] = {
     "or SIGHUP); until then, its last valid content stays in effect",
     "damaged": "remove the simulated device's directory, or replace its `card.json`",
     "unset": "set GPUMOND_SIM_DIR to a directory of simulated devices, or run `gpumond demo`",
-    "missing": "create it, or run `gpumond demo`",
+    "missing": "create the directory that GPUMOND_SIM_DIR names, or run `gpumond demo`",
     "socket_lost": "remove the other file, or fix the directory; gpumond then binds the socket again automatically",
     "port_in_use": "stop the program that listens there (ss -ltnp), or set `listen` to another port; gpumond retries "
     "automatically, and api.sock responds meanwhile",

@@ -204,7 +204,7 @@ function summary(used, { from, to }, { to: end }, last) {
   const lowest = human(Math.min(...used.map((each) => each.low)));
   const highest = human(Math.max(...used.map((each) => each.high)));
   const when = end === null ? `in the last ${duration(to - used[0].at)}` : `from ${clock(from, to)} to ${clock(to)}`;
-  return `Used between ${lowest} and ${highest} ${when}; ${human(last.used)} last.`;
+  return `Used: ${lowest} to ${highest} ${when}, most recently ${human(last.used)}.`;
 }
 
 /** The values at the crosshair, as a sentence. */

@@ -18,10 +18,10 @@ const COLUMNS = [
   { title: "GPU", text: gpu, name: true, wide: true },
   { title: "Pool", text: ({ allocator }) => allocator ?? "", none: "A suspension moves all memory of a program.", wide: true },
   { title: "Outcome", text: ({ outcome }) => outcome },
-  { title: "Planned", text: ({ planned }) => amount(planned), none: "Nobody asked for a plan.", number: true, wide: true },
+  { title: "Planned", text: ({ planned }) => amount(planned), none: "No plan was requested.", number: true, wide: true },
   { title: "Expected at start", text: ({ expected }) => amount(expected), none: "Unknown.", number: true, wide: true },
   { title: "Released", text: ({ released_bytes: bytes }) => amount(bytes), none: "No allocator releases memory here.", number: true },
-  { title: "Driver", text: ({ driver_released_bytes: bytes }) => amount(bytes), none: "A resumption releases nothing; otherwise, the driver doesn’t report it.", number: true },
+  { title: "Driver", text: ({ driver_released_bytes: bytes }) => amount(bytes), none: "Not reported by the driver. (A resumption releases nothing.)", number: true },
   { title: "By", text: ({ requested_by: by, requested_for: program }) => (by === "token" ? "token (administrator)" : by) + (program ? ` for ${program}` : ""), wide: true },
   { title: "Remarks", text: remarks, wide: true },
 ];

@@ -20,7 +20,7 @@ const KEYS = {
   F: "Flush the device, or all that are shown, after a plan.",
   "z Z": "Suspend, resume the program; z also cancels a resumption that waits.",
   a: "Alerts.",
-  p: "Pause, or go on.",
+  p: "Pause or resume updates.",
   "In a chart": "← → move the crosshair, a click or Enter holds it, + − or w s zoom (as the wheel does; drag to choose a range), a d show earlier and later times, Escape the newest.",
   "?": "This help.",
 };

@@ -182,7 +182,7 @@ export function showProblems() {
   const { devices } = state.frame.snapshot;
   const looked = chosen() ? label(chosen()) : many(devices.length, "GPU");
   const parts = [
-    own.length ? many(loud, "problem") : `None found on ${looked}: no leak, fragmentation, memory without an owner, idle program or out-of-memory error, and no alert of your rules`,
+    own.length ? many(loud, "problem") : `None found on ${looked}: no leak, fragmentation, memory without an owner, idle program or out-of-memory error, and no alert from your rules`,
     silenced ? `${silenced} silenced` : "",
     cards.length > SHOWN ? `${SHOWN} are shown` : "",
     own.length < cards.length ? `${cards.length - own.length} on other GPUs` : "",

@@ -365,8 +365,8 @@ def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
 
 
 def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
-    """Return the state of a program that gpumond has suspended, such as ``suspended for 2 h, 60.0 GiB on the host,
-    resuming it needs 61.2 GiB with overhead``.
+    """Return the state of a program that gpumond has suspended, such as ``suspended for 2 h; 60.0 GiB on the host;
+    needs 61.2 GiB to resume (overhead included)``.
     """
     suspended = duration(max(0.0, now - program["since"]))
     since = program.get("resume_since")
@@ -376,8 +376,8 @@ def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
         parts = [f"{_suspension_state(program)} for {duration(max(0.0, now - since))}", f"suspended for {suspended}"]
     if program["host_bytes"] is not None:
         parts.append(f"{human(program['host_bytes'])} on the host")
-    parts.append(f"resuming it needs {human(sum(each['used_bytes'] for each in program['memory']))} with overhead")
-    return ", ".join([*parts, program["reason"]] if program["reason"] else parts)
+    parts.append(f"needs {human(sum(each['used_bytes'] for each in program['memory']))} to resume (overhead included)")
+    return "; ".join([*parts, program["reason"]] if program["reason"] else parts)
 
 
 def _suspension_state(program: Mapping[str, Any]) -> str:

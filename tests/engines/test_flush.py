@@ -130,7 +130,7 @@ def test_request_during_the_check_is_not_lost(kind: str, tmp_path: Path):
         if kind == "lmdeploy":  # its counters are optional: the engine is idle again
             assert receipt.outcome in ("freed", "refused")
         else:
-            assert (receipt.outcome, receipt.reason) == ("refused", "it served a request during the check")
+            assert (receipt.outcome, receipt.reason) == ("refused", "the engine served a request during the check")
             assert used_bytes(card) == before
         assert engine.record()["harms"] == []
 
@@ -203,7 +203,7 @@ def test_call_that_hangs_is_not_repeated_while_the_server_still_serves(tmp_path:
     [
         ("vllm", "no-dev-mode", "VLLM_SERVER_DEV_MODE=1"),
         ("vllm", "no-sleep-mode", "start it with --enable-sleep-mode"),
-        ("llama-router", "loading", "qwen: the model is being loaded"),
+        ("llama-router", "loading", "qwen: being loaded"),
         ("llama-router", "no-metrics", "can't tell whether requests are running (start the router with --metrics)"),
         ("ollama", "pinned", "llama3:8b: pinned with keep_alive"),
         ("ollama", "expired", "a request runs, or it is being unloaded"),
@@ -233,7 +233,7 @@ def test_engine_whose_processes_use_the_device_is_refused(kind: str, tmp_path: P
         receipt = asyncio.run(World(card, allowed(engine), use=0.4).flush())
         assert (receipt.outcome, receipt.reason) == (
             "refused",
-            "its processes use the GPU (40%): a request may be running",
+            "the engine's processes use the GPU (40%): a request may be running",
         )
 
 
@@ -250,7 +250,7 @@ def test_server_that_somebody_else_has_paused_is_refused(tmp_path: Path):
     card = device(tmp_path)
     with fake_engine("vllm", card, "paused") as engine:
         receipt = flush(card, allowed(engine))
-        assert (receipt.outcome, receipt.reason) == ("refused", "it is paused, but not by gpumond: resume it first")
+        assert (receipt.outcome, receipt.reason) == ("refused", "the engine is paused, but not by gpumond: resume it first")
         assert engine.record()["paused"]
 
 
@@ -294,7 +294,7 @@ def test_another_users_request_is_refused_by_the_fresh_look_at_the_listener(tmp_
         (receipt,) = asyncio.run(scenario())
         assert (receipt.outcome, receipt.reason) == (
             "refused",
-            f"its listener doesn't belong to uid {os.getuid() + 1}",
+            f"the engine's listener doesn't belong to uid {os.getuid() + 1}",
         )
         assert engine.record()["calls"] == []
 
@@ -373,7 +373,7 @@ def test_engine_that_sleeps_already_is_nothing(tmp_path: Path):
 
         first, second = asyncio.run(scenario())
         assert first.outcome == "freed"
-        assert (second.outcome, second.reason) == ("nothing", "it is already sleeping")
+        assert (second.outcome, second.reason) == ("nothing", "the engine is already sleeping")
 
 
 def test_sleep_method_releases_the_weights_too(tmp_path: Path):

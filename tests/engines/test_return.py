@@ -46,7 +46,7 @@ def test_release_without_effect_returns_vllm_to_service(method: str, faults: lis
 
         receipt = asyncio.run(scenario())
         assert receipt.outcome == outcome
-        assert receipt.reason.endswith("; gpumond returns it to service")
+        assert receipt.reason.endswith("; gpumond is returning the engine to service")
         assert not engine.record()["paused"]
         assert engine.send("/is_sleeping") == {"is_sleeping": False}
         assert serves(engine)

@@ -166,8 +166,8 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
     [
         ({"up": False, "problem": "timeout"}, "the engine doesn't respond: timeout"),
         ({"up": False, "problem": NOT_READ}, "the daemon hasn't read the engine yet; try again in 10 s"),
-        ({"methods": ()}, "the configuration doesn't allow it; add allow: [engine]"),
-        ({"sleeping": True}, "it is already sleeping"),
+        ({"methods": ()}, "the configuration doesn't allow this; add allow: [engine]"),
+        ({"sleeping": True}, "the engine is already sleeping"),
         ({"running": 2, "waiting": 1}, "it has 3 running or waiting requests"),
         ({"running": 0, "waiting": None}, ""),
     ],

@@ -86,7 +86,7 @@ def test_wait_of_a_resumption_is_cancelled(daemon: RunningDaemon, device: SimDev
             assert cancel(daemon, notebook.pid) == 204
             receipt = waiting.result(30)
             assert (receipt["outcome"], receipt["state"]) == ("refused", "suspended")
-            assert receipt["reason"].endswith("cancelled the wait")
+            assert receipt["reason"].endswith("canceled the request to resume")
             assert cancel(daemon, notebook.pid) == 404
             until(lambda: daemon.get("frame")["queue"] == [])
         assert resume(daemon, notebook.pid, wait=30)["outcome"] == "resumed", "an earlier cancellation is over"
@@ -172,7 +172,7 @@ def test_commands_print_receipts_and_the_state_and_a_flush_is_deferred(
         done = daemon.run("suspend", "--pid", str(notebook.pid))
         assert (done.returncode, "suspended" in done.stdout) == (0, True)
         until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
-        assert "resuming it needs 624.0 MiB" in daemon.run("status").stdout
+        assert "needs 624.0 MiB to resume" in daemon.run("status").stdout
         _, answer, _ = daemon.flush(target={"pid": notebook.pid})
         assert [each["outcome"] for each in answer["receipts"]] == ["deferred"]
         assert daemon.run("resume", "--all").returncode == 0

@@ -208,9 +208,9 @@ def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: 
     if criteria.wake:
         return "it doesn't sleep" if engine["sleeping"] is False and not engine.get("paused") else ""
     if not engine["methods"]:
-        return "the configuration doesn't allow it; add allow: [engine]"
+        return "the configuration doesn't allow this; add allow: [engine]"
     if engine["sleeping"]:
-        return "it is already sleeping"
+        return "the engine is already sleeping"
     active = (engine["running"] or 0) + (engine["waiting"] or 0)
     if active:
         return f"it has {active} running or waiting requests"

@@ -37,6 +37,10 @@ ALIGNMENT = 2 * MIB
 PIECE = 512 * MIB
 """Size of the blocks that an evaluation allocates."""
 ORPHANS = ("unlisted", "gone", "holder")
+ORPHANS_HELP = (
+    "how the driver shows the memory: unlisted (no process), gone (the killed pid) or holder (a process that has the "
+    "device open)"
+)
 NEARLY_ALL = 0.95
 """Used share above which a device is under pressure."""
 
@@ -296,7 +300,7 @@ def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
     "a program is killed and its memory stays allocated without an owner",
     "orphan",
     shape=("used ---------", "             ", "pid  ----x    "),
-    options=(Option("as", "word", "one of them", f"what the driver still lists: {', '.join(ORPHANS)}", words=ORPHANS),),
+    options=(Option("as", "word", "random", ORPHANS_HELP, words=ORPHANS),),
     views=("agent", "process"),
 )
 def orphan(script: Script) -> None:

@@ -494,7 +494,7 @@ class Suspender:
         await self._keep(replace(program, state="suspended", grants=(), resume_since=None), always=True)
         if by := self._cancelled.pop(program.key, ""):
             remedy = f"gpumond resume --pid {program.pid} resumes it"
-            return replace(receipt, reason=f"{by} cancelled the wait", remedy=remedy, state="suspended")
+            return replace(receipt, reason=f"{by} canceled the request to resume", remedy=remedy, state="suspended")
         if missing is None:
             return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store", state="suspended")
         snapshot = self._snapshot()
