@@ -142,7 +142,7 @@ def carry_out(
 
 OBSTACLES: Mapping[Outcome, str] = {
     "deferred": "the program was suspended",
-    "timeout": "its deadline passed while the driver didn't respond",
+    "timeout": "the deadline passed while the driver didn't respond",
 }
 
 
@@ -224,7 +224,7 @@ def _in_main_thread(step: str, adapter: AllocatorAdapter, permissions: Permissio
     own = permissions.own and threading.current_thread() is threading.main_thread()
     if not (own or permissions.main_thread):
         raise FlushRefused(
-            "it is safe in the main thread only: start(main_thread=True) allows the agent to run it there"
+            "safe in the main thread only: start(main_thread=True) allows the agent to run it there"
         )
     return run(lambda: adapter.flush((step,)), MAIN_THREAD_SECONDS)
 

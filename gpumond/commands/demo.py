@@ -298,7 +298,7 @@ def captions(
             yield verdict["kind"], f"{verdict['summary']}. Try: {command('why ' + names[verdict['pid']])}"
     for report in frame["snapshot"]["reports"]:
         if report["limits"] and (count := report["program"]["oom_recovered"]):
-            text = f"{report['workload']} reached its limit {counted(count, 'time')}, ended requests and went on"
+            text = f"{report['workload']} reached its limit {counted(count, 'time')}, aborted requests and kept running"
             yield "limit", f"{text}. See: {command('oom list')}"
     for receipt in receipts:
         name = receipt["workload"]

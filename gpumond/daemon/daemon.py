@@ -52,7 +52,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
         if problem:
             faults["agents"] = Fault("agents", "socket_lost", None, problem)
         elif faults.pop("agents", None) or changed:
-            log.warning("%s was removed, and has been created again; agents reconnect to it", path)
+            log.warning("%s was removed and created again; agents reconnect to it", path)
         return agent_socket.listener if changed else None
 
     devices = Supervisor(source, restarted=telemetry.restarted, opened=wake.set)

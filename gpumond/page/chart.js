@@ -160,7 +160,7 @@ function show(node) {
   node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: columns.length ? summary(columns, about, own, columns.at(-1)) : "No data for this range." };
   node.view.top = drawPlot(node.plot, node.view);
   node.plot.dataset.range = rangeText(own);
-  const unmarked = eventsSince() > from && `Events before ${clock(eventsSince(), to)} have no mark.`;
+  const unmarked = eventsSince() > from && `Events before ${clock(eventsSince(), to)} aren’t marked.`;
   put(node.querySelector(".summary"), [node.view.summary, unmarked].filter(Boolean).join(" "));
   showCursor(node);
   node.drawn(node.view);

@@ -16,7 +16,7 @@ const COLUMNS = [
   { title: "Finished", text: ({ started_at: at, duration_seconds: seconds }) => clock(at + seconds, state.frame.snapshot.taken_at) },
   { title: "Program", text: ({ workload, pid }) => `${clean(workload || "?", 80)} (pid ${pid})`, name: true },
   { title: "GPU", text: gpu, name: true, wide: true },
-  { title: "Pool", text: ({ allocator }) => allocator ?? "", none: "A suspension moves all memory of a program.", wide: true },
+  { title: "Pool", text: ({ allocator }) => allocator ?? "", none: "A suspension moves all of a program’s memory.", wide: true },
   { title: "Outcome", text: ({ outcome }) => outcome },
   { title: "Planned", text: ({ planned }) => amount(planned), none: "No plan was requested.", number: true, wide: true },
   { title: "Expected at start", text: ({ expected }) => amount(expected), none: "Unknown.", number: true, wide: true },

@@ -63,7 +63,7 @@ const ACTIONS = {
   Flush: {
     of: ({ card, row }) => (row ? allowsFlush(row) : !card.process && state.devices.has(card.uuid) && state.frame.processes.some(allowsFlush)),
     on: ({ card, row }) => Boolean(row ? row.cached_bytes : reclaimableOf([state.devices.get(card.uuid)]).bytes > 0),
-    off: ({ subject }) => `${subject} has nothing to flush: no cache of it can be returned.`,
+    off: ({ subject }) => `${subject} has nothing to flush: no flush can return its cache.`,
     act: ({ card, row, subject }) =>
       row ? flush({ pid: row.pid, start_ticks: row.start_ticks }, subject) : flush({ device: card.uuid }, subject),
   },

@@ -160,7 +160,7 @@ def keep_columns(columns: Sequence[str]) -> str:
         _columns_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(_columns_file(), ",".join(columns).encode())
     except OSError as error:
-        return f"not kept for the next start: {_columns_file()}: {error.strerror}"
+        return f"not saved for the next start: {_columns_file()}: {error.strerror}"
     return ""
 
 
@@ -624,8 +624,8 @@ def refusal(row: ProcessRow, local: bool) -> str:
     """
     found = find_process(row.pid) if local else None
     if found is None or found[0] != row.key[1]:
-        return "it doesn't run on this machine, or not in this PID namespace"
-    return "" if found[1] == os.geteuid() else "it isn't your program"
+        return "the program runs on another machine or in another PID namespace"
+    return "" if found[1] == os.geteuid() else "the program isn't yours"
 
 
 def send(row: ProcessRow, local: bool, name: str) -> str:

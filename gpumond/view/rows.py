@@ -294,8 +294,8 @@ def reserve_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
         for quota, unused in _unused_reserves(frame, request["device_uuid"]).items():
             gpu = index.get(request["device_uuid"], "its GPU")
             yield (
-                f"{requester(request)} waits for {human(request['need_bytes'])} of {gpu}; the quota {plain(quota)} "
-                f"reserves {human(unused)} of it that its programs don't use"
+                f"{requester(request)} waits for {human(request['need_bytes'])} of {gpu}, where the quota "
+                f"{plain(quota)} reserves {human(unused)} that its programs don't use"
             )
 
 
@@ -528,7 +528,7 @@ def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         used, limit, overhead = (each.get(f"{name}_bytes") for name in ("used", "limit", "overhead"))
         if used and limit and overhead and used > limit:
             program = plain(each["workload"] or each["comm"] or "?", 64)
-            yield f"the limit of {program} ({human(limit)}) doesn't count its overhead ({human(overhead)})"
+            yield f"the limit of {program} ({human(limit)}) doesn't include its overhead ({human(overhead)})"
 
 
 def plain(text: object, most: int = 200) -> str:

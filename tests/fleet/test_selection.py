@@ -70,12 +70,12 @@ def test_process_without_an_agent_and_with_too_few_bytes_is_refused():
     planned = selected(min_reclaimable_bytes=2 * GIB)
     assert planned[10].refusal == ""
     assert "less than the 2.0 GiB requested" in planned[11].refusal
-    assert planned[12].refusal == "it has no agent"
+    assert planned[12].refusal == "the process has no agent"
 
 
 def test_program_whose_agent_allows_no_flush_is_refused():
     planned = select(MACHINE, frame(flush_policy="never"), Criteria(workload="serve"), None)
-    assert [each.refusal for each in planned] == ["its agent allows no flush"]
+    assert [each.refusal for each in planned] == ["the agent allows no flush"]
 
 
 def test_only_processes_that_a_query_names_are_selected():
@@ -100,7 +100,7 @@ def test_process_whose_start_is_unknown_is_refused():
     found = frame()
     found["snapshot"]["uptime_seconds"] = None
     (planned,) = select(MACHINE, found, Criteria(), {10: QueriedProcess(10, STARTED_AT + 1)})
-    assert "its start is unknown" in planned.refusal
+    assert "the process's start time is unknown" in planned.refusal
 
 
 def test_query_and_labels_both_select():
@@ -154,7 +154,7 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
     planned = engines(engine("chat", 10), engine("code", 11), named=query)
     assert [(each.engine, each.refusal) for each in planned] == [
         ("chat", ""),
-        ("", "it belongs to no configured serving engine"),
+        ("", "the process belongs to no configured serving engine"),
         ("", "the process has exited"),
     ]
     (old,) = engines(engine("chat", 10), named={10: QueriedProcess(10, STARTED_AT - 1)})
@@ -181,6 +181,6 @@ def test_engine_to_wake_needs_no_process_on_a_device():
     (planned,) = engines(engine("chat", sleeping=True, methods=()), wake=True)
     assert (planned.pid, planned.high_bytes, planned.refusal) == (0, 0, "")
     (awake,) = engines(engine("chat", 10), wake=True)
-    assert awake.refusal == "it doesn't sleep"
+    assert awake.refusal == "the engine isn't sleeping"
     (unloaded,) = engines(engine("chat", processes_problem="its address is a proxy's"))
     assert unloaded.refusal == "its address is a proxy's"

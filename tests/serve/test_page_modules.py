@@ -233,11 +233,11 @@ def test_leak_states_the_window_of_its_rate_and_what_will_be_full():
     line = "m.lineOf({ verdict: given[0] }, given[1], 130)"
     for kept, begin in (("", ""), ("retained by f at /b/a.py:3, g at c:7", "retained by f at …/a.py:3, g at c:7; ")):
         found = run_module("cards", line, verdict | {"retained_by": kept}, {"live_bytes": GIB})
-        assert found.startswith(f"{begin}leaks since ")
+        assert found.startswith(f"{begin}leaking since ")
         assert found.endswith(", about 60 MiB/min in the last 2 min; now 1.0 GiB live")
     card = {"verdict": verdict, "uuid": "GPU-a"}
     left = "m.leftOf(given[0], new Map(given[1]))"
-    assert run_module("cards", left, card, [["GPU-a", device]]) == "GPU 1 (24.0 GiB) is full in about 10 min"
+    assert run_module("cards", left, card, [["GPU-a", device]]) == "GPU 1 (24.0 GiB) will be full in about 10 min"
     for slope, peak, end in (
         (14 * GIB / 840, 16, " if it returns to its peak of 16.0 GiB, else in about 14 min"),
         (14 * GIB / 840, 10, ""),
@@ -245,7 +245,7 @@ def test_leak_states_the_window_of_its_rate_and_what_will_be_full():
     ):
         verdict["evidence"] = [["slope_bytes_per_second", slope], ["device_peak_bytes", peak * GIB]]
         found = run_module("cards", left, card, [["GPU-a", device]])
-        assert found == f"GPU 1 (24.0 GiB) is full in about 10 min{end}"
+        assert found == f"GPU 1 (24.0 GiB) will be full in about 10 min{end}"
     assert run_module("cards", left, card, []) == ""
 
 

@@ -68,11 +68,11 @@ def test_idle_program_that_allows_it_is_suspended():
     ("reason", "case"),
     [
         ("the configuration doesn't allow", {"allowed": False}),
-        ("the program doesn't allow it", {"report": replace(REPORT, suspendable=False)}),
-        (f"it belongs to uid {REPORT.uid}", {"uid": REPORT.uid + 1}),
-        (f"it belongs to uid {REPORT.uid}, and the daemon", {"found": replace(ROOM, uid=REPORT.uid + 1)}),
+        ("the program doesn't allow suspension", {"report": replace(REPORT, suspendable=False)}),
+        (f"the program belongs to uid {REPORT.uid}", {"uid": REPORT.uid + 1}),
+        (f"the program belongs to uid {REPORT.uid}, and the daemon", {"found": replace(ROOM, uid=REPORT.uid + 1)}),
         ("its pid is unknown", {"report": replace(REPORT, pid=2**31)}),
-        ("it is already suspended", {"suspensions": (Suspension("GPU-a", USAGE, 0, 0.0, confirmed=True),)}),
+        ("the program is already suspended", {"suspensions": (Suspension("GPU-a", USAGE, 0, 0.0, confirmed=True),)}),
         ("the driver lists no memory", {"device": replace(DEVICE, processes=())}),
         ("it uses a MIG instance", {"device": replace(DEVICE, parent_uuid="GPU-b")}),
         ("it is a client of MPS", {"device": usage(kinds=("mps",))}),
@@ -145,10 +145,10 @@ def test_program_whose_state_is_unknown_states_the_reason_and_has_one_receipt():
 @pytest.mark.parametrize(
     ("state", "reason", "remedy"),
     [
-        ("suspending", "it is being suspended", "wait for its receipt"),
-        ("suspended", "it is already suspended", "gpumond resume --pid 10 resumes it"),
-        ("waiting", "it is about to be resumed", "suspend it when it runs again"),
-        ("resuming", "it is about to be resumed", "suspend it when it runs again"),
+        ("suspending", "the program is being suspended", "wait for its receipt"),
+        ("suspended", "the program is already suspended", "gpumond resume --pid 10 resumes it"),
+        ("waiting", "the program is about to be resumed", "suspend it when it runs again"),
+        ("resuming", "the program is about to be resumed", "suspend it when it runs again"),
         ("stuck", "it is stuck: CUDA_ERROR", "end it: kill -9 10"),
     ],
 )

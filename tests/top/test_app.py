@@ -272,7 +272,7 @@ def test_refusal_is_shown(fake: FakeDaemon, status: int, text_shown: str):
 
 def test_timed_out_programs_do_not_hide_receipts_of_others(fake: FakeDaemon):
     late = FREED | {"pid": 11, "workload": "late", "outcome": "timeout", "released_bytes": 0, "reason": "no answer"}
-    problem = RECEIPTS | {"detail": "no answer in time from pid 11", "receipts": [FREED, late]}
+    problem = RECEIPTS | {"detail": "no response in time from pid 11", "receipts": [FREED, late]}
     with top(fake.url) as session:
         session.shows("train")
         fake.answers["/api/v1/flushes"] = (200, PLAN)
@@ -496,12 +496,12 @@ def test_program_of_another_user_receives_no_signal():
         if start_ticks(pid) is None:
             pytest.skip("pid 1 is not visible")
         row = row_of(pid)
-        assert refusal(row, True) == "it isn't your program"
-        assert send(row, True, "SIGKILL") == "not sent: it isn't your program"
+        assert refusal(row, True) == "the program isn't yours"
+        assert send(row, True, "SIGKILL") == "not sent: the program isn't yours"
         with fake_daemon(frame_of(pid)) as fake, top(fake.url) as session:
             session.shows("sleep0")
             session.press("K")
-            session.shows("it isn't your program", without="y: yes")
+            session.shows("the program isn't yours", without="y: yes")
         assert process.poll() is None
 
 

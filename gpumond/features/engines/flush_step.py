@@ -108,7 +108,7 @@ def obstacle(method: ReleaseMethod, states: Sequence[EngineState], uses: Sequenc
     if last.requests is None and None in uses and (method.stops_service or not method.waits):
         reason = f" ({last.without_counts})" if last.without_counts else ""
         return (
-            f"can't tell whether requests are running{reason}, and the driver doesn't report GPU use by its processes"
+            f"can't tell whether requests are running: the engine doesn't report them{reason}, and the driver doesn't report its GPU use"
         )
     return ""
 
@@ -145,7 +145,7 @@ def verdict(
         return "timeout", f"{error}; the call may still be in progress, so gpumond doesn't repeat it"
     if lost and not method.ends_holder:
         pids = ", ".join(str(key.pid) for key in sorted(lost))
-        return "failed", f"process {pids} of the engine ended after the call; see its log"
+        return "failed", f"pid {pids} of the engine exited after the call; see the engine's log"
     if error is not None and released <= TOLERANCE_BYTES:
         return ("refused" if isinstance(error, EngineRejected) else "failed"), str(error)
     if released <= TOLERANCE_BYTES:
@@ -200,8 +200,8 @@ def shortage(needed: Mapping[str, int], free: Mapping[str, int]) -> str:
     for uuid, size in needed.items():
         available = free.get(uuid)
         if size > TOLERANCE_BYTES and (available is None or available < size + MARGIN_BYTES):
-            has = "an unknown number of bytes is" if available is None else f"{human(available)} are"
-            return f"it needs {human(size + MARGIN_BYTES)} on device {uuid}, where {has} free"
+            has = "an unknown amount" if available is None else human(available)
+            return f"the engine needs {human(size + MARGIN_BYTES)} on device {uuid}, where {has} is free"
     return ""
 
 
@@ -419,7 +419,7 @@ class EngineFlusher(EngineStep):
             await asyncio.sleep(self._timing.idle_seconds / (self._timing.reads - 1))
             fresh = await self._memory(name)
             if fresh.listeners != flush.before.listeners:
-                raise Refused(fresh.problem or "its server was replaced during the check")
+                raise Refused(fresh.problem or "the engine's server was replaced during the check")
             require(_foreign(request, fresh))
             flush.before = fresh
             uses.append(fresh.use_ratio)

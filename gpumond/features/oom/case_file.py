@@ -215,7 +215,7 @@ def document(case: CaseFile, ranks: Sequence[RankError]) -> str:
     parts = [html.paragraph(_when(case)), html.paragraph(case.summary)]
     if case.remedies:
         header = [name.capitalize() if not name.startswith(">") else ">Bytes" for name in REMEDY_HEADER]
-        parts += [html.heading("What would have been enough"), html.table(header, remedy_rows(case))]
+        parts += [html.heading("What would have prevented the error"), html.table(header, remedy_rows(case))]
     if case.timeline.at:
         curves = [(_label(each.pid, each.workload), each.used_bytes) for each in case.timeline.curves]
         parts += [html.heading("The device in the ten minutes before"), html.areas(case.timeline.at, curves)]

@@ -491,7 +491,7 @@ def _orphans(e: Evidence) -> Iterator[Remedy]:
     size = None if e.device is None else e.device.size_bytes
     for process in (e.device.processes or ()) if e.device else ():
         if process.orphaned and process.key != e.report.key and process.used_bytes:
-            text = f"end pid {process.pid} if you don't need it: its parent has exited"
+            text = f"stop pid {process.pid} if you don't need it: its parent has exited"
             yield _remedy(e, "orphan", text, process.used_bytes, "measured", "the driver's count of the process")
     if size is not None and unattributed >= ORPHAN * size:
         text = "find the owner of the memory that belongs to no listed process: gpumond status"
