@@ -59,8 +59,8 @@ FAULTS: Mapping[str, str] = {
     "needs none",
     "driver_not_loaded": "load the driver (modprobe nvidia), or install it",
     "uninitialized": "no action needed: gpumond opens the driver again when it is available",
-    "no_permission": "give this user read and write access to /dev/nvidia* (AMD, Intel: the group render; the memory in use also requires "
-    "CAP_PERFMON)",
+    "no_permission": "give this user read and write access to /dev/nvidia* (AMD, Intel: the group render; the memory "
+    "in use also requires CAP_PERFMON)",
     "device_access_lost": "recreate the container with CDI or explicit --device options",
     "lib_rm_version_mismatch": "reboot, or stop all programs that use the GPU and reload the kernel module",
     "timeout": "look for Xid 119, 79 or 45 in dmesg; this GPU's values are hidden until the driver call returns",
@@ -80,8 +80,8 @@ FAULTS: Mapping[str, str] = {
     "processes_hidden": "run gpumond as root or with CAP_SYS_PTRACE; until then, the memory of these processes is "
     "unattributed",
     "impossible_value": "check that the driver matches its library and nvidia-ml-py; gpumond drops impossible values",
-    "report_exceeds_driver": "check the program with that pid: its agent reports wrong values, or its allocator counts memory that "
-    "isn't on the GPU (managed memory); gpumond uses the driver-reported value",
+    "report_exceeds_driver": "check the program with that pid: its agent reports wrong values, or its allocator counts "
+    "memory that isn't on the GPU (managed memory); gpumond uses the driver-reported value",
     "insufficient_size": "check that the driver matches its library and nvidia-ml-py; only that field is missing",
     "unreadable": "check that the driver matches its library; only that field is missing",
     "unknown": "look for Xid errors in dmesg; in a container, check that its device rules are complete (CDI)",
@@ -280,8 +280,8 @@ CONDITIONS: Mapping[str, str] = {
     "bytes without another owner to the programs that hold managed memory, up to the sizes of their pools",
     "suspended": "no action needed: cuda-checkpoint, or a program that uses its interface, has suspended the process; "
     "it needs this memory again when it is resumed, and isn't flushed until then",
-    "pool_exceeds_device": "check the program with that pid: its agent reports wrong values, or its allocator counts memory that "
-    "isn't on the GPU (managed memory, released pages)",
+    "pool_exceeds_device": "check the program with that pid: its agent reports wrong values, or its allocator counts "
+    "memory that isn't on the GPU (managed memory, released pages)",
     "live_unknown": "start the program with gpumond run -- COMMAND, or wrap its RMM resource in "
     "rmm.mr.StatisticsResourceAdaptor: the resource doesn't count live bytes",
     "memory_partition": "no action needed: the daemon runs in a cgroup whose memory on this GPU is limited; its values "

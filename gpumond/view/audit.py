@@ -156,7 +156,9 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "silence.create": _silence,
     "silence.expire": lambda detail: f"ended the silence {_matchers(detail)}",
     "baseline.record": _baseline,
-    "baseline.compare": lambda detail: f"measured for a comparison with baseline {detail['name']} for {duration(detail['for_seconds'])}",
+    "baseline.compare": lambda detail: (
+        f"measured for a comparison with baseline {detail['name']} for {duration(detail['for_seconds'])}"
+    ),
     "baseline.delete": "deleted baseline {name}",
     "receiver.test": "sent a test message to receiver {receiver}",
     "release": lambda detail: f"detached from the driver for {duration(detail['for_seconds'])}",

@@ -250,7 +250,10 @@ def test_server_that_somebody_else_has_paused_is_refused(tmp_path: Path):
     card = device(tmp_path)
     with fake_engine("vllm", card, "paused") as engine:
         receipt = flush(card, allowed(engine))
-        assert (receipt.outcome, receipt.reason) == ("refused", "the engine is paused, but not by gpumond: resume it first")
+        assert (receipt.outcome, receipt.reason) == (
+            "refused",
+            "the engine is paused, but not by gpumond: resume it first",
+        )
         assert engine.record()["paused"]
 
 

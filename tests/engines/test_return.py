@@ -133,7 +133,9 @@ def test_return_waits_for_free_memory(tmp_path: Path):
             card.attach().allocate(9 * GIB)
             world.flusher.receipts[-1] = replace(receipt, outcome="timeout")
             world.flusher.resume()
-            assert await reached(lambda: "it needs 5.0 GiB" in world.engines.readings()[0].out_of_service_reason)
+            assert await reached(
+                lambda: "the engine needs 5.0 GiB" in world.engines.readings()[0].out_of_service_reason
+            )
             assert "POST /wake_up" not in engine.record()["calls"]
             card.attach().free(9 * GIB)
             assert await reached(lambda: bool(world.kept))
@@ -239,7 +241,7 @@ def test_wake_waits_for_free_memory(tmp_path: Path):
 
         refused, woken = asyncio.run(scenario())
         assert (refused.outcome, woken.outcome) == ("refused", "woken")
-        assert "it needs 5.0 GiB on device SIM-0" in refused.reason
+        assert "the engine needs 5.0 GiB on device SIM-0" in refused.reason
 
 
 @pytest.mark.parametrize("fault", ["pinned", "embedding"])

@@ -108,7 +108,8 @@ def obstacle(method: ReleaseMethod, states: Sequence[EngineState], uses: Sequenc
     if last.requests is None and None in uses and (method.stops_service or not method.waits):
         reason = f" ({last.without_counts})" if last.without_counts else ""
         return (
-            f"can't tell whether requests are running: the engine doesn't report them{reason}, and the driver doesn't report its GPU use"
+            f"can't tell whether requests are running: the engine doesn't report them{reason}, and the driver doesn't "
+            "report its GPU use"
         )
     return ""
 
@@ -441,7 +442,8 @@ class EngineFlusher(EngineStep):
         if method.stops_service and method.undo and engine.wake and released_too_little(receipts):
             self._begin_return(name, receipts)
             receipts = [
-                replace(each, reason=join_reasons(each.reason, "gpumond is returning the engine to service")) for each in receipts
+                replace(each, reason=join_reasons(each.reason, "gpumond is returning the engine to service"))
+                for each in receipts
             ]
         return receipts
 

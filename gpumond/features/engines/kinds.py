@@ -310,7 +310,8 @@ TRITON = EngineSpec(
     kind="triton",
     summary="Triton inference server (--model-control-mode=explicit)",
     read=read_triton,
-    warning="requests for an unloaded model fail until the model is loaded again; frameworks don't release all of its memory",
+    warning="requests for an unloaded model fail until the model is loaded again; frameworks don't release all of its "
+    "memory",
     methods=(
         ReleaseMethod(
             name="unload",
@@ -370,7 +371,9 @@ def read_vllm(engine: EngineConfig) -> Exchange[EngineState]:
     page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
     running = page.count(VLLM_RUNNING)
     if running is None:
-        raise EngineError(f"the metrics lack {VLLM_RUNNING}: start vLLM without --disable-log-stats, or correct the kind")
+        raise EngineError(
+            f"the metrics lack {VLLM_RUNNING}: start vLLM without --disable-log-stats, or correct the kind"
+        )
     states = page.samples("vllm:engine_sleep_state")
     awake = [sample.value for sample in states if sample.labels.get("sleep_state") == "awake"]
     sleeping: bool | None = None if not awake else min(awake) <= 0  # all states are 0 without the KV cache alone
@@ -402,14 +405,16 @@ def check_vllm(engine: EngineConfig, state: EngineState) -> Exchange[str]:
         return "vLLM's development routes are off: start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
     enabled = at(answer.accepted().json, "vllm_config", "model_config", "enable_sleep_mode")
     if enabled is not True:
-        return "sleep mode is off: start vLLM with --enable-sleep-mode; without it, vLLM would pause and release nothing"
+        return (
+            "sleep mode is off: start vLLM with --enable-sleep-mode; without it, vLLM would pause and release nothing"
+        )
     return ""
 
 
 VLLM_DRAIN = post("/pause", seconds=30.0, mode="wait")
 VLLM_SERVES_AGAIN = (
-    "gpumond flush --workload NAME --step engine --wake; until then, requests fail with 503 (vLLM before 0.33 keeps them "
-    "waiting)"
+    "gpumond flush --workload NAME --step engine --wake; until then, requests fail with 503 (vLLM before 0.33 keeps "
+    "them waiting)"
 )
 
 VLLM_RELEASE_KV_CACHE = ReleaseMethod(
@@ -598,7 +603,8 @@ LMDEPLOY = EngineSpec(
     kind="lmdeploy",
     summary="LMDeploy",
     read=read_lmdeploy,
-    warning="sleep mode ends all sessions, even new ones; it needs no key, so everyone who reaches the port can start it",
+    warning="sleep mode ends all sessions, even new ones; it needs no key, so everyone who reaches the port can start "
+    "it",
     methods=(
         ReleaseMethod(
             name="sleep",

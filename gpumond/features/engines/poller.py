@@ -183,8 +183,8 @@ class _Engine:
         if self.pinned_uid in (None, uid):
             return ""
         return (
-            f"the engine's listener belongs to uid {uid}, and the earlier one to uid {self.pinned_uid}: no secret is sent; "
-            "set user:, or reload the configuration after a change"
+            f"the engine's listener belongs to uid {uid}, and the earlier one to uid {self.pinned_uid}: no secret is "
+            "sent; set user:, or reload the configuration after a change"
         )
 
     def keep(self, state: EngineState, now: float) -> None:

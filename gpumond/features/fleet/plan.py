@@ -345,7 +345,11 @@ def _of_replicas(total: int, awake: int, limits: FleetLimits) -> str:
     """Return the reason why no more replicas of a service may sleep, or an empty string."""
     if awake <= limits.keep:
         last = "the last replica" if awake == 1 else f"one of the last {awake} replicas"
-        return f"the engine is {last} awake (--keep {limits.keep})" if awake else f"no replica is awake (--keep {limits.keep})"
+        return (
+            f"the engine is {last} awake (--keep {limits.keep})"
+            if awake
+            else f"no replica is awake (--keep {limits.keep})"
+        )
     down = total - awake + 1
     if limits.max_unavailable is not None and down > limits.max_unavailable.of(total):
         return f"{down} of {total} replicas would be unavailable (--max-unavailable {limits.max_unavailable})"

@@ -287,8 +287,8 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
         return None
     name = f"{process.comm or 'a program'} (pid {process.pid})"
     summary = (
-        f"{name} exited while it held {human(used)} on GPU {device.index}, which had only {human(free)} free: it may have "
-        "run out of memory. Start it with gpumond run: next time you'll see the request, the line and the remedies"
+        f"{name} exited while it held {human(used)} on GPU {device.index}, which had only {human(free)} free: it may "
+        "have run out of memory. Start it with gpumond run: next time you'll see the request, the line and the remedies"
     )
     return CaseFile(
         id=case_id(at, process.pid, 0),

@@ -62,7 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         each.add_argument("name", metavar="NAME", help="a built-in rule")
     option(override, "--threshold THRESHOLD", "new threshold, such as 0.9, 90%% or 1GiB")
     option(
-        override, "--for DURATION", "how long the value must be beyond the threshold before the alert fires, such as 5m", type=duration
+        override,
+        "--for DURATION",
+        "how long the value must be beyond the threshold before the alert fires, such as 5m",
+        type=duration,
     )
     option(override, "--severity WORD", "new severity, such as info, warning or critical")
     state = override.add_mutually_exclusive_group()

@@ -108,11 +108,15 @@ def refusals(
     if any(pool.managed for pool in report.pools):
         yield Refusal("the program uses managed memory, which the driver can't suspend", "don't use managed memory")
     if "nccl" in report.components:
-        yield Refusal("the program has NCCL communicators, which may hang after a suspension", "shut down torch.distributed first")
+        yield Refusal(
+            "the program has NCCL communicators, which may hang after a suspension", "shut down torch.distributed first"
+        )
     if not is_idle(snapshot, report.key, request.idle_seconds):
         idle = idle_seconds(snapshot, report.key)
         known = "an unknown time" if idle is None else duration(idle)
-        yield Refusal(f"the program has been idle for {known}, not for {duration(request.idle_seconds)}", "try again later")
+        yield Refusal(
+            f"the program has been idle for {known}, not for {duration(request.idle_seconds)}", "try again later"
+        )
     if host_state is not None:
         yield from _of_machine(
             report,
@@ -146,12 +150,16 @@ def _of_driver(snapshot: Snapshot, report: AgentReport, vendors: set[str]) -> It
         yield Refusal(f"driver {version or 'of unknown version'} can't suspend programs", remedy)
     if number < IPC_DRIVER and "ipc" in report.components:
         remedy = f"install driver {IPC_DRIVER} or newer, or free the shared tensors"
-        yield Refusal(f"the program shares GPU memory with another process, which driver {version} can't suspend", remedy)
+        yield Refusal(
+            f"the program shares GPU memory with another process, which driver {version} can't suspend", remedy
+        )
 
 
 def _of_machine(report: AgentReport, used: int, found: HostState, pending_bytes: int) -> Iterator[Refusal]:
     if found.uid not in (0, report.uid):
-        yield Refusal(f"the program belongs to uid {report.uid}, and the daemon is uid {found.uid}", "run the daemon as root")
+        yield Refusal(
+            f"the program belongs to uid {report.uid}, and the daemon is uid {found.uid}", "run the daemon as root"
+        )
     if found.children:
         pids = ", ".join(map(str, found.children))
         yield Refusal(f"the program's children use the GPU, too (pid {pids})", "stop them first")
@@ -161,7 +169,8 @@ def _of_machine(report: AgentReport, used: int, found: HostState, pending_bytes:
     elif found.host_bytes < need:
         have = human(found.host_bytes)
         yield Refusal(
-            f"the program needs {human(need)} of host memory, but only {have} is free", "free host memory or raise its limit"
+            f"the program needs {human(need)} of host memory, but only {have} is free",
+            "free host memory or raise its limit",
         )
 
 
