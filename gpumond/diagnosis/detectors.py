@@ -271,7 +271,7 @@ def orphaned(flat_period: FlatPeriod, now: float, busy: float | None, idle_secon
 
 
 FILLED = "after filling the device"
-UNHANDLED = "after an out-of-memory error that it didn't handle"
+UNHANDLED = "after an unhandled out-of-memory error"
 
 
 def cause(ending: Ending | None, oom_at: float, now: float, filled: bool, xid_at: float) -> str:

@@ -115,7 +115,7 @@ class AuditedRequests:
     async def request_end(self, report: AgentReport, requested_by: str) -> str:
         """Ask a program to end, and return the reason if it was not asked. Raises StoreUnavailable."""
         answer = await self._send(report, AgentRequest(uuid.uuid4().hex, "end"), requested_by)
-        return "it didn't respond in time" if answer is None else answer.reason
+        return "the program didn't respond in time" if answer is None else answer.reason
 
     async def _send(self, report: AgentReport, ask: AgentRequest, requested_by: str) -> AgentResponse | None:
         asked: dict[str, Any] = {"pid": report.pid, "workload": report.workload}

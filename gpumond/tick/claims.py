@@ -296,7 +296,7 @@ def _is_fresh(report: AgentReport, device: DeviceReading) -> bool:
 
 def _fault(excess: Excess, device: DeviceReading) -> Fault:
     detail = (
-        f"the agent of pid {excess.pid} claims {excess.claimed_bytes} B on GPU {device.index}, the driver counts "
+        f"the agent of pid {excess.pid} claims {excess.claimed_bytes} B on GPU {device.index}, but the driver counts "
         f"{excess.limit_bytes} B"
     )
     return Fault("agent", "report_exceeds_driver", None, detail)

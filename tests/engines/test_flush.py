@@ -176,7 +176,7 @@ def test_call_that_hangs_is_not_repeated(kind: str, tmp_path: Path):
         assert first.outcome == "timeout"
         assert "no response to POST" in first.reason
         assert second.outcome == "refused", (first, second)
-        assert second.reason.startswith("its last release didn't respond")
+        assert second.reason.startswith("the last release got no response")
         calls = engine.record()["calls"]
         assert len(calls) == len(set(calls) | {call for call in calls if call.startswith("GET")}) or all(
             calls.count(call) == 1 for call in calls if call.startswith("POST") and "index" not in call
@@ -202,12 +202,12 @@ def test_call_that_hangs_is_not_repeated_while_the_server_still_serves(tmp_path:
     ("kind", "fault", "says"),
     [
         ("vllm", "no-dev-mode", "VLLM_SERVER_DEV_MODE=1"),
-        ("vllm", "no-sleep-mode", "start it with --enable-sleep-mode"),
+        ("vllm", "no-sleep-mode", "start vLLM with --enable-sleep-mode"),
         ("llama-router", "loading", "qwen: being loaded"),
-        ("llama-router", "no-metrics", "can't tell whether requests are running (start the router with --metrics)"),
+        ("llama-router", "no-metrics", "the engine doesn't report them (start the router with --metrics)"),
         ("ollama", "pinned", "llama3:8b: pinned with keep_alive"),
-        ("ollama", "expired", "a request runs, or it is being unloaded"),
-        ("vllm", "no-stats", "start it without --disable-log-stats"),
+        ("ollama", "expired", "running a request or being unloaded"),
+        ("vllm", "no-stats", "start vLLM without --disable-log-stats"),
         ("tensorrt-llm", "failed", "restart the engine"),
         ("triton", "ensemble", "the ensemble pipeline uses resnet"),
         ("triton", "not-explicit", "HTTP status 400"),
@@ -243,7 +243,9 @@ def test_unknown_requests_are_busy_unless_the_engine_serves_on(kind: str, outcom
     with fake_engine(kind, card) as engine:
         receipt = asyncio.run(World(card, allowed(engine), use=None).flush())
         assert receipt.outcome == outcome
-        assert ("can't tell whether requests are running, and the driver" in receipt.reason) == (outcome == "refused")
+        assert (
+            "can't tell whether requests are running: the engine doesn't report them, and the driver" in receipt.reason
+        ) == (outcome == "refused")
 
 
 def test_server_that_somebody_else_has_paused_is_refused(tmp_path: Path):

@@ -118,7 +118,7 @@ def test_reading_states_that_a_server_does_not_serve_yet(tmp_path: Path):
         reading, refused, after = asyncio.run(scenario())
         assert (reading.paused, reading.up) == (True, True)
         assert reading.out_of_service_seconds > 0
-        assert refused.reason.startswith("gpumond is still returning it to service")
+        assert refused.reason.startswith("gpumond is still returning the engine to service")
         assert after.out_of_service_seconds is None
 
 

@@ -192,7 +192,7 @@ def test_crossing_with_the_size_is_drawn_where_it_is_near():
 
 def test_texts_name_the_actions_of_the_web_ui_before_commands():
     texts = {
-        "gpumond oom show --pid 25 says why": "Case (gpumond oom show --pid 25) says why",
+        "gpumond oom show --pid 25 shows why": "Case (gpumond oom show --pid 25) shows why",
         "; gpumond flush --device 1 releases it": "; Flush (gpumond flush --device 1) releases it",
         "find out: gpumond why --pid 25; restart it": "find out: Why (gpumond why --pid 25); restart it",
     }
