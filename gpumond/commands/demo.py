@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
                     print(f"open {address}\n\nA simulated GPU without programs: {devices / 'card0'}", flush=True)
                     return
                 os.environ["GPUMOND_RUNTIME_DIR"] = str(settings.runtime_directory())
-                threading.Thread(target=_narrate, args=(address, count), name="gpumond-story", daemon=True).start()
+                threading.Thread(target=_narrate, args=(address, count), name="gpumond-captions", daemon=True).start()
                 programs.enter_context(_programs(devices, count, settings, address))
 
             return serve(settings, "sim", reload, 1.0 if arguments.sim_device else PACE, started)

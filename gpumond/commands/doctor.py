@@ -34,7 +34,7 @@ from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import in_private_pid_namespace
 from gpumond.host.peer import peer_uid
 from gpumond.tick.conditions import of_device
-from gpumond.view.notices import LIKELY_MEANT, stuck
+from gpumond.view.notices import USUALLY_INTENDED, stuck
 from gpumond.view.text import safe
 
 MARKS = {"good": "ok  ", "note": "note", "bad": "FAIL"}
@@ -258,7 +258,7 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     for engine in engines:
         yield _engine(engine)
     for entry in stuck(processes):
-        yield Finding("process", "note" if entry.kind in LIKELY_MEANT else "bad", entry.what, entry.remedy)
+        yield Finding("process", "note" if entry.kind in USUALLY_INTENDED else "bad", entry.what, entry.remedy)
 
 
 def other_socket(path: str | None, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:

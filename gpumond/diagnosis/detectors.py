@@ -125,7 +125,7 @@ class PoolPeaks:
         for pool in report.pools:
             if pool.device_uuid == device_uuid and not pool.inside and pool.live_bytes is not None:
                 live += pool.live_bytes
-                kept += kept_bytes(pool) if pool.live_bytes else 0  # an empty pool is not fragmented
+                kept += unreclaimable_bytes(pool) if pool.live_bytes else 0  # an empty pool is not fragmented
                 highest += pool.peak_live_bytes or 0
                 ooms += pool.ooms or 0
                 retries += pool.retries or 0
@@ -185,7 +185,7 @@ class PoolPeaks:
         return Fragmentation(ratio, live, kept, growth, since)
 
 
-def kept_bytes(pool: PoolUsage) -> int:
+def unreclaimable_bytes(pool: PoolUsage) -> int:
     """Return the bytes that no flush returns: held less reclaimable, that is live and stranded.
 
     An arena that never returns memory isn't a sign of fragmentation: it keeps its memory in any case. Nor is a pool

@@ -251,7 +251,7 @@ class TokenReviewError(GpumondError):
     """The API server of Kubernetes does not answer, or refuses to verify tokens for the daemon."""
 
 
-OF_A_RETURN_CODE = "look up this NVML return code, and look for Xid errors in dmesg; only that field is missing"
+RETURN_CODE_REMEDY = "look up this NVML return code, and look for Xid errors in dmesg; only that field is missing"
 """Remedy for the kinds that are not listed: the other return codes of NVML."""
 
 CONDITIONS: Mapping[str, str] = {
@@ -293,4 +293,4 @@ CONDITIONS: Mapping[str, str] = {
 
 def remedy(kind: str) -> str:
     """Return the remedy for a fault or a condition of that kind."""
-    return FAULTS.get(kind) or CONDITIONS.get(kind) or OF_A_RETURN_CODE
+    return FAULTS.get(kind) or CONDITIONS.get(kind) or RETURN_CODE_REMEDY

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpumond.facts.errors import NoSuchTarget
-from gpumond.facts.messages import AgentRequest, AgentResponse, Asked
+from gpumond.facts.messages import AgentRequest, AgentResponse, RequestKind
 from gpumond.facts.snapshot import AgentReport
 from gpumond.programs.agent_server import ASK_SECONDS, AgentServer, identity_of
 
@@ -52,7 +52,7 @@ class AuditedRequests:
     async def ask(
         self,
         pid: int,
-        kind: Asked,
+        kind: RequestKind,
         limit_bytes: int | None,
         device: str | None,
         requested_by: str,

@@ -9,7 +9,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from gpumond.diagnosis.detectors import kept_bytes, split_share
+from gpumond.diagnosis.detectors import split_share, unreclaimable_bytes
 from gpumond.events import program_place
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import ProcessKey, Program
@@ -245,10 +245,10 @@ def unlisted(snapshot: Snapshot) -> frozenset[str]:
 
 
 def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> CounterTrack:
-    peak, live = pool.peak_live_bytes, kept_bytes(pool) if pool.live_bytes is None else pool.live_bytes
+    peak, live = pool.peak_live_bytes, unreclaimable_bytes(pool) if pool.live_bytes is None else pool.live_bytes
     if peak is not None and peak > live and (before is None or peak != before.reported):
         live = peak  # a peak that rose was reached within this step, however short it was
-    kept = max(live, kept_bytes(pool))
+    kept = max(live, unreclaimable_bytes(pool))
     if before is not None and not kept and before.kept:  # it has freed all: what was fragmented no longer is
         before = before._replace(steps=((elapsed, 0, 0),), live=0, kept=0)
     if before is None:

@@ -86,7 +86,8 @@ def _of_suspension(snapshot: Snapshot, suspension: Suspension) -> str:
     name = (report.workload if report else "") or suspension.usage.comm or "unnamed"
     unmapped = unmapped_by_device(report.pools).get(suspension.device_uuid, 0) if report else 0
     counted = human(suspension.usage.used_bytes or 0)
-    return f"pid {suspension.process.pid} ({name}): {human(unmapped)} in its allocators; the driver counted {counted} before"
+    process = f"pid {suspension.process.pid} ({name})"
+    return f"{process}: {human(unmapped)} in its allocators; the driver counted {counted} before"
 
 
 def _of_excess(excess: Excess) -> Condition:

@@ -144,7 +144,7 @@ REMEDIES = {
     "if you don't need it, kill {pid}",
     "idle": "if it runs the agent, gpumond flush --pid {pid} releases its cache; if you don't need it, kill {pid}",
 }
-LIKELY_MEANT = ("orphaned", "idle")
+USUALLY_INTENDED = ("orphaned", "idle")
 IDLE_BYTES = 1 << 30
 """Smaller amounts are ignored: a context alone takes half as much."""
 

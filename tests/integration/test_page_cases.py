@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.features.oom.case_file import CaseSummary, Curve, RankedCase, Timeline, summary_of
+from gpumond.features.oom.case import CaseSummary, Curve, RankedCase, Timeline, summary_of
 from gpumond.features.oom.routes import EXAMPLE
 from tests.helpers.agents import GIB
 from tests.helpers.browser import PHONE, PageSession, check_access, needs_chromium, open_page

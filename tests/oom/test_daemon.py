@@ -1,4 +1,4 @@
-"""Case files of a real daemon: of programs whose error is handled, and of one that it ends."""
+"""Cases of a real daemon: of programs whose error is handled, and of one that it ends."""
 
 from __future__ import annotations
 

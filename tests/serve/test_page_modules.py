@@ -290,7 +290,7 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
         (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 30.0),
         (frame(verdicts=leak), [["leak", 10.0], ["start", 0.0], ["cache", 30.0]], 31.0),
     ]
-    assert run_module("story", CAPTIONS, *scenes) == [
+    assert run_module("captions", CAPTIONS, *scenes) == [
         [[], None],
         [["start"], "start"],
         [["cache", "start"], "start"],
@@ -308,7 +308,7 @@ def test_caption_promises_a_line_only_where_one_is_known():
     }
     leak = {"kind": "leak", "pid": 1}
     frames = [frame | {"queue": [], "verdicts": [leak | {"retained_by": text}]} for text in ("", "retained by f")]
-    found = run_module("story", "given.map((frame) => m.captionsOf(frame).get('leak').includes('line'))", *frames)
+    found = run_module("captions", "given.map((frame) => m.captionsOf(frame).get('leak').includes('line'))", *frames)
     assert found == [False, True]
 
 
@@ -317,7 +317,7 @@ def test_caption_says_what_a_waiting_program_does_then():
     frame = {"snapshot": about, "processes": [{"workload": "notebook", "pid": 1}], "verdicts": []}
     request = {"workload": "embeddings", "need_bytes": GIB, "device_uuid": "GPU-a"}
     frames = [frame | {"queue": [request | {"id": id}]} for id in ("7", "8")]
-    found = run_module("story", "given.map((frame) => m.captionsOf(frame).get('queue').split(', and ')[1])", *frames)
+    found = run_module("captions", "given.map((frame) => m.captionsOf(frame).get('queue').split(', and ')[1])", *frames)
     assert found == ["resumes once they are free.", "starts once they are free."]
 
 

@@ -19,7 +19,7 @@ from gpumond.facts.program import LiveClasses, Oom, OomPool
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.facts.units import duration, human
-from gpumond.features.oom.case_file import SEGMENT_BYTES, Basis, Remedy, lacking
+from gpumond.features.oom.case import SEGMENT_BYTES, Basis, Remedy, lacking
 
 
 @dataclass(frozen=True, slots=True)
