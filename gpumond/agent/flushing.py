@@ -23,7 +23,7 @@ from gpumond.facts.pools import STEPS, SUSPENDED, Expected, Outcome, PoolBytes, 
 MAIN_THREAD_SECONDS = 2.0
 """Longest wait of a step for the main thread."""
 
-RELEASING = frozenset(("gc", "hooks", "spill", "ipc", "workspaces", "plans"))
+LIVE_LOWERING_STEPS = frozenset(("gc", "hooks", "spill", "ipc", "workspaces", "plans"))
 """Steps that may lower the live bytes."""
 
 REFUSED = "refused: "
@@ -275,7 +275,7 @@ def raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool:
     if before.live_bytes is None or after.live_bytes is None:
         return allocated
     grew = after.live_bytes > before.live_bytes
-    shrank = after.live_bytes < before.live_bytes and not RELEASING.intersection(steps)
+    shrank = after.live_bytes < before.live_bytes and not LIVE_LOWERING_STEPS.intersection(steps)
     return allocated or grew or shrank
 
 

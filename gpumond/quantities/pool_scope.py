@@ -58,8 +58,8 @@ def _fragmentation(row: _Pool) -> float | None:
     device, track = row.device, row.track
     if device is None or not device.size_bytes:
         return None
-    kept = min(track.kept, unreclaimable_bytes(row.pool))
-    return row.recent.fragmentation(track) if kept >= FRAGMENTED_FROM * device.size_bytes else 0.0
+    unreclaimable = min(track.unreclaimable, unreclaimable_bytes(row.pool))
+    return row.recent.fragmentation(track) if unreclaimable >= FRAGMENTED_FROM * device.size_bytes else 0.0
 
 
 def _advice(row: _Pool) -> str:

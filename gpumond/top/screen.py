@@ -103,7 +103,7 @@ def _piece(cell: StackCell, count: int) -> Span:
     return Span(BLOCKS[cell.eighths] * count, ground=cell.upper, ink=cell.lower)
 
 
-def read_busy(daemon: DaemonClient, uuid: str, until: float) -> list[tuple[float, float]]:
+def read_utilization(daemon: DaemonClient, uuid: str, until: float) -> list[tuple[float, float]]:
     """Return the utilization of a device in the last ``SECONDS``: unix times and ratios. Raises DaemonError."""
     query = urlencode({"uuid": uuid, "signal": "utilization", "since": until - SECONDS})
     return [(float(each["at"]), float(each["median"])) for each in daemon.get(f"/api/v1/history?{query}")["points"]]

@@ -63,7 +63,7 @@ HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
 Key = tuple[str, ProcessKey | None]
 """Device UUID and process; a device as a whole has no process."""
 
-ProcessLife = tuple[str, ProcessKey]
+ProcessOnDevice = tuple[str, ProcessKey]
 """Device UUID and process"""
 
 
@@ -129,7 +129,7 @@ class ProcessRow:
     share that contains the KV cache of a serving engine, and a text about it; None if it is unknown.
     """
 
-    key: ProcessLife
+    key: ProcessOnDevice
     gpu: str
     pid: int
     program: str
@@ -391,7 +391,7 @@ def suspensions(frame: Mapping[str, Any]) -> dict[ProcessKey | None, str]:
     return {process_of(each): suspension_sentence(each, snapshot["taken_at"]) for each in programs}
 
 
-def _loudest(alerts: Iterable[Mapping[str, Any]]) -> dict[Key, tuple[int, str]]:
+def _most_severe(alerts: Iterable[Mapping[str, Any]]) -> dict[Key, tuple[int, str]]:
     """Return the severity and the rule of the most severe alert of each process that is firing and not silenced."""
     found: dict[Key, tuple[int, str]] = {}
     for alert in alerts:
@@ -410,7 +410,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
     verdicts: dict[Key, list[Mapping[str, Any]]] = {}
     alerting = {_subject(alert) for alert in frame["alerts"] if severity(alert) != INFO}
-    loudest = _loudest(frame["alerts"])
+    most_severe = _most_severe(frame["alerts"])
     for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in PATTERNS):
         key = (each["device_uuid"], process_of(each))
         if each["kind"] not in PATTERNS or key not in alerting:  # an alert refutes a healthy pattern
@@ -423,7 +423,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
         program = plain(process["workload"] or process["comm"] or "?", 64)
         user = plain(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
         verdict = plain(process_verdicts[0]["kind"], 20) if process_verdicts else ""
-        rank, rule = loudest.get(key, (INFO, ""))
+        rank, rule = most_severe.get(key, (INFO, ""))
         notable = bool(process_verdicts) and process_verdicts[0]["kind"] not in PATTERNS
         alert = plain(rule, 20) if rank == CRITICAL or not notable else ""
         trouble = moved.get(key[1]) or (process["state"] if process["state"] != "alive" else "")

@@ -59,7 +59,10 @@ def test_lasting_excess_over_the_drivers_count_is_unmapped():
     assert list(conditions(second)) == []
     expected = make_pool(live=GIB, cached=GIB, stranded=GIB, unmapped_bytes=9 * GIB)
     assert third.reports[0].pools == (expected,)
-    detail = "pid 10 (train): the allocators claim 12.0 GiB, but the driver counts 3.0 GiB: 9.0 GiB is estimated to be unmapped"
+    detail = (
+        "pid 10 (train): the allocators claim 12.0 GiB, but the driver counts 3.0 GiB: 9.0 GiB is estimated to be "
+        "unmapped"
+    )
     assert list(conditions(third)) == [("GPU-a", "unmapped_estimated", detail)]
     assert second.faults == third.faults == ()
     lines = {line.share: line.used_bytes for line in attribute(third).lines if line.pid}

@@ -299,7 +299,7 @@ OWN_LIMITS = {
     "jax": "XLA_PYTHON_CLIENT_MEM_FRACTION",
 }
 """Where a program limits an allocator with the library's own function or setting."""
-DEFAULT_SHARES = {"jax": 0.75}
+DEFAULT_LIMIT_RATIOS = {"jax": 0.75}
 """Part of a device to which an allocator limits itself without a setting."""
 NEARLY = 0.02
 """Part of a device by which its size differs between the driver and a library."""
@@ -345,7 +345,7 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
 
 
 def _own_limit(e: Evidence, size: int) -> str:
-    share, whole = DEFAULT_SHARES.get(e.oom.allocator), e.device.size_bytes if e.device else None
+    share, whole = DEFAULT_LIMIT_RATIOS.get(e.oom.allocator), e.device.size_bytes if e.device else None
     if share is None or whole is None or abs(size / whole - share) > NEARLY:
         return "the program's limit"
     return f"{e.oom.allocator.upper()}'s default limit, {share:.0%} of the GPU,"
