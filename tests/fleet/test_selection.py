@@ -87,8 +87,8 @@ def test_only_processes_that_a_query_names_are_selected():
     ("named", "reason"),
     [
         (QueriedProcess(10, STARTED_AT - 1), "the pid was reused"),
-        (QueriedProcess(10, STARTED_AT + 1, workloads=frozenset(("serve",))), "its workload is train, not serve"),
-        (QueriedProcess(10, STARTED_AT + 1, uuids=frozenset(("GPU-z",))), "it doesn't use GPU-z"),
+        (QueriedProcess(10, STARTED_AT + 1, workloads=frozenset(("serve",))), "the workload is train, not serve"),
+        (QueriedProcess(10, STARTED_AT + 1, uuids=frozenset(("GPU-z",))), "the process doesn't use GPU-z"),
         (QueriedProcess(99, STARTED_AT + 1), "the process has exited"),
     ],
 )
@@ -158,7 +158,7 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
         ("", "the process has exited"),
     ]
     (old,) = engines(engine("chat", 10), named={10: QueriedProcess(10, STARTED_AT - 1)})
-    assert old.refusal.endswith("the pid was reused")
+    assert old.refusal.startswith("the pid was reused")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
         ({"up": False, "problem": NOT_READ}, "the daemon hasn't read the engine yet; try again in 10 s"),
         ({"methods": ()}, "the configuration doesn't allow this; add allow: [engine]"),
         ({"sleeping": True}, "the engine is already sleeping"),
-        ({"running": 2, "waiting": 1}, "it has 3 running or waiting requests"),
+        ({"running": 2, "waiting": 1}, "the engine has 3 running or waiting requests"),
         ({"running": 0, "waiting": None}, ""),
     ],
 )

@@ -162,7 +162,7 @@ def _of_machine(report: AgentReport, used: int, found: HostState, pending_bytes:
         )
     if found.children:
         pids = ", ".join(map(str, found.children))
-        yield Refusal(f"the program's children use the GPU, too (pid {pids})", "stop them first")
+        yield Refusal(f"the program's children use the GPU too (pid {pids})", "stop them first")
     need = int(used * (1 + MARGIN_RATIO)) + pending_bytes
     if found.host_bytes is None:
         yield Refusal("the free host memory is unknown", "mount /proc and /sys/fs/cgroup")
