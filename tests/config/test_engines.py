@@ -136,4 +136,4 @@ def test_check_notes_a_secret_for_whoever_listens_first(
         yaml.safe_dump({"engines": [{"name": "e", "kind": "ollama", "url": "http://127.0.0.1:1"} | fields]})
     )
     assert main(["check-config", str(file)]) == 0
-    assert ("note: engines: e: its secret goes to whichever user" in capsys.readouterr().out) == noted
+    assert ("note: engines: e: gpumond sends the secret to whichever user" in capsys.readouterr().out) == noted

@@ -291,7 +291,7 @@ def test_engines_of_a_service_that_must_stay_awake_are_refused():
     services = {"chat": Replicas(4, 3), "embed": Replicas(1, 1)}
     assert refused(limited(engines, FleetLimits(keep=2), services)) == {
         2: "it is busy",
-        3: "it is one of the last 2 replicas awake (--keep 2)",
+        3: "the engine is one of the last 2 replicas awake (--keep 2)",
         4: "the engine is the last replica awake (--keep 2)",
     }
     assert set(refused(limited(engines, FleetLimits(keep=0), services))) == {2}
