@@ -283,7 +283,7 @@ def test_crash_of_the_helper_has_a_receipt_an_event_and_a_reason_and_the_next_re
         assert (pending["state"], pending["reason"]) == ("resuming", crash)
         assert pending["resume_since"] == receipt["started_at"]
         sentence = suspension_sentence(pending, pending["resume_since"] + 9)
-        assert re.match(r"resuming for 9 s, suspended for .*crashed", sentence)
+        assert re.match(r"resuming for 9 s; suspended for .*crashed", sentence)
         until(lambda: f"failed: {crash}" in daemon.run("events").stdout)
         until(lambda: daemon.get("suspensions") == [])
         last = until(lambda: [each for each in daemon.get("suspensions/receipts") if each["outcome"] == "resumed"])[0]

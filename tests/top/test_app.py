@@ -476,7 +476,7 @@ def test_no_signal_is_sent_without_a_confirmation():
 def test_process_with_another_start_receives_no_signal():
     with program() as process:
         other = row_of(process.pid, ticks=7)
-        assert "doesn't run on this machine" in refusal(other, True)
+        assert "runs on another machine" in refusal(other, True)
         assert send(other, True, "SIGKILL").startswith("not sent: ")
         assert process.poll() is None
 
@@ -485,7 +485,7 @@ def test_program_of_a_daemon_elsewhere_receives_no_signal():
     with program() as process:
         row = row_of(process.pid)
         assert refusal(row, True) == ""
-        assert "doesn't run on this machine" in refusal(row, False)
+        assert "runs on another machine" in refusal(row, False)
         assert send(row, False, "SIGKILL").startswith("not sent: ")
         assert process.poll() is None
 

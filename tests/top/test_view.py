@@ -135,7 +135,8 @@ def test_refused_flush_is_not_promised():
     assert (content.reclaimable_bytes, content.refused_bytes) == (0, 12 * GIB)
     assert (
         flush_estimate(content)
-        == "a flush of all programs would release nothing; programs that don't allow a flush cache another 12.0 GiB"
+        == "a flush of all programs would release nothing; programs that don't allow a flush have another 12.0 GiB "
+        "in their caches"
     )
 
 
