@@ -160,7 +160,7 @@ def test_chart_of_the_past_states_what_it_lacks(session: PageSession, demo: Runn
     page.goto(f"{demo.url}/#range={int(at) - 60}-{int(at) - 10}&open=0:etl")  # the page reloads itself
     session.shows("No data for this range.")
     session.shows("process started")
-    session.shows("have no mark.")
+    session.shows("t marked.")
     page.locator("#hero.past").wait_for()
     page.unroute(LIVE)
 

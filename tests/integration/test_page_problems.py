@@ -175,7 +175,7 @@ def test_headline_legend_and_chart_state_the_same_bytes(session: PageSession):
             "#hero .total", "#hero .summary", "tbody.process .of-used", "#hero .legend > div", "#hero .estimate b"
         )
         used = total.split(" of ")[0]
-        assert f"; {used} last." in summary
+        assert f", most recently {used}." in summary
         assert reclaimable in (
             next(each for each in legend if each.startswith("cached")).removeprefix("cached"),
             "nothing",
