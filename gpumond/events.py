@@ -189,8 +189,8 @@ def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
 
 
 ENDINGS: Mapping[Ending | None, str] = {
-    "error": " after an error that it didn't handle",
-    "out-of-memory": " after an out-of-memory error that it didn't handle",
+    "error": " after an unhandled error",
+    "out-of-memory": " after an unhandled out-of-memory error",
 }
 
 

@@ -23,7 +23,7 @@ from gpumond.facts.pools import STEPS, SUSPENDED, Expected, Outcome, PoolBytes, 
 MAIN_THREAD_SECONDS = 2.0
 """Longest wait of a step for the main thread."""
 
-RELEASING = frozenset(("gc", "hooks", "spill", "ipc", "workspaces", "plans"))
+LIVE_LOWERING_STEPS = frozenset(("gc", "hooks", "spill", "ipc", "workspaces", "plans"))
 """Steps that may lower the live bytes."""
 
 REFUSED = "refused: "
@@ -142,7 +142,7 @@ def carry_out(
 
 OBSTACLES: Mapping[Outcome, str] = {
     "deferred": "the program was suspended",
-    "timeout": "its deadline passed while the driver didn't respond",
+    "timeout": "the deadline passed while the driver didn't respond",
 }
 
 
@@ -223,9 +223,7 @@ def _run_step(
 def _in_main_thread(step: str, adapter: AllocatorAdapter, permissions: Permissions) -> Sequence[StepResult]:
     own = permissions.own and threading.current_thread() is threading.main_thread()
     if not (own or permissions.main_thread):
-        raise FlushRefused(
-            "it is safe in the main thread only: start(main_thread=True) allows the agent to run it there"
-        )
+        raise FlushRefused("safe in the main thread only: start(main_thread=True) allows the agent to run it there")
     return run(lambda: adapter.flush((step,)), MAIN_THREAD_SECONDS)
 
 
@@ -277,7 +275,7 @@ def raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool:
     if before.live_bytes is None or after.live_bytes is None:
         return allocated
     grew = after.live_bytes > before.live_bytes
-    shrank = after.live_bytes < before.live_bytes and not RELEASING.intersection(steps)
+    shrank = after.live_bytes < before.live_bytes and not LIVE_LOWERING_STEPS.intersection(steps)
     return allocated or grew or shrank
 
 

@@ -76,7 +76,7 @@ class _Call(Generic[T]):
 
     def wait(self, seconds: float) -> T:
         if not self._ended.wait(seconds) and self._started.acquire(blocking=False):
-            raise MainThreadBusy(f"main thread busy: it didn't run the step in {seconds:g} s")
+            raise MainThreadBusy(f"the main thread was busy and didn't run the step in {seconds:g} s")
         self._ended.wait()
         if self._error is not None:
             raise self._error

@@ -264,7 +264,7 @@ def _bounded(response: AgentResponse) -> AgentResponse:
     return response
 
 
-UNREGISTERED = "this program has no function for requests to end; register one with gpumond.agent.on_end_request"
+UNREGISTERED = "this program has no function for requests to exit; register one with gpumond.agent.on_end_request"
 
 
 class EndRequests:
@@ -278,7 +278,7 @@ class EndRequests:
         if not functions:
             return UNREGISTERED
         if self._thread is not None and self._thread.is_alive():
-            return "the functions of an earlier request to end are still running"
+            return "the functions of an earlier request to exit are still running"
         thread = threading.Thread(target=_call, args=(tuple(functions),), name="gpumond-end", daemon=True)
         try:
             thread.start()

@@ -236,7 +236,7 @@ class AgentSession:
                 self.waiting[name] = (command, deadline)
             elif time.monotonic() >= deadline:
                 self._transport.send(
-                    FlushResult(command.id, "timeout", "its deadline passed before it started; nothing was done")
+                    FlushResult(command.id, "timeout", "the deadline passed before the flush started; nothing was done")
                 )
             else:
                 self.flushing = True

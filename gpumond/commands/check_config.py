@@ -11,7 +11,8 @@ from gpumond.config.loading import read
 from gpumond.config.tokens import check_subjects, read_tokens
 
 FIRST_LISTENER = (
-    "its secret goes to whichever user listens first at its address; to prevent this, set user: to the server's user"
+    "gpumond sends the secret to whichever user listens first at the address; to prevent this, set user: to the "
+    "server's user"
 )
 
 

@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
                     print(f"open {address}\n\nA simulated GPU without programs: {devices / 'card0'}", flush=True)
                     return
                 os.environ["GPUMOND_RUNTIME_DIR"] = str(settings.runtime_directory())
-                threading.Thread(target=_narrate, args=(address, count), name="gpumond-story", daemon=True).start()
+                threading.Thread(target=_narrate, args=(address, count), name="gpumond-captions", daemon=True).start()
                 programs.enter_context(_programs(devices, count, settings, address))
 
             return serve(settings, "sim", reload, 1.0 if arguments.sim_device else PACE, started)
@@ -298,7 +298,7 @@ def captions(
             yield verdict["kind"], f"{verdict['summary']}. Try: {command('why ' + names[verdict['pid']])}"
     for report in frame["snapshot"]["reports"]:
         if report["limits"] and (count := report["program"]["oom_recovered"]):
-            text = f"{report['workload']} reached its limit {counted(count, 'time')}, ended requests and went on"
+            text = f"{report['workload']} reached its limit {counted(count, 'time')}, aborted requests and kept running"
             yield "limit", f"{text}. See: {command('oom list')}"
     for receipt in receipts:
         name = receipt["workload"]
@@ -313,7 +313,7 @@ def captions(
     for program in frame["snapshot"]["suspended_programs"]:
         if program["state"] == "suspended":
             name, need = program["workload"], human(sum(each["used_bytes"] for each in program["memory"]))
-            text = f"{name} is suspended, and resuming it needs {need}"
+            text = f"{name} is suspended. To resume, it needs {need}"
             yield "suspended", f"{text}. Try: {command(f'resume {name} --wait 2m')}"
     for alert in frame["alerts"]:
         if case := dict(alert["annotations"]).get("case"):

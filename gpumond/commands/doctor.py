@@ -34,7 +34,7 @@ from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import in_private_pid_namespace
 from gpumond.host.peer import peer_uid
 from gpumond.tick.conditions import of_device
-from gpumond.view.notices import LIKELY_MEANT, stuck
+from gpumond.view.notices import USUALLY_INTENDED, stuck
 from gpumond.view.text import safe
 
 MARKS = {"good": "ok  ", "note": "note", "bad": "FAIL"}
@@ -163,8 +163,8 @@ def access_remedy(mode: int, group: str, is_member: bool, user: str) -> str:
     """Return how a user gains access to device nodes of this mode and group."""
     if mode & 0o006 == 0o006 or (mode & 0o060 == 0o060 and is_member):
         return (
-            "their mode allows access, so the container's or unit's device rules deny it: recreate the container "
-            "(`systemctl daemon-reload` removes its rules, except with CDI), or restart the unit"
+            "the files' mode allows access, so the device rules of the container or the unit deny it: recreate the "
+            "container (`systemctl daemon-reload` removes its rules, except with CDI), or restart the unit"
         )
     if mode & 0o060 == 0o060 and group not in ("root", "0"):
         return f"usermod -aG {group} {user}, then log in again or restart the service"
@@ -258,7 +258,7 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     for engine in engines:
         yield _engine(engine)
     for entry in stuck(processes):
-        yield Finding("process", "note" if entry.kind in LIKELY_MEANT else "bad", entry.what, entry.remedy)
+        yield Finding("process", "note" if entry.kind in USUALLY_INTENDED else "bad", entry.what, entry.remedy)
 
 
 def other_socket(path: str | None, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
@@ -281,12 +281,12 @@ def _engine(engine: Mapping[str, Any]) -> Finding:
         return Finding(subject, "note", engine["problem"])
     if problem := engine.get("processes_problem"):
         advice = WITH_PTRACE if problem.endswith(WITH_PTRACE) else ""
-        detail = f"it responds, but its memory is unknown and can't be released: {problem.removesuffix(advice)}"
+        detail = f"the engine responds, but its memory is unknown and can't be released: {problem.removesuffix(advice)}"
         return Finding(subject, "note", detail.rstrip(": "), advice)
     if engine.get("out_of_service_seconds") is not None:
-        return Finding(subject, "bad", f"it hasn't resumed after a release: {engine['out_of_service_reason']}")
+        return Finding(subject, "bad", f"the engine hasn't resumed after a release: {engine['out_of_service_reason']}")
     if (uid := engine.get("pinned_uid")) is not None:
-        detail = f"{engine['kind']} responds; its secret is sent to uid {uid}, the first that listened at its address"
+        detail = f"{engine['kind']} responds; gpumond sends its secret to uid {uid}, the first to listen at its address"
         return Finding(subject, "note", detail, "set user: to the server's user")
     return Finding(subject, "good", f"{engine['kind']} responds")
 

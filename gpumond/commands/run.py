@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.need is None:
         if arguments.wait or arguments.need_device:
             return _fail("--wait and --need-device require --need", 2)
-        return _become(command, environ)
+        return _replace_process(command, environ)
     from gpumond.agent.program_report import place_in_job
     from gpumond.cli import client
     from gpumond.cli.arguments import address
@@ -88,10 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
     with admission.admitted(url, need, arguments.need_device, workload, seconds) as granted:
         if granted is None:
             return admission.NO_ROOM
-        return _become(command, environ | {"GPUMOND_ADMISSION": granted})
+        return _replace_process(command, environ | {"GPUMOND_ADMISSION": granted})
 
 
-def _become(command: list[str], environ: Mapping[str, str]) -> int:
+def _replace_process(command: list[str], environ: Mapping[str, str]) -> int:
     """Replace this process with the command. Returns an exit code only if that fails."""
     sys.stdout.flush()
     # Python ignores these signals, and the command would inherit the setting.

@@ -169,7 +169,7 @@ def host_of(listen: str) -> str:
     return listen.rpartition(":")[0].strip("[]")
 
 
-OF_ONE_MACHINE = ("listen", "hosts", "socket", "runtime_dir", "state_dir")
+MACHINE_SETTINGS = ("listen", "hosts", "socket", "runtime_dir", "state_dir")
 """Settings that differ between machines with the same configuration: addresses and directories."""
 DIGITS = 12
 ANY: TypeAdapter[Any] = TypeAdapter(Any)
@@ -178,7 +178,7 @@ ANY: TypeAdapter[Any] = TypeAdapter(Any)
 def hash_of_settings(settings: Settings) -> str:
     """Return a hash by which the settings of several machines are compared, without those of one machine."""
     values = ANY.dump_python(settings, mode="json")
-    return _hash({name: value for name, value in values.items() if name not in OF_ONE_MACHINE})
+    return _hash({name: value for name, value in values.items() if name not in MACHINE_SETTINGS})
 
 
 def hash_of_rules(rules: Iterable[Rule]) -> str:

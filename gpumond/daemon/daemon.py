@@ -52,7 +52,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
         if problem:
             faults["agents"] = Fault("agents", "socket_lost", None, problem)
         elif faults.pop("agents", None) or changed:
-            log.warning("%s was removed, and has been created again; agents reconnect to it", path)
+            log.warning("%s was removed and created again; agents reconnect to it", path)
         return agent_socket.listener if changed else None
 
     devices = Supervisor(source, restarted=telemetry.restarted, opened=wake.set)
@@ -77,7 +77,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
         agent_socket.close()
 
 
-READ_SHARE = 0.8
+READ_FRACTION = 0.8
 """The share of an interval that a tick waits for a reading."""
 STORE_SECONDS = 2.0
 """The time that the end of a daemon waits for a disk that hangs."""
@@ -152,7 +152,7 @@ class Daemon(Operations):
         flushed. Requests that arrive meanwhile are answered between two stages, from the previous frame."""
         kernel, interval = self.kernel, self.kernel.settings.interval
         kernel.programs.receive()  # so that a report that has arrived is older than the reading
-        reading = await kernel.devices.read(wait=READ_SHARE * interval)
+        reading = await kernel.devices.read(wait=READ_FRACTION * interval)
         with kernel.telemetry.tick_duration.time():
             snapshot = self._observe(reading)
             exited_reports = kernel.programs.exited_reports()

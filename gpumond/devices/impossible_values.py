@@ -14,7 +14,7 @@ from gpumond.facts.snapshot import Fault, ProcessUsage
 IMPOSSIBLE: FaultKind = "impossible_value"
 """Kind of the fault for impossible values."""
 
-UNTRUSTED_SHARE = 0.2
+UNTRUSTED_RATIO = 0.2
 UNTRUSTED_LENGTH = 10
 """Length from which a list with a majority of impossible entries is dropped as a whole.
 
@@ -116,7 +116,7 @@ def usages(
             usage.used_bytes = max(used, usage.used_bytes or 0)
     if rejected:
         tally.add(uuid, IMPOSSIBLE, ", ".join(impossible), rejected)
-    untrusted = entries >= UNTRUSTED_LENGTH and rejected > UNTRUSTED_SHARE * entries
+    untrusted = entries >= UNTRUSTED_LENGTH and rejected > UNTRUSTED_RATIO * entries
     return None if untrusted else _sum_instances(merged)
 
 

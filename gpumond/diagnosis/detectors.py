@@ -86,17 +86,17 @@ RETRIED_SECONDS = 600.0
 
 
 class PoolPeak(NamedTuple):
-    """Peak of the minute from ``at`` on. *Kept* bytes are those that no flush returns."""
+    """Peak of the minute from ``at`` on. ``unreclaimable`` bytes are those that no flush returns."""
 
     at: float
     live: float
-    kept: float
+    unreclaimable: float
 
 
 class Fragmentation(NamedTuple):
     ratio: float
     live: float
-    kept: float
+    unreclaimable: float
     growth: float
     since: float
 
@@ -114,25 +114,25 @@ class PoolPeaks:
         self._last = PoolPeak(never, 0, 0)
         self._begun = 0
         self.lowest: float | None = None
-        """Smallest kept bytes of a minute since the program has allocated its initial memory."""
+        """Smallest unreclaimable bytes of a minute since the program has allocated its initial memory."""
         self._failed = (0, 0)
         """Steps and live bytes at the last failed allocation."""
         self._reported = self._ooms = self._retries = self._rescues = -1
         """Counters of the last report; counts from before the first report are not new."""
 
     def add(self, report: AgentReport, device_uuid: str, now: float) -> None:
-        live = kept = ooms = retries = highest = 0
+        live = unreclaimable = ooms = retries = highest = 0
         for pool in report.pools:
             if pool.device_uuid == device_uuid and not pool.inside and pool.live_bytes is not None:
                 live += pool.live_bytes
-                kept += kept_bytes(pool) if pool.live_bytes else 0  # an empty pool is not fragmented
+                unreclaimable += unreclaimable_bytes(pool) if pool.live_bytes else 0  # an empty pool is not fragmented
                 highest += pool.peak_live_bytes or 0
                 ooms += pool.ooms or 0
                 retries += pool.retries or 0
         if highest > self._reported:
             if self._reported >= 0:
                 # A reported peak that rose was reached since the last report, however short it was.
-                live, kept = max(live, highest), max(kept, highest)
+                live, unreclaimable = max(live, highest), max(unreclaimable, highest)
             self._reported = highest
         elif highest < self._reported:
             self._reported = highest
@@ -152,17 +152,17 @@ class PoolPeaks:
         last = self._last
         if now - last.at >= MINUTE_SECONDS:
             self._begun += 1
-            if self._begun > START_MINUTES and last.kept:
-                self.lowest = last.kept if self.lowest is None else min(self.lowest, last.kept)
-            self._last = PoolPeak(now, live, kept)
+            if self._begun > START_MINUTES and last.unreclaimable:
+                self.lowest = last.unreclaimable if self.lowest is None else min(self.lowest, last.unreclaimable)
+            self._last = PoolPeak(now, live, unreclaimable)
             self._minutes.extend(self._last)
             del self._minutes[: -3 * MINUTES]
-        elif live > last.live or kept > last.kept:
-            self._last = PoolPeak(last.at, max(last.live, live), max(last.kept, kept))
+        elif live > last.live or unreclaimable > last.unreclaimable:
+            self._last = PoolPeak(last.at, max(last.live, live), max(last.unreclaimable, unreclaimable))
             self._minutes[-3:] = array("d", self._last)
 
     def restart(self) -> None:
-        """Discard the peaks, after the pools have freed most of what they kept: it is no longer fragmented."""
+        """Discard the peaks, after the pools have freed most of their memory: it is no longer fragmented."""
         del self._minutes[:]
         self._last, self._begun, self.lowest = PoolPeak(self._never, 0, 0), 0, None
 
@@ -171,37 +171,37 @@ class PoolPeaks:
         own = self._minutes
         if len(own) < 3 * MIN_MINUTES or not size:
             return None
-        live, kept = max(own[1::3]), max(own[2::3])
-        ratio = split_share(live, kept)
+        live, unreclaimable = max(own[1::3]), max(own[2::3])
+        ratio = fragmented_ratio(live, unreclaimable)
         least = FRAGMENTED_CLEAR if active else FRAGMENTED
-        if kept < FRAGMENTED_FROM * size or ratio <= least:
+        if unreclaimable < FRAGMENTED_FROM * size or ratio <= least:
             return None
-        growth = 0.0 if self.lowest is None else kept - self.lowest
+        growth = 0.0 if self.lowest is None else unreclaimable - self.lowest
         if not (active or now - self.retried_at < RETRIED_SECONDS or growth >= GROWTH_RATIO * size):
             return None
         since = next(
-            at for at, own_kept in zip(own[::3], own[2::3], strict=True) if split_share(live, own_kept) > least
+            at for at, own_peak in zip(own[::3], own[2::3], strict=True) if fragmented_ratio(live, own_peak) > least
         )
-        return Fragmentation(ratio, live, kept, growth, since)
+        return Fragmentation(ratio, live, unreclaimable, growth, since)
 
 
-def kept_bytes(pool: PoolUsage) -> int:
+def unreclaimable_bytes(pool: PoolUsage) -> int:
     """Return the bytes that no flush returns: held less reclaimable, that is live and stranded.
 
     An arena that never returns memory isn't a sign of fragmentation: it keeps its memory in any case. Nor is a pool
     with unknown live bytes.
     """
-    live, kept = pool.live_bytes, pool.held_bytes - pool.reclaimable.likely
+    live, unreclaimable = pool.live_bytes, pool.held_bytes - pool.reclaimable.likely
     if live is None:
-        return kept
+        return unreclaimable
     if pool.reclaimable.exactness == "not_releasable":
         return live
-    return kept if kept > live else live  # each tick calls it for each pool, and `max` is slower
+    return unreclaimable if unreclaimable > live else live  # each tick calls it for each pool, and `max` is slower
 
 
-def split_share(peak_live: float, peak_kept: float) -> float:
-    """Return 1 - peak live / peak kept over one window; 0 for a pool that keeps nothing."""
-    return 1 - min(1.0, peak_live / peak_kept) if peak_kept else 0.0
+def fragmented_ratio(peak_live: float, peak_unreclaimable: float) -> float:
+    """Return 1 - peak live / peak unreclaimable over one window; 0 for an empty pool."""
+    return 1 - min(1.0, peak_live / peak_unreclaimable) if peak_unreclaimable else 0.0
 
 
 class FlatPeriod(NamedTuple):
@@ -271,7 +271,7 @@ def orphaned(flat_period: FlatPeriod, now: float, busy: float | None, idle_secon
 
 
 FILLED = "after filling the device"
-UNHANDLED = "after an out-of-memory error that it didn't handle"
+UNHANDLED = "after an unhandled out-of-memory error"
 
 
 def cause(ending: Ending | None, oom_at: float, now: float, filled: bool, xid_at: float) -> str:
@@ -320,7 +320,7 @@ class AllocationGrowth(NamedTuple):
         return [("live_allocations_per_minute", self.per_minute), *known]
 
 
-class _Begin(NamedTuple):
+class _GrowthStart(NamedTuple):
     at: float
     number: int
     live_bytes: float
@@ -330,7 +330,7 @@ class LiveAllocations:
     """Numbers of the last block of 15 s, and of the block in which a verdict on growth began."""
 
     def __init__(self) -> None:
-        self._begin: _Begin | None = None
+        self._begin: _GrowthStart | None = None
         self._open: tuple[int, int] | None = None
         """Smallest and largest number of the block that has not closed yet; None if they are unknown."""
         self._closed: tuple[int, int] | None = None
@@ -354,7 +354,7 @@ class LiveAllocations:
             return None
         low, high = self._closed
         if self._begin is None:
-            self._begin = _Begin(at, low, live_bytes)
+            self._begin = _GrowthStart(at, low, live_bytes)
         begin = self._begin
         if at - begin.at < MIN_SECONDS:
             return None

@@ -67,7 +67,7 @@ MAX_DISAGREEMENTS = 3
 """Consecutive minutes with another pattern after which a pattern's verdict ends."""
 
 MIN_DEVICES = 4
-MIN_SHARE = 0.6
+MIN_RATIO = 0.6
 WINDOW_SECONDS = 1800.0
 """Maximum distance of the onsets of leaks that count as one group."""
 DEAD = ("gone", "zombie")
@@ -339,7 +339,7 @@ class Diagnosis:
 
     def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         found = tracked.peaks.fragmentation(device.size_bytes, self.history.now, "fragmentation" in tracked.verdicts)
-        if found is not None and self._freed(tracked, found.kept):
+        if found is not None and self._freed(tracked, found.unreclaimable):
             tracked.peaks.restart()
             found = None
         if found is None:
@@ -348,11 +348,11 @@ class Diagnosis:
         evidence = (
             ("fragmentation_ratio", found.ratio),
             ("peak_live_bytes", found.live),
-            ("peak_kept_bytes", found.kept),
+            ("peak_kept_bytes", found.unreclaimable),
             ("kept_growth_bytes", found.growth),
         )
         who = messages.program(tracked.name, tracked.pid, "")
-        summary = messages.fragmentation(who, _label(device), found.kept, found.live)
+        summary = messages.fragmentation(who, _label(device), found.unreclaimable, found.live)
         tracked.verdicts["fragmentation"] = tracked.verdict(
             "fragmentation", self._since(tracked, "fragmentation", found.since), evidence, summary
         )
@@ -558,13 +558,13 @@ class RankGroup:
             name: representative for name, representative in self._representatives.items() if name in leaking
         }
         for name, alike in leaking.items():
-            group = _together(alike) if len({tracked.uuid for tracked in alike}) >= MIN_DEVICES * MIN_SHARE else []
+            group = _together(alike) if len({tracked.uuid for tracked in alike}) >= MIN_DEVICES * MIN_RATIO else []
             peers = (
                 [tracked for tracked in tracked_series if tracked.name == name and tracked.process is not None]
                 if group
                 else []
             )
-            if len({tracked.uuid for tracked in peers}) < MIN_DEVICES or len(group) < MIN_SHARE * len(peers):
+            if len({tracked.uuid for tracked in peers}) < MIN_DEVICES or len(group) < MIN_RATIO * len(peers):
                 self._representatives.pop(name, None)
                 continue
             replacements.update((tracked.key, None) for tracked in group)

@@ -141,7 +141,7 @@ class _Window(NamedTuple):
     growth: float
 
 
-def rises(case: LeakCase, steps: StepRecord) -> bool:
+def may_grow(case: LeakCase, steps: StepRecord) -> bool:
     """Return False if no test of this module can pass. It is faster than the tests."""
     if steps.count is not None:
         return True

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gpumond.diagnosis import leak_tests, messages, serving
 from gpumond.diagnosis.detectors import AllocationGrowth
-from gpumond.diagnosis.growth import BLOCK, Growth, growing, quick_leak, rises, update
+from gpumond.diagnosis.growth import BLOCK, Growth, growing, may_grow, quick_leak, update
 from gpumond.diagnosis.growth_curve import (
     GrowthCurve,
     WholeGrowth,
@@ -70,7 +70,7 @@ def search(
         leak_tests.update_stairs(leak_tests.from_stairs(stairs, tracked.main), stairs, history.now) if stairs else None
     )
     if found is None and closed > QUARTER and tracked.floors.values:
-        found = leak_tests.from_floors(tracked.floors.rise(), tracked.main)
+        found = leak_tests.from_floors(tracked.floors.rising(), tracked.main)
         return found if found is None or found.top > max(known, tracked.life.limit) else None
     return confirmed_leak(tracked, main, found, known) if found is not None else None
 
@@ -218,7 +218,7 @@ def watch_growth(
     """
     tracked.steps.close(tracked.series.times(BLOCK, 1)[-1])
     case = _case(tracked, history, None, room)
-    began, rising = False, rises(case, tracked.steps)
+    began, rising = False, may_grow(case, tracked.steps)
     if rising and alone and tracked.counted and tracked.leak is None:
         found = quick_leak(case, tracked.steps)
         if found is not None and found.top > max(known, tracked.life.limit):

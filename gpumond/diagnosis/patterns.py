@@ -215,24 +215,24 @@ class Plateaus:
             retained = [step for step in self.steps if step.retained and step.height >= ratio * size]
             last = retained[-number:]
             soon = len(last) == number and last[-1].at - last[-2].at <= LONGEST_PAUSE_SECONDS
-            if soon and _alike([step.height for step in last], RETENTION_HEIGHT_RATIO):
+            if soon and _are_similar([step.height for step in last], RETENTION_HEIGHT_RATIO):
                 return retained
         large = self.steps[-LARGE_STAIRS:]
         if len(large) == LARGE_STAIRS and min(step.height for step in large) >= LARGE_RATIO * size:
             pauses = [after.at - before.at for before, after in pairwise(large)]
             first, *heights = (step.height for step in large)
-            even = _alike(heights, MAX_HEIGHT_RATIO) and _alike([first, *heights], LARGE_FIRST_RATIO)
-            if even and _alike(pauses, EXACT_PAUSE_RATIO) and max(pauses) <= LARGE_PAUSE_SECONDS:
+            even = _are_similar(heights, MAX_HEIGHT_RATIO) and _are_similar([first, *heights], LARGE_FIRST_RATIO)
+            if even and _are_similar(pauses, EXACT_PAUSE_RATIO) and max(pauses) <= LARGE_PAUSE_SECONDS:
                 return large
         if len(self.steps) < MIN_STAIRS:
             return ()
         pauses = [after.at - before.at for before, after in pairwise(self.steps)]
         heights = [step.height for step in self.steps[1:]]
-        regular = (_alike(pauses, MAX_PAUSE_RATIO) and _alike(heights, MAX_HEIGHT_RATIO)) or _alike(
+        regular = (_are_similar(pauses, MAX_PAUSE_RATIO) and _are_similar(heights, MAX_HEIGHT_RATIO)) or _are_similar(
             pauses, EXACT_PAUSE_RATIO
         )
         return self.steps if regular and max(pauses) <= LONGEST_PAUSE_SECONDS else ()
 
 
-def _alike(values: Sequence[float], factor: float) -> bool:
+def _are_similar(values: Sequence[float], factor: float) -> bool:
     return max(values) <= factor * min(values)

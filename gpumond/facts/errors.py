@@ -59,15 +59,15 @@ FAULTS: Mapping[str, str] = {
     "needs none",
     "driver_not_loaded": "load the driver (modprobe nvidia), or install it",
     "uninitialized": "no action needed: gpumond opens the driver again when it is available",
-    "no_permission": "give this user read and write access to /dev/nvidia* (AMD, Intel: the group render, and "
-    "CAP_PERFMON for the memory in use)",
+    "no_permission": "give this user read and write access to /dev/nvidia* (AMD, Intel: the group render; the memory "
+    "in use also requires CAP_PERFMON)",
     "device_access_lost": "recreate the container with CDI or explicit --device options",
     "lib_rm_version_mismatch": "reboot, or stop all programs that use the GPU and reload the kernel module",
     "timeout": "look for Xid 119, 79 or 45 in dmesg; this GPU's values are hidden until the driver call returns",
     "crashed": "look for Xid errors in dmesg, and check that driver and library match; the driver process is restarted "
     "automatically",
     "starting": "wait: gpumond is opening the driver for the first time",
-    "released": "no action needed: it was requested, and gpumond attaches again by itself",
+    "released": "no action needed: gpumond was asked to detach from the driver, and attaches again automatically",
     "skipped": "look for Xid errors in dmesg; gpumond reads the GPU again when the hung driver call returns "
     "or, after a crash, in 5 s to 10 min",
     "gpu_is_lost": _HARDWARE,
@@ -80,8 +80,8 @@ FAULTS: Mapping[str, str] = {
     "processes_hidden": "run gpumond as root or with CAP_SYS_PTRACE; until then, the memory of these processes is "
     "unattributed",
     "impossible_value": "check that the driver matches its library and nvidia-ml-py; gpumond drops impossible values",
-    "report_exceeds_driver": "check the program with that pid: its agent is wrong, or its allocator counts memory that "
-    "isn't on the GPU (managed memory); gpumond uses the driver-reported value",
+    "report_exceeds_driver": "check the program with that pid: its agent reports wrong values, or its allocator counts "
+    "memory that isn't on the GPU (managed memory); gpumond uses the driver-reported value",
     "insufficient_size": "check that the driver matches its library and nvidia-ml-py; only that field is missing",
     "unreadable": "check that the driver matches its library; only that field is missing",
     "unknown": "look for Xid errors in dmesg; in a container, check that its device rules are complete (CDI)",
@@ -94,10 +94,10 @@ FAULTS: Mapping[str, str] = {
     "or SIGHUP); until then, its last valid content stays in effect",
     "damaged": "remove the simulated device's directory, or replace its `card.json`",
     "unset": "set GPUMOND_SIM_DIR to a directory of simulated devices, or run `gpumond demo`",
-    "missing": "create it, or run `gpumond demo`",
+    "missing": "create the directory that GPUMOND_SIM_DIR names, or run `gpumond demo`",
     "socket_lost": "remove the other file, or fix the directory; gpumond then binds the socket again automatically",
     "port_in_use": "stop the program that listens there (ss -ltnp), or set `listen` to another port; gpumond retries "
-    "automatically, and api.sock responds meanwhile",
+    "automatically; meanwhile, api.sock responds",
     "limit_refused": "run the daemon as root, in the host's cgroup namespace and with /sys/fs/cgroup, or remove "
     "cgroup_limit from the quota; gpumond retries automatically",
 }
@@ -251,7 +251,7 @@ class TokenReviewError(GpumondError):
     """The API server of Kubernetes does not answer, or refuses to verify tokens for the daemon."""
 
 
-OF_A_RETURN_CODE = "look up this NVML return code, and look for Xid errors in dmesg; only that field is missing"
+RETURN_CODE_REMEDY = "look up this NVML return code, and look for Xid errors in dmesg; only that field is missing"
 """Remedy for the kinds that are not listed: the other return codes of NVML."""
 
 CONDITIONS: Mapping[str, str] = {
@@ -280,8 +280,8 @@ CONDITIONS: Mapping[str, str] = {
     "bytes of no other process to the programs that hold managed memory, up to the sizes of their pools",
     "suspended": "no action needed: cuda-checkpoint, or a program that uses its interface, has suspended the process; "
     "it needs this memory again when it is resumed, and isn't flushed until then",
-    "pool_exceeds_device": "check the program with that pid: its agent is wrong, or its allocator counts memory that "
-    "isn't on the GPU (managed memory, released pages)",
+    "pool_exceeds_device": "check the program with that pid: its agent reports wrong values, or its allocator counts "
+    "memory that isn't on the GPU (managed memory, released pages)",
     "live_unknown": "start the program with gpumond run -- COMMAND, or wrap its RMM resource in "
     "rmm.mr.StatisticsResourceAdaptor: the resource doesn't count live bytes",
     "memory_partition": "no action needed: the daemon runs in a cgroup whose memory on this GPU is limited; its values "
@@ -293,4 +293,4 @@ CONDITIONS: Mapping[str, str] = {
 
 def remedy(kind: str) -> str:
     """Return the remedy for a fault or a condition of that kind."""
-    return FAULTS.get(kind) or CONDITIONS.get(kind) or OF_A_RETURN_CODE
+    return FAULTS.get(kind) or CONDITIONS.get(kind) or RETURN_CODE_REMEDY

@@ -28,7 +28,7 @@ MAX_INTEGER = 2**63
 
 T = TypeVar("T")
 
-Asked = Literal["limit", "snapshot", "classes", "fetch", "retainers", "end"]
+RequestKind = Literal["limit", "snapshot", "classes", "fetch", "retainers", "end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class AgentRequest:
     """
 
     id: str
-    kind: Asked
+    kind: RequestKind
     limit_bytes: int | None = None
     device_uuid: str | None = None
     record_seconds: float | None = None

@@ -118,7 +118,7 @@ class Connection(HTTPConnection):
             ) from None
         if uid not in trusted:
             self.close()
-            who = "the kernel doesn't name the user who listens" if uid is None else f"uid {uid} listens"
+            who = "an unknown user listens" if uid is None else f"uid {uid} listens"
             where = f"on {self.path}" if self.path else f"at {self.host}:{self.port}"
             raise HttpError(
                 "untrusted",

@@ -138,7 +138,7 @@ def in_private_pid_namespace(proc: str = "/proc") -> bool | None:
 
 TARGET = 16384
 OTHERS = 64
-"""Descriptors for the store, the collector process, receivers, logs, and connections that are being closed."""
+"""Descriptors for the store, the driver process, receivers, logs, and connections that are being closed."""
 MAX_CONNECTIONS = 1024
 RESERVED_CONNECTIONS = 16
 """Additional connections, reserved for /metrics and probes."""

@@ -114,7 +114,7 @@ const amountsOf = (row) =>
 
 const LINES = {
   leak: ({ slope_bytes_per_second: slope, window_seconds: seconds }, row, { since, retained_by: kept }, now) =>
-    `${kept && `${kept.replace(/ \/\S+\//g, " …/")}; `}leaks since ${clock(since, now)}, ${rate(60 * slope)} in the last ${duration(seconds)}; ` +
+    `${kept && `${kept.replace(/ \/\S+\//g, " …/")}; `}leaking since ${clock(since, now)}, ${rate(60 * slope)} in the last ${duration(seconds)}; ` +
     `now ${human(row.live_bytes ?? row.used_bytes)}${row.live_bytes === null ? "" : " live"}`,
   fragmentation: ({ fragmentation_ratio: ratio, peak_live_bytes: live, peak_kept_bytes: kept }, row) =>
     `${amountsOf(row)}; when last measured, at most ${human(live)} of ${human(kept)} was live: ${percent(ratio, 1)} fragmented`,
@@ -125,7 +125,7 @@ export function leftOf({ uuid, verdict }, devices) {
   const left = verdict?.time_to_full_seconds;
   const device = devices.get(verdict?.fit?.device_uuid ?? uuid);
   if (left === null || left === undefined || !device) return "";
-  const full = `${label(device)} (${human(device.size_bytes)}) is full in ${about(left)}`;
+  const full = `${label(device)} (${human(device.size_bytes)}) will be full in ${about(left)}`;
   const { device_peak_bytes: peak, slope_bytes_per_second: slope } = Object.fromEntries(verdict.evidence);
   if (!(peak > device.used_bytes)) return full;
   const later = about((device.size_bytes - device.used_bytes) / slope);

@@ -74,7 +74,7 @@ function* tablesOf(found, ranks) {
     yield [`Live memory of ${one.allocator} by class`, [plain("Class", ([key]) => key.replace("_bytes", "")), { title: "Bytes", text: ([, value]) => human(value), number: true }], known];
   }
   yield ["Largest allocation sites", [bytes("Bytes", "size_bytes"), plain("Calls, innermost first", siteText)], oom.sites];
-  yield ["Scopes that retain most", [plain("Scope", ({ name: scope }) => scope), bytes("Bytes", "retained_bytes")], oom.scopes];
+  yield ["Scopes that retain the most memory", [plain("Scope", ({ name: scope }) => scope), bytes("Bytes", "retained_bytes")], oom.scopes];
   yield ["The program’s calls at the error, innermost first", [plain("Call", callText)], ownCalls(oom.stack)];
 }
 
@@ -155,7 +155,7 @@ function documentOf({ case: found, ranks }) {
 }
 
 const record = (found) => found;
-const NONE = "No program with an agent has run out of memory. A case says what held the GPU, and what would have been enough.";
+const NONE = "No program with an agent has run out of memory. A case shows what held the GPU’s memory, and what would have prevented the error.";
 const chosen = make("section.case");
 let listing;
 let shown = ""; // id of the case that is drawn
@@ -173,7 +173,7 @@ async function load() {
   chosen.hidden = !id;
   if (!id || id === shown) return;
   const found = await read(`api/v1/oom/${encodeURIComponent(id)}`);
-  const missing = () => make("p.refused", `There is no case ${clean(id, 60)}. The list has those that are kept.`);
+  const missing = () => make("p.refused", `Case ${clean(id, 60)} doesn’t exist or has been removed; choose one from the list.`);
   chosen.replaceChildren(...(found.ok ? documentOf(await found.json()) : [missing()]));
   shown = id;
 }

@@ -160,7 +160,7 @@ function show(node) {
   node.view = { ...view, spans: target.spans ?? [], bound: target.bound ?? null, summary: columns.length ? summary(columns, about, own, columns.at(-1)) : "No data for this range." };
   node.view.top = drawPlot(node.plot, node.view);
   node.plot.dataset.range = rangeText(own);
-  const unmarked = eventsSince() > from && `Events before ${clock(eventsSince(), to)} have no mark.`;
+  const unmarked = eventsSince() > from && `Events before ${clock(eventsSince(), to)} aren’t marked.`;
   put(node.querySelector(".summary"), [node.view.summary, unmarked].filter(Boolean).join(" "));
   showCursor(node);
   node.drawn(node.view);
@@ -204,7 +204,7 @@ function summary(used, { from, to }, { to: end }, last) {
   const lowest = human(Math.min(...used.map((each) => each.low)));
   const highest = human(Math.max(...used.map((each) => each.high)));
   const when = end === null ? `in the last ${duration(to - used[0].at)}` : `from ${clock(from, to)} to ${clock(to)}`;
-  return `Used between ${lowest} and ${highest} ${when}; ${human(last.used)} last.`;
+  return `Used: ${lowest} to ${highest} ${when}, most recently ${human(last.used)}.`;
 }
 
 /** The values at the crosshair, as a sentence. */

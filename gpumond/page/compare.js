@@ -59,7 +59,7 @@ const charts = make("div.compared");
 const empty = make(
   "div.editor",
   make("p", "Compare shows two to four programs on one scale, and how each has changed between two moments of the last 15 min. Choose them above, or in the overview with ✓ in their rows or the key x."),
-  button("Compare the two that use most", () => choose([...offer.options].slice(1, 3).map(({ value }) => value))),
+  button("Compare the two largest programs", () => choose([...offer.options].slice(1, 3).map(({ value }) => value))),
 );
 const says = control("p", { role: "status" });
 const sliders = [createSlider("Compare", "moment", "The first moment"), createSlider("with", "until", "The second moment")];

@@ -15,13 +15,13 @@ const KEYS = {
   s: "Sort by the next column.",
   r: "Reverse the order.",
   g: "Group by the next property.",
-  x: "Mark, for a comparison.",
+  x: "Mark for comparison.",
   f: "Flush the program, after a plan.",
-  F: "Flush the device, or all that are shown, after a plan.",
-  "z Z": "Suspend, resume the program; z also cancels a resumption that waits.",
+  F: "Flush the device, or all programs shown, after a plan.",
+  "z Z": "Suspend or resume the program; z also cancels a waiting resumption.",
   a: "Alerts.",
-  p: "Pause, or go on.",
-  "In a chart": "← → move the crosshair, a click or Enter holds it, + − or w s zoom (as the wheel does; drag to choose a range), a d show earlier and later times, Escape the newest.",
+  p: "Pause or resume updates.",
+  "In a chart": "← → move the crosshair; a click or Enter holds it; + − or w s zoom (also the wheel, or drag a range); a d show earlier and later times; Escape shows the latest.",
   "?": "This help.",
 };
 

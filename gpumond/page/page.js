@@ -16,7 +16,7 @@ import "./palette.js";
 import { showProblems } from "./problems.js";
 import { showSilences } from "./silences.js";
 import { drawing, state } from "./state.js";
-import { captionAt, captionsOf } from "./story.js";
+import { captionAt, captionsOf } from "./captions.js";
 import { showProcesses } from "./table.js";
 import "./tools.js";
 import { openView, requestScript, showViews } from "./views.js";
@@ -57,8 +57,8 @@ let caption = "";
 function showStory() {
   const found = captionsOf(state.frame);
   caption = captionAt(found, caption, told, performance.now() / 1000);
-  $("story").hidden = !caption;
-  put($("story").lastElementChild, found.get(caption) ?? "");
+  $("caption").hidden = !caption;
+  put($("caption").lastElementChild, found.get(caption) ?? "");
 }
 
 function showPresent() {

@@ -53,7 +53,7 @@ function* commandsOf() {
   for (const { id, title } of COLUMNS) yield [`Sort by ${title.toLowerCase()}`, () => visit(() => sortById(id))];
   for (const name of ["", ...Object.keys(GROUPS)]) yield [`Group by ${name || "nothing"}`, () => visit(() => groupBy(name))];
   for (const [text, seconds] of CHART_RANGES) yield [`Range ${text}`, () => visit(() => showRange(seconds))];
-  for (const silence of state.frame.silences) yield [`End the silence of ${matchersOf(silence)}`, () => expire(silence.id)];
+  for (const silence of state.frame.silences) yield [`End the silence for ${matchersOf(silence)}`, () => expire(silence.id)];
   for (const event of newestEvents()) yield [`Minute before ${clock(event.at)} ${event.summary}`, () => visit(() => showMinute(event))];
 }
 

@@ -63,7 +63,7 @@ const ACTIONS = {
   Flush: {
     of: ({ card, row }) => (row ? allowsFlush(row) : !card.process && state.devices.has(card.uuid) && state.frame.processes.some(allowsFlush)),
     on: ({ card, row }) => Boolean(row ? row.cached_bytes : reclaimableOf([state.devices.get(card.uuid)]).bytes > 0),
-    off: ({ subject }) => `${subject} has nothing to flush: no cache of it can be returned.`,
+    off: ({ subject }) => `${subject} has nothing to flush: no flush can return its cache.`,
     act: ({ card, row, subject }) =>
       row ? flush({ pid: row.pid, start_ticks: row.start_ticks }, subject) : flush({ device: card.uuid }, subject),
   },
@@ -182,7 +182,7 @@ export function showProblems() {
   const { devices } = state.frame.snapshot;
   const looked = chosen() ? label(chosen()) : many(devices.length, "GPU");
   const parts = [
-    own.length ? many(loud, "problem") : `None found on ${looked}: no leak, fragmentation, memory without an owner, idle program or out-of-memory error, and no alert of your rules`,
+    own.length ? many(loud, "problem") : `None found on ${looked}: no leak, fragmentation, memory without an owner, idle program or out-of-memory error, and no alert from your rules`,
     silenced ? `${silenced} silenced` : "",
     cards.length > SHOWN ? `${SHOWN} are shown` : "",
     own.length < cards.length ? `${cards.length - own.length} on other GPUs` : "",

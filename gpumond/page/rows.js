@@ -59,15 +59,15 @@ export const GROUPS = {
 export const WAITING = "waiting to resume";
 const stateOf = ({ state }) => (state === "waiting" ? WAITING : state);
 
-/** The state of a suspended program, such as `suspended for 2 h, 60.0 GiB on the host, resuming it needs 61.2 GiB with overhead`. */
+/** The state of a suspended program, such as `suspended for 2 h; 60.0 GiB on the host; needs 61.2 GiB to resume (overhead included)`. */
 export function suspensionSentence({ snapshot }, program) {
   const { since, resume_since: asked, host_bytes, memory, reason } = program;
   const ago = (at) => duration(Math.max(0, snapshot.taken_at - at));
   const now = stateOf(program);
   const parts = asked ? [`${now} for ${ago(asked)}`, `suspended for ${ago(since)}`] : [`${now} for ${ago(since)}`];
   if (host_bytes !== null) parts.push(`${human(host_bytes)} on the host`);
-  parts.push(`resuming it needs ${human(sum(memory.map((each) => each.used_bytes)))} with overhead`);
-  return [...parts, reason].filter(Boolean).join(", ");
+  parts.push(`needs ${human(sum(memory.map((each) => each.used_bytes)))} to resume (overhead included)`);
+  return [...parts, reason].filter(Boolean).join("; ");
 }
 
 /** What `gpumond status` shows as a process's verdict. `notable`: it is a problem. `remarks`: what else is true. */

@@ -74,7 +74,7 @@ export function showSilences() {
     (each) => each.id,
     (each) => {
       const end = button("End", () => expire(each.id));
-      end.setAttribute("aria-label", `End the silence of ${clean(matchersOf(each), 120)}`);
+      end.setAttribute("aria-label", `End the silence for ${clean(matchersOf(each), 120)}`);
       return make("li", make("b"), make("time"), make("bdi"), end);
     },
     (node, each) => {

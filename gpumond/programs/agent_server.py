@@ -64,7 +64,7 @@ SUSPENDED = "the program is suspended and can't respond; resume it first: gpumon
 UNASKED = {
     "limit": "doesn't allow limits; start it with gpumond run --allow-limit, gpumond.agent.start(allow_limit=True) or "
     "GPUMOND_ALLOW_LIMIT=1",
-    "end": "has no function for requests to end; register one with gpumond.agent.on_end_request",
+    "end": "has no function for requests to exit; register one with gpumond.agent.on_end_request",
 }
 """Why a program doesn't answer a request that it would have to allow."""
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpumond.facts.errors import NoSuchTarget
-from gpumond.facts.messages import AgentRequest, AgentResponse, Asked
+from gpumond.facts.messages import AgentRequest, AgentResponse, RequestKind
 from gpumond.facts.snapshot import AgentReport
 from gpumond.programs.agent_server import ASK_SECONDS, AgentServer, identity_of
 
@@ -52,7 +52,7 @@ class AuditedRequests:
     async def ask(
         self,
         pid: int,
-        kind: Asked,
+        kind: RequestKind,
         limit_bytes: int | None,
         device: str | None,
         requested_by: str,
@@ -115,7 +115,7 @@ class AuditedRequests:
     async def request_end(self, report: AgentReport, requested_by: str) -> str:
         """Ask a program to end, and return the reason if it was not asked. Raises StoreUnavailable."""
         answer = await self._send(report, AgentRequest(uuid.uuid4().hex, "end"), requested_by)
-        return "it didn't respond in time" if answer is None else answer.reason
+        return "the program didn't respond in time" if answer is None else answer.reason
 
     async def _send(self, report: AgentReport, ask: AgentRequest, requested_by: str) -> AgentResponse | None:
         asked: dict[str, Any] = {"pid": report.pid, "workload": report.workload}

@@ -85,7 +85,7 @@ def ending_sentence(scope: Scope, alert: Alert, snapshot: Snapshot) -> str:
     if scope == "workload":
         name, uid = labels.get("workload", ""), labels.get("uid", "")
         exists = any((report.workload, str(report.uid)) == (name, uid) for report in snapshot.reports)
-        return "" if exists else f"every program of {name} has ended"
+        return "" if exists else f"every program of {name} has exited"
     if scope == "engine":
         name, kind = labels.get("engine", ""), labels.get("kind", "")
         exists = any((engine.name, engine.kind) == (name, kind) for engine in snapshot.engines)
@@ -95,4 +95,4 @@ def ending_sentence(scope: Scope, alert: Alert, snapshot: Snapshot) -> str:
         return "" if exists else f"GPU {labels.get('gpu', '')} is no longer listed by its driver"
     if process in snapshot.unresponsive:
         return f"process {alert.pid} is suspended"
-    return "" if process is None or snapshot.may_contain(process) else f"process {process.pid} has ended"
+    return "" if process is None or snapshot.may_contain(process) else f"process {process.pid} has exited"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpumond.diagnosis.advice import case_of, sentence, torch_setting
-from gpumond.diagnosis.detectors import FRAGMENTED_FROM, kept_bytes
+from gpumond.diagnosis.detectors import FRAGMENTED_FROM, unreclaimable_bytes
 from gpumond.events import oom_texts
 from gpumond.facts.alerts import Labels
 from gpumond.facts.pools import PoolUsage
@@ -58,8 +58,8 @@ def _fragmentation(row: _Pool) -> float | None:
     device, track = row.device, row.track
     if device is None or not device.size_bytes:
         return None
-    kept = min(track.kept, kept_bytes(row.pool))
-    return row.recent.fragmentation(track) if kept >= FRAGMENTED_FROM * device.size_bytes else 0.0
+    unreclaimable = min(track.unreclaimable, unreclaimable_bytes(row.pool))
+    return row.recent.fragmentation(track) if unreclaimable >= FRAGMENTED_FROM * device.size_bytes else 0.0
 
 
 def _advice(row: _Pool) -> str:

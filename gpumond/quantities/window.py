@@ -9,7 +9,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from gpumond.diagnosis.detectors import kept_bytes, split_share
+from gpumond.diagnosis.detectors import fragmented_ratio, unreclaimable_bytes
 from gpumond.events import program_place
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import ProcessKey, Program
@@ -49,17 +49,17 @@ class CounterGrowth(NamedTuple):
 
 
 class CounterTrack(NamedTuple):
-    """Observations of one pool: first time, last reported peak, and the highest live and kept bytes per step.
+    """Observations of one pool: first time, last reported peak, and the highest live and unreclaimable bytes per step.
 
     *Kept* bytes are those that no flush returns: held less reclaimable, that is live and stranded. ``live`` and
-    ``kept`` are the maxima of the window.
+    ``unreclaimable`` are the maxima of the window.
     """
 
     since: float
     reported: int | None
     steps: tuple[tuple[float, int, int], ...]
     live: int
-    kept: int
+    unreclaimable: int
     ooms: CounterGrowth | None
     retries: CounterGrowth | None
     counters: CounterHistory
@@ -130,13 +130,13 @@ class RuleWindow:
         return min(grown, float(left))
 
     def fragmentation(self, track: CounterTrack) -> float | None:
-        """Return 1 - peak live / peak kept over the window; None until it was observed for a minute.
+        """Return 1 - peak live / peak unreclaimable over the window; None until it was observed for a minute.
 
         At a moment of low use a healthy pool looks as fragmented as any; at its peak it does not.
         """
         if self.elapsed - track.since < OBSERVED_SECONDS:
             return None
-        return split_share(track.live, track.kept)
+        return fragmented_ratio(track.live, track.unreclaimable)
 
 
 def pool_of(process: ProcessKey, pool: PoolUsage) -> Pool:
@@ -245,20 +245,20 @@ def unlisted(snapshot: Snapshot) -> frozenset[str]:
 
 
 def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> CounterTrack:
-    peak, live = pool.peak_live_bytes, kept_bytes(pool) if pool.live_bytes is None else pool.live_bytes
+    peak, live = pool.peak_live_bytes, unreclaimable_bytes(pool) if pool.live_bytes is None else pool.live_bytes
     if peak is not None and peak > live and (before is None or peak != before.reported):
         live = peak  # a peak that rose was reached within this step, however short it was
-    kept = max(live, kept_bytes(pool))
-    if before is not None and not kept and before.kept:  # it has freed all: what was fragmented no longer is
-        before = before._replace(steps=((elapsed, 0, 0),), live=0, kept=0)
+    unreclaimable = max(live, unreclaimable_bytes(pool))
+    if before is not None and not unreclaimable and before.unreclaimable:  # it has freed all, so nothing is fragmented
+        before = before._replace(steps=((elapsed, 0, 0),), live=0, unreclaimable=0)
     if before is None:
         ooms, retries = (None if count is None else CounterGrowth(count) for count in (pool.ooms, pool.retries))
         return CounterTrack(
             since=elapsed,
             reported=peak,
-            steps=((elapsed, live, kept),),
+            steps=((elapsed, live, unreclaimable),),
             live=live,
-            kept=kept,
+            unreclaimable=unreclaimable,
             ooms=ooms,
             retries=retries,
             counters=first(pool_counts(pool), elapsed),
@@ -268,22 +268,22 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
     last = before.steps[-1]
     if elapsed - last[0] >= BUCKET_SECONDS:
         earlier = (step for step in before.steps if step[0] > elapsed - WINDOW_SECONDS)
-        steps = (*earlier, (elapsed, live, kept))
+        steps = (*earlier, (elapsed, live, unreclaimable))
         counters = counters.marked(pool_counts(pool), elapsed)
-        most_live, most_kept = max(step[1] for step in steps), max(step[2] for step in steps)
-    elif live > last[1] or kept > last[2]:
-        steps = (*before.steps[:-1], (last[0], max(last[1], live), max(last[2], kept)))
-        most_live, most_kept = max(before.live, live), max(before.kept, kept)
+        most_live, most_unreclaimable = max(step[1] for step in steps), max(step[2] for step in steps)
+    elif live > last[1] or unreclaimable > last[2]:
+        steps = (*before.steps[:-1], (last[0], max(last[1], live), max(last[2], unreclaimable)))
+        most_live, most_unreclaimable = max(before.live, live), max(before.unreclaimable, unreclaimable)
     elif ooms is before.ooms and retries is before.retries and peak == before.reported:
         return before  # nearly every pool of nearly every tick
     else:
-        steps, most_live, most_kept = before.steps, before.live, before.kept
+        steps, most_live, most_unreclaimable = before.steps, before.live, before.unreclaimable
     return CounterTrack(
         since=before.since,
         reported=peak,
         steps=steps,
         live=most_live,
-        kept=most_kept,
+        unreclaimable=most_unreclaimable,
         ooms=ooms,
         retries=retries,
         counters=counters,

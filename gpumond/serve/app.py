@@ -14,7 +14,7 @@ from gpumond import __version__
 from gpumond.kernel import Kernel
 from gpumond.serve import live, operations, pages, resources, routes, sessions
 from gpumond.serve.authentication import Tokens
-from gpumond.serve.limits import MAX_PREVIEWS, UserShares
+from gpumond.serve.limits import MAX_PREVIEWS, UserAmounts
 from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, LiveFrames
 from gpumond.serve.routes import KIND, problem_responses
 
@@ -84,8 +84,8 @@ def state_of(kernel: Kernel, tokens: Tokens) -> State:
             "kernel": kernel,
             "tokens": tokens,
             "live": LiveFrames(kernel),
-            "event_streams": UserShares(MAX_STREAMS),
-            "previews": UserShares(MAX_PREVIEWS, 1),
+            "event_streams": UserAmounts(MAX_STREAMS),
+            "previews": UserAmounts(MAX_PREVIEWS, 1),
             "slow_seconds": SLOW_SECONDS,
         }
     )

@@ -141,7 +141,8 @@ ALERT = Alert(
     annotations=(
         (
             "summary",
-            "GPU 0 is 98% full, and 40.0 GiB of it is unused cache; the largest cache is that of train (pid 4242)",
+            "GPU 0 is 98% full, and 40.0 GiB of its memory is unused cache; the largest cache is that of train (pid "
+            "4242)",
         ),
     ),
     value=0.5,

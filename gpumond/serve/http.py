@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpumond.config.web_file import certificate_subjects
 from gpumond.serve.authentication import user
-from gpumond.serve.limits import UserShares
+from gpumond.serve.limits import UserAmounts
 from gpumond.serve.listener import HttpPeer
 from gpumond.serve.responses import problem
 
@@ -228,7 +228,7 @@ class SendBuffers:
 
     def __init__(self, total: int = MAX_UNSENT_BYTES, each: int = MAX_UNSENT_BYTES_OF_USER) -> None:
         self._total = total
-        self._shares: UserShares[int] = UserShares(total, each)
+        self._amounts: UserAmounts[int] = UserAmounts(total, each)
         self._readers: dict[tuple[str, int], dict[Sending, None]] = {}
         self._bodies: dict[int, int] = {}
         self.bytes = self.answers = 0
@@ -238,7 +238,7 @@ class SendBuffers:
         sending = Sending(user, body, drop)
         readers = self._readers.setdefault((user, id(body)), {})
         if not readers:
-            self._shares.add(user, id(body), len(body))
+            self._amounts.add(user, id(body), len(body))
             self._bodies[id(body)] = self._bodies.get(id(body), 0) + 1
             self.bytes += len(body) if self._bodies[id(body)] == 1 else 0
         readers[sending] = None
@@ -256,13 +256,13 @@ class SendBuffers:
                 self._forget(*key, len(sending.body))
 
     def _make_room(self, user: str, newest: int) -> None:
-        while self._shares.of(user) > self._shares.each and self._drop_oldest(user, newest):
+        while self._amounts.of(user) > self._amounts.each and self._drop_oldest(user, newest):
             pass
-        while self.bytes > self._total and any(self._drop_oldest(other, newest) for other in self._shares.users()):
+        while self.bytes > self._total and any(self._drop_oldest(other, newest) for other in self._amounts.users()):
             pass
 
     def _drop_oldest(self, user: str, newest: int) -> bool:
-        body = next((body for body in self._shares.holders(user) if body != newest), None)
+        body = next((body for body in self._amounts.holders(user) if body != newest), None)
         if body is None:
             return False
         for sending in tuple(self._readers[user, body]):
@@ -272,7 +272,7 @@ class SendBuffers:
 
     def _forget(self, user: str, body: int, size: int) -> None:
         del self._readers[user, body]
-        self._shares.remove(user, body)
+        self._amounts.remove(user, body)
         self._bodies[body] -= 1
         if not self._bodies[body]:
             del self._bodies[body]

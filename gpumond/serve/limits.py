@@ -131,7 +131,7 @@ def user_of(uid: int | None, address: str = "") -> str:
     return address if ip is None else LOOPBACK if ip.is_loopback else str(ip)
 
 
-class UserShares(Generic[Holder]):
+class UserAmounts(Generic[Holder]):
     """Amounts held by users, at most ``total`` altogether and at most ``each`` per user."""
 
     def __init__(self, total: int, each: int | None = None) -> None:

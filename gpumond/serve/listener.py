@@ -23,7 +23,7 @@ from gpumond.host.machine import RESERVED_CONNECTIONS
 from gpumond.host.peer import loopback_uid, peer_uid
 from gpumond.host.runtime_directory import BACKLOG
 from gpumond.host.tasks import Tasks
-from gpumond.serve.limits import LOOPBACK, UserShares, user_of
+from gpumond.serve.limits import LOOPBACK, UserAmounts, user_of
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +89,8 @@ class HttpListener:
     ) -> None:
         self._listeners, self._protocol, self._tls = listeners, protocol, tls
         self._rejected, self._owner = rejected, owner
-        self._connections: UserShares[HttpPeer] = UserShares(connections, per_user)
-        self._reserved: UserShares[HttpPeer] = UserShares(reserved)
+        self._connections: UserAmounts[HttpPeer] = UserAmounts(connections, per_user)
+        self._reserved: UserAmounts[HttpPeer] = UserAmounts(reserved)
         self._starting = Tasks()
         self._closed = False
 
@@ -128,16 +128,19 @@ class HttpListener:
 
     def _peers(self) -> list[HttpPeer]:
         return [
-            v for shares in (self._connections, self._reserved) for user in shares.users() for v in shares.holders(user)
+            v
+            for amounts in (self._connections, self._reserved)
+            for user in amounts.users()
+            for v in amounts.holders(user)
         ]
 
     async def wait_closed(self) -> None:
         await self._starting.finish()
 
     def gone(self, peer: HttpPeer) -> None:
-        self._shares(peer).remove(peer.user, peer)
+        self._amounts(peer).remove(peer.user, peer)
 
-    def _shares(self, peer: HttpPeer) -> UserShares[HttpPeer]:
+    def _amounts(self, peer: HttpPeer) -> UserAmounts[HttpPeer]:
         return self._reserved if peer.reserved else self._connections
 
     def _accept(self, listener: socket.socket) -> None:
@@ -173,9 +176,9 @@ class HttpListener:
         peer.reserved = True
         return reserved.admits(peer.user) or self._close_one(reserved, reserved.users())
 
-    def _close_one(self, shares: UserShares[HttpPeer], users: Sequence[str]) -> bool:
+    def _close_one(self, amounts: UserAmounts[HttpPeer], users: Sequence[str]) -> bool:
         """Close a connection of the first of these users that has one which may be closed; False if none has."""
-        longest = next((found for user in users if (found := first_to_close(shares.holders(user)))), None)
+        longest = next((found for user in users if (found := first_to_close(amounts.holders(user)))), None)
         if longest is None:
             return False
         self._rejected("crowd")
@@ -185,7 +188,7 @@ class HttpListener:
 
     def _admit(self, connection: socket.socket, peer: HttpPeer) -> None:
         connection.setblocking(False)
-        self._shares(peer).add(peer.user, peer)
+        self._amounts(peer).add(peer.user, peer)
         if peer.uid is None and self._tls() is not None:
             self._start(connection, peer)
             return
@@ -199,7 +202,7 @@ class HttpListener:
         self._check_again(connection, peer, timer)
 
     def _check_again(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
-        if self._shares(peer).has(peer.user, peer) and not self._listen(connection, peer, timer):
+        if self._amounts(peer).has(peer.user, peer) and not self._listen(connection, peer, timer):
             self._loop.call_later(LISTEN_SECONDS, self._check_again, connection, peer, timer)
 
     def _listen(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> bool:

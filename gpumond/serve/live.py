@@ -28,7 +28,7 @@ from gpumond.serve import examples
 from gpumond.serve.authentication import user
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.identity import Tenant, own_part
-from gpumond.serve.limits import UserShares
+from gpumond.serve.limits import UserAmounts
 from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
 from gpumond.serve.routes import KIND, json_response, kernel_of, present, problem_responses
 
@@ -53,7 +53,7 @@ class EventStream(StreamingResponse):
         self, scope: Scope, state: State, content: AsyncIterator[bytes], headers: Mapping[str, str] = {}
     ) -> None:
         super().__init__(content, headers={"Cache-Control": "no-store"} | dict(headers))
-        self._streams: UserShares[EventStream] = state.event_streams
+        self._streams: UserAmounts[EventStream] = state.event_streams
         self._user, self._slow_seconds = user(scope), state.slow_seconds
         self._ended = False
 

@@ -122,15 +122,15 @@ def finetune(memory: ProgramMemory, random: Random) -> Iterator[float]:
             agent.step()
 
 
-PRETRAIN_SHARE = 2 / 3
+PRETRAIN_RATIO = 2 / 3
 """What `pretrain` needs: more than `idle` leaves, so little that `finetune` goes on with its smaller batches."""
 
 
 def pretrain(memory: ProgramMemory, random: Random) -> Iterator[float]:
     """Take all its memory at once, as a job does that asked for it, and end after a few epochs."""
     for kind in ("parameters", "gradients", "optimizer", "optimizer"):
-        memory.allocate(PRETRAIN_SHARE / 8, kind)
-    memory.allocate(PRETRAIN_SHARE / 2)
+        memory.allocate(PRETRAIN_RATIO / 8, kind)
+    memory.allocate(PRETRAIN_RATIO / 2)
     for _ in range(100):
         memory.busy(random.uniform(0.5, 0.6))
         agent.step()

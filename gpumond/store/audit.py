@@ -182,7 +182,7 @@ def verify(path: Path, lines: Iterable[str]) -> tuple[int, list[str]]:
             removed[match[1]] = max(int(match[2]), removed.get(match[1], 0))
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as db:
-            db.text_factory = lossless
+            db.text_factory = decode_lossless
             for (seq, expected), owner in logged.items():
                 columns = "seq, at, owner, actor, action, detail"
                 row = db.execute(f"SELECT {columns} FROM audit WHERE seq = ?", (seq,)).fetchone()
@@ -195,7 +195,7 @@ def verify(path: Path, lines: Iterable[str]) -> tuple[int, list[str]]:
     return len(logged), problems
 
 
-def lossless(content: bytes) -> str:
+def decode_lossless(content: bytes) -> str:
     """Text of the file; bytes that are not UTF-8 become lone surrogates, which no reader of rows accepts."""
     return content.decode("utf-8", "surrogateescape")
 

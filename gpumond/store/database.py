@@ -174,7 +174,7 @@ class Database:
         self._claim()
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         db = sqlite3.connect(self.path, timeout=audit.LOCK_SECONDS, isolation_level=None)
-        db.text_factory = audit.lossless
+        db.text_factory = audit.decode_lossless
         try:
             with _decoded():
                 db.execute("PRAGMA journal_mode = WAL")

@@ -116,7 +116,7 @@ def outermost_pools(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
     )
 
 
-def shares_of_pools(reports: Iterable[AgentReport], person_uid: Callable[[int], int]) -> dict[int, int]:
+def most_pools_by_user(reports: Iterable[AgentReport], person_uid: Callable[[int], int]) -> dict[int, int]:
     """Return the most pools of one agent for each person whose agents have more than ``MAX_POOLS_OF_UID``."""
     pools, agents = Counter[int](), Counter[int]()
     for report in reports:
@@ -232,7 +232,7 @@ def check_claims(
     ticks = {(each.process, each.device_uuid): each.ticks for each in excessive if not each.allocator}
     checked: list[AgentReport] = []
     excesses: list[Excess] = []
-    shares = shares_of_pools(reports, person_uid)
+    shares = most_pools_by_user(reports, person_uid)
     for report in reports:
         process = report.key
         if len(report.pools) == 1 and report.uses_device and driver.confirms(process, report.pools[0]):
@@ -296,7 +296,7 @@ def _is_fresh(report: AgentReport, device: DeviceReading) -> bool:
 
 def _fault(excess: Excess, device: DeviceReading) -> Fault:
     detail = (
-        f"the agent of pid {excess.pid} claims {excess.claimed_bytes} B on GPU {device.index}, the driver counts "
+        f"the agent of pid {excess.pid} claims {excess.claimed_bytes} B on GPU {device.index}, but the driver counts "
         f"{excess.limit_bytes} B"
     )
     return Fault("agent", "report_exceeds_driver", None, detail)

@@ -59,7 +59,7 @@ def _uncounted(report: AgentReport, snapshot: Snapshot) -> Iterator[Condition]:
     if not report.pools and any(framework.startswith("rmm ") for framework in report.frameworks):
         for device in snapshot.devices:
             if report.key in device.processes_by_key:
-                yield Condition(device.uuid, "live_unknown", f"{process}: it has loaded RMM, and RMM counts nothing")
+                yield Condition(device.uuid, "live_unknown", f"{process}: RMM is loaded, but counts no bytes")
 
 
 def _process(pid: int, workload: str) -> str:
@@ -86,20 +86,19 @@ def _of_suspension(snapshot: Snapshot, suspension: Suspension) -> str:
     name = (report.workload if report else "") or suspension.usage.comm or "unnamed"
     unmapped = unmapped_by_device(report.pools).get(suspension.device_uuid, 0) if report else 0
     counted = human(suspension.usage.used_bytes or 0)
-    return (
-        f"pid {suspension.process.pid} ({name}): {human(unmapped)} in its allocators, {counted} for the driver before"
-    )
+    process = f"pid {suspension.process.pid} ({name})"
+    return f"{process}: {human(unmapped)} in its allocators; the driver counted {counted} before"
 
 
 def _of_excess(excess: Excess) -> Condition:
     process = _process(excess.pid, excess.workload)
     claimed, limit = human(excess.claimed_bytes), human(excess.limit_bytes)
     if excess.allocator:
-        detail = f"{process}: {excess.allocator} claims {claimed}, the GPU has {limit}: counted as {limit}"
+        detail = f"{process}: {excess.allocator} claims {claimed}, but the GPU has {limit}: counted as {limit}"
         return Condition(excess.device_uuid, "pool_exceeds_device", detail)
     detail = (
-        f"{process}: its allocators claim {claimed}, the driver counts {limit}: {human(excess.unmapped_bytes)} is "
-        "estimated to be unmapped"
+        f"{process}: the allocators claim {claimed}, but the driver counts {limit}: {human(excess.unmapped_bytes)} "
+        "is estimated to be unmapped"
     )
     return Condition(excess.device_uuid, "unmapped_estimated", detail)
 

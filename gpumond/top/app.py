@@ -31,15 +31,15 @@ from gpumond.top.screen import (
     drawn,
     extended,
     help_lines,
-    read_busy,
     read_history,
+    read_utilization,
     remarks,
     remarks_in_full,
 )
 from gpumond.top.terminal import Mouse, Terminal
 from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, place_of, processes_on
 from gpumond.view.notices import FrameNotice
-from gpumond.view.rows import Key, ProcessLife, ProcessRow
+from gpumond.view.rows import Key, ProcessOnDevice, ProcessRow
 from gpumond.view.text import BLOCKS, GAP_SECONDS, Colors, Line, Span, ansi
 
 POLL_SECONDS = 1.0
@@ -199,7 +199,7 @@ class Top:
                 if not isinstance(answer, DaemonError):
                     sensors.precede(uuid, answer)
 
-            self.requests.ask(partial(read_busy, connection.daemon, own, shown.taken_at), receive)
+            self.requests.ask(partial(read_utilization, connection.daemon, own, shown.taken_at), receive)
 
     def _chart(self, width: int, rows: int, named: bool = True) -> list[Line]:
         subject = self._subject()
@@ -365,11 +365,11 @@ class Top:
         if row and not row.members:
             self.panel = why_panel(self.requests, self._place_of(row.key[0])[0].daemon, row.process)
 
-    def _process(self, key: ProcessLife) -> list[ProcessRow]:
+    def _process(self, key: ProcessOnDevice) -> list[ProcessRow]:
         """Return the process, nothing if it no longer uses a device."""
         return [row for row in self.shown.processes if row.key == key] if self.shown else []
 
-    def _described(self, key: ProcessLife, width: int) -> list[Line]:
+    def _described(self, key: ProcessOnDevice, width: int) -> list[Line]:
         rows = self._process(key)
         if not rows:
             return [[Span(f"pid {key[1].pid} no longer uses a device")]]

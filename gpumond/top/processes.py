@@ -15,7 +15,7 @@ from typing import TypeVar
 from gpumond.facts.program import ProcessKey
 from gpumond.host.files import replace_file
 from gpumond.host.machine import TICKS_PER_SECOND, find_process, process_start, read_head, start_of, stat_fields
-from gpumond.view.rows import HOLDINGS, HostFacts, ProcessLife, ProcessRow, plain, pod_of
+from gpumond.view.rows import HOLDINGS, HostFacts, ProcessOnDevice, ProcessRow, plain, pod_of
 from gpumond.view.tables import share_cells
 from gpumond.view.text import Line, Span, bar, fitted, size, width_of
 
@@ -160,7 +160,7 @@ def keep_columns(columns: Sequence[str]) -> str:
         _columns_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(_columns_file(), ",".join(columns).encode())
     except OSError as error:
-        return f"not kept for the next start: {_columns_file()}: {error.strerror}"
+        return f"not saved for the next start: {_columns_file()}: {error.strerror}"
     return ""
 
 
@@ -242,7 +242,7 @@ def table_rows(
     order: SortOrder,
     words: str,
     by: str,
-    opened: Collection[ProcessLife],
+    opened: Collection[ProcessOnDevice],
     lineage: Lineage,
 ) -> Iterator[TableRow]:
     """Yield the rows in their order. ``by``: a grouping, ``tree`` or empty.
@@ -323,12 +323,12 @@ class ProcessList:
         self.order = SortOrder()
         self.words = ""
         self.by = ""
-        self.opened: set[ProcessLife] = set()
-        self.marks: set[ProcessLife] = set()
+        self.opened: set[ProcessOnDevice] = set()
+        self.marks: set[ProcessOnDevice] = set()
         self.rows: list[TableRow] = []
         self.first = 0
         self._cursor = 0
-        self._key: ProcessLife | None = None
+        self._key: ProcessOnDevice | None = None
         self._filled: set[str] = set()
         """Columns that have had a value: they stay, or the table would move each second."""
 
@@ -413,7 +413,7 @@ class TableRow:
     members: tuple[ProcessRow, ...] = ()
 
     @property
-    def key(self) -> ProcessLife:
+    def key(self) -> ProcessOnDevice:
         return self.process.key
 
     @property
@@ -624,8 +624,8 @@ def refusal(row: ProcessRow, local: bool) -> str:
     """
     found = find_process(row.pid) if local else None
     if found is None or found[0] != row.key[1]:
-        return "it doesn't run on this machine, or not in this PID namespace"
-    return "" if found[1] == os.geteuid() else "it isn't your program"
+        return "the program runs on another machine or in another PID namespace"
+    return "" if found[1] == os.geteuid() else "the program isn't yours"
 
 
 def send(row: ProcessRow, local: bool, name: str) -> str:

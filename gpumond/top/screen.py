@@ -103,7 +103,7 @@ def _piece(cell: StackCell, count: int) -> Span:
     return Span(BLOCKS[cell.eighths] * count, ground=cell.upper, ink=cell.lower)
 
 
-def read_busy(daemon: DaemonClient, uuid: str, until: float) -> list[tuple[float, float]]:
+def read_utilization(daemon: DaemonClient, uuid: str, until: float) -> list[tuple[float, float]]:
     """Return the utilization of a device in the last ``SECONDS``: unix times and ratios. Raises DaemonError."""
     query = urlencode({"uuid": uuid, "signal": "utilization", "since": until - SECONDS})
     return [(float(each["at"]), float(each["median"])) for each in daemon.get(f"/api/v1/history?{query}")["points"]]
@@ -189,9 +189,9 @@ class Panel:
 
 HELP = """
 Rows
-j k, ↑ ↓ | next and previous row; PgUp, PgDn, Home and End, too
+j k, ↑ ↓ | next and previous row (also PgUp, PgDn, Home and End)
 Enter, d | open or close details of a process, or a group
-w | show what the memory of a program consists of, and the lines that keep it if they are known
+w | show what a program's memory consists of and, if known, the lines that retain it
 x, Space | mark or unmark a process or a group
 U | unmark all
 /, F3, F4 | filter by words: all must match; user:root in one field, -word without it
@@ -201,14 +201,14 @@ s, >  and  < | sort by the next and previous column
 r, I | reverse the order
 g | group by the next property: user, workload, container, or none
 t, F5 | show processes as a tree (this machine only)
-c | choose the columns; they are kept for the next start
+c | choose the columns; gpumond top saves your choice
 Devices
 ← →, 0 to 9 | select a device
  | the chart shows the selected device, or else the process under the cursor
 Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected device, or else all programs with an agent
-z, Z | suspend the program under the cursor, which moves its device memory to the host; resume it
+z, Z | suspend or resume the program under the cursor; suspending moves its device memory to the host
 S | choose an alert to silence for an hour; those of the program under the cursor come first
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other

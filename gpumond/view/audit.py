@@ -90,8 +90,9 @@ def _limit(detail: Detail) -> str:
 
 
 def _cgroup_limit(detail: Detail) -> str:
-    limit = "remove the limit" if detail["limit_bytes"] is None else f"set the limit {human(detail['limit_bytes'])}"
-    return f"asked the driver to {limit} of {detail['cgroup']} on {detail['device']}"
+    cgroup, size = detail["cgroup"], detail["limit_bytes"]
+    change = f"remove the limit of {cgroup}" if size is None else f"limit {cgroup} to {human(size)}"
+    return f"asked the driver to {change} on {detail['device']}"
 
 
 def _answer(detail: Detail) -> str:
@@ -139,7 +140,7 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "agent.limit": _limit,
     "cgroup.limit": _cgroup_limit,
     "agent.snapshot": lambda detail: f"asked {_program(detail)} for a memory snapshot",
-    "agent.classes": lambda detail: f"asked {_program(detail)} for its live memory by category",
+    "agent.classes": lambda detail: f"asked {_program(detail)} for the classes of its live memory",
     "agent.retainers": lambda detail: f"asked {_program(detail)} for the lines of code that retain its memory",
     "agent.end": lambda detail: f"asked {_program(detail)} to exit",
     "agent.fetch": lambda detail: f"fetched memory snapshot {detail['snapshot']} of {_program(detail)}",
@@ -155,10 +156,12 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "silence.create": _silence,
     "silence.expire": lambda detail: f"ended the silence {_matchers(detail)}",
     "baseline.record": _baseline,
-    "baseline.compare": lambda detail: f"compared with baseline {detail['name']} for {duration(detail['for_seconds'])}",
+    "baseline.compare": lambda detail: (
+        f"measured for a comparison with baseline {detail['name']} for {duration(detail['for_seconds'])}"
+    ),
     "baseline.delete": "deleted baseline {name}",
     "receiver.test": "sent a test message to receiver {receiver}",
     "release": lambda detail: f"detached from the driver for {duration(detail['for_seconds'])}",
     "reload": _reload,
-    "store.set-aside": "renamed a damaged store to {file}: {reason}",
+    "store.set-aside": "renamed the corrupt store to {file}: {reason}",
 }

@@ -42,7 +42,7 @@ FRAME = "/api/v1/frame"
 MALFORMED = "the server isn't gpumond, or has an incompatible version"
 NO_ROUTE = "Not Found"
 """Detail of the answer to a path that a daemon does not serve; other answers with 404 name what does not exist."""
-OLDER = "the daemon doesn't know this request: it is of an earlier version than this command, or isn't gpumond"
+OLDER = "the daemon doesn't know this request: its version is older than this command's, or it isn't gpumond"
 MAX_FRAME_BYTES = 8 << 20
 MAX_INTEGER = 2**63
 MAX_NUMBER = 1e100

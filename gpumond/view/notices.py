@@ -140,11 +140,11 @@ REMEDIES = {
     "stopped": "it keeps its memory while stopped; resume it with kill -CONT {pid}, or terminate it with kill {pid}",
     "holder": "it has the GPU open, and part of the GPU's memory belongs to no listed process; look at it with ps -fp "
     "{pid}, and if you don't need it, kill {pid}",
-    "orphaned": "its parent has exited, and no service manager runs it (nohup has the same effect); if you don't need "
-    "it, kill {pid}",
+    "orphaned": "its parent has exited, and no service manager runs it (a program started with nohup looks the same); "
+    "if you don't need it, kill {pid}",
     "idle": "if it runs the agent, gpumond flush --pid {pid} releases its cache; if you don't need it, kill {pid}",
 }
-LIKELY_MEANT = ("orphaned", "idle")
+USUALLY_INTENDED = ("orphaned", "idle")
 IDLE_BYTES = 1 << 30
 """Smaller amounts are ignored: a context alone takes half as much."""
 

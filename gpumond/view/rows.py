@@ -63,7 +63,7 @@ HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
 Key = tuple[str, ProcessKey | None]
 """Device UUID and process; a device as a whole has no process."""
 
-ProcessLife = tuple[str, ProcessKey]
+ProcessOnDevice = tuple[str, ProcessKey]
 """Device UUID and process"""
 
 
@@ -129,7 +129,7 @@ class ProcessRow:
     share that contains the KV cache of a serving engine, and a text about it; None if it is unknown.
     """
 
-    key: ProcessLife
+    key: ProcessOnDevice
     gpu: str
     pid: int
     program: str
@@ -294,8 +294,8 @@ def reserve_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
         for quota, unused in _unused_reserves(frame, request["device_uuid"]).items():
             gpu = index.get(request["device_uuid"], "its GPU")
             yield (
-                f"{requester(request)} waits for {human(request['need_bytes'])} of {gpu}; the quota {plain(quota)} "
-                f"reserves {human(unused)} of it that its programs don't use"
+                f"{requester(request)} waits for {human(request['need_bytes'])} of {gpu}, where the quota "
+                f"{plain(quota)} reserves {human(unused)} that its programs don't use"
             )
 
 
@@ -365,8 +365,8 @@ def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
 
 
 def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
-    """Return the state of a program that gpumond has suspended, such as ``suspended for 2 h, 60.0 GiB on the host,
-    resuming it needs 61.2 GiB with overhead``.
+    """Return the state of a program that gpumond has suspended, such as ``suspended for 2 h; 60.0 GiB on the host;
+    needs 61.2 GiB to resume (overhead included)``.
     """
     suspended = duration(max(0.0, now - program["since"]))
     since = program.get("resume_since")
@@ -376,8 +376,8 @@ def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
         parts = [f"{_suspension_state(program)} for {duration(max(0.0, now - since))}", f"suspended for {suspended}"]
     if program["host_bytes"] is not None:
         parts.append(f"{human(program['host_bytes'])} on the host")
-    parts.append(f"resuming it needs {human(sum(each['used_bytes'] for each in program['memory']))} with overhead")
-    return ", ".join([*parts, program["reason"]] if program["reason"] else parts)
+    parts.append(f"needs {human(sum(each['used_bytes'] for each in program['memory']))} to resume (overhead included)")
+    return "; ".join([*parts, program["reason"]] if program["reason"] else parts)
 
 
 def _suspension_state(program: Mapping[str, Any]) -> str:
@@ -391,7 +391,7 @@ def suspensions(frame: Mapping[str, Any]) -> dict[ProcessKey | None, str]:
     return {process_of(each): suspension_sentence(each, snapshot["taken_at"]) for each in programs}
 
 
-def _loudest(alerts: Iterable[Mapping[str, Any]]) -> dict[Key, tuple[int, str]]:
+def _most_severe(alerts: Iterable[Mapping[str, Any]]) -> dict[Key, tuple[int, str]]:
     """Return the severity and the rule of the most severe alert of each process that is firing and not silenced."""
     found: dict[Key, tuple[int, str]] = {}
     for alert in alerts:
@@ -410,7 +410,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
     verdicts: dict[Key, list[Mapping[str, Any]]] = {}
     alerting = {_subject(alert) for alert in frame["alerts"] if severity(alert) != INFO}
-    loudest = _loudest(frame["alerts"])
+    most_severe = _most_severe(frame["alerts"])
     for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in PATTERNS):
         key = (each["device_uuid"], process_of(each))
         if each["kind"] not in PATTERNS or key not in alerting:  # an alert refutes a healthy pattern
@@ -423,7 +423,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
         program = plain(process["workload"] or process["comm"] or "?", 64)
         user = plain(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
         verdict = plain(process_verdicts[0]["kind"], 20) if process_verdicts else ""
-        rank, rule = loudest.get(key, (INFO, ""))
+        rank, rule = most_severe.get(key, (INFO, ""))
         notable = bool(process_verdicts) and process_verdicts[0]["kind"] not in PATTERNS
         alert = plain(rule, 20) if rank == CRITICAL or not notable else ""
         trouble = moved.get(key[1]) or (process["state"] if process["state"] != "alive" else "")
@@ -528,7 +528,7 @@ def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         used, limit, overhead = (each.get(f"{name}_bytes") for name in ("used", "limit", "overhead"))
         if used and limit and overhead and used > limit:
             program = plain(each["workload"] or each["comm"] or "?", 64)
-            yield f"the limit of {program} ({human(limit)}) doesn't count its overhead ({human(overhead)})"
+            yield f"the limit of {program} ({human(limit)}) doesn't include its overhead ({human(overhead)})"
 
 
 def plain(text: object, most: int = 200) -> str:

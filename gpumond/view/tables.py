@@ -74,7 +74,9 @@ def flush_estimate(view: View) -> str:
     if view.reclaimable_bytes is None:
         return ""
     more = (
-        f"; programs that don't allow a flush cache another {human(view.refused_bytes)}" if view.refused_bytes else ""
+        f"; programs that don't allow a flush have another {human(view.refused_bytes)} in their caches"
+        if view.refused_bytes
+        else ""
     )
     what = f"about {human(view.reclaimable_bytes)}" if view.reclaimable_bytes else "nothing"
     programs = f"the programs on GPU {view.only}" if view.only else "all programs"

@@ -160,4 +160,4 @@ def test_program_that_handles_the_error_and_exits_with_0_is_no_crash(sim_daemon:
 def test_program_that_ends_with_an_out_of_memory_error_is_a_crash(sim_daemon: RunningDaemon, tmp_path: Path) -> None:
     verdicts = verdicts_on_the_end(sim_daemon, tmp_path, [OOM])
     assert verdicts.keys() == {"crash"}
-    assert "crashed on GPU 0 after an out-of-memory error that it didn't handle" in verdicts["crash"]
+    assert "crashed on GPU 0 after an unhandled out-of-memory error" in verdicts["crash"]

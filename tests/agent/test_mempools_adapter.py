@@ -133,6 +133,6 @@ in_time = LOADED.execute(FlushCommand("f2", "mempool", ("trim",)), (), deadline=
 print(in_time.outcome, LOADED.read()[0].held_bytes, driver.fake_retained())
 """
     assert run(code, library, "c", FAKE_CUDA_SUSPENDED=str(suspended)) == [
-        "timeout trim: its deadline passed while the driver didn't respond; nothing was done () 64",
+        "timeout trim: the deadline passed while the driver didn't respond; nothing was done () 64",
         "freed 40 0",
     ]

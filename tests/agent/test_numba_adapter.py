@@ -99,7 +99,7 @@ print(result.outcome, result.reason)
 print(receipt.outcome)
 """
     assert run(code, library, "c") == [
-        "initialized refused cache refused: it is safe in the main thread only: start(main_thread=True) allows the "
+        "initialized refused cache refused: safe in the main thread only: start(main_thread=True) allows the "
         "agent to run it there",
         "refused",
     ]

@@ -136,7 +136,7 @@ def test_limit_of_an_operation_is_undone(daemon: RunningDaemon, tmp_path: Path):
         limited("200MiB", "OPS-2")
         until(lambda: daemon.value("gpumond_process_limit_bytes", pid=str(process.pid)) == 200 * MIB)
         assert undone("OPS-1") == [
-            (f"remove the limit of pid {process.pid}", "refused", "its limit has been changed since")
+            (f"remove the limit of pid {process.pid}", "refused", "the limit has been changed since")
         ]
         assert undone("OPS-2") == [(f"limit pid {process.pid} to 300.0 MiB on {UUID}", "undone", "")]
         until(lambda: daemon.value("gpumond_process_limit_bytes", pid=str(process.pid)) == 300 * MIB)

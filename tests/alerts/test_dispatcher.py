@@ -182,7 +182,7 @@ def test_end_of_a_process_is_notified_at_once(serve: Serve, driver: FakeDriver, 
     until(lambda: notifications() == [fired])
     device.processes, device.used_bytes = [], 0
     driver.write()
-    ended = "process 4242 has ended; the alert was: pid 4242 uses 9.0 GiB"
+    ended = "process 4242 has exited; the alert was: pid 4242 uses 9.0 GiB"
     until(lambda: notifications() == [fired, ("resolved", ended)])
     (past,) = [each for each in daemon.get("alerts/history") if each["rule"] == "hog"]
     assert dict(past["annotations"])["summary"] == ended

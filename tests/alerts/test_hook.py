@@ -187,15 +187,18 @@ LABELS: dict[str, tuple[dict[str, str], list[int] | str]] = {
     "workload": ({"instance": "node7:9917", "workload": "train"}, [10, 12]),
     "workload of a user": ({"instance": "NODE7.example.org", "workload": "train", "uid": "1000"}, [10, 12]),
     "pid without a device": ({"instance": "node7", "pid": "12"}, [12]),
-    "another start": ({"uuid": "GPU-a", "pid": "11", "start_ticks": "99"}, "no program with an agent has its labels"),
-    "another workload": ({"uuid": "GPU-a", "workload": "other"}, "no program with an agent has its labels"),
-    "other": ({"uuid": "GPU-a", "pid": "other"}, "no program with an agent has its labels"),
-    "no subject": ({"instance": "node7:9917"}, "its labels name no device and no program"),
+    "another start": (
+        {"uuid": "GPU-a", "pid": "11", "start_ticks": "99"},
+        "no program with an agent has the alert's labels",
+    ),
+    "another workload": ({"uuid": "GPU-a", "workload": "other"}, "no program with an agent has the alert's labels"),
+    "other": ({"uuid": "GPU-a", "pid": "other"}, "no program with an agent has the alert's labels"),
+    "no subject": ({"instance": "node7:9917"}, "the alert's labels contain neither a device nor a program"),
     "device of another machine": ({"uuid": "GPU-c"}, "no device of this machine has the UUID GPU-c"),
-    "workload of another machine": ({"workload": "train"}, "which isn't a name of this machine"),
-    "pid of another machine": ({"instance": "node8:9917", "pid": "10"}, "which isn't a name of this machine"),
-    "address on another machine's bus": ({"uuid": "DRM-pci-0000:03:00.0"}, "which isn't a name of this machine"),
-    "policy": ({"uuid": "GPU-a", "pid": "13"}, "its programs allow no flush"),
+    "workload of another machine": ({"workload": "train"}, "not a known name of this machine"),
+    "pid of another machine": ({"instance": "node8:9917", "pid": "10"}, "not a known name of this machine"),
+    "address on another machine's bus": ({"uuid": "DRM-pci-0000:03:00.0"}, "not a known name of this machine"),
+    "policy": ({"uuid": "GPU-a", "pid": "13"}, "the alert's programs allow no flush"),
     "nothing to release": ({"uuid": "GPU-a", "pid": "14"}, "no memory that a flush would release"),
     "nothing on this device": ({"uuid": "GPU-b", "pid": "10"}, "no memory that a flush would release"),
 }
@@ -228,7 +231,7 @@ def test_process_that_started_after_the_alert_is_another_one():
     early = alert(starts_at=STARTED_AT - 60, pid="10", uuid="GPU-a")
     late = alert(starts_at=STARTED_AT, pid="10", uuid="GPU-a")
     found = programs_of(early, snapshot(train(10)), MACHINE, None)
-    assert found == "the process 10 started after the alert: it is another one"
+    assert found == "the process 10 started after the alert: the pid was reused"
     assert programs_of(late, snapshot(train(10)), MACHINE, None) == (train(10),)
     assert programs_of(early, snapshot(train(10), uptime=None), MACHINE, None) == (train(10),)
     of_device = alert(starts_at=STARTED_AT - 60, uuid="GPU-a")

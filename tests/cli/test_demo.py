@@ -257,8 +257,8 @@ def test_idle_program_is_suspended_and_resumed_as_the_tutorial_says(serve: Calla
     assert (done.returncode, "suspended" in done.stdout) == (0, True), done
     until(lambda: row().get("state") == "suspended")
     for command in (("status",), ("top", "--once")):
-        assert "on the host, resuming it needs" in demo.run(*command).stdout
-    until(lambda: "embeddings is suspended, and resuming it needs" in demo.log.read_text())
+        assert "on the host; needs" in demo.run(*command).stdout
+    until(lambda: "embeddings is suspended. To resume, it needs" in demo.log.read_text())
     until(lambda: re.search(r"^1 .* pretrain .* 16\.\d GiB", demo.run("status").stdout, re.MULTILINE))
     missing = r"GiB is missing on GPU 1, held by pretrain \(pid \d+, 16\.\d GiB\), finetune"
     refused = demo.run("resume", "embeddings")

@@ -78,7 +78,7 @@ def test_dry_run_prints_the_plan_and_flushes_nothing(tmp_path: Path, machines: l
     agents = {(each["machine"], each["workload"]): each["likely_bytes"] for each in plan if not each["refusal"]}
     assert agents == {("node-1", "serve"): 3 * GIB, ("node-1", "train"): 3 * GIB, ("node-2", "train"): 3 * GIB}
     shown = fleet(*command).stdout
-    assert shown.count("it has no agent") == 2  # the process of this test, on both devices
+    assert shown.count("the process has no agent") == 2  # the process of this test, on both devices
     assert shown.splitlines()[-1] == "a flush of 3 programs on 2 machines in 2 waves would release 9.0 GiB"
     assert [each.flushed() for each in machines] == [[], []]
 
@@ -177,7 +177,7 @@ def test_process_with_a_reused_pid_is_not_flushed(tmp_path: Path, machines: list
         command = ["flush", *options(tmp_path, machines), "--prometheus", url, "--query", QUERY, "--yes", "--json"]
         found = document(fleet(*command), 0)
     assert {each["machine"]: each["refusal"] for each in found["plan"]} == {
-        "node-1": "it started after the data that the query reads: the pid was reused",
+        "node-1": "the pid was reused: the process started after the query's data",
         "node-2": "",
     }
     assert results(found) == {("node-2", "train"): "flushed"}

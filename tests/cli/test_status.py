@@ -103,7 +103,7 @@ def test_limit_below_the_used_memory_says_that_overhead_is_not_counted():
     report = replace(make_report(1, (make_pool(live=3 * GIB),)), limits=(PoolLimit("torch", "GPU-a", 3 * GIB),))
     device = make_device(used_bytes=4 * GIB, processes=(make_process(1, 4 * GIB),))
     frame = make_frame(device, reports=(report,))
-    sentence = "the limit of train (3.0 GiB) doesn't count its overhead (1.0 GiB)"
+    sentence = "the limit of train (3.0 GiB) doesn't include its overhead (1.0 GiB)"
     assert sentence in notes(view(frame))
     assert list(limit_sentences(frame["processes"])) == [sentence]
     assert "limit 3.0 GiB (no quota)" in quota_text([], frame)

@@ -55,7 +55,7 @@ def test_addresses_of_this_machine_are_accepted(tmp_path: Path, url: str, addres
         ({"name": "a b"}, "engines[0].name"),
         ({"alow": ["engine"]}, "engines[0].alow: unknown key; did you mean allow?"),
         ({"allow": ["cache"]}, "engines[0].allow[0]"),
-        ({"kind": "sglang", "allow": ["engine"]}, "kind sglang can't be released: its release crashes"),
+        ({"kind": "sglang", "allow": ["engine"]}, "kind sglang can't be released: a release crashes"),
         ({"method": "sleep"}, "kind ollama has no method 'sleep'; expected one of unload"),
         ({"kind": "vllm", "method": "level2"}, "expected one of kv_cache, sleep"),
         ({"kind": "triton", "allow": ["engine"]}, "allow requires models"),
@@ -136,4 +136,4 @@ def test_check_notes_a_secret_for_whoever_listens_first(
         yaml.safe_dump({"engines": [{"name": "e", "kind": "ollama", "url": "http://127.0.0.1:1"} | fields]})
     )
     assert main(["check-config", str(file)]) == 0
-    assert ("note: engines: e: its secret goes to whichever user" in capsys.readouterr().out) == noted
+    assert ("note: engines: e: gpumond sends the secret to whichever user" in capsys.readouterr().out) == noted

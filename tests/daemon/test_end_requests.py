@@ -60,10 +60,10 @@ def test_program_ends_by_its_own_function_after_a_flush(serve: Serve, tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({}, "wasn't asked to end: the configuration doesn't allow it (allow_end_requests)"),
+        ({}, "wasn't asked to exit: the configuration doesn't allow it (allow_end_requests)"),
         (
             {"allow_end_requests": True},
-            "wasn't asked to end: {workload} (pid {pid}) has no function for requests to end",
+            "wasn't asked to exit: {workload} (pid {pid}) has no function for requests to exit",
         ),
     ],
 )

@@ -262,7 +262,7 @@ def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: 
     assert daemon.run("silence", "delete", id).returncode == 0
     again = daemon.run("silence", "delete", id)
     assert (again.returncode, again.stdout) == (3, "")
-    assert again.stderr.startswith(f"gpumond: silence {id} ended before, at 20")
+    assert again.stderr.startswith(f"gpumond: silence {id} has already ended, at 20")
     assert id not in daemon.run("silence", "list").stdout
     assert id in daemon.run("silence", "list", "--all").stdout
     useless = daemon.run("silence", "add", "rule=ful", "--for", "1h", "--reason", "x")

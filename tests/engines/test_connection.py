@@ -142,7 +142,7 @@ def test_number_that_is_not_finite_or_too_large_is_an_error(server: Server, numb
 def test_rejection_names_what_resolves_it():
     with answering(b"Unauthorized", 401) as url:
         config = EngineConfig.model_validate({"name": "e", "kind": "ollama", "url": url})
-        with pytest.raises(EngineError, match="HTTP status 401: Unauthorized; set its key with auth:"):
+        with pytest.raises(EngineError, match="HTTP status 401: Unauthorized; set the engine's key with auth:"):
             asyncio.run(send(config, get("/x"), 10.0)).accepted()
 
 

@@ -130,7 +130,7 @@ def test_request_during_the_check_is_not_lost(kind: str, tmp_path: Path):
         if kind == "lmdeploy":  # its counters are optional: the engine is idle again
             assert receipt.outcome in ("freed", "refused")
         else:
-            assert (receipt.outcome, receipt.reason) == ("refused", "it served a request during the check")
+            assert (receipt.outcome, receipt.reason) == ("refused", "the engine served a request during the check")
             assert used_bytes(card) == before
         assert engine.record()["harms"] == []
 
@@ -176,7 +176,7 @@ def test_call_that_hangs_is_not_repeated(kind: str, tmp_path: Path):
         assert first.outcome == "timeout"
         assert "no response to POST" in first.reason
         assert second.outcome == "refused", (first, second)
-        assert second.reason.startswith("its last release didn't respond")
+        assert second.reason.startswith("the last release got no response")
         calls = engine.record()["calls"]
         assert len(calls) == len(set(calls) | {call for call in calls if call.startswith("GET")}) or all(
             calls.count(call) == 1 for call in calls if call.startswith("POST") and "index" not in call
@@ -202,12 +202,12 @@ def test_call_that_hangs_is_not_repeated_while_the_server_still_serves(tmp_path:
     ("kind", "fault", "says"),
     [
         ("vllm", "no-dev-mode", "VLLM_SERVER_DEV_MODE=1"),
-        ("vllm", "no-sleep-mode", "start it with --enable-sleep-mode"),
-        ("llama-router", "loading", "qwen: the model is being loaded"),
-        ("llama-router", "no-metrics", "can't tell whether requests are running (start the router with --metrics)"),
+        ("vllm", "no-sleep-mode", "start vLLM with --enable-sleep-mode"),
+        ("llama-router", "loading", "qwen: being loaded"),
+        ("llama-router", "no-metrics", "the engine doesn't report them (start the router with --metrics)"),
         ("ollama", "pinned", "llama3:8b: pinned with keep_alive"),
-        ("ollama", "expired", "a request runs, or it is being unloaded"),
-        ("vllm", "no-stats", "start it without --disable-log-stats"),
+        ("ollama", "expired", "running a request or being unloaded"),
+        ("vllm", "no-stats", "start vLLM without --disable-log-stats"),
         ("tensorrt-llm", "failed", "restart the engine"),
         ("triton", "ensemble", "the ensemble pipeline uses resnet"),
         ("triton", "not-explicit", "HTTP status 400"),
@@ -233,7 +233,7 @@ def test_engine_whose_processes_use_the_device_is_refused(kind: str, tmp_path: P
         receipt = asyncio.run(World(card, allowed(engine), use=0.4).flush())
         assert (receipt.outcome, receipt.reason) == (
             "refused",
-            "its processes use the GPU (40%): a request may be running",
+            "the engine's processes use the GPU (40%): a request may be running",
         )
 
 
@@ -243,14 +243,19 @@ def test_unknown_requests_are_busy_unless_the_engine_serves_on(kind: str, outcom
     with fake_engine(kind, card) as engine:
         receipt = asyncio.run(World(card, allowed(engine), use=None).flush())
         assert receipt.outcome == outcome
-        assert ("can't tell whether requests are running, and the driver" in receipt.reason) == (outcome == "refused")
+        assert (
+            "can't tell whether requests are running: the engine doesn't report them, and the driver" in receipt.reason
+        ) == (outcome == "refused")
 
 
 def test_server_that_somebody_else_has_paused_is_refused(tmp_path: Path):
     card = device(tmp_path)
     with fake_engine("vllm", card, "paused") as engine:
         receipt = flush(card, allowed(engine))
-        assert (receipt.outcome, receipt.reason) == ("refused", "it is paused, but not by gpumond: resume it first")
+        assert (receipt.outcome, receipt.reason) == (
+            "refused",
+            "the engine is paused, but not by gpumond: resume it first",
+        )
         assert engine.record()["paused"]
 
 
@@ -294,7 +299,7 @@ def test_another_users_request_is_refused_by_the_fresh_look_at_the_listener(tmp_
         (receipt,) = asyncio.run(scenario())
         assert (receipt.outcome, receipt.reason) == (
             "refused",
-            f"its listener doesn't belong to uid {os.getuid() + 1}",
+            f"the engine's listener doesn't belong to uid {os.getuid() + 1}",
         )
         assert engine.record()["calls"] == []
 
@@ -373,7 +378,7 @@ def test_engine_that_sleeps_already_is_nothing(tmp_path: Path):
 
         first, second = asyncio.run(scenario())
         assert first.outcome == "freed"
-        assert (second.outcome, second.reason) == ("nothing", "it is already sleeping")
+        assert (second.outcome, second.reason) == ("nothing", "the engine is already sleeping")
 
 
 def test_sleep_method_releases_the_weights_too(tmp_path: Path):

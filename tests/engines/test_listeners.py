@@ -142,7 +142,7 @@ def test_secret_is_sent_only_to_the_user_who_was_seen_first(interpreter: str, tm
             await engines.close()
             return problem
 
-        assert "no secret is sent; set its user:" in asyncio.run(scenario())
+        assert "no secret is sent; set user:" in asyncio.run(scenario())
 
 
 def test_secret_is_not_sent_to_an_unknown_listener(tmp_path: Path):

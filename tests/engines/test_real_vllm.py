@@ -197,7 +197,7 @@ def test_real_vllm_whose_release_has_no_effect_serves_again(
     receipt = asyncio.run(scenario())
     (directory / "faults").write_text("")
     assert receipt.outcome == outcome, receipt.reason
-    assert receipt.reason.endswith("gpumond returns it to service")
+    assert receipt.reason.endswith("gpumond is returning the engine to service")
     assert counts(directory) == {"sleep": 0, "discard": 1, "wake_up": 1}
     assert engine.send("/is_paused") == {"is_paused": False}
     assert engine.send("/is_sleeping") == {"is_sleeping": False}

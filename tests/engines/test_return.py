@@ -46,7 +46,7 @@ def test_release_without_effect_returns_vllm_to_service(method: str, faults: lis
 
         receipt = asyncio.run(scenario())
         assert receipt.outcome == outcome
-        assert receipt.reason.endswith("; gpumond returns it to service")
+        assert receipt.reason.endswith("; gpumond is returning the engine to service")
         assert not engine.record()["paused"]
         assert engine.send("/is_sleeping") == {"is_sleeping": False}
         assert serves(engine)
@@ -118,7 +118,7 @@ def test_reading_states_that_a_server_does_not_serve_yet(tmp_path: Path):
         reading, refused, after = asyncio.run(scenario())
         assert (reading.paused, reading.up) == (True, True)
         assert reading.out_of_service_seconds > 0
-        assert refused.reason.startswith("gpumond is still returning it to service")
+        assert refused.reason.startswith("gpumond is still returning the engine to service")
         assert after.out_of_service_seconds is None
 
 
@@ -133,7 +133,9 @@ def test_return_waits_for_free_memory(tmp_path: Path):
             card.attach().allocate(9 * GIB)
             world.flusher.receipts[-1] = replace(receipt, outcome="timeout")
             world.flusher.resume()
-            assert await reached(lambda: "it needs 5.0 GiB" in world.engines.readings()[0].out_of_service_reason)
+            assert await reached(
+                lambda: "the engine needs 5.0 GiB" in world.engines.readings()[0].out_of_service_reason
+            )
             assert "POST /wake_up" not in engine.record()["calls"]
             card.attach().free(9 * GIB)
             assert await reached(lambda: bool(world.kept))
@@ -239,7 +241,7 @@ def test_wake_waits_for_free_memory(tmp_path: Path):
 
         refused, woken = asyncio.run(scenario())
         assert (refused.outcome, woken.outcome) == ("refused", "woken")
-        assert "it needs 5.0 GiB on device SIM-0" in refused.reason
+        assert "the engine needs 5.0 GiB on device SIM-0" in refused.reason
 
 
 @pytest.mark.parametrize("fault", ["pinned", "embedding"])

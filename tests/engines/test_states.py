@@ -140,7 +140,7 @@ def test_vllm_that_is_paused_does_not_sleep(tmp_path: Path):
 
 def test_ollama_whose_model_is_past_its_time_is_busy(tmp_path: Path):
     with fake_engine("ollama", device(tmp_path), "expired") as engine:
-        assert "a request runs" in asyncio.run(read(declared(engine))).obstacle
+        assert "running a request" in asyncio.run(read(declared(engine))).obstacle
 
 
 def test_llama_router_without_metrics_names_the_option(tmp_path: Path):

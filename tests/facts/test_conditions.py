@@ -71,7 +71,7 @@ def test_pool_with_unknown_live_bytes_is_a_condition_of_its_device():
 def test_program_with_rmm_and_no_pool_is_a_condition_where_it_holds_memory():
     devices = make_device(processes=(make_process(10),)), make_device("GPU-b")
     snapshot = make_snapshot(*devices, reports=(make_report(frameworks=("cudf 26.10.00", "rmm 26.10.00")),))
-    detail = "pid 10 (train): it has loaded RMM, and RMM counts nothing"
+    detail = "pid 10 (train): RMM is loaded, but counts no bytes"
     assert list(conditions(snapshot)) == [("GPU-a", "live_unknown", detail)]
     for report in (make_report(), make_report(frameworks=("rmm 26.10.00",), pools=(make_pool(live=5),))):
         assert list(conditions(make_snapshot(*devices, reports=(report,)))) == []

@@ -35,7 +35,7 @@ def test_pool_larger_than_its_device_is_limited_to_the_size_and_a_condition():
         make_pool(allocator="cupy", live=80 * GIB, unmapped_bytes=80 * GIB),
     )
     assert snapshot.faults == ()
-    detail = "pid 10 (train): cupy claims 99.0 GiB, the GPU has 80.0 GiB: counted as 80.0 GiB"
+    detail = "pid 10 (train): cupy claims 99.0 GiB, but the GPU has 80.0 GiB: counted as 80.0 GiB"
     assert list(conditions(snapshot)) == [("GPU-a", "pool_exceeds_device", detail)]
     others = make_process(20, GIB)
     unlisted = snapshot_after(None, reading_of(make_device(processes=(others,))), (make_report(pools=(fits, large)),))
@@ -60,7 +60,8 @@ def test_lasting_excess_over_the_drivers_count_is_unmapped():
     expected = make_pool(live=GIB, cached=GIB, stranded=GIB, unmapped_bytes=9 * GIB)
     assert third.reports[0].pools == (expected,)
     detail = (
-        "pid 10 (train): its allocators claim 12.0 GiB, the driver counts 3.0 GiB: 9.0 GiB is estimated to be unmapped"
+        "pid 10 (train): the allocators claim 12.0 GiB, but the driver counts 3.0 GiB: 9.0 GiB is estimated to be "
+        "unmapped"
     )
     assert list(conditions(third)) == [("GPU-a", "unmapped_estimated", detail)]
     assert second.faults == third.faults == ()

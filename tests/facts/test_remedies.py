@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 import gpumond
-from gpumond.facts.errors import CONDITIONS, FAULTS, OF_A_RETURN_CODE, FaultKind, remedy
+from gpumond.facts.errors import CONDITIONS, FAULTS, RETURN_CODE_REMEDY, FaultKind, remedy
 from gpumond.facts.verdicts import KINDS, VerdictName
 
 ROWS = [
@@ -38,4 +38,4 @@ def test_remedy_has_a_row_in_the_operations_manual(kind: str):
 
 
 def test_remedy_of_an_unlisted_return_code():
-    assert remedy("corrupted_inforom") == OF_A_RETURN_CODE
+    assert remedy("corrupted_inforom") == RETURN_CODE_REMEDY

@@ -50,7 +50,7 @@ def test_process_that_leaves_the_list_and_whose_agent_still_states_its_pools_is_
     assert snapshot.faults == ()
     ledger = attribute(snapshot)
     assert (sum(line.used_bytes for line in ledger.lines), ledger.overcounts[0].overcount_bytes) == (GIB, 0)
-    detail = "pid 10 (train): 9.0 GiB in its allocators, 10.0 GiB for the driver before"
+    detail = "pid 10 (train): 9.0 GiB in its allocators; the driver counted 10.0 GiB before"
     assert [each for each in conditions(snapshot) if each.kind == "suspended"] == [("GPU-a", "suspended", detail)]
 
 

@@ -50,7 +50,7 @@ def test_sleep_keeps_one_replica_and_its_undo_wakes_the_others(tmp_path: Path):
         shown = fleet("sleep", *given, "--engine", "chat", "--reason", "night", "--yes")
         assert shown.returncode == 0, shown.stdout + shown.stderr
         assert "2 engines on 2 machines in 2 waves" in shown.stdout, shown.stdout
-        assert "it is the last replica awake (--keep 1)" in shown.stdout
+        assert "the engine is the last replica awake (--keep 1)" in shown.stdout
         assert [used_bytes(card) for card in cards] == [3 * GIB, 3 * GIB, 7 * GIB]
 
         *_, undo = shown.stdout.splitlines()

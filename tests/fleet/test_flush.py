@@ -276,7 +276,7 @@ def refused(found: list[MachineFlush]) -> dict[int, str]:
 def test_flushes_beyond_the_limit_of_machines_are_refused_by_job():
     programs = [planned(10, "node-1"), rank(1), rank(2), rank(3), planned(11, "node-9"), planned(12, "node-1")]
     assert refused(limited(programs, FleetLimits(max_machines=2))) == dict.fromkeys(
-        (1, 2, 3), "it is beyond the limit of machines (--max-machines 2)"
+        (1, 2, 3), "beyond the limit of machines (--max-machines 2)"
     )
     assert refused(limited(programs, FleetLimits(max_machines=4))) == {}
     assert refused(limited(programs, FleetLimits())) == {}
@@ -291,8 +291,8 @@ def test_engines_of_a_service_that_must_stay_awake_are_refused():
     services = {"chat": Replicas(4, 3), "embed": Replicas(1, 1)}
     assert refused(limited(engines, FleetLimits(keep=2), services)) == {
         2: "it is busy",
-        3: "it is one of the last 2 replicas awake (--keep 2)",
-        4: "it is the last replica awake (--keep 2)",
+        3: "the engine is one of the last 2 replicas awake (--keep 2)",
+        4: "the engine is the last replica awake (--keep 2)",
     }
     assert set(refused(limited(engines, FleetLimits(keep=0), services))) == {2}
     assert refused(limited(engines, FleetLimits(max_unavailable=parse_unavailable("50%")), services)) == {

@@ -70,12 +70,12 @@ def test_process_without_an_agent_and_with_too_few_bytes_is_refused():
     planned = selected(min_reclaimable_bytes=2 * GIB)
     assert planned[10].refusal == ""
     assert "less than the 2.0 GiB requested" in planned[11].refusal
-    assert planned[12].refusal == "it has no agent"
+    assert planned[12].refusal == "the process has no agent"
 
 
 def test_program_whose_agent_allows_no_flush_is_refused():
     planned = select(MACHINE, frame(flush_policy="never"), Criteria(workload="serve"), None)
-    assert [each.refusal for each in planned] == ["its agent allows no flush"]
+    assert [each.refusal for each in planned] == ["the agent allows no flush"]
 
 
 def test_only_processes_that_a_query_names_are_selected():
@@ -87,8 +87,8 @@ def test_only_processes_that_a_query_names_are_selected():
     ("named", "reason"),
     [
         (QueriedProcess(10, STARTED_AT - 1), "the pid was reused"),
-        (QueriedProcess(10, STARTED_AT + 1, workloads=frozenset(("serve",))), "its workload is train, not serve"),
-        (QueriedProcess(10, STARTED_AT + 1, uuids=frozenset(("GPU-z",))), "it doesn't use GPU-z"),
+        (QueriedProcess(10, STARTED_AT + 1, workloads=frozenset(("serve",))), "the workload is train, not serve"),
+        (QueriedProcess(10, STARTED_AT + 1, uuids=frozenset(("GPU-z",))), "the process doesn't use GPU-z"),
         (QueriedProcess(99, STARTED_AT + 1), "the process has exited"),
     ],
 )
@@ -100,7 +100,7 @@ def test_process_whose_start_is_unknown_is_refused():
     found = frame()
     found["snapshot"]["uptime_seconds"] = None
     (planned,) = select(MACHINE, found, Criteria(), {10: QueriedProcess(10, STARTED_AT + 1)})
-    assert "its start is unknown" in planned.refusal
+    assert "the process's start time is unknown" in planned.refusal
 
 
 def test_query_and_labels_both_select():
@@ -154,11 +154,11 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
     planned = engines(engine("chat", 10), engine("code", 11), named=query)
     assert [(each.engine, each.refusal) for each in planned] == [
         ("chat", ""),
-        ("", "it belongs to no configured serving engine"),
+        ("", "the process belongs to no configured serving engine"),
         ("", "the process has exited"),
     ]
     (old,) = engines(engine("chat", 10), named={10: QueriedProcess(10, STARTED_AT - 1)})
-    assert old.refusal.endswith("the pid was reused")
+    assert old.refusal.startswith("the pid was reused")
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_engine_of_a_query_is_the_one_of_its_processes():
     [
         ({"up": False, "problem": "timeout"}, "the engine doesn't respond: timeout"),
         ({"up": False, "problem": NOT_READ}, "the daemon hasn't read the engine yet; try again in 10 s"),
-        ({"methods": ()}, "the configuration doesn't allow it; add allow: [engine]"),
-        ({"sleeping": True}, "it is already sleeping"),
-        ({"running": 2, "waiting": 1}, "it has 3 running or waiting requests"),
+        ({"methods": ()}, "the configuration doesn't allow this; add allow: [engine]"),
+        ({"sleeping": True}, "the engine is already sleeping"),
+        ({"running": 2, "waiting": 1}, "the engine has 3 running or waiting requests"),
         ({"running": 0, "waiting": None}, ""),
     ],
 )
@@ -181,6 +181,6 @@ def test_engine_to_wake_needs_no_process_on_a_device():
     (planned,) = engines(engine("chat", sleeping=True, methods=()), wake=True)
     assert (planned.pid, planned.high_bytes, planned.refusal) == (0, 0, "")
     (awake,) = engines(engine("chat", 10), wake=True)
-    assert awake.refusal == "it doesn't sleep"
+    assert awake.refusal == "the engine isn't sleeping"
     (unloaded,) = engines(engine("chat", processes_problem="its address is a proxy's"))
     assert unloaded.refusal == "its address is a proxy's"

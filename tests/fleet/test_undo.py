@@ -75,8 +75,8 @@ def test_newest_change_is_undone_first():
     [
         ([(GPU, 8 * GIB, "")], 70, ""),
         ([(GPU, 8 * GIB, ""), ("GPU-2", 8 * GIB, ""), (GPU, GIB, "team")], 70, ""),
-        ([(GPU, 4 * GIB, "")], 70, "its limit has been changed since"),
-        ([], 70, "its limit has been changed since"),
+        ([(GPU, 4 * GIB, "")], 70, "the limit has been changed since"),
+        ([], 70, "the limit has been changed since"),
         ([(GPU, 8 * GIB, "")], 71, "the program has exited"),
     ],
 )
@@ -174,7 +174,7 @@ def test_suspended_programs_are_resumed_and_others_left(tmp_path: Path):
         done = json.loads(fleet("undo", "--targets", str(targets), OPERATION, "--yes", "--json").stdout)
     assert asked == [("/api/v1/resumptions", {"target": {"pid": 7}})]
     assert [(each["undo"], each["result"], each["reason"]) for each in done["results"]] == [
-        ("resume pid 8", "refused", "it isn't suspended anymore"),
+        ("resume pid 8", "refused", "the program isn't suspended anymore"),
         ("resume pid 7", "undone", ""),
     ]
 

@@ -33,7 +33,7 @@ IMPORTED = (
     "gpumond.features.alerts.outbox",
     "gpumond.features.engines.poller",
     "gpumond.features.flush.alertmanager_hook",
-    "gpumond.features.oom.case_file",
+    "gpumond.features.oom.case",
     "gpumond.features.quotas.borrow",
     "gpumond.features.suspend.helper",
     "gpumond.serve.app",

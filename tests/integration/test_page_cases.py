@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.features.oom.case_file import CaseSummary, Curve, RankedCase, Timeline, summary_of
+from gpumond.features.oom.case import CaseSummary, Curve, RankedCase, Timeline, summary_of
 from gpumond.features.oom.routes import EXAMPLE
 from tests.helpers.agents import GIB
 from tests.helpers.browser import PHONE, PageSession, check_access, needs_chromium, open_page
@@ -94,7 +94,7 @@ def test_cases_are_listed_and_an_unknown_one_is_named(browser: Browser, demo: Ru
         for id in ("1-2-3", "bogus"):
             page.goto("about:blank")
             page.goto(f"{demo.url}/#view=cases&case={id}")
-            session.shows(f"There is no case {id}. The list has those that are kept.")
+            session.shows("exist or has been removed; choose one from the list.")
         page.get_by_role("button", name="Overview").click()
         assert "case=" not in session.address()
 

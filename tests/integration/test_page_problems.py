@@ -175,7 +175,7 @@ def test_headline_legend_and_chart_state_the_same_bytes(session: PageSession):
             "#hero .total", "#hero .summary", "tbody.process .of-used", "#hero .legend > div", "#hero .estimate b"
         )
         used = total.split(" of ")[0]
-        assert f"; {used} last." in summary
+        assert f", most recently {used}." in summary
         assert reclaimable in (
             next(each for each in legend if each.startswith("cached")).removeprefix("cached"),
             "nothing",
@@ -227,9 +227,9 @@ def test_button_suspends_an_idle_program_and_resumes_it(browser: Browser, serve:
         dialog.get_by_role("button", name="Close").click()
         until(lambda: [each["workload"] for each in demo.get("suspensions")] == ["embeddings"])
         session.shows("suspended for")
-        page.wait_for_function(f"() => /^Used between 0 B /.test({SUMMARY})")
+        page.wait_for_function(f"() => /^Used: 0 B /.test({SUMMARY})")
         page.reload()
-        page.wait_for_function(f"() => /^Used between 0 B .*; 0 B last.$/.test({SUMMARY})")
+        page.wait_for_function(f"() => /^Used: 0 B .*, most recently 0 B.$/.test({SUMMARY})")
         assert page.locator("tbody .unknown:not(.unstarted)").count() == 0, "nothing is unknown"
         granted = until(lambda: [each["pid"] for each in demo.get("processes") if each["workload"] == "pretrain"])
         page.locator(".suspension").get_by_role("button", name="Resume").click()
@@ -238,7 +238,7 @@ def test_button_suspends_an_idle_program_and_resumes_it(browser: Browser, serve:
         page.keyboard.press("Control+k")
         page.keyboard.type("cancel resuming embeddings")
         page.keyboard.press("Enter")
-        session.shows("cancelled the wait")
+        session.shows("canceled the request to resume")
         until(lambda: [each["state"] for each in demo.get("suspensions")] == ["suspended"])
         page.locator(".suspension").get_by_role("button", name="Resume").click()
         session.shows("Resuming as soon as its memory is free")
@@ -273,7 +273,7 @@ def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browse
         session.shows("To suspend train-llm, start it with gpumond run --suspendable.")
         asked.append(True)
         page.locator(
-            "#hero-queue li", has_text=re.compile("notebook .*suspended for .*resuming it needs 9.0 GiB")
+            "#hero-queue li", has_text=re.compile("notebook .*suspended for .*needs 9.0 GiB to resume")
         ).wait_for()
         until(card.get_by_role("button", name="Suspend").is_disabled)
 

@@ -92,7 +92,7 @@ def test_alert_is_silenced_and_the_silence_ended(browser: Browser, daemon: Runni
         assert session.texts("#silences b", "#silences bdi") == [[" ".join(matchers)], ["token: maintenance"]]
         if AXE:
             assert page.evaluate(CHECK) == []
-        page.get_by_role("button", name="End the silence of rule=present").click()
+        page.get_by_role("button", name="End the silence for rule=present").click()
         page.locator("#silenced").wait_for(state="hidden")
         assert [each["state"] for each in daemon.get("silences")] == ["ended"]
 

@@ -1,7 +1,7 @@
 """Programs that run out of memory for a known reason, on simulated devices: run, read the case, apply its remedy.
 
 `Plan` states what a program does; `run` plays it step by step against devices with other programs, as a caching
-allocator would, and returns the case file of its first out-of-memory error. `APPLY` carries out each remedy.
+allocator would, and returns the case of its first out-of-memory error. `APPLY` carries out each remedy.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gpumond.facts.program import (
 )
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.units import GIB
-from gpumond.features.oom.case_file import CaseFile
-from gpumond.features.oom.cases import case_file
+from gpumond.features.oom.case import CaseFile
+from gpumond.features.oom.cases import case_of
 from gpumond.features.oom.remedies import Evidence
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
@@ -265,7 +265,7 @@ class Run:
         )
 
     def case(self, error: OutOfMemory) -> CaseFile:
-        """Return the case file that a daemon makes of the agent's next report."""
+        """Return the case that a daemon makes of the agent's next report."""
         sizes = self.sizes
         results = 0 if self.plan.trains else sizes["activations"]  # without a graph, they are plain tensors
         classes = LiveClasses(
@@ -310,11 +310,11 @@ class Run:
             allocator="torch",
         )
         evidence = Evidence(oom, self.report(oom), self.frame, tuple(self.diagnosis.verdicts))
-        return case_file(evidence, self.diagnosis.history)
+        return case_of(evidence, self.diagnosis.history)
 
 
 def run(plan: Plan) -> CaseFile | None:
-    """Return the case file of the program's out-of-memory error; None if it finishes."""
+    """Return the case of the program's out-of-memory error; None if it finishes."""
     played = Run(plan)
     try:
         played.play()

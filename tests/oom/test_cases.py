@@ -1,4 +1,4 @@
-"""Which case files are kept, the order of the ranks of a job, and programs without an agent."""
+"""Which cases are kept, the order of the ranks of a job, and programs without an agent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gpumond.facts.program import Oom, OomPool, PoolLimit, Program, ScopeDevice,
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB
-from gpumond.features.oom.case_file import CaseFile, Remedy, document, lacking, plain, remedy_rows, sections
-from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, case_file, opaque_case, recent_peaks, timeline
+from gpumond.features.oom.case import CaseFile, Remedy, document, lacking, plain, remedy_rows, sections
+from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, case_of, opaque_case, recent_peaks, timeline
 from gpumond.features.oom.remedies import Evidence, remedies
 from gpumond.tick.history import DEVICE_SIGNALS, History
 from gpumond.tick.ledger import attribute
@@ -158,7 +158,7 @@ def test_the_figures_of_a_case_add_up_after_the_program_has_returned_its_cache()
     pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=4 * GIB, cached_bytes=0, stranded_bytes=0)
     oom = Oom(number=1, at=snapshot.taken_at, seen="scope", device_uuid=device.uuid, request_bytes=60 * GIB)
     oom = replace(oom, free_bytes=45 * GIB, pools=(pool,))
-    case = case_file(Evidence(oom, report, Frame(snapshot, attribute(snapshot))), History(1.0))
+    case = case_of(Evidence(oom, report, Frame(snapshot, attribute(snapshot))), History(1.0))
     assert {(line.pid, line.share): line.used_bytes for line in case.lines if line.used_bytes} == {
         (10, "live"): 4 * GIB,
         (10, "overhead"): GIB,
@@ -260,7 +260,7 @@ def test_a_limit_of_the_library_is_named_with_its_setting(allocator: str, limit:
         allocator=allocator,
         limit_bytes=limit * GIB,
     )
-    case = case_file(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History())
+    case = case_of(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History())
     assert case.remedies[0].text == text
     assert (case.remedies[0].name, case.remedies[0].enough) == ("limit", True)
 
@@ -270,9 +270,9 @@ def test_no_memory_of_the_device_helps_a_program_at_its_own_limit():
     snapshot = make_snapshot(device, reports=(make_report(11, (make_pool(cached=8 * GIB),)),))
     oom = Oom(number=1, at=1.0, seen="unhandled", device_uuid=device.uuid, request_bytes=GIB, limit_bytes=GIB // 2)
     frame = Frame(snapshot, attribute(snapshot))
-    assert [each.name for each in case_file(Evidence(oom, make_report(10), frame), History()).remedies] == ["limit"]
+    assert [each.name for each in case_of(Evidence(oom, make_report(10), frame), History()).remedies] == ["limit"]
     unlimited = Evidence(replace(oom, limit_bytes=None, free_bytes=0), make_report(10), frame)
-    assert [each.name for each in case_file(unlimited, History()).remedies] == ["neighbor-cache"]
+    assert [each.name for each in case_of(unlimited, History()).remedies] == ["neighbor-cache"]
 
 
 def limited(number: int, request: int = GIB // 8) -> CaseFile:
@@ -292,7 +292,7 @@ def limited(number: int, request: int = GIB // 8) -> CaseFile:
         pools=(freed,),
         allocator="torch",
     )
-    return case_file(Evidence(oom, own, Frame(snapshot, attribute(snapshot))), History())
+    return case_of(Evidence(oom, own, Frame(snapshot, attribute(snapshot))), History())
 
 
 def test_the_cause_of_an_error_at_a_limit_is_the_limit():
@@ -338,7 +338,7 @@ def test_a_model_that_is_too_large_has_no_remedy():
 
 
 @pytest.mark.parametrize("plan", SEEDED, ids=NAMES)
-def test_a_case_file_states_the_request_and_its_size_is_limited(plan: Plan):
+def test_a_case_states_the_request_and_its_size_is_limited(plan: Plan):
     case = run(plan)
     assert case is not None
     assert 0 < (case.missing_bytes or 0) <= 112 * GIB
@@ -368,7 +368,7 @@ def shared(
     frame = Frame(snapshot, attribute(snapshot), grants=grants)
     peaks = {} if peak is None else {second.uuid: int(peak * GIB)}
     oom = replace(oom, free_bytes=int(free * GIB))
-    return case_file(Evidence(oom, report, frame, verdicts, peaks), History())
+    return case_of(Evidence(oom, report, frame, verdicts, peaks), History())
 
 
 def granted(pid: int, need: int, uuid: str, unused: int) -> GrantedRequest:

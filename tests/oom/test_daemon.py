@@ -1,4 +1,4 @@
-"""Case files of a real daemon: of programs whose error is handled, and of one that it ends."""
+"""Cases of a real daemon: of programs whose error is handled, and of one that it ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_case_names_the_neighbor_whose_cache_is_enough(daemon: RunningDaemon, 
         assert case["id"] in output(daemon, "oom")
         output(daemon, "oom", "show", "--html", os.fspath(tmp_path / "case.html"))
         document = (tmp_path / "case.html").read_text()
-        assert "What would have been enough" in document
+        assert "What would have prevented the error" in document
         assert document == daemon.request(f"/api/v1/oom/{case['id']}/report")[1].decode()
         assert len(document) < 1 << 20
         finished(process)

@@ -83,11 +83,11 @@ def test_program_without_cache_is_asked_to_end_and_flushed_otherwise_not():
 
 def test_results_of_requests_to_end_are_in_the_annotation():
     (order,), tracks = decide([make_rule(request_end=True)], [ALERT], [wasting()], {}, 1000.0)
-    tracks = tracks_after_flush(tracks, order, [make_receipt(GIB)], "", ["train (pid 10) was asked to end"])
+    tracks = tracks_after_flush(tracks, order, [make_receipt(GIB)], "", ["train (pid 10) was asked to exit"])
     (alert,) = annotate([ALERT], tracks)
     note = dict(alert.annotations)[ANNOTATION]
     assert note.startswith("flushed train: 1.0 GiB released")
-    assert note.endswith("; train (pid 10) was asked to end")
+    assert note.endswith("; train (pid 10) was asked to exit")
 
 
 def pids(rule: Rule, *reports: AgentReport, alert: Alert = ALERT, tracks: Tracks | None = None) -> list[int]:

@@ -111,7 +111,7 @@ def test_advice_on_fragmentation_names_the_variable_of_the_programs_pytorch_vers
 
 
 @pytest.mark.parametrize(
-    ("stranded", "ends"), [(0, "gpumond oom show --pid 42 says why"), (8 * GIB, " to expandable_segments:True")]
+    ("stranded", "ends"), [(0, "gpumond oom show --pid 42 shows why"), (8 * GIB, " to expandable_segments:True")]
 )
 def test_alert_of_an_out_of_memory_error_ends_with_the_advice_that_applies(stranded: int, ends: str):
     rule = next(rule for rule in BUILT_IN if rule.name == "out-of-memory")

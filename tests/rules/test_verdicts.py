@@ -227,9 +227,9 @@ def test_alerts_on_an_ended_process_resolve_with_the_next_reading_and_a_note():
     ended = keeping(make_snapshot(HOG, reports=REPORT), make_snapshot(make_device()))[1]
     assert ended.frame.alerts == ()
     assert {alert.rule: dict(alert.annotations)["summary"] for alert in ended.resolved} == {
-        "hog": "process 10 has ended; the alert was: a hog",
-        "pool": "process 10 has ended",
-        "workload": "every program of train has ended",
+        "hog": "process 10 has exited; the alert was: a hog",
+        "pool": "process 10 has exited",
+        "workload": "every program of train has exited",
     }
 
 

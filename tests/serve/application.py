@@ -17,7 +17,7 @@ from gpumond.facts.alerts import Rule, ended
 from gpumond.facts.errors import ConfigError, FlushError
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
-from gpumond.facts.messages import AgentResponse, Asked
+from gpumond.facts.messages import AgentResponse, RequestKind
 from gpumond.facts.pools import Receipt
 from gpumond.features import routers
 from gpumond.features.alerts.dispatcher import ReceiverTest
@@ -118,7 +118,7 @@ class View:
     async def ask(
         self,
         pid: int,
-        kind: Asked,
+        kind: RequestKind,
         limit_bytes: int | None,
         device: str | None,
         requested_by: str,
@@ -131,7 +131,7 @@ class View:
         return EXAMPLE
 
     async def fetch(self, pid: int, snapshot_id: int, requested_by: str) -> AgentResponse | None:
-        return AgentResponse("id", f"snapshot {snapshot_id} doesn't exist; kept are: none")
+        return AgentResponse("id", f"snapshot {snapshot_id} doesn't exist; available: none")
 
     async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         return 1.0 + seconds, seconds < 100

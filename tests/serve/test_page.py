@@ -159,8 +159,8 @@ def test_modules_that_cannot_be_joined_are_refused(values: str, reason: str):
 
 
 def test_page_states_the_pace_of_the_demo():
-    assert f"diagnosis {PACE:.0f} times as fast" in TEXT["/"]
-    assert f"lasts {60 / PACE:.0f} s" in TEXT["/"]
+    assert f"diagnosis is {PACE:.0f} times as fast" in TEXT["/"]
+    assert f"takes {60 / PACE:.0f} s" in TEXT["/"]
 
 
 def test_page_is_small():

@@ -192,7 +192,7 @@ def test_crossing_with_the_size_is_drawn_where_it_is_near():
 
 def test_texts_name_the_actions_of_the_web_ui_before_commands():
     texts = {
-        "gpumond oom show --pid 25 says why": "Case (gpumond oom show --pid 25) says why",
+        "gpumond oom show --pid 25 shows why": "Case (gpumond oom show --pid 25) shows why",
         "; gpumond flush --device 1 releases it": "; Flush (gpumond flush --device 1) releases it",
         "find out: gpumond why --pid 25; restart it": "find out: Why (gpumond why --pid 25); restart it",
     }
@@ -233,11 +233,11 @@ def test_leak_states_the_window_of_its_rate_and_what_will_be_full():
     line = "m.lineOf({ verdict: given[0] }, given[1], 130)"
     for kept, begin in (("", ""), ("retained by f at /b/a.py:3, g at c:7", "retained by f at …/a.py:3, g at c:7; ")):
         found = run_module("cards", line, verdict | {"retained_by": kept}, {"live_bytes": GIB})
-        assert found.startswith(f"{begin}leaks since ")
+        assert found.startswith(f"{begin}leaking since ")
         assert found.endswith(", about 60 MiB/min in the last 2 min; now 1.0 GiB live")
     card = {"verdict": verdict, "uuid": "GPU-a"}
     left = "m.leftOf(given[0], new Map(given[1]))"
-    assert run_module("cards", left, card, [["GPU-a", device]]) == "GPU 1 (24.0 GiB) is full in about 10 min"
+    assert run_module("cards", left, card, [["GPU-a", device]]) == "GPU 1 (24.0 GiB) will be full in about 10 min"
     for slope, peak, end in (
         (14 * GIB / 840, 16, " if it returns to its peak of 16.0 GiB, else in about 14 min"),
         (14 * GIB / 840, 10, ""),
@@ -245,7 +245,7 @@ def test_leak_states_the_window_of_its_rate_and_what_will_be_full():
     ):
         verdict["evidence"] = [["slope_bytes_per_second", slope], ["device_peak_bytes", peak * GIB]]
         found = run_module("cards", left, card, [["GPU-a", device]])
-        assert found == f"GPU 1 (24.0 GiB) is full in about 10 min{end}"
+        assert found == f"GPU 1 (24.0 GiB) will be full in about 10 min{end}"
     assert run_module("cards", left, card, []) == ""
 
 
@@ -290,7 +290,7 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
         (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 30.0),
         (frame(verdicts=leak), [["leak", 10.0], ["start", 0.0], ["cache", 30.0]], 31.0),
     ]
-    assert run_module("story", CAPTIONS, *scenes) == [
+    assert run_module("captions", CAPTIONS, *scenes) == [
         [[], None],
         [["start"], "start"],
         [["cache", "start"], "start"],
@@ -308,7 +308,7 @@ def test_caption_promises_a_line_only_where_one_is_known():
     }
     leak = {"kind": "leak", "pid": 1}
     frames = [frame | {"queue": [], "verdicts": [leak | {"retained_by": text}]} for text in ("", "retained by f")]
-    found = run_module("story", "given.map((frame) => m.captionsOf(frame).get('leak').includes('line'))", *frames)
+    found = run_module("captions", "given.map((frame) => m.captionsOf(frame).get('leak').includes('line'))", *frames)
     assert found == [False, True]
 
 
@@ -317,7 +317,7 @@ def test_caption_says_what_a_waiting_program_does_then():
     frame = {"snapshot": about, "processes": [{"workload": "notebook", "pid": 1}], "verdicts": []}
     request = {"workload": "embeddings", "need_bytes": GIB, "device_uuid": "GPU-a"}
     frames = [frame | {"queue": [request | {"id": id}]} for id in ("7", "8")]
-    found = run_module("story", "given.map((frame) => m.captionsOf(frame).get('queue').split(', and ')[1])", *frames)
+    found = run_module("captions", "given.map((frame) => m.captionsOf(frame).get('queue').split(', and ')[1])", *frames)
     assert found == ["resumes once they are free.", "starts once they are free."]
 
 

@@ -86,7 +86,7 @@ def test_wait_of_a_resumption_is_cancelled(daemon: RunningDaemon, device: SimDev
             assert cancel(daemon, notebook.pid) == 204
             receipt = waiting.result(30)
             assert (receipt["outcome"], receipt["state"]) == ("refused", "suspended")
-            assert receipt["reason"].endswith("cancelled the wait")
+            assert receipt["reason"].endswith("canceled the request to resume")
             assert cancel(daemon, notebook.pid) == 404
             until(lambda: daemon.get("frame")["queue"] == [])
         assert resume(daemon, notebook.pid, wait=30)["outcome"] == "resumed", "an earlier cancellation is over"
@@ -172,7 +172,7 @@ def test_commands_print_receipts_and_the_state_and_a_flush_is_deferred(
         done = daemon.run("suspend", "--pid", str(notebook.pid))
         assert (done.returncode, "suspended" in done.stdout) == (0, True)
         until(lambda: row(daemon, notebook.pid).get("state") == "suspended")
-        assert "resuming it needs 624.0 MiB" in daemon.run("status").stdout
+        assert "needs 624.0 MiB to resume" in daemon.run("status").stdout
         _, answer, _ = daemon.flush(target={"pid": notebook.pid})
         assert [each["outcome"] for each in answer["receipts"]] == ["deferred"]
         assert daemon.run("resume", "--all").returncode == 0
@@ -283,7 +283,7 @@ def test_crash_of_the_helper_has_a_receipt_an_event_and_a_reason_and_the_next_re
         assert (pending["state"], pending["reason"]) == ("resuming", crash)
         assert pending["resume_since"] == receipt["started_at"]
         sentence = suspension_sentence(pending, pending["resume_since"] + 9)
-        assert re.match(r"resuming for 9 s, suspended for .*crashed", sentence)
+        assert re.match(r"resuming for 9 s; suspended for .*crashed", sentence)
         until(lambda: f"failed: {crash}" in daemon.run("events").stdout)
         until(lambda: daemon.get("suspensions") == [])
         last = until(lambda: [each for each in daemon.get("suspensions/receipts") if each["outcome"] == "resumed"])[0]

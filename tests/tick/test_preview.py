@@ -55,7 +55,7 @@ def test_hour_of_a_thousand_programs_needs_a_few_mebibytes():
 
 def test_oldest_of_large_samples_are_dropped():
     size = len(pack(make_frame(1, reports=50).snapshot, ()))
-    hour = PreviewWindow(kept_bytes=4 * size)
+    hour = PreviewWindow(max_bytes=4 * size)
     for number in range(1, 20):
         hour.add(make_frame(number, reports=50, used=60))
     result = preview(RULE, hour.moments())

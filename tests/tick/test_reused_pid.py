@@ -85,7 +85,7 @@ def test_old_alerts_resolve_and_those_of_the_new_process_begin():
     assert {(alert.rule, alert.process) for alert in tick.resolved} == {
         (name, OLD) for name in ("full", "leak", "pool")
     }
-    assert all("process 10 has ended" in dict(alert.annotations)["summary"] for alert in tick.resolved)
+    assert all("process 10 has exited" in dict(alert.annotations)["summary"] for alert in tick.resolved)
     assert [(alert.rule, alert.process) for alert in tick.raised] == [("full", NEW)]
 
 

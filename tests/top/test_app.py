@@ -272,7 +272,7 @@ def test_refusal_is_shown(fake: FakeDaemon, status: int, text_shown: str):
 
 def test_timed_out_programs_do_not_hide_receipts_of_others(fake: FakeDaemon):
     late = FREED | {"pid": 11, "workload": "late", "outcome": "timeout", "released_bytes": 0, "reason": "no answer"}
-    problem = RECEIPTS | {"detail": "no answer in time from pid 11", "receipts": [FREED, late]}
+    problem = RECEIPTS | {"detail": "no response in time from pid 11", "receipts": [FREED, late]}
     with top(fake.url) as session:
         session.shows("train")
         fake.answers["/api/v1/flushes"] = (200, PLAN)
@@ -476,7 +476,7 @@ def test_no_signal_is_sent_without_a_confirmation():
 def test_process_with_another_start_receives_no_signal():
     with program() as process:
         other = row_of(process.pid, ticks=7)
-        assert "doesn't run on this machine" in refusal(other, True)
+        assert "runs on another machine" in refusal(other, True)
         assert send(other, True, "SIGKILL").startswith("not sent: ")
         assert process.poll() is None
 
@@ -485,7 +485,7 @@ def test_program_of_a_daemon_elsewhere_receives_no_signal():
     with program() as process:
         row = row_of(process.pid)
         assert refusal(row, True) == ""
-        assert "doesn't run on this machine" in refusal(row, False)
+        assert "runs on another machine" in refusal(row, False)
         assert send(row, False, "SIGKILL").startswith("not sent: ")
         assert process.poll() is None
 
@@ -496,12 +496,12 @@ def test_program_of_another_user_receives_no_signal():
         if start_ticks(pid) is None:
             pytest.skip("pid 1 is not visible")
         row = row_of(pid)
-        assert refusal(row, True) == "it isn't your program"
-        assert send(row, True, "SIGKILL") == "not sent: it isn't your program"
+        assert refusal(row, True) == "the program isn't yours"
+        assert send(row, True, "SIGKILL") == "not sent: the program isn't yours"
         with fake_daemon(frame_of(pid)) as fake, top(fake.url) as session:
             session.shows("sleep0")
             session.press("K")
-            session.shows("it isn't your program", without="y: yes")
+            session.shows("the program isn't yours", without="y: yes")
         assert process.poll() is None
 
 

@@ -125,7 +125,7 @@ def test_frame_of_an_earlier_version_has_defaults_and_one_of_a_later_version_no_
 
 
 def test_path_that_a_daemon_does_not_serve_is_of_a_newer_command():
-    with pytest.raises(DaemonError, match="of an earlier version than this command"):
+    with pytest.raises(DaemonError, match="older than this command's"):
         decoded(404, b'{"status": 404, "detail": "Not Found"}')
     with pytest.raises(DaemonError, match="no connected agent"):
         decoded(404, b'{"status": 404, "detail": "no connected agent matches"}')

@@ -10,7 +10,7 @@ import pytest
 
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import SHARES
-from gpumond.top.screen import HistoryChart, SensorHistory, drawn, extended, read_busy, read_history
+from gpumond.top.screen import HistoryChart, SensorHistory, drawn, extended, read_history, read_utilization
 from gpumond.view.frame import View, key_of, view
 from gpumond.view.text import plain_text, width_of
 from tests.helpers.agents import GIB
@@ -123,7 +123,7 @@ def test_utilization_before_the_first_frame_is_that_of_the_daemon():
     device = replace(CONTENT.devices[0], busy_ratio=0.25, watts=300.0)
     sensors.add(replace(CONTENT, taken_at=599.0, devices=(device,)))
     sensors.add(replace(CONTENT, taken_at=600.0, devices=(device,)))
-    sensors.precede("GPU-a", read_busy(Known(), "GPU-a", 600.0))
+    sensors.precede("GPU-a", read_utilization(Known(), "GPU-a", 600.0))
     (line,) = sensors.lines("GPU-a", 100)
     text = plain_text(line)
     assert text.startswith("busy, at most 75% ▆▆▆")

@@ -117,7 +117,7 @@ OOM = FrameNotice(
     "out-of-memory firing for 31 s",
     "finetune (pid 9282) on GPU 1 ran out of memory in finetune at /data/programs.py:97 (errors in 10 minutes: 1)",
     "alert out-of-memory",
-    "gpumond oom show --pid 9282 says why",
+    "gpumond oom show --pid 9282 shows why",
 )
 IDLE = FrameNotice(
     "note",

@@ -17,7 +17,7 @@ from gpumond.facts.units import duration
 from gpumond.top.processes import ProcessList, SortOrder, arranged, fitting
 from gpumond.top.screen import described as details
 from gpumond.view.frame import view
-from gpumond.view.notices import LIKELY_MEANT, FrameNotice, stuck
+from gpumond.view.notices import USUALLY_INTENDED, FrameNotice, stuck
 from gpumond.view.rows import ProcessRow, plain
 from gpumond.view.tables import device_lines, flush_estimate, process_table
 from gpumond.view.text import COLORS, FILLS, GROUNDS, StackCell, bar, block, plain_text, stack
@@ -135,7 +135,8 @@ def test_refused_flush_is_not_promised():
     assert (content.reclaimable_bytes, content.refused_bytes) == (0, 12 * GIB)
     assert (
         flush_estimate(content)
-        == "a flush of all programs would release nothing; programs that don't allow a flush cache another 12.0 GiB"
+        == "a flush of all programs would release nothing; programs that don't allow a flush have another 12.0 GiB "
+        "in their caches"
     )
 
 
@@ -422,7 +423,7 @@ def test_healthy_processes_are_not_stuck():
 
 def test_intended_kinds_are_distinguished():
     kinds = [entry.kind for entry in stuck([holding_with(1, orphaned=True), holding_with(2, state="zombie")])]
-    assert [kind in LIKELY_MEANT for kind in kinds] == [True, False]
+    assert [kind in USUALLY_INTENDED for kind in kinds] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class ScopePeak:
     def __init__(self, low: int, high: int | None) -> None:
         self.low, self.high = low, high
 
-    def join(self, other: ScopePeak) -> None:
+    def merge(self, other: ScopePeak) -> None:
         """Merge with another peak: the maximum of both."""
         self.low = max(self.low, other.low)
         self.high = None if self.high is None or other.high is None else max(self.high, other.high)
@@ -198,7 +198,7 @@ class ScopeTotal:
             device = self.devices.get(uuid)
             if device is None:
                 device = self.devices[uuid] = DeviceTotal(peak)
-            device.peak.join(peak)
+            device.peak.merge(peak)
             device.last_retained = block.retained[uuid]
             device.retained += device.last_retained
 

@@ -88,7 +88,7 @@ class RequestedSnapshots:
         path = self._files.get(number)
         if path is None:
             kept = ", ".join(map(str, self._files)) or "none"
-            raise FileNotFoundError(f"snapshot {number} doesn't exist; kept are: {kept}")
+            raise FileNotFoundError(f"snapshot {number} doesn't exist; available: {kept}")
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             return os.pread(file, size, offset), os.fstat(file).st_size

@@ -1,4 +1,4 @@
-"""Supervisor of the child process that owns the driver, which logs and metrics call the collector process.
+"""Supervisor of the child process that owns the driver, called driver process in logs and collector in metrics.
 
 A driver call may block for ever or crash its process, so requests go through a pipe and are supervised on the monotonic
 clock. Nothing here waits for the child or kills it: interrupting a driver call may make the device unusable. A child
@@ -260,7 +260,7 @@ class Supervisor:
         try:
             child = Child(self.state.name, self._environ)
         except OSError as error:  # such as a limit of processes, memory or descriptors
-            detail = f"the collector process can't be started: {error}"
+            detail = f"the driver process can't be started: {error}"
             self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
             self._schedule(self._restart_delay(), self._spawn)
             self._failures += 1
@@ -336,7 +336,7 @@ class Supervisor:
             try:
                 self._answered(child, child.decode(line))
             except ProtocolError as error:
-                log.error("invalid response from the collector process: %s", error)
+                log.error("invalid response from the driver process: %s", error)
                 child.process.terminate()
 
     def _answered(self, child: Child, answer: ReadResponse) -> None:
@@ -402,7 +402,7 @@ class Supervisor:
         if child.unavailable:
             delay = backoff(1.0, self._failures, MAX_RETRY_SECONDS)
         else:
-            detail = f"the collector process exited with {child.process.poll()}"
+            detail = f"the driver process exited with {child.process.poll()}"
             self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
             delay = self._restart_delay()
             self._crashed_at.append(place)

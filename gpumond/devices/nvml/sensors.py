@@ -181,7 +181,7 @@ ONCE = (
 
 
 @dataclass
-class _Kept:
+class _SlowAnswers:
     """Latest answers of a device to slow queries, and its failed queries."""
 
     due: float = float("-inf")
@@ -200,12 +200,12 @@ class SensorClocks:
         self._library = library
         self._clock = clock
         self._activity, self._profile = ProcessActivity(library), ProfilingSamples(library)
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _SlowAnswers] = {}
 
     def refresh(self, devices: Iterable[Device], lose: Callable[[Device, FaultKind | ReturnCode], None]) -> None:
         """Make the slow queries of the devices that are due; ``lose`` is called for those that are lost."""
         present = [device for device in devices if device.handle is not None and device.parent_uuid is None]
-        self._kept = {device.uuid: self._kept.get(device.uuid) or _Kept() for device in present}
+        self._kept = {device.uuid: self._kept.get(device.uuid) or _SlowAnswers() for device in present}
         began = self._clock()
         for device in sorted(present, key=lambda device: self._kept[device.uuid].due):
             kept, now = self._kept[device.uuid], self._clock()
@@ -225,7 +225,7 @@ class SensorClocks:
 
     def read(self, device: Device, tally: FaultCounter) -> dict[str, Any]:
         """Return the known values of Sensors. Raises DeviceLost."""
-        kept = self._kept.get(device.uuid) or _Kept()
+        kept = self._kept.get(device.uuid) or _SlowAnswers()
         values = {**kept.fixed, **kept.values}
         for question in FAST:
             self._ask(question, device, values, tally)
@@ -234,12 +234,12 @@ class SensorClocks:
 
     def used_by(self, device: Device, pids: Iterable[int]) -> Mapping[int, float]:
         """Return the recent utilization by process, without processes that are newer than the query."""
-        kept = self._kept.get(device.uuid) or _Kept()
+        kept = self._kept.get(device.uuid) or _SlowAnswers()
         if kept.samples is not None:
             kept.used_by, kept.samples = {pid: kept.samples.get(pid, 0.0) for pid in pids}, None
         return kept.used_by
 
-    def _ask_slowly(self, device: Device, kept: _Kept) -> None:
+    def _ask_slowly(self, device: Device, kept: _SlowAnswers) -> None:
         kept.values, kept.tally = {}, FaultCounter()
         kept.samples, kept.used_by = self._activity.ask(device, kept.tally), {}
         kept.values.update(self._profile.ask(device, kept.tally))

@@ -186,7 +186,7 @@ _GET, _SET = (_function(f"nvmlDevice{verb}MemoryLimits_v1") for verb in ("Get", 
 
 
 class CgroupLimits:
-    """Limits of device memory by cgroup, which NVIDIA's driver keeps from version 615 on.
+    """Limits of device memory by cgroup, which NVIDIA's driver enforces from version 615 on.
 
     ``supported`` is False as soon as the driver is known to lack them.
 

@@ -243,8 +243,8 @@ class AlertDispatcher:
     async def _ask_to_end(self, program: AgentReport, actor: str) -> str:
         """Ask a program to end, and return a sentence about it. Raises StoreUnavailable."""
         named = f"{program.workload or 'the program'} (pid {program.pid})"
-        reason = await self._request_end(program, actor) if self._request_end else "requests to end aren't available"
-        return f"{named} wasn't asked to end: {reason}" if reason else f"{named} was asked to end"
+        reason = await self._request_end(program, actor) if self._request_end else "requests to exit aren't available"
+        return f"{named} wasn't asked to exit: {reason}" if reason else f"{named} was asked to exit"
 
 
 def _requests(order: FlushOrder, actor: str) -> Iterator[tuple[FlushRequest, Receipt]]:

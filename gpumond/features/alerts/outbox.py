@@ -171,7 +171,7 @@ class ReceiverQueue:
     def _offer(self, kind: str, alert: Alert) -> None:
         if len(self._queue) >= self._limit:
             if not self._full:
-                log.error("receiver %s: its queue is full; further notifications wait", self._receiver.name)
+                log.error("receiver %s: the queue is full; further notifications wait", self._receiver.name)
                 self._counts.not_notified(self._receiver.name, "queue_full")
             self._full = True
             return

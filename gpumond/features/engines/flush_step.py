@@ -102,13 +102,14 @@ def obstacle(method: ReleaseMethod, states: Sequence[EngineState], uses: Sequenc
     if last.requests:
         return f"{counted(last.running or 0, 'request')} running, {last.waiting or 0} queued"
     if any(before.work != after.work for before, after in pairwise(states)):
-        return "it served a request during the check"
+        return "the engine served a request during the check"
     if busiest := max((use for use in uses if use), default=0.0):
-        return f"its processes use the GPU ({busiest:.0%}): a request may be running"
+        return f"the engine's processes use the GPU ({busiest:.0%}): a request may be running"
     if last.requests is None and None in uses and (method.stops_service or not method.waits):
         reason = f" ({last.without_counts})" if last.without_counts else ""
         return (
-            f"can't tell whether requests are running{reason}, and the driver doesn't report GPU use by its processes"
+            f"can't tell whether requests are running: the engine doesn't report them{reason}, and the driver doesn't "
+            "report its GPU use"
         )
     return ""
 
@@ -118,7 +119,7 @@ def host_obstacle(method: ReleaseMethod, most: int, available: int | None) -> st
     if not method.moves_to_host:
         return ""
     if available is None:
-        return "its memory would move to the host, whose free memory is unknown"
+        return "the engine's memory would move to the host, whose free memory is unknown"
     if available < most + MARGIN_BYTES:
         return (
             f"up to {human(most)} moves to the host, where {human(available)} is available; "
@@ -142,10 +143,10 @@ def verdict(
     if not after.counts(before):
         return "timeout", "the driver doesn't respond, so the release isn't confirmed"
     if isinstance(error, EngineTimeout):
-        return "timeout", f"{error}; the call may still be in progress, and isn't repeated"
+        return "timeout", f"{error}; the call may still be in progress, so gpumond doesn't repeat it"
     if lost and not method.ends_holder:
         pids = ", ".join(str(key.pid) for key in sorted(lost))
-        return "failed", f"process {pids} of the engine ended after the call; see its log"
+        return "failed", f"pid {pids} of the engine exited after the call; see the engine's log"
     if error is not None and released <= TOLERANCE_BYTES:
         return ("refused" if isinstance(error, EngineRejected) else "failed"), str(error)
     if released <= TOLERANCE_BYTES:
@@ -200,8 +201,8 @@ def shortage(needed: Mapping[str, int], free: Mapping[str, int]) -> str:
     for uuid, size in needed.items():
         available = free.get(uuid)
         if size > TOLERANCE_BYTES and (available is None or available < size + MARGIN_BYTES):
-            has = "an unknown number of bytes is" if available is None else f"{human(available)} are"
-            return f"it needs {human(size + MARGIN_BYTES)} on device {uuid}, where {has} free"
+            has = "an unknown amount" if available is None else human(available)
+            return f"the engine needs {human(size + MARGIN_BYTES)} on device {uuid}, where {has} is free"
     return ""
 
 
@@ -269,7 +270,7 @@ class _Flush:
     def woken(self, outcome: Outcome, more: int, needed: int, seconds: float) -> Receipt:
         """Return the receipt of a wake, after which the driver counts ``more`` of the ``needed`` bytes again."""
         receipt = self.receipt(
-            outcome, f"{human(max(0, more))} of the {human(needed)} released are back (driver-reported)"
+            outcome, f"{human(max(0, more))} of the released {human(needed)} is back on the GPU (driver-reported)"
         )
         return replace(receipt, steps=(StepResult("wake", 0, seconds, receipt.method or ""),), duration_seconds=seconds)
 
@@ -372,10 +373,10 @@ class EngineFlusher(EngineStep):
         if name in self._under_way or any(keys & other for other in self._under_way.values()):
             raise Refused("another flush is in progress; wait for its receipt")
         if name in self._returns and not request.wake:
-            raise Refused("gpumond is still returning it to service after its last release")
+            raise Refused("gpumond is still returning the engine to service after the last release")
         if self._unanswered.get(name) == flush.before.listeners and not (request.force or request.wake):
             raise Refused(
-                "its last release didn't respond, and may still be running; check its state, then use --force"
+                "the last release got no response, and may still be running; check the engine's state, then use --force"
             )
         self._unanswered.pop(name, None)
         self._under_way[name] = keys
@@ -389,15 +390,15 @@ class EngineFlusher(EngineStep):
         # Is there something to release?
         if not flush.before.processes:
             raise Refused(
-                "its server has no process on a GPU: it has loaded nothing, or a proxy listens at the address"
+                "the engine has no process on a GPU: either no model is loaded, or a proxy listens at the address"
             )
         state = await self.engines.read(name)
         if state.sleeping and not method.ends_holder:  # a process that sleeps keeps its context
-            raise Refused("it is already sleeping", "nothing")
+            raise Refused("the engine is already sleeping", "nothing")
         if state.paused:
-            raise Refused("it is paused, but not by gpumond: resume it first")
+            raise Refused("the engine is paused, but not by gpumond: resume it first")
         if not flush.before.total:
-            raise Refused("the driver counts no memory for it", "nothing")
+            raise Refused("the driver counts no memory for the engine", "nothing")
         flush.expected = expected = self._expected(flush, method, state)
         if expected.high < request.min_reclaimable_bytes:
             least = human(request.min_reclaimable_bytes)
@@ -419,7 +420,7 @@ class EngineFlusher(EngineStep):
             await asyncio.sleep(self._timing.idle_seconds / (self._timing.reads - 1))
             fresh = await self._memory(name)
             if fresh.listeners != flush.before.listeners:
-                raise Refused(fresh.problem or "its server was replaced during the check")
+                raise Refused(fresh.problem or "the engine's server was replaced during the check")
             require(_foreign(request, fresh))
             flush.before = fresh
             uses.append(fresh.use_ratio)
@@ -441,7 +442,8 @@ class EngineFlusher(EngineStep):
         if method.stops_service and method.undo and engine.wake and released_too_little(receipts):
             self._begin_return(name, receipts)
             receipts = [
-                replace(each, reason=join_reasons(each.reason, "gpumond returns it to service")) for each in receipts
+                replace(each, reason=join_reasons(each.reason, "gpumond is returning the engine to service"))
+                for each in receipts
             ]
         return receipts
 
@@ -483,15 +485,15 @@ class EngineFlusher(EngineStep):
         if not released or rejected or _listener_of(released) != before.listener:
             raise Refused("nothing to wake: everything that gpumond released is already back", "nothing")
         if not engine.wake:
-            raise Refused("it has wake: false in the configuration")
+            raise Refused("the configuration has wake: false for this engine")
         if method.undo is None:
-            raise Refused(f"it can't be woken: {method.serves_again}")
+            raise Refused(f"the engine can't be woken: {method.serves_again}")
         by_device = missing(released, before)
         require(shortage(by_device, before.free))
         needed = sum(by_device.values())
         flush.method, flush.models = method, released[0].models
         if request.dry_run:
-            return [flush.receipt("planned", f"it would take {human(needed)} again")]
+            return [flush.receipt("planned", f"the engine would take {human(needed)} again")]
 
         # Undo it; the return to service repeats a failure.
         if task := self._returns.get(engine.name):
@@ -508,7 +510,7 @@ class EngineFlusher(EngineStep):
             note = "the call may still be in progress" if outcome == "timeout" else ""
             if method.stops_service:
                 self._begin_return(engine.name, released)
-                note = "gpumond repeats it until the server serves"
+                note = "gpumond repeats the request until the engine serves"
             return [flush.receipt(outcome, join_reasons(problem, note))]
 
         # Let the driver count.
@@ -536,7 +538,7 @@ class EngineFlusher(EngineStep):
         models = released[0].models
         await self.engines.carry_out(engine.name, method.undo(engine, models), seconds)
         if method.stops_service and not method.serves(await self.engines.read(engine.name), models):
-            raise EngineError("it responds, but isn't serving requests yet")
+            raise EngineError("the engine responds, but isn't serving requests yet")
 
     def _begin_return(self, name: str, released: Sequence[Receipt]) -> None:
         """Return a server to service in the background, unless this is in progress."""
@@ -561,7 +563,7 @@ class EngineFlusher(EngineStep):
                 before = await self._memory(name)
                 require(before.problem)
                 if before.listener != _listener_of(released):
-                    raise Refused("another process listens at its address")
+                    raise Refused("another process listens at the engine's address")
                 if not method.serves(await self.engines.read(name), released[0].models):
                     require(shortage(missing(released, before), before.free))
                     await self._undo(engine, method, released, WAKE_SECONDS)
@@ -622,14 +624,14 @@ def _allowed(engine: EngineConfig) -> ReleaseMethod:
         raise Refused(f"kind {engine.kind} can't be released: {spec.without_methods}")
     if method is None:
         warning = f" (note: {spec.warning})" if spec.warning else ""
-        raise Refused(f"the configuration doesn't allow it; add allow: [engine]{warning}")
+        raise Refused(f"the configuration doesn't allow this; add allow: [engine]{warning}")
     return method
 
 
 def _foreign(request: FlushRequest, memory: EngineMemory) -> str:
     """Return the reason why the engine is not that of the request's user; empty if it is."""
     uid = request.target.uid
-    return "" if uid in (None, memory.uid) else f"its listener doesn't belong to uid {uid}"
+    return "" if uid in (None, memory.uid) else f"the engine's listener doesn't belong to uid {uid}"
 
 
 def _listener_of(released: Sequence[Receipt]) -> ProcessKey:

@@ -61,7 +61,7 @@ def read_ollama(engine: EngineConfig) -> Exchange[EngineState]:
         models=tuple(models),
         held_bytes=sum(model.size_bytes or 0 for model in models),
         work=tuple(sorted(expiries)),
-        obstacle=f"{', '.join(overdue)}: a request runs, or it is being unloaded" if overdue else "",
+        obstacle=f"{', '.join(overdue)}: running a request or being unloaded" if overdue else "",
     )
 
 
@@ -207,7 +207,7 @@ def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
         sleeping=all(status[model.name] == "sleeping" for model in loaded) if loaded else None,
         held_bytes=None if loaded or loading else 0,
         work=None if work is None else tuple(work),
-        obstacle=f"{', '.join(loading)}: the model is being loaded" if loading else "",
+        obstacle=f"{', '.join(loading)}: being loaded" if loading else "",
         without_counts=without_counts,
     )
 
@@ -278,7 +278,7 @@ def read_triton(engine: EngineConfig) -> Exchange[EngineState]:
 def check_triton(engine: EngineConfig, state: EngineState) -> Exchange[str]:
     """Refuse without the pending requests, and for a model that an ensemble uses which stays."""
     if engine.metrics_address is None:
-        return "its pending requests are unknown: set metrics_url, such as http://127.0.0.1:8002"
+        return "the number of pending requests is unknown: set metrics_url, for example http://127.0.0.1:8002"
     models = [model.name for model in selected(engine, state)]
     if not models:
         return "none of the models under models: is ready; list the models to unload there"
@@ -310,12 +310,13 @@ TRITON = EngineSpec(
     kind="triton",
     summary="Triton inference server (--model-control-mode=explicit)",
     read=read_triton,
-    warning="requests for an unloaded model fail until it is loaded again, and frameworks keep a part of its memory",
+    warning="requests for an unloaded model fail until the model is loaded again; frameworks don't release all of its "
+    "memory",
     methods=(
         ReleaseMethod(
             name="unload",
             release=unload_models(lambda model: post(_triton_path(model.name, "unload"), {})),
-            serves_again="gpumond flush --workload NAME --step engine --wake; until then requests for the models fail",
+            serves_again="gpumond flush --workload NAME --step engine --wake; until then, requests for the models fail",
             undo=undo_triton,
             check=check_triton,
             stops_service=True,
@@ -343,7 +344,7 @@ A1111 = EngineSpec(
     kind="a1111",
     summary="Stable Diffusion web UI (AUTOMATIC1111), started with --api",
     read=read_a1111,
-    warning="its unload doesn't wait for a job that begins at the same moment",
+    warning="the unload request takes no lock: a job that begins at the same moment may fail",
     methods=(
         ReleaseMethod(
             name="unload",
@@ -370,7 +371,9 @@ def read_vllm(engine: EngineConfig) -> Exchange[EngineState]:
     page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
     running = page.count(VLLM_RUNNING)
     if running is None:
-        raise EngineError(f"its metrics lack {VLLM_RUNNING}: start it without --disable-log-stats, or correct the kind")
+        raise EngineError(
+            f"the metrics lack {VLLM_RUNNING}: start vLLM without --disable-log-stats, or correct the kind"
+        )
     states = page.samples("vllm:engine_sleep_state")
     awake = [sample.value for sample in states if sample.labels.get("sleep_state") == "awake"]
     sleeping: bool | None = None if not awake else min(awake) <= 0  # all states are 0 without the KV cache alone
@@ -391,7 +394,7 @@ def read_vllm(engine: EngineConfig) -> Exchange[EngineState]:
         sleeping=sleeping,
         paused=paused,
         work=page.counters(*VLLM_WORK),
-        obstacle="it is going to sleep or waking up" if busy else "",
+        obstacle="the engine is going to sleep or waking up" if busy else "",
     )
 
 
@@ -399,20 +402,25 @@ def check_vllm(engine: EngineConfig, state: EngineState) -> Exchange[str]:
     """Read the configuration. The server examines its environment first, which takes several seconds."""
     answer = yield get("/server_info", config_format="json")
     if answer.status == 404:
-        return "its development routes are off: start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
+        return "vLLM's development routes are off: start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
     enabled = at(answer.accepted().json, "vllm_config", "model_config", "enable_sleep_mode")
     if enabled is not True:
-        return "sleep mode is off: start it with --enable-sleep-mode; otherwise it would pause and release nothing"
+        return (
+            "sleep mode is off: start vLLM with --enable-sleep-mode; without it, vLLM would pause and release nothing"
+        )
     return ""
 
 
 VLLM_DRAIN = post("/pause", seconds=30.0, mode="wait")
-VLLM_COMEBACK = "gpumond flush --workload NAME --step engine --wake; until then requests get a 503 (before 0.33: wait)"
+VLLM_SERVES_AGAIN = (
+    "gpumond flush --workload NAME --step engine --wake; until then, requests fail with 503 (vLLM before 0.33 keeps "
+    "them waiting)"
+)
 
 VLLM_RELEASE_KV_CACHE = ReleaseMethod(
     name="kv_cache",
     release=send_in_order(VLLM_DRAIN, post("/release_kv_cache_memory")),
-    serves_again=VLLM_COMEBACK,
+    serves_again=VLLM_SERVES_AGAIN,
     undo=send_in_order(post("/wake_up"), post("/resume")),
     check=check_vllm,
     stops_service=True,
@@ -436,7 +444,7 @@ VLLM = EngineSpec(
     kind="vllm",
     summary="vLLM",
     read=read_vllm,
-    warning="it doesn't serve until it wakes up, and its development routes are open to all who can reach its port",
+    warning="vLLM serves no requests until you wake it; everyone who reaches its port can use its development routes",
     methods=(VLLM_RELEASE_KV_CACHE, VLLM_SLEEP),
 )
 """Releases its KV cache, or its KV cache and weights, while the server is paused.
@@ -515,7 +523,7 @@ SGLANG = EngineSpec(
     kind="sglang",
     summary="SGLang (monitoring only)",
     read=read_sglang,
-    without_methods="its release crashes the server if a request runs, and health probes run requests",
+    without_methods="a release crashes the server if a request is running, and health probes run requests",
 )
 """It has a state only.
 
@@ -526,7 +534,7 @@ SGLANG = EngineSpec(
 TENSORRT_LLM_STATES = ("running", "parking", "parked", "waking", "failed")
 TENSORRT_LLM_OBSTACLES = {
     "parking": "a release is in progress",
-    "waking": "it is waking up",
+    "waking": "the engine is waking up",
     "failed": "the engine's memory is in the `failed` state: restart the engine",
 }
 
@@ -535,7 +543,7 @@ def read_tensorrt_llm(engine: EngineConfig) -> Exchange[EngineState]:
     answer = (yield get("/memory_status")).accepted().json
     state = at(answer, "state", kind=str)
     if state not in TENSORRT_LLM_STATES:
-        raise EngineError("its /memory_status has no known state: is the engine's kind correct?")
+        raise EngineError("/memory_status has no known state: is the engine's kind correct?")
     return EngineState(sleeping=state == "parked", obstacle=TENSORRT_LLM_OBSTACLES.get(state, ""))
 
 
@@ -553,7 +561,7 @@ def undo_tensorrt_llm(engine: EngineConfig, tags: tuple[str, ...]) -> Exchange[N
 TENSORRT_LLM_KV_CACHE = ReleaseMethod(
     name="kv_cache",
     release=release_tensorrt_llm,
-    serves_again="gpumond flush --workload NAME --step engine --wake; until then the server rejects requests",
+    serves_again="gpumond flush --workload NAME --step engine --wake; until then, the server rejects requests",
     undo=undo_tensorrt_llm,
     stops_service=True,
     waits=True,
@@ -564,7 +572,7 @@ TENSORRT_LLM = EngineSpec(
     kind="tensorrt-llm",
     summary="TensorRT-LLM (trtllm-serve --enable_sleep_mode)",
     read=read_tensorrt_llm,
-    warning="the server rejects requests until it wakes up, and an error during the release may require a restart",
+    warning="the server rejects requests until you wake it; an error during the release may require a restart",
     methods=(
         TENSORRT_LLM_KV_CACHE,
         replace(TENSORRT_LLM_KV_CACHE, name="sleep", moves_to_host=True, call_seconds=120.0),
@@ -595,12 +603,13 @@ LMDEPLOY = EngineSpec(
     kind="lmdeploy",
     summary="LMDeploy",
     read=read_lmdeploy,
-    warning="its sleep ends all sessions, even one that is just beginning, and anyone can request it without a key",
+    warning="sleep mode ends all sessions, even new ones; it needs no key, so everyone who reaches the port can start "
+    "it",
     methods=(
         ReleaseMethod(
             name="sleep",
             release=send_in_order(post("/sleep", {}, level="1")),
-            serves_again="gpumond flush --workload NAME --step engine --wake; until then the server responds with 503",
+            serves_again="gpumond flush --workload NAME --step engine --wake; until then, the server responds with 503",
             undo=send_in_order(post("/wakeup", {})),
             stops_service=True,
             moves_to_host=True,

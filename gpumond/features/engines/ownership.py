@@ -139,7 +139,7 @@ def _hidden(proc: str) -> str:
     """Return the reason why a listener is not visible, with its remedy."""
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", text_of(f"{proc}/self/status"), re.MULTILINE)
     if effective and not int(effective[1], 16) >> CAP_SYS_PTRACE & 1:
-        return f"and the daemon lacks CAP_SYS_PTRACE, which is required to see it: {WITH_PTRACE}"
+        return f"and seeing it requires CAP_SYS_PTRACE, which the daemon lacks: {WITH_PTRACE}"
     return (
         "and isn't visible to the daemon: it runs in another PID namespace, or the kernel is older than Linux 5.14 "
         "and the daemon lacks CAP_DAC_READ_SEARCH"

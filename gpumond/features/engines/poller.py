@@ -176,15 +176,15 @@ class _Engine:
         if user is None and not self.declaration.trusts_the_first_listener:
             return ""
         if uid is None:
-            return found.problem or "its listener is unknown"
+            return found.problem or "the engine's listener is unknown"
         if user is not None:
             known = user in (user_name(uid), str(uid))
-            return "" if known else f"its listener belongs to uid {uid}, not to {user}"
+            return "" if known else f"the engine's listener belongs to uid {uid}, not to {user}"
         if self.pinned_uid in (None, uid):
             return ""
         return (
-            f"its listener belongs to uid {uid}, and the earlier one to uid {self.pinned_uid}: no secret is sent; "
-            "set its user:, or reload the configuration after a change"
+            f"the engine's listener belongs to uid {uid}, and the earlier one to uid {self.pinned_uid}: no secret is "
+            "sent; set user:, or reload the configuration after a change"
         )
 
     def keep(self, state: EngineState, now: float) -> None:
@@ -281,7 +281,7 @@ class Engines:
             engine.lose(str(error))
             raise
         if len(state.models) > MAX_MODELS:
-            engine.lose(f"it lists more than {MAX_MODELS:,} models")
+            engine.lose(f"the engine lists more than {MAX_MODELS:,} models")
             raise EngineError(engine.problem)
         engine.keep(state, time.monotonic())
         return state
@@ -326,7 +326,7 @@ class Engines:
             except EngineError:
                 pass  # the reading states it
             except Exception:
-                engine.lose("its state couldn't be read; see the daemon's log")
+                engine.lose("the engine's state couldn't be read; see the daemon's log")
                 log.exception("engine %s: the read failed", name)
             await asyncio.sleep(self._poll_seconds)
             candidates = gpu_processes() or {}

@@ -45,7 +45,7 @@ class Metrics:
 
     def __init__(self, page: bytes) -> None:
         if page.count(b"\n") > MAX_LINES:
-            raise EngineError(f"its metrics have more than {MAX_LINES:,} lines: is the engine's kind correct?")
+            raise EngineError(f"the metrics have more than {MAX_LINES:,} lines: is the engine's kind correct?")
         self._values: dict[str, list[tuple[bytes, float]]] = {}
         for line in page.split(b"\n"):
             if line.startswith(b"#") or len(line) > MAX_LINE_BYTES or not (match := _LINE.match(line)):
@@ -156,7 +156,7 @@ class EngineResponse(NamedTuple):
         return self
 
 
-REMEDIES = {401: "set its key with auth:", 403: "check the key in auth:"}
+REMEDIES = {401: "set the engine's key with auth:", 403: "check the key in auth:"}
 """What resolves a rejection, by status."""
 
 

@@ -215,7 +215,7 @@ def _text(need: Need, trace: Mapping[str, Any], context: int | None, places: Seq
     ]
     lines += [f"assumed: {each}" for each in trace["assumptions"]]
     if not trace["steps"]:
-        lines.append("assumed: the program trains nothing; it was run to its end")
+        lines.append("assumed: the program doesn't train; it ran until it exited")
     if places:
         rows = [[str(p["index"]), p["name"], human(p["free_bytes"] or 0), p["fits"]] for p in places]
         lines.append(table((">GPU", "NAME", ">FREE", "FITS"), rows))

@@ -34,7 +34,7 @@ LABELS: Mapping[str, str] = {
 """Labels by which rows are grouped, by the word of ``--by``. ``TEAM`` and ``JOB`` are derived."""
 TEAM, JOB = "team", "job"
 COLUMNS = (*LABELS, TEAM, JOB)
-MEASURES = ("used", "idle_held", "idle_and_reclaimable", "wasted")
+MEASURES = ("used", "idle_used", "idle_and_reclaimable", "wasted")
 FINE_SECONDS, COARSE_SECONDS = 60, 300
 """Steps of a period of at most ``FINE_DAYS``, and of a longer one."""
 FINE_DAYS = 7
@@ -137,7 +137,7 @@ def of_devices(job: str | None, metric: str, *matchers: str) -> str:
     )
 
 
-def expressions(job: str | None, of_programs: bool = False) -> Mapping[str, str]:
+def usage_queries(job: str | None, of_programs: bool = False) -> Mapping[str, str]:
     """Return the PromQL expression of each value of ``collect``, at one time.
 
     ``of_programs``: used memory is that of programs, with their jobs, and the other measures are unknown.
@@ -191,7 +191,7 @@ async def collect(prometheus: Prometheus, job: str | None, period: Period, of_pr
         found = await all_answers(asked(expression, part) for part in parts)
         return [(name, part, samples) for part, samples in zip(parts, found, strict=True)]
 
-    answers = await all_answers(all_of(*each) for each in expressions(job, of_programs).items())
+    answers = await all_answers(all_of(*each) for each in usage_queries(job, of_programs).items())
     values = [answer for answers_of_one in answers for answer in answers_of_one]
     jobs = {sample.labels.get("job", "") for name, _, samples in values if name == "known" for sample in samples}
     up = f"max by ({', '.join(TARGET)}) (up{{job=~{json.dumps('|'.join(map(re.escape, sorted(jobs))))}}})"
@@ -286,7 +286,7 @@ class Usage:
 
     group: tuple[str | None, ...]
     used: float
-    idle_held: float | None
+    idle_used: float | None
     idle_and_reclaimable: float | None
     wasted: float | None
     mean_gibibytes: float
@@ -358,7 +358,7 @@ def _usage(
     return Usage(
         group=group,
         used=measures.get("used", 0.0),
-        idle_held=measures.get("idle_held"),
+        idle_used=measures.get("idle_used"),
         idle_and_reclaimable=measures.get("idle_and_reclaimable"),
         wasted=measures.get("wasted"),
         mean_gibibytes=whole / accounts.period.seconds / GIB,

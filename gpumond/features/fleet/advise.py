@@ -65,7 +65,7 @@ class Size:
     profile: str | None = None
 
 
-def expressions(job: str | None, labels: Sequence[str], seconds: int) -> Mapping[str, str]:
+def need_queries(job: str | None, labels: Sequence[str], seconds: int) -> Mapping[str, str]:
     """Return the PromQL expression of each value, evaluated at the end of a period.
 
     ``labels``: those by which programs are grouped, in addition to ``model``. Bytes, hours, and bytes times hours.
@@ -227,7 +227,7 @@ async def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--prometheus is required: advice is based only on its series")
     end = float(int(time.time()))
     labels = [LABELS[name] for name in arguments.by]
-    queries = expressions(arguments.job, labels, int(arguments.duration))
+    queries = need_queries(arguments.job, labels, int(arguments.duration))
     answers = await all_answers(prometheus.query(query, end) for query in queries.values())
     values = dict(zip(queries, answers, strict=True))
     rows = sizes(values, labels, arguments.headroom)

@@ -136,11 +136,11 @@ def _refusal(process: _Process, likely_bytes: int, criteria: Criteria, named: Qu
     if named is not None and (other := _other(process, named)):
         return other
     if process.report is None:
-        return "it has no agent"
+        return "the process has no agent"
     if process.start_ticks is None:
-        return "its start is unknown"
+        return "the process's start time is unknown"
     if process.report["flush_policy"] == "never":
-        return "its agent allows no flush"
+        return "the agent allows no flush"
     return _too_few(likely_bytes, criteria)
 
 
@@ -154,13 +154,13 @@ def _too_few(likely_bytes: int, criteria: Criteria) -> str:
 def _other(process: _Process, named: QueriedProcess) -> str:
     """Return the reason why a process is, or may be, another one than the query names."""
     if process.started_at is None:
-        return "its start is unknown, so it may not be the process that the query names"
+        return "the process's start time is unknown, so it may not be the one in the query's result"
     if process.started_at > named.ran_at:
-        return "it started after the data that the query reads: the pid was reused"
+        return "the pid was reused: the process started after the query's data"
     if named.workloads and process.workload not in named.workloads:
-        return f"its workload is {process.workload or 'unknown'}, not {', '.join(sorted(named.workloads))}"
+        return f"the workload is {process.workload or 'unknown'}, not {', '.join(sorted(named.workloads))}"
     if named.uuids and not named.uuids & process.uuids:
-        return f"it doesn't use {', '.join(sorted(named.uuids))}"
+        return f"the process doesn't use {', '.join(sorted(named.uuids))}"
     return ""
 
 
@@ -196,7 +196,7 @@ def _select_engines(
             refusal=next(filter(None, others), "") or _engine_refusal(engine, bool(own), used, criteria),
         )
     for pid in sorted(rest):
-        reason = "it belongs to no configured serving engine" if pid in processes else "the process has exited"
+        reason = "the process belongs to no configured serving engine" if pid in processes else "the process has exited"
         yield MachineFlush(machine=machine, pid=pid, refusal=reason)
 
 
@@ -206,16 +206,16 @@ def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: 
         unread = engine["problem"] == NOT_READ
         return UNREAD if unread else f"the engine doesn't respond: {engine['problem']}"
     if criteria.wake:
-        return "it doesn't sleep" if engine["sleeping"] is False and not engine.get("paused") else ""
+        return "the engine isn't sleeping" if engine["sleeping"] is False and not engine.get("paused") else ""
     if not engine["methods"]:
-        return "the configuration doesn't allow it; add allow: [engine]"
+        return "the configuration doesn't allow this; add allow: [engine]"
     if engine["sleeping"]:
-        return "it is already sleeping"
+        return "the engine is already sleeping"
     active = (engine["running"] or 0) + (engine["waiting"] or 0)
     if active:
-        return f"it has {active} running or waiting requests"
+        return f"the engine has {active} running or waiting requests"
     if not has_processes:
-        return str(engine["processes_problem"]) or "its server has no process on a GPU"
+        return str(engine["processes_problem"]) or "the engine has no process on a GPU"
     return _too_few(used_bytes, criteria)
 
 
@@ -322,7 +322,7 @@ def limited(
             beyond.add(job_of(own[0]))
         else:
             machines = more
-    reason = f"it is beyond the limit of machines (--max-machines {limits.max_machines})"
+    reason = f"beyond the limit of machines (--max-machines {limits.max_machines})"
     return [replace(each, refusal=reason) if not each.refusal and job_of(each) in beyond else each for each in found]
 
 
@@ -345,7 +345,11 @@ def _of_replicas(total: int, awake: int, limits: FleetLimits) -> str:
     """Return the reason why no more replicas of a service may sleep, or an empty string."""
     if awake <= limits.keep:
         last = "the last replica" if awake == 1 else f"one of the last {awake} replicas"
-        return f"it is {last} awake (--keep {limits.keep})" if awake else f"no replica is awake (--keep {limits.keep})"
+        return (
+            f"the engine is {last} awake (--keep {limits.keep})"
+            if awake
+            else f"no replica is awake (--keep {limits.keep})"
+        )
     down = total - awake + 1
     if limits.max_unavailable is not None and down > limits.max_unavailable.of(total):
         return f"{down} of {total} replicas would be unavailable (--max-unavailable {limits.max_unavailable})"

@@ -123,7 +123,7 @@ def outdated(step: Step, frame: CheckedFrame) -> str:
         return "the program has exited"
     present = [each for each in own[0]["limits"] if step.device in (None, each["device_uuid"]) and not each["quota"]]
     same = {each["limit_bytes"] for each in present} == ({step.limit_bytes} if step.limit_bytes else set())
-    return "" if same else "its limit has been changed since"
+    return "" if same else "the limit has been changed since"
 
 
 async def undo(client: Client, machine: Machine, step: Step) -> str:
@@ -142,7 +142,7 @@ async def undo(client: Client, machine: Machine, step: Step) -> str:
     if step.kind == "resume":
         suspended = await client.get(machine, "/api/v1/suspensions")
         if not any((str(each["pid"]), each["start_ticks"]) == (step.subject, step.start_ticks) for each in suspended):
-            return "it isn't suspended anymore"
+            return "the program isn't suspended anymore"
         answer = await client.post(machine, RESUMPTIONS, {"target": {"pid": int(step.subject)}}, RESUME_SECONDS)
         refused = [each for each in answer["receipts"] if each["outcome"] != "resumed"]
         return str(refused[0]["reason"] or refused[0]["outcome"]) if refused else ""

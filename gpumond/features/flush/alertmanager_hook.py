@@ -202,21 +202,21 @@ def programs_of(
     if not alert.firing:
         return "the alert is resolved"
     if not any(name in labels for name in SUBJECTS):
-        return f"its labels name no device and no program: expected one of {', '.join(SUBJECTS)}"
+        return f"the alert's labels contain neither a device nor a program: expected one of {', '.join(SUBJECTS)}"
     if elsewhere := _elsewhere(labels, snapshot, machine):
         return elsewhere
     programs = [each for each in snapshot.reports if uid in (None, each.uid) and concerns(labels, each)]
     if not programs:
-        return "no program with an agent has its labels"
+        return "no program with an agent has the alert's labels"
     if "pid" in labels and "start_ticks" not in labels:
         programs = [each for each in programs if not _younger(each, alert, snapshot)]
         if not programs:
-            return f"the process {labels['pid']} started after the alert: it is another one"
+            return f"the process {labels['pid']} started after the alert: the pid was reused"
     programs = [each for each in programs if each.flush_policy != "never"]
     if not programs:
-        return "its programs allow no flush"
+        return "the alert's programs allow no flush"
     programs = [each for each in programs if reclaimable_bytes(labels, each) > 0]
-    return tuple(programs) or "its programs have no memory that a flush would release"
+    return tuple(programs) or "the alert's programs have no memory that a flush would release"
 
 
 def _elsewhere(labels: Mapping[str, str], snapshot: Snapshot, machine: Collection[str]) -> str:
@@ -234,7 +234,8 @@ def _elsewhere(labels: Mapping[str, str], snapshot: Snapshot, machine: Collectio
             return ""
     if host_of(instance) in machine:
         return ""
-    return f"its label instance is {instance!r:.66}, which isn't a name of this machine; add it to `hosts` if it is"
+    shown = f"{instance!r:.66}"
+    return f"the alert's label instance is {shown}, not a known name of this machine; if it is one, add it to `hosts`"
 
 
 def host_of(instance: str) -> str:

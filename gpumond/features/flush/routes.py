@@ -137,7 +137,7 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     answer = await kernel.get(FlushService).flush(flush, caller.name)
     unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if unanswered:
-        detail = f"no answer in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"
+        detail = f"no response in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"
         return problem(504, detail, **ANSWER.dump_python(answer, mode="json"))
     return json_response(FlushOutcome, answer)
 

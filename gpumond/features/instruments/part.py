@@ -47,7 +47,7 @@ class RetainerRequests:
 
     async def _ask(self, identity: PeerIdentity) -> None:
         answer = await self._agents.ask(identity, AgentRequest(uuid.uuid4().hex, "retainers"))
-        reason = "it didn't respond" if answer is None else answer.reason
+        reason = "the program didn't respond" if answer is None else answer.reason
         if reason:
             log.info("pid %d isn't searched for the lines that retain its memory: %s", identity.pid, reason)
 

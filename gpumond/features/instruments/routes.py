@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from gpumond.config.models import Encodable
 from gpumond.diagnosis.advice import advice, case_of
 from gpumond.facts.frame import Frame, device_named
-from gpumond.facts.messages import AgentResponse, Asked
+from gpumond.facts.messages import AgentResponse, RequestKind
 from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
 from gpumond.serve import examples
 from gpumond.serve.authorization import require_token
@@ -223,7 +223,7 @@ def _advice(frame: Frame | None, pid: int, classes: tuple[LiveClasses, ...]) -> 
 async def _ask(
     request: Request,
     pid: int,
-    kind: Asked,
+    kind: RequestKind,
     requested_by: str,
     limit_bytes: int | None = None,
     device: str | None = None,

@@ -168,7 +168,7 @@ class SimBackend(LoadBackend):
 
     def limit(self, size_bytes: int) -> None:
         self._limit_bytes = size_bytes
-        self._share_limit()
+        self._lower_limit()
 
     def allocate(self, block: int, size_bytes: int, outside: bool) -> None:
         if not outside:
@@ -178,14 +178,14 @@ class SimBackend(LoadBackend):
             raise OutOfMemory(f"{size_bytes} bytes more than the limit of {self._limit_bytes}")
         self._attached().allocate(size_bytes)
         self._outside[block] = size_bytes
-        self._share_limit()
+        self._lower_limit()
 
     def free(self, block: int) -> None:
         if block in self._blocks:
             self._pool().free(self._blocks.pop(block))
         else:
             self._attached().free(self._outside.pop(block))
-            self._share_limit()
+            self._lower_limit()
 
     def busy(self, ratio: float) -> None:
         self._attached().busy(ratio)
@@ -209,7 +209,7 @@ class SimBackend(LoadBackend):
             self._context.close()
         self._context = self._allocator = None
 
-    def _share_limit(self) -> None:
+    def _lower_limit(self) -> None:
         """Reduce the limit of the pool by the memory allocated outside it."""
         if self._limit_bytes is not None:
             self._pool().limit_bytes = self._limit_bytes - sum(self._outside.values())
@@ -283,7 +283,7 @@ class CupyBackend(LoadBackend):
 
     def limit(self, size_bytes: int) -> None:
         self._limit_bytes = size_bytes
-        self._share_limit()
+        self._lower_limit()
         self._wrong = self._cupy.zeros(1, dtype=self._cupy.uint64)
 
     def allocate(self, block: int, size_bytes: int, outside: bool) -> None:
@@ -294,12 +294,12 @@ class CupyBackend(LoadBackend):
             raise MemoryError(f"{size_bytes} bytes more than the limit of {self._limit_bytes}")
         memory = self._cupy.cuda.Memory(size_bytes)
         self._outside[block] = (self._cupy.cuda.MemoryPointer(memory, 0), size_bytes)
-        self._share_limit()
+        self._lower_limit()
 
     def free(self, block: int) -> None:
         if self._blocks.pop(block, None) is None:
             del self._outside[block]
-            self._share_limit()
+            self._lower_limit()
 
     def busy(self, ratio: float) -> None:
         self._busy_thread.set(ratio)
@@ -335,7 +335,7 @@ class CupyBackend(LoadBackend):
             self._cupy.cuda.runtime.deviceSynchronize()
             self._cupy.get_default_memory_pool().free_all_blocks()
 
-    def _share_limit(self) -> None:
+    def _lower_limit(self) -> None:
         """Reduce the limit of the pool by the memory allocated outside it."""
         if self._limit_bytes is not None:
             left = max(1, self._limit_bytes - self._outside_bytes())

@@ -333,7 +333,7 @@ class _Run:
             size = max(1, int(step.size_bytes * carried.scale))
             if self._live_bytes + size > carried.room_bytes:
                 raise MemoryError(
-                    f"{human(self._live_bytes)} are allocated, and the limit is {human(carried.room_bytes)}"
+                    f"{human(self._live_bytes)} is allocated, and the limit is {human(carried.room_bytes)}"
                 )
             backend.allocate(step.block, size, step.action == "take-outside")
             self._live_bytes += size

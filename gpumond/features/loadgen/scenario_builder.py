@@ -148,7 +148,7 @@ class Script:
         return at + seconds
 
 
-class LevelStep:
+class VaryingAmount:
     """A quantity that rises and falls, in blocks of one size."""
 
     def __init__(self, script: Script, unit: float, program: int = 0) -> None:
@@ -278,7 +278,7 @@ def work(script: Script, start: float, end: float, program: int, noise_bytes: fl
     dice, pulse = (script.random(f"{what} of {program} at {start:.3f}") for what in ("memory", "utilization"))
     noisy = noise_bytes >= NOISY_LIMIT
     returning, utilization = noisy and pulse.random() < 0.5, pulse.uniform(0.5, 0.9)
-    level = LevelStep(script, 128 * MIB if noisy else 16 * MIB, program)
+    level = VaryingAmount(script, 128 * MIB if noisy else 16 * MIB, program)
     wander = RandomWalk(dice, WANDER_BYTES if noisy else 0.0, WANDER_SECONDS)
     period = 1.0 if noisy else 5.0
     for at in every(start, end, period):

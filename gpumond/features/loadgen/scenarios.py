@@ -18,11 +18,11 @@ from gpumond.features.loadgen.scenario_builder import (
     QUIET_BYTES,
     WANDER_SECONDS,
     ExpectedVerdict,
-    LevelStep,
     Option,
     RandomWalk,
     Script,
     ScriptEnding,
+    VaryingAmount,
     every,
     host,
     noise,
@@ -37,6 +37,10 @@ ALIGNMENT = 2 * MIB
 PIECE = 512 * MIB
 """Size of the blocks that an evaluation allocates."""
 ORPHANS = ("unlisted", "gone", "holder")
+ORPHANS_HELP = (
+    "how the driver shows the memory: unlisted (no process), gone (the killed pid) or holder (a process that has the "
+    "device open)"
+)
 NEARLY_ALL = 0.95
 """Used share above which a device is under pressure."""
 
@@ -74,7 +78,7 @@ def per_epoch(script: Script) -> None:
     period = script.number("period", script.dice.choice((1, 5, 20)) * MINUTE_SECONDS)
     end = script.last(9 * HOUR_SECONDS if period > 10 * MINUTE_SECONDS else 5 * HOUR_SECONDS)
     ready = host(script, (0.15, 0.3))
-    ramp = LevelStep(script, 256 * MIB)
+    ramp = VaryingAmount(script, 256 * MIB)
     for epoch in every(ready, end, period):
         for part in range(32):  # the sawtooth within an epoch
             at = epoch + 0.95 * period * part / 32
@@ -185,7 +189,7 @@ def at_evaluation(script: Script) -> None:
     ready = host(script, (0.12, 0.2))
     first = ready + script.dice.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
     sizes = script.random("evaluations")
-    ramp, kept = LevelStep(script, PIECE), []
+    ramp, kept = VaryingAmount(script, PIECE), []
     for at in every(first, end, period):
         pieces = round(sizes.uniform(20, 28) * GIB / (2 * PIECE))
         for piece in range(pieces):
@@ -260,7 +264,7 @@ def fragmentation(script: Script) -> None:
     for number in range(int(share * script.size_bytes / (2 * size))):
         pairs.append(pair(script, 1.0 + 0.2 * number, size))
     ready = 10.0 + 0.2 * len(pairs)
-    activations = LevelStep(script, 512 * MIB, program)
+    activations = VaryingAmount(script, 512 * MIB, program)
     peaks = list(every(ready, end, step))
     for at in peaks:
         for part in range(6):
@@ -296,7 +300,7 @@ def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
     "a program is killed, but its memory stays allocated",
     "orphan",
     shape=("used ---------", "             ", "pid  ----x    "),
-    options=(Option("as", "word", "one of them", f"what the driver still lists: {', '.join(ORPHANS)}", words=ORPHANS),),
+    options=(Option("as", "word", "random", ORPHANS_HELP, words=ORPHANS),),
     views=("agent", "process"),
 )
 def orphan(script: Script) -> None:
@@ -390,7 +394,7 @@ def flush_storm(script: Script) -> None:
     script.number("noise", QUIET_BYTES)
     program = script.program("load")
     script.fill(1.0, 0.2 * script.size_bytes, 10.0)
-    level = LevelStep(script, 512 * MIB, program)
+    level = VaryingAmount(script, 512 * MIB, program)
     for at in every(12.0, script.duration, 1.0):
         level.to(at, script.dice.uniform(0.0, 0.3) * script.size_bytes)
         script.busy(at, script.dice.uniform(0.3, 0.9), program)
@@ -414,7 +418,7 @@ def warm_up(script: Script) -> None:
     plateau = script.number("share", script.dice.uniform(0.3, 0.85)) * script.size_bytes
     end = script.last(4 * HOUR_SECONDS)
     host(script, (0.02, 0.08), noise(script))
-    level = LevelStep(script, 64 * MIB)
+    level = VaryingAmount(script, 64 * MIB)
     for at in every(5.0, min(end, 9 * slowness), 5.0):
         level.to(at, (plateau - 0.1 * script.size_bytes) * (1 - math.exp(-at / slowness)))
 
@@ -433,7 +437,7 @@ def autotune(script: Script) -> None:
     script.last(3 * HOUR_SECONDS)
     program = script.program("load")
     ready = script.fill(1.0, kept, 15.0)
-    trials, over = LevelStep(script, 256 * MIB), ready + script.dice.uniform(1.0, 3.0) * MINUTE_SECONDS
+    trials, over = VaryingAmount(script, 256 * MIB), ready + script.dice.uniform(1.0, 3.0) * MINUTE_SECONDS
     for at in every(ready, over, 4.0):
         trials.to(at, (peak - kept) * script.dice.uniform(0.3, 1.0))
     trials.to(over, 0)
@@ -481,7 +485,7 @@ def saturating_cache(script: Script) -> None:
     ready = host(script, (0.1, 0.25))
     usual = 0.95 * full / max(1.0, math.log(rate * time))  # so that the cache reaches 95% of its size after that time
     requests = script.random("requests")
-    arena, largest, at = LevelStep(script, 32 * MIB), 0.0, ready
+    arena, largest, at = VaryingAmount(script, 32 * MIB), 0.0, ready
     while at < end:
         size = min(full, requests.expovariate(1 / usual))
         if size > largest:
@@ -507,7 +511,7 @@ def periodic_evaluation(script: Script) -> None:
     seconds = min(0.6 * period, script.dice.uniform(1.0, 10.0) * MINUTE_SECONDS)
     size = script.number("step", script.dice.uniform(5, 20) * GIB)
     ready = host(script, (0.15, 0.4), noise(script))
-    ramp = LevelStep(script, 256 * MIB)
+    ramp = VaryingAmount(script, 256 * MIB)
     for at in every(ready + script.dice.uniform(0.2, 1.0) * period, script.duration - seconds - 2.0, period):
         for part in range(20):
             ramp.to(at + seconds * part / 20, size * (part + 1) / 20)
@@ -568,7 +572,7 @@ def fleet(script: Script) -> None:
         program = script.program(f"load-{device}", device=device)
         lasting = own.uniform(0.2, 0.6) * script.size_bytes
         script.fill(1.0, lasting, 50.0, program)
-        level, gain, about = LevelStep(script, 64 * MIB, program), own.uniform(0.7, 1.3), 0.0
+        level, gain, about = VaryingAmount(script, 64 * MIB, program), own.uniform(0.7, 1.3), 0.0
         for at, value in course:
             about += (value - about) * min(1.0, 1.5 * GIB / 2 / max(1.0, abs(value - about)))  # 1.5 GiB a minute
             level.to(at, 6 * GIB + gain * about + own.gauss(0.0, 0.1 * GIB))
@@ -631,14 +635,14 @@ MODELS = LoadPattern(
 minutes, and a twentieth at least four hours.
 """
 
-BUSY_SHARES = (
+BUSY_RATIOS = (
     *(0.18, 0.81, 0.93, 0.82, 0.36, 0.86, 0.94, 0.97, 0.90, 0.75, 0.39, 0.29),
     *(0.30, 0.38, 0.21, 0.18, 0.08, 0.09, 0.05, 0.03, 0.02, 0.01, 0.02, 0.02),
 )
 """Busy share of each hour of a day on the 32 GPUs, from the morning to the end of the night. The curves end after 23
 hours; the last value repeats the one before.
 """
-MEAN_BUSY_SHARE = 0.42
+MEAN_BUSY_RATIO = 0.42
 
 DRIFT_BYTES = (0.5 * GIB, 1.6 * GIB)
 """Growth in six hours. If the upper quartile of a curve of the fleet rises from six hours to the next six, it rises by
@@ -678,7 +682,7 @@ def serving_bimodal(script: Script) -> None:
     size_bytes=SERVING_BYTES,
 )
 def serving_nightly(script: Script) -> None:
-    _serve(script, REQUESTS, BUSY_SHARES)
+    _serve(script, REQUESTS, BUSY_RATIOS)
     _inject(script, script.number("rate", 0.0))
 
 
@@ -763,8 +767,8 @@ class _ResizedBlock:
         self._block = self._script.allocate(at, size)
 
 
-def _serve(script: Script, pattern: LoadPattern, busy_shares: Sequence[float] = (MEAN_BUSY_SHARE,)) -> None:
-    """Alternate between rest and busy periods for 24 hours. ``busy_shares``: busy share of each hour of a day.
+def _serve(script: Script, pattern: LoadPattern, busy_ratios: Sequence[float] = (MEAN_BUSY_RATIO,)) -> None:
+    """Alternate between rest and busy periods for 24 hours. ``busy_ratios``: busy share of each hour of a day.
 
     A share changes the durations of both: their ratio is that of busy to rest in the hour.
     """
@@ -778,8 +782,8 @@ def _serve(script: Script, pattern: LoadPattern, busy_shares: Sequence[float] = 
         change = at >= until
         if change:
             busy = not busy
-            share = busy_shares[int(morning + at / HOUR_SECONDS) % len(busy_shares)]
-            odds = share / (1 - share) * (1 - MEAN_BUSY_SHARE) / MEAN_BUSY_SHARE
+            share = busy_ratios[int(morning + at / HOUR_SECONDS) % len(busy_ratios)]
+            odds = share / (1 - share) * (1 - MEAN_BUSY_RATIO) / MEAN_BUSY_RATIO
             seconds = _duration(course, pattern, busy) * (odds if busy else 1 / odds) ** 0.5
             until = at + min(LONGEST_SECONDS, seconds)
         if busy or change:

@@ -1,4 +1,4 @@
-"""Case files of out-of-memory errors: what held the device, and what would have been enough."""
+"""Cases of out-of-memory errors: what held the device, and what would have been enough."""
 
 from __future__ import annotations
 

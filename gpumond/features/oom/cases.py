@@ -1,4 +1,4 @@
-"""Case files in the daemon: made from the evidence of each new record of an agent, stored, and named in alerts."""
+"""Cases in the daemon: made from the evidence of each new record of an agent, stored, and named in alerts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
 from gpumond.facts.units import human
-from gpumond.features.oom.case_file import CaseFile, Curve, RankError, Remedy, Timeline, rank_order, repeated
+from gpumond.features.oom.case import CaseFile, Curve, RankError, Remedy, Timeline, rank_order, repeated
 from gpumond.features.oom.remedies import Evidence, remedies, sentence
 from gpumond.host.tasks import Tasks
 from gpumond.kernel import Kernel, Part, Tick
@@ -23,20 +23,20 @@ from gpumond.tick.history import History, Point
 log = logging.getLogger(__name__)
 
 KEPT, PER_PROCESS = 200, 10
-"""Case files that are kept, in all and of one process. The oldest are removed."""
+"""Cases that are kept, in all and of one process. The oldest are removed."""
 FRAMES_SECONDS = 2.0
 """Age up to which frames are kept to find the last one before an error: an agent reports it up to a second later."""
 RECENT_SECONDS = 60.0
 """Time in which another device must have had room."""
 ANNOTATION = "case"
 RULES = frozenset({"out-of-memory"})
-"""Rules whose alerts name the case file."""
+"""Rules whose alerts name the case."""
 LATEST = "last"
-"""The name of the newest case file."""
+"""The name of the newest case."""
 
 
 class Cases:
-    """The case files, oldest first."""
+    """The cases, oldest first."""
 
     def __init__(self, files: Sequence[CaseFile] = ()) -> None:
         self._files = {case.id: case for case in files}
@@ -48,19 +48,19 @@ class Cases:
         return tuple(self._files.values())
 
     def find(self, id: str) -> CaseFile | None:
-        """Return the case file with this id, or the newest for ``last``; None if there is none."""
+        """Return the case with this id, or the newest for ``last``; None if there is none."""
         return next(reversed(self._files.values()), None) if id == LATEST else self._files.get(id)
 
     def ranks(self, case: CaseFile) -> tuple[RankError, ...]:
         return rank_order(case, self.all())
 
     def of_alert(self, process: ProcessKey, uuid: str | None) -> CaseFile | None:
-        """Return the newest case file of a process on the alert's device, if possible one with remedies."""
+        """Return the newest case of a process on the alert's device, if possible one with remedies."""
         own = [each for each in self._files.values() if each.process == process and each.device_uuid in (uuid, None)]
         return max(reversed(own), key=lambda case: bool(case.known_remedies), default=None)
 
     def newest_numbers(self) -> Mapping[ProcessKey, int]:
-        """Return the number of each process's newest error that has a case file."""
+        """Return the number of each process's newest error that has a case."""
         found: dict[ProcessKey, int] = {}
         for each in self._files.values():
             if each.oom is not None:
@@ -68,7 +68,7 @@ class Cases:
         return found
 
     def joined(self, case: CaseFile) -> CaseFile:
-        """Return a new case file, as one with the file of the same program at the same limit if there is one."""
+        """Return a new case, as one with the case of the same program at the same limit if there is one."""
         cause = case.process, case.device_uuid, case.limit_bytes
         same = (
             each
@@ -79,7 +79,7 @@ class Cases:
         return case if before is None else repeated(before, case)
 
     def add(self, case: CaseFile) -> list[str]:
-        """Add a case file as the newest, and return the ids of those that are removed for it."""
+        """Add a case as the newest, and return the ids of those that are removed for it."""
         self._files.pop(case.id, None)
         self._files[case.id] = case
         removed = []
@@ -146,7 +146,7 @@ class OomPart(Part):
                 if oom.at >= since and oom.number > numbers.get(report.key, 0):
                     before, history = self._before(oom.at, tick.frame), self._kernel.history
                     peaks = recent_peaks(before, history)
-                    yield case_file(Evidence(oom, report, before, tick.frame.verdicts, peaks), history)
+                    yield case_of(Evidence(oom, report, before, tick.frame.verdicts, peaks), history)
 
     def _before(self, at: float, frame: Frame) -> Frame:
         """Return the last frame before a time, or the oldest."""
@@ -154,7 +154,7 @@ class OomPart(Part):
         return known[-1] if known else self._frames[0] if self._frames else frame
 
     def _ended(self, frame: Frame) -> Iterator[CaseFile]:
-        """Yield the case files of programs without an agent that ended on a full device."""
+        """Yield the cases of programs without an agent that ended on a full device."""
         before = self._frames[-1] if self._frames else None
         for device in before.snapshot.devices if before else ():
             now = frame.snapshot.device(device.uuid)
@@ -177,7 +177,7 @@ class OomPart(Part):
                         yield case
 
     def _annotated(self, alert: Alert) -> Alert:
-        """Return an alert on a program that ran out of memory with its case file."""
+        """Return an alert on a program that ran out of memory with its case."""
         if alert.process is None or alert.rule not in RULES:
             return alert
         case = self.cases.of_alert(alert.process, dict(alert.labels).get("uuid"))
@@ -217,8 +217,8 @@ def case_id(at: float, pid: int, number: int) -> str:
     return f"{int(at)}-{pid}-{number}"
 
 
-def case_file(e: Evidence, history: History) -> CaseFile:
-    """Return the case file of an error of a program with an agent."""
+def case_of(e: Evidence, history: History) -> CaseFile:
+    """Return the case of an error of a program with an agent."""
     found = remedies(e)
     report = e.report
     kept = tuple(scope for scope in e.oom.scopes if scope.retained_bytes <= e.live)  # others have freed it elsewhere
@@ -274,7 +274,7 @@ def _ledger(e: Evidence) -> Iterator[Line]:
 
 
 def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, history: History) -> CaseFile | None:
-    """Return the case file of a program without an agent that ended while its device was full; None if it was not.
+    """Return the case of a program without an agent that ended while its device was full; None if it was not.
 
     The driver does not state why a program ends: the summary says so.
     """
@@ -287,8 +287,8 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
         return None
     name = f"{process.comm or 'a program'} (pid {process.pid})"
     summary = (
-        f"{name} ended with {human(used)} on GPU {device.index}, of which only {human(free)} was free: it may have run "
-        "out of memory. Start it with gpumond run: next time you'll see the request, the line and the remedies"
+        f"{name} exited while it held {human(used)} on GPU {device.index}, which had only {human(free)} free: it may "
+        "have run out of memory. Start it with gpumond run: next time you'll see the request, the line and the remedies"
     )
     return CaseFile(
         id=case_id(at, process.pid, 0),

@@ -1,4 +1,4 @@
-"""``gpumond oom``: case files of out-of-memory errors."""
+"""``gpumond oom``: cases of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_error
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.features.oom.case_file import CaseSummary, RankedCase, document, lacking, plain
+from gpumond.features.oom.case import CaseSummary, RankedCase, document, lacking, plain
 from gpumond.view import html_report
 from gpumond.view.frame import checked_as
 from gpumond.view.text import moment, output_width, table
@@ -89,7 +89,7 @@ def _no_case(arguments: argparse.Namespace) -> str:
 
 
 def _decoded(answer: object) -> RankedCase:
-    """Return the case file of an answer. Raises DaemonError."""
+    """Return the case of an answer. Raises DaemonError."""
     from pydantic import TypeAdapter, ValidationError  # needed for one case only
 
     try:

@@ -19,7 +19,7 @@ from gpumond.facts.program import LiveClasses, Oom, OomPool
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.facts.units import duration, human
-from gpumond.features.oom.case_file import SEGMENT_BYTES, Basis, Remedy, lacking
+from gpumond.features.oom.case import SEGMENT_BYTES, Basis, Remedy, lacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ OWN_LIMITS = {
     "jax": "XLA_PYTHON_CLIENT_MEM_FRACTION",
 }
 """Where a program limits an allocator with the library's own function or setting."""
-DEFAULT_SHARES = {"jax": 0.75}
+DEFAULT_LIMIT_RATIOS = {"jax": 0.75}
 """Part of a device to which an allocator limits itself without a setting."""
 NEARLY = 0.02
 """Part of a device by which its size differs between the driver and a library."""
@@ -345,7 +345,7 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
 
 
 def _own_limit(e: Evidence, size: int) -> str:
-    share, whole = DEFAULT_SHARES.get(e.oom.allocator), e.device.size_bytes if e.device else None
+    share, whole = DEFAULT_LIMIT_RATIOS.get(e.oom.allocator), e.device.size_bytes if e.device else None
     if share is None or whole is None or abs(size / whole - share) > NEARLY:
         return "the program's limit"
     return f"{e.oom.allocator.upper()}'s default limit, {share:.0%} of the GPU,"
@@ -491,7 +491,7 @@ def _orphans(e: Evidence) -> Iterator[Remedy]:
     size = None if e.device is None else e.device.size_bytes
     for process in (e.device.processes or ()) if e.device else ():
         if process.orphaned and process.key != e.report.key and process.used_bytes:
-            text = f"end pid {process.pid} if you don't need it: its parent has exited"
+            text = f"stop pid {process.pid} if you don't need it: its parent has exited"
             yield _remedy(e, "orphan", text, process.used_bytes, "measured", "the driver's count of the process")
     if size is not None and unattributed >= ORPHAN * size:
         text = "find out what holds the memory that belongs to no listed process: gpumond status"

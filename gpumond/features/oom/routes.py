@@ -1,4 +1,4 @@
-"""HTTP API of case files of out-of-memory errors."""
+"""HTTP API of cases of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import HTTPException, Path, Request
 from fastapi.responses import Response
 
 from gpumond.facts.program import Call, Oom, OomPool
-from gpumond.features.oom.case_file import (
+from gpumond.features.oom.case import (
     CaseFile,
     CaseSummary,
     Curve,

@@ -764,7 +764,9 @@ class Admissions:
     def _own(self, name: str, owner: str) -> StoredAdmission:
         request = self._queue.find(name)
         if request is None or request.owner != owner:
-            raise NoSuchEntry(f"no request of {owner} has this id; it wasn't renewed in {LEASE_SECONDS:g} s, or ended")
+            raise NoSuchEntry(
+                f"no request of {owner} has this id: either it wasn't renewed in {LEASE_SECONDS:g} s, or it ended"
+            )
         return request
 
     def _expire(self) -> None:

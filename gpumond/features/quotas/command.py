@@ -108,7 +108,7 @@ def no_request(frame: Mapping[str, Any]) -> str:
     """Return that no program waits, and the command of one that would."""
     device = " --need-device GPU" if len(frame["snapshot"]["devices"]) > 1 else ""
     command = f"gpumond run --need SIZE{device} --wait 10m -- COMMAND"
-    return f"no program waits for memory; {command} starts one as soon as there is room"
+    return f"no program is waiting for memory. To start yours as soon as there is room: {command}"
 
 
 class QueueCommand:

@@ -72,7 +72,7 @@ class QuotaConfig(Strict):
     )
     cgroup_limit: Size | None = Field(
         None,
-        description="limit of each matching container, for all its processes together, that NVIDIA's driver keeps; "
+        description="limit that NVIDIA's driver enforces on each matching container, for all its processes together; "
         "requires a container or namespace, driver 615 and root",
     )
 

@@ -109,7 +109,7 @@ def _buffered(stream: BinaryIO) -> io.BufferedReader:
     return stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", stream))
 
 
-MAX_MALFORMED_SHARE = 0.1
+MAX_MALFORMED_RATIO = 0.1
 MOST_DIGITS = 16
 """Maximum value that is accepted as an amount of memory."""
 
@@ -162,7 +162,7 @@ class Remarks:
 
     def check(self) -> None:
         """Raise ConfigError if too many lines are malformed, or if none is usable."""
-        if self.malformed > MAX_MALFORMED_SHARE * (self.rows + self.malformed):
+        if self.malformed > MAX_MALFORMED_RATIO * (self.rows + self.malformed):
             raise ConfigError(
                 f"{self.name}: {self.malformed} of {self.rows + self.malformed} lines are malformed, more than a tenth;"
                 f" the first is {self._first_malformed}"

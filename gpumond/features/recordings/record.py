@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def recorded(arguments: argparse.Namespace) -> Iterator[Snapshot]:
     """Yield the snapshots to record, and show their number unless they are shown themselves."""
-    snapshots = taken(arguments.url, arguments.duration)
+    snapshots = new_snapshots(arguments.url, arguments.duration)
     to_file = arguments.out or arguments.perfetto or not sys.stdout.isatty()
     return progressing(snapshots, "snapshots recorded") if to_file else snapshots
 
@@ -204,7 +204,7 @@ def _events(url: str, last: int) -> list[dict[str, Any]]:
     return found
 
 
-def taken(url: str, for_seconds: float) -> Iterator[Snapshot]:
+def new_snapshots(url: str, for_seconds: float) -> Iterator[Snapshot]:
     """Yield every snapshot that the daemon takes from now on, once. If the daemon becomes unavailable later, wait.
 
     Raises DaemonError if there is no daemon at first.

@@ -26,7 +26,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "reclaimable-waste": (
         f"{GPU} [{{shortage}}|is at least 80% full, or had too little room for a program in the last 10 minutes], and "
-        "[{reclaimable}|{value}] of it is unused cache[; the largest cache is that of {top_cache}]",
+        "[{reclaimable}|{value}] of its memory is unused cache[; the largest cache is that of {top_cache}]",
         "gpumond flush --device {gpu} releases the cache",
     ),
     "fragmentation": (
@@ -40,7 +40,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "out-of-memory": (
         f"{PROGRAM} [{{oom}}|ran out of memory][ (errors in 10 minutes: {{value}})]",
-        "gpumond oom show --pid {pid}[| on that machine] says why[{advice}]",
+        "gpumond oom show --pid {pid}[| on that machine] shows why[{advice}]",
     ),
     "allocation-retries": (
         f"{PROGRAM} is short of memory: its allocator emptied its cache and retried an allocation {{value}} times in "
@@ -72,7 +72,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "xid-errors": (
         f"{GPU} reported Xid [{{xids}}|{{xid}}]",
-        "look it up in NVIDIA's Xid catalog, and find the process in dmesg",
+        "look up the Xid in NVIDIA's catalog, and find the process in dmesg",
     ),
     "thermal-throttling": (
         f"{GPU} is thermally throttled[ at {{temperature}} ({{throttle_reasons}})]",

@@ -296,7 +296,7 @@ KEPT_SECONDS = 3600.0
 RESOLUTION_SECONDS = 30.0
 MAX_FIRED = 1000
 """Alerts of a preview: a rule that many subjects breach every other moment would have hundreds of thousands."""
-KEPT_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 """Maximum size of all packed moments: 120 moments of 1000 processes each take a third of it."""
 
 
@@ -330,9 +330,9 @@ def unpack(packed: bytes) -> tuple[Snapshot, tuple[Verdict, ...]]:
 class PreviewWindow:
     """Packed moments of the last hour, fewer if they are large."""
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._moments: deque[bytes] = deque(maxlen=int(KEPT_SECONDS / RESOLUTION_SECONDS))
-        self._kept_bytes, self._added_at = kept_bytes, -RESOLUTION_SECONDS
+        self._max_bytes, self._added_at = max_bytes, -RESOLUTION_SECONDS
 
     def add(self, frame: Frame) -> None:
         """Keep a frame if it is due. Frames from before the first reading are left out, because they have no values."""
@@ -341,7 +341,7 @@ class PreviewWindow:
             return
         self._added_at = now
         self._moments.append(pack(frame.snapshot, frame.verdicts))
-        while len(self._moments) > 1 and sum(map(len, self._moments)) > self._kept_bytes:
+        while len(self._moments) > 1 and sum(map(len, self._moments)) > self._max_bytes:
             self._moments.popleft()
 
     def moments(self) -> tuple[bytes, ...]:

@@ -101,7 +101,7 @@ def _delete(arguments: argparse.Namespace) -> int:
     for id in arguments.ids:
         entry = client.get(arguments.url, f"{ROUTE}/{id}", for_change=True)
         if entry.get("state") == "ended":
-            print_error(f"gpumond: silence {id} ended before, at {moment(entry['silence']['ends_at'])}")
+            print_error(f"gpumond: silence {id} has already ended, at {moment(entry['silence']['ends_at'])}")
         else:
             client.delete(arguments.url, f"{ROUTE}/{id}")
             ended.append(id)

@@ -91,28 +91,32 @@ def refusals(
         yield Refusal("the configuration doesn't allow suspensions", "set allow_suspend: true")
     if not report.suspendable:
         how = "start it with gpumond run --suspendable, or call gpumond.agent.start(suspendable=True)"
-        yield Refusal("the program doesn't allow it", how)
+        yield Refusal("the program doesn't allow suspension", how)
     if request.uid not in (None, report.uid):
-        yield Refusal(f"it belongs to uid {report.uid}", "ask its user or an administrator")
+        yield Refusal(f"the program belongs to uid {report.uid}", "ask its user or an administrator")
     if not report.has_pid:
         remedy = "run the daemon in the host's PID namespace (pid: host)"
-        yield Refusal("its pid is unknown: it is in another PID namespace", remedy)
+        yield Refusal("the pid is unknown: the program is in another PID namespace", remedy)
     if any(each.confirmed and each.process == report.key for each in snapshot.suspensions):
-        yield Refusal("it is already suspended", f"gpumond resume --pid {report.pid} resumes it")
+        yield Refusal("the program is already suspended", f"gpumond resume --pid {report.pid} resumes it")
     usage = usage_of(snapshot, report.key)
     if not usage:
-        yield Refusal("the driver lists no memory for it", "nothing to do")
+        yield Refusal("the driver lists no memory for the program", "nothing to do")
     for device, process in usage:
         yield from _of_device(device, process)
     yield from _of_driver(snapshot, report, {device.vendor for device, _ in usage})
     if any(pool.managed for pool in report.pools):
-        yield Refusal("it uses managed memory, which the driver can't suspend", "don't use managed memory")
+        yield Refusal("the program uses managed memory, which the driver can't suspend", "don't use managed memory")
     if "nccl" in report.components:
-        yield Refusal("it has NCCL communicators, which may hang after a suspension", "end torch.distributed first")
+        yield Refusal(
+            "the program has NCCL communicators, which may hang after a suspension", "shut down torch.distributed first"
+        )
     if not is_idle(snapshot, report.key, request.idle_seconds):
         idle = idle_seconds(snapshot, report.key)
         known = "an unknown time" if idle is None else duration(idle)
-        yield Refusal(f"it has been idle for {known}, not for {duration(request.idle_seconds)}", "try again later")
+        yield Refusal(
+            f"the program has been idle for {known}, not for {duration(request.idle_seconds)}", "try again later"
+        )
     if host_state is not None:
         yield from _of_machine(
             report,
@@ -124,13 +128,13 @@ def refusals(
 
 def _of_device(device: DeviceReading, process: ProcessUsage) -> Iterator[Refusal]:
     if device.parent_uuid is not None or device.gpu_instance_id is not None:
-        yield Refusal("it uses a MIG instance, which the driver can't suspend", "use a whole GPU")
+        yield Refusal("the program uses a MIG instance, which the driver can't suspend", "use a whole GPU")
     if device.has_mps_server:
-        yield Refusal("it is a client of MPS, which the driver can't suspend", "run it without MPS")
+        yield Refusal("the program is an MPS client, which the driver can't suspend", "run it without MPS")
     if process.used_bytes is None or device.missed_readings:
-        yield Refusal(f"the driver doesn't report its memory on GPU {device.index}", "see gpumond doctor")
+        yield Refusal(f"the driver doesn't report the program's memory on GPU {device.index}", "see gpumond doctor")
     if process.state == "stopped":
-        yield Refusal("it is stopped, so it can't respond to the driver", f"kill -CONT {process.pid}")
+        yield Refusal("the program is stopped, so it can't respond to the driver", f"kill -CONT {process.pid}")
 
 
 def _of_driver(snapshot: Snapshot, report: AgentReport, vendors: set[str]) -> Iterator[Refusal]:
@@ -146,34 +150,39 @@ def _of_driver(snapshot: Snapshot, report: AgentReport, vendors: set[str]) -> It
         yield Refusal(f"driver {version or 'of unknown version'} can't suspend programs", remedy)
     if number < IPC_DRIVER and "ipc" in report.components:
         remedy = f"install driver {IPC_DRIVER} or newer, or free the shared tensors"
-        yield Refusal(f"it shares GPU memory with another process, which driver {version} can't suspend", remedy)
+        yield Refusal(
+            f"the program shares GPU memory with another process, which driver {version} can't suspend", remedy
+        )
 
 
 def _of_machine(report: AgentReport, used: int, found: HostState, pending_bytes: int) -> Iterator[Refusal]:
     if found.uid not in (0, report.uid):
-        yield Refusal(f"it belongs to uid {report.uid}, and the daemon is uid {found.uid}", "run the daemon as root")
+        yield Refusal(
+            f"the program belongs to uid {report.uid}, and the daemon is uid {found.uid}", "run the daemon as root"
+        )
     if found.children:
         pids = ", ".join(map(str, found.children))
-        yield Refusal(f"its children use the GPU too (pid {pids})", "end them first")
+        yield Refusal(f"the program's children use the GPU too (pid {pids})", "stop them first")
     need = int(used * (1 + MARGIN_RATIO)) + pending_bytes
     if found.host_bytes is None:
         yield Refusal("the free host memory is unknown", "mount /proc and /sys/fs/cgroup")
     elif found.host_bytes < need:
         have = human(found.host_bytes)
         yield Refusal(
-            f"it needs {human(need)} of host memory, but only {have} is free", "free host memory or raise its limit"
+            f"the program needs {human(need)} of host memory, but only {have} is free",
+            "free host memory or raise its limit",
         )
 
 
 def already(program: SuspendedProgram) -> Refusal:
     """Return why a program that gpumond has suspended, or is about to, can't be suspended again."""
     if program.state == "suspended":
-        return Refusal("it is already suspended", f"gpumond resume --pid {program.pid} resumes it")
+        return Refusal("the program is already suspended", f"gpumond resume --pid {program.pid} resumes it")
     if program.state == "suspending":
-        return Refusal("it is being suspended", "wait for its receipt")
+        return Refusal("the program is being suspended", "wait for its receipt")
     if program.state == "stuck":
-        return Refusal(f"it is stuck: {program.reason}", f"end it: kill -9 {program.pid}")
-    return Refusal("it is about to be resumed", "suspend it when it runs again")
+        return Refusal(f"the program is stuck: {program.reason}", f"kill it: kill -9 {program.pid}")
+    return Refusal("the program is about to be resumed", "suspend it when it runs again")
 
 
 def marked(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> Iterator[AgentReport]:
@@ -213,7 +222,7 @@ def settle(program: SuspendedProgram, answer: HelperResponse | None, asked: bool
     if answer.state == "gone":
         return SettledProgram(None, "gone", "the program has exited")
     if answer.state == "failed":
-        reason = error or "the driver reports that it has failed"
+        reason = error or "the driver reports that the suspension or resumption failed"
         return SettledProgram(replace(program, state="stuck", reason=reason), "failed", reason)
     if answer.state == "running":
         done: SuspensionOutcome = "failed" if program.state == "suspending" else "resumed"

@@ -64,7 +64,7 @@ LISTED_SECONDS = 15.0
 
 SuspensionAction = Literal["suspend", "resume"]
 
-NOT_STORED = "the store can't be written, and a restarted daemon wouldn't know it"
+NOT_STORED = "the store can't be written, so a restarted daemon wouldn't know about this program"
 
 
 MAX_BYTES = 64 * 1024
@@ -494,7 +494,7 @@ class Suspender:
         await self._keep(replace(program, state="suspended", grants=(), resume_since=None), always=True)
         if by := self._cancelled.pop(program.key, ""):
             remedy = f"gpumond resume --pid {program.pid} resumes it"
-            return replace(receipt, reason=f"{by} cancelled the wait", remedy=remedy, state="suspended")
+            return replace(receipt, reason=f"{by} canceled the request to resume", remedy=remedy, state="suspended")
         if missing is None:
             return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store", state="suspended")
         snapshot = self._snapshot()
@@ -578,7 +578,7 @@ class Suspender:
         if report.key in self.programs:
             return already(self.programs[report.key])
         if self._flushing(report):
-            return Refusal("a flush of it is in progress", "wait for its receipt")
+            return Refusal("a flush of the program is in progress", "wait for its receipt")
         if not self.loaded:
             return Refusal("the store hasn't been read yet", "try again in a few seconds")
         early = next(refusals(snapshot, report, request, self._allowed(), None), None)
@@ -694,18 +694,18 @@ def _not_resumable(
 ) -> Refusal | None:
     if program is None:
         if snapshot is not None and any(each.key == key for each in snapshot.suspended_programs):
-            return Refusal("it has just been resumed", "gpumond receipts shows by whom")
+            return Refusal("the program has just been resumed", "gpumond receipts shows by whom")
         if snapshot is not None and key in snapshot.suspended:
-            return Refusal("gpumond hasn't suspended it", "resume it with the tool that suspended it")
-        return Refusal("it isn't suspended", "gpumond status lists suspended programs")
+            return Refusal("the program was suspended, but not by gpumond", "resume it with the tool that suspended it")
+        return Refusal("the program isn't suspended", "gpumond status lists suspended programs")
     if uid not in (None, program.uid):
-        return Refusal(f"it belongs to uid {program.uid}", "ask its user or an administrator")
+        return Refusal(f"the program belongs to uid {program.uid}", "ask its user or an administrator")
     if program.state == "stuck":
-        return Refusal(f"it is stuck: {program.reason}", f"end it: kill -9 {program.pid}")
+        return Refusal(f"the program is stuck: {program.reason}", f"kill it: kill -9 {program.pid}")
     if program.state not in ("suspended", "waiting"):
         why = f" ({program.reason})" if program.reason else ""
         return Refusal(
-            f"it is {program.state}, and the driver's state is unknown{why}", "gpumond asks the driver again"
+            f"the program is {program.state}, and the driver's state is unknown{why}", "gpumond asks the driver again"
         )
     return None
 

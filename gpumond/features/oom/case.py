@@ -1,4 +1,4 @@
-"""The case file of one out-of-memory error, also as text and as an HTML document. No I/O."""
+"""The case of one out-of-memory error, also as text and as an HTML document. No I/O."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class RankError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedCase:
-    """A case file, and the errors of all ranks of its job within a minute, first one first."""
+    """A case, and the errors of all ranks of its job within a minute, first one first."""
 
     case: CaseFile
     ranks: tuple[RankError, ...] = ()
@@ -199,7 +199,7 @@ MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 
 def plain(case: CaseFile, ranks: Sequence[RankError], width: int | None = None) -> str:
-    """Return the case file for a terminal of that width."""
+    """Return the case for a terminal of that width."""
     parts = [f"case {case.id}, {_when(case)}", text.broken(text.safe(case.summary), width)]
     if case.remedies:
         parts.append(text.table(REMEDY_HEADER, remedy_rows(case)))
@@ -211,11 +211,11 @@ def plain(case: CaseFile, ranks: Sequence[RankError], width: int | None = None) 
 
 
 def document(case: CaseFile, ranks: Sequence[RankError]) -> str:
-    """Return the case file as HTML."""
+    """Return the case as HTML."""
     parts = [html.paragraph(_when(case)), html.paragraph(case.summary)]
     if case.remedies:
         header = [name.capitalize() if not name.startswith(">") else ">Bytes" for name in REMEDY_HEADER]
-        parts += [html.heading("What would have been enough"), html.table(header, remedy_rows(case))]
+        parts += [html.heading("What would have prevented the error"), html.table(header, remedy_rows(case))]
     if case.timeline.at:
         curves = [(_label(each.pid, each.workload), each.used_bytes) for each in case.timeline.curves]
         parts += [html.heading("The device in the ten minutes before"), html.areas(case.timeline.at, curves)]
