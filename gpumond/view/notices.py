@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -19,7 +20,8 @@ _MARKS: dict[int, Level] = {0: "bad", 1: "warn", 2: "note"}
 @dataclass(frozen=True, slots=True)
 class FrameNotice:
     """A notice. ``kind`` is the part of the title that notices about other subjects have in common; empty if no other
-    notice is like it. ``advice``: the next steps, the first one first.
+    notice is like it. ``advice``: the next steps, the first one first. ``device_uuid``: the device that it concerns;
+    None if it concerns several.
     """
 
     level: Level
@@ -27,6 +29,7 @@ class FrameNotice:
     text: str
     kind: str = ""
     advice: str = ""
+    device_uuid: str | None = None
 
     @property
     def fact(self) -> str:
@@ -62,11 +65,13 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
                 plain(f"{where}: {fault['kind']}", 80),
                 _advised(fault["detail"], fault["remedy"]),
                 plain(fault["kind"], 40),
+                device_uuid=fault["device_uuid"],
             )
     for condition in frame["conditions"]:
         where = index.get(condition["device_uuid"], condition["device_uuid"] or "this machine")
         text = _advised(condition.get("detail", ""), condition["remedy"])
-        yield FrameNotice("note", plain(f"{where}: {condition['kind']}", 80), text, plain(condition["kind"], 40))
+        title, kind = plain(f"{where}: {condition['kind']}", 80), plain(condition["kind"], 40)
+        yield FrameNotice("note", title, text, kind, device_uuid=condition["device_uuid"])
 
 
 def _advised(detail: str, remedy: str = "") -> str:
@@ -91,7 +96,8 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         texts = dict(alert["annotations"])
         text, advice = (plain(texts.get(name, ""), 400) for name in ("summary", "description"))
         level: Level = _MARKS[severity(alert)] if firing and not silenced else "note"
-        yield FrameNotice(level, title, text, f"alert {rule}{'' if firing else ' pending'}{silenced}", advice)
+        kind, uuid = f"alert {rule}{'' if firing else ' pending'}{silenced}", dict(alert["labels"]).get("uuid")
+        yield FrameNotice(level, title, text, kind, advice, uuid)
 
 
 def once(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:
@@ -118,7 +124,7 @@ def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         kind = plain(verdict["kind"], 40)
         pid = "PID" if verdict["pid"] is None else str(verdict["pid"])
         advice = VERDICT_REMEDIES.get(verdict["kind"], "").replace("PID", pid)
-        yield FrameNotice(level, kind, plain(verdict["summary"], 400), kind, advice)
+        yield FrameNotice(level, kind, plain(verdict["summary"], 400), kind, advice, verdict["device_uuid"])
 
 
 def grouped(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
@@ -154,14 +160,16 @@ class Stuck(NamedTuple):
     kind: str
     what: str
     remedy: str
+    device_uuid: str | None
 
 
 def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
-    """Yield the stuck ones of the API's processes. A process on several devices is yielded once."""
+    """Yield the stuck ones of the API's processes. A process on several devices is yielded once, without a device."""
     named: set[ProcessKey] = set()
-    for process in processes:
+    each_process = [(process, ProcessKey(process["pid"], process.get("start_ticks"))) for process in processes]
+    devices = Counter(key for _, key in each_process)
+    for process, key in each_process:
         kind = _kind(process)
-        key = ProcessKey(process["pid"], process.get("start_ticks"))
         if kind is None or key in named:
             continue
         named.add(key)
@@ -174,7 +182,8 @@ def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
         word = "idle" if kind == "idle" else _WORDS.get(kind, kind)
         idle = lately if kind == "idle" or not lately else f", idle{lately}"
         what = f"pid {process['pid']} ({program}{where}) is {word}{more}{idle}{held}"
-        yield Stuck(process["pid"], kind, what, REMEDIES[kind].format(pid=process["pid"]))
+        uuid = process["device_uuid"] if devices[key] == 1 else None
+        yield Stuck(process["pid"], kind, what, REMEDIES[kind].format(pid=process["pid"]), uuid)
 
 
 def _kind(process: Mapping[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpumond.facts.units import GIB, duration, human
+from gpumond.facts.units import GIB, counted, duration, human
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, limit_sentences, suspension_sentence
@@ -298,12 +298,13 @@ def process_table(content: View, width: int | None = None) -> str:
     return fitting_table(header, rows, width, PROCESS_HIDEABLE) if rows else ""
 
 
-def suspended_programs(frame: Mapping[str, Any]) -> str:
-    """Return the programs that gpumond has suspended, one on a line."""
+def suspended_programs(frame: Mapping[str, Any], uuid: str | None = None) -> str:
+    """Return the programs that gpumond has suspended, one on a line: those of one device, if it is given."""
     now = frame["snapshot"]["taken_at"]
     return "\n".join(
         f"{safe(each['workload']) or 'unnamed'} (pid {each['pid']}): {safe(suspension_sentence(each, now))}"
         for each in frame["snapshot"].get("suspended_programs") or ()
+        if uuid is None or any(part["device_uuid"] == uuid for part in each["memory"])
     )
 
 
@@ -316,15 +317,23 @@ def overheads(content: View) -> str:
     )
 
 
-def engine_table(snapshot: Mapping[str, Any], width: int | None = None) -> str:
-    """Return a table of the declared serving engines; empty without one."""
+def engine_table(snapshot: Mapping[str, Any], width: int | None = None, uuid: str | None = None) -> str:
+    """Return a table of the declared serving engines; empty without one.
+
+    With the UUID of a device, it's a table of those that may have a process there.
+    """
     header = ("ENGINE", "KIND", "STATE", ">USED", ">KV CACHE IN USE", ">RUNNING", ">WAITING", ">IDLE", "MODELS")
     used = {
         (process["pid"], process["start_ticks"], device["uuid"]): process["used_bytes"]
         for device in snapshot["devices"]
         for process in device["processes"] or ()
     }
-    engines = snapshot.get("engines", ())
+    there = {(pid, start) for pid, start, device in used if device == uuid}
+    engines = [
+        engine
+        for engine in snapshot.get("engines", ())
+        if uuid is None or not engine["processes"] or there & _processes_of(engine)
+    ]
     rows = [[*_engine_row(engine, used)] for engine in engines]
     hidden = [
         f"{engine['name']}: its processes are unknown: {safe(engine['processes_problem'])}"
@@ -334,8 +343,12 @@ def engine_table(snapshot: Mapping[str, Any], width: int | None = None) -> str:
     return "\n".join([fitting_table(header, rows, width, ENGINE_HIDEABLE), *hidden]) if rows else ""
 
 
+def _processes_of(engine: Mapping[str, Any]) -> set[tuple[int, int]]:
+    return {(process["pid"], process["start_ticks"]) for process in engine["processes"]}
+
+
 def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], int | None]) -> Iterator[str]:
-    own = {(process["pid"], process["start_ticks"]) for process in engine["processes"]}
+    own = _processes_of(engine)
     sizes = [size_bytes for key, size_bytes in used.items() if key[:2] in own and size_bytes is not None]
     ratio, idle = engine["kv_cache_used_ratio"], engine["idle_seconds"]
     total = sum(sizes) if sizes else None
@@ -369,6 +382,9 @@ def notes(content: View) -> Iterator[str]:
         yield "no program runs the agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
     yield _lines("alert ", content.alerts)
     yield _lines("verdict ", content.verdicts)
+    if content.elsewhere:
+        noun = "more problem" if content.alerts or content.verdicts else "problem"
+        yield f"{counted(content.elsewhere, noun)} on other GPUs"
 
 
 def _lines(word: str, remarks: Iterable[FrameNotice]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpumond.commands.main import main
-from gpumond.facts.frame import Verdict
+from gpumond.facts.frame import Alert, StatedFault, Verdict
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.quota import QueuedRequest
 from gpumond.facts.shares import SHARES
@@ -23,7 +23,7 @@ from gpumond.facts.verdicts import REMEDIES
 from gpumond.features.quotas.command import quota_text
 from gpumond.view.frame import of_device, view
 from gpumond.view.rows import limit_sentences
-from gpumond.view.tables import device_lines, device_table, notes, process_table
+from gpumond.view.tables import device_lines, device_table, notes, process_table, suspended_programs
 from gpumond.view.text import plain_text
 from tests.helpers import forks
 from tests.helpers.agents import GIB
@@ -121,6 +121,39 @@ def test_flush_of_one_device_promises_the_cache_of_that_device():
     (text,) = filter(None, notes(of_device(content, "GPU-b")))
     assert text == "a flush of the programs on GPU 1 would release about 3.0 GiB: gpumond flush --device 1"
     assert "a flush of all programs would release about 4.0 GiB: gpumond flush --all" in notes(content)
+
+
+def test_one_device_shows_its_own_notices_and_counts_the_problems_of_others():
+    processes = [make_process(pid, 9 * GIB) for pid in (10, 11)]
+    devices = [
+        make_device(uuid, index=index, used_bytes=9 * GIB, processes=(process,))
+        for index, (uuid, process) in enumerate(zip(("GPU-a", "GPU-b"), processes, strict=True))
+    ]
+    leak = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, summary="train leaks")
+    alerts = tuple(
+        Alert(
+            rule="full",
+            phase="firing",
+            labels=(("uuid", uuid),),
+            annotations=(),
+            value=1.0,
+            active_at=1.0,
+            fired_at=1.0,
+        )
+        for uuid in ("GPU-a", "GPU-b")
+    )
+    faults = tuple(StatedFault("nvml", "lost", uuid, "gone", "reset it") for uuid in ("GPU-a", "GPU-b", None))
+    suspended = make_suspended(12)
+    frame = make_frame(*devices, verdicts=(leak,), alerts=alerts, faults=faults, suspended_programs=(suspended,))
+    text = "\n".join(notes(of_device(view(frame), "GPU-b")))
+    assert "GPU 1: lost" in text
+    assert "nvml: lost" in text
+    assert "GPU 0" not in text
+    assert text.count("alert full") == 1
+    assert "leak" not in text
+    assert text.endswith("\n2 more problems on other GPUs")
+    assert "other GPUs" not in "\n".join(notes(view(frame)))
+    assert suspended_programs(frame, "GPU-b") == "" != suspended_programs(frame, "GPU-a") == suspended_programs(frame)
 
 
 def test_bar_shows_the_shares():

@@ -170,7 +170,7 @@ def test_verdict_with_a_trouble_precedes_others():
     assert train.verdicts == ("train leaks", "train goes up and down")
     (notice,) = view(busy_frame(verdicts=(CHURN, LEAK))).verdicts
     advice = "find out what retains the memory: gpumond why --pid 10; restart the program before the GPU is full"
-    assert notice == FrameNotice("warn", "leak", "train leaks", "leak", advice)
+    assert notice == FrameNotice("warn", "leak", "train leaks", "leak", advice, "GPU-a")
 
 
 def test_alert_on_a_process_hides_its_healthy_pattern():
@@ -233,7 +233,7 @@ def test_faults_and_conditions_are_named_with_their_remedies():
     faults = (StatedFault("nvml", "gpu_is_lost", "GPU-a", "fell off the bus", "reset it"),)
     conditions = (StatedCondition(None, "private_pid_namespace", "share it"),)
     assert view(busy_frame(faults=faults, conditions=conditions)).notices == (
-        FrameNotice("warn", "GPU 0: gpu_is_lost", "fell off the bus: reset it", "gpu_is_lost"),
+        FrameNotice("warn", "GPU 0: gpu_is_lost", "fell off the bus: reset it", "gpu_is_lost", device_uuid="GPU-a"),
         FrameNotice("note", "this machine: private_pid_namespace", "share it", "private_pid_namespace"),
     )
 
