@@ -513,21 +513,37 @@ def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[F
 
 
 def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:
-    """Return the notices in at most ``rows`` lines, one for each kind, the most severe first."""
-    groups = sorted(grouped(notices), key=lambda group: [*STYLES].index(group[0].level))
-    shown = groups if len(groups) <= rows else groups[: max(0, rows - 1)]
-    lines = [_summary(group, width) for group in shown]
-    hidden = sum(map(len, groups[len(shown) :]))
-    return [*lines, [Span(f"{hidden} more: press a")]] if hidden and rows else lines
+    """Return the notices in at most ``rows`` lines, the most severe first, then that of the GPU that is full soonest.
+
+    Notices of a kind share a line if not all have one. Those without a line are counted at the end of the last line.
+    Lines that are left continue the first texts that do not fit in one.
+    """
+    every = sorted(notices, key=_rank)
+    groups = [[each] for each in every] if len(every) <= rows else grouped(every)
+    shown, hidden = groups[:rows], sum(map(len, groups[rows:]))
+    spare, lines = rows - len(shown), list[Line]()
+    for group in shown:
+        first, name = group[0], group[0].kind.removeprefix("alert ")
+        more = f"  {name}: {len(group) - 1} more" if len(group) > 1 else ""
+        more += f"  {hidden} more: press a" if hidden and group is shown[-1] else ""
+        subject, text = first.led
+        rest = "; ".join(filter(None, (text, *first.steps)))
+        full = [] if more else wrapped(_styled(first, subject, rest if text else f": {rest}"), width)
+        if 1 < len(full) <= 1 + spare:
+            spare -= len(full) - 1
+            lines += full
+        else:
+            line = _styled(first, *in_one_line(*first.led, first.advice, width - cells(more)))
+            lines.append([*line, Span(more)] if more else line)
+    return lines
 
 
-def _summary(group: Sequence[FrameNotice], width: int) -> Line:
-    """Return one line about notices of a kind: the first one in short."""
-    first = group[0]
-    title = first.kind.removeprefix("alert ") if first.kind and first.text else first.title
-    title += f", first of {len(group)}" if len(group) > 1 else ""
-    text = in_one_line(first.text, first.advice, width - cells(title) - 2)
-    return [Span(title, STYLES[first.level]), *([Span(f": {text}")] if text else [])]
+def _styled(notice: FrameNotice, subject: str, text: str) -> Line:
+    return [Span(subject, STYLES[notice.level]), *([Span(text)] if text else [])]
+
+
+def _rank(notice: FrameNotice) -> tuple[int, float]:
+    return [*STYLES].index(notice.level), notice.urgency
 
 
 LEFT_OUT = re.compile(r" \([^()]*\)|(?<= )/\S*/")
@@ -535,22 +551,33 @@ CLAUSE = re.compile(r": | and |, which ")
 COMMAND = re.compile(r"gpumond [a-z-]+(?: show)?(?: --[a-z-]+ \S+)*")
 
 
-def in_one_line(text: str, advice: str, width: int) -> str:
-    """Return text and advice in one line of whole words. The command, or the first step of the advice, is kept.
+def in_one_line(subject: str, text: str, advice: str, width: int) -> tuple[str, str]:
+    """Return the subject, and text and advice after it, in one line of whole words.
 
     What does not fit is left out in this order: later steps, later clauses of the text, parentheses and folders, what
-    precedes or follows the command, later clauses again, and the text's last words.
+    precedes or follows the command, the text's last words, and the command.
     """
     facts, steps = ([*filter(None, each.split("; "))] for each in (text, advice))
-    versions = [facts + steps[:count] for count in range(len(steps), 0, -1)]
-    versions += [facts[:count] + steps[:1] for count in range(len(facts), 0, -1)]
-    fact, step = LEFT_OUT.sub("", facts[0] if facts else ""), steps[0] if steps else ""
+    versions = [(subject, [*facts, *steps[:count]]) for count in range(len(steps), 0, -1)]
+    versions += [(subject, [*facts[:count], *steps[:1]]) for count in range(len(facts), 0, -1)]
+    name, *shorter = (LEFT_OUT.sub("", each) for each in (subject, *facts))
+    step = LEFT_OUT.sub("", steps[0] if steps else "")
     command = COMMAND.search(step)
-    last = command[0] if command else step
-    versions += [[fact, step], [fact, last], [CLAUSE.split(fact)[0], last]]
-    versions += [[_words_of(fact, width - cells(last) - 2), last]]
-    lines = ["; ".join(filter(None, version)) for version in versions]
-    return next((line for line in lines if cells(line) <= width), lines[-1])
+    fact, last = "".join(shorter[:1]), command[0] if command else ""
+    clause, room = _first_clause(fact), width - cells(name)
+    versions.append((name, [fact, step]))
+    if last:
+        versions += [(name, [fact, last]), (name, [clause, last])]
+        words = _words_of(fact, room - cells(last) - 2)
+        versions += [(name, [words, last])] if words else []
+    versions += [(subject, facts[:1]), (name, shorter[:1]), (name, [clause]), (name, [_words_of(fact, room)])]
+    lines = [(each, f"{'' if facts else ': '}{'; '.join(parts)}") for each, parts in versions if any(parts)]
+    return next((line for line in lines if cells("".join(line)) <= width), (lines or [(subject, "")])[-1])
+
+
+def _first_clause(text: str) -> str:
+    found = CLAUSE.search(text, 1)
+    return text[: found.start()] if found else text
 
 
 def _words_of(text: str, width: int) -> str:

@@ -247,7 +247,7 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         ) + (f"; the largest programs there are {holders}" if (holders := held_by(request)) else "")
         elsewhere = free_elsewhere(frame, request)
         text = f"{sentence}; {elsewhere}" if elsewhere else sentence
-        yield FrameNotice("note", "waiting", text, "waiting", device_uuid=request["device_uuid"])
+        yield FrameNotice("note", "waiting", text, "waiting", device_uuid=request["device_uuid"], program=who)
 
 
 def _grants(frame: CheckedFrame) -> Iterator[FrameNotice]:
@@ -357,6 +357,8 @@ def _named(place: int, name: str, view: View) -> View:
             replace(
                 notice,
                 text=f"{name}: {notice.text}",
+                program=notice.program and f"{name}: {notice.program}",
+                gpu=notice.gpu if notice.program or not notice.gpu else f"{name}: {notice.gpu}",
                 device_uuid=notice.device_uuid and uuid(notice.device_uuid),
             )
             for notice in notices

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
-from gpumond.view.rows import plain, severity
+from gpumond.view.rows import plain, process_of, severity
 
 Level = Literal["bad", "warn", "note"]
 
@@ -21,7 +23,8 @@ _MARKS: dict[int, Level] = {0: "bad", 1: "warn", 2: "note"}
 class FrameNotice:
     """A notice. ``kind`` is the part of the title that notices about other subjects have in common; empty if no other
     notice is like it. ``advice``: the next steps, the first one first. ``device_uuid``: the device that it concerns;
-    None if it concerns several.
+    None if it concerns several. ``program`` and ``gpu`` name the subject as the text does. ``urgency``: seconds until a
+    GPU is full.
     """
 
     level: Level
@@ -30,6 +33,21 @@ class FrameNotice:
     kind: str = ""
     advice: str = ""
     device_uuid: str | None = None
+    program: str = ""
+    gpu: str = ""
+    urgency: float = inf
+
+    @property
+    def led(self) -> tuple[str, str]:
+        """Return the subject (program and GPU) and the rest of the text; without a subject, title and text."""
+        subject = " on ".join(filter(None, (self.program, self.gpu)))
+        if not (subject and self.text):
+            name = self.kind.removeprefix("alert ") if self.text and self.title.startswith("alert ") else self.title
+            return name, self.text and f": {self.text}"
+        rest = self.text.removeprefix(self.program or self.gpu)
+        if rest == self.text:
+            return subject, f": {self.text}"
+        return subject, re.sub(rf" on {self.gpu}\b", "", rest, count=1) if self.program and self.gpu else rest
 
     @property
     def fact(self) -> str:
@@ -86,6 +104,7 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     def rank(alert: Mapping[str, Any]) -> tuple[bool, int, float]:
         return alert["phase"] != "firing", severity(alert), alert["active_at"]
 
+    left = {(each["kind"], each["device_uuid"], each["pid"]): _urgency(each) for each in frame["verdicts"]}
     for alert in sorted(frame["alerts"], key=rank):
         firing = alert["phase"] == "firing"
         since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
@@ -97,7 +116,8 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         text, advice = (plain(texts.get(name, ""), 400) for name in ("summary", "description"))
         level: Level = _MARKS[severity(alert)] if firing and not silenced else "note"
         kind, uuid = f"alert {rule}{'' if firing else ' pending'}{silenced}", dict(alert["labels"]).get("uuid")
-        yield FrameNotice(level, title, text, kind, advice, uuid)
+        urgency = left.get((alert["rule"], uuid, alert["pid"]), inf)
+        yield FrameNotice(level, title, text, kind, advice, uuid, *_subject(frame, alert, uuid), urgency)
 
 
 def once(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:
@@ -114,17 +134,29 @@ def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     def is_new(verdict: Mapping[str, Any]) -> bool:
         return (verdict["kind"], verdict["device_uuid"], verdict["pid"]) not in known
 
-    def urgency(verdict: Mapping[str, Any]) -> tuple[float, float]:
-        left = verdict["time_to_full_seconds"]
-        return float("inf") if left is None else left, verdict["since"]
-
     found = (each for each in frame["verdicts"] if each["kind"] not in PATTERNS and is_new(each))
-    for verdict in sorted(found, key=urgency):
+    for verdict in sorted(found, key=lambda each: (_urgency(each), each["since"])):
         level: Level = "note" if verdict["kind"] in ("growing", "memory-freed") else "warn"
         kind = plain(verdict["kind"], 40)
         pid = "PID" if verdict["pid"] is None else str(verdict["pid"])
         advice = VERDICT_REMEDIES.get(verdict["kind"], "").replace("PID", pid)
-        yield FrameNotice(level, kind, plain(verdict["summary"], 400), kind, advice, verdict["device_uuid"])
+        text, uuid = plain(verdict["summary"], 400), verdict["device_uuid"]
+        yield FrameNotice(level, kind, text, kind, advice, uuid, *_subject(frame, verdict, uuid), _urgency(verdict))
+
+
+def _urgency(verdict: Mapping[str, Any]) -> float:
+    left = verdict["time_to_full_seconds"]
+    return inf if left is None else float(left)
+
+
+def _subject(frame: Mapping[str, Any], value: Mapping[str, Any], uuid: str | None) -> tuple[str, str]:
+    """Return the program and the GPU that an alert or a verdict concerns, each empty if there is none."""
+    gpu = next((f"GPU {each['index']}" for each in frame["snapshot"]["devices"] if each["uuid"] == uuid), "")
+    key = process_of(value)
+    names = (each["workload"] or each["comm"] for each in frame["processes"] if key and process_of(each) == key)
+    name = plain(next(names, None) or "", 64)
+    pid = f"pid {value['pid']}" if key else ""
+    return f"{name} ({pid})" if name else pid, gpu
 
 
 def grouped(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:

@@ -16,7 +16,7 @@ from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import duration
 from gpumond.top.processes import ProcessList, SortOrder, arranged, fitting
 from gpumond.top.screen import described as details
-from gpumond.view.frame import view
+from gpumond.view.frame import merged, view
 from gpumond.view.notices import LIKELY_MEANT, FrameNotice, stuck
 from gpumond.view.rows import ProcessRow, plain
 from gpumond.view.tables import device_lines, flush_estimate, process_table
@@ -170,7 +170,8 @@ def test_verdict_with_a_trouble_precedes_others():
     assert train.verdicts == ("train leaks", "train goes up and down")
     (notice,) = view(busy_frame(verdicts=(CHURN, LEAK))).verdicts
     advice = "find out what retains the memory: gpumond why --pid 10; restart the program before the GPU is full"
-    assert notice == FrameNotice("warn", "leak", "train leaks", "leak", advice, "GPU-a")
+    subject = {"program": "train (pid 10)", "gpu": "GPU 0", "urgency": 60.0}
+    assert notice == FrameNotice("warn", "leak", "train leaks", "leak", advice, "GPU-a", **subject)
 
 
 def test_alert_on_a_process_hides_its_healthy_pattern():
@@ -212,6 +213,19 @@ def test_verdict_of_which_an_alert_informs_is_not_repeated():
     ):
         content = view(busy_frame(verdicts=(LEAK,), alerts=(alert,)))
         assert [notice.title for notice in content.verdicts] == kinds
+
+
+def test_alert_begins_with_its_program_and_gpu_and_is_as_urgent_as_its_verdict():
+    labels = (("uuid", "GPU-a"), ("severity", "warning"))
+    texts = (("summary", "train (pid 10) is leaking on GPU 0 (since 1 min)"),)
+    alert = replace(make_alert("leak"), labels=labels, annotations=texts, pid=10, start_ticks=100)
+    content = view(busy_frame(alerts=(alert, replace(alert, pid=None, start_ticks=None)), verdicts=(LEAK,)))
+    leak, device = content.alerts
+    assert (leak.led, leak.urgency) == (("train (pid 10) on GPU 0", " is leaking (since 1 min)"), 60.0)
+    assert device.led[0] == "GPU 0"
+    both = merged([("a", content), ("b", content)])
+    assert [alert.led[0] for alert in both.alerts[:2]] == ["a: train (pid 10) on GPU 0", "a: GPU 0"]
+    assert both.alerts[0].led[1] == leak.led[1]
 
 
 def test_alerts_are_sorted_by_phase_and_severity():
