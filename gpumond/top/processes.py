@@ -65,13 +65,16 @@ Sortable = tuple[bool, float, str]
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column. On a narrow screen those with the highest ``rank`` are hidden first. Numbers are right-aligned."""
+    """A column. On a narrow screen those with the highest ``rank`` are hidden first. Before ``LAST`` is hidden, each is
+    narrower by at most ``spare``. Numbers are right-aligned.
+    """
 
     name: str
     width: int
     rank: int
     text: Callable[[ProcessRow], str]
     number: Callable[[ProcessRow], float | None] | None = None
+    spare: int = 0
 
     def key(self, row: ProcessRow) -> Sortable:
         """Return the sort key. Unknown values come last when the largest are first."""
@@ -112,20 +115,22 @@ def _index(gpu: str) -> int | None:
     return int(index) if index.isdecimal() else None
 
 
-RANKS = {"live": 2, "cached": 0, "stranded": 3, "overhead": 5, "opaque": 6}
+LAST = 1
+"""Rank of the column that is hidden last."""
+RANKS = {"live": 4, "cached": 3, "stranded": 5, "overhead": 6, "opaque": 7}
 PROGRAM = 14
 SHARES = "shares"
 """The column that shows the shares as a bar."""
 COLUMNS = (
-    TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _index(row.gpu)),
-    TableColumn("pid", 7, 0, lambda row: str(row.pid or ""), lambda row: row.pid),
-    TableColumn("program", PROGRAM, 0, lambda row: row.program),
+    TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _index(row.gpu), spare=1),
+    TableColumn("pid", 7, 2, lambda row: str(row.pid or ""), lambda row: row.pid),
+    TableColumn("program", PROGRAM, 0, lambda row: row.program, spare=4),
     TableColumn("user", 10, 8, lambda row: row.user),
     TableColumn("used", 10, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
     TableColumn(SHARES, 12, 9, lambda row: "", lambda row: row.used_bytes),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
     TableColumn("busy", 5, 7, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
-    TableColumn("verdict", 13, 1, lambda row: row.status),
+    TableColumn("verdict", 14, LAST, lambda row: row.status, spare=1),
     TableColumn(
         "age", 6, 10, lambda row: (row.host and _age(row.host.age_seconds)) or "", lambda row: _of(row, "age_seconds")
     ),
@@ -135,6 +140,7 @@ COLUMNS = (
     ),
     TableColumn("command", 16, 11, lambda row: _without_folder(row.host.command) if row.host else ""),
 )
+SPARE = sum(column.spare for column in COLUMNS)
 HIDEABLE = (*HOLDINGS, "busy", "age", "cpu", "host", "command")
 """Columns that are hidden while no row has a value other than 0."""
 
@@ -203,7 +209,8 @@ def fitting(width: int, without: Collection[str] = ()) -> list[TableColumn]:
         if (
             column.name in chosen
             and column.rank
-            and sum(each.width + 1 for each in COLUMNS if each.name in chosen) > width
+            and sum(each.width + 1 for each in COLUMNS if each.name in chosen)
+            > width + (column.rank == LAST) * (SPARE + 1)  # the last column needs no space after it
         ):
             chosen.remove(column.name)
     return [column for column in COLUMNS if column.name in chosen]
@@ -230,11 +237,17 @@ def laid_out(
     more = max(0, longest - COLUMNS[0].width)
     without = {column.name for column in COLUMNS} - {"program", *chosen} if chosen else empty(shown) - {*filled}
     columns = fitting(width - 1 - more, without)
-    spare = max(0, width - 1 - more - sum(column.width + 1 for column in columns))
+    spare = width - 1 - more - sum(column.width + 1 for column in columns)
     last = columns[-1].name == "command"
-    program = min(spare, 10 if last else 30)
-    wider = {"gpu": more, "program": program, "command": spare - program if last else 0}
-    return [replace(column, width=column.width + wider.get(column.name, 0)) for column in columns]
+    program = min(max(0, spare), 10 if last else 30)
+    change = {"program": program, "command": spare - program if last else 0}
+    missing = min(0, spare + 1)
+    for column in columns:
+        if missing:
+            change[column.name] = max(missing, -column.spare)
+            missing -= change[column.name]
+    change["gpu"] = change.get("gpu", 0) + more
+    return [replace(column, width=column.width + change.get(column.name, 0)) for column in columns]
 
 
 def table_rows(

@@ -220,7 +220,8 @@ q, F10, Ctrl-C | quit
 """
 """Titles, and keys with their effects."""
 HELP_SHARES = "\n".join(f"{share} | {MEANINGS[share]}" for share in (*SHARES, "unmapped"))
-KEY = 24
+KEY = 15
+"""Columns of the keys."""
 
 
 def help_lines(width: int) -> list[Line]:
@@ -275,6 +276,7 @@ LARGE_ROWS, CHART_RATIO, FREE_CHART_RATIO = 30, 0.15, 0.5
 
 HINTS: Hints = (
     ("?", "Help"),
+    ("q", "Quit"),
     ("/", "Filter"),
     ("s", "Sort"),
     ("g", "Group"),
@@ -282,7 +284,6 @@ HINTS: Hints = (
     ("f", "Flush"),
     ("z", "Suspend"),
     ("a", "Alerts"),
-    ("q", "Quit"),
     ("w", "Why"),
     ("S", "Silence"),
     ("d", "Details"),
@@ -329,7 +330,7 @@ class Screen:
             device,
             lambda uuid: self.sensors.lines(uuid, width) if curves else (),
         )
-        estimate = estimate_line(shown)
+        estimate = estimate_line(shown, width)
         entry = filter_line(table.words, filtering)
         about = [*remarks(shown, notices)]
         wanted = {
@@ -456,8 +457,14 @@ def device_at(lines: Sequence[Line], place: int) -> int:
     return sum(head <= place for head in heads) - 1
 
 
-def estimate_line(view: View | None) -> list[Line]:
-    return [[Span(flush_estimate(view))]] if view else []
+def estimate_line(view: View | None, width: int) -> list[Line]:
+    """Return the line about what a flush would release. The amount is kept on a narrow screen."""
+    if view is None:
+        return []
+    text = flush_estimate(view)
+    first = text.partition(";")[0]
+    versions = (text, first, re.sub(" of .* would", " would", first))
+    return [[Span(next((each for each in versions if cells(each) <= width), versions[-1]))]]
 
 
 def filter_line(words: str, active: bool) -> list[Line]:
@@ -565,6 +572,7 @@ def in_one_line(subject: str, text: str, advice: str, width: int) -> tuple[str, 
     command = COMMAND.search(step)
     fact, last = "".join(shorter[:1]), command[0] if command else ""
     clause, room = _first_clause(fact), width - cells(name)
+    versions += [(name, [*shorter[:count], last]) for count in range(len(shorter), 1, -1) if last]
     versions.append((name, [fact, step]))
     if last:
         versions += [(name, [fact, last]), (name, [clause, last])]

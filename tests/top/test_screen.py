@@ -9,11 +9,16 @@ from hypothesis import given, strategies as st
 
 from gpumond.top.processes import ProcessList
 from gpumond.top.screen import (
+    HELP,
+    HINTS,
     LEAST_TABLE,
     Screen,
     chart_rows,
     device_at,
+    estimate_line,
     heights,
+    help_lines,
+    hint_line,
     remark_lines,
     remarks_in_full,
     scrolled,
@@ -92,6 +97,28 @@ def test_chart_is_drawn_for_the_rows_that_it_has(problems: int):
         text = [plain_text(line) for line in lines]
         drawn = [line for line in text if line.startswith("chart of")]
         assert drawn in ([], [f"chart of {text.count('row of the chart')} rows"])
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_help_is_complete_at_any_width(width: int):
+    lines = help_lines(width - 2)
+    assert max(map(width_of, lines)) <= width - 2
+    words = " ".join(map(plain_text, lines)).split()
+    assert {word for word in HELP.split() if word != "|"} <= {*words}
+
+
+def test_way_to_quit_is_shown_at_any_width():
+    for width in (20, 40, 80, 200):
+        assert plain_text(hint_line(HINTS, width)).startswith("? Help q Quit")
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [(80, "a flush of all programs would release about 12.0 GiB"), (40, "a flush would release about 12.0 GiB")],
+)
+def test_flush_estimate_keeps_its_amount(width: int, expected: str):
+    (line,) = estimate_line(view(busy_frame()), width)
+    assert plain_text(line) == expected
 
 
 def test_selected_device_is_scrolled_into_view():
@@ -198,7 +225,7 @@ def test_notice_is_cut_between_words(width: int, notice: FrameNotice):
     (line,) = remark_lines([notice], width, 1)
     text = plain_text(line)
     assert cells(text) <= width
-    words = f"{notice.text} {notice.advice} programs.py:97".split()
+    words = f"{notice.text} {notice.advice} programs.py:97 programs.py:125".split()
     assert {word.strip("…;:,") for word in text.split()} <= {word.strip("…;:,") for word in words}
 
 

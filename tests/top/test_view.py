@@ -14,7 +14,7 @@ from gpumond.facts.program import PoolLimit
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import duration
-from gpumond.top.processes import ProcessList, SortOrder, arranged, fitting
+from gpumond.top.processes import ProcessList, SortOrder, arranged, laid_out
 from gpumond.top.screen import described as details
 from gpumond.view.frame import merged, view
 from gpumond.view.notices import LIKELY_MEANT, FrameNotice, stuck
@@ -375,14 +375,19 @@ def test_column_that_had_a_value_stays():
 
 
 @pytest.mark.parametrize("width", [40, 79, 90, 119, 200])
-def test_columns_fit_the_screen_or_are_minimal(width: int):
-    columns = fitting(width)
+def test_columns_fit_the_screen_and_the_verdict_is_hidden_last(width: int):
+    columns = laid_out(width, view(busy_frame()).processes)
     names = [column.name for column in columns]
-    assert names[:3] == ["gpu", "pid", "program"]
-    assert "cached" in names
-    assert sum(column.width + 1 for column in columns) <= max(width, 51)
-    assert ("verdict" in names) == (width >= 79)
-    assert ("opaque" in names) == (width >= 119)
+    assert [name for name in names if name in ("gpu", "program", "used", "verdict")] == [
+        "gpu",
+        "program",
+        "used",
+        "verdict",
+    ]
+    assert sum(column.width + 1 for column in columns) <= width
+    assert ("pid" in names) == (width > 40)
+    assert ("cached" in names) == (width >= 79)
+    assert next(column.width for column in columns if column.name == "program") >= 10
 
 
 def test_programs_with_an_agent_and_without_device_memory_are_named_by_workload():
