@@ -72,6 +72,7 @@ class Top:
         self.panel: Panel | None = None
         self.shown: View | None = None
         self.paused: View | None = None
+        self.silent = False
         self._latest: View | None = None
         self._views: list[View | None] = [None] * len(self.connections)
         self.past: HistoryChart | None = None
@@ -131,11 +132,12 @@ class Top:
     # what is shown
 
     def _refresh(self) -> None:
-        """Determine the view to show: that of the pause, else the latest; None if all are too old to show."""
+        """Determine the view to show: that of the pause, else the latest. ``silent``: no daemon has answered lately."""
         now = time.monotonic()
         views = [each.shown(now) for each in self.connections]
         if any(view is not before for view, before in zip(views, self._views, strict=True)):
-            self._views, self._latest = views, combined(self.connections, views)
+            latest = combined(self.connections, views)
+            self._views, self._latest, self.silent = views, latest or self._latest, latest is None
         self.shown = self.paused or self._latest
 
     def _place_of(self, uuid: str) -> tuple[DaemonConnection, str]:
@@ -206,7 +208,7 @@ class Top:
         if subject is None or self.past is None or self.past.of != subject[0]:
             return []
         rows = rows if self.terminal.can_show(BLOCKS) else 0
-        return drawn(self.past, subject[1] if named else "", width, rows, self.monochrome)
+        return drawn(self.past, subject[1] if named else "", width, rows, self.screen.monochrome)
 
     def _draw(self) -> None:
         self._refresh()
@@ -220,13 +222,15 @@ class Top:
             self.table.marks &= {row.key for row in shown.processes}
         self.table.fill(rows, self.lineages.of(local if self.table.by == TREE else ()))
         self._read_past()
-        head = screen.head_line(self.connections, notices, shown, self.paused is not None)
+        silent = self.silent and self.paused is None
+        self.screen.monochrome = self.table.monochrome = self.monochrome or silent
+        head = screen.head_line(self.connections, notices, shown, self.paused is not None, width)
         if self.panel:
             body = screen.panel_lines(self.panel, width, height - 2)
             hints = self.panel.hints
         else:
             body = self.screen.lines(
-                shown, notices, self.table, self.device, self._filtering, self._chart, width, height - 2
+                shown, notices, self.table, self.device, self._filtering, self._chart, width, height - 2, silent
             )
             hints = screen.FILTER_HINTS if self._filtering else screen.HINTS
         self._read_sensors()

@@ -319,8 +319,12 @@ class Screen:
         chart_lines: Callable[[int, int], list[Line]],
         width: int,
         height: int,
+        silent: bool = False,
     ) -> list[Line]:
-        """Return the lines below the head. ``chart_lines`` returns the chart for a width and a number of rows."""
+        """Return the lines below the head. ``chart_lines`` returns the chart for a width and a number of rows.
+
+        ``silent``: the daemon doesn't answer, so all lines but those about that are dimmed.
+        """
         curves = self.curves and height + 2 >= LARGE_ROWS
         devices, legend = device_lines(
             shown,
@@ -332,7 +336,7 @@ class Screen:
         )
         estimate = estimate_line(shown, width)
         entry = filter_line(table.words, filtering)
-        about = [*remarks(shown, notices)]
+        about = [*remarks(None if silent else shown, notices)]
         wanted = {
             "devices": min(len(devices) + len(legend), int((height + 2) * DEVICES_RATIO)),
             "estimate": len(estimate),
@@ -357,8 +361,9 @@ class Screen:
         blank: list[Line] = [[]] * (room["table"] - len(rows))
         lowest = remark_lines(about, width, room["remarks"])
         none: list[Line] = [[]] * (room["remarks"] - len(lowest))
-        below = [*entry, *(chart if room["chart"] else ()), *lowest, *none]
-        return [clipped(line, width) for line in (*above, *rows, *blank, *below)]
+        facts = [*above, *rows, *blank, *entry, *(chart if room["chart"] else ())]
+        facts = [*map(dimmed, facts)] if silent else facts
+        return [clipped(line, width) for line in (*facts, *lowest, *none)]
 
     @property
     def page(self) -> int:
@@ -369,6 +374,11 @@ class Screen:
         """Return the position of the device in a line of the part ``devices``; None below the last one."""
         line = self._devices_first + place
         return device_at(self._device_lines, line) if line < len(self._device_lines) else None
+
+
+def dimmed(line: Line) -> Line:
+    """Return the line without emphasis, except that of what is selected."""
+    return [piece._replace(style=piece.style if piece.style == "chosen" else "dim") for piece in line]
 
 
 def framed(head: Line, body: Sequence[Line], message: str, hints: Hints, width: int, height: int) -> list[Line]:
@@ -410,17 +420,22 @@ def remark_rows(rows: int) -> int:
 
 
 def head_line(
-    connections: Sequence[DaemonConnection], notices: Sequence[FrameNotice], view: View | None, paused: bool
+    connections: Sequence[DaemonConnection],
+    notices: Sequence[FrameNotice],
+    view: View | None,
+    paused: bool,
+    width: int,
 ) -> Line:
-    address = (
-        ", ".join(each.name for each in connections) if len(connections) > 1 else plain(connections[0].daemon.url, 60)
-    )
-    line = [Span(f"gpumond {address}")]
-    line += [piece for notice in notices for piece in (Span("  "), Span(notice.title.upper(), STYLES[notice.level]))]
+    """Return the line with address, problems and time. On a narrow screen the address is shorter or absent."""
+    url, several = plain(connections[0].daemon.url, 60), len(connections) > 1
+    address = ", ".join(each.name for each in connections) if several else url
+    line = [piece for each in notices for piece in (Span("  "), Span(each.title.upper(), STYLES[each.level]))]
     line += [Span("  "), Span("PAUSED", "alarm")] if paused else []
-    if view:
-        line.append(Span(f"  {view.source}  {clock(view.taken_at)}"))
-    return line
+    at = [Span(f"  {clock(view.taken_at)}")] if view else []
+    source = [Span(f"  {view.source}")] if view else []
+    begin, short = Span("gpumond"), Span(f" {address.rpartition('//')[2]}")
+    versions = ([begin, Span(f" {address}"), *line, *source, *at], [begin, short, *line, *at], [begin, *line, *at])
+    return next((each for each in versions if width_of(each) <= width), [begin, *line])
 
 
 def device_lines(
@@ -530,9 +545,7 @@ def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[
     shown, hidden = groups[:rows], sum(map(len, groups[rows:]))
     spare, lines = rows - len(shown), list[Line]()
     for group in shown:
-        first, name = group[0], group[0].kind.removeprefix("alert ")
-        more = f"  {name}: {len(group) - 1} more" if len(group) > 1 else ""
-        more += f"  {hidden} more: press a" if hidden and group is shown[-1] else ""
+        first, more = group[0], _more(group, hidden if group is shown[-1] else 0, width)
         subject, text = first.led
         rest = "; ".join(filter(None, (text, *first.steps)))
         full = [] if more else wrapped(_styled(first, subject, rest if text else f": {rest}"), width)
@@ -543,6 +556,14 @@ def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[
             line = _styled(first, *in_one_line(*first.led, first.advice, width - cells(more)))
             lines.append([*line, Span(more)] if more else line)
     return lines
+
+
+def _more(group: Sequence[FrameNotice], hidden: int, width: int) -> str:
+    """Return the number of notices that a line stands for, besides its own; empty if there are none."""
+    others, kind = len(group) - 1, group[0].kind.removeprefix("alert ")
+    of_kind = f"  {kind}: {others} more" if others else ""
+    more = of_kind + (f"  {hidden} more: press a" if hidden else "")
+    return more if 2 * cells(more) <= width else f"  {others + hidden} more{': press a' if hidden else ''}"
 
 
 def _styled(notice: FrameNotice, subject: str, text: str) -> Line:

@@ -31,7 +31,7 @@ from gpumond.view.text import (
 )
 
 ROWS_EACH = 9
-"""A device takes one line if the screen has fewer lines than this for each device."""
+"""A device takes one line if the screen has fewer lines than this for each device; more, if legends are longer."""
 NAME, NAME_PART = 10, 6
 """Least width of a device's name on one line, and the part of the line that it takes at most."""
 LEAST_BAR = 10
@@ -57,7 +57,8 @@ def device_block(
 
     ``past`` returns the lines below a device that doesn't have only one line.
     """
-    if len(view.devices) > 1 and len(view.devices) * ROWS_EACH > height:
+    rows_each = ROWS_EACH * max(1.0, (2 + _legend_rows(width)) / 4)
+    if len(view.devices) > 1 and len(view.devices) * rows_each > height:
         known = [device for device in view.devices if device.used_bytes is not None]
         column = max(cells(device.label) for device in view.devices)
         longest = max(cells(_short(device.name or device.uuid)) for device in view.devices)
@@ -82,14 +83,17 @@ def flush_estimate(view: View) -> str:
 
 
 def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Iterator[Line]:
-    values: Line = []
+    index, used = Span(f"GPU {device.label}", _style(device, chosen)), Line()
+    sensors = [Span(f"  {sensor}", "dim") for sensor in _sensors(device)]
     if device.used_bytes is not None:
-        values += [Span(f"  {_used(device)}", "bold"), *(Span(f"  {sensor}", "dim") for sensor in _sensors(device))]
-    if device.state:
-        values += [Span("  "), Span(device.state, "alarm")]
-    index = Span(f"GPU {device.label}", _style(device, chosen))
-    room = max(NAME, width - width_of([index, *values]) - 1)
-    yield [index, Span(f" {cut(device.name or device.uuid, room)}"), *values]
+        used = [Span(f"  {_used(device)}", "bold")]
+    state = [Span("  "), Span(device.state, "alarm")] if device.state else []
+    room = width - width_of([index, *used, *sensors, *state]) - 1
+    if room < NAME:
+        room += width_of(sensors)
+        sensors = []
+    name = [Span(f" {cut(device.name or device.uuid, room)}")] if room >= NAME or not used else []
+    yield [index, *name, *used, *sensors, *state]
     if device.used_bytes is not None:
         yield _bar(device, width, monochrome)
         yield from _legend_area(_parts(device), width, monochrome)
@@ -108,10 +112,15 @@ def _on_one_line(device: DeviceRow, width: int, columns: tuple[int, int], monoch
     name = Span(f" {fitted(_short(device.name or device.uuid), columns[1])} ")
     if device.used_bytes is None:
         return [index, name, Span(device.state, "alarm")]
-    numbers = [Span(f" {_used_short(device):>15}", "bold"), Span(_sensor_columns(device))]
+    used, sensors = Span(f" {_used_short(device):>15}", "bold"), [Span(_sensor_columns(device))]
     state = [Span(" "), Span(device.state, "alarm")] if device.state else []
-    room = width - width_of([index, name, *numbers, *state])
-    return [index, name, *_bar(device, max(LEAST_BAR, room), monochrome), *numbers, *state]
+    room = width - width_of([index, used, *state]) - LEAST_BAR
+    if width_of([name, *sensors]) > room:
+        sensors = []
+    if width_of([name, *sensors]) > room - LEAST_BAR:
+        name = Span(" ")
+    end = [used, *sensors, *state]
+    return [index, name, *_bar(device, max(LEAST_BAR, width - width_of([index, name, *end])), monochrome), *end]
 
 
 def _short(name: str) -> str:
@@ -200,7 +209,11 @@ def _legend_area(parts: Mapping[str, int], width: int, monochrome: bool) -> Iter
     """Yield the lines of the legend, and those that further parts would take."""
     lines = _legend(parts, width, monochrome)
     yield from lines
-    yield from [[]] * (-(-LEGEND // width) - len(lines))
+    yield from [[]] * (_legend_rows(width) - len(lines))
+
+
+def _legend_rows(width: int) -> int:
+    return -(-LEGEND // width)
 
 
 def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line]:

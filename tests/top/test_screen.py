@@ -209,6 +209,8 @@ def test_worst_notice_is_shown_and_the_others_are_counted():
     assert [line.split(" on ")[0] for line in lines] == ["finetune", "notebook", "etl"]
     assert lines[1].endswith("  leak: 1 more"), "the one whose GPU is full soonest is shown"
     assert lines[2].endswith("  1 more: press a")
+    (line,) = remark_lines([LEAK, later, FRAGMENTED], 40, 1)
+    assert plain_text(line) == "notebook on GPU 0 is…  2 more: press a"
     lines = [plain_text(line) for line in remark_lines(every, 80, 5)]
     assert [line.split(" on ")[0] for line in lines] == ["finetune", "notebook", "later", "etl", "embeddings"]
 

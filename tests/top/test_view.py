@@ -301,6 +301,14 @@ def test_text_of_programs_is_one_plain_line(text: str, expected: str):
     assert plain(text) == expected
 
 
+def test_devices_of_a_narrow_screen_keep_bar_and_memory():
+    one = make_device("GPU-a", name="NVIDIA H100 80GB HBM3", used_bytes=10 * GIB, free_bytes=70 * GIB)
+    content = view(make_frame(one, replace(one, uuid="GPU-b", index=1)))
+    lines = [plain_text(line) for line in device_lines(content, 40, 20, True)]
+    assert [line.startswith((" 0 !!", " 1 !!")) and line.endswith("10.0/80.0 GiB") for line in lines[:2]] == [True] * 2
+    assert plain_text(device_lines(view(make_frame(one)), 40, 20, True)[0]) == "GPU 0  10.0 GiB of 80.0 GiB  12%"
+
+
 def test_totals_of_many_devices_count_an_instance_once():
     whole = make_device("GPU-a", used_bytes=10 * GIB, free_bytes=70 * GIB)
     part = make_device(
