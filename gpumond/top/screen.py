@@ -74,7 +74,10 @@ def extended(past: HistoryChart, view: View) -> HistoryChart:
 
 
 def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool) -> list[Line]:
-    """Return a line of text and ``rows`` lines of a chart. The chart begins at the first point."""
+    """Return a line of text and ``rows`` lines of a chart with the largest value, and with its times if it is large.
+
+    The chart begins at the first point.
+    """
     if not past.points:
         return [clipped([Span(f"{name}no history yet")], width)]
     start = max(past.until - SECONDS, min(past.points[0][0], past.until - 10))
@@ -86,8 +89,26 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
             mark = [] if monochrome else [Span(" ", ground=band)]
             part = [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {human(size)}", "dim")]
             head += part if width_of([*head, *part]) <= width else []
-    chart = stack(past.points, start, past.until, width, rows)
-    return [clipped(head, width), *(_row(row, monochrome) for row in chart)]
+    times = [_times(start, past.until, width)] if rows >= TIMED_ROWS else []
+    chart = stack(past.points, start, past.until, max(1, width - LABEL), rows - len(times))
+    labels = [human(max(sums)), *[""] * (len(chart) - 2), "0"]
+    scaled = (
+        [Span(f"{label:>{LABEL - 1}} ", "dim"), *_row(row, monochrome)]
+        for label, row in zip(labels, chart, strict=False)
+    )
+    return [clipped(head, width), *scaled, *times]
+
+
+LABEL = 11
+"""Columns of the value beside the chart."""
+TIMED_ROWS = 4
+"""Rows from which on the last one has the times."""
+
+
+def _times(start: float, until: float, width: int) -> Line:
+    begin, end = clock(start), clock(until)
+    gap = " " * max(1, width - LABEL - cells(begin + end))
+    return clipped([Span(f"{'':{LABEL}}{begin}{gap}{end}", "dim")], width)
 
 
 def _row(row: Sequence[StackCell], monochrome: bool) -> Line:
@@ -599,7 +620,9 @@ def in_one_line(subject: str, text: str, advice: str, width: int) -> tuple[str, 
         versions += [(name, [fact, last]), (name, [clause, last])]
         words = _words_of(fact, room - cells(last) - 2)
         versions += [(name, [words, last])] if words else []
-    versions += [(subject, facts[:1]), (name, shorter[:1]), (name, [clause]), (name, [_words_of(fact, room)])]
+    versions += [] if last else [(name, [clause, step])]
+    longest = max((each for each in (_words_of(fact, room), clause) if cells(each) <= room), key=cells, default="")
+    versions += [(subject, facts[:1]), (name, shorter[:1]), (name, [longest])]
     lines = [(each, f"{'' if facts else ': '}{'; '.join(parts)}") for each, parts in versions if any(parts)]
     return next((line for line in lines if cells("".join(line)) <= width), (lines or [(subject, "")])[-1])
 
@@ -612,9 +635,9 @@ def _first_clause(text: str) -> str:
 def _words_of(text: str, width: int) -> str:
     """Return the words of a text that fit, with an ellipsis after them."""
     words = text.split(" ")
-    while words and (cells(" ".join(words)) + 1 > width or not words[-1].isalpha()):  # no number without its unit
-        words.pop()
-    return f"{' '.join(words)}…" if words else ""
+    while words and (cells(" ".join(words)) + 1 > width or not words[-1].rstrip(",").isalpha()):
+        words.pop()  # no number without its unit
+    return f"{' '.join(words).rstrip(',')}…" if words else ""
 
 
 def remarks_in_full(notices: Iterable[FrameNotice], width: int, completed: Callable[[str], str] = str) -> list[Line]:

@@ -171,6 +171,15 @@ FRAGMENTED = FrameNotice(
     program="etl (pid 8)",
     gpu="GPU 0",
 )
+QUOTA = FrameNotice(
+    "warn",
+    "quota-exceeded firing",
+    "chat (pid 6) on GPU 0 uses 3.1 GiB, 391.2 MiB more than the soft limit of the chat quota (2.7 GiB)",
+    "alert quota-exceeded",
+    "gpumond flush --pid 6 releases its cache",
+    program="chat (pid 6)",
+    gpu="GPU 0",
+)
 OWN_RULE = FrameNotice("warn", "busy firing", "it is too busy", "alert busy", program="etl (pid 8)", gpu="GPU 0")
 ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", "orphaned", "look at it; kill 9")
 
@@ -191,6 +200,7 @@ ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", 
         (IDLE, 100, "embeddings on GPU 1 holds 8.9 GiB and has been idle for 2 min 49 s; gpumond suspend --pid 7"),
         (FRAGMENTED, 80, "etl on GPU 0: 57% of the memory held by torch was fragmented even at peak use"),
         (FRAGMENTED, 40, "etl on GPU 0: 57% of the memory held by…"),
+        (QUOTA, 60, "chat on GPU 0 uses 3.1 GiB…; gpumond flush --pid 6"),
         (OWN_RULE, 80, "etl (pid 8) on GPU 0: it is too busy"),
         (ORPHAN, 80, "pid 9 (train) is orphaned and holds 2.0 GiB: look at it; kill 9"),
     ],
