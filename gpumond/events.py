@@ -15,6 +15,7 @@ from typing import Literal
 
 from gpumond.diagnosis.advice import advice, case_of
 from gpumond.diagnosis.messages import clock, program
+from gpumond.facts.alerts import OVER, WAS
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site
@@ -446,8 +447,10 @@ def _alert(kind: EventKind, alert: Alert) -> Event:
     process = alert.process or (ProcessKey(int(pid), None) if pid.isdecimal() else None)
     who = _on(program(workload, process.pid, "") if process else workload, _index(labels))
     summary = annotations.get("summary") or f"{alert.rule}: {who}".removesuffix(": ")
-    if kind == "alert-resolved" and "the alert was: " not in summary:
-        summary = f"{alert.rule} resolved; the alert was: {summary}"
+    if kind == "alert-resolved" and WAS not in summary:
+        summary = f"{alert.rule} resolved{WAS}{summary}"
+    elif kind == "alert-resolved" and summary.startswith(OVER):
+        summary = f"{alert.rule} resolved, {summary}"
     details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
     return _draft(kind, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details)
 

@@ -59,7 +59,8 @@ def _fragmentation(row: _Pool) -> float | None:
     if device is None or not device.size_bytes:
         return None
     kept = min(track.kept, kept_bytes(row.pool))
-    return row.recent.fragmentation(track) if kept >= FRAGMENTED_FROM * device.size_bytes else 0.0
+    is_split = STRANDED.read(row.pool) and kept >= FRAGMENTED_FROM * device.size_bytes
+    return row.recent.fragmentation(track) if is_split else 0.0
 
 
 def _advice(row: _Pool) -> str:
@@ -99,7 +100,8 @@ POOL = ScopeSpec(
         Quantity(
             "fragmentation_ratio",
             f"1 - peak live bytes / peak of the bytes that no flush releases (live and stranded), both "
-            f"{IN_WINDOW}; 0 for pools below 5% of their device; unknown for the first minute",
+            f"{IN_WINDOW}; 0 for pools below 5% of their device and while nothing is stranded; unknown for the first "
+            "minute",
             lambda row: None if row.pool.live_bytes is None else _fragmentation(row),
         ),
         *_values("ooms"),

@@ -13,7 +13,7 @@ from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.units import counted, duration, human
-from gpumond.facts.verdicts import PATTERNS
+from gpumond.facts.verdicts import PATTERNS, VERDICTS
 
 Engine = Mapping[str, Any]
 
@@ -154,6 +154,8 @@ class ProcessRow:
     flush_policy: str | None
     verdicts: tuple[str, ...]
     sources: ProcessSources
+    alert: str = ""
+    """The rule of the alert that ``status`` names."""
     host: HostFacts | None = None
     """Facts of this machine, in `top` if the process runs here."""
 
@@ -391,6 +393,16 @@ def suspensions(frame: Mapping[str, Any]) -> dict[ProcessKey | None, str]:
     return {process_of(each): suspension_sentence(each, snapshot["taken_at"]) for each in programs}
 
 
+def _current_alerts(frame: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the alerts, except those that outlive their verdict: what they say is over."""
+    active = {(each["kind"], each["device_uuid"], process_of(each)) for each in frame["verdicts"]}
+    return [
+        alert
+        for alert in frame["alerts"]
+        if alert["rule"] not in VERDICTS or (alert["rule"], *_subject(alert)) in active
+    ]
+
+
 def _loudest(alerts: Iterable[Mapping[str, Any]]) -> dict[Key, tuple[int, str]]:
     """Return the severity and the rule of the most severe alert of each process that is firing and not silenced."""
     found: dict[Key, tuple[int, str]] = {}
@@ -409,8 +421,9 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
     verdicts: dict[Key, list[Mapping[str, Any]]] = {}
-    alerting = {_subject(alert) for alert in frame["alerts"] if severity(alert) != INFO}
-    loudest = _loudest(frame["alerts"])
+    alerts = _current_alerts(frame)
+    alerting = {_subject(alert) for alert in alerts if severity(alert) != INFO}
+    loudest = _loudest(alerts)
     for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in PATTERNS):
         key = (each["device_uuid"], process_of(each))
         if each["kind"] not in PATTERNS or key not in alerting:  # an alert refutes a healthy pattern
@@ -444,6 +457,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             overhead_parts=overhead_sentence(process),
             kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
             verdict=verdict,
+            alert="" if trouble else alert,
             status=plain(trouble or "", 20) or alert or verdict or state.partition(",")[0],
             level="bad" if rank == CRITICAL else "warn" if notable or alert else "",
             state=state,

@@ -277,3 +277,26 @@ def test_refused_token_is_named_by_its_source(tmp_path: Path):
             refused = subprocess.run(command, env=environ | own, capture_output=True, text=True, timeout=60)
             assert refused.returncode == 1
             assert f"the token is invalid (the token is from {source}" in refused.stderr
+
+
+def test_verdicts_name_the_alerts_that_status_shows_as_verdicts(capsys: pytest.CaptureFixture[str]):
+    labels = (("uuid", "GPU-a"), ("severity", "critical"))
+    alert = Alert(
+        rule="out-of-memory",
+        phase="firing",
+        labels=labels,
+        annotations=(),
+        value=1.0,
+        active_at=1.0,
+        fired_at=1.0,
+        pid=10,
+        start_ticks=100,
+    )
+    over = replace(alert, rule="fragmentation", pid=11)
+    frame = busy_frame(alerts=(alert, over))
+    with fake_daemon(frame) as fake:
+        assert main(["verdicts", "--url", fake.url]) == 0
+    shown = capsys.readouterr().out
+    assert "alerts without a verdict: out-of-memory of train (pid 10); " in shown
+    assert "gpumond alerts" in shown.replace(sys.executable + " -m ", "")
+    assert [row.status for row in view(frame).processes] == ["out-of-memory", ""]

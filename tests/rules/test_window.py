@@ -184,16 +184,22 @@ def test_cache_and_small_pools_are_not_fragmented():
     assert values_of(small, "fragmentation_ratio")[-1] == 0
 
 
-def test_alert_on_fragmentation_states_what_is_stranded_now():
+def test_alert_on_fragmentation_says_when_nothing_is_stranded_any_more():
     (rule,) = (each for each in BUILT_IN if each.name == "fragmentation")
+    split, whole = make_pool(live=10 * GIB, stranded=10 * GIB), make_pool(live=10 * GIB)
     state, shown = TickState(), []
-    for at, pool in enumerate([make_pool(live=10 * GIB, stranded=10 * GIB)] * 120 + [make_pool()] * 2):
+    for at, pool in enumerate([*[split] * 120, whole, whole]):
         advanced = advance(state, [rule], snapshot_at(at, [pool]))
         state = advanced.memory
-        shown += [dict(alert.annotations)["summary"] for alert in advanced.frame.alerts if alert.phase == "firing"]
-    before, after = (f"was fragmented even at peak use; now {size} is stranded" for size in ("10.0 GiB", "0 B"))
-    assert shown[0].endswith(f"50% of the memory held by torch {before}")
-    assert shown[-1].endswith(f"50% of the memory held by torch {after}")
+        shown += [dict(alert.annotations) for alert in advanced.frame.alerts if alert.phase == "firing"]
+    peak = "50% of the memory held by torch was fragmented even at peak use; now 10.0 GiB is stranded"
+    assert shown[0]["summary"].endswith(peak)
+    assert "description" in shown[0]
+    assert shown[-1] == shown[-2]
+    assert shown[-1]["summary"].startswith("over since ")
+    assert shown[-1]["summary"].endswith(peak)
+    assert "; the alert was: train (pid " in shown[-1]["summary"]
+    assert "description" not in shown[-1]
 
 
 def test_cache_is_waste_only_while_memory_is_short():

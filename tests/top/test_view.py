@@ -203,6 +203,14 @@ def test_most_severe_alert_of_a_process_precedes_newer_ones_and_its_verdicts():
     assert status(quiet[0], quiet[2]) == ("", ""), "they refute a healthy pattern, and are no news"
 
 
+def test_alert_that_outlives_its_verdict_is_no_verdict():
+    alert = replace(make_alert("fragmentation"), labels=(("uuid", "GPU-a"),), pid=10, start_ticks=100)
+    split = replace(CHURN, kind="fragmentation", summary="train is split")
+    for verdicts, shown in (((split,), ("fragmentation", "warn")), ((), ("", "")), ((CHURN,), ("churn", ""))):
+        (train, _) = view(busy_frame(alerts=(alert,), verdicts=verdicts)).processes
+        assert (train.status, train.level) == shown
+
+
 def test_verdict_of_which_an_alert_informs_is_not_repeated():
     of_train = replace(make_alert("leak"), labels=(("uuid", "GPU-a"),), pid=10)
     for alert, kinds in (
