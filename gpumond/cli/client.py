@@ -177,8 +177,18 @@ def is_local(url: str) -> bool:
 
 
 def is_trusted_daemon(url: str) -> bool:
-    """Return True if the server at an http:// or https:// address is verified, by TLS or by the kernel."""
-    return http.is_verified_server(url, READ_SECONDS, _trusted())
+    """Return True if the server at an http:// or https:// address is verified, by TLS or by the kernel.
+
+    Raises DaemonError if nothing can be reached there.
+    """
+    with _reachable(url, READ_SECONDS):
+        try:
+            http.verify_server(url, READ_SECONDS, _trusted())
+        except HttpError as error:
+            if error.reason != "untrusted":
+                raise
+            return False
+    return True
 
 
 def device(url: str, name: str) -> str:

@@ -330,8 +330,15 @@ def taken_memory_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
             yield f"{human(short)} of {gpu} that is granted or reserved is used by other programs"
 
 
-def free_elsewhere(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
-    """Return which other device has room for a request that waits, as a sentence; empty if none has."""
+def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
+    """Return what helps a request that waits, as a sentence; empty if nothing is known.
+
+    Another device may have room. A suspended program can be resumed on its own devices only.
+    """
+    if request["pid"] in {each["pid"] for each in frame["snapshot"].get("suspended_programs") or ()}:
+        return (
+            f"{requester(request)} is resumed as soon as it fits: to make room, flush, suspend or stop a program there"
+        )
     granted = Counter[str]()
     for grant in frame.get("grants") or ():
         granted[grant["device_uuid"]] += grant["unused_bytes"]
@@ -499,7 +506,7 @@ def _facts(
     yield "engine", engine and f"{engine['name']} ({engine['kind']})"
     yield "busy", None if process["utilization_ratio"] is None else f"{process['utilization_ratio']:.0%}"
     yield "limit", None if process.get("limit_bytes") is None else human(process["limit_bytes"])
-    yield "quota", quota_sentence(process.get("quota"), report)
+    yield "quota", quota_sentence(process, report)
     shortage = process.get("reserve_shortage_bytes")
     yield "reserve", f"{human(shortage)} not available" if shortage else None
     yield "idle for", duration(process["idle_seconds"]) if process["idle_seconds"] else None
@@ -512,11 +519,12 @@ def _facts(
         yield "reported", f"{report['age_seconds']:.1f} s before the frame"
 
 
-def quota_sentence(quota: Mapping[str, Any] | None, report: Mapping[str, Any] | None) -> str | None:
-    """Return the limits that quotas require, each with its quota; None without one.
+def quota_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> str | None:
+    """Return the limits that quotas require, each with its quota, and the limit in effect; None without a quota.
 
     ``report``: that of the process's agent, without which no limit is in effect.
     """
+    quota = process.get("quota")
     if quota is None:
         return None
     kinds = (
@@ -525,15 +533,26 @@ def quota_sentence(quota: Mapping[str, Any] | None, report: Mapping[str, Any] | 
         ("reserve", "reserve"),
         ("cgroup limit", "cgroup_limit"),
     )
-    reason = "the program doesn't allow limits" if report else "the program has no agent"
-    in_effect = report and (report["allows_limit"] or report["limits"])
-    unset = "" if in_effect else f"; not in effect: {reason}"
     sizes = ((name, quota[f"{kind}_bytes"], quota[f"{kind}_quota"]) for name, kind in kinds)
     return ", ".join(
-        f"{name} {human(size)} ({owner}{unset if name == 'limit' else ''})"
+        _limit_sentence(process, report, size, owner) if name == "limit" else f"{name} {human(size)} ({owner})"
         for name, size, owner in sizes
         if size is not None
     )
+
+
+def _limit_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None, required: int, owner: str) -> str:
+    """Return the limit in effect where a quota requires one: the program's allocators may have a lower one."""
+    if report is None:
+        return f"limit {human(required)} ({owner}; not in effect: the program has no agent)"
+    own = [each["limit_bytes"] for each in report["limits"] if each["device_uuid"] == process["device_uuid"]]
+    if own and min(own) != required:
+        origin = "set with gpumond limit or by the program"
+        return f"limit {human(min(own))} ({origin}; the quota {owner} requires {human(required)})"
+    if own:
+        return f"limit {human(required)} ({owner})"
+    reason = "no allocator has it" if report["allows_limit"] else "the program doesn't allow limits"
+    return f"limit {human(required)} ({owner}; not in effect: {reason})"
 
 
 def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
