@@ -241,16 +241,13 @@ def refused(arguments: argparse.Namespace, error: DaemonError) -> int:
 
 
 def nothing_selected(arguments: argparse.Namespace) -> int:
-    """Return the exit code if nothing matches a selection: wrong use if no program, or no device, has the name."""
+    """Return the exit code if no program matches a selection: wrong use if no device has the name."""
     try:
         if (name := getattr(arguments, "device", None)) is not None:
             device(arguments.url, name)
     except (NoSuchDevice, AmbiguousDevice):
         return WRONG_USE
-    if arguments.workload is None:
-        return NOTHING_TO_DO
-    known = {agent["workload"] for agent in get(arguments.url, "/api/v1/agents")}
-    return NOTHING_TO_DO if arguments.workload in known else WRONG_USE
+    return NOTHING_TO_DO
 
 
 def as_json(

@@ -348,6 +348,7 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
         reclaimable_bytes=sum(known) if known else None,
         refused_bytes=sum(each.refused_bytes for each in all_views),
         only="",
+        elsewhere=0,
     )
 
 

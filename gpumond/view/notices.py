@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
-from gpumond.view.rows import plain, severity
+from gpumond.view.rows import plain, severity, urgency
 
 Level = Literal["bad", "warn", "note"]
 
@@ -81,12 +81,8 @@ def _advised(detail: str, remedy: str = "") -> str:
 
 
 def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
-    """Yield alerts: firing before pending, then by severity, then the oldest first."""
-
-    def rank(alert: Mapping[str, Any]) -> tuple[bool, int, float]:
-        return alert["phase"] != "firing", severity(alert), alert["active_at"]
-
-    for alert in sorted(frame["alerts"], key=rank):
+    """Yield alerts, the most urgent first."""
+    for alert in sorted(frame["alerts"], key=urgency):
         firing = alert["phase"] == "firing"
         since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
         age = duration(max(0.0, frame["snapshot"]["taken_at"] - since))

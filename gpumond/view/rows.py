@@ -192,6 +192,12 @@ def severity(alert: Mapping[str, Any]) -> int:
     return SEVERITIES.get(dict(alert["labels"]).get("severity", ""), WARNING)
 
 
+def urgency(alert: Mapping[str, Any]) -> tuple[bool, bool, int, float]:
+    """Return the key by which alerts are sorted: firing before pending, silenced last, then by severity and time."""
+    since = alert["fired_at"] or alert["active_at"]
+    return bool(alert.get("silenced_by")), alert["phase"] != "firing", severity(alert), since
+
+
 def _subject(alert: Mapping[str, Any]) -> Key:
     return dict(alert["labels"]).get("uuid", ""), process_of(alert)
 

@@ -171,14 +171,14 @@ def test_programs_are_selected_by_pid_workload_and_device(command: str, options:
 
 
 @pytest.mark.parametrize("command", ANSWERS)
-def test_selection_of_no_program_is_wrong_use(command: str):
+def test_selection_of_no_program_is_nothing_to_do(command: str):
     size = ["1GiB"] if command == "limit" else []
     with fake_daemon(busy_frame()) as fake:
         fake.answers |= {"/api/v1/agents": (200, AGENTS), "/api/v1/devices": (200, DEVICES)}
         none = gpumond(fake, command, *size, "--workload", "other")
         device = gpumond(fake, command, *size, "--device", "7")
         missing = gpumond(fake, command, *size)
-    assert (none.returncode, "no connected agent matches workload other" in none.stderr) == (2, True)
+    assert (none.returncode, "no connected agent matches workload other" in none.stderr) == (3, True)
     assert (device.returncode, missing.returncode) == (2, 2)
     assert "--workload" in missing.stderr
 
