@@ -106,7 +106,7 @@ class ConnectionState:
             detail = self.error or f"no response for {duration(silence)}"
             values = " These are the last values." if known and not several else ""
             text = f"{detail}.{values} Retrying every second."
-            return FrameNotice("bad", title, text, urgency=0.0)
+            return FrameNotice("bad", title, text, full_in=0.0)
         if self.starting:
             return FrameNotice("note", "starting", self.starting)
         if self.seq is None:

@@ -592,7 +592,7 @@ def _styled(notice: FrameNotice, subject: str, text: str) -> Line:
 
 
 def _rank(notice: FrameNotice) -> tuple[int, float]:
-    return [*STYLES].index(notice.level), notice.urgency
+    return [*STYLES].index(notice.level), notice.full_in
 
 
 LEFT_OUT = re.compile(r" \([^()]*\)|(?<= )/\S*/")

@@ -27,13 +27,13 @@ from gpumond.view.rows import (
     cached_lines,
     devices,
     earlier_requests,
-    free_elsewhere,
     grant_sentences,
     held_by,
     plain,
     process_of,
     processes,
     reclaimable,
+    request_advice,
     requester,
 )
 from gpumond.view.text import safe
@@ -245,8 +245,8 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         sentence = safe(
             f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{before}{_missing(request)}"
         ) + (f"; the largest programs there are {holders}" if (holders := held_by(request)) else "")
-        elsewhere = free_elsewhere(frame, request)
-        text = f"{sentence}; {elsewhere}" if elsewhere else sentence
+        advice = request_advice(frame, request)
+        text = f"{sentence}; {advice}" if advice else sentence
         yield FrameNotice("note", "waiting", text, "waiting", device_uuid=request["device_uuid"], program=who)
 
 
@@ -348,6 +348,7 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
         reclaimable_bytes=sum(known) if known else None,
         refused_bytes=sum(each.refused_bytes for each in all_views),
         only="",
+        elsewhere=0,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
-from gpumond.view.rows import plain, process_of, severity
+from gpumond.view.rows import plain, process_of, severity, urgency
 
 Level = Literal["bad", "warn", "note"]
 
@@ -23,7 +23,7 @@ _MARKS: dict[int, Level] = {0: "bad", 1: "warn", 2: "note"}
 class FrameNotice:
     """A notice. ``kind`` is the part of the title that notices about other subjects have in common; empty if no other
     notice is like it. ``advice``: the next steps, the first one first. ``device_uuid``: the device that it concerns;
-    None if it concerns several. ``program`` and ``gpu`` name the subject as the text does. ``urgency``: seconds until a
+    None if it concerns several. ``program`` and ``gpu`` name the subject as the text does. ``full_in``: seconds until a
     GPU is full.
     """
 
@@ -35,7 +35,7 @@ class FrameNotice:
     device_uuid: str | None = None
     program: str = ""
     gpu: str = ""
-    urgency: float = inf
+    full_in: float = inf
 
     @property
     def led(self) -> tuple[str, str]:
@@ -99,13 +99,9 @@ def _advised(detail: str, remedy: str = "") -> str:
 
 
 def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
-    """Yield alerts: firing before pending, then by severity, then the oldest first."""
-
-    def rank(alert: Mapping[str, Any]) -> tuple[bool, int, float]:
-        return alert["phase"] != "firing", severity(alert), alert["active_at"]
-
-    left = {(each["kind"], each["device_uuid"], each["pid"]): _urgency(each) for each in frame["verdicts"]}
-    for alert in sorted(frame["alerts"], key=rank):
+    """Yield alerts, the most urgent first."""
+    left = {(each["kind"], each["device_uuid"], each["pid"]): _full_in(each) for each in frame["verdicts"]}
+    for alert in sorted(frame["alerts"], key=urgency):
         firing = alert["phase"] == "firing"
         since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
         age = duration(max(0.0, frame["snapshot"]["taken_at"] - since))
@@ -116,8 +112,8 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         text, advice = (plain(texts.get(name, ""), 400) for name in ("summary", "description"))
         level: Level = _MARKS[severity(alert)] if firing and not silenced else "note"
         kind, uuid = f"alert {rule}{'' if firing else ' pending'}{silenced}", dict(alert["labels"]).get("uuid")
-        urgency = left.get((alert["rule"], uuid, alert["pid"]), inf)
-        yield FrameNotice(level, title, text, kind, advice, uuid, *_subject(frame, alert, uuid), urgency)
+        full_in = left.get((alert["rule"], uuid, alert["pid"]), inf)
+        yield FrameNotice(level, title, text, kind, advice, uuid, *_subject(frame, alert, uuid), full_in)
 
 
 def once(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:
@@ -135,16 +131,16 @@ def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         return (verdict["kind"], verdict["device_uuid"], verdict["pid"]) not in known
 
     found = (each for each in frame["verdicts"] if each["kind"] not in PATTERNS and is_new(each))
-    for verdict in sorted(found, key=lambda each: (_urgency(each), each["since"])):
+    for verdict in sorted(found, key=lambda each: (_full_in(each), each["since"])):
         level: Level = "note" if verdict["kind"] in ("growing", "memory-freed") else "warn"
         kind = plain(verdict["kind"], 40)
         pid = "PID" if verdict["pid"] is None else str(verdict["pid"])
         advice = VERDICT_REMEDIES.get(verdict["kind"], "").replace("PID", pid)
         text, uuid = plain(verdict["summary"], 400), verdict["device_uuid"]
-        yield FrameNotice(level, kind, text, kind, advice, uuid, *_subject(frame, verdict, uuid), _urgency(verdict))
+        yield FrameNotice(level, kind, text, kind, advice, uuid, *_subject(frame, verdict, uuid), _full_in(verdict))
 
 
-def _urgency(verdict: Mapping[str, Any]) -> float:
+def _full_in(verdict: Mapping[str, Any]) -> float:
     left = verdict["time_to_full_seconds"]
     return inf if left is None else float(left)
 

@@ -277,3 +277,55 @@ def test_refused_token_is_named_by_its_source(tmp_path: Path):
             refused = subprocess.run(command, env=environ | own, capture_output=True, text=True, timeout=60)
             assert refused.returncode == 1
             assert f"the token is invalid (the token is from {source}" in refused.stderr
+
+
+def test_verdicts_name_the_alerts_that_status_shows_as_verdicts(capsys: pytest.CaptureFixture[str]):
+    labels = (("uuid", "GPU-a"), ("severity", "critical"))
+    alert = Alert(
+        rule="out-of-memory",
+        phase="firing",
+        labels=labels,
+        annotations=(),
+        value=1.0,
+        active_at=1.0,
+        fired_at=1.0,
+        pid=10,
+        start_ticks=100,
+    )
+    over = replace(alert, rule="fragmentation", pid=11)
+    frame = busy_frame(alerts=(alert, over))
+    with fake_daemon(frame) as fake:
+        assert main(["verdicts", "--url", fake.url]) == 0
+    shown = capsys.readouterr().out
+    assert "alerts without a verdict: out-of-memory of train (pid 10); " in shown
+    assert "gpumond alerts" in shown.replace(sys.executable + " -m ", "")
+    assert [row.status for row in view(frame).processes] == ["out-of-memory", ""]
+
+
+def test_alerts_are_in_the_order_of_status_and_have_their_severity(capsys: pytest.CaptureFixture[str]):
+    def alert(rule: str, severity: str, at: float, **fields: Any) -> Alert:
+        labels = (("severity", severity), ("uuid", "GPU-a"))
+        known = {"phase": "firing", "fired_at": at, "annotations": (("description", "do it"),)} | fields
+        return Alert(rule=rule, labels=labels, value=1.0, active_at=at, **known)
+
+    alerts = (
+        alert("quiet", "critical", 1.0, silenced_by=("0" * 16,)),
+        alert("soon", "critical", 2.0, phase="pending", fired_at=None),
+        alert("later", "warning", 9.0),
+        alert("sooner", "warning", 8.0),
+        alert("worst", "critical", 10.0),
+    )
+    frame = busy_frame(alerts=alerts)
+    with fake_daemon(frame) as fake:
+        fake.answers |= {"/api/v1/alerts": (200, frame["alerts"]), "/api/v1/silences": (200, [])}
+        assert main(["alerts", "--url", fake.url]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["PHASE", "SEVERITY", "RULE", "SINCE", "SUMMARY"]
+    order = ["worst", "sooner", "later", "soon", "quiet"]
+    assert [line.split()[1:3] for line in lines[:3]] == [
+        ["critical", "worst"],
+        ["warning", "sooner"],
+        ["warning", "later"],
+    ]
+    assert [line.partition(":")[0] for line in lines if line.endswith(": do it")] == order
+    assert [notice.title.split()[0] for notice in view(frame).alerts] == order

@@ -142,7 +142,7 @@ LEAK = FrameNotice(
     "find out what retains the memory: gpumond why --pid 4194304; restart the program before the GPU is full",
     program="notebook (pid 4194304)",
     gpu="GPU 0",
-    urgency=600.0,
+    full_in=600.0,
 )
 OOM = FrameNotice(
     "bad",
@@ -211,7 +211,7 @@ def test_notice_begins_with_its_subject_and_keeps_its_command(notice: FrameNotic
 
 
 def test_worst_notice_is_shown_and_the_others_are_counted():
-    later = replace(LEAK, urgency=9000.0, program="later (pid 5)", text="later (pid 5) is leaking slowly on GPU 0")
+    later = replace(LEAK, full_in=9000.0, program="later (pid 5)", text="later (pid 5) is leaking slowly on GPU 0")
     every = [IDLE, FRAGMENTED, later, LEAK, OOM]
     (line,) = remark_lines(every, 80, 1)
     assert plain_text(line) == "finetune on GPU 1 ran out of…; gpumond oom show --pid 9282  4 more: press a"

@@ -170,7 +170,7 @@ def test_verdict_with_a_trouble_precedes_others():
     assert train.verdicts == ("train leaks", "train goes up and down")
     (notice,) = view(busy_frame(verdicts=(CHURN, LEAK))).verdicts
     advice = "find out what retains the memory: gpumond why --pid 10; restart the program before the GPU is full"
-    subject = {"program": "train (pid 10)", "gpu": "GPU 0", "urgency": 60.0}
+    subject = {"program": "train (pid 10)", "gpu": "GPU 0", "full_in": 60.0}
     assert notice == FrameNotice("warn", "leak", "train leaks", "leak", advice, "GPU-a", **subject)
 
 
@@ -204,6 +204,14 @@ def test_most_severe_alert_of_a_process_precedes_newer_ones_and_its_verdicts():
     assert status(quiet[0], quiet[2]) == ("", ""), "they refute a healthy pattern, and are no news"
 
 
+def test_alert_that_outlives_its_verdict_is_no_verdict():
+    alert = replace(make_alert("fragmentation"), labels=(("uuid", "GPU-a"),), pid=10, start_ticks=100)
+    split = replace(CHURN, kind="fragmentation", summary="train is split")
+    for verdicts, shown in (((split,), ("fragmentation", "warn")), ((), ("", "")), ((CHURN,), ("churn", ""))):
+        (train, _) = view(busy_frame(alerts=(alert,), verdicts=verdicts)).processes
+        assert (train.status, train.level) == shown
+
+
 def test_verdict_of_which_an_alert_informs_is_not_repeated():
     of_train = replace(make_alert("leak"), labels=(("uuid", "GPU-a"),), pid=10)
     for alert, kinds in (
@@ -221,7 +229,7 @@ def test_alert_begins_with_its_program_and_gpu_and_is_as_urgent_as_its_verdict()
     alert = replace(make_alert("leak"), labels=labels, annotations=texts, pid=10, start_ticks=100)
     content = view(busy_frame(alerts=(alert, replace(alert, pid=None, start_ticks=None)), verdicts=(LEAK,)))
     leak, device = content.alerts
-    assert (leak.led, leak.urgency) == (("train (pid 10) on GPU 0", " is leaking (since 1 min)"), 60.0)
+    assert (leak.led, leak.full_in) == (("train (pid 10) on GPU 0", " is leaking (since 1 min)"), 60.0)
     assert device.led[0] == "GPU 0"
     both = merged([("a", content), ("b", content)])
     assert [alert.led[0] for alert in both.alerts[:2]] == ["a: train (pid 10) on GPU 0", "a: GPU 0"]
