@@ -382,14 +382,15 @@ class SignalDialog:
         lines: list[Line] = []
         if self.ready:
             names = [Span(f" {name} ", "chosen" if at == self.signal else "") for at, name in enumerate(SIGNALS)]
-            lines += [names, []]
+            lines += [*wrapped(names, width), []]
         for (row, _), result in zip(self.rows, self.results, strict=True):
             text = f": {'no signal: ' if self.ready else ''}{result}" if result else ""
             lines += wrapped([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
         if self.ready:
             count = self.results.count("")
             programs = "1 program" if count == 1 else f"{count} programs"
-            lines += [[], [Span(f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no", "bold")]]
+            question = f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no"
+            lines += [[], *wrapped([Span(question, "bold")], width)]
         return lines
 
 

@@ -37,7 +37,7 @@ from gpumond.top.screen import (
     remarks_in_full,
 )
 from gpumond.top.terminal import Mouse, Terminal
-from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, place_of, processes_on
+from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, of_device, place_of, processes_on
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import Key, ProcessLife, ProcessRow
 from gpumond.view.text import BLOCKS, GAP_SECONDS, Colors, Line, Span, ansi
@@ -240,7 +240,8 @@ class Top:
     def _remarks_in_full(self, width: int) -> list[Line]:
         urls = [each.daemon.url for each in self.connections]
         completed = partial(with_commands, url=urls[0]) if len(urls) == 1 else str
-        return remarks_in_full(remarks(self.shown, self._notices()), width, completed)
+        concerned = self.shown and of_device(self.shown, self.device)
+        return remarks_in_full(remarks(concerned, self._notices()), width, completed)
 
     # keys and mouse
 

@@ -12,10 +12,10 @@ from urllib.parse import urlencode
 from gpumond.diagnosis.messages import clock
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import counted, duration, human
 from gpumond.top.connection import DaemonClient, DaemonConnection
 from gpumond.top.processes import ProcessList
-from gpumond.view.frame import View
+from gpumond.view.frame import View, of_device
 from gpumond.view.notices import FrameNotice, grouped
 from gpumond.view.rows import Key, ProcessRow, plain
 from gpumond.view.tables import device_block, flush_estimate
@@ -83,7 +83,9 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
     start = max(past.until - SECONDS, min(past.points[0][0], past.until - 10))
     sums = [sum(bands.values()) for _, bands in past.points]
     limits = " to ".join(dict.fromkeys((human(min(sums)), human(max(sums)))))
-    head = [Span(f"{name}used in the last {duration(past.until - start)}: {limits}")]
+    length = duration(past.until - start)
+    head = [Span(f"{name}used in the last {length}: {limits}")]
+    head = head if width_of(head) <= width else [Span(f"{name}last {length}")]
     for band, size in past.points[-1][1].items():
         if size:
             mark = [] if monochrome else [Span(" ", ground=band)]
@@ -355,9 +357,10 @@ class Screen:
             device,
             lambda uuid: self.sensors.lines(uuid, width) if curves else (),
         )
-        estimate = estimate_line(shown, width)
+        concerned = shown and of_device(shown, device)
+        estimate = estimate_line(concerned, width)
         entry = filter_line(table.words, filtering)
-        about = [*remarks(None if silent else shown, notices)]
+        about = [*remarks(None if silent else concerned, notices)]
         wanted = {
             "devices": min(len(devices) + len(legend), int((height + 2) * DEVICES_RATIO)),
             "estimate": len(estimate),
@@ -454,7 +457,7 @@ def head_line(
     line += [Span("  "), Span("PAUSED", "alarm")] if paused else []
     at = [Span(f"  {clock(view.taken_at)}")] if view else []
     source = [Span(f"  {view.source}")] if view else []
-    begin, short = Span("gpumond"), Span(f" {address.rpartition('//')[2]}")
+    begin, short = Span("gpumond"), Span(f" {address.removeprefix('http://')}")
     versions = ([begin, Span(f" {address}"), *line, *source, *at], [begin, short, *line, *at], [begin, *line, *at])
     return next((each for each in versions if width_of(each) <= width), [begin, *line])
 
@@ -505,7 +508,7 @@ def estimate_line(view: View | None, width: int) -> list[Line]:
 
 def filter_line(words: str, active: bool) -> list[Line]:
     if not active:
-        return [[Span(f"filter: {words}", "bold")]] if words else []
+        return [[Span(f"filter: {words}", "bold"), Span("  Esc removes it", "dim")]] if words else []
     return [
         [Span("filter: ", "bold"), Span(words), Span(" ", "chosen"), *([] if words else [Span(FILTER_HINT, "dim")])]
     ]
@@ -552,7 +555,9 @@ def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[F
     if view.processes and not view.agents:
         yield FrameNotice("note", "no program runs the agent", "start one with gpumond run -- python YOUR_PROGRAM.py")
     elif view.up and view.devices and not view.processes:
-        yield FrameNotice("note", "no process uses a GPU", "")
+        yield FrameNotice("note", f"no process uses {'this' if view.only else 'a'} GPU", "")
+    if view.elsewhere:
+        yield FrameNotice("note", f"{counted(view.elsewhere, 'problem')} on other GPUs", "", advice="Esc shows them")
 
 
 def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:
@@ -623,7 +628,9 @@ def in_one_line(subject: str, text: str, advice: str, width: int) -> tuple[str, 
     versions += [] if last else [(name, [clause, step])]
     longest = max((each for each in (_words_of(fact, room), clause) if cells(each) <= room), key=cells, default="")
     versions += [(subject, facts[:1]), (name, shorter[:1]), (name, [longest])]
-    lines = [(each, f"{'' if facts else ': '}{'; '.join(parts)}") for each, parts in versions if any(parts)]
+    lines = [
+        (each, f"{'' if facts else ': '}{'; '.join(filter(None, parts))}") for each, parts in versions if any(parts)
+    ]
     return next((line for line in lines if cells("".join(line)) <= width), (lines or [(subject, "")])[-1])
 
 

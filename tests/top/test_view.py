@@ -381,6 +381,27 @@ def test_head_of_the_table_counts_the_rows_if_not_all_are_visible():
     assert "/" not in plain_text(table.lines(80, 4)[0])
 
 
+def test_head_of_groups_names_their_property():
+    table = ProcessList()
+    for name in ("BY USER", "BY WORKLOAD", "BY CONTAINER", "PROGRAM"):
+        table.group()
+        table.fill(ROWS, {})
+        assert name in plain_text(table.lines(80, 9)[0])
+
+
+def test_count_of_the_rows_is_complete_on_a_narrow_screen():
+    table = ProcessList()
+    table.fill(ROWS * 40, {})
+    assert " 2/120 " in plain_text(table.lines(40, 3)[0])
+
+
+@pytest.mark.parametrize(("users", "shown"), [(("ann", "ann"), False), (("ann", "ben"), True)])
+def test_users_are_a_column_if_there_are_several(users: tuple[str, ...], shown: bool):
+    rows = [replace(row, user=user) for row, user in zip(view(busy_frame()).processes, users, strict=True)]
+    assert ("user" in [column.name for column in laid_out(90, rows)]) == shown
+    assert "user" not in [column.name for column in laid_out(80, rows)], "shares come first"
+
+
 def test_column_that_had_a_value_stays():
     row = replace(ROWS[0], shares=dict.fromkeys(ROWS[0].shares, GIB))
     known = replace(row, shares=row.shares | {"opaque": 0})
