@@ -52,7 +52,7 @@ executed. With `--need`, it exits with 75 if the memory isn't available in time;
 | `g` | group by user, workload or container, with sums |
 | `t`, `F5` | tree of this machine's processes, with their parents |
 | `c` | choose the columns; your choice is kept in `~/.local/state/gpumond/top-columns` |
-| `←`, `→`, `0` to `9`, a click | select one device |
+| `←`, `→`, `0` to `9`, a click | select one device: its programs, problems and chart |
 | `x`, `Space`, `U` | mark or unmark a process or group; unmark all |
 | `f` | flush the marked processes, or else the one under the cursor |
 | `F` | flush the selected device, or else all programs |
@@ -71,9 +71,12 @@ your own programs on the same machine. With `NO_COLOR`, and on terminals with fe
 characters.
 
 The chart shows the last ten minutes by share, for the selected device or else the process under the cursor. Columns
-without a value are hidden. On a wide terminal, you also see the age, processor use, host memory and command line of
-programs on this machine. With several daemons, each device has its daemon's name, such as `node1:0`. If a daemon
-doesn't respond, you get a notice, and its rows are hidden.
+without a value are hidden, and so are the users while there's only one. On a wide terminal, you also see the age,
+processor use, host memory and command line of programs on this machine. Problems are below the table, the worst first:
+by severity, then by the time until the GPU is full.
+
+If the daemon doesn't respond, you see since when, and the last values stay, dimmed. With several daemons, each device
+has its daemon's name, such as `node1:0`, and the rows of one that doesn't respond are hidden.
 """
 NOTES = {
     "gpumond open": "[Access](../how-to/access.md#the-web-ui) explains the sign-in.",
