@@ -17,7 +17,7 @@ from gpumond.top.screen import Hints, Panel
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
 from gpumond.view.rows import ProcessRow, plain
-from gpumond.view.text import Line, Span, table_lines as table, wrapped
+from gpumond.view.text import Line, Span, fit, table_lines as table, wrapped
 
 TIMEOUT_SECONDS = 30.0
 ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30
@@ -27,6 +27,8 @@ UNAUTHORIZED = 401
 PLAN = (">PID", "PROGRAM", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST")
 EXACT = len(PLAN) - 2
 """Columns of a plan without bounds, which are equal to a prediction that is exact at this moment."""
+NARROW = (">TOOK", ">EXPECTED", ">PLANNED", ">AT LEAST", ">AT MOST", ">PID", ">DRIVER", "OUTCOME")
+"""Columns that a narrow screen does not show, in the order in which they are left out."""
 RECEIPTS = (">PID", "PROGRAM", ">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK", "OUTCOME")
 
 
@@ -118,6 +120,7 @@ class FlushDialog:
             exact = all(each.exact for each in receipts)
             rows = [each.planned[: EXACT if exact else None] if planned else each.ended for each in receipts]
             header = (PLAN[:EXACT] if exact else PLAN) if planned else RECEIPTS
+            header, rows, _ = fit(header, rows, width, NARROW)
             lines += [[Span(line)] for line in table(header, rows, width)]
         for answer in self.answers:
             if answer.problem:

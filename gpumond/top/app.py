@@ -45,6 +45,7 @@ from gpumond.view.text import BLOCKS, GAP_SECONDS, Colors, Line, Span, ansi
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
 DETAIL_CHART_ROWS = 4
+OPENS = "Enter opens a group"
 
 
 class Top:
@@ -369,6 +370,8 @@ class Top:
         row = self.table.chosen
         if row and not row.members:
             self.panel = why_panel(self.requests, self._place_of(row.key[0])[0].daemon, row.process)
+        elif row:
+            self.message = f"w is for one program; {OPENS}"
 
     def _process(self, key: ProcessLife) -> list[ProcessRow]:
         """Return the process, nothing if it no longer uses a device."""
@@ -423,6 +426,9 @@ class Top:
             (row,) = rows
             daemon, name = self._place_of(row.key[0])[0].daemon, f"{row.program} (pid {row.pid})"
             self.panel = SuspensionDialog(self.requests, daemon, row.pid, name, action).panel
+        elif rows:
+            unmark = "U removes the marks" if self.table.marks else OPENS
+            self.message = f"you can {action} one program at a time; {unmark}"
 
     def _silence(self) -> None:
         row = self.table.chosen

@@ -19,7 +19,19 @@ from gpumond.view.frame import View, of_device
 from gpumond.view.notices import FrameNotice, grouped
 from gpumond.view.rows import Key, ProcessRow, plain
 from gpumond.view.tables import device_block, flush_estimate
-from gpumond.view.text import BLOCKS, Line, Span, StackCell, block, cells, clipped, stack, width_of, wrapped
+from gpumond.view.text import (
+    BLOCKS,
+    GAP_SECONDS,
+    Line,
+    Span,
+    StackCell,
+    block,
+    cells,
+    clipped,
+    stack,
+    width_of,
+    wrapped,
+)
 
 SECONDS = 600
 UNKNOWN = 404
@@ -173,8 +185,9 @@ class SensorHistory:
         ]
         line = Line()
         for title, own, top in curves:
+            start, until = own[0][0], points[-1][0]
+            title += f"in {duration(until - start)} " if start - points[0][0] > GAP_SECONDS else ""
             room = max(1, width // len(curves) - cells(title) - 2)
-            start, until = points[0][0], points[-1][0]
             curve = "".join(map(block, stack(own, start, until, room, 1, top)[0]))
             line += [Span(title, "dim"), Span(f"{curve}  ")]
         return [line] if line else []

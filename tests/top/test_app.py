@@ -489,6 +489,15 @@ def test_signals_are_complete_on_a_narrow_screen():
         session.shows("SIGCONT", "Send SIGTERM to 1 program? y: yes", "esc: no")
 
 
+def test_plan_of_a_flush_keeps_its_amounts_on_a_narrow_screen(fake: FakeDaemon):
+    fake.answers["/api/v1/flushes"] = (200, PLAN)
+    with top(fake.url, size=(40, 20)) as session:
+        session.shows("train")
+        session.press("f")
+        screen = session.shows("PROGRAM", "WOULD RELEASE", "Flush 12.0 GiB? y: yes")
+        assert next(line for line in screen.splitlines() if "train torch" in line).endswith("12.0 GiB")
+
+
 def test_no_signal_is_sent_without_a_confirmation():
     with program() as one, fake_daemon(frame_of(one.pid)) as fake, top(fake.url) as session:
         session.shows("sleep0")
