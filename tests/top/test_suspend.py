@@ -73,7 +73,9 @@ def test_key_shift_z_resumes_after_a_confirmation():
 def test_keys_of_one_program_say_so_on_a_group():
     with fake_daemon(busy_frame()) as fake, top(fake.url) as session:
         session.shows("train", "python")
-        session.press("g", "g", "x", "down", "x", "w")
+        session.press("g", "g")
+        session.shows("BY WORKLOAD", "train (1)", "python (1)")
+        session.press("x", "x", "w")
         session.shows("w is for one program; Enter opens a group")
         session.press("z")
         session.shows("you can suspend one program at a time; U removes the marks")
