@@ -120,8 +120,8 @@ class FlushDialog:
             exact = all(each.exact for each in receipts)
             rows = [each.planned[: EXACT if exact else None] if planned else each.ended for each in receipts]
             header = (PLAN[:EXACT] if exact else PLAN) if planned else RECEIPTS
-            header, rows, _ = fit(header, rows, width, NARROW)
-            lines += [[Span(line)] for line in table(header, rows, width)]
+            shown, cells, _ = fit(header, rows, width, NARROW)
+            lines += [[Span(line)] for line in table(shown, cells, width)]
         for answer in self.answers:
             if answer.problem:
                 lines += wrapped([Span(f"{answer.target.name}: not flushed: {answer.problem}")], width)

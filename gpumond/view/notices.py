@@ -149,8 +149,8 @@ def _subject(frame: Mapping[str, Any], value: Mapping[str, Any], uuid: str | Non
     """Return the program and the GPU that an alert or a verdict concerns, each empty if there is none."""
     gpu = next((f"GPU {each['index']}" for each in frame["snapshot"]["devices"] if each["uuid"] == uuid), "")
     key = process_of(value)
-    names = (each["workload"] or each["comm"] for each in frame["processes"] if key and process_of(each) == key)
-    name = plain(next(names, None) or "", 64)
+    own = (each for each in frame["processes"] if key and each["pid"] == key.pid and process_of(each) == key)
+    name = plain(next((each["workload"] or each["comm"] for each in own), None) or "", 64)
     pid = f"pid {value['pid']}" if key else ""
     return f"{name} ({pid})" if name else pid, gpu
 
