@@ -14,7 +14,9 @@ from operator import attrgetter
 from typing import Literal
 
 from gpumond.diagnosis.advice import advice, case_of
+from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.messages import clock, program
+from gpumond.facts.alerts import OVER, WAS
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site
@@ -111,7 +113,7 @@ def advance_events(
             event
             for process, report in (*((last.key, last) for last in exited_reports), *now.items())
             if report.program.ooms or any(pool.ooms for pool in report.pools)
-            for event in _ooms(report, earlier.get(process), frame, reported, before.since)
+            for event in _ooms(report, before.frame, frame, reported, before.since)
         ),
         *(_flush(receipt, frame) for receipt in receipts if receipt.outcome != "planned"),
         *(_suspension(receipt, before.frame, frame) for receipt in suspensions),
@@ -237,20 +239,22 @@ def _ends(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]) ->
 
 
 def _ooms(
-    report: AgentReport, before: AgentReport | None, frame: Frame, reported: dict[ProcessKey, int], since: float
+    report: AgentReport, before: Frame | None, frame: Frame, reported: dict[ProcessKey, int], since: float
 ) -> Iterator[Event]:
-    if not report.program.ooms:
-        if before is not None:
-            yield from _counted(report, before, frame)
-        return
     process = report.key
+    if not report.program.ooms:
+        earlier = before.snapshot.reports_by_process.get(process) if before else None
+        if earlier is not None:
+            yield from _counted(report, earlier, frame)
+        return
     last = reported.pop(process, 0)  # moved to the end: the newest processes are kept
     snapshots = [oom for oom in report.program.ooms if oom.number > last]
     reported[process] = max([last, *(oom.number for oom in snapshots)])
     for oom in snapshots:
         if oom.at >= since:
-            details = (*oom_details(oom), *_advice(report, oom, frame))
-            yield _by_report(report, "oom", _oom_summary(report, oom, frame), oom.device_uuid, details)
+            limit = FailedAllocation(oom, report, before or frame).limit_reached
+            details = (*oom_details(oom, limit), *_advice(report, oom, frame))
+            yield _by_report(report, "oom", _oom_summary(report, oom, frame, limit), oom.device_uuid, details)
 
 
 def _advice(report: AgentReport, oom: Oom, frame: Frame) -> Details:
@@ -277,12 +281,12 @@ def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator
             yield _by_report(report, "oom", summary, pool.device_uuid, details)
 
 
-def _oom_summary(report: AgentReport, oom: Oom, frame: Frame) -> str:
+def _oom_summary(report: AgentReport, oom: Oom, frame: Frame, limit: int | None) -> str:
     where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
     request = "" if oom.request_bytes is None else f" when it requested {human(oom.request_bytes)}"
     scope = f" in {oom.scope}" if oom.scope else ""
-    what, at = oom_texts(oom)
-    return f"{_name(report)} {what}{where}{scope}{at}{request}: {amounts(oom)}"
+    place = program_place(oom.stack)
+    return f"{_name(report)} {oom_text(oom, limit)}{where}{scope}{place}{request}: {amounts(oom)}"
 
 
 def _flush(receipt: Receipt, frame: Frame) -> Event:
@@ -446,8 +450,10 @@ def _alert(kind: EventKind, alert: Alert) -> Event:
     process = alert.process or (ProcessKey(int(pid), None) if pid.isdecimal() else None)
     who = _on(program(workload, process.pid, "") if process else workload, _index(labels))
     summary = annotations.get("summary") or f"{alert.rule}: {who}".removesuffix(": ")
-    if kind == "alert-resolved" and "the alert was: " not in summary:
-        summary = f"{alert.rule} resolved; the alert was: {summary}"
+    if kind == "alert-resolved" and WAS not in summary:
+        summary = f"{alert.rule} resolved{WAS}{summary}"
+    elif kind == "alert-resolved" and summary.startswith(OVER):
+        summary = f"{alert.rule} resolved, {summary}"
     details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
     return _draft(kind, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details)
 
@@ -493,8 +499,8 @@ def amounts(oom: Oom) -> str:
     return f"{human(live)} live, {human(cached)} cached, {human(stranded)} stranded"
 
 
-def oom_details(oom: Oom) -> Details:
-    """Return the known values for the details of an event."""
+def oom_details(oom: Oom, limit: int | None = None) -> Details:
+    """Return the known values for the details of an event. ``limit``: the program's own, if it was reached."""
     live, cached, stranded = _sums(oom)
     largest = [pool.largest_free_bytes for pool in _concerned(oom) if pool.largest_free_bytes is not None]
     known: list[tuple[str, int | float | str | None]] = [
@@ -502,6 +508,7 @@ def oom_details(oom: Oom) -> Details:
         ("seen", oom.seen),
         ("scope", oom.scope or None),
         ("request_bytes", oom.request_bytes),
+        ("limit_bytes", limit),
         ("live_bytes", live),
         ("cached_bytes", cached),
         ("stranded_bytes", stranded),
@@ -521,10 +528,11 @@ def oom_details(oom: Oom) -> Details:
     return tuple((name, value) for name, value in known if value is not None)
 
 
-def oom_texts(oom: Oom) -> tuple[str, str]:
-    """Return what happened, and the program's own line as `program_place` does."""
-    what = "has used its out-of-memory pool" if oom.seen == "oom_pool" else "ran out of memory"
-    return what, program_place(oom.stack)
+def oom_text(oom: Oom, limit: int | None) -> str:
+    """Return what happened. ``limit``: the program's own, if it was reached."""
+    if oom.seen == "oom_pool":
+        return "has used its out-of-memory pool"
+    return "ran out of memory" if limit is None else f"reached its limit of {human(limit)}"
 
 
 def program_place(calls: Sequence[Call]) -> str:

@@ -322,7 +322,7 @@ def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLi
         device: A UUID, the program's own device number, or None for all devices in use.
 
     Returns:
-        One `gpumond.facts.program.AppliedLimit` for each allocator and device. ``reason`` says why a limit isn't
+        One `gpumond.facts.program.AppliedLimit` for each allocator and device. ``reason`` shows why a limit isn't
         applied, for example because the program hasn't used a device yet: then call this again after its first
         allocation.
 
@@ -349,7 +349,7 @@ def snapshot(path: str | os.PathLike[str]) -> Dump:
         path: The file to write.
 
     Returns:
-        A `gpumond.facts.program.Dump`. If no file was written, its ``path`` is None, and ``reason`` says why.
+        A `gpumond.facts.program.Dump`. If no file was written, its ``path`` is None, and ``reason`` shows why.
 
     Raises:
         TypeError: ``path`` is not a path as text.

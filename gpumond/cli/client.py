@@ -177,8 +177,18 @@ def is_local(url: str) -> bool:
 
 
 def is_trusted_daemon(url: str) -> bool:
-    """Return True if the server at an http:// or https:// address is verified, by TLS or by the kernel."""
-    return http.is_verified_server(url, READ_SECONDS, _trusted())
+    """Return True if the server at an http:// or https:// address is verified, by TLS or by the kernel.
+
+    Raises DaemonError if nothing can be reached there.
+    """
+    with _reachable(url, READ_SECONDS):
+        try:
+            http.verify_server(url, READ_SECONDS, _trusted())
+        except HttpError as error:
+            if error.reason != "untrusted":
+                raise
+            return False
+    return True
 
 
 def device(url: str, name: str) -> str:
@@ -231,16 +241,13 @@ def refused(arguments: argparse.Namespace, error: DaemonError) -> int:
 
 
 def nothing_selected(arguments: argparse.Namespace) -> int:
-    """Return the exit code if nothing matches a selection: wrong use if no program, or no device, has the name."""
+    """Return the exit code if no program matches a selection: wrong use if no device has the name."""
     try:
         if (name := getattr(arguments, "device", None)) is not None:
             device(arguments.url, name)
     except (NoSuchDevice, AmbiguousDevice):
         return WRONG_USE
-    if arguments.workload is None:
-        return NOTHING_TO_DO
-    known = {agent["workload"] for agent in get(arguments.url, "/api/v1/agents")}
-    return NOTHING_TO_DO if arguments.workload in known else WRONG_USE
+    return NOTHING_TO_DO
 
 
 def as_json(

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, count, option, print_csv
 from gpumond.facts.errors import ConfigError
+from gpumond.facts.units import counted
 from gpumond.view.text import broken, moment, output_width, safe
 
 POLL_SECONDS = 1.0
+REPEAT_SECONDS = 60.0
+"""Time after an out-of-memory error within which another one of the same cause is a repeat."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,16 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    past = _after(arguments.url, 0)[-arguments.limit :]
+    if arguments.csv and arguments.follow:
+        raise ConfigError("--csv and --follow exclude each other; --json prints one event a line")
+    past = _after(arguments.url, 0)
     if arguments.csv:
-        if arguments.follow:
-            raise ConfigError("--csv and --follow exclude each other; --json prints one event a line")
-        print_csv(past)
+        print_csv(past[-arguments.limit :])
         return DONE
-    last = _print(past, arguments.json)
+    _print(past, arguments.json, arguments.limit)
     while arguments.follow:
         time.sleep(POLL_SECONDS)
-        last = _print(_after(arguments.url, last), arguments.json, last)
+        new = _after(arguments.url, past[-1]["id"] if past else 0)
+        _print(new, arguments.json)
+        past = new or past
     return DONE
 
 
@@ -46,10 +51,35 @@ def _after(url: str, last_id: int) -> list[dict[str, Any]]:
     return found
 
 
-def _print(events: Iterable[dict[str, Any]], as_json: bool, last: int = 0) -> int:
-    """Print the events. Returns the identifier of the last one."""
+def _print(events: Sequence[dict[str, Any]], as_json: bool, most: int = 0) -> None:
+    """Print the events, one on a line. ``most``: the number of lines, without a limit if it is 0."""
+    lines = [json.dumps(event) for event in events] if as_json else [*map(_line, folded(events))]
+    for line in lines[-most:]:
+        print(line if as_json else broken(line, output_width()), flush=True)
+
+
+def _line(group: Sequence[Mapping[str, Any]]) -> str:
+    first, *more = group
+    again = f" ({counted(len(more), 'more time')} until {moment(more[-1]['at'])})" if more else ""
+    kind = "out-of-memory" if first["kind"] == "oom" else first["kind"].replace("-", " ")
+    return f"{moment(first['at'])}  {kind:18} {safe(first['summary'])}{again}"
+
+
+def folded(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Return the events in groups, in the order of the first of each: repeats of an out-of-memory error are one group.
+
+    It's a repeat if the same process has run into the same limit, or has filled the same device, a short time before.
+    """
+    groups: list[list[Mapping[str, Any]]] = []
+    newest: dict[object, list[Mapping[str, Any]]] = {}
     for event in events:
-        last = event["id"]
-        line = f"{moment(event['at'])}  {event['kind'].replace('-', ' '):18} {safe(event['summary'])}"
-        print(json.dumps(event) if as_json else broken(line, output_width()), flush=True)
-    return last
+        limit = dict(event["details"]).get("limit_bytes")
+        cause = (event["pid"], event["start_ticks"], event["device_uuid"], limit)
+        before = newest.get(cause) if event["kind"] == "oom" else None
+        if before is not None and event["at"] - before[-1]["at"] <= REPEAT_SECONDS:
+            before.append(event)
+            continue
+        groups.append([event])
+        if event["kind"] == "oom":
+            newest[cause] = groups[-1]
+    return groups

@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     tables = (
         device_table(content, arguments.verbose, limit, bars=width is not None),
         process_table(content, limit),
-        engine_table(frame["snapshot"], limit),
-        broken(suspended_programs(frame), limit),
+        engine_table(frame["snapshot"], limit, device),
+        broken(suspended_programs(frame, device), limit),
     )
     paragraphs = (broken(client.with_commands(note, arguments.url), limit) for note in notes(content))
     sections = (*tables, overheads(content) if arguments.verbose else "", *paragraphs)

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             views = [view(frame) for frame in frames]
             content = views[0] if len(views) == 1 else merged([*zip(names(urls), views, strict=True)])
             completed = partial(client.with_commands, url=urls[0]) if len(urls) == 1 else str
-            suspended = (broken(suspended_programs(frame), output_width()) for frame in frames)
+            suspended = (broken(suspended_programs(frame, device), output_width()) for frame in frames)
             tables = (page(of_device(content, device), completed=completed), *suspended)
             print("\n\n".join(filter(None, tables)))
         return DONE

@@ -10,7 +10,8 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, option, print_answer
 from gpumond.facts.units import duration
 from gpumond.facts.verdicts import PATTERNS
-from gpumond.view.text import moment, table
+from gpumond.view.rows import processes
+from gpumond.view.text import broken, moment, output_width, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +25,20 @@ def run(arguments: argparse.Namespace) -> int:
     gpus = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     header = ("GPU", ">PID", "VERDICT", "SINCE", ">TIME TO FULL", "SUMMARY")
     nothing = "no problem found in the memory curves" if frame["verdicts"] else "no memory curve is long enough yet"
-    print_answer(arguments, found, lambda: table(header, _rows(found, gpus)) if found else nothing)
+
+    def text() -> str:
+        shown = table(header, _rows(found, gpus)) if found else nothing
+        alerts = broken(client.with_commands(_alerts(frame), arguments.url), output_width())
+        return "\n\n".join(filter(None, (shown, alerts)))
+
+    print_answer(arguments, found, text)
     return DONE
+
+
+def _alerts(frame: Mapping[str, Any]) -> str:
+    """Return the alerts that `gpumond status` shows in its column of verdicts; empty without one."""
+    shown = [f"{row.alert} of {row.program} (pid {row.pid})" for row in processes(frame) if row.alert]
+    return f"alerts without a verdict: {', '.join(shown)}; gpumond alerts lists all" if shown else ""
 
 
 def _rows(verdicts: Iterable[dict[str, Any]], gpus: Mapping[str, str]) -> Iterator[list[str]]:

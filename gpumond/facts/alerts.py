@@ -185,14 +185,22 @@ AlertStates = Mapping[Labels, AlertState]
 """The alerts of one rule by the labels of their subjects."""
 
 
+OVER = "over since "
+"""The start of the text of an alert that still fires, though what it says is over."""
+WAS = "; the alert was: "
+
+
+def past(alert: Alert, reason: str) -> Alert:
+    """Return the alert with the reason why what it says is over, and without its next step, which is pointless now."""
+    summary = dict(alert.annotations).get("summary", "").rpartition(WAS)[2]
+    texts = {**dict(alert.annotations), "summary": f"{reason}{WAS}{summary}" if summary else reason}
+    texts.pop("description", None)
+    return replace(alert, annotations=tuple(texts.items()))
+
+
 def ended(alert: Alert, at: float, reason: str = "") -> Alert:
     """Return the alert as resolved. ``reason`` states that its subject has ended; empty if the subject still exists."""
-    if reason:
-        summary = dict(alert.annotations).get("summary", "")
-        texts = {**dict(alert.annotations), "summary": f"{reason}; the alert was: {summary}" if summary else reason}
-        texts.pop("description", None)  # the next step is pointless now
-        alert = replace(alert, annotations=tuple(texts.items()))
-    return replace(alert, phase="resolved", resolved_at=at)
+    return replace(past(alert, reason) if reason else alert, phase="resolved", resolved_at=at)
 
 
 def same_process(one: ProcessKey | None, other: ProcessKey | None) -> bool:

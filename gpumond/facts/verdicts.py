@@ -159,6 +159,7 @@ KINDS = (
     ),
 )
 
+VERDICTS = frozenset(kind.name for kind in KINDS)
 PATTERNS = tuple(kind.name for kind in KINDS if kind.is_pattern)
 PROBLEMS = tuple(kind for kind in KINDS if kind.remedy)
 REMEDIES: Mapping[str, str] = {kind.name: kind.remedy for kind in PROBLEMS}

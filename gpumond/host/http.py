@@ -190,16 +190,20 @@ def may_receive_token(url: str) -> bool:
 def is_verified_server(url: str, seconds: float, trusted: frozenset[int]) -> bool:
     """Return True if the server is verified: by TLS, or by the kernel as a listener of a trusted user."""
     try:
-        with http_errors():
-            parts = split_address(url)
-            if parts.scheme == "https":
-                return True
-            probe = connection_to(parts, trust, seconds, trusted)
-            probe.connect()
+        verify_server(url, seconds, trusted)
     except HttpError:
         return False
-    probe.close()
     return True
+
+
+def verify_server(url: str, seconds: float, trusted: frozenset[int]) -> None:
+    """Verify the server, as `is_verified_server` does. Raises HttpError if it isn't trusted or can't be reached."""
+    with http_errors():
+        parts = split_address(url)
+        if parts.scheme != "https":
+            probe = connection_to(parts, trust, seconds, trusted)
+            probe.connect()
+            probe.close()
 
 
 def trust(authorities: str | Path | None = None) -> ssl.SSLContext:

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.advice import case_of, sentence, torch_setting
 from gpumond.diagnosis.detectors import FRAGMENTED_FROM, unreclaimable_bytes
-from gpumond.events import oom_texts
+from gpumond.events import oom_text
 from gpumond.facts.alerts import Labels
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
+from gpumond.facts.units import human
 from gpumond.quantities.program import POOL as QUANTITIES, POOL_COUNTERS, STRANDED
 from gpumond.quantities.quantity import Quantity
 from gpumond.quantities.scope import (
@@ -23,7 +24,7 @@ from gpumond.quantities.scope import (
     ratio,
     size,
 )
-from gpumond.quantities.window import CounterTrack, RuleWindow, pool_of
+from gpumond.quantities.window import CounterTrack, OomNote, RuleWindow, pool_of
 
 
 class _Pool(NamedTuple):
@@ -59,7 +60,8 @@ def _fragmentation(row: _Pool) -> float | None:
     if device is None or not device.size_bytes:
         return None
     unreclaimable = min(track.unreclaimable, unreclaimable_bytes(row.pool))
-    return row.recent.fragmentation(track) if unreclaimable >= FRAGMENTED_FROM * device.size_bytes else 0.0
+    is_split = STRANDED.read(row.pool) and unreclaimable >= FRAGMENTED_FROM * device.size_bytes
+    return row.recent.fragmentation(track) if is_split else 0.0
 
 
 def _advice(row: _Pool) -> str:
@@ -73,7 +75,19 @@ def _last_oom(row: _Pool) -> str:
     last = max(of_device, key=lambda oom: oom.number, default=None)
     if last is None:
         return ""
-    return oom_texts(last)[0] + row.recent.oom_places.get((row.report.key, last.number), "")
+    note = row.recent.ooms_by_number.get((row.report.key, last.number), OomNote())
+    return oom_text(last, note.limit) + note.place
+
+
+def _shortage(row: _Pool) -> str:
+    limit = row.track.limit
+    return "is short of memory" if limit is None else f"is at its limit of {human(limit)}"
+
+
+def _relief(row: _Pool) -> str:
+    if row.track.limit is None:
+        return "free memory on the GPU"
+    return "raise its limit, which gpumond quota shows with its origin"
 
 
 def _values(*names: str) -> Iterator[Quantity[_Pool]]:
@@ -99,7 +113,8 @@ POOL = ScopeSpec(
         Quantity(
             "fragmentation_ratio",
             f"1 - peak live bytes / peak of the bytes that no flush releases (live and stranded), both "
-            f"{IN_WINDOW}; 0 for pools below 5% of their device; unknown for the first minute",
+            f"{IN_WINDOW}; 0 for pools below 5% of their device and while nothing is stranded; unknown for the first "
+            "minute",
             lambda row: None if row.pool.live_bytes is None else _fragmentation(row),
         ),
         *_values("ooms"),
@@ -148,6 +163,8 @@ POOL = ScopeSpec(
             "settings and changes that apply to the program, each after a semicolon; empty if none does",
             _advice,
         ),
+        "shortage": ("whether the program is short of memory or at its own limit", _shortage),
+        "relief": ("what would give the program more memory", _relief),
         "oom": ("what happened in the last out-of-memory error, and at which line; empty without a record", _last_oom),
     },
     programs=lambda row: (row.report.workload,),

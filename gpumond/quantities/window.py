@@ -10,9 +10,11 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from gpumond.diagnosis.detectors import fragmented_ratio, unreclaimable_bytes
+from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.events import program_place
+from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import ProcessKey, Program
+from gpumond.facts.program import Oom, ProcessKey, Program
 from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, Sensors, Snapshot
 from gpumond.quantities.device import DEVICE_COUNTERS
 from gpumond.quantities.program import POOL_COUNTERS
@@ -66,6 +68,15 @@ class CounterTrack(NamedTuple):
     """Those of ``POOL_COUNTERS``."""
     short_at: float | None = None
     """Last time at which it ran out of the device's memory, or nearly did; its own limit doesn't count."""
+    limit: int | None = None
+    """The program's own limit, if that was what it last ran into."""
+
+
+class OomNote(NamedTuple):
+    """The program's own limit, if the error was that it was reached, and the program's own line; empty if unknown."""
+
+    limit: int | None = None
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +97,8 @@ class RuleWindow:
     free: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
     """Times and free bytes of the last ``FILL_SECONDS``, by device, oldest first."""
 
-    oom_places: Mapping[tuple[ProcessKey, int], str] = field(default_factory=dict)
-    """The program's own line of each out-of-memory error that is reported. Its agent sends the stack for a minute."""
+    ooms_by_number: Mapping[tuple[ProcessKey, int], OomNote] = field(default_factory=dict)
+    """What is known about each out-of-memory error that is reported. Its agent sends the stack for a minute."""
 
     def is_short(self, track: CounterTrack) -> bool:
         """Return whether a pool ran out of the device's memory, or nearly did, within the window."""
@@ -148,8 +159,8 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
     elapsed = snapshot.elapsed_seconds
     reports = snapshot.reports_by_process
     agents = {process: Workload(report.uid, report.workload) for process, report in reports.items()}
-    oom_places = {
-        (process, oom.number): program_place(oom.stack) or before.oom_places.get((process, oom.number), "")
+    notes = {
+        (process, oom.number): _note(before.ooms_by_number.get((process, oom.number)), oom, report, snapshot)
         for process, report in reports.items()
         for oom in report.program.ooms
     }
@@ -162,8 +173,9 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
             pool = pool_of(process, usage)
             track = before.pools.get(pool)
             pools[pool] = now = track if track and process in snapshot.suspended else _track(track, usage, elapsed)
-            if track and _ran_short(track, now) and not _is_limited(process, usage.device_uuid, snapshot):
-                pools[pool] = now._replace(short_at=elapsed)
+            if track and _ran_short(track, now):
+                limit = _own_limit(process, usage.device_uuid, snapshot)
+                pools[pool] = now._replace(limit=limit, short_at=elapsed if limit is None else now.short_at)
         if report.program.oom_retries:
             base = CounterGrowth(0 if process in before.agents else report.program.oom_retries)
             retried[process] = _grown(before.retried.get(process, base), report.program.oom_retries, elapsed)
@@ -203,7 +215,7 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
         devices=devices,
         programs=programs,
         free=free,
-        oom_places=oom_places,
+        ooms_by_number=notes,
     )
 
 
@@ -288,6 +300,7 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
         retries=retries,
         counters=counters,
         short_at=before.short_at,
+        limit=before.limit,
     )
 
 
@@ -296,12 +309,20 @@ def _ran_short(before: CounterTrack, track: CounterTrack) -> bool:
     return any(earlier and now and now.last > earlier.last for earlier, now in counts)
 
 
-def _is_limited(process: ProcessKey, uuid: str, snapshot: Snapshot) -> bool:
-    """Return whether the process's own limit leaves it less than what is free on the device."""
+def _own_limit(process: ProcessKey, uuid: str, snapshot: Snapshot) -> int | None:
+    """Return the process's own limit if it leaves less than what is free on the device."""
     device, limit = snapshot.device(uuid), snapshot.limits.get((uuid, process))
     if device is None or limit is None or device.current_free_bytes is None:
-        return False
-    return limit - (snapshot.used_by(process, device) or 0) < device.current_free_bytes
+        return None
+    return limit if limit - (snapshot.used_by(process, device) or 0) < device.current_free_bytes else None
+
+
+def _note(before: OomNote | None, oom: Oom, report: AgentReport, snapshot: Snapshot) -> OomNote:
+    """Return what is known about an error. ``before``: what was known with the last snapshot, if it isn't new."""
+    place = program_place(oom.stack)
+    if before is not None:
+        return before._replace(place=place) if place else before
+    return OomNote(FailedAllocation(oom, report, Frame(snapshot, Ledger())).limit_reached, place)
 
 
 def _counted(growth: CounterGrowth | None, count: int | None, elapsed: float) -> CounterGrowth | None:

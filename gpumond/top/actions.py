@@ -17,7 +17,7 @@ from gpumond.top.screen import Hints, Panel
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
 from gpumond.view.rows import ProcessRow, plain
-from gpumond.view.text import Line, Span, table_lines as table, wrapped
+from gpumond.view.text import Line, Span, fit, table_lines as table, wrapped
 
 TIMEOUT_SECONDS = 30.0
 ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30
@@ -27,6 +27,8 @@ UNAUTHORIZED = 401
 PLAN = (">PID", "PROGRAM", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST")
 EXACT = len(PLAN) - 2
 """Columns of a plan without bounds, which are equal to a prediction that is exact at this moment."""
+NARROW = (">TOOK", ">EXPECTED", ">PLANNED", ">AT LEAST", ">AT MOST", ">PID", ">DRIVER", "OUTCOME")
+"""Columns that a narrow screen does not show, in the order in which they are left out."""
 RECEIPTS = (">PID", "PROGRAM", ">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK", "OUTCOME")
 
 
@@ -118,7 +120,8 @@ class FlushDialog:
             exact = all(each.exact for each in receipts)
             rows = [each.planned[: EXACT if exact else None] if planned else each.ended for each in receipts]
             header = (PLAN[:EXACT] if exact else PLAN) if planned else RECEIPTS
-            lines += [[Span(line)] for line in table(header, rows, width)]
+            shown, cells, _ = fit(header, rows, width, NARROW)
+            lines += [[Span(line)] for line in table(shown, cells, width)]
         for answer in self.answers:
             if answer.problem:
                 lines += wrapped([Span(f"{answer.target.name}: not flushed: {answer.problem}")], width)
@@ -382,14 +385,15 @@ class SignalDialog:
         lines: list[Line] = []
         if self.ready:
             names = [Span(f" {name} ", "chosen" if at == self.signal else "") for at, name in enumerate(SIGNALS)]
-            lines += [names, []]
+            lines += [*wrapped(names, width), []]
         for (row, _), result in zip(self.rows, self.results, strict=True):
             text = f": {'no signal: ' if self.ready else ''}{result}" if result else ""
             lines += wrapped([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
         if self.ready:
             count = self.results.count("")
             programs = "1 program" if count == 1 else f"{count} programs"
-            lines += [[], [Span(f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no", "bold")]]
+            question = f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no"
+            lines += [[], *wrapped([Span(question, "bold")], width)]
         return lines
 
 

@@ -37,7 +37,7 @@ from gpumond.top.screen import (
     remarks_in_full,
 )
 from gpumond.top.terminal import Mouse, Terminal
-from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, place_of, processes_on
+from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, of_device, place_of, processes_on
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import Key, ProcessOnDevice, ProcessRow
 from gpumond.view.text import BLOCKS, GAP_SECONDS, Colors, Line, Span, ansi
@@ -45,6 +45,7 @@ from gpumond.view.text import BLOCKS, GAP_SECONDS, Colors, Line, Span, ansi
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
 DETAIL_CHART_ROWS = 4
+OPENS = "Enter opens a group"
 
 
 class Top:
@@ -72,6 +73,7 @@ class Top:
         self.panel: Panel | None = None
         self.shown: View | None = None
         self.paused: View | None = None
+        self.silent = False
         self._latest: View | None = None
         self._views: list[View | None] = [None] * len(self.connections)
         self.past: HistoryChart | None = None
@@ -131,11 +133,12 @@ class Top:
     # what is shown
 
     def _refresh(self) -> None:
-        """Determine the view to show: that of the pause, else the latest; None if all are too old to show."""
+        """Determine the view to show: that of the pause, else the latest. ``silent``: no daemon has answered lately."""
         now = time.monotonic()
         views = [each.shown(now) for each in self.connections]
         if any(view is not before for view, before in zip(views, self._views, strict=True)):
-            self._views, self._latest = views, combined(self.connections, views)
+            latest = combined(self.connections, views)
+            self._views, self._latest, self.silent = views, latest or self._latest, latest is None
         self.shown = self.paused or self._latest
 
     def _place_of(self, uuid: str) -> tuple[DaemonConnection, str]:
@@ -206,7 +209,7 @@ class Top:
         if subject is None or self.past is None or self.past.of != subject[0]:
             return []
         rows = rows if self.terminal.can_show(BLOCKS) else 0
-        return drawn(self.past, subject[1] if named else "", width, rows, self.monochrome)
+        return drawn(self.past, subject[1] if named else "", width, rows, self.screen.monochrome)
 
     def _draw(self) -> None:
         self._refresh()
@@ -220,13 +223,15 @@ class Top:
             self.table.marks &= {row.key for row in shown.processes}
         self.table.fill(rows, self.lineages.of(local if self.table.by == TREE else ()))
         self._read_past()
-        head = screen.head_line(self.connections, notices, shown, self.paused is not None)
+        silent = self.silent and self.paused is None
+        self.screen.monochrome = self.table.monochrome = self.monochrome or silent
+        head = screen.head_line(self.connections, notices, shown, self.paused is not None, width)
         if self.panel:
             body = screen.panel_lines(self.panel, width, height - 2)
             hints = self.panel.hints
         else:
             body = self.screen.lines(
-                shown, notices, self.table, self.device, self._filtering, self._chart, width, height - 2
+                shown, notices, self.table, self.device, self._filtering, self._chart, width, height - 2, silent
             )
             hints = screen.FILTER_HINTS if self._filtering else screen.HINTS
         self._read_sensors()
@@ -236,7 +241,8 @@ class Top:
     def _remarks_in_full(self, width: int) -> list[Line]:
         urls = [each.daemon.url for each in self.connections]
         completed = partial(with_commands, url=urls[0]) if len(urls) == 1 else str
-        return remarks_in_full(remarks(self.shown, self._notices()), width, completed)
+        concerned = self.shown and of_device(self.shown, self.device)
+        return remarks_in_full(remarks(concerned, self._notices()), width, completed)
 
     # keys and mouse
 
@@ -364,6 +370,8 @@ class Top:
         row = self.table.chosen
         if row and not row.members:
             self.panel = why_panel(self.requests, self._place_of(row.key[0])[0].daemon, row.process)
+        elif row:
+            self.message = f"w is for one program; {OPENS}"
 
     def _process(self, key: ProcessOnDevice) -> list[ProcessRow]:
         """Return the process, nothing if it no longer uses a device."""
@@ -418,6 +426,9 @@ class Top:
             (row,) = rows
             daemon, name = self._place_of(row.key[0])[0].daemon, f"{row.program} (pid {row.pid})"
             self.panel = SuspensionDialog(self.requests, daemon, row.pid, name, action).panel
+        elif rows:
+            unmark = "U removes the marks" if self.table.marks else OPENS
+            self.message = f"you can {action} one program at a time; {unmark}"
 
     def _silence(self) -> None:
         row = self.table.chosen

@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from gpumond.diagnosis.messages import clock
 from gpumond.facts.errors import DaemonError, GpumondError
 from gpumond.facts.units import duration
 from gpumond.host.http import LOCAL_HOSTS
@@ -19,7 +20,7 @@ from gpumond.view.rows import plain
 
 SILENT_SECONDS = 3.0
 WITHDRAWN_SECONDS = 6.0
-"""Time without a response after which no number is shown."""
+"""Time without a response after which the values are those of the past."""
 STALE_SECONDS, STALE_INTERVALS = 5.0, 3.0
 STARTING = 503
 
@@ -93,15 +94,19 @@ class ConnectionState:
     def withdrawn(self, now: float) -> bool:
         return self.seq is None or now - self.answered_at > WITHDRAWN_SECONDS
 
-    def notice(self, now: float) -> FrameNotice | None:
-        """Return a notice about a problem with the connection, None without a problem."""
+    def notice(self, now: float, wall: float, several: bool) -> FrameNotice | None:
+        """Return a notice about a problem with the connection, None without one. ``wall`` is ``now`` as Unix time.
+
+        ``several``: there are other daemons, whose values are shown without this one's.
+        """
         silence = now - self.answered_at
         if self.error or silence > SILENT_SECONDS:
-            numbers = ""
-            if self.seq is not None:
-                numbers = " Values aren't shown." if self.withdrawn(now) else " Values may be out of date."
+            known = self.seq is not None
+            title = f"no answer since {clock(wall - silence)}" if known else "the daemon doesn't respond"
             detail = self.error or f"no response for {duration(silence)}"
-            return FrameNotice("bad", "the daemon doesn't respond", f"{detail}.{numbers} Retrying every second.")
+            values = " These are the last values." if known and not several else ""
+            text = f"{detail}.{values} Retrying every second."
+            return FrameNotice("bad", title, text, full_in=0.0)
         if self.starting:
             return FrameNotice("note", "starting", self.starting)
         if self.seq is None:
@@ -141,11 +146,11 @@ class DaemonConnection:
         requests.ask(lambda: view(self.daemon.frame()), receive)
 
     def shown(self, now: float) -> View | None:
-        """Return the latest view, None if it is too old to show."""
+        """Return the latest view, None if the daemon hasn't answered since."""
         return None if self.state.withdrawn(now) else self.view
 
     def notice(self, now: float, named: bool) -> FrameNotice | None:
-        notice = self.state.notice(now)
+        notice = self.state.notice(now, time.time(), named)
         return replace(notice, title=f"{self.name}: {notice.title}") if notice and named else notice
 
 

@@ -17,7 +17,7 @@ from gpumond.host.files import replace_file
 from gpumond.host.machine import TICKS_PER_SECOND, find_process, process_start, read_head, start_of, stat_fields
 from gpumond.view.rows import HOLDINGS, HostFacts, ProcessOnDevice, ProcessRow, plain, pod_of
 from gpumond.view.tables import share_cells
-from gpumond.view.text import Line, Span, bar, fitted, size, width_of
+from gpumond.view.text import Line, Span, bar, cut, fitted, size, width_of
 
 FIELDS: Mapping[str, Callable[[ProcessRow], object]] = {
     "gpu": lambda row: row.gpu,
@@ -65,13 +65,16 @@ Sortable = tuple[bool, float, str]
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column. On a narrow screen those with the highest ``rank`` are hidden first. Numbers are right-aligned."""
+    """A column. On a narrow screen those with the highest ``rank`` are hidden first. Before ``LAST`` is hidden, each is
+    narrower by at most ``spare``. Numbers are right-aligned.
+    """
 
     name: str
     width: int
     rank: int
     text: Callable[[ProcessRow], str]
     number: Callable[[ProcessRow], float | None] | None = None
+    spare: int = 0
 
     def key(self, row: ProcessRow) -> Sortable:
         """Return the sort key. Unknown values come last when the largest are first."""
@@ -112,31 +115,34 @@ def _index(gpu: str) -> int | None:
     return int(index) if index.isdecimal() else None
 
 
-RANKS = {"live": 2, "cached": 0, "stranded": 3, "overhead": 5, "opaque": 6}
+LAST = 1
+"""Rank of the column that is hidden last."""
+RANKS = {"live": 4, "cached": 3, "stranded": 6, "overhead": 7, "opaque": 8}
 PROGRAM = 14
 SHARES = "shares"
 """The column that shows the shares as a bar."""
 COLUMNS = (
-    TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _index(row.gpu)),
-    TableColumn("pid", 7, 0, lambda row: str(row.pid or ""), lambda row: row.pid),
-    TableColumn("program", PROGRAM, 0, lambda row: row.program),
-    TableColumn("user", 10, 8, lambda row: row.user),
+    TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _index(row.gpu), spare=1),
+    TableColumn("pid", 7, 2, lambda row: str(row.pid or ""), lambda row: row.pid),
+    TableColumn("program", PROGRAM, 0, lambda row: row.program, spare=4),
+    TableColumn("user", 10, 5, lambda row: row.user),
     TableColumn("used", 10, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
-    TableColumn(SHARES, 12, 9, lambda row: "", lambda row: row.used_bytes),
+    TableColumn(SHARES, 12, 10, lambda row: "", lambda row: row.used_bytes),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
-    TableColumn("busy", 5, 7, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
-    TableColumn("verdict", 13, 1, lambda row: row.status),
+    TableColumn("busy", 5, 9, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
+    TableColumn("verdict", 14, LAST, lambda row: row.status, spare=1),
     TableColumn(
-        "age", 6, 10, lambda row: (row.host and _age(row.host.age_seconds)) or "", lambda row: _of(row, "age_seconds")
+        "age", 6, 11, lambda row: (row.host and _age(row.host.age_seconds)) or "", lambda row: _of(row, "age_seconds")
     ),
-    TableColumn("cpu", 5, 12, lambda row: _ratio(_of(row, "cpu_ratio")), lambda row: _of(row, "cpu_ratio")),
+    TableColumn("cpu", 5, 13, lambda row: _ratio(_of(row, "cpu_ratio")), lambda row: _of(row, "cpu_ratio")),
     TableColumn(
-        "host", 10, 13, lambda row: size(row.host and row.host.resident_bytes), lambda row: _of(row, "resident_bytes")
+        "host", 10, 14, lambda row: size(row.host and row.host.resident_bytes), lambda row: _of(row, "resident_bytes")
     ),
-    TableColumn("command", 16, 11, lambda row: _without_folder(row.host.command) if row.host else ""),
+    TableColumn("command", 16, 12, lambda row: _without_folder(row.host.command) if row.host else ""),
 )
-HIDEABLE = (*HOLDINGS, "busy", "age", "cpu", "host", "command")
-"""Columns that are hidden while no row has a value other than 0."""
+SPARE = sum(column.spare for column in COLUMNS)
+HIDEABLE = (*HOLDINGS, "user", "busy", "age", "cpu", "host", "command")
+"""Columns that are hidden while no row has a value other than 0; that of the user while there is only one."""
 
 
 def column_names(text: str) -> tuple[str, ...]:
@@ -185,10 +191,11 @@ class SortOrder:
 
 
 def empty(rows: Sequence[ProcessRow]) -> set[str]:
-    """Return the names of the columns of `HIDEABLE` without a value other than 0; none without a row."""
+    """Return the names of the columns of `HIDEABLE` that say nothing; none without a row."""
     if not rows:
         return set()
-    return {
+    alone = {"user"} if len({row.user for row in rows}) == 1 else set()
+    return alone | {
         column.name
         for column in COLUMNS
         if column.name in HIDEABLE
@@ -203,7 +210,8 @@ def fitting(width: int, without: Collection[str] = ()) -> list[TableColumn]:
         if (
             column.name in chosen
             and column.rank
-            and sum(each.width + 1 for each in COLUMNS if each.name in chosen) > width
+            and sum(each.width + 1 for each in COLUMNS if each.name in chosen)
+            > width + (column.rank == LAST) * (SPARE + 1)  # the last column needs no space after it
         ):
             chosen.remove(column.name)
     return [column for column in COLUMNS if column.name in chosen]
@@ -230,11 +238,17 @@ def laid_out(
     more = max(0, longest - COLUMNS[0].width)
     without = {column.name for column in COLUMNS} - {"program", *chosen} if chosen else empty(shown) - {*filled}
     columns = fitting(width - 1 - more, without)
-    spare = max(0, width - 1 - more - sum(column.width + 1 for column in columns))
+    spare = width - 1 - more - sum(column.width + 1 for column in columns)
     last = columns[-1].name == "command"
-    program = min(spare, 10 if last else 30)
-    wider = {"gpu": more, "program": program, "command": spare - program if last else 0}
-    return [replace(column, width=column.width + wider.get(column.name, 0)) for column in columns]
+    program = min(max(0, spare), 10 if last else 30)
+    change = {"program": program, "command": spare - program if last else 0}
+    missing = min(0, spare + 1)
+    for column in columns:
+        if missing:
+            change[column.name] = max(missing, -column.spare)
+            missing -= change[column.name]
+    change["gpu"] = change.get("gpu", 0) + more
+    return [replace(column, width=column.width + change.get(column.name, 0)) for column in columns]
 
 
 def table_rows(
@@ -262,15 +276,19 @@ def table_rows(
         yield from map(TableRow, listed)
 
 
-def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = "") -> Line:
-    """Return the line of the column names, with an arrow for the order. ``count``: rows that are visible, of all."""
+def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = "", by: str = "") -> Line:
+    """Return the line of the column names, with an arrow for the order.
+
+    ``count``: rows that are visible, of all. ``by``: the property by which the rows are grouped.
+    """
     arrow = "↑" if order.reverse else "↓"
-    names = [
-        f"{column.name.upper()}{arrow if column.name == order.column else ''}"
-        f"{f' {count}' if count and column.name == 'program' else ''}"
-        for column in columns
-    ]
-    cells = [fitted(name, column.width, bool(column.number)) for name, column in zip(names, columns, strict=True)]
+    cells = []
+    for column in columns:
+        first = column.name == "program"
+        name = f"by {by}" if by and first else column.name
+        name = f"{name.upper()}{arrow if column.name == order.column else ''}"
+        end = f" {count}" if count and first else ""
+        cells.append(fitted(cut(name, column.width - len(end)) + end, column.width, bool(column.number)))
     return [Span(" " + " ".join(cells), "head")]
 
 
@@ -384,7 +402,8 @@ class ProcessList:
         room = next((column.width for column in columns if column.name == SHARES), 0)
         largest = max((row.process.used_bytes or 0 for row in self.rows), default=0)
         visible = self.rows[self.first : self.first + count]
-        found = [table_head(columns, self.order, f"{len(visible)}/{len(self.rows)}" if len(self.rows) > count else "")]
+        shown = f"{len(visible)}/{len(self.rows)}" if len(self.rows) > count else ""
+        found = [table_head(columns, self.order, shown, self.by if self.by in GROUPINGS else "")]
         for place, row in enumerate(visible, self.first):
             marked = all(process.key in self.marks for process in row.processes)
             shares = share_bar(row.process, largest, room, self.monochrome)

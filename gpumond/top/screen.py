@@ -12,14 +12,26 @@ from urllib.parse import urlencode
 from gpumond.diagnosis.messages import clock
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import counted, duration, human
 from gpumond.top.connection import DaemonClient, DaemonConnection
 from gpumond.top.processes import ProcessList
-from gpumond.view.frame import View
+from gpumond.view.frame import View, of_device
 from gpumond.view.notices import FrameNotice, grouped
 from gpumond.view.rows import Key, ProcessRow, plain
 from gpumond.view.tables import device_block, flush_estimate
-from gpumond.view.text import BLOCKS, Line, Span, StackCell, block, cells, clipped, stack, width_of, wrapped
+from gpumond.view.text import (
+    BLOCKS,
+    GAP_SECONDS,
+    Line,
+    Span,
+    StackCell,
+    block,
+    cells,
+    clipped,
+    stack,
+    width_of,
+    wrapped,
+)
 
 SECONDS = 600
 UNKNOWN = 404
@@ -74,20 +86,43 @@ def extended(past: HistoryChart, view: View) -> HistoryChart:
 
 
 def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool) -> list[Line]:
-    """Return a line of text and ``rows`` lines of a chart. The chart begins at the first point."""
+    """Return a line of text and ``rows`` lines of a chart with the largest value, and with its times if it is large.
+
+    The chart begins at the first point.
+    """
     if not past.points:
         return [clipped([Span(f"{name}no history yet")], width)]
     start = max(past.until - SECONDS, min(past.points[0][0], past.until - 10))
     sums = [sum(bands.values()) for _, bands in past.points]
     limits = " to ".join(dict.fromkeys((human(min(sums)), human(max(sums)))))
-    head = [Span(f"{name}used in the last {duration(past.until - start)}: {limits}")]
+    length = duration(past.until - start)
+    head = [Span(f"{name}used in the last {length}: {limits}")]
+    head = head if width_of(head) <= width else [Span(f"{name}last {length}")]
     for band, size in past.points[-1][1].items():
         if size:
             mark = [] if monochrome else [Span(" ", ground=band)]
             part = [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {human(size)}", "dim")]
             head += part if width_of([*head, *part]) <= width else []
-    chart = stack(past.points, start, past.until, width, rows)
-    return [clipped(head, width), *(_row(row, monochrome) for row in chart)]
+    times = [_times(start, past.until, width)] if rows >= TIMED_ROWS else []
+    chart = stack(past.points, start, past.until, max(1, width - LABEL), rows - len(times))
+    labels = [human(max(sums)), *[""] * (len(chart) - 2), "0"]
+    scaled = (
+        [Span(f"{label:>{LABEL - 1}} ", "dim"), *_row(row, monochrome)]
+        for label, row in zip(labels, chart, strict=False)
+    )
+    return [clipped(head, width), *scaled, *times]
+
+
+LABEL = 11
+"""Columns of the value beside the chart."""
+TIMED_ROWS = 4
+"""Rows from which on the last one has the times."""
+
+
+def _times(start: float, until: float, width: int) -> Line:
+    begin, end = clock(start), clock(until)
+    gap = " " * max(1, width - LABEL - cells(begin + end))
+    return clipped([Span(f"{'':{LABEL}}{begin}{gap}{end}", "dim")], width)
 
 
 def _row(row: Sequence[StackCell], monochrome: bool) -> Line:
@@ -150,8 +185,9 @@ class SensorHistory:
         ]
         line = Line()
         for title, own, top in curves:
+            start, until = own[0][0], points[-1][0]
+            title += f"in {duration(until - start)} " if start - points[0][0] > GAP_SECONDS else ""
             room = max(1, width // len(curves) - cells(title) - 2)
-            start, until = points[0][0], points[-1][0]
             curve = "".join(map(block, stack(own, start, until, room, 1, top)[0]))
             line += [Span(title, "dim"), Span(f"{curve}  ")]
         return [line] if line else []
@@ -220,7 +256,8 @@ q, F10, Ctrl-C | quit
 """
 """Titles, and keys with their effects."""
 HELP_SHARES = "\n".join(f"{share} | {MEANINGS[share]}" for share in (*SHARES, "unmapped"))
-KEY = 24
+KEY = 15
+"""Columns of the keys."""
 
 
 def help_lines(width: int) -> list[Line]:
@@ -275,6 +312,7 @@ LARGE_ROWS, CHART_RATIO, FREE_CHART_RATIO = 30, 0.15, 0.5
 
 HINTS: Hints = (
     ("?", "Help"),
+    ("q", "Quit"),
     ("/", "Filter"),
     ("s", "Sort"),
     ("g", "Group"),
@@ -282,7 +320,6 @@ HINTS: Hints = (
     ("f", "Flush"),
     ("z", "Suspend"),
     ("a", "Alerts"),
-    ("q", "Quit"),
     ("w", "Why"),
     ("S", "Silence"),
     ("d", "Details"),
@@ -318,8 +355,12 @@ class Screen:
         chart_lines: Callable[[int, int], list[Line]],
         width: int,
         height: int,
+        silent: bool = False,
     ) -> list[Line]:
-        """Return the lines below the head. ``chart_lines`` returns the chart for a width and a number of rows."""
+        """Return the lines below the head. ``chart_lines`` returns the chart for a width and a number of rows.
+
+        ``silent``: the daemon doesn't answer, so all lines but those about that are dimmed.
+        """
         curves = self.curves and height + 2 >= LARGE_ROWS
         devices, legend = device_lines(
             shown,
@@ -329,9 +370,10 @@ class Screen:
             device,
             lambda uuid: self.sensors.lines(uuid, width) if curves else (),
         )
-        estimate = estimate_line(shown)
+        concerned = shown and of_device(shown, device)
+        estimate = estimate_line(concerned, width)
         entry = filter_line(table.words, filtering)
-        about = [*remarks(shown, notices)]
+        about = [*remarks(None if silent else concerned, notices)]
         wanted = {
             "devices": min(len(devices) + len(legend), int((height + 2) * DEVICES_RATIO)),
             "estimate": len(estimate),
@@ -356,8 +398,9 @@ class Screen:
         blank: list[Line] = [[]] * (room["table"] - len(rows))
         lowest = remark_lines(about, width, room["remarks"])
         none: list[Line] = [[]] * (room["remarks"] - len(lowest))
-        below = [*entry, *(chart if room["chart"] else ()), *lowest, *none]
-        return [clipped(line, width) for line in (*above, *rows, *blank, *below)]
+        facts = [*above, *rows, *blank, *entry, *(chart if room["chart"] else ())]
+        facts = [*map(dimmed, facts)] if silent else facts
+        return [clipped(line, width) for line in (*facts, *lowest, *none)]
 
     @property
     def page(self) -> int:
@@ -368,6 +411,11 @@ class Screen:
         """Return the position of the device in a line of the part ``devices``; None below the last one."""
         line = self._devices_first + place
         return device_at(self._device_lines, line) if line < len(self._device_lines) else None
+
+
+def dimmed(line: Line) -> Line:
+    """Return the line without emphasis, except that of what is selected."""
+    return [piece._replace(style=piece.style if piece.style == "chosen" else "dim") for piece in line]
 
 
 def framed(head: Line, body: Sequence[Line], message: str, hints: Hints, width: int, height: int) -> list[Line]:
@@ -409,17 +457,22 @@ def remark_rows(rows: int) -> int:
 
 
 def head_line(
-    connections: Sequence[DaemonConnection], notices: Sequence[FrameNotice], view: View | None, paused: bool
+    connections: Sequence[DaemonConnection],
+    notices: Sequence[FrameNotice],
+    view: View | None,
+    paused: bool,
+    width: int,
 ) -> Line:
-    address = (
-        ", ".join(each.name for each in connections) if len(connections) > 1 else plain(connections[0].daemon.url, 60)
-    )
-    line = [Span(f"gpumond {address}")]
-    line += [piece for notice in notices for piece in (Span("  "), Span(notice.title.upper(), STYLES[notice.level]))]
+    """Return the line with address, problems and time. On a narrow screen the address is shorter or absent."""
+    url, several = plain(connections[0].daemon.url, 60), len(connections) > 1
+    address = ", ".join(each.name for each in connections) if several else url
+    line = [piece for each in notices for piece in (Span("  "), Span(each.title.upper(), STYLES[each.level]))]
     line += [Span("  "), Span("PAUSED", "alarm")] if paused else []
-    if view:
-        line.append(Span(f"  {view.source}  {clock(view.taken_at)}"))
-    return line
+    at = [Span(f"  {clock(view.taken_at)}")] if view else []
+    source = [Span(f"  {view.source}")] if view else []
+    begin, short = Span("gpumond"), Span(f" {address.removeprefix('http://')}")
+    versions = ([begin, Span(f" {address}"), *line, *source, *at], [begin, short, *line, *at], [begin, *line, *at])
+    return next((each for each in versions if width_of(each) <= width), [begin, *line])
 
 
 def device_lines(
@@ -456,13 +509,19 @@ def device_at(lines: Sequence[Line], place: int) -> int:
     return sum(head <= place for head in heads) - 1
 
 
-def estimate_line(view: View | None) -> list[Line]:
-    return [[Span(flush_estimate(view))]] if view else []
+def estimate_line(view: View | None, width: int) -> list[Line]:
+    """Return the line about what a flush would release. The amount is kept on a narrow screen."""
+    if view is None:
+        return []
+    text = flush_estimate(view)
+    first = text.partition(";")[0]
+    versions = (text, first, re.sub(" of .* would", " would", first))
+    return [[Span(next((each for each in versions if cells(each) <= width), versions[-1]))]]
 
 
 def filter_line(words: str, active: bool) -> list[Line]:
     if not active:
-        return [[Span(f"filter: {words}", "bold")]] if words else []
+        return [[Span(f"filter: {words}", "bold"), Span("  Esc removes it", "dim")]] if words else []
     return [
         [Span("filter: ", "bold"), Span(words), Span(" ", "chosen"), *([] if words else [Span(FILTER_HINT, "dim")])]
     ]
@@ -509,25 +568,49 @@ def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[F
     if view.processes and not view.agents:
         yield FrameNotice("note", "no program runs the agent", "start one with gpumond run -- python YOUR_PROGRAM.py")
     elif view.up and view.devices and not view.processes:
-        yield FrameNotice("note", "no process uses a GPU", "")
+        yield FrameNotice("note", f"no process uses {'this' if view.only else 'a'} GPU", "")
+    if view.elsewhere:
+        yield FrameNotice("note", f"{counted(view.elsewhere, 'problem')} on other GPUs", "", advice="Esc shows them")
 
 
 def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:
-    """Return the notices in at most ``rows`` lines, one for each kind, the most severe first."""
-    groups = sorted(grouped(notices), key=lambda group: [*STYLES].index(group[0].level))
-    shown = groups if len(groups) <= rows else groups[: max(0, rows - 1)]
-    lines = [_summary(group, width) for group in shown]
-    hidden = sum(map(len, groups[len(shown) :]))
-    return [*lines, [Span(f"{hidden} more: press a")]] if hidden and rows else lines
+    """Return the notices in at most ``rows`` lines, the most severe first, then that of the GPU that is full soonest.
+
+    Notices of a kind share a line if not all have one. Those without a line are counted at the end of the last line.
+    Lines that are left continue the first texts that do not fit in one.
+    """
+    every = sorted(notices, key=_rank)
+    groups = [[each] for each in every] if len(every) <= rows else grouped(every)
+    shown, hidden = groups[:rows], sum(map(len, groups[rows:]))
+    spare, lines = rows - len(shown), list[Line]()
+    for group in shown:
+        first, more = group[0], _more(group, hidden if group is shown[-1] else 0, width)
+        subject, text = first.led
+        rest = "; ".join(filter(None, (text, *first.steps)))
+        full = [] if more else wrapped(_styled(first, subject, rest if text else f": {rest}"), width)
+        if 1 < len(full) <= 1 + spare:
+            spare -= len(full) - 1
+            lines += full
+        else:
+            line = _styled(first, *in_one_line(*first.led, first.advice, width - cells(more)))
+            lines.append([*line, Span(more)] if more else line)
+    return lines
 
 
-def _summary(group: Sequence[FrameNotice], width: int) -> Line:
-    """Return one line about notices of a kind: the first one in short."""
-    first = group[0]
-    title = first.kind.removeprefix("alert ") if first.kind and first.text else first.title
-    title += f", first of {len(group)}" if len(group) > 1 else ""
-    text = in_one_line(first.text, first.advice, width - cells(title) - 2)
-    return [Span(title, STYLES[first.level]), *([Span(f": {text}")] if text else [])]
+def _more(group: Sequence[FrameNotice], hidden: int, width: int) -> str:
+    """Return the number of notices that a line stands for, besides its own; empty if there are none."""
+    others, kind = len(group) - 1, group[0].kind.removeprefix("alert ")
+    of_kind = f"  {kind}: {others} more" if others else ""
+    more = of_kind + (f"  {hidden} more: press a" if hidden else "")
+    return more if 2 * cells(more) <= width else f"  {others + hidden} more{': press a' if hidden else ''}"
+
+
+def _styled(notice: FrameNotice, subject: str, text: str) -> Line:
+    return [Span(subject, STYLES[notice.level]), *([Span(text)] if text else [])]
+
+
+def _rank(notice: FrameNotice) -> tuple[int, float]:
+    return [*STYLES].index(notice.level), notice.full_in
 
 
 LEFT_OUT = re.compile(r" \([^()]*\)|(?<= )/\S*/")
@@ -535,30 +618,46 @@ CLAUSE = re.compile(r": | and |, which ")
 COMMAND = re.compile(r"gpumond [a-z-]+(?: show)?(?: --[a-z-]+ \S+)*")
 
 
-def in_one_line(text: str, advice: str, width: int) -> str:
-    """Return text and advice in one line of whole words. The command, or the first step of the advice, is kept.
+def in_one_line(subject: str, text: str, advice: str, width: int) -> tuple[str, str]:
+    """Return the subject, and text and advice after it, in one line of whole words.
 
     What does not fit is left out in this order: later steps, later clauses of the text, parentheses and folders, what
-    precedes or follows the command, later clauses again, and the text's last words.
+    precedes or follows the command, the text's last words, and the command.
     """
     facts, steps = ([*filter(None, each.split("; "))] for each in (text, advice))
-    versions = [facts + steps[:count] for count in range(len(steps), 0, -1)]
-    versions += [facts[:count] + steps[:1] for count in range(len(facts), 0, -1)]
-    fact, step = LEFT_OUT.sub("", facts[0] if facts else ""), steps[0] if steps else ""
+    versions = [(subject, [*facts, *steps[:count]]) for count in range(len(steps), 0, -1)]
+    versions += [(subject, [*facts[:count], *steps[:1]]) for count in range(len(facts), 0, -1)]
+    name, *shorter = (LEFT_OUT.sub("", each) for each in (subject, *facts))
+    step = LEFT_OUT.sub("", steps[0] if steps else "")
     command = COMMAND.search(step)
-    last = command[0] if command else step
-    versions += [[fact, step], [fact, last], [CLAUSE.split(fact)[0], last]]
-    versions += [[_words_of(fact, width - cells(last) - 2), last]]
-    lines = ["; ".join(filter(None, version)) for version in versions]
-    return next((line for line in lines if cells(line) <= width), lines[-1])
+    fact, last = "".join(shorter[:1]), command[0] if command else ""
+    clause, room = _first_clause(fact), width - cells(name)
+    versions += [(name, [*shorter[:count], last]) for count in range(len(shorter), 1, -1) if last]
+    versions.append((name, [fact, step]))
+    if last:
+        versions += [(name, [fact, last]), (name, [clause, last])]
+        words = _words_of(fact, room - cells(last) - 2)
+        versions += [(name, [words, last])] if words else []
+    versions += [] if last else [(name, [clause, step])]
+    longest = max((each for each in (_words_of(fact, room), clause) if cells(each) <= room), key=cells, default="")
+    versions += [(subject, facts[:1]), (name, shorter[:1]), (name, [longest])]
+    lines = [
+        (each, f"{'' if facts else ': '}{'; '.join(filter(None, parts))}") for each, parts in versions if any(parts)
+    ]
+    return next((line for line in lines if cells("".join(line)) <= width), (lines or [(subject, "")])[-1])
+
+
+def _first_clause(text: str) -> str:
+    found = CLAUSE.search(text, 1)
+    return text[: found.start()] if found else text
 
 
 def _words_of(text: str, width: int) -> str:
     """Return the words of a text that fit, with an ellipsis after them."""
     words = text.split(" ")
-    while words and (cells(" ".join(words)) + 1 > width or not words[-1].isalpha()):  # no number without its unit
-        words.pop()
-    return f"{' '.join(words)}…" if words else ""
+    while words and (cells(" ".join(words)) + 1 > width or not words[-1].rstrip(",").isalpha()):
+        words.pop()  # no number without its unit
+    return f"{' '.join(words).rstrip(',')}…" if words else ""
 
 
 def remarks_in_full(notices: Iterable[FrameNotice], width: int, completed: Callable[[str], str] = str) -> list[Line]:

@@ -27,13 +27,13 @@ from gpumond.view.rows import (
     cached_lines,
     devices,
     earlier_requests,
-    free_elsewhere,
     grant_sentences,
     held_by,
     plain,
     process_of,
     processes,
     reclaimable,
+    request_advice,
     requester,
 )
 from gpumond.view.text import safe
@@ -168,7 +168,8 @@ PLACE_END = "|"
 class View:
     """Rows and notices of one frame. ``notices`` concern the readings themselves (faults, conditions, a source that is
     down), ``stuck`` processes that block memory. ``reclaimable_bytes`` is what a flush of all programs would release;
-    None without agents. ``only``: the device, as in ``--device``, if the view is that of one device.
+    None without agents. ``only``: the device, as in ``--device``, if the view is that of one device; ``elsewhere``: the
+    number of alerts and verdicts on the other ones.
     """
 
     seq: int
@@ -186,6 +187,7 @@ class View:
     reclaimable_bytes: int | None
     refused_bytes: int
     only: str = ""
+    elsewhere: int = 0
 
 
 SHOWN_NAMES = 3
@@ -209,7 +211,8 @@ def view(answer: object) -> View:
         alerts=tuple(once(alerts(frame), about_itself)),
         verdicts=tuple(verdicts(frame)),
         stuck=tuple(
-            FrameNotice("warn", plain(e.what), "", e.kind, plain(e.remedy, 400)) for e in stuck(frame["processes"])
+            FrameNotice("warn", plain(e.what), "", e.kind, plain(e.remedy, 400), e.device_uuid)
+            for e in stuck(frame["processes"])
         ),
         agents=len(snapshot["reports"]),
         reclaimable_bytes=reclaimable(lines, refusing),
@@ -242,13 +245,17 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         sentence = safe(
             f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{before}{_missing(request)}"
         ) + (f"; the largest programs there are {holders}" if (holders := held_by(request)) else "")
-        elsewhere = free_elsewhere(frame, request)
-        yield FrameNotice("note", "waiting", f"{sentence}; {elsewhere}" if elsewhere else sentence, "waiting")
+        advice = request_advice(frame, request)
+        text = f"{sentence}; {advice}" if advice else sentence
+        yield FrameNotice("note", "waiting", text, "waiting", device_uuid=request["device_uuid"], program=who)
 
 
 def _grants(frame: CheckedFrame) -> Iterator[FrameNotice]:
     """Yield a notice about each grant whose memory isn't all held yet."""
-    return (FrameNotice("note", "granted", sentence, "granted") for sentence in grant_sentences(frame))
+    return (
+        FrameNotice("note", "granted", sentence, "granted", device_uuid=grant["device_uuid"])
+        for grant, sentence in zip(frame.get("grants") or (), grant_sentences(frame), strict=True)
+    )
 
 
 def _missing(request: Mapping[str, Any]) -> str:
@@ -288,15 +295,24 @@ def processes_on(view: View, uuid: str | None) -> tuple[ProcessRow, ...]:
 
 
 def of_device(view: View, uuid: str | None) -> View:
-    """Return the view of one device and its instances; of all devices without a device."""
+    """Return the view of one device and its instances; of all devices without a device.
+
+    Its notices are those about these devices, about the one that an instance is a part of, and about no single device.
+    """
     if uuid is None:
         return view
     devices = tuple(device for device in view.devices if uuid in (device.uuid, device.parent_uuid))
     own = next((device for device in devices if device.uuid == uuid), None)
     processes = processes_on(view, uuid)
     refusing = (row.shares["cached"] or 0 for row in processes if row.flush_policy == "never" and row.key[0] == uuid)
+    concerned = {None, own.parent_uuid if own else None, *(device.uuid for device in devices)}
+    notices: dict[str, Any] = {
+        field: tuple(each for each in getattr(view, field) if each.device_uuid in concerned) for field in NOTICES
+    }
     return replace(
         view,
+        **notices,
+        elsewhere=sum(len(getattr(view, field)) - len(notices[field]) for field in ("alerts", "verdicts")),
         devices=devices,
         processes=processes,
         reclaimable_bytes=own.reclaimable_bytes if own else None,
@@ -332,12 +348,22 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
         reclaimable_bytes=sum(known) if known else None,
         refused_bytes=sum(each.refused_bytes for each in all_views),
         only="",
+        elsewhere=0,
     )
 
 
 def _named(place: int, name: str, view: View) -> View:
     def about(notices: Iterable[FrameNotice]) -> tuple[FrameNotice, ...]:
-        return tuple(replace(notice, text=f"{name}: {notice.text}") for notice in notices)
+        return tuple(
+            replace(
+                notice,
+                text=f"{name}: {notice.text}",
+                program=notice.program and f"{name}: {notice.program}",
+                gpu=notice.gpu if notice.program or not notice.gpu else f"{name}: {notice.gpu}",
+                device_uuid=notice.device_uuid and uuid(notice.device_uuid),
+            )
+            for notice in notices
+        )
 
     def uuid(own: str) -> str:
         return f"{place}{PLACE_END}{own}"

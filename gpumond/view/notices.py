@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
-from gpumond.view.rows import plain, severity
+from gpumond.view.rows import plain, process_of, severity, urgency
 
 Level = Literal["bad", "warn", "note"]
 
@@ -19,7 +22,9 @@ _MARKS: dict[int, Level] = {0: "bad", 1: "warn", 2: "note"}
 @dataclass(frozen=True, slots=True)
 class FrameNotice:
     """A notice. ``kind`` is the part of the title that notices about other subjects have in common; empty if no other
-    notice is like it. ``advice``: the next steps, the first one first.
+    notice is like it. ``advice``: the next steps, the first one first. ``device_uuid``: the device that it concerns;
+    None if it concerns several. ``program`` and ``gpu`` name the subject as the text does. ``full_in``: seconds until a
+    GPU is full.
     """
 
     level: Level
@@ -27,6 +32,22 @@ class FrameNotice:
     text: str
     kind: str = ""
     advice: str = ""
+    device_uuid: str | None = None
+    program: str = ""
+    gpu: str = ""
+    full_in: float = inf
+
+    @property
+    def led(self) -> tuple[str, str]:
+        """Return the subject (program and GPU) and the rest of the text; without a subject, title and text."""
+        subject = " on ".join(filter(None, (self.program, self.gpu)))
+        if not (subject and self.text):
+            name = self.kind.removeprefix("alert ") if self.text and self.title.startswith("alert ") else self.title
+            return name, self.text and f": {self.text}"
+        rest = self.text.removeprefix(self.program or self.gpu)
+        if rest == self.text:
+            return subject, f": {self.text}"
+        return subject, re.sub(rf" on {self.gpu}\b", "", rest, count=1) if self.program and self.gpu else rest
 
     @property
     def fact(self) -> str:
@@ -62,11 +83,13 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
                 plain(f"{where}: {fault['kind']}", 80),
                 _advised(fault["detail"], fault["remedy"]),
                 plain(fault["kind"], 40),
+                device_uuid=fault["device_uuid"],
             )
     for condition in frame["conditions"]:
         where = index.get(condition["device_uuid"], condition["device_uuid"] or "this machine")
         text = _advised(condition.get("detail", ""), condition["remedy"])
-        yield FrameNotice("note", plain(f"{where}: {condition['kind']}", 80), text, plain(condition["kind"], 40))
+        title, kind = plain(f"{where}: {condition['kind']}", 80), plain(condition["kind"], 40)
+        yield FrameNotice("note", title, text, kind, device_uuid=condition["device_uuid"])
 
 
 def _advised(detail: str, remedy: str = "") -> str:
@@ -76,12 +99,9 @@ def _advised(detail: str, remedy: str = "") -> str:
 
 
 def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
-    """Yield alerts: firing before pending, then by severity, then the oldest first."""
-
-    def rank(alert: Mapping[str, Any]) -> tuple[bool, int, float]:
-        return alert["phase"] != "firing", severity(alert), alert["active_at"]
-
-    for alert in sorted(frame["alerts"], key=rank):
+    """Yield alerts, the most urgent first."""
+    left = {(each["kind"], each["device_uuid"], each["pid"]): _full_in(each) for each in frame["verdicts"]}
+    for alert in sorted(frame["alerts"], key=urgency):
         firing = alert["phase"] == "firing"
         since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
         age = duration(max(0.0, frame["snapshot"]["taken_at"] - since))
@@ -91,7 +111,9 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         texts = dict(alert["annotations"])
         text, advice = (plain(texts.get(name, ""), 400) for name in ("summary", "description"))
         level: Level = _MARKS[severity(alert)] if firing and not silenced else "note"
-        yield FrameNotice(level, title, text, f"alert {rule}{'' if firing else ' pending'}{silenced}", advice)
+        kind, uuid = f"alert {rule}{'' if firing else ' pending'}{silenced}", dict(alert["labels"]).get("uuid")
+        full_in = left.get((alert["rule"], uuid, alert["pid"]), inf)
+        yield FrameNotice(level, title, text, kind, advice, uuid, *_subject(frame, alert, uuid), full_in)
 
 
 def once(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:
@@ -108,17 +130,29 @@ def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     def is_new(verdict: Mapping[str, Any]) -> bool:
         return (verdict["kind"], verdict["device_uuid"], verdict["pid"]) not in known
 
-    def urgency(verdict: Mapping[str, Any]) -> tuple[float, float]:
-        left = verdict["time_to_full_seconds"]
-        return float("inf") if left is None else left, verdict["since"]
-
     found = (each for each in frame["verdicts"] if each["kind"] not in PATTERNS and is_new(each))
-    for verdict in sorted(found, key=urgency):
+    for verdict in sorted(found, key=lambda each: (_full_in(each), each["since"])):
         level: Level = "note" if verdict["kind"] in ("growing", "memory-freed") else "warn"
         kind = plain(verdict["kind"], 40)
         pid = "PID" if verdict["pid"] is None else str(verdict["pid"])
         advice = VERDICT_REMEDIES.get(verdict["kind"], "").replace("PID", pid)
-        yield FrameNotice(level, kind, plain(verdict["summary"], 400), kind, advice)
+        text, uuid = plain(verdict["summary"], 400), verdict["device_uuid"]
+        yield FrameNotice(level, kind, text, kind, advice, uuid, *_subject(frame, verdict, uuid), _full_in(verdict))
+
+
+def _full_in(verdict: Mapping[str, Any]) -> float:
+    left = verdict["time_to_full_seconds"]
+    return inf if left is None else float(left)
+
+
+def _subject(frame: Mapping[str, Any], value: Mapping[str, Any], uuid: str | None) -> tuple[str, str]:
+    """Return the program and the GPU that an alert or a verdict concerns, each empty if there is none."""
+    gpu = next((f"GPU {each['index']}" for each in frame["snapshot"]["devices"] if each["uuid"] == uuid), "")
+    key = process_of(value)
+    own = (each for each in frame["processes"] if key and each["pid"] == key.pid and process_of(each) == key)
+    name = plain(next((each["workload"] or each["comm"] for each in own), None) or "", 64)
+    pid = f"pid {value['pid']}" if key else ""
+    return f"{name} ({pid})" if name else pid, gpu
 
 
 def grouped(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
@@ -154,14 +188,16 @@ class Stuck(NamedTuple):
     kind: str
     what: str
     remedy: str
+    device_uuid: str | None
 
 
 def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
-    """Yield the stuck ones of the API's processes. A process on several devices is yielded once."""
+    """Yield the stuck ones of the API's processes. A process on several devices is yielded once, without a device."""
     named: set[ProcessKey] = set()
-    for process in processes:
+    each_process = [(process, ProcessKey(process["pid"], process.get("start_ticks"))) for process in processes]
+    devices = Counter(key for _, key in each_process)
+    for process, key in each_process:
         kind = _kind(process)
-        key = ProcessKey(process["pid"], process.get("start_ticks"))
         if kind is None or key in named:
             continue
         named.add(key)
@@ -174,7 +210,8 @@ def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
         word = "idle" if kind == "idle" else _WORDS.get(kind, kind)
         idle = lately if kind == "idle" or not lately else f", idle{lately}"
         what = f"pid {process['pid']} ({program}{where}) is {word}{more}{idle}{held}"
-        yield Stuck(process["pid"], kind, what, REMEDIES[kind].format(pid=process["pid"]))
+        uuid = process["device_uuid"] if devices[key] == 1 else None
+        yield Stuck(process["pid"], kind, what, REMEDIES[kind].format(pid=process["pid"]), uuid)
 
 
 def _kind(process: Mapping[str, Any]) -> str | None:

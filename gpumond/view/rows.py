@@ -13,7 +13,7 @@ from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.units import counted, duration, human
-from gpumond.facts.verdicts import PATTERNS
+from gpumond.facts.verdicts import PATTERNS, VERDICTS
 
 Engine = Mapping[str, Any]
 
@@ -154,6 +154,8 @@ class ProcessRow:
     flush_policy: str | None
     verdicts: tuple[str, ...]
     sources: ProcessSources
+    alert: str = ""
+    """The rule of the alert that ``status`` names."""
     host: HostFacts | None = None
     """Facts of this machine, in `top` if the process runs here."""
 
@@ -188,6 +190,12 @@ CRITICAL, WARNING, INFO = range(3)
 
 def severity(alert: Mapping[str, Any]) -> int:
     return SEVERITIES.get(dict(alert["labels"]).get("severity", ""), WARNING)
+
+
+def urgency(alert: Mapping[str, Any]) -> tuple[bool, bool, int, float]:
+    """Return the key by which alerts are sorted: firing before pending, silenced last, then by severity and time."""
+    since = alert["fired_at"] or alert["active_at"]
+    return bool(alert.get("silenced_by")), alert["phase"] != "firing", severity(alert), since
 
 
 def _subject(alert: Mapping[str, Any]) -> Key:
@@ -328,8 +336,15 @@ def taken_memory_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
             yield f"{human(short)} of {gpu} that is granted or reserved is used by other programs"
 
 
-def free_elsewhere(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
-    """Return which other device has room for a request that waits, as a sentence; empty if none has."""
+def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
+    """Return what helps a request that waits, as a sentence; empty if nothing is known.
+
+    Another device may have room. A suspended program can be resumed on its own devices only.
+    """
+    if request["pid"] in {each["pid"] for each in frame["snapshot"].get("suspended_programs") or ()}:
+        return (
+            f"{requester(request)} is resumed as soon as it fits: to make room, flush, suspend or stop a program there"
+        )
     granted = Counter[str]()
     for grant in frame.get("grants") or ():
         granted[grant["device_uuid"]] += grant["unused_bytes"]
@@ -391,6 +406,16 @@ def suspensions(frame: Mapping[str, Any]) -> dict[ProcessKey | None, str]:
     return {process_of(each): suspension_sentence(each, snapshot["taken_at"]) for each in programs}
 
 
+def _current_alerts(frame: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the alerts, except those that outlive their verdict: what they say is over."""
+    active = {(each["kind"], each["device_uuid"], process_of(each)) for each in frame["verdicts"]}
+    return [
+        alert
+        for alert in frame["alerts"]
+        if alert["rule"] not in VERDICTS or (alert["rule"], *_subject(alert)) in active
+    ]
+
+
 def _most_severe(alerts: Iterable[Mapping[str, Any]]) -> dict[Key, tuple[int, str]]:
     """Return the severity and the rule of the most severe alert of each process that is firing and not silenced."""
     found: dict[Key, tuple[int, str]] = {}
@@ -409,8 +434,9 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
     verdicts: dict[Key, list[Mapping[str, Any]]] = {}
-    alerting = {_subject(alert) for alert in frame["alerts"] if severity(alert) != INFO}
-    most_severe = _most_severe(frame["alerts"])
+    alerts = _current_alerts(frame)
+    alerting = {_subject(alert) for alert in alerts if severity(alert) != INFO}
+    most_severe = _most_severe(alerts)
     for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in PATTERNS):
         key = (each["device_uuid"], process_of(each))
         if each["kind"] not in PATTERNS or key not in alerting:  # an alert refutes a healthy pattern
@@ -444,6 +470,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             overhead_parts=overhead_sentence(process),
             kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
             verdict=verdict,
+            alert="" if trouble else alert,
             status=plain(trouble or "", 20) or alert or verdict or state.partition(",")[0],
             level="bad" if rank == CRITICAL else "warn" if notable or alert else "",
             state=state,
@@ -485,7 +512,7 @@ def _facts(
     yield "engine", engine and f"{engine['name']} ({engine['kind']})"
     yield "busy", None if process["utilization_ratio"] is None else f"{process['utilization_ratio']:.0%}"
     yield "limit", None if process.get("limit_bytes") is None else human(process["limit_bytes"])
-    yield "quota", quota_sentence(process.get("quota"), report)
+    yield "quota", quota_sentence(process, report)
     shortage = process.get("reserve_shortage_bytes")
     yield "reserve", f"{human(shortage)} not available" if shortage else None
     yield "idle for", duration(process["idle_seconds"]) if process["idle_seconds"] else None
@@ -498,11 +525,12 @@ def _facts(
         yield "reported", f"{report['age_seconds']:.1f} s before the frame"
 
 
-def quota_sentence(quota: Mapping[str, Any] | None, report: Mapping[str, Any] | None) -> str | None:
-    """Return the limits that quotas require, each with its quota; None without one.
+def quota_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> str | None:
+    """Return the limits that quotas require, each with its quota, and the limit in effect; None without a quota.
 
     ``report``: that of the process's agent, without which no limit is in effect.
     """
+    quota = process.get("quota")
     if quota is None:
         return None
     kinds = (
@@ -511,15 +539,26 @@ def quota_sentence(quota: Mapping[str, Any] | None, report: Mapping[str, Any] | 
         ("reserve", "reserve"),
         ("cgroup limit", "cgroup_limit"),
     )
-    reason = "the program doesn't allow limits" if report else "the program has no agent"
-    in_effect = report and (report["allows_limit"] or report["limits"])
-    unset = "" if in_effect else f"; not in effect: {reason}"
     sizes = ((name, quota[f"{kind}_bytes"], quota[f"{kind}_quota"]) for name, kind in kinds)
     return ", ".join(
-        f"{name} {human(size)} ({owner}{unset if name == 'limit' else ''})"
+        _limit_sentence(process, report, size, owner) if name == "limit" else f"{name} {human(size)} ({owner})"
         for name, size, owner in sizes
         if size is not None
     )
+
+
+def _limit_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None, required: int, owner: str) -> str:
+    """Return the limit in effect where a quota requires one: the program's allocators may have a lower one."""
+    if report is None:
+        return f"limit {human(required)} ({owner}; not in effect: the program has no agent)"
+    own = [each["limit_bytes"] for each in report["limits"] if each["device_uuid"] == process["device_uuid"]]
+    if own and min(own) != required:
+        origin = "set with gpumond limit or by the program"
+        return f"limit {human(min(own))} ({origin}; the quota {owner} requires {human(required)})"
+    if own:
+        return f"limit {human(required)} ({owner})"
+    reason = "no allocator has it" if report["allows_limit"] else "the program doesn't allow limits"
+    return f"limit {human(required)} ({owner}; not in effect: {reason})"
 
 
 def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:

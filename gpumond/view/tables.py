@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpumond.facts.units import GIB, duration, human
+from gpumond.facts.units import GIB, counted, duration, human
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, limit_sentences, suspension_sentence
@@ -31,7 +31,7 @@ from gpumond.view.text import (
 )
 
 ROWS_EACH = 9
-"""A device takes one line if the screen has fewer lines than this for each device."""
+"""A device takes one line if the screen has fewer lines than this for each device; more, if legends are longer."""
 NAME, NAME_PART = 10, 6
 """Least width of a device's name on one line, and the part of the line that it takes at most."""
 LEAST_BAR = 10
@@ -57,7 +57,8 @@ def device_block(
 
     ``past`` returns the lines below a device that doesn't have only one line.
     """
-    if len(view.devices) > 1 and len(view.devices) * ROWS_EACH > height:
+    rows_each = ROWS_EACH * max(1.0, (2 + _legend_rows(width)) / 4)
+    if len(view.devices) > 1 and len(view.devices) * rows_each > height:
         known = [device for device in view.devices if device.used_bytes is not None]
         column = max(cells(device.label) for device in view.devices)
         longest = max(cells(_short(device.name or device.uuid)) for device in view.devices)
@@ -84,14 +85,17 @@ def flush_estimate(view: View) -> str:
 
 
 def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Iterator[Line]:
-    values: Line = []
+    index, used = Span(f"GPU {device.label}", _style(device, chosen)), Line()
+    sensors = [Span(f"  {sensor}", "dim") for sensor in _sensors(device)]
     if device.used_bytes is not None:
-        values += [Span(f"  {_used(device)}", "bold"), *(Span(f"  {sensor}", "dim") for sensor in _sensors(device))]
-    if device.state:
-        values += [Span("  "), Span(device.state, "alarm")]
-    index = Span(f"GPU {device.label}", _style(device, chosen))
-    room = max(NAME, width - width_of([index, *values]) - 1)
-    yield [index, Span(f" {cut(device.name or device.uuid, room)}"), *values]
+        used = [Span(f"  {_used(device)}", "bold")]
+    state = [Span("  "), Span(device.state, "alarm")] if device.state else []
+    room = width - width_of([index, *used, *sensors, *state]) - 1
+    if room < NAME:
+        room += width_of(sensors)
+        sensors = []
+    name = [Span(f" {cut(device.name or device.uuid, room)}")] if room >= NAME or not used else []
+    yield [index, *name, *used, *sensors, *state]
     if device.used_bytes is not None:
         yield _bar(device, width, monochrome)
         yield from _legend_area(_parts(device), width, monochrome)
@@ -110,10 +114,15 @@ def _on_one_line(device: DeviceRow, width: int, columns: tuple[int, int], monoch
     name = Span(f" {fitted(_short(device.name or device.uuid), columns[1])} ")
     if device.used_bytes is None:
         return [index, name, Span(device.state, "alarm")]
-    numbers = [Span(f" {_used_short(device):>15}", "bold"), Span(_sensor_columns(device))]
+    used, sensors = Span(f" {_used_short(device):>15}", "bold"), [Span(_sensor_columns(device))]
     state = [Span(" "), Span(device.state, "alarm")] if device.state else []
-    room = width - width_of([index, name, *numbers, *state])
-    return [index, name, *_bar(device, max(LEAST_BAR, room), monochrome), *numbers, *state]
+    room = width - width_of([index, used, *state]) - LEAST_BAR
+    if width_of([name, *sensors]) > room:
+        sensors = []
+    if width_of([name, *sensors]) > room - LEAST_BAR:
+        name = Span(" ")
+    end = [used, *sensors, *state]
+    return [index, name, *_bar(device, max(LEAST_BAR, width - width_of([index, name, *end])), monochrome), *end]
 
 
 def _short(name: str) -> str:
@@ -202,7 +211,11 @@ def _legend_area(parts: Mapping[str, int], width: int, monochrome: bool) -> Iter
     """Yield the lines of the legend, and those that further parts would take."""
     lines = _legend(parts, width, monochrome)
     yield from lines
-    yield from [[]] * (-(-LEGEND // width) - len(lines))
+    yield from [[]] * (_legend_rows(width) - len(lines))
+
+
+def _legend_rows(width: int) -> int:
+    return -(-LEGEND // width)
 
 
 def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line]:
@@ -300,12 +313,13 @@ def process_table(content: View, width: int | None = None) -> str:
     return fitting_table(header, rows, width, PROCESS_HIDEABLE) if rows else ""
 
 
-def suspended_programs(frame: Mapping[str, Any]) -> str:
-    """Return the programs that gpumond has suspended, one on a line."""
+def suspended_programs(frame: Mapping[str, Any], uuid: str | None = None) -> str:
+    """Return the programs that gpumond has suspended, one on a line: those of one device, if it is given."""
     now = frame["snapshot"]["taken_at"]
     return "\n".join(
         f"{safe(each['workload']) or 'unnamed'} (pid {each['pid']}): {safe(suspension_sentence(each, now))}"
         for each in frame["snapshot"].get("suspended_programs") or ()
+        if uuid is None or any(part["device_uuid"] == uuid for part in each["memory"])
     )
 
 
@@ -318,15 +332,23 @@ def overheads(content: View) -> str:
     )
 
 
-def engine_table(snapshot: Mapping[str, Any], width: int | None = None) -> str:
-    """Return a table of the declared serving engines; empty without one."""
+def engine_table(snapshot: Mapping[str, Any], width: int | None = None, uuid: str | None = None) -> str:
+    """Return a table of the declared serving engines; empty without one.
+
+    With the UUID of a device, it's a table of those that may have a process there.
+    """
     header = ("ENGINE", "KIND", "STATE", ">USED", ">KV CACHE IN USE", ">RUNNING", ">WAITING", ">IDLE", "MODELS")
     used = {
         (process["pid"], process["start_ticks"], device["uuid"]): process["used_bytes"]
         for device in snapshot["devices"]
         for process in device["processes"] or ()
     }
-    engines = snapshot.get("engines", ())
+    there = {(pid, start) for pid, start, device in used if device == uuid}
+    engines = [
+        engine
+        for engine in snapshot.get("engines", ())
+        if uuid is None or not engine["processes"] or there & _processes_of(engine)
+    ]
     rows = [[*_engine_row(engine, used)] for engine in engines]
     hidden = [
         f"{engine['name']}: its processes are unknown: {safe(engine['processes_problem'])}"
@@ -336,8 +358,12 @@ def engine_table(snapshot: Mapping[str, Any], width: int | None = None) -> str:
     return "\n".join([fitting_table(header, rows, width, ENGINE_HIDEABLE), *hidden]) if rows else ""
 
 
+def _processes_of(engine: Mapping[str, Any]) -> set[tuple[int, int]]:
+    return {(process["pid"], process["start_ticks"]) for process in engine["processes"]}
+
+
 def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], int | None]) -> Iterator[str]:
-    own = {(process["pid"], process["start_ticks"]) for process in engine["processes"]}
+    own = _processes_of(engine)
     sizes = [size_bytes for key, size_bytes in used.items() if key[:2] in own and size_bytes is not None]
     ratio, idle = engine["kv_cache_used_ratio"], engine["idle_seconds"]
     total = sum(sizes) if sizes else None
@@ -371,6 +397,9 @@ def notes(content: View) -> Iterator[str]:
         yield "no program runs the agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
     yield _lines("alert ", content.alerts)
     yield _lines("verdict ", content.verdicts)
+    if content.elsewhere:
+        noun = "more problem" if content.alerts or content.verdicts else "problem"
+        yield f"{counted(content.elsewhere, noun)} on other GPUs"
 
 
 def _lines(word: str, remarks: Iterable[FrameNotice]) -> str:

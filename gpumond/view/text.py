@@ -399,6 +399,23 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | Non
     return "\n".join([first, *(_hanging(line, row[-1], width, room) for line, row in zip(lines, known, strict=True))])
 
 
+def narrowed_table(header: Sequence[str], rows: Iterable[Sequence[str]], hideable: Sequence[str], complete: str) -> str:
+    """Return a table as `table` does, without the columns in ``hideable`` that the terminal is too narrow for.
+
+    A line below the table names the columns that are left out, and the ``complete`` form.
+    """
+    width, names, known = output_width(), list(header), [list(map(safe, row)) for row in rows]
+    hidden = []
+    for name in filter(header.__contains__, hideable):
+        if width is None or cells(table_lines(names, known)[0]) <= width:
+            break
+        at = names.index(name)
+        known = [row[:at] + row[at + 1 :] for row in known]
+        hidden.append(names.pop(at).lstrip(">"))
+    note = [broken(f"hidden: {', '.join(hidden)} ({complete} shows all)", width)] if hidden else []
+    return "\n".join([table(names, known), *note])
+
+
 LEAST_HANGING = 40
 """Width from which a column's text stays in its column; else it is below its row."""
 

@@ -366,6 +366,14 @@ def test_address_of_a_socket_is_refused(tmp_path: Path):
     assert "a browser needs an http:// or https:// address" in done.stderr
 
 
+def test_open_without_a_daemon_says_that_nothing_listens():
+    command = [sys.executable, "-m", "gpumond", "open", "--print", "--url", "http://127.0.0.1:1"]
+    done = forks.run(command)
+    assert (done.returncode, done.stdout) == (1, "")
+    reason = "no daemon is reachable at http://127.0.0.1:1 (nothing is listening at this address)"
+    assert done.stderr.startswith(f"gpumond: {reason}; start one with `gpumond serve`")
+
+
 def test_run_tells_the_program_what_it_allows():
     done = gpumond("run", "--allow-limit", "--suspendable", "--", "env")
     allowed = {line for line in done.stdout.splitlines() if line.startswith("GPUMOND_") and line.endswith("=1")}

@@ -183,16 +183,16 @@ NOBODY = "nobody-has-this-name"
 @pytest.mark.parametrize(
     ("command", "status", "text"),
     [
-        ("flush notebok", 2, "did you mean notebook?"),
-        (f"flush {NOBODY}", 2, f"no connected agent matches workload {NOBODY}"),
+        ("flush notebok", 3, "did you mean notebook?"),
+        (f"flush {NOBODY}", 3, f"no connected agent matches workload {NOBODY}"),
         (f"flush --user {NOBODY}", 2, f"no program of the user {NOBODY} is on a GPU"),
         ("flush --device 7", 2, "no GPU '7'"),
-        (f"suspend {NOBODY}", 2, f"workload {NOBODY}"),
-        (f"resume {NOBODY}", 2, f"no connected or suspended program matches {NOBODY}"),
+        (f"suspend {NOBODY}", 3, f"workload {NOBODY}"),
+        (f"resume {NOBODY}", 3, f"no connected or suspended program matches {NOBODY}"),
         ("resume notebook", 3, "notebook isn't suspended"),
-        ("why notebok", 2, "did you mean notebook?"),
-        (f"snapshot {NOBODY}", 2, f"workload {NOBODY}"),
-        (f"limit {NOBODY} 4GiB", 2, f"workload {NOBODY}"),
+        ("why notebok", 3, "did you mean notebook?"),
+        (f"snapshot {NOBODY}", 3, f"workload {NOBODY}"),
+        (f"limit {NOBODY} 4GiB", 3, f"workload {NOBODY}"),
         ("limit --device 7 4GiB", 2, "no GPU '7'"),
         ("status --device 7", 2, "no GPU '7'"),
         ("flush --pid 1", 3, "pid 1"),
@@ -202,7 +202,9 @@ NOBODY = "nobody-has-this-name"
         ("events --csv -f", 2, "--csv and --follow exclude each other"),
     ],
 )
-def test_name_of_nothing_is_wrong_use(common_demo: RunningDaemon, command: str, status: int, text: str):
+def test_exit_code_tells_a_selection_without_programs_from_wrong_use(
+    common_demo: RunningDaemon, command: str, status: int, text: str
+):
     done = common_demo.run(*command.split())
     assert (done.returncode, done.stdout) == (status, ""), done
     assert text in done.stderr

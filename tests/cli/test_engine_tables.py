@@ -85,6 +85,14 @@ def test_status_states_why_the_memory_of_an_engine_is_unknown():
     assert text.endswith("\nchat: its processes are unknown: the daemon lacks CAP_SYS_PTRACE")
 
 
+def test_status_of_one_device_lists_the_engines_that_may_have_a_process_there():
+    snapshot = {"engines": [ENGINE], "devices": [DEVICE]}
+    assert engine_table(snapshot, uuid=DEVICE["uuid"]) == engine_table(snapshot)
+    assert engine_table(snapshot, uuid="GPU-other") == ""
+    unknown = {"engines": [ENGINE | {"processes": []}], "devices": [DEVICE]}
+    assert "chat" in engine_table(unknown, uuid="GPU-other")
+
+
 def test_status_without_engines_has_no_table():
     assert engine_table({"devices": [DEVICE]}) == ""
 

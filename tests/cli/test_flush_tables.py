@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO
 from gpumond.features.flush.command import _exit_code, plan_table, receipt_table
 from gpumond.view.text import moment
+from tests.helpers.frames import busy_frame, fake_daemon
+from tests.helpers.screens import terminal
 
 GIB = 1024**3
 
@@ -82,3 +85,22 @@ def test_past_receipts_state_when_and_by_whom():
 def test_plan_of_unknown_size_exits_with_0():
     assert _exit_code([make_receipt(outcome="planned", expected=promise(0, None, 3))]) == DONE
     assert _exit_code([make_receipt(outcome="planned", expected=promise(0, 0, 0))]) == NOTHING_TO_DO
+
+
+def test_receipts_fit_a_narrow_terminal_and_name_what_is_hidden():
+    by = {"requested_by": "token", "started_at": 1.0, "steps": []}
+    by |= dict.fromkeys(("device_uuid", "before", "after"))
+    receipts = [make_receipt(**by), make_receipt(outcome="refused", reason="the program allocated " * 9, **by)]
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers |= {"/api/v1/receipts": (200, receipts), "/api/v1/suspensions/receipts": (200, [])}
+        command = [sys.executable, "-m", "gpumond", "receipts", "--url", fake.url]
+        with terminal(command, (80, 40)) as session:
+            assert session.ends() == 0
+            lines = session.written.splitlines()
+        fake.answers["/api/v1/flushes"] = (200, {"receipts": receipts})
+        with terminal([*command[:3], "flush", "--all", *command[4:]], (50, 40)) as session:
+            assert session.ends() == 0
+            assert "2.0 GiB" in session.written
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["FINISHED", "PID", "PROGRAM", "OUTCOME", "RELEASED", "DRIVER", "REASON"]
+    assert [line for line in lines if line.startswith("hidden: ") and "gpumond receipts --json" in line]

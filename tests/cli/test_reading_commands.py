@@ -106,7 +106,9 @@ def test_events_are_listed_and_followed(daemon: RunningDaemon):
 
 
 def test_verdicts_are_listed_without_healthy_curves(daemon: RunningDaemon):
-    (line,) = shown(daemon, "verdicts")
+    until(lambda: daemon.value("gpumond_alerts", rule="hog", phase="firing"))
+    line, *_, alerts = shown(daemon, "verdicts")
+    assert alerts.startswith("alerts without a verdict: hog of ")
     assert line in ("no problem found in the memory curves", "no memory curve is long enough yet")
 
 
@@ -138,7 +140,7 @@ def test_alerts_of_built_in_rules_have_their_next_step_and_the_address_of_their_
 def test_alerts_are_listed_and_a_resolved_one_with_past(daemon: RunningDaemon, module_driver: FakeDriver):
     pid = daemon.get("agents")[0]["pid"]
     header, *rows = shown(daemon, "alerts")
-    assert header.split() == ["PHASE", "RULE", "SINCE", "SUMMARY"]
+    assert header.split() == ["PHASE", "SEVERITY", "RULE", "SINCE", "SUMMARY"]
     assert [row for row in rows if row.startswith("firing") and row.endswith(f"{pid} holds much")]
     module_driver.devices[0].processes = []
     module_driver.write()

@@ -25,7 +25,7 @@ from gpumond.view.frame import view
 from gpumond.view.rows import behind, quota_sentence, reserve_sentences
 from gpumond.view.text import moment
 from tests.helpers.frames import make_frame
-from tests.helpers.values import make_device, make_process
+from tests.helpers.values import make_device, make_process, make_suspended
 
 
 @pytest.mark.parametrize(
@@ -226,6 +226,19 @@ def test_device_with_room_is_named_unless_it_is_granted_or_divided():
     assert "--need-device" not in queue_text(make_frame(full, other, queue=(QUEUED,), grants=(granted,)))
 
 
+def test_suspended_program_that_waits_is_not_to_be_started_again():
+    full, other = (
+        make_device(used_bytes=79 * GIB),
+        make_device(uuid="GPU-b", index=1, used_bytes=10 * GIB, free_bytes=70 * GIB),
+    )
+    suspended = (make_suspended(4242, 20 * GIB),)
+    frame = make_frame(full, other, queue=(QUEUED,), suspended_programs=suspended)
+    (notice,) = [notice for notice in view(frame).notices if notice.kind == "waiting"]
+    for text in (queue_text(frame), notice.text):
+        assert "--need-device" not in text
+        assert "pretrain (pid 4242, ann) is resumed as soon as it fits: to make room, flush, suspend or stop" in text
+
+
 def test_request_whose_turn_is_later_states_no_missing_memory():
     later = replace(QUEUED, available_bytes=-10 * GIB, missing_bytes=30 * GIB)
     content = view(make_frame(make_device(used_bytes=GIB), queue=(later,)))
@@ -260,11 +273,20 @@ def test_runbook_without_an_address_is_in_the_web_ui():
     assert _runbook("", "leak") == "runbook for leak: /docs/runbooks/leak in the web UI"
 
 
+def limit_of(size: int, uuid: str = "GPU-a") -> dict[str, object]:
+    return {"device_uuid": uuid, "limit_bytes": size * GIB}
+
+
 @pytest.mark.parametrize(
     ("report", "shown"),
     [
-        ({"allows_limit": True, "limits": []}, "limit 8.0 GiB (chat)"),
-        ({"allows_limit": False, "limits": [{}]}, "limit 8.0 GiB (chat)"),
+        ({"allows_limit": True, "limits": []}, "limit 8.0 GiB (chat; not in effect: no allocator has it)"),
+        ({"allows_limit": False, "limits": [limit_of(8)]}, "limit 8.0 GiB (chat)"),
+        ({"allows_limit": False, "limits": [limit_of(8), limit_of(2, "GPU-b")]}, "limit 8.0 GiB (chat)"),
+        (
+            {"allows_limit": True, "limits": [limit_of(2)]},
+            "limit 2.0 GiB (set with gpumond limit or by the program; the quota chat requires 8.0 GiB)",
+        ),
         (
             {"allows_limit": False, "limits": []},
             "limit 8.0 GiB (chat; not in effect: the program doesn't allow limits)",
@@ -272,9 +294,9 @@ def test_runbook_without_an_address_is_in_the_web_ui():
         (None, "limit 8.0 GiB (chat; not in effect: the program has no agent)"),
     ],
 )
-def test_limit_that_no_program_applies_is_not_in_effect(report: dict[str, object] | None, shown: str):
+def test_limit_of_a_quota_is_shown_as_far_as_it_is_in_effect(report: dict[str, object] | None, shown: str):
     quota = asdict(EffectiveQuota(limit_bytes=8 * GIB, limit_quota="chat"))
-    assert quota_sentence(quota, report) == shown
+    assert quota_sentence({"device_uuid": "GPU-a", "quota": quota}, report) == shown
 
 
 def test_times_are_those_of_the_summaries_in_each_time_zone(monkeypatch: pytest.MonkeyPatch):

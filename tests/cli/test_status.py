@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpumond.commands.main import main
-from gpumond.facts.frame import Verdict
+from gpumond.facts.frame import Alert, StatedFault, Verdict
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.quota import QueuedRequest
 from gpumond.facts.shares import SHARES
@@ -23,7 +23,7 @@ from gpumond.facts.verdicts import REMEDIES
 from gpumond.features.quotas.command import quota_text
 from gpumond.view.frame import of_device, view
 from gpumond.view.rows import limit_sentences
-from gpumond.view.tables import device_lines, device_table, notes, process_table
+from gpumond.view.tables import device_lines, device_table, notes, process_table, suspended_programs
 from gpumond.view.text import plain_text
 from tests.helpers import forks
 from tests.helpers.agents import GIB
@@ -121,6 +121,39 @@ def test_flush_of_one_device_promises_the_cache_of_that_device():
     (text,) = filter(None, notes(of_device(content, "GPU-b")))
     assert text == "a flush of the programs on GPU 1 would release about 3.0 GiB: gpumond flush --device 1"
     assert "a flush of all programs would release about 4.0 GiB: gpumond flush --all" in notes(content)
+
+
+def test_one_device_shows_its_own_notices_and_counts_the_problems_of_others():
+    processes = [make_process(pid, 9 * GIB) for pid in (10, 11)]
+    devices = [
+        make_device(uuid, index=index, used_bytes=9 * GIB, processes=(process,))
+        for index, (uuid, process) in enumerate(zip(("GPU-a", "GPU-b"), processes, strict=True))
+    ]
+    leak = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, summary="train leaks")
+    alerts = tuple(
+        Alert(
+            rule="full",
+            phase="firing",
+            labels=(("uuid", uuid),),
+            annotations=(),
+            value=1.0,
+            active_at=1.0,
+            fired_at=1.0,
+        )
+        for uuid in ("GPU-a", "GPU-b")
+    )
+    faults = tuple(StatedFault("nvml", "lost", uuid, "gone", "reset it") for uuid in ("GPU-a", "GPU-b", None))
+    suspended = make_suspended(12)
+    frame = make_frame(*devices, verdicts=(leak,), alerts=alerts, faults=faults, suspended_programs=(suspended,))
+    text = "\n".join(notes(of_device(view(frame), "GPU-b")))
+    assert "GPU 1: lost" in text
+    assert "nvml: lost" in text
+    assert "GPU 0" not in text
+    assert text.count("alert full") == 1
+    assert "leak" not in text
+    assert text.endswith("\n2 more problems on other GPUs")
+    assert "other GPUs" not in "\n".join(notes(view(frame)))
+    assert suspended_programs(frame, "GPU-b") == "" != suspended_programs(frame, "GPU-a") == suspended_programs(frame)
 
 
 def test_bar_shows_the_shares():
@@ -244,3 +277,55 @@ def test_refused_token_is_named_by_its_source(tmp_path: Path):
             refused = subprocess.run(command, env=environ | own, capture_output=True, text=True, timeout=60)
             assert refused.returncode == 1
             assert f"the token is invalid (the token is from {source}" in refused.stderr
+
+
+def test_verdicts_name_the_alerts_that_status_shows_as_verdicts(capsys: pytest.CaptureFixture[str]):
+    labels = (("uuid", "GPU-a"), ("severity", "critical"))
+    alert = Alert(
+        rule="out-of-memory",
+        phase="firing",
+        labels=labels,
+        annotations=(),
+        value=1.0,
+        active_at=1.0,
+        fired_at=1.0,
+        pid=10,
+        start_ticks=100,
+    )
+    over = replace(alert, rule="fragmentation", pid=11)
+    frame = busy_frame(alerts=(alert, over))
+    with fake_daemon(frame) as fake:
+        assert main(["verdicts", "--url", fake.url]) == 0
+    shown = capsys.readouterr().out
+    assert "alerts without a verdict: out-of-memory of train (pid 10); " in shown
+    assert "gpumond alerts" in shown.replace(sys.executable + " -m ", "")
+    assert [row.status for row in view(frame).processes] == ["out-of-memory", ""]
+
+
+def test_alerts_are_in_the_order_of_status_and_have_their_severity(capsys: pytest.CaptureFixture[str]):
+    def alert(rule: str, severity: str, at: float, **fields: Any) -> Alert:
+        labels = (("severity", severity), ("uuid", "GPU-a"))
+        known = {"phase": "firing", "fired_at": at, "annotations": (("description", "do it"),)} | fields
+        return Alert(rule=rule, labels=labels, value=1.0, active_at=at, **known)
+
+    alerts = (
+        alert("quiet", "critical", 1.0, silenced_by=("0" * 16,)),
+        alert("soon", "critical", 2.0, phase="pending", fired_at=None),
+        alert("later", "warning", 9.0),
+        alert("sooner", "warning", 8.0),
+        alert("worst", "critical", 10.0),
+    )
+    frame = busy_frame(alerts=alerts)
+    with fake_daemon(frame) as fake:
+        fake.answers |= {"/api/v1/alerts": (200, frame["alerts"]), "/api/v1/silences": (200, [])}
+        assert main(["alerts", "--url", fake.url]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["PHASE", "SEVERITY", "RULE", "SINCE", "SUMMARY"]
+    order = ["worst", "sooner", "later", "soon", "quiet"]
+    assert [line.split()[1:3] for line in lines[:3]] == [
+        ["critical", "worst"],
+        ["warning", "sooner"],
+        ["warning", "later"],
+    ]
+    assert [line.partition(":")[0] for line in lines if line.endswith(": do it")] == order
+    assert [notice.title.split()[0] for notice in view(frame).alerts] == order

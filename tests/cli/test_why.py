@@ -15,14 +15,14 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.messages import to_json
 from gpumond.facts.units import GIB
-from gpumond.features.instruments.command import beyond, findings
+from gpumond.features.instruments.command import beyond, findings, overruled
 from gpumond.features.instruments.routes import WHY_EXAMPLE, Why
 from gpumond.serve.examples import LIVE_CLASSES
 from gpumond.view.live_memory import why_lines as lines
 from gpumond.view.text import moment
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
 from tests.helpers.running import gpumond_here
-from tests.helpers.values import make_pool, make_report
+from tests.helpers.values import make_pool, make_quotas, make_report
 
 PATH = "/api/v1/agents/4242"
 WHY: TypeAdapter[Why] = TypeAdapter(Why)
@@ -171,14 +171,14 @@ def test_programs_are_selected_by_pid_workload_and_device(command: str, options:
 
 
 @pytest.mark.parametrize("command", ANSWERS)
-def test_selection_of_no_program_is_wrong_use(command: str):
+def test_selection_of_no_program_is_nothing_to_do(command: str):
     size = ["1GiB"] if command == "limit" else []
     with fake_daemon(busy_frame()) as fake:
         fake.answers |= {"/api/v1/agents": (200, AGENTS), "/api/v1/devices": (200, DEVICES)}
         none = gpumond(fake, command, *size, "--workload", "other")
         device = gpumond(fake, command, *size, "--device", "7")
         missing = gpumond(fake, command, *size)
-    assert (none.returncode, "no connected agent matches workload other" in none.stderr) == (2, True)
+    assert (none.returncode, "no connected agent matches workload other" in none.stderr) == (3, True)
     assert (device.returncode, missing.returncode) == (2, 2)
     assert "--workload" in missing.stderr
 
@@ -205,9 +205,9 @@ def test_program_that_refuses_does_not_hide_the_answers_of_others():
     ("live", "cached", "lines"),
     [
         (1, 1, []),
-        (1, 2, ["it flushes its cache (2.0 GiB), and runs out of memory if that isn't enough"]),
-        (3, 1, ["it runs out of memory unless it frees 1.0 GiB besides its cache (1.0 GiB)"]),
-        (3, 0, ["it runs out of memory unless it frees 1.0 GiB"]),
+        (1, 2, ["it flushes its cache (2.0 GiB), and the allocation fails if that isn't enough"]),
+        (3, 1, ["its allocation fails unless it frees 1.0 GiB besides its cache (1.0 GiB)"]),
+        (3, 0, ["its allocation fails unless it frees 1.0 GiB"]),
     ],
 )
 def test_a_limit_below_what_a_program_holds_states_what_follows(live: int, cached: int, lines: list[str]):
@@ -217,3 +217,12 @@ def test_a_limit_below_what_a_program_holds_states_what_follows(live: int, cache
     start = f"train (pid 10) holds {live + cached}.0 GiB: when it needs more, "
     assert list(beyond(agent, [limit])) == [start + line for line in lines]
     assert not list(beyond(agent, [limit | {"applied": False}]))
+
+
+def test_limit_above_that_of_a_quota_is_said_to_be_set_again():
+    pool = make_pool(live=20 * GIB)
+    report = make_report(10, (pool,))
+    frame = busy_frame(reports=(report,), quotas=make_quotas(report, (25 * GIB, ""), (30 * GIB, "team"), (1, "team")))
+    again = ["the quota team sets the limit of train (pid 10) to 30.0 GiB again"]
+    assert [list(overruled(frame, limit, {10})) for limit in (None, 40 * GIB, 30 * GIB)] == [again, again, []]
+    assert list(overruled(frame, None, {11})) == []

@@ -125,7 +125,7 @@ def fake_daemon(frame: dict[str, Any]) -> Iterator[FakeDaemon]:
 def holding_with(pid: int = 7, **fields: Any) -> dict[str, Any]:
     names = ("container", "container_name", "pod_name", "unit", "slurm_job")
     defaults = {"comm": "python", "workload": "", "kinds": ["compute"], "used_bytes": 3 * GIB, "state": "alive"}
-    return {"pid": pid, **dict.fromkeys(names), **defaults} | fields
+    return {"pid": pid, "device_uuid": "GPU-a", **dict.fromkeys(names), **defaults} | fields
 
 
 def share_history(points: Sequence[tuple[float, float]]) -> dict[str, Any]:

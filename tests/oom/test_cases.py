@@ -298,7 +298,7 @@ def limited(number: int, request: int = GIB // 8) -> CaseFile:
 def test_the_cause_of_an_error_at_a_limit_is_the_limit():
     case = limited(1)
     assert case.summary == (
-        "etl (pid 10) ran out of memory at its limit of 2.0 GiB: it requested 128.0 MiB on GPU 0 with 60.0 GiB free; "
+        "etl (pid 10) reached its limit of 2.0 GiB: it requested 128.0 MiB on GPU 0 with 60.0 GiB free; "
         "one change would have been enough: raise the program's limit from 2.0 GiB by at least 1.1 GiB (gpumond limit)"
     )
     assert [(each.name, each.enough) for each in case.remedies] == [("limit", True)]

@@ -71,12 +71,12 @@ def test_errors_at_a_limit_by_hand_are_one_case_that_names_it(daemon: RunningDae
         run_in_program(process, "large = allocator.malloc(200 * MIB)")
         until(lambda: 250 * MIB in [each["pools"][0]["held_bytes"] for each in daemon.get("agents")])
         limited = output(daemon, "limit", "--pid", str(process.pid), "150MiB")
-        assert "holds 250.0 MiB: when it needs more, it runs out of memory unless it frees 100.0 MiB" in limited
+        assert "holds 250.0 MiB: when it needs more, its allocation fails unless it frees 100.0 MiB" in limited
         for number in (1, 2):
             run_in_program(process, f"suppressed(lambda: {scope}(allocator.malloc)(100 * MIB))")
             until(lambda: number in [each["errors"] for each in daemon.get("oom")])  # noqa: B023
         case = case_of(daemon, process.pid)
-        assert f"etl (pid {process.pid}) ran out of memory at its limit of 150.0 MiB: it requested" in case["summary"]
+        assert f"etl (pid {process.pid}) reached its limit of 150.0 MiB: it requested" in case["summary"]
         assert case["remedies"][0]["name"] == "limit"
         assert "neighbor-cache" not in {each["name"] for each in case["remedies"]}
         assert "the last of 2 errors" in output(daemon, "oom", "show", "--pid", str(process.pid))

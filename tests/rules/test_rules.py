@@ -63,15 +63,16 @@ def test_keep_firing_for_holds_for_a_connected_process_that_the_driver_no_longer
     assert not step(rule, NONE, firing, Unreadable(connected={ProcessKey(10, 101)}), 1, 1)
 
 
-def test_kept_alert_states_the_present_values_and_that_of_its_last_breach():
+def test_kept_alert_says_since_when_it_is_over_and_states_the_values_of_its_last_breach():
     rule = replace(make_rule(keep_firing_for_seconds=9), annotations=(("summary", "{value}, {live} live now"),))
     activities: AlertStates = {}
-    for at, (value, live) in enumerate(((0.9, "2 GiB"), (0.5, "1 GiB"))):
+    for at, (value, live) in enumerate(((0.9, "2 GiB"), (0.5, "1 GiB"), (0.5, "1 GiB"))):
         row = Row(LABELS, value, texts={"live": live})
         activities = step(rule, of("used_ratio", row, unit="ratio"), activities, Unreadable(), at, at)
     (activity,) = activities.values()
     assert activity.cleared_elapsed == 1
-    assert activity.alert.annotations == (("summary", "90%, 1 GiB live now"),)
+    over = "over since 00:00:01 UTC; the alert was: 90%, 2 GiB live now"
+    assert activity.alert.annotations == (("summary", over),)
 
 
 @pytest.mark.parametrize("start", [100, None])

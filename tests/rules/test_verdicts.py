@@ -245,11 +245,18 @@ def test_alerts_on_a_suspended_process_resolve_at_once_and_say_so():
     assert texts == {"hog": "process 10 is suspended; the alert was: a hog", "pool": "process 10 is suspended"}
 
 
-def test_resolved_alert_of_an_existing_process_has_no_note_of_its_end():
+def test_alert_that_outlives_its_cause_says_so_once():
     small = make_snapshot(make_device(processes=(make_process(10, 1),)), reports=REPORT)
     ticks = keeping(make_snapshot(HOG, reports=REPORT), small, *[replace(small)] * 301)
     (over,) = [alert for tick in ticks for alert in tick.resolved]
-    assert (over.rule, dict(over.annotations)["summary"]) == ("hog", "a hog")
+    text = dict(over.annotations)["summary"]
+    assert (over.rule, text.count("the alert was")) == ("hog", 1)
+    assert text.startswith("over since ")
+    assert text.endswith(" UTC; the alert was: a hog")
+    assert [dict(alert.annotations)["summary"] for alert in ticks[1].frame.alerts if alert.rule == "hog"] == [text]
+    gone = keeping(make_snapshot(HOG, reports=REPORT), small, make_snapshot(make_device()))[-1].resolved
+    texts = [dict(alert.annotations)["summary"] for alert in gone if alert.rule == "hog"]
+    assert texts == ["process 10 has ended; the alert was: a hog"]
 
 
 @pytest.mark.parametrize(

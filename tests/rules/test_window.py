@@ -10,7 +10,7 @@ import pytest
 
 from gpumond.facts.alerts import Rule
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import Call, Oom, PoolLimit, Program
+from gpumond.facts.program import Call, Oom, OomPool, PoolLimit, Program
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, XidErrors
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.quantities import subjects
@@ -19,6 +19,7 @@ from gpumond.quantities.window import (
     BUCKET_SECONDS,
     WINDOW_SECONDS,
     CounterHistory,
+    OomNote,
     RuleWindow,
     combined,
     first,
@@ -184,16 +185,22 @@ def test_cache_and_small_pools_are_not_fragmented():
     assert values_of(small, "fragmentation_ratio")[-1] == 0
 
 
-def test_alert_on_fragmentation_states_what_is_stranded_now():
+def test_alert_on_fragmentation_says_when_nothing_is_stranded_any_more():
     (rule,) = (each for each in BUILT_IN if each.name == "fragmentation")
+    split, whole = make_pool(live=10 * GIB, stranded=10 * GIB), make_pool(live=10 * GIB)
     state, shown = TickState(), []
-    for at, pool in enumerate([make_pool(live=10 * GIB, stranded=10 * GIB)] * 120 + [make_pool()] * 2):
+    for at, pool in enumerate([*[split] * 120, whole, whole]):
         advanced = advance(state, [rule], snapshot_at(at, [pool]))
         state = advanced.memory
-        shown += [dict(alert.annotations)["summary"] for alert in advanced.frame.alerts if alert.phase == "firing"]
-    before, after = (f"was fragmented even at peak use; now {size} is stranded" for size in ("10.0 GiB", "0 B"))
-    assert shown[0].endswith(f"50% of the memory held by torch {before}")
-    assert shown[-1].endswith(f"50% of the memory held by torch {after}")
+        shown += [dict(alert.annotations) for alert in advanced.frame.alerts if alert.phase == "firing"]
+    peak = "50% of the memory held by torch was fragmented even at peak use; now 10.0 GiB is stranded"
+    assert shown[0]["summary"].endswith(peak)
+    assert "description" in shown[0]
+    assert shown[-1] == shown[-2]
+    assert shown[-1]["summary"].startswith("over since ")
+    assert shown[-1]["summary"].endswith(peak)
+    assert "; the alert was: train (pid " in shown[-1]["summary"]
+    assert "description" not in shown[-1]
 
 
 def test_cache_is_waste_only_while_memory_is_short():
@@ -220,6 +227,39 @@ def test_a_program_that_reached_its_own_limit_is_no_shortage_of_the_device(limit
     reports.append((make_report(pools=pools[1]), other))  # the limit is removed
     snapshots = [make_snapshot(DEVICE, reports=own, elapsed_seconds=float(at)) for at, own in enumerate(reports)]
     assert values_of(snapshots, "reclaimable_under_pressure_ratio", "device") == [0, waste, waste]
+
+
+@pytest.mark.parametrize(
+    ("limit", "happened", "state", "relief"),
+    [
+        (12, "reached its limit of 12.0 GiB", "is at its limit of 12.0 GiB", "raise its limit, which gpumond quota"),
+        (60, "ran out of memory", "is short of memory", "free memory on the GPU"),
+    ],
+)
+def test_alerts_say_whether_a_program_reached_its_own_limit(limit: int, happened: str, state: str, relief: str):
+    at_error = OomPool(allocator="torch", device_uuid="GPU-a", live_bytes=11 * GIB, cached_bytes=0, stranded_bytes=0)
+    oom = Oom(
+        number=1,
+        at=1.0,
+        seen="scope",
+        device_uuid="GPU-a",
+        request_bytes=4 * GIB,
+        pools=(at_error,),
+        free_bytes=20 * GIB if limit == 12 else GIB,
+    )
+    limits = (PoolLimit("torch", "GPU-a", limit * GIB, "chat"),)
+    state_, window = TickState(), []
+    rules = [each for each in BUILT_IN if each.name in ("out-of-memory", "allocation-retries")]
+    for at, count in enumerate((0, 6)):
+        pool = make_pool(live=10 * GIB, cached=0, ooms=count, retries=count)
+        report = make_report(pools=(pool,), limits=limits, program=Program(ooms=(oom,) if count else ()))
+        advanced = advance(state_, rules, make_snapshot(DEVICE, reports=(report,), elapsed_seconds=float(at)))
+        state_ = advanced.memory
+        window = [dict(alert.annotations) for alert in advanced.frame.alerts]
+    first, retries = window
+    assert f"{happened} (errors in 10 minutes: 6)" in first["summary"]
+    assert f" {state}: its allocator emptied its cache" in retries["summary"]
+    assert retries["description"].startswith(f"reduce the batch size or {relief}")
 
 
 GONE = (
@@ -343,5 +383,5 @@ def test_line_of_an_out_of_memory_error_stays_when_its_agent_no_longer_sends_the
     for second, sent in enumerate((oom, replace(oom, stack=()))):
         report = make_report(program=Program(ooms=(sent,)))
         recent = remember(recent, make_snapshot(DEVICE, reports=(report,), elapsed_seconds=float(second)))
-        assert recent.oom_places == {(report.key, 1): " in step at train.py:31"}
-    assert remember(recent, make_snapshot(DEVICE, reports=(make_report(),), elapsed_seconds=2.0)).oom_places == {}
+        assert recent.ooms_by_number == {(report.key, 1): OomNote(None, " in step at train.py:31")}
+    assert remember(recent, make_snapshot(DEVICE, reports=(make_report(),), elapsed_seconds=2.0)).ooms_by_number == {}

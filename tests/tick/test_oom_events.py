@@ -13,6 +13,7 @@ from gpumond.facts.program import (
     LiveClasses,
     Oom,
     OomPool,
+    PoolLimit,
     Program,
     ScopeRetained,
     Site,
@@ -63,6 +64,19 @@ def test_oom_event_has_the_details_of_its_snapshot():
         "retained_bytes epoch": GIB,
         "advice": "set PYTORCH_ALLOC_CONF to expandable_segments:True",
     }
+
+
+def test_oom_event_at_the_programs_own_limit_says_so():
+    pool = OomPool(allocator="torch", device_uuid=UUID, live_bytes=2 * GIB, cached_bytes=0, stranded_bytes=0)
+    oom = make_oom(device_uuid=UUID, request_bytes=GIB, pools=(pool,), allocator="torch", free_bytes=9 * GIB)
+    report = make_report(limits=(PoolLimit("torch", UUID, 5 * GIB // 2, "chat"),))
+    for free, what in ((9 * GIB, "reached its limit of 2.5 GiB on GPU 0"), (0, "ran out of memory on GPU 0")):
+        failed = replace(report, program=Program(ooms=(replace(oom, free_bytes=free),)))
+        (event,) = between(make_frame(reports=(report,)), make_frame(reports=(failed,)))
+        assert (
+            event.summary == f"train (pid 10) {what} when it requested 1.0 GiB: 2.0 GiB live, 0 B cached, 0 B stranded"
+        )
+        assert dict(event.details).get("limit_bytes") == (5 * GIB // 2 if free else None)
 
 
 def test_oom_event_has_the_line_the_threads_and_the_classes():

@@ -68,6 +68,24 @@ def test_screen_of_80_by_24_shows_ledger_processes_and_keys(fake: FakeDaemon):
             assert key in session.screen.lines()[-1]
 
 
+def test_screen_of_40_by_20_keeps_what_matters(fake: FakeDaemon):
+    summary = "train (pid 10) leaks on GPU 0"
+    leak = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=5.0, summary=summary)
+    fake.show(busy_frame(verdicts=(leak,)))
+    with top(fake.url, size=(40, 20)) as session:
+        screen = session.shows("train", "python", "Quit", "50.0 GiB of 80.0 GiB  62%", "PROGRAM", "USED↓", "VERDICT")
+        assert "would release about 12.0 GiB" in screen
+        assert "train (pid 10) on GPU 0 leaks" in screen
+        assert session.screen.lines()[0].endswith("13:46:40 UTC")
+        assert next(line for line in screen.splitlines() if "train" in line).split() == [
+            "0",
+            "train",
+            "40.0",
+            "GiB",
+            "leak",
+        ]
+
+
 def test_keys_sort_and_reverse(fake: FakeDaemon):
     with top(fake.url) as session:
         assert programs(session.shows("USED↓", "train"))[:2] == ["train", "python"]
@@ -99,7 +117,7 @@ def test_filter_hides_other_rows_until_escape(fake: FakeDaemon):
         session.press("/")
         session.shows("words that all match")
         session.press("researchx", "backspace", "enter")
-        session.shows("filter: research", "python", without="train")
+        session.shows("filter: research  Esc removes it", "python", without="train")
         session.press("escape")
         session.shows("python", "train", without="filter:")
 
@@ -120,15 +138,15 @@ def test_chosen_columns_are_kept_for_the_next_start(fake: FakeDaemon, tmp_path: 
         session.press("c")
         session.shows("[x] stranded", "[ ] command", "Show or hide")
         session.press(*(["down"] * 3), " ")
-        session.shows("[x] user")
+        session.shows("[ ] user")
         session.press(*(["down"] * 5), " ")
         session.shows("[ ] stranded")
         session.press("escape")
-        session.shows("USER", without="STRANDED")
+        session.shows("LIVE", without="STRANDED")
     with top(fake.url, size=(100, 30), XDG_STATE_HOME=str(tmp_path)) as session:
-        session.shows("USER", "LIVE", without="STRANDED")
+        session.shows("LIVE", without="USER")
         session.press("c", "d", "escape")
-        session.shows("STRANDED")
+        session.shows("STRANDED", "USER")
 
 
 def test_columns_of_the_command_line_precede_the_kept_ones(fake: FakeDaemon, tmp_path: Path):
@@ -298,22 +316,23 @@ def test_result_of_a_flush_is_shown_after_its_panel_is_closed(fake: FakeDaemon):
         session.shows("every program with an agent: not flushed")
 
 
-def test_values_are_withdrawn_while_the_daemon_is_gone(fake: FakeDaemon):
+def test_last_values_stay_dimmed_while_the_daemon_is_gone(fake: FakeDaemon):
     frame = fake.answers["/api/v1/frame"]
     with top(fake.url) as session:
         session.shows("50.0 GiB of 80.0 GiB")
         fake.answers["/api/v1/frame"] = (500, {"detail": "it broke"})
-        session.shows("THE DAEMON DOESN'T RESPOND", "it broke", "50.0 GiB of 80.0 GiB")
-        assert "train" not in session.shows("THE DAEMON DOESN'T RESPOND", "aren't shown", without="50.0 GiB")
+        session.shows("NO ANSWER SINCE", "it broke. These are the last values.", "50.0 GiB of 80.0 GiB")
+        session.until(lambda _: "\x1b[2m  50.0 GiB of 80.0 GiB" in session.written, "dimmed values")
+        assert "train" in session.shows("NO ANSWER SINCE", "it broke", "50.0 GiB of 80.0 GiB")
         fake.answers["/api/v1/frame"] = frame
-        session.shows("50.0 GiB of 80.0 GiB", "train", without="DOESN'T RESPOND")
+        session.shows("50.0 GiB of 80.0 GiB", "train", without="NO ANSWER")
 
 
 def test_hanging_daemon_blocks_neither_keys_nor_exit(fake: FakeDaemon):
     with top(fake.url) as session:
         session.shows("train")
         fake.answers["/api/v1/frame"] = None
-        session.shows("THE DAEMON DOESN'T RESPOND", "no response for")
+        session.shows("NO ANSWER SINCE", "no response for")
         session.press("a")
         session.shows("Retrying every second.")
         session.press("escape", "q")
@@ -362,7 +381,7 @@ def test_notices_of_one_kind_are_one_line(fake: FakeDaemon):
     faults = tuple(StatedFault("nvml", "gpu_is_lost", f"GPU-{at}", f"fell off bus {at}", "reset it") for at in range(9))
     fake.show(busy_frame(faults=faults))
     with top(fake.url, size=(100, 30)) as session:
-        screen = session.shows("gpu_is_lost, first of 9: fell off bus 0", "train")
+        screen = session.shows("GPU-0: gpu_is_lost: fell off bus 0", "gpu_is_lost: 8 more", "train")
         assert "fell off bus 1" not in screen
         session.press("a")
         session.shows("fell off bus 0", "fell off bus 8")
@@ -461,6 +480,22 @@ def test_key_k_sends_the_signal_to_the_marked_programs_after_a_confirmation():
             session.shows("SIGHUP sent")
         assert [process.wait(60) for process in (one, other)] == [-1, -1]
         assert third.poll() is None
+
+
+def test_signals_are_complete_on_a_narrow_screen():
+    with program() as one, fake_daemon(frame_of(one.pid)) as fake, top(fake.url, size=(40, 20)) as session:
+        session.shows("sleep0")
+        session.press("K")
+        session.shows("SIGCONT", "Send SIGTERM to 1 program? y: yes", "esc: no")
+
+
+def test_plan_of_a_flush_keeps_its_amounts_on_a_narrow_screen(fake: FakeDaemon):
+    fake.answers["/api/v1/flushes"] = (200, PLAN)
+    with top(fake.url, size=(40, 20)) as session:
+        session.shows("train")
+        session.press("f")
+        screen = session.shows("PROGRAM", "WOULD RELEASE", "Flush 12.0 GiB? y: yes")
+        assert next(line for line in screen.splitlines() if "train torch" in line).endswith("12.0 GiB")
 
 
 def test_no_signal_is_sent_without_a_confirmation():

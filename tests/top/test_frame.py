@@ -255,7 +255,7 @@ def test_tree_without_known_ancestors_is_a_list():
 
 
 def test_key_g_groups_enter_opens_a_group_and_space_marks_its_members():
-    with fake_daemon(four()) as fake, top(fake.url, size=(100, 30)) as session:
+    with fake_daemon(four()) as fake, top(fake.url, size=(104, 30)) as session:
         session.shows("python", "train")
         session.press("g")
         session.shows("analysis (2)", "research (1)", "unknown user (1)", "4.0 GiB", without="train ")

@@ -79,10 +79,19 @@ def test_chart_is_stacked_and_colored_by_share():
     past = HistoryChart(DEVICE, 600.0, tuple((float(at), gib(8, 4, 0, 4)) for at in range(0, 601, 10)))
     head, top, bottom = drawn(past, "", 60, 2, False)
     assert plain_text(head).startswith("used in the last 10 min: 16.0 GiB  ")
-    assert {(piece.text[0], piece.ink, piece.ground) for piece in bottom} == {("█", "live", "")}
-    assert {(piece.text[0], piece.ink, piece.ground) for piece in top} == {("▄", "cached", "overhead")}
+    assert {(piece.text[0], piece.ink, piece.ground) for piece in bottom[1:]} == {("█", "live", "")}
+    assert {(piece.text[0], piece.ink, piece.ground) for piece in top[1:]} == {("▄", "cached", "overhead")}
     head, top, bottom = drawn(past, "", 60, 2, True)
-    assert [piece.text for piece in (*top, *bottom)] == ["█" * 60] * 2
+    assert [plain_text(line) for line in (top, bottom)] == [f"  16.0 GiB {'█' * 49}", f"         0 {'█' * 49}"]
+
+
+def test_large_chart_has_its_times():
+    past = HistoryChart(DEVICE, 3600.0, tuple((float(at), gib(8)) for at in range(3000, 3601, 10)))
+    *_, last, times = drawn(past, "", 60, 4, True)
+    assert plain_text(last) == f"         0 {'█' * 49}"
+    assert plain_text(times) == "           00:50:00 UTC                         01:00:00 UTC"
+    for width in range(12, 50):
+        assert max(map(width_of, drawn(past, "", width, 4, True))) <= width
 
 
 def test_busy_and_power_of_a_device_are_curves_once_they_are_known_twice():
@@ -127,5 +136,4 @@ def test_utilization_before_the_first_frame_is_that_of_the_daemon():
     (line,) = sensors.lines("GPU-a", 100)
     text = plain_text(line)
     assert text.startswith("busy, at most 75% ▆▆▆")
-    assert text.endswith("█"), "the power is known at the end only"
-    assert "300 W   " in text
+    assert "  power, at most 300 W in 1 s ██████" in text, "the daemon keeps no power"

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
 from gpumond.top.processes import ProcessList
 from gpumond.top.screen import (
+    HELP,
+    HINTS,
     LEAST_TABLE,
     Screen,
     chart_rows,
     device_at,
+    estimate_line,
     heights,
+    help_lines,
+    hint_line,
     remark_lines,
     remarks_in_full,
     scrolled,
@@ -92,6 +99,28 @@ def test_chart_is_drawn_for_the_rows_that_it_has(problems: int):
         assert drawn in ([], [f"chart of {text.count('row of the chart')} rows"])
 
 
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_help_is_complete_at_any_width(width: int):
+    lines = help_lines(width - 2)
+    assert max(map(width_of, lines)) <= width - 2
+    words = " ".join(map(plain_text, lines)).split()
+    assert {word for word in HELP.split() if word != "|"} <= {*words}
+
+
+def test_way_to_quit_is_shown_at_any_width():
+    for width in (20, 40, 80, 200):
+        assert plain_text(hint_line(HINTS, width)).startswith("? Help q Quit")
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [(80, "a flush of all programs would release about 12.0 GiB"), (40, "a flush would release about 12.0 GiB")],
+)
+def test_flush_estimate_keeps_its_amount(width: int, expected: str):
+    (line,) = estimate_line(view(busy_frame()), width)
+    assert plain_text(line) == expected
+
+
 def test_selected_device_is_scrolled_into_view():
     lines = [[Span(f"GPU {at}", "chosen" if at == 7 else "bold")] for at in range(10)]
     assert scrolled(lines, 4, 0, "GPU-7") == 4
@@ -111,6 +140,9 @@ LEAK = FrameNotice(
     "10 min at this rate; retained by losses in leak at /data/programs.py:125 (20 tensors added in 20 s)",
     "alert leak",
     "find out what retains the memory: gpumond why --pid 4194304; restart the program before the GPU is full",
+    program="notebook (pid 4194304)",
+    gpu="GPU 0",
+    full_in=600.0,
 )
 OOM = FrameNotice(
     "bad",
@@ -118,6 +150,8 @@ OOM = FrameNotice(
     "finetune (pid 9282) on GPU 1 ran out of memory in finetune at /data/programs.py:97 (errors in 10 minutes: 1)",
     "alert out-of-memory",
     "gpumond oom show --pid 9282 shows why",
+    program="finetune (pid 9282)",
+    gpu="GPU 1",
 )
 IDLE = FrameNotice(
     "note",
@@ -125,38 +159,77 @@ IDLE = FrameNotice(
     "embeddings (pid 7) holds 8.9 GiB on GPU 1 and has been idle for 2 min 49 s",
     "alert idle-holder",
     "gpumond suspend --pid 7 returns 8.9 GiB of device memory; if you don't need the program, stop it",
+    program="embeddings (pid 7)",
+    gpu="GPU 1",
 )
+FRAGMENTED = FrameNotice(
+    "warn",
+    "fragmentation firing for 2 min",
+    "etl (pid 8) on GPU 0: 57% of the memory held by torch was fragmented even at peak use; now 0 B is stranded",
+    "alert fragmentation",
+    "set PYTORCH_ALLOC_CONF=expandable_segments:True (PyTorch), then restart the program",
+    program="etl (pid 8)",
+    gpu="GPU 0",
+)
+QUOTA = FrameNotice(
+    "warn",
+    "quota-exceeded firing",
+    "chat (pid 6) on GPU 0 uses 3.1 GiB, 391.2 MiB more than the soft limit of the chat quota (2.7 GiB)",
+    "alert quota-exceeded",
+    "gpumond flush --pid 6 releases its cache",
+    program="chat (pid 6)",
+    gpu="GPU 0",
+)
+OWN_RULE = FrameNotice("warn", "busy firing", "it is too busy", "alert busy", program="etl (pid 8)", gpu="GPU 0")
 ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", "orphaned", "look at it; kill 9")
 
 
 @pytest.mark.parametrize(
     ("notice", "width", "expected"),
     [
-        (LEAK, 80, "leak: notebook is leaking about 0.8 GiB/min on GPU 0; gpumond why --pid 4194304"),
-        (LEAK, 72, "leak: notebook is leaking about…; gpumond why --pid 4194304"),
-        (LEAK, 400, f"leak: {LEAK.text}; {LEAK.advice}"),
-        (OOM, 80, "out-of-memory: finetune on GPU 1 ran out of memory…; gpumond oom show --pid 9282"),
+        (LEAK, 80, "notebook on GPU 0 is leaking about 0.8 GiB/min; gpumond why --pid 4194304"),
+        (LEAK, 62, "notebook on GPU 0 is leaking about…; gpumond why --pid 4194304"),
+        (LEAK, 40, "notebook on GPU 0 is leaking about…"),
+        (OOM, 80, "finetune on GPU 1 ran out of memory in finetune at…; gpumond oom show --pid 9282"),
+        (OOM, 40, "finetune on GPU 1 ran out of memory in…"),
         (
             OOM,
             110,
-            "out-of-memory: finetune on GPU 1 ran out of memory in finetune at programs.py:97; "
-            "gpumond oom show --pid 9282",
+            "finetune on GPU 1 ran out of memory in finetune at programs.py:97; gpumond oom show --pid 9282 shows why",
         ),
-        (IDLE, 100, "idle-holder: embeddings holds 8.9 GiB on GPU 1; gpumond suspend --pid 7"),
+        (IDLE, 100, "embeddings on GPU 1 holds 8.9 GiB and has been idle for 2 min 49 s; gpumond suspend --pid 7"),
+        (FRAGMENTED, 80, "etl on GPU 0: 57% of the memory held by torch was fragmented even at peak use"),
+        (FRAGMENTED, 40, "etl on GPU 0: 57% of the memory held by…"),
+        (QUOTA, 60, "chat on GPU 0 uses 3.1 GiB…; gpumond flush --pid 6"),
+        (OWN_RULE, 80, "etl (pid 8) on GPU 0: it is too busy"),
         (ORPHAN, 80, "pid 9 (train) is orphaned and holds 2.0 GiB: look at it; kill 9"),
     ],
 )
-def test_notice_takes_one_line_and_keeps_its_command(notice: FrameNotice, width: int, expected: str):
-    (line,) = remark_lines([notice], width, 4)
+def test_notice_begins_with_its_subject_and_keeps_its_command(notice: FrameNotice, width: int, expected: str):
+    (line,) = remark_lines([notice], width, 1)
     assert plain_text(line) == expected
 
 
-def test_most_severe_notice_comes_first():
-    lines = [plain_text(line) for line in remark_lines([IDLE, LEAK, OOM], 80, 2)]
-    assert lines == [
-        "out-of-memory: finetune on GPU 1 ran out of memory…; gpumond oom show --pid 9282",
-        "2 more: press a",
-    ]
+def test_worst_notice_is_shown_and_the_others_are_counted():
+    later = replace(LEAK, full_in=9000.0, program="later (pid 5)", text="later (pid 5) is leaking slowly on GPU 0")
+    every = [IDLE, FRAGMENTED, later, LEAK, OOM]
+    (line,) = remark_lines(every, 80, 1)
+    assert plain_text(line) == "finetune on GPU 1 ran out of…; gpumond oom show --pid 9282  4 more: press a"
+    lines = [plain_text(line) for line in remark_lines(every, 80, 3)]
+    assert [line.split(" on ")[0] for line in lines] == ["finetune", "notebook", "etl"]
+    assert lines[1].endswith("  leak: 1 more"), "the one whose GPU is full soonest is shown"
+    assert lines[2].endswith("  1 more: press a")
+    (line,) = remark_lines([LEAK, later, FRAGMENTED], 40, 1)
+    assert plain_text(line) == "notebook on GPU 0 is…  2 more: press a"
+    lines = [plain_text(line) for line in remark_lines(every, 80, 5)]
+    assert [line.split(" on ")[0] for line in lines] == ["finetune", "notebook", "later", "etl", "embeddings"]
+
+
+def test_lines_that_are_left_continue_the_worst_notice():
+    *first, last = remark_lines([FRAGMENTED, OOM], 80, 4)
+    assert len(first) == 3
+    assert " ".join(map(plain_text, first)).endswith("gpumond oom show --pid 9282 shows why")
+    assert plain_text(last) == "etl on GPU 0: 57% of the memory held by torch was fragmented even at peak use"
 
 
 @given(st.integers(60, 400), st.sampled_from([LEAK, OOM]))
@@ -164,16 +237,17 @@ def test_notice_is_cut_between_words(width: int, notice: FrameNotice):
     (line,) = remark_lines([notice], width, 1)
     text = plain_text(line)
     assert cells(text) <= width
-    words = f"{notice.kind} {notice.text} {notice.advice} programs.py:97".split()
+    words = f"{notice.text} {notice.advice} programs.py:97 programs.py:125".split()
     assert {word.strip("…;:,") for word in text.split()} <= {word.strip("…;:,") for word in words}
 
 
 def test_notices_of_one_kind_take_one_line_and_are_complete_in_full():
     leaks = [FrameNotice("warn", "leak", f"pid {at} grows", "leak") for at in range(3)]
     other = FrameNotice("bad", "the daemon doesn't respond", "no response")
-    lines = [plain_text(line) for line in remark_lines([other, *leaks], 80, 5)]
-    assert lines == ["the daemon doesn't respond: no response", "leak, first of 3: pid 0 grows"]
-    assert [plain_text(line) for line in remark_lines([other, *leaks], 80, 1)] == ["4 more: press a"]
+    lines = [plain_text(line) for line in remark_lines([other, *leaks], 80, 3)]
+    assert lines == ["the daemon doesn't respond: no response", "leak: pid 0 grows  leak: 2 more"]
+    lines = [plain_text(line) for line in remark_lines([other, *leaks], 80, 1)]
+    assert lines == ["the daemon doesn't respond: no response  3 more: press a"]
     full = [plain_text(line) for line in remarks_in_full([other, *leaks], 80)]
     assert [line for line in full if line] == [
         "the daemon doesn't respond: no response",

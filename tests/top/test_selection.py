@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import Sensors
 from gpumond.view.frame import at_index, merged, neighbor, place_of, processes_on, view
 from tests.helpers.agents import GIB
@@ -154,8 +155,22 @@ def test_several_daemons_are_one_view(fake: FakeDaemon):
         assert not [body for path, body in fake.requests if path == "/api/v1/flushes"]
         session.press("escape", "escape")
         other.answers["/api/v1/frame"] = (500, {"detail": "it broke"})
-        session.shows(f"{second.upper()}: THE DAEMON DOESN'T RESPOND", "beta")
+        session.shows(f"{second.upper()}: NO ANSWER SINCE", "beta")
         session.until(lambda screen: "beta" in screen and f"{second}:0" not in screen)
+
+
+def test_selected_device_hides_problems_of_the_others(fake: FakeDaemon):
+    leaks = [
+        Verdict(device_uuid=f"GPU-{at}", pid=10 + at, start_ticks=100, kind="leak", since=5.0, summary=f"{name} leaks")
+        for at, name in enumerate(NAMES[:2])
+    ]
+    fake.show(three(verdicts=tuple(leaks)))
+    with top(fake.url, size=(100, 30)) as session:
+        session.shows("alpha leaks", "beta leaks", "a flush of all programs")
+        session.press("1")
+        session.shows("beta leaks", "1 problem on other GPUs", "the programs on GPU 1", without="alpha leaks")
+        session.press("a")
+        session.shows("leak: beta leaks", "1 problem on other GPUs", without="alpha leaks")
 
 
 def test_merged_views_have_the_rows_of_all_daemons():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.agents import GIB
-from tests.helpers.frames import fake_daemon, make_frame
+from tests.helpers.frames import busy_frame, fake_daemon, make_frame
 from tests.helpers.screens import top
 from tests.helpers.values import make_device, make_process
 
@@ -68,3 +68,14 @@ def test_key_shift_z_resumes_after_a_confirmation():
         session.shows("Resume it? y: yes")
         session.press("y")
         session.shows("no matching program is suspended")
+
+
+def test_keys_of_one_program_say_so_on_a_group():
+    with fake_daemon(busy_frame()) as fake, top(fake.url) as session:
+        session.shows("train", "python")
+        session.press("g", "g")
+        session.shows("BY WORKLOAD", "train (1)", "python (1)")
+        session.press("x", "x", "w")
+        session.shows("w is for one program; Enter opens a group")
+        session.press("z")
+        session.shows("you can suspend one program at a time; U removes the marks")

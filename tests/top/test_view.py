@@ -14,9 +14,9 @@ from gpumond.facts.program import PoolLimit
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import duration
-from gpumond.top.processes import ProcessList, SortOrder, arranged, fitting
+from gpumond.top.processes import ProcessList, SortOrder, arranged, laid_out
 from gpumond.top.screen import described as details
-from gpumond.view.frame import view
+from gpumond.view.frame import merge, view
 from gpumond.view.notices import USUALLY_INTENDED, FrameNotice, stuck
 from gpumond.view.rows import ProcessRow, plain
 from gpumond.view.tables import device_lines, flush_estimate, process_table
@@ -171,7 +171,8 @@ def test_verdict_with_a_trouble_precedes_others():
     assert train.verdicts == ("train leaks", "train goes up and down")
     (notice,) = view(busy_frame(verdicts=(CHURN, LEAK))).verdicts
     advice = "find out what retains the memory: gpumond why --pid 10; restart the program before the GPU is full"
-    assert notice == FrameNotice("warn", "leak", "train leaks", "leak", advice)
+    subject = {"program": "train (pid 10)", "gpu": "GPU 0", "full_in": 60.0}
+    assert notice == FrameNotice("warn", "leak", "train leaks", "leak", advice, "GPU-a", **subject)
 
 
 def test_alert_on_a_process_hides_its_healthy_pattern():
@@ -204,6 +205,14 @@ def test_most_severe_alert_of_a_process_precedes_newer_ones_and_its_verdicts():
     assert status(quiet[0], quiet[2]) == ("", ""), "they refute a healthy pattern, and are no news"
 
 
+def test_alert_that_outlives_its_verdict_is_no_verdict():
+    alert = replace(make_alert("fragmentation"), labels=(("uuid", "GPU-a"),), pid=10, start_ticks=100)
+    split = replace(CHURN, kind="fragmentation", summary="train is split")
+    for verdicts, shown in (((split,), ("fragmentation", "warn")), ((), ("", "")), ((CHURN,), ("churn", ""))):
+        (train, _) = view(busy_frame(alerts=(alert,), verdicts=verdicts)).processes
+        assert (train.status, train.level) == shown
+
+
 def test_verdict_of_which_an_alert_informs_is_not_repeated():
     of_train = replace(make_alert("leak"), labels=(("uuid", "GPU-a"),), pid=10)
     for alert, kinds in (
@@ -213,6 +222,19 @@ def test_verdict_of_which_an_alert_informs_is_not_repeated():
     ):
         content = view(busy_frame(verdicts=(LEAK,), alerts=(alert,)))
         assert [notice.title for notice in content.verdicts] == kinds
+
+
+def test_alert_begins_with_its_program_and_gpu_and_is_as_urgent_as_its_verdict():
+    labels = (("uuid", "GPU-a"), ("severity", "warning"))
+    texts = (("summary", "train (pid 10) is leaking on GPU 0 (since 1 min)"),)
+    alert = replace(make_alert("leak"), labels=labels, annotations=texts, pid=10, start_ticks=100)
+    content = view(busy_frame(alerts=(alert, replace(alert, pid=None, start_ticks=None)), verdicts=(LEAK,)))
+    leak, device = content.alerts
+    assert (leak.led, leak.full_in) == (("train (pid 10) on GPU 0", " is leaking (since 1 min)"), 60.0)
+    assert device.led[0] == "GPU 0"
+    both = merge([("a", content), ("b", content)])
+    assert [alert.led[0] for alert in both.alerts[:2]] == ["a: train (pid 10) on GPU 0", "a: GPU 0"]
+    assert both.alerts[0].led[1] == leak.led[1]
 
 
 def test_alerts_are_sorted_by_phase_and_severity():
@@ -234,7 +256,7 @@ def test_faults_and_conditions_are_named_with_their_remedies():
     faults = (StatedFault("nvml", "gpu_is_lost", "GPU-a", "fell off the bus", "reset it"),)
     conditions = (StatedCondition(None, "private_pid_namespace", "share it"),)
     assert view(busy_frame(faults=faults, conditions=conditions)).notices == (
-        FrameNotice("warn", "GPU 0: gpu_is_lost", "fell off the bus: reset it", "gpu_is_lost"),
+        FrameNotice("warn", "GPU 0: gpu_is_lost", "fell off the bus: reset it", "gpu_is_lost", device_uuid="GPU-a"),
         FrameNotice("note", "this machine: private_pid_namespace", "share it", "private_pid_namespace"),
     )
 
@@ -286,6 +308,14 @@ def test_missing_device_is_a_notice():
 )
 def test_text_of_programs_is_one_plain_line(text: str, expected: str):
     assert plain(text) == expected
+
+
+def test_devices_of_a_narrow_screen_keep_bar_and_memory():
+    one = make_device("GPU-a", name="NVIDIA H100 80GB HBM3", used_bytes=10 * GIB, free_bytes=70 * GIB)
+    content = view(make_frame(one, replace(one, uuid="GPU-b", index=1)))
+    lines = [plain_text(line) for line in device_lines(content, 40, 20, True)]
+    assert [line.startswith((" 0 !!", " 1 !!")) and line.endswith("10.0/80.0 GiB") for line in lines[:2]] == [True] * 2
+    assert plain_text(device_lines(view(make_frame(one)), 40, 20, True)[0]) == "GPU 0  10.0 GiB of 80.0 GiB  12%"
 
 
 def test_totals_of_many_devices_count_an_instance_once():
@@ -352,6 +382,27 @@ def test_head_of_the_table_counts_the_rows_if_not_all_are_visible():
     assert "/" not in plain_text(table.lines(80, 4)[0])
 
 
+def test_head_of_groups_names_their_property():
+    table = ProcessList()
+    for name in ("BY USER", "BY WORKLOAD", "BY CONTAINER", "PROGRAM"):
+        table.group()
+        table.fill(ROWS, {})
+        assert name in plain_text(table.lines(80, 9)[0])
+
+
+def test_count_of_the_rows_is_complete_on_a_narrow_screen():
+    table = ProcessList()
+    table.fill(ROWS * 40, {})
+    assert " 2/120 " in plain_text(table.lines(40, 3)[0])
+
+
+@pytest.mark.parametrize(("users", "shown"), [(("ann", "ann"), False), (("ann", "ben"), True)])
+def test_users_are_a_column_if_there_are_several(users: tuple[str, ...], shown: bool):
+    rows = [replace(row, user=user) for row, user in zip(view(busy_frame()).processes, users, strict=True)]
+    assert ("user" in [column.name for column in laid_out(90, rows)]) == shown
+    assert "user" not in [column.name for column in laid_out(80, rows)], "shares come first"
+
+
 def test_column_that_had_a_value_stays():
     row = replace(ROWS[0], shares=dict.fromkeys(ROWS[0].shares, GIB))
     known = replace(row, shares=row.shares | {"opaque": 0})
@@ -362,14 +413,19 @@ def test_column_that_had_a_value_stays():
 
 
 @pytest.mark.parametrize("width", [40, 79, 90, 119, 200])
-def test_columns_fit_the_screen_or_are_minimal(width: int):
-    columns = fitting(width)
+def test_columns_fit_the_screen_and_the_verdict_is_hidden_last(width: int):
+    columns = laid_out(width, view(busy_frame()).processes)
     names = [column.name for column in columns]
-    assert names[:3] == ["gpu", "pid", "program"]
-    assert "cached" in names
-    assert sum(column.width + 1 for column in columns) <= max(width, 51)
-    assert ("verdict" in names) == (width >= 79)
-    assert ("opaque" in names) == (width >= 119)
+    assert [name for name in names if name in ("gpu", "program", "used", "verdict")] == [
+        "gpu",
+        "program",
+        "used",
+        "verdict",
+    ]
+    assert sum(column.width + 1 for column in columns) <= width
+    assert ("pid" in names) == (width > 40)
+    assert ("cached" in names) == (width >= 79)
+    assert next(column.width for column in columns if column.name == "program") >= 10
 
 
 def test_programs_with_an_agent_and_without_device_memory_are_named_by_workload():

@@ -32,8 +32,8 @@ FOOTER = """
 |---|---|
 | 0 | done |
 | 1 | failed, or refused |
-| 2 | usage or configuration error: an unknown option, value, workload, user or GPU |
-| 3 | nothing to do: no process with this pid, no program on this GPU, nothing reclaimable |
+| 2 | usage or configuration error: an unknown option, value, user or GPU |
+| 3 | nothing to do: no program matches, or nothing is reclaimable |
 | 141 | the reader of the output closed it, as `head` does |
 
 `gpumond run` exits with its command's status, with 127 if the command doesn't exist, and with 126 if it can't be
@@ -52,7 +52,7 @@ executed. With `--need`, it exits with 75 if the memory isn't available in time;
 | `g` | group by user, workload or container, with sums |
 | `t`, `F5` | tree of this machine's processes, with their parents |
 | `c` | choose the columns; your choice is kept in `~/.local/state/gpumond/top-columns` |
-| `←`, `→`, `0` to `9`, a click | select one device |
+| `←`, `→`, `0` to `9`, a click | select one device: its programs, problems and chart |
 | `x`, `Space`, `U` | mark or unmark a process or group; unmark all |
 | `f` | flush the marked processes, or else the one under the cursor |
 | `F` | flush the selected device, or else all programs |
@@ -71,9 +71,12 @@ your own programs on the same machine. With `NO_COLOR`, and on terminals with fe
 characters.
 
 The chart shows the last ten minutes by share, for the selected device or else the process under the cursor. Columns
-without a value are hidden. On a wide terminal, you also see the age, processor use, host memory and command line of
-programs on this machine. With several daemons, each device has its daemon's name, such as `node1:0`. If a daemon
-doesn't respond, you get a notice, and its rows are hidden.
+without a value are hidden, and so are the users while there's only one. On a wide terminal, you also see the age,
+processor use, host memory and command line of programs on this machine. Problems are below the table, the worst first:
+by severity, then by the time until the GPU is full.
+
+If the daemon doesn't respond, you see since when, and the last values stay, dimmed. With several daemons, each device
+has its daemon's name, such as `node1:0`, and the rows of one that doesn't respond are hidden.
 """
 NOTES = {
     "gpumond open": "[Access](../how-to/access.md#the-web-ui) explains the sign-in.",

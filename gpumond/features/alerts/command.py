@@ -12,6 +12,7 @@ from gpumond.facts.frame import Alert
 from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
 from gpumond.view.notices import steps_of
+from gpumond.view.rows import urgency
 from gpumond.view.text import broken, moment, output_width, safe, table
 
 PAIRS = ("labels", "annotations")
@@ -26,12 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     answer = client.get(arguments.url, "/api/v1/alerts" + ("/history" if arguments.past else ""))
     found = checked_as(tuple[Alert, ...], answer, "alerts")
+    if not arguments.past:
+        found = sorted(found, key=urgency)
     ends = {}
     if any(alert.get("silenced_by") for alert in found) and not arguments.past:
         silences = [entry["silence"] for entry in client.get(arguments.url, "/api/v1/silences")]
         ends = {silence["id"]: silence["ends_at"] for silence in silences}
     nothing = "no resolved alert" if arguments.past else "no alert is active"
-    header = ("PHASE", "RULE", "SINCE", *(["RESOLVED"] if arguments.past else []), "SUMMARY")
+    header = ("PHASE", "SEVERITY", "RULE", "SINCE", *(["RESOLVED"] if arguments.past else []), "SUMMARY")
     facts = [{**alert, **{name: dict(alert[name]) for name in PAIRS}} for alert in found]
     steps = broken("\n".join(_next_steps(facts, arguments.url)), output_width())
     text = f"{table(header, _rows(found, ends))}\n{steps}".rstrip() if found else nothing
@@ -41,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _next_steps(alerts: Sequence[Mapping[str, Any]], url: str) -> Iterator[str]:
     """Yield the descriptions of each rule's alerts, and the rule's runbook."""
-    rules = sorted({alert["rule"] for alert in alerts})
+    rules = [*dict.fromkeys(alert["rule"] for alert in alerts)]
     web_ui = _web_ui(url) if RUNBOOKS & {*rules} else ""
     for rule in rules:
         texts = (alert["annotations"].get("description") for alert in alerts if alert["rule"] == rule)
@@ -76,4 +79,5 @@ def _rows(alerts: Iterable[dict[str, Any]], ends: Mapping[str, float]) -> Iterat
             phase += ", silenced" + (f" until {moment(until)}" if until is not None else "")
         times = [moment(alert["fired_at"] or alert["active_at"])]
         times += [moment(alert["resolved_at"])] if phase == "resolved" else []
-        yield [phase, alert["rule"], *times, dict(alert["annotations"]).get("summary", "")]
+        labels, texts = dict(alert["labels"]), dict(alert["annotations"])
+        yield [phase, labels.get("severity") or "-", alert["rule"], *times, texts.get("summary", "")]

@@ -28,7 +28,7 @@ from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, 
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import caller_text, typed_size
 from gpumond.view.frame import checked_as, receipts_of
-from gpumond.view.text import moment, size, table
+from gpumond.view.text import moment, narrowed_table, size, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,13 +143,18 @@ def receipt_table(receipts: Sequence[Mapping[str, Any]], past: bool = False) -> 
         header = ["FINISHED", *header[:-1], "BY", "REASON"]
         pairs = zip(rows, receipts, strict=True)
         rows = ([moment(_finished_at(each)), *row[:-1], _caller(each), row[-1]] for row, each in pairs)
+    shown = narrowed_table(header, rows, HIDEABLE, "gpumond receipts --json")
     if receipts and all(receipt["outcome"] == "woken" for receipt in receipts):
-        return table(header, rows)
+        return shown
     total = f"{size(sum(receipt['released_bytes'] or 0 for receipt in receipts))} released"
     if receipts and not past:
         first = min(receipts, key=itemgetter("started_at"))
         total += f" at {moment(first['started_at'])} by {_caller(first)}"
-    return f"{table(header, rows)}\n\n{total}"
+    return f"{shown}\n\n{total}"
+
+
+HIDEABLE = (">PLANNED", ">TOOK", ">EXPECTED", "ALLOCATOR", "BY", ">DRIVER")
+"""Columns of receipts that a narrow terminal does not show, in the order in which they are left out."""
 
 
 def _finished_at(receipt: Mapping[str, Any]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -206,7 +206,19 @@ class Limit:
         for program, applied in answers:
             for line in beyond(agents.get(program.pid, {}), applied):
                 print(broken(client.with_commands(line, arguments.url), output_width()))
+        for line in overruled(client.frame(arguments.url), limit_bytes, {program.pid for program, _ in answers}):
+            print(broken(line, output_width()))
         return status
+
+
+def overruled(frame: Mapping[str, Any], limit: int | None, pids: Collection[int]) -> Iterator[str]:
+    """Yield the processes of which a quota requires a lower limit than the one that was requested."""
+    for process in frame["processes"]:
+        quota = process["quota"] or {}
+        required = quota.get("limit_bytes")
+        if process["pid"] in pids and required is not None and (limit is None or limit > required):
+            name = safe(f"{process['workload'] or process['comm'] or 'the program'} (pid {process['pid']})")
+            yield f"the quota {safe(quota['limit_quota'])} sets the limit of {name} to {human(required)} again"
 
 
 def beyond(agent: Mapping[str, Any], applied: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -219,8 +231,8 @@ def beyond(agent: Mapping[str, Any], applied: Sequence[Mapping[str, Any]]) -> It
         cached = pool["reclaimable"]["likely"]
         over, cache = held - cached - limit, f"its cache ({human(cached)})"
         more = f" besides {cache}" if cached else ""
-        end = f"it flushes {cache}, and runs out of memory if that isn't enough"
+        end = f"it flushes {cache}, and the allocation fails if that isn't enough"
         if over > 0:
-            end = f"it runs out of memory unless it frees {human(over)}{more}"
+            end = f"its allocation fails unless it frees {human(over)}{more}"
         name = safe(f"{agent['workload'] or 'the program'} (pid {agent['pid']})")
         yield f"{name} holds {human(held)}: when it needs more, {end}"

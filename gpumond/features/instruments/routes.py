@@ -56,7 +56,7 @@ class Why:
     ``sites``, ``unrecorded_bytes`` (live bytes that were allocated before), ``snapshot`` and ``folded`` (stacks for
     flame graphs) are results of a recording. ``advice``: changes that apply. ``kv_cache_bytes``: the part of the other
     leaf tensors that a configured serving engine reports as its KV cache; null if none does. A class that is null is
-    unknown; ``reason`` says why. ``paused_seconds``: the longest time for which the reading has paused the program.
+    unknown; ``reason`` shows why. ``paused_seconds``: the longest time for which the reading has paused the program.
     ``age_seconds``: age of the classes, which are read at most once a second.
     """
 

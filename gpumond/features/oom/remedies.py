@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gpumond.diagnosis.advice import ADVICE, AdviceCase, case_of, torch_setting
+from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.messages import program
 from gpumond.events import program_place
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.frame import Frame, Ledger, Line, Verdict
+from gpumond.facts.frame import Ledger, Line, Verdict
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import LiveClasses, Oom, OomPool
+from gpumond.facts.program import LiveClasses
 from gpumond.facts.quota import GrantedRequest
-from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
+from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import duration, human
 from gpumond.features.oom.case import SEGMENT_BYTES, Basis, Remedy, lacking
 
@@ -32,122 +33,19 @@ class NeighborUsage:
 
 
 @dataclass(frozen=True)  # without slots, for the cached properties
-class Evidence:
-    """``before`` is the last frame before the error, ``report`` the program's with the record ``oom``.
+class Evidence(FailedAllocation):
+    """A failed allocation, and what else is known.
 
     ``verdicts`` are those of the frame of the report. ``peaks``: the most bytes in use on each device in the last
     minute; a device is absent if they are unknown.
     """
 
-    oom: Oom
-    report: AgentReport
-    before: Frame
     verdicts: Sequence[Verdict] = ()
     peaks: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def snapshot(self) -> Snapshot:
-        return self.before.snapshot
-
-    @property
     def ledger(self) -> Ledger:
         return self.before.ledger
-
-    @cached_property
-    def uuid(self) -> str | None:
-        """The device that was full; that of the only pool if the record does not state it."""
-        if self.oom.device_uuid is not None:
-            return self.oom.device_uuid
-        pools = self.oom.pools or self.report.pools or (self.earlier.pools if self.earlier else ())
-        uuids = {pool.device_uuid for pool in pools}
-        return uuids.pop() if len(uuids) == 1 else None
-
-    @cached_property
-    def device(self) -> DeviceReading | None:
-        return None if self.uuid is None else self.snapshot.device(self.uuid)
-
-    @cached_property
-    def earlier(self) -> AgentReport | None:
-        """The program's last report before the error."""
-        return self.snapshot.reports_by_process.get(self.report.key)
-
-    @cached_property
-    def pools(self) -> list[OomPool]:
-        """The program's pools on the device at the error."""
-        return [pool for pool in self.oom.pools if self.uuid in (None, pool.device_uuid)]
-
-    @cached_property
-    def live(self) -> int:
-        return sum(pool.live_bytes for pool in self.pools)
-
-    @cached_property
-    def held(self) -> int:
-        return self.live + sum(pool.cached_bytes + pool.stranded_bytes for pool in self.pools)
-
-    @cached_property
-    def failed(self) -> OomPool | None:
-        """The pool of the allocator that failed; the only one if the record does not state it."""
-        named = [pool for pool in self.pools if pool.allocator == self.oom.allocator]
-        return named[0] if len(named) == 1 else self.pools[0] if len(self.pools) == 1 else None
-
-    @property
-    def request(self) -> int | None:
-        return self.oom.request_bytes
-
-    @cached_property
-    def free(self) -> int | None:
-        """Free bytes of the device at the error: as stated there, else those before it less the program's growth."""
-        if self.oom.seen == "oom_pool":
-            return 0  # it is used only when nothing else is left
-        if self.oom.free_bytes is not None:
-            return self.oom.free_bytes
-        free = None if self.device is None else self.device.current_free_bytes
-        if free is None or not self.pools:
-            return free
-        grown = self.held - sum(pool.held_bytes for pool in self._own_pools(self.earlier) if pool.inside is None)
-        return max(0, free - (max(0, grown) if self.is_later else grown))
-
-    @property
-    def is_later(self) -> bool:
-        """Return whether the record is of a later report: the program may have freed memory since its error."""
-        return self.oom.seen == "counter"
-
-    @cached_property
-    def limit(self) -> tuple[int, str | None] | None:
-        """The lowest limit of the allocator on the device, and what has set it: the name of a quota, an empty text for
-        `gpumond limit`, None for a function or setting of the library.
-        """
-        allocators = {self.oom.allocator, *(pool.allocator for pool in self.pools)}
-        if self.failed:
-            allocators = {self.failed.allocator}
-        own = [each for each in self.report.limits if each.device_uuid == self.uuid and each.allocator in allocators]
-        limits: list[tuple[int, str | None]] = [(each.limit_bytes, each.quota) for each in own]
-        if self.oom.limit_bytes is not None:
-            limits.append((self.oom.limit_bytes, None))
-        return min(limits, key=lambda each: each[0], default=None)
-
-    @cached_property
-    def reached(self) -> int:
-        """Bytes that the allocator that failed held at the error; its peak if it may have freed some since."""
-        pool = self.failed
-        held = 0 if pool is None else pool.live_bytes + pool.cached_bytes + pool.stranded_bytes
-        return max((held, *(each.peak_held_bytes or each.held_bytes for each in self.peak_pools)))
-
-    @cached_property
-    def peak_pools(self) -> list[PoolUsage]:
-        """The pools of the allocator that failed whose peaks stand for their bytes at the error."""
-        known = (*self._own_pools(self.report), *self.earlier_pools) if self.is_later else ()
-        return [each for each in known if self.oom.allocator in ("", each.allocator)]
-
-    @cached_property
-    def is_limited(self) -> bool:
-        """Return whether the allocator reached its own limit before the device was full."""
-        if self.limit is None:
-            return False
-        room = self.limit[0] - self.reached
-        if self.request is None:
-            return self.free is not None and self.free > room
-        return self.request > room and (self.free is None or self.free >= self.request)
 
     @cached_property
     def limited_by(self) -> int:
@@ -268,13 +166,6 @@ class Evidence:
     def enough(self, size: int | None) -> bool | None:
         """Return whether these bytes are at least the missing ones."""
         return None if size is None or self.missing is None else size >= self.missing
-
-    def _own_pools(self, report: AgentReport | None) -> Iterator[PoolUsage]:
-        return (pool for pool in (report.pools if report else ()) if pool.device_uuid == self.uuid)
-
-    @cached_property
-    def earlier_pools(self) -> list[PoolUsage]:
-        return list(self._own_pools(self.earlier))
 
 
 IDLE_SECONDS = 60.0
@@ -703,7 +594,7 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     else:
         end = best.text
     if e.is_limited and e.limit is not None:
-        own = f"{_name(e.report)} ran out of memory at its limit of {human(e.limit[0])}"
+        own = f"{_name(e.report)} reached its limit of {human(e.limit[0])}"
         return f"{own}: it requested {what}{place}{gpu}{free}; {end}"
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
     return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}{': ' + holders if holders else ''}; {end}"

@@ -10,7 +10,6 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.units import difference, duration, human
 from gpumond.view.rows import (
-    free_elsewhere,
     grant_sentences,
     held_sentence,
     limit_sentences,
@@ -18,6 +17,7 @@ from gpumond.view.rows import (
     plain,
     process_of,
     quota_sentence,
+    request_advice,
     reserve_sentences,
     taken_memory_sentences,
 )
@@ -74,7 +74,7 @@ def _process(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> li
         process["workload"] or process["comm"] or "?",
         size(process["used_bytes"]),
         size(process["reserve_shortage_bytes"]),
-        ", ".join(filter(None, (quota_sentence(process["quota"], report), other))),
+        ", ".join(filter(None, (quota_sentence(process, report), other))),
     ]
 
 
@@ -129,14 +129,14 @@ def queue_text(frame: Mapping[str, Any]) -> str:
     places = "\n".join(filter(None, (place_sentence(frame, each) for each in frame["queue"])))
     held = "\n".join(filter(None, map(held_sentence, frame["queue"])))
     taken = "\n".join((*taken_memory_sentences(frame), *reserve_sentences(frame)))
-    elsewhere = "\n".join(filter(None, (free_elsewhere(frame, each) for each in frame["queue"])))
+    advice = "\n".join(filter(None, (request_advice(frame, each) for each in frame["queue"])))
     waiting = queue_table(frame)
     sentences = [
         "" if waiting else no_request(frame),
         places,
         held,
         taken,
-        elsewhere,
+        advice,
         "\n".join(grant_sentences(frame)),
     ]
     return "\n\n".join(filter(None, (waiting, *(broken(each, output_width()) for each in sentences))))

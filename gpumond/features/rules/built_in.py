@@ -39,13 +39,14 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         f"[{REMEDIES['leak']}|gpumond why --pid {{pid}} on that machine shows what retains it]",
     ),
     "out-of-memory": (
-        f"{PROGRAM} [{{oom}}|ran out of memory][ (errors in 10 minutes: {{value}})]",
+        f"{PROGRAM} [{{oom}}|ran out of memory or reached its limit][ (errors in 10 minutes: {{value}})]",
         "gpumond oom show --pid {pid}[| on that machine] shows why[{advice}]",
     ),
     "allocation-retries": (
-        f"{PROGRAM} is short of memory: its allocator emptied its cache and retried an allocation {{value}} times in "
-        "10 minutes, which slows the program down",
-        "reduce the batch size, free memory on the GPU, or raise the program's limit if it has one[{advice}]",
+        f"{PROGRAM} [{{shortage}}|is short of memory]: its allocator emptied its cache and retried an allocation "
+        "{value} times in 10 minutes, which slows the program down",
+        "reduce the batch size[ or {relief}|, free memory on the GPU, or raise the program's limit if it has one]"
+        "[{advice}]",
     ),
     "orphan-memory": (
         f"{GPU} has [{{unattributed}}|{{value}} of its memory] in use that the driver attributes to no process",

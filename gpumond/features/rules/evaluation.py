@@ -16,7 +16,8 @@ from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
-from gpumond.facts.alerts import AlertState, AlertStates, Labels, Rule, Scope, ended, same_process
+from gpumond.diagnosis.messages import clock
+from gpumond.facts.alerts import OVER, AlertState, AlertStates, Labels, Rule, Scope, ended, past, same_process
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.frame import Alert, Frame, Phase, Verdict, device_uuid
 from gpumond.facts.messages import to_json
@@ -106,7 +107,7 @@ def step(
         if unreadable.covers(known, process):
             kept = activity
         elif process in unreadable.connected:
-            kept = _cleared(rule, activity, elapsed)
+            kept = _cleared(rule, activity, now, elapsed)
         if kept is not None:
             after[labels] = kept
     return after
@@ -221,11 +222,7 @@ def _advance(
     elapsed: float,
 ) -> AlertState | None:
     if not breached(rule, value, active=before is not None and before.cleared_elapsed is None):
-        kept = _cleared(rule, before, elapsed) if before else None
-        if kept is None:
-            return None
-        texts = _annotations(rule, subjects, row, kept.alert.value)  # they may state other values, as of now
-        return kept._replace(alert=replace(kept.alert, annotations=texts))
+        return _cleared(rule, before, now, elapsed) if before else None
     owner = _kept_owner(before.alert) if before else _owner(subjects, row, process)
     identity = _identity(rule.name, (*labels, *owner), rule.labels)
     if before is not None and before.alert.labels != identity:
@@ -249,12 +246,17 @@ def _advance(
     return AlertState(alert, process, since)
 
 
-def _cleared(rule: Rule, before: AlertState, elapsed: float) -> AlertState | None:
-    """Keep the alert for ``keep_firing_for``, from the first evaluation without a breach, as Prometheus does."""
-    if before.alert.phase == "pending":
+def _cleared(rule: Rule, before: AlertState, now: float, elapsed: float) -> AlertState | None:
+    """Keep the alert for ``keep_firing_for``, from the first evaluation without a breach, as Prometheus does.
+
+    Its text then says so: it's that of the last breach.
+    """
+    if before.alert.phase == "pending" or not rule.keep_firing_for_seconds:
         return None
-    since = elapsed if before.cleared_elapsed is None else before.cleared_elapsed
-    return before._replace(cleared_elapsed=since) if elapsed - since < rule.keep_firing_for_seconds else None
+    if before.cleared_elapsed is None:
+        alert = past(before.alert, f"{OVER}{clock(now)}") if before.alert.annotations else before.alert
+        return before._replace(alert=alert, cleared_elapsed=elapsed)
+    return before if elapsed - before.cleared_elapsed < rule.keep_firing_for_seconds else None
 
 
 def _owner(subjects: Subjects[Row], row: Row, process: ProcessKey | None) -> Labels:

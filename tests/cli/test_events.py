@@ -1,0 +1,44 @@
+"""Lines of `gpumond events`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpumond.commands.events import folded
+from gpumond.commands.main import main
+from tests.helpers.frames import busy_frame, fake_daemon
+
+
+def event(at: float, kind: str = "oom", limit: int | None = None, pid: int = 10) -> dict[str, Any]:
+    return {
+        "id": int(at),
+        "at": at,
+        "kind": kind,
+        "device_uuid": "GPU-a",
+        "pid": pid,
+        "start_ticks": 100,
+        "workload": "chat",
+        "summary": f"chat (pid {pid}) {kind}",
+        "details": [] if limit is None else [["limit_bytes", limit]],
+    }
+
+
+def test_repeats_of_an_out_of_memory_error_are_one_line():
+    events = [event(1.0), event(2.0, "flush"), event(3.0), event(4.0, pid=11), event(5.0, limit=1), event(62.0)]
+    assert [[one["at"] for one in group] for group in folded(events)] == [[1.0, 3.0, 62.0], [2.0], [4.0], [5.0]]
+    assert len(folded([event(1.0), event(62.0)])) == 2, "another time"
+    assert len(folded([event(1.0, "flush"), event(2.0, "flush")])) == 2
+
+
+def test_line_counts_the_repeats_and_json_has_each(capsys: pytest.CaptureFixture[str]):
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers["/api/v1/events"] = (200, [event(1.0), event(2.0, "flush"), event(3.0), event(60.0)])
+        assert main(["events", "--limit", "2", "--url", fake.url]) == 0
+        first, second = capsys.readouterr().out.splitlines()
+        assert first.endswith("chat (pid 10) oom (2 more times until 1970-01-01 00:01:00Z)")
+        assert first.startswith("1970-01-01 00:00:01Z  out-of-memory ")
+        assert second.endswith("chat (pid 10) flush")
+        assert main(["events", "--json", "--url", fake.url]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 4
