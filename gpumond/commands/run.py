@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping
 
 import gpumond.agent
 from gpumond.agent.settings import POLICIES, workload_name
 from gpumond.cli.arguments import option
+from gpumond.facts.messages import program_socket
 
+CONNECT_SECONDS = 1.0
 INJECT = os.path.join(os.path.dirname(os.path.abspath(gpumond.agent.__file__)), "inject")
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -70,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.need is None:
         if arguments.wait or arguments.need_device:
             return _fail("--wait and --need-device require --need", 2)
+        if sys.stderr is not None and sys.stderr.isatty():  # elsewhere, the output is the program's alone
+            _say_if_unobserved()
         return _replace_process(command, environ)
     from gpumond.agent.program_report import place_in_job
     from gpumond.cli import client
@@ -89,6 +94,20 @@ def run(arguments: argparse.Namespace) -> int:
         if granted is None:
             return admission.NO_ROOM
         return _replace_process(command, environ | {"GPUMOND_ADMISSION": granted})
+
+
+def _say_if_unobserved() -> None:
+    """Print one line if no daemon listens where the agent of the program connects."""
+    path = program_socket()
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(CONNECT_SECONDS)
+            probe.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        reason = f"no daemon listens at {path}"
+        print(f"gpumond: {reason}: your program runs unobserved until one does (gpumond serve)", file=sys.stderr)
+    except OSError:
+        pass  # a daemon may listen
 
 
 def _replace_process(command: list[str], environ: Mapping[str, str]) -> int:

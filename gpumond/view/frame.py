@@ -169,7 +169,7 @@ class View:
     """Rows and notices of one frame. ``notices`` concern the readings themselves (faults, conditions, a source that is
     down), ``stuck`` processes that block memory. ``reclaimable_bytes`` is what a flush of all programs would release;
     None without agents. ``only``: the device, as in ``--device``, if the view is that of one device; ``elsewhere``: the
-    number of alerts and verdicts on the other ones.
+    number of alerts and problems on the other ones.
     """
 
     seq: int
@@ -188,6 +188,11 @@ class View:
     refused_bytes: int
     only: str = ""
     elsewhere: int = 0
+
+    @property
+    def problems(self) -> Iterator[FrameNotice]:
+        """Yield the verdicts that are problems, and not only suspicions or news."""
+        return (each for each in self.verdicts if each.level != "note")
 
 
 SHOWN_NAMES = 3
@@ -312,7 +317,7 @@ def of_device(view: View, uuid: str | None) -> View:
     return replace(
         view,
         **notices,
-        elsewhere=sum(len(getattr(view, field)) - len(notices[field]) for field in ("alerts", "verdicts")),
+        elsewhere=sum(each.device_uuid not in concerned for each in (*view.alerts, *view.problems)),
         devices=devices,
         processes=processes,
         reclaimable_bytes=own.reclaimable_bytes if own else None,

@@ -398,7 +398,7 @@ def notes(content: View) -> Iterator[str]:
     yield _lines("alert ", content.alerts)
     yield _lines("verdict ", content.verdicts)
     if content.elsewhere:
-        noun = "more problem" if content.alerts or content.verdicts else "problem"
+        noun = "more problem" if content.alerts or any(content.problems) else "problem"
         yield f"{counted(content.elsewhere, noun)} on other GPUs"
 
 

@@ -25,6 +25,7 @@ from gpumond.config.loading import load
 from gpumond.facts.errors import ConfigError, SourceUnavailable
 from tests.helpers import forks
 from tests.helpers.running import RunningDaemon, free_port, gpumond, gpumond_here
+from tests.helpers.screens import terminal
 from tests.helpers.trees import SysTree
 
 
@@ -372,6 +373,22 @@ def test_open_without_a_daemon_says_that_nothing_listens():
     assert (done.returncode, done.stdout) == (1, "")
     reason = "no daemon is reachable at http://127.0.0.1:1 (nothing is listening at this address)"
     assert done.stderr.startswith(f"gpumond: {reason}; start one with `gpumond serve`")
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_run_says_on_a_terminal_that_no_daemon_listens(tmp_path: Path, listens: bool):
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.fspath(path))
+        if listens:
+            server.listen()
+        command = [sys.executable, "-m", "gpumond", "run", "--", "echo", "done"]
+        with terminal(command, (200, 9), GPUMOND_SOCKET=os.fspath(path)) as session:
+            assert session.ends() == 0
+        redirected = forks.run(command, env=os.environ | {"GPUMOND_SOCKET": os.fspath(path)})
+    line = f"gpumond: no daemon listens at {path}: your program runs unobserved until one does (gpumond serve)"
+    assert session.written.splitlines() == ([] if listens else [line]) + ["done"]
+    assert (redirected.stdout, redirected.stderr) == ("done\n", "")
 
 
 def test_run_tells_the_program_what_it_allows():

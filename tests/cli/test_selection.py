@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import asdict, replace
@@ -24,7 +25,8 @@ from gpumond.features.quotas.command import no_request, queue_table, queue_text
 from gpumond.view.frame import view
 from gpumond.view.rows import behind, quota_sentence, reserve_sentences
 from gpumond.view.text import moment
-from tests.helpers.frames import make_frame
+from tests.helpers.frames import fake_daemon, make_frame
+from tests.helpers.running import gpumond_here
 from tests.helpers.values import make_device, make_process, make_suspended
 
 
@@ -309,3 +311,12 @@ def test_times_are_those_of_the_summaries_in_each_time_zone(monkeypatch: pytest.
 
 def test_commands_of_texts_are_commands():
     assert set(COMMANDS.split()) <= commands().keys()
+
+
+def test_queue_as_json_has_what_flushes_would_return():
+    short = replace(QUEUED, need_bytes=20 * GIB, available_bytes=12 * GIB, missing_bytes=3 * GIB)
+    with fake_daemon(make_frame(make_device(), queue=(short, replace(short, available_bytes=None)))) as fake:
+        done = gpumond_here("queue", "--json", "--url", fake.url)
+    first, second = json.loads(done.stdout)["queue"]
+    assert (first["by_flushes_bytes"], second["by_flushes_bytes"]) == (5 * GIB, None)
+    assert (first["need_bytes"], first["missing_bytes"]) == (20 * GIB, 3 * GIB)

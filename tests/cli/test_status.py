@@ -144,7 +144,10 @@ def test_one_device_shows_its_own_notices_and_counts_the_problems_of_others():
     )
     faults = tuple(StatedFault("nvml", "lost", uuid, "gone", "reset it") for uuid in ("GPU-a", "GPU-b", None))
     suspended = make_suspended(12)
-    frame = make_frame(*devices, verdicts=(leak,), alerts=alerts, faults=faults, suspended_programs=(suspended,))
+    suspicion = replace(leak, kind="growing")
+    frame = make_frame(
+        *devices, verdicts=(leak, suspicion), alerts=alerts, faults=faults, suspended_programs=(suspended,)
+    )
     text = "\n".join(notes(of_device(view(frame), "GPU-b")))
     assert "GPU 1: lost" in text
     assert "nvml: lost" in text

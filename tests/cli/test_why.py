@@ -113,6 +113,17 @@ def test_recording_is_requested_and_its_stacks_fetched(tmp_path: Path):
     assert (tmp_path / "memory.folded").read_text() == '"main 7"'
 
 
+def test_program_with_a_case_is_referred_to_it():
+    answer: Any = WHY.dump_python(WHY_EXAMPLE, mode="json")
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers |= {f"{PATH}/why": (200, answer), "/api/v1/oom": (200, [{"pid": 8}])}
+        without = run(fake).stdout
+        fake.answers["/api/v1/oom"] = (200, [{"pid": int(PATH.rpartition("/")[2])}])
+        found = run(fake).stdout
+    assert "oom show" not in without
+    assert f"oom show --pid {PATH.rpartition('/')[2]} shows its newest out-of-memory error" in found
+
+
 def test_refusal_of_the_program_is_the_message():
     refusal = {"detail": "this program's flush_policy is step: its history isn't recorded"}
     with fake_daemon(busy_frame()) as fake:

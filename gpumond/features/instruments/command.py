@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from gpumond.cli import client
@@ -14,6 +15,7 @@ from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import human, typed_size
 from gpumond.facts.verdicts import PATTERNS, REMEDIES
+from gpumond.view.frame import checked_as
 from gpumond.view.live_memory import why_lines
 from gpumond.view.notices import steps_of
 from gpumond.view.text import broken, moment, output_width, safe, size, table
@@ -32,13 +34,15 @@ def run(arguments: argparse.Namespace) -> int:
     answers, status = client.ask_programs(arguments, "why", body, arguments.record + ANSWER_SECONDS, one_for)
     gpus = client.gpu_names(arguments.url) if answers and not arguments.json else {}
     frame, rules = _concluded(arguments.url) if answers and not arguments.json else ({}, {})
+    failed = _with_case(arguments.url) if answers and not arguments.json else frozenset()
     for program, found in answers:
         if arguments.folded is not None and found["folded"] is not None:
             fetch(arguments.url, program.pid, found["folded"], arguments.folded)
         if not arguments.json:
             subject = [] if arguments.pid is not None else [f"{program}:"]
             record = f"gpumond why --pid {program.pid} --record 30s shows the lines that allocate"
-            steps = [] if found["sites"] else [record]
+            steps = [f"gpumond oom show --pid {program.pid} shows its newest out-of-memory error"]
+            steps = [*(steps if program.pid in failed else ()), *(() if found["sites"] else (record,))]
             text = "\n".join([*subject, *findings(frame, program.pid, rules), *why_lines(found, gpus), *steps])
             print(broken(client.with_commands(text, arguments.url), output_width()))
     if arguments.json and answers:
@@ -56,6 +60,21 @@ def _concluded(url: str) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, A
             return frame, {each["name"]: each["rule"] for each in client.get(url, "/api/v1/rules")}
         return frame, {}
     return {}, {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What is needed of a case."""
+
+    pid: int
+
+
+def _with_case(url: str) -> frozenset[int]:
+    """Return the pids of the programs with a case of an out-of-memory error; none if they are unknown."""
+    with suppress(DaemonError):
+        cases = checked_as(tuple[_Case, ...], client.get(url, "/api/v1/oom"), "cases")
+        return frozenset(each["pid"] for each in cases)
+    return frozenset()
 
 
 def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

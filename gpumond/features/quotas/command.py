@@ -119,7 +119,8 @@ class QueueCommand:
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
         frame = client.frame(arguments.url)
-        answer = {name: frame[name] for name in ("queue", "grants")}
+        queue = [{**each, "by_flushes_bytes": _by_flushes(each)} for each in frame["queue"]]
+        answer = {"queue": queue, "grants": frame["grants"]}
         print_answer(arguments, answer, lambda: queue_text(frame))
         return DONE
 
@@ -142,6 +143,12 @@ def queue_text(frame: Mapping[str, Any]) -> str:
     return "\n\n".join(filter(None, (waiting, *(broken(each, output_width()) for each in sentences))))
 
 
+def _by_flushes(request: Mapping[str, Any]) -> int | None:
+    """Return the bytes that the daemon's flushes would return for a request; None if they are unknown."""
+    need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
+    return None if available is None else max(0, need - available - missing)
+
+
 def queue_table(frame: Mapping[str, Any]) -> str:
     """Return a table of the requests; empty without one."""
     indexes = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
@@ -161,7 +168,7 @@ def queue_table(frame: Mapping[str, Any]) -> str:
     rows = []
     for request in frame["queue"]:
         need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
-        flushed = None if available is None else max(0, need - available - missing)
+        flushed = _by_flushes(request)
         rows.append(
             [
                 indexes.get(request["device_uuid"], "?"),
