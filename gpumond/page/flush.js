@@ -61,7 +61,7 @@ const isNothing = ({ outcome, expected }) => outcome === "nothing" || (outcome =
 function folded(receipts, articleOf) {
   const nothing = receipts.filter(isNothing);
   if (nothing.length < 2) return receipts.map(articleOf);
-  const fold = make("details", make("summary", `${nothing.length} of ${receipts.length} pools: nothing to release`), ...nothing.map(articleOf));
+  const fold = make("details", make("summary", `Nothing to release: ${nothing.length} of ${receipts.length}`), ...nothing.map(articleOf));
   return [...receipts.filter((receipt) => !nothing.includes(receipt)).map(articleOf), fold];
 }
 

@@ -29,7 +29,7 @@ function createRow(columns) {
     const cell = make(place ? "td" : "th", ...(column.nodes?.(row) ?? [make("bdi")]));
     if (!place) cell.scope = "row";
     cell.className = classes(column);
-    if (place && column.text && !column.name) cell.dataset.title = column.title.toLowerCase(); // on a phone
+    if (place && column.text && !column.name) cell.dataset.title = column.title; // on a phone
     row.append(cell);
   });
   return row;

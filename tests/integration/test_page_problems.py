@@ -142,9 +142,15 @@ def test_more_than_three_problems_are_folded(browser: Browser, demo: RunningDaem
         assert page.locator(".card:visible").count() == 3
         page.get_by_role("button", name="Show all 8").click()
         assert page.locator(".card:visible").count() == 8
+        assert page.locator("#alerts").evaluate("node => node.scrollHeight === node.clientHeight")
         page.get_by_role("button", name="Show fewer").click()
         assert page.locator(".card:visible").count() == 3
         assert page.title().startswith("(8) gpumond")
+
+
+CUT = """list => [...list.children].map(card => card.getBoundingClientRect())
+    .filter(({ top, bottom }) => [list.getBoundingClientRect().bottom].some(end => top < end - 1 && bottom > end + 1))"""
+"""Cards that are partly visible."""
 
 
 @pytest.mark.parametrize("size", [(390, 844), (1024, 768), (1440, 900)], ids=["phone", "tablet", "wide"])
@@ -160,6 +166,7 @@ def test_problems_take_a_quarter_of_the_window_and_scroll(browser: Browser, demo
         last = page.locator(".card").nth(2)
         last.wait_for()
         assert page.locator("#alerts").evaluate("node => node.offsetHeight") <= height / 4
+        assert page.locator("#alerts").evaluate(CUT) == []
         last.get_by_role("button", name="Chart").scroll_into_view_if_needed()
         assert page.evaluate(IN_LIST, ".card:nth-child(3) .acts")
         page.get_by_role("button", name="Evidence leak").evaluate("button => button.click()")
