@@ -73,7 +73,7 @@ def test_programs_are_compared_with_one_another(session: PageSession, demo: Runn
     now = {(share, name): value for share, name, _, value, _ in rows(session, "Differences between two moments")}
     names = [f"{each['workload']} (pid {each['pid']})" for each in (one, other)]
     for share, *values in expected:
-        assert [now.get((share, name), "-") for name in names] == [value.replace("0 B", "-") for value in values[:2]]
+        assert [now.get((share, name), "0 B") for name in names] == [value.replace("-", "0 B") for value in values[:2]]
     tops = page.locator(".compared .plot").evaluate_all(
         "all => all.map(plot => [...plot.querySelectorAll('.level')].map(line => line.textContent + line.style.top))"
     )

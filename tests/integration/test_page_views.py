@@ -69,7 +69,8 @@ def test_view_says_that_it_loads(browser: Browser, demo: RunningDaemon):
         page.get_by_role("button", name="Receipts", exact=True).click()
         loading = page.get_by_text("Loading…", exact=True)
         loading.wait_for()
-        until(lambda: waiting)
+        while not waiting:
+            page.wait_for_timeout(50)
         waiting[0].continue_()
         loading.wait_for(state="hidden")
         page.get_by_role("heading", name="Receipts").wait_for()
