@@ -43,7 +43,7 @@ const COLUMNS = [
   { title: "Severity", text: ({ labels }) => labels.severity ?? "", wide: true },
   { title: "Since", text: (alert) => clock(beginOf(alert), now()) },
   { title: "Duration", text: (alert) => duration(endOf(alert) - beginOf(alert)), number: true },
-  { title: "Summary", text: ({ notes }) => alertText(notes), wide: true },
+  { title: "Summary", text: ({ notes }) => alertText(notes), long: true },
   { title: "Actions", nodes: () => [make("a", "Chart"), make("a", "Runbook"), make("a", "Case"), make("div.acts")], update: showActions },
 ];
 

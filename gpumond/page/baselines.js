@@ -15,8 +15,8 @@ const UNITS = { s: 1, m: 60, h: 3600 };
 
 const COLUMNS = [
   { title: "Baseline", text: ({ name }) => name },
-  { title: "Workloads", text: ({ workload, workloads }) => workload ?? workloads.join(", "), wide: true },
-  { title: "Recorded", text: ({ started_at: at }) => new Date(1000 * at).toLocaleString([], { hour12: false }), wide: true },
+  { title: "Workloads", text: ({ workload, workloads }) => workload ?? workloads.join(", ") },
+  { title: "Recorded", text: ({ started_at: at }) => new Date(1000 * at).toLocaleString([], { hour12: false }) },
   { title: "State", text: stateOf },
   { title: "", nodes: createActs, update: showActs },
 ];
@@ -38,8 +38,8 @@ const DIFFERENCES = [
   { title: "Before", text: (each) => valueText(each, each.before), number: true },
   { title: "After", text: (each) => valueText(each, each.after), number: true },
   { title: "Difference", text: (each) => signedText(each, each.difference), number: true },
-  { title: "Change", text: ({ ratio }) => (ratio === null ? "-" : signed(percent(ratio, 1), ratio)), number: true, wide: true },
-  { title: "95% interval", text: intervalOf, number: true, wide: true },
+  { title: "Change", text: ({ ratio }) => (ratio === null ? "-" : signed(percent(ratio, 1), ratio)), number: true },
+  { title: "95% interval", text: intervalOf, number: true },
 ];
 
 function stateOf({ complete, seconds, for_seconds: whole }) {

@@ -101,9 +101,8 @@ export function remedyOf(kind, { pid, device }) {
 
 const HERE = { "oom show": "Case", flush: "Flush", why: "Why", status: "Processes" };
 
-/** A text of the daemon: each command after the name of what does the same here. */
-const textOf = (text) =>
-  text.replace(/gpumond (oom show|flush|why|status)\b(?: --\w+ [\w-]+)?/g, (command, verb) => `${HERE[verb]} (${command})`);
+/** A text of the daemon: in place of each command, the name of what does the same here. */
+const textOf = (text) => text.replace(/gpumond (oom show|flush|why|status)\b(?: --\w+ [\w-]+)?/g, (_, verb) => HERE[verb]);
 
 export const alertText = ({ summary, description }) => textOf([summary, description].filter(Boolean).join("; "));
 

@@ -25,7 +25,7 @@ const COLUMNS = [
   { title: "Program", text: programOf, name: true },
   { title: "GPU", text: gpuOf, name: true },
   { title: "Missing", text: lacking, number: true },
-  { title: "Remedy", text: ({ remedy }) => remedy, wide: true },
+  { title: "Remedy", text: ({ remedy }) => remedy, long: true },
   { title: "Actions", nodes: () => [make("a", "Case")], update: showLink },
 ];
 

@@ -222,7 +222,7 @@ function showTables(at, end, present) {
   }
   programs.parentNode.hidden = rows.length < 2;
   programs.parentNode.classList.toggle("whole", rows.length > 2);
-  const valueOf = ({ row, points }, share) => (present ? (row[`${share}_bytes`] ?? undefined) : pointAt(points, end)?.[share]);
+  const valueOf = ({ points }, share) => pointAt(points, end)?.[share];
   const compared = NAMES.map((share) => ({ share, values: Object.fromEntries(histories.map((each) => [each.row.key, valueOf(each, share)])) }));
   showTable(programs, compared.filter(({ values }) => Object.values(values).some(Boolean)), ({ share }) => share);
   const entries = histories.flatMap(({ row, points }) => changes(row, points, at, end));
@@ -230,8 +230,11 @@ function showTables(at, end, present) {
   showTable(changed, entries, (each) => `${each.key} ${each.share}`);
 }
 
-/** The last point until a time; none if the program began later. */
-const pointAt = (points, time) => points.findLast(({ at }) => at <= time);
+/** The last point until a time; none if the program began later. Beside known live memory, what isn't opaque is known. */
+function pointAt(points, time) {
+  const found = points.findLast(({ at }) => at <= time);
+  return found?.live === undefined ? found : { opaque: 0, ...found };
+}
 
 /** Bytes of each share of a process at two times. */
 function changes(row, points, at, end) {

@@ -8,7 +8,7 @@ import { choose, chosen } from "./selection.js";
 import { createSpark, showSpark } from "./spark.js";
 import { label, sharesOfFrame, state } from "./state.js";
 
-const classesOf = ({ number, wide }) => [number && "number", wide && "wide"].filter(Boolean).join(" ");
+const classesOf = (column) => ["number", "wide", "medium"].filter((kind) => column[kind]).join(" ");
 
 const isChosen = (device) => device === chosen();
 /** Chooses a device, or all if it is chosen already. */

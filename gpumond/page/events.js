@@ -7,6 +7,7 @@ import { eventRecord, saveCsv } from "./downloads.js";
 import { $, button, make, put, showChoices, sync } from "./elements.js";
 import { clean, clock, words } from "./format.js";
 import { showDevice } from "./hero.js";
+import { chosen } from "./selection.js";
 import { state } from "./state.js";
 
 const SHOWN = 60; // groups
@@ -22,11 +23,14 @@ const CHOICES = {
 
 const choice = () => CHOICES[$("events-of").value];
 
-/** What is listed, the newest first: groups of events that have one cause. */
-function newestGroups() {
-  const chosen = [...state.events.values()].filter(({ kind }) => choice()(kind));
-  return causesOf(chosen.slice(-MOST)).slice(0, SHOWN);
+/** The events of the chosen kinds, and of the chosen device or of none. */
+function chosenEvents() {
+  const { uuid } = chosen() ?? {};
+  return [...state.events.values()].filter(({ kind, device_uuid: own }) => choice()(kind) && (!uuid || !own || own === uuid));
 }
+
+/** What is listed, the newest first: groups of events that have one cause. */
+const newestGroups = () => causesOf(chosenEvents().slice(-MOST)).slice(0, SHOWN);
 
 /** The most telling event of each group that is listed. */
 export const newestEvents = () => newestGroups().map(([event]) => event);
@@ -68,10 +72,7 @@ export function showEvents() {
 
 const wanted = address.read("events");
 showChoices($("events-of"), Object.keys(CHOICES).map((name) => [name]), Object.hasOwn(CHOICES, wanted) ? wanted : "all");
-$("events-csv").addEventListener("click", () => {
-  const chosen = [...state.events.values()].filter(({ kind }) => choice()(kind));
-  saveCsv("events", chosen.map(eventRecord));
-});
+$("events-csv").addEventListener("click", () => saveCsv("events", chosenEvents().map(eventRecord)));
 $("events-of").addEventListener("change", () => {
   address.write("events", $("events-of").value === "all" ? "" : $("events-of").value);
   if (state.frame) showEvents();

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpumond.events import OF_LIBRARIES, WITHOUT_FILE, EventKind
 from gpumond.facts.engines import NOT_READ
+from gpumond.facts.pools import FORCED
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import KINDS, PATTERNS, REMEDIES
@@ -171,6 +172,7 @@ def words() -> str:
         "RUNBOOKS": sorted(RUNBOOKS),
         "LIBRARIES": OF_LIBRARIES,
         "WITHOUT_FILE": WITHOUT_FILE,
+        "FORCED": FORCED,
     }
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())
 

@@ -20,6 +20,7 @@ async function confirm({ word, done, route, planned, result, planArticle, articl
     put($("flush-title"), title);
     put($("flush-words"), text);
     $("receipts").replaceChildren(...articles);
+    dialog.scrollTop = 0;
   };
   const request = async (body) => {
     const answer = await attempt(route, { target, ...body });
@@ -36,7 +37,7 @@ async function confirm({ word, done, route, planned, result, planArticle, articl
   if (!answer) return;
   const plan = answer.receipts ?? [];
   const text = planned(plan.filter((receipt) => receipt.outcome === "planned"));
-  show(`${word} ${name}?`, answer.detail ?? (text || `Nothing to ${word.toLowerCase()}.`), plan.map(planArticle));
+  show(`${word} ${name}?`, answer.detail ?? (text || `Nothing to ${word.toLowerCase()}.`), folded(plan, planArticle));
   now.hidden = !text;
   now.disabled = false;
   now.onclick = async () => {
@@ -45,13 +46,23 @@ async function confirm({ word, done, route, planned, result, planArticle, articl
     const answered = await request({ dry_run: false, ...(answer.id && { plan: answer.id }) });
     refresh();
     if (!answered) return;
-    const articles = (answered.receipts ?? []).map((receipt) => article(receipt, plan.find(samePool(receipt))));
+    const articles = folded(answered.receipts ?? [], (receipt) => article(receipt, plan.find(samePool(receipt))));
     show(`${done} of ${name}`, answered.detail ?? result(answered), articles);
     now.hidden = true;
     put($("flush-close"), "Close");
-    $("flush-close").focus();
+    $("flush-close").focus({ preventScroll: true });
   };
-  if (text) now.focus();
+  if (text) now.focus({ preventScroll: true });
+}
+
+const isNothing = ({ outcome, expected }) => outcome === "nothing" || (outcome === "planned" && expected?.high === 0);
+
+/** The articles of receipts. Those of several pools with nothing to release are folded to their number. */
+function folded(receipts, articleOf) {
+  const nothing = receipts.filter(isNothing);
+  if (nothing.length < 2) return receipts.map(articleOf);
+  const fold = make("details", make("summary", `Nothing to release: ${nothing.length} of ${receipts.length}`), ...nothing.map(articleOf));
+  return [...receipts.filter((receipt) => !nothing.includes(receipt)).map(articleOf), fold];
 }
 
 export async function attempt(route, body, unanswered = UNANSWERED) {

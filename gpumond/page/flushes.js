@@ -3,27 +3,29 @@
 import { clean, clock, duration, extent, human } from "./format.js";
 import { createListing } from "./lists.js";
 import { differences, record } from "./receipts.js";
-import { label, state } from "./state.js";
+import { state } from "./state.js";
 import { read } from "./live.js";
 import { addView } from "./views.js";
 
-const gpuOf = (uuid) => (state.devices.has(uuid) ? label(state.devices.get(uuid)) : uuid);
+const gpuOf = (uuid) => String(state.devices.get(uuid)?.index ?? uuid);
 const gpu = ({ device_uuid: uuid, device_uuids: more }) => (more ?? [uuid]).filter(Boolean).map(gpuOf).join(", ");
 const amount = (value) => (value === null || value === undefined ? "" : value.low === undefined ? human(value) : extent(value));
 const remarks = (receipt) => [...differences(receipt, { expected: receipt.planned }), receipt.reason].filter(Boolean).join(" ");
 
+const finishedAt = ({ started_at: at, duration_seconds: seconds }) => at + seconds;
+
 const COLUMNS = [
-  { title: "Finished", text: ({ started_at: at, duration_seconds: seconds }) => clock(at + seconds, state.frame.snapshot.taken_at) },
+  { title: "Finished", text: (receipt) => clock(finishedAt(receipt), state.frame.snapshot.taken_at) },
   { title: "Program", text: ({ workload, pid }) => `${clean(workload || "?", 80)} (pid ${pid})`, name: true },
-  { title: "GPU", text: gpu, name: true, wide: true },
+  { title: "GPU", text: gpu },
   { title: "Pool", text: ({ allocator }) => allocator ?? "", none: "A suspension moves all of a program’s memory.", wide: true },
   { title: "Outcome", text: ({ outcome }) => outcome },
-  { title: "Planned", text: ({ planned }) => amount(planned), none: "No plan was requested.", number: true, wide: true },
-  { title: "Expected at start", text: ({ expected }) => amount(expected), none: "Unknown.", number: true, wide: true },
+  { title: "Planned", text: ({ planned }) => amount(planned), none: "No plan was requested.", number: true },
+  { title: "Expected at start", text: ({ expected }) => amount(expected), none: "Unknown.", number: true },
   { title: "Released", text: ({ released_bytes: bytes }) => amount(bytes), none: "No allocator releases memory here.", number: true },
   { title: "Driver", text: ({ driver_released_bytes: bytes }) => amount(bytes), none: "Not reported by the driver. (A resumption releases nothing.)", number: true },
-  { title: "By", text: ({ requested_by: by, requested_for: program }) => (by === "token" ? "token (administrator)" : by) + (program ? ` for ${program}` : ""), wide: true },
-  { title: "Remarks", text: remarks, wide: true },
+  { title: "By", text: ({ requested_by: by, requested_for: program }) => (by === "token" ? "token (administrator)" : by) + (program ? ` for ${program}` : "") },
+  { title: "Remarks", text: remarks, long: true },
 ];
 
 /** The receipt of a suspension or resumption with the keys of a flush's. */
@@ -44,7 +46,7 @@ async function load() {
   if (!answers.every(({ ok }) => ok)) return;
   const [flushes, suspensions] = await Promise.all(answers.map((answer) => answer.json()));
   const receipts = [...flushes.filter(({ outcome }) => outcome !== "planned"), ...suspensions.map(ofSuspension)];
-  section.show(receipts.sort((one, other) => other.started_at - one.started_at));
+  section.show(receipts.sort((one, other) => finishedAt(other) - finishedAt(one)));
 }
 
 addView("receipts", () => (section = createListing("Receipts", COLUMNS, keyOf, record, NONE)), load);

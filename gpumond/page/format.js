@@ -1,10 +1,12 @@
 // Numbers, times and names as text.
 
-import { NAMES } from "./words.js";
+import { FORCED, NAMES } from "./words.js";
 
-/** The text without characters that change how other text reads: controls, escapes and direction marks. */
+/** The text without characters that change how other text reads: controls, escapes and direction marks, and with the
+command that does what a key of the API does. */
 export function clean(text, most = 300) {
   const safe = String(text ?? "")
+    .replace(FORCED, "with gpumond flush --force")
     .slice(0, most + 1)
     .replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, "\uFFFD");
   return safe.length > most ? safe.slice(0, most - 1) + "…" : safe;

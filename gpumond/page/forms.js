@@ -1,4 +1,7 @@
-// The views that are mostly forms, which are requested when one of them is opened.
+// What is mostly forms, which is requested when one of them is opened.
 
 import "./baselines.js";
 import "./rules.js";
+import { signIn as ask } from "./signin.js";
+
+export const signIn = ask;

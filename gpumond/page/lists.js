@@ -6,10 +6,11 @@ import { button, control, labeled, make, name, put, saveJson, sync } from "./ele
 
 const MOST = 200; // rows that are drawn
 
-const classes = ({ number, wide, name: one }) => [number && "number", wide && "wide", one && "one-line"].filter(Boolean).join(" ");
+const classes = ({ name: one, ...column }) => [...["number", "wide", "long"].filter((kind) => column[kind]), one && "one-line"].filter(Boolean).join(" ");
 
 /** A table. A column has a title and either `text(item)` or `nodes(row)`; `row.item` is the item of a row. `name`: its
-texts are not wrapped; `none`: why it has no text, which the tooltip of the dash in its place says. */
+texts are not wrapped; `long`: they may be sentences; `wide`: left out where a table is narrow; `none`: why it has no
+text, which the tooltip of the dash in its place says. */
 export function createTable(label, columns) {
   const heads = columns.map((column) => {
     const cell = make(column.title ? "th" : "td", column.title);
@@ -28,7 +29,7 @@ function createRow(columns) {
     const cell = make(place ? "td" : "th", ...(column.nodes?.(row) ?? [make("bdi")]));
     if (!place) cell.scope = "row";
     cell.className = classes(column);
-    if (place && column.text && !column.wide && !column.name) cell.dataset.title = column.title.toLowerCase(); // on a phone
+    if (place && column.text && !column.name) cell.dataset.title = column.title; // on a phone
     row.append(cell);
   });
   return row;
@@ -44,7 +45,7 @@ export function showTable(table, items, key) {
     (row, item) => {
       row.item = item;
       columns.forEach(({ text, update, none = "" }, place) => {
-        if (text) name(row.children[place].firstChild, text(item) || (none && "—"), 600);
+        if (text) name(row.children[place].firstChild, text(item) || (none && "-"), 600);
         if (none && !text(item)) row.children[place].firstChild.title = none;
         update?.(row.children[place], item);
       });

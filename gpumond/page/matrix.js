@@ -34,13 +34,13 @@ export function stateOf(device) {
   return device.up ? "" : "at fault";
 }
 
-const share = (name) => ({ id: name, title: name, text: ({ sums }) => human(sums[name]), number: true, wide: true });
+const share = (name) => ({ id: name, title: name, text: ({ sums }) => human(sums[name]), number: true, medium: true });
 const sensor = (name, title, text) => ({
   id: title,
   title,
   text: ({ device }) => (device.sensors[name] === null ? "-" : text(device.sensors[name])),
   number: true,
-  wide: true,
+  medium: true,
 });
 
 /** Columns of the rows, besides the device's name and its bar. */

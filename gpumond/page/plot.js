@@ -14,7 +14,7 @@ const CLOSE = 34; // pixels between two signs with their numbers, at least
 const URGENT = ["▲", "✕"]; // signs that are shown for several marks, the last first
 let hatches = 0; // number of patterns
 const NEAR_SIZE = 0.06; // of the height: a line this close to the size has no text
-const EDGE = 0.08; // of the range: lines closer to its ends have no text, which would not fit
+const EDGE = 34; // pixels: lines closer to the ends have no text, which would not fit
 
 /** Draws `view` into the plot: its range, columns, used memory with its limits, size, marks and summary. Returns the bytes
 at the upper edge, which `view.top` may state. */
@@ -32,7 +32,7 @@ export function drawPlot(plot, view) {
   const line = (run) => `M${along(run, "used").slice(1)}`;
   const path = (kind, d) => svg("path", { class: kind, d });
   const times = timeLines(from, to, Math.min(TIMES, Math.max(2, Math.floor(wide / SPACE))));
-  const inner = times.filter((at) => Math.min(at - from, to - at) >= EDGE * (to - from));
+  const inner = times.filter((at) => wide * Math.min(at - from, to - at) >= EDGE * (to - from));
   const levels = byteLines(top);
   const grid = [...times.map((at) => `M${x(at)} 0V100`), ...levels.map((bytes) => `M0 ${y(bytes)}H1000`)];
   const known = runs(columns);

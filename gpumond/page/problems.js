@@ -168,6 +168,7 @@ function fold() {
   const all = [...$("alerts").children];
   const cards = all.filter((node) => !isOfAnother(node));
   for (const node of all) node.hidden = !(whole ? cards : cards.slice(0, FIRST)).includes(node);
+  $("alerts").classList.toggle("whole", whole);
   $("problems-all").hidden = cards.length <= FIRST;
   put($("problems-all"), whole ? "Show fewer" : `Show all ${cards.length}`);
 }

@@ -16,9 +16,13 @@ const KINDS = ["soft_limit", "limit", "reserve", "cgroup_limit"];
 function users({ name }) {
   const applies = ({ quota }) => quota && KINDS.some((kind) => quota[`${kind}_quota`] === name);
   const own = state.frame.processes.filter(applies);
-  const remarks = (row) => [human(row.used_bytes), row.quota.limit_quota === name ? unset(row) : ""].filter(Boolean).join("; ");
+  const remarks = (row) => [human(row.used_bytes), row.quota.limit_quota === name ? unset(row) || uncounted(row) : ""].filter(Boolean).join("; ");
   return own.map((row) => `${row.workload || row.comm || "?"} (${remarks(row)})`).join(", ");
 }
+
+/** Why a process uses more than its limit; empty if it doesn't. */
+const uncounted = ({ used_bytes: used, limit_bytes: limit, overhead_bytes: overhead }) =>
+  limit && overhead && used > limit ? `the limit doesn't count ${human(overhead)} of overhead` : "";
 
 const COLUMNS = [
   { title: "Quota", text: ({ name }) => name },
@@ -26,9 +30,9 @@ const COLUMNS = [
   { title: "Soft limit", text: amount("soft_limit"), number: true },
   { title: "Limit", text: amount("limit"), number: true },
   { title: "Reserve", text: amount("reserve"), number: true },
-  { title: "Container limit", text: amount("cgroup_limit"), number: true, wide: true },
-  { title: "Processes", text: users, wide: true },
-  { title: "Origin", text: ({ origin }) => origin, wide: true },
+  { title: "Container limit", text: amount("cgroup_limit"), number: true },
+  { title: "Processes", text: users, long: true },
+  { title: "Origin", text: ({ origin }) => origin },
 ];
 
 const record = ({ name, origin, quota }) => ({ name, origin, ...quota, match: JSON.stringify(quota.match ?? {}) });

@@ -16,7 +16,7 @@ import { OF_PROCESSES, VERDICTS } from "./words.js";
 
 const NARROW = matchMedia("(max-width: 1140px)"); // as in page.css
 
-export const classesOf = ({ id, number, wide }) => [`of-${id}`, number && "number", wide && "wide"].filter(Boolean).join(" ");
+export const classesOf = ({ id, ...column }) => [`of-${id}`, ...["number", "wide", "medium"].filter((kind) => column[kind])].join(" ");
 
 /** The body of a row for items of a kind. `toggle` is called with the key of the item when the user opens or closes it. */
 export function createRow(kind, toggle) {

@@ -27,10 +27,10 @@ const knownChange = (row) => (row.partial?.has("change") ? null : row.change_byt
 
 const VERDICT = { id: "verdict", title: "Verdict", of: (row) => row.verdict, text: (row) => row.verdict, wide: true };
 
-/** Columns: the value that orders rows, and the text. `wide`: left out on narrow screens. */
+/** Columns: the value that orders rows, and the text. `wide`: left out on narrow screens; `medium`: on phones and tablets. */
 export const COLUMNS = [
   { id: "gpu", title: "GPU", of: (row) => row.device?.index ?? -1, text: (row) => String(row.device?.index ?? "?"), number: true },
-  { id: "pid", title: "PID", of: (row) => row.pid, text: (row) => String(row.pid), number: true, wide: true },
+  { id: "pid", title: "PID", of: (row) => row.pid, text: (row) => String(row.pid), number: true, medium: true },
   { id: "program", title: "Program", of: (row) => row.program.toLowerCase(), text: (row) => row.program },
   { id: "user", title: "User", of: (row) => row.owner, text: (row) => row.owner, wide: true },
   size("used"),
@@ -41,7 +41,7 @@ export const COLUMNS = [
     tip: tipOf,
   },
   { ...size("waste"), wide: true, hint: "cached and stranded" },
-  ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share !== "cached" })),
+  ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share === "opaque", medium: share !== "cached" })),
   VERDICT,
 ];
 const SIZES = COLUMNS.filter((column) => column.bytes);
@@ -113,6 +113,13 @@ export function rowsOf(frame) {
     row.waste_bytes = row.cached_bytes === null ? null : row.cached_bytes + (row.stranded_bytes ?? 0);
   }
   return processes;
+}
+
+/** The workloads that run the agent, and neither use a device nor wait for one, in words. */
+export function connectedText({ snapshot, queue, processes }) {
+  const others = new Set(snapshot.reports.map(({ workload }) => workload).filter(Boolean).sort());
+  for (const { workload } of [...queue, ...processes, ...snapshot.suspended_programs]) others.delete(workload);
+  return others.size ? `Connected, without GPU memory: ${[...others].join(", ")}` : "";
 }
 
 /** A row in an address: by its workload, which outlives a restart, unless another row of the device has the same. */

@@ -14,10 +14,10 @@ const NEW = { scope: "device", value: "used_ratio", above: 0.9, labels: { severi
 const COLUMNS = [
   { title: "Rule", text: (entry) => entry.name },
   { title: "Fires when", text: ({ rule }) => expression(rule) },
-  { title: "For", text: ({ rule }) => hold(rule), wide: true },
-  { title: "Severity", text: ({ rule }) => rule.labels?.severity ?? "", wide: true },
+  { title: "For", text: ({ rule }) => hold(rule) },
+  { title: "Severity", text: ({ rule }) => rule.labels?.severity ?? "" },
   { title: "State", text: stateOf, update: showState },
-  { title: "Origin", text: originOf, wide: true },
+  { title: "Origin", text: originOf },
   { title: "", nodes: (row) => [button("Edit", () => open(row.item)), " ", make("a", "Runbook")], update: showActs },
 ];
 

@@ -3,9 +3,9 @@
 import * as address from "./address.js";
 import { $, put, saveBlob } from "./elements.js";
 import { drawing, state } from "./state.js";
+import { requestScript } from "./views.js";
 
 const STORED = "gpumond-token";
-const LOCAL = ["localhost", "127.0.0.1", "[::1]"];
 let token = sessionStorage.getItem(STORED) ?? "";
 export const currentToken = () => token;
 
@@ -16,45 +16,8 @@ export function setToken(value) {
   put($("sign"), value ? "Sign out" : "Sign in");
 }
 
-/** What precedes a command on the daemon's machine if its runtime directory isn't a default one. */
-async function runtimeVariable() {
-  if (!LOCAL.includes(location.hostname)) return "";
-  const directory = await fetch("api/v1/status").then((answer) => answer.json()).then((status) => status.runtime_dir, () => null);
-  if (!directory) return "";
-  const quoted = /^[\w@%+=:,./-]+$/.test(directory) ? directory : `'${directory.replaceAll("'", "'\\''")}'`;
-  return `GPUMOND_RUNTIME_DIR=${quoted} `;
-}
-
 /** Asks for a token, in the dialog that is open if there is one. False if it was cancelled. */
-function signIn(refusal = "") {
-  const form = $("sign-form");
-  const dialog = document.querySelector("dialog[open]") ?? $("signing");
-  dialog.append(form);
-  for (const node of dialog.children) node.inert = node !== form;
-  put($("refused"), refusal);
-  const command = `gpumond open --url ${location.origin}${location.pathname}`.replace(/\/$/, "");
-  put($("sign-command"), command);
-  runtimeVariable().then((variable) => put($("sign-command"), variable + command));
-  $("token").value = "";
-  if (!dialog.open) dialog.showModal();
-  $("token").focus();
-  return new Promise((resolve) => {
-    const end = (given) => {
-      for (const node of dialog.children) node.inert = false;
-      $("signing").append(form);
-      $("signing").close();
-      resolve(given);
-    };
-    form.onsubmit = (event) => {
-      event.preventDefault();
-      setToken($("token").value.trim());
-      $("token").value = "";
-      end(true);
-    };
-    $("sign-cancel").onclick = () => end(false);
-    dialog.addEventListener("close", () => end(false), { once: true });
-  });
-}
+const signIn = async (refusal) => (await requestScript("forms")).$forms.signIn(refusal);
 
 export const post = (path, body) => change("POST", path, body);
 

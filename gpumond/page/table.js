@@ -5,7 +5,7 @@ import { addChanges, baseOf, createRanges, showsChanges } from "./changes.js";
 import { $, button, labeled, make, put, showChoices, sync } from "./elements.js";
 import { many } from "./format.js";
 import { classesOf, createRow, gap, refusalOf, reuse, updateRow } from "./row.js";
-import { COLUMNS, FILTER, GROUPS, WAITING, addressOf, barBytes, filled, find, groupKey, isAt, kindOf, listed, rowsOf } from "./rows.js";
+import { COLUMNS, FILTER, GROUPS, WAITING, addressOf, barBytes, connectedText, filled, find, groupKey, isAt, kindOf, listed, rowsOf } from "./rows.js";
 import { choose, chosen } from "./selection.js";
 import { hasAgent, state } from "./state.js";
 import { distanceOf, parts } from "./viewport.js";
@@ -48,6 +48,7 @@ export function showProcesses() {
   const known = devices.some((device) => device.processes !== null && device.missed_readings < MISSED_LIMIT);
   $("processes").hidden = !rows.length;
   if (!rows.length) put($("shown"), known ? "No process uses a GPU." : "The processes are unknown.");
+  put($("connected"), connectedText(state.frame));
   $("no-agents").hidden = rows.some(hasAgent) || !known || !rows.length || !find(rows, filter, gpu()).length;
 }
 

@@ -205,6 +205,7 @@ START = _packed(0, RETRY)
 PROCESS = ("pid", "start_ticks")
 TABLES = {
     "snapshot.devices": ("uuid",),
+    "snapshot.reports": PROCESS,
     "ledger.lines": ("device_uuid", "share", "workload", *PROCESS),
     "processes": ("device_uuid", *PROCESS),
     "verdicts": ("device_uuid", "kind", *PROCESS),
@@ -238,14 +239,16 @@ class FrameChanges:
 
 def live_frame(whole: FullFrame) -> FullFrame:
     """Return a frame without the driver's lists of processes, the ledger's lines of processes and the agents' reports:
-    ``processes`` has what a table shows of them.
+    ``processes`` has what a table shows of them. The reports of workloads that it doesn't contain stay.
     """
     devices = (
         device if device.processes is None else replace(device, processes=()) for device in whole.snapshot.devices
     )
     lines = tuple(line for line in whole.ledger.lines if line.pid is None)
-    snapshot, ledger = replace(whole.snapshot, devices=tuple(devices), reports=()), replace(whole.ledger, lines=lines)
-    return replace(whole, snapshot=snapshot, ledger=ledger)
+    listed = {process.workload for process in whole.processes}
+    reports = tuple(report for report in whole.snapshot.reports if report.workload not in listed)
+    snapshot = replace(whole.snapshot, devices=tuple(devices), reports=reports)
+    return replace(whole, snapshot=snapshot, ledger=replace(whole.ledger, lines=lines))
 
 
 def changes(before: FullFrame, after: FullFrame) -> FrameChanges:
@@ -336,8 +339,8 @@ async def live(request: Request) -> Response:
     """Sends the current frame as a `frame` message, then one `changes` message for each later frame.
 
     `frame` is the response of `/frame`, with the latest `events`. To keep it small, a device's `processes` list is
-    empty if the driver lists processes, `ledger.lines` contains only memory without a process, and `reports` is empty.
-    The `processes` table has the rest, and `/agents/PID` one process's report.
+    empty if the driver lists processes, `ledger.lines` contains only memory without a process, and `reports` only
+    workloads without GPU memory. The `processes` table has the rest, and `/agents/PID` one process's report.
 
     A `changes` message contains `values` (by path in the frame, the values that replace the previous ones), `tables`
     (by path) and the new `events`. In a table, `rows` has each row's index in the previous table, or -1 for the next

@@ -119,7 +119,7 @@ def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browse
         page.get_by_role("button", name="Flush train-llm…").click(timeout=60_000)
         page.get_by_label("Token").fill("gpm_wrong")
         page.get_by_label("Token").press("Enter")
-        session.shows("The daemon didn't accept that token.")
+        session.shows("The token is invalid or has been revoked")
         sign_in(session, demo)
         dialog = page.locator("dialog#flush")
         dialog.get_by_text("should release").wait_for()
@@ -160,7 +160,7 @@ def test_refusal_is_shown_with_the_daemons_reason(browser: Browser, demo: Runnin
     plan = ANSWER.dump_python(replace(EXAMPLE, receipts=(replace(RECEIPT, outcome="planned"),)), mode="json")
 
     def refuse(route: Route) -> None:
-        if route.request.method != "POST":
+        if not route.request.url.endswith("/flushes"):
             route.continue_()
         elif json.loads(route.request.post_data or "{}")["dry_run"]:
             route.fulfill(json=plan)
@@ -310,6 +310,41 @@ def test_each_kind_of_event_is_listed_and_in_one_choice(session: PageSession, de
     page.locator("#events-of").select_option("all")
     assert session.texts("#events bdi") == [["process-ended"]]
     page.unroute(LIVE)
+
+
+def test_events_are_those_of_the_chosen_device(browser: Browser, demo: RunningDaemon):
+    frame = demo.get("frame")
+    (device,) = frame["snapshot"]["devices"]
+    frame["snapshot"]["devices"].append(device | {"uuid": "GPU-other", "index": 1, "used_bytes": 0})
+    about = {"at": 1e9, "kind": "alert-fired", "pid": None, "start_ticks": None, "workload": "", "details": []}
+    uuids = device["uuid"], "GPU-other", None
+    events = [about | {"id": n, "device_uuid": uuid, "summary": f"of {uuid}"} for n, uuid in enumerate(uuids)]
+    with open_page(browser, demo) as session:
+        show_frame(session, frame, events)
+        summaries = "#events li > bdi"
+        assert session.texts(summaries) == [["of None", "of GPU-other", f"of {device['uuid']}"]]
+        session.page.locator("#hero-of").select_option("GPU 1")
+        until(lambda: session.texts(summaries) == [["of None", "of GPU-other"]])
+
+
+def test_connected_programs_without_gpu_memory_are_named(session: PageSession, demo: RunningDaemon):
+    frame = demo.get("frame")
+    *_, report = frame["snapshot"]["reports"]
+    waiting = {
+        "id": "a",
+        "pid": 9,
+        "user": "dev",
+        "device_uuid": frame["snapshot"]["devices"][0]["uuid"],
+        "holders": [],
+    }
+    waiting |= {"need_bytes": GIB, "available_bytes": 0, "missing_bytes": GIB, "ahead": 0, "since": 1e9}
+    frame["queue"] = [waiting | {"workload": "waits"}]
+    frame["snapshot"]["reports"] += [
+        report | {"pid": 7 + n, "workload": name} for n, name in enumerate(("lm", "lm", "waits", "cpu", ""))
+    ]
+    show_frame(session, frame)
+    assert session.texts("#connected") == [["Connected, without GPU memory: cpu, lm"]]
+    session.page.unroute(LIVE)
 
 
 def test_group_has_the_worst_verdict_of_its_processes(session: PageSession, demo: RunningDaemon):
@@ -604,6 +639,9 @@ def test_quota_and_missing_reserve_of_a_process_are_shown(session: PageSession):
     session.page.route("**/api/v1/quotas", lambda route: route.fulfill(json=quotas))
     session.page.get_by_role("button", name="Quotas").click()
     session.page.get_by_text("; limit not in effect: the program doesn't allow limits)").wait_for()
+    process |= {"limit_bytes": 8 * GIB, "used_bytes": 9 * GIB, "overhead_bytes": GIB}
+    show_frame(session, frame)
+    session.page.get_by_text("train-llm (9.0 GiB; the limit doesn't count 1.0 GiB of overhead)").wait_for()
     session.page.get_by_role("button", name="Overview").click()
     session.page.unroute("**/api/v1/quotas")
     session.page.unroute(LIVE)

@@ -12,6 +12,7 @@ import pytest
 from gpumond.facts.shares import SHARES
 from gpumond.facts.units import human
 from tests.helpers.browser import LIVE, PHONE, PageSession, check_access, needs_chromium, open_page, show_frame
+from tests.helpers.curves import MIB
 from tests.helpers.running import RunningDaemon, until
 from tests.serve.page_modules import needs_node, run_module
 
@@ -48,19 +49,19 @@ def of(frame: Any, workload: str) -> Any:
 
 
 def texts(one: int | None, other: int | None) -> list[str]:
-    """Return two sizes and their difference, which is that of the two texts; an unknown one is ``-``, as what no
-    process has taken since its report.
-    """
+    """Return two sizes and their difference, which is that of the two texts; an unknown one is ``-``."""
     shown = ["-" if each is None else human(each) for each in (one, other)]
     return [*shown, str(run_module("format", "m.difference(...given)", other, one))]
 
 
 def test_programs_are_compared_with_one_another(session: PageSession, demo: RunningDaemon):
     frame, page = demo.get("frame"), session.page
+    of(frame, "train-llm")["opaque_bytes"] = None  # beside live memory, none
+    of(frame, "etl")["opaque_bytes"] = 488 * MIB
     page.goto("about:blank")  # a change of the part after # would load the page a second time
     page.goto(f"{demo.url}/#view=compare&compare=0:train-llm,0:etl")
     show_frame(session, frame)
-    one, other = of(frame, "train-llm"), of(frame, "etl")
+    one, other = of(frame, "train-llm") | {"opaque_bytes": 0}, of(frame, "etl")
     expected = [
         [share, *texts(one[name], other[name])]
         for share in ("used", *SHARES[:5])
@@ -68,10 +69,11 @@ def test_programs_are_compared_with_one_another(session: PageSession, demo: Runn
         if one[name] or other[name]
     ]
     assert rows(session, "Differences between programs") == expected
+    assert expected[-1] == ["opaque", "0 B", "488.0 MiB", "+488.0 MiB"]
     now = {(share, name): value for share, name, _, value, _ in rows(session, "Differences between two moments")}
     names = [f"{each['workload']} (pid {each['pid']})" for each in (one, other)]
     for share, *values in expected:
-        assert [now.get((share, name), "-") for name in names] == [value.replace("0 B", "-") for value in values[:2]]
+        assert [now.get((share, name), "0 B") for name in names] == [value.replace("-", "0 B") for value in values[:2]]
     tops = page.locator(".compared .plot").evaluate_all(
         "all => all.map(plot => [...plot.querySelectorAll('.level')].map(line => line.textContent + line.style.top))"
     )

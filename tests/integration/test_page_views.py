@@ -69,7 +69,8 @@ def test_view_says_that_it_loads(browser: Browser, demo: RunningDaemon):
         page.get_by_role("button", name="Receipts", exact=True).click()
         loading = page.get_by_text("Loading…", exact=True)
         loading.wait_for()
-        until(lambda: waiting)
+        while not waiting:
+            page.wait_for_timeout(50)
         waiting[0].continue_()
         loading.wait_for(state="hidden")
         page.get_by_role("heading", name="Receipts").wait_for()
@@ -109,8 +110,8 @@ def test_receipts_of_suspensions_are_listed_with_those_of_flushes(browser: Brows
         row = page.get_by_role("table", name="Receipts").locator("tbody tr").first
         row.get_by_text("notebook (pid 4242)").wait_for()
         cells = row.locator("th, td").all_inner_texts()
-        assert cells[2:4] == [RECEIPT.device_uuids[0], "—"]
-        assert cells[4:11] == ["suspended", "—", "61.0 GiB", "—", "61.0 GiB", "uid:1000", "60.0 GiB on the host"]
+        assert cells[2:4] == [RECEIPT.device_uuids[0], "-"]
+        assert cells[4:11] == ["suspended", "-", "61.0 GiB", "-", "61.0 GiB", "uid:1000", "60.0 GiB on the host"]
 
 
 def test_baselines_are_recorded_compared_and_deleted(browser: Browser, demo: RunningDaemon):

@@ -19,7 +19,7 @@ from gpumond.serve.full_frame import full_frame
 from gpumond.serve.live import HEARTBEAT_SECONDS, KEPT, LiveFrames, live_frame
 from gpumond.tick.ledger import attribute
 from tests.helpers.agents import GIB
-from tests.helpers.values import make_device, make_process, make_snapshot
+from tests.helpers.values import make_device, make_process, make_report, make_snapshot
 from tests.serve.application import View, ask, serving
 from tests.serve.event_reader import Reader
 from tests.serve.live_frames import as_json, changes_as_json, random_frame, random_wholes
@@ -89,6 +89,17 @@ def test_stream_omits_what_the_table_of_processes_has(seed: int):
     for line in whole.ledger.lines:
         own = [each for each in whole.processes if each.device_uuid == line.device_uuid and each.pid == line.pid]
         assert line.pid is None or [getattr(each, f"{line.share}_bytes") for each in own] == [line.used_bytes]
+
+
+def test_stream_has_the_reports_of_workloads_without_gpu_memory():
+    device = make_device("GPU-0", used_bytes=GIB, processes=(make_process(10, GIB),))
+    reports = (
+        make_report(10, (), workload="train"),
+        make_report(11, (), workload="train"),
+        make_report(12, (), workload="lm"),
+    )
+    sent = live_frame(full_frame(Frame(make_snapshot(device, reports=reports), Ledger())))
+    assert [report.pid for report in sent.snapshot.reports] == [12]
 
 
 def test_unchanged_frame_has_no_changes():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.facts.pools import Receipt
+from gpumond.facts.pools import FORCED, Receipt
 from gpumond.serve.examples import RECEIPT
 from gpumond.view.text import size
 from tests.helpers.agents import GIB
@@ -190,13 +190,18 @@ def test_crossing_with_the_size_is_drawn_where_it_is_near():
         assert limits["high"] >= max(level for _, level in fit["points"])
 
 
-def test_texts_name_the_actions_of_the_web_ui_before_commands():
+def test_texts_name_the_actions_of_the_web_ui_in_place_of_commands():
     texts = {
-        "gpumond oom show --pid 25 shows why": "Case (gpumond oom show --pid 25) shows why",
-        "; gpumond flush --device 1 releases it": "; Flush (gpumond flush --device 1) releases it",
-        "find out: gpumond why --pid 25; restart it": "find out: Why (gpumond why --pid 25); restart it",
+        "gpumond oom show --pid 25 shows why": "Case shows why",
+        "; gpumond flush --device 1 releases it": "; Flush releases it",
+        "find out: gpumond why --pid 25; restart it": "find out: Why; restart it",
     }
     assert run_module("cards", "given.map((summary) => m.alertText({ summary }))", *texts) == list(texts.values())
+
+
+def test_texts_of_the_api_name_the_command_in_place_of_its_key():
+    told = run_module("format", "given.map((text) => m.clean(text))", f"try again in 4 s, or now {FORCED}")
+    assert told == ["try again in 4 s, or now with gpumond flush --force"]
 
 
 def test_fragmentation_is_stated_in_the_same_way_before_its_verdict():
