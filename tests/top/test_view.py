@@ -16,7 +16,7 @@ from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import duration
 from gpumond.top.processes import ProcessList, SortOrder, arranged, laid_out
 from gpumond.top.screen import described as details
-from gpumond.view.frame import merge, view
+from gpumond.view.frame import merged, view
 from gpumond.view.notices import USUALLY_INTENDED, FrameNotice, stuck
 from gpumond.view.rows import ProcessRow, plain
 from gpumond.view.tables import device_lines, flush_estimate, process_table
@@ -232,7 +232,7 @@ def test_alert_begins_with_its_program_and_gpu_and_is_as_urgent_as_its_verdict()
     leak, device = content.alerts
     assert (leak.led, leak.full_in) == (("train (pid 10) on GPU 0", " is leaking (since 1 min)"), 60.0)
     assert device.led[0] == "GPU 0"
-    both = merge([("a", content), ("b", content)])
+    both = merged([("a", content), ("b", content)])
     assert [alert.led[0] for alert in both.alerts[:2]] == ["a: train (pid 10) on GPU 0", "a: GPU 0"]
     assert both.alerts[0].led[1] == leak.led[1]
 
