@@ -467,8 +467,9 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
     """Return one row for several processes. The sum of values that are all unknown is unknown."""
     first = members[0]
     notable = [row for row in members if row.notable]
-    verdicts = {row.verdict for row in notable or members if row.verdict}
-    verdict = _common(verdicts, f"{len(notable)} problems" if notable else "")
+    verdict = _common(
+        {row.status for row in notable or members if row.status}, f"{len(notable)} problems" if notable else ""
+    )
     return replace(
         first,
         key=(key, ProcessKey(0, None)),

@@ -661,9 +661,9 @@ def _words_of(text: str, width: int) -> str:
 
 
 def remarks_in_full(notices: Iterable[FrameNotice], width: int, completed: Callable[[str], str] = str) -> list[Line]:
-    """Return all notices by kind, with their complete texts. ``completed`` completes the commands of a text."""
+    """Return all notices by kind, the worst first, with their texts. ``completed`` completes the commands of a text."""
     lines: list[Line] = []
-    for group in grouped(notices):
+    for group in grouped(sorted(notices, key=_rank)):
         lines += [[]] if lines else []
         for notice in group:
             rest = completed(notice.fact.removeprefix(notice.title))

@@ -6,6 +6,7 @@ import io
 import json
 import random
 from contextlib import redirect_stdout
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -218,6 +219,19 @@ def test_group_has_the_sums_of_its_members():
 def test_processes_are_grouped_by_workload_and_by_container():
     assert {group.process.program for group in grouped(ROWS, "workload")} == {"python (3)", "train (1)"}
     assert {group.process.program for group in grouped(ROWS, "container")} == {"ml/trainer-0 (2)", "no container (2)"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"), [("leak", "leak", "leak"), ("leak", "out-of-memory", "2 problems")]
+)
+def test_group_has_the_status_of_its_members_or_counts_them(first: str, second: str, expected: str):
+    """The status of one with an alert isn't its verdict."""
+    members = [replace(row, user="ann") for row in ROWS[:3]]
+    members[:2] = [
+        replace(row, level="warn", status=status) for row, status in zip(members, (first, second), strict=False)
+    ]
+    (group,) = grouped(members, "user")
+    assert group.process.status == expected
 
 
 def test_groups_are_sorted_by_their_sums_and_members_follow_an_opened_one():

@@ -225,6 +225,13 @@ def test_worst_notice_is_shown_and_the_others_are_counted():
     assert [line.split(" on ")[0] for line in lines] == ["finetune", "notebook", "later", "etl", "embeddings"]
 
 
+def test_all_notices_have_the_order_of_the_lines():
+    every = [IDLE, FRAGMENTED, LEAK, OOM]
+    full = [plain_text(line) for line in remarks_in_full(every, 80)]
+    kinds = [line.split()[0] for before, line in zip(["", *full], full, strict=False) if line and not before]
+    assert kinds == ["out-of-memory", "leak", "fragmentation", "idle-holder"]
+
+
 def test_lines_that_are_left_continue_the_worst_notice():
     *first, last = remark_lines([FRAGMENTED, OOM], 80, 4)
     assert len(first) == 3
