@@ -21,7 +21,8 @@ REPEAT_SECONDS = 60.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "-f, --follow", "show new events as they occur, until Ctrl-C")
-    option(parser, "--limit N", "number of past events, most recent last (default: 100)", type=count, default=100)
+    limit = "number of past events, most recent last (default: 100); repeats of an out-of-memory error are one line"
+    option(parser, "--limit N", limit, type=count, default=100)
     client.add_url(parser)
     form = parser.add_mutually_exclusive_group()
     option(form, "--json", "print one JSON object per line")
