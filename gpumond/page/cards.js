@@ -37,7 +37,7 @@ export function cardsOf(frame) {
     }
   }
   const rank = ({ alert }) => (alert ? rankOf(alert, alert.labels) : 15);
-  const since = ({ alert, verdict }) => alert?.active_at ?? verdict.since;
+  const since = ({ alert, verdict }) => alert?.fired_at ?? alert?.active_at ?? verdict.since;
   const left = ({ verdict }) => verdict?.time_to_full_seconds ?? 1e9;
   return [...cards.values()].sort((one, other) => rank(one) - rank(other) || left(one) - left(other) || since(one) - since(other));
 }

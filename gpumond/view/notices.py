@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
-from gpumond.view.rows import plain, process_of, severity, urgency
+from gpumond.view.rows import by_urgency, plain, process_of, severity, time_to_full
 
 Level = Literal["bad", "warn", "note"]
 
@@ -100,8 +100,7 @@ def _advised(detail: str, remedy: str = "") -> str:
 
 def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     """Yield alerts, the most urgent first."""
-    left = {(each["kind"], each["device_uuid"], each["pid"]): _full_in(each) for each in frame["verdicts"]}
-    for alert in sorted(frame["alerts"], key=urgency):
+    for alert, full_in in by_urgency(frame["alerts"], frame["verdicts"]):
         firing = alert["phase"] == "firing"
         since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
         age = duration(max(0.0, frame["snapshot"]["taken_at"] - since))
@@ -112,7 +111,6 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         text, advice = (plain(texts.get(name, ""), 400) for name in ("summary", "description"))
         level: Level = _MARKS[severity(alert)] if firing and not silenced else "note"
         kind, uuid = f"alert {rule}{'' if firing else ' pending'}{silenced}", dict(alert["labels"]).get("uuid")
-        full_in = left.get((alert["rule"], uuid, alert["pid"]), inf)
         yield FrameNotice(level, title, text, kind, advice, uuid, *_subject(frame, alert, uuid), full_in)
 
 
@@ -131,18 +129,13 @@ def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         return (verdict["kind"], verdict["device_uuid"], verdict["pid"]) not in known
 
     found = (each for each in frame["verdicts"] if each["kind"] not in PATTERNS and is_new(each))
-    for verdict in sorted(found, key=lambda each: (_full_in(each), each["since"])):
+    for verdict in sorted(found, key=lambda each: (time_to_full(each), each["since"])):
         level: Level = "note" if verdict["kind"] in ("growing", "memory-freed") else "warn"
         kind = plain(verdict["kind"], 40)
         pid = "PID" if verdict["pid"] is None else str(verdict["pid"])
         advice = VERDICT_REMEDIES.get(verdict["kind"], "").replace("PID", pid)
         text, uuid = plain(verdict["summary"], 400), verdict["device_uuid"]
-        yield FrameNotice(level, kind, text, kind, advice, uuid, *_subject(frame, verdict, uuid), _full_in(verdict))
-
-
-def _full_in(verdict: Mapping[str, Any]) -> float:
-    left = verdict["time_to_full_seconds"]
-    return inf if left is None else float(left)
+        yield FrameNotice(level, kind, text, kind, advice, uuid, *_subject(frame, verdict, uuid), time_to_full(verdict))
 
 
 def _subject(frame: Mapping[str, Any], value: Mapping[str, Any], uuid: str | None) -> tuple[str, str]:

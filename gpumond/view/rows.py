@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 from gpumond.facts.program import ProcessKey, process_key
@@ -192,10 +193,29 @@ def severity(alert: Mapping[str, Any]) -> int:
     return SEVERITIES.get(dict(alert["labels"]).get("severity", ""), WARNING)
 
 
-def urgency(alert: Mapping[str, Any]) -> tuple[bool, bool, int, float]:
-    """Return the key by which alerts are sorted: firing before pending, silenced last, then by severity and time."""
-    since = alert["fired_at"] or alert["active_at"]
-    return bool(alert.get("silenced_by")), alert["phase"] != "firing", severity(alert), since
+def by_urgency(
+    alerts: Iterable[Mapping[str, Any]], verdicts: Iterable[Mapping[str, Any]]
+) -> list[tuple[Mapping[str, Any], float]]:
+    """Return alerts, each with the seconds until its device is full (infinite if its verdict doesn't predict any).
+
+    Those that fire precede pending ones, and silenced ones are last. Then the severity counts, then these seconds, then
+    the time since which an alert fires.
+    """
+    left = {(each["kind"], each["device_uuid"], each["pid"]): time_to_full(each) for each in verdicts}
+    found = [(each, left.get((each["rule"], _subject(each)[0], each["pid"]), inf)) for each in alerts]
+
+    def key(pair: tuple[Mapping[str, Any], float]) -> tuple[bool, bool, int, float, float]:
+        alert, full_in = pair
+        since = alert["fired_at"] or alert["active_at"]
+        return bool(alert.get("silenced_by")), alert["phase"] != "firing", severity(alert), full_in, since
+
+    return sorted(found, key=key)
+
+
+def time_to_full(verdict: Mapping[str, Any]) -> float:
+    """Return the seconds until its device is full; infinite if it doesn't predict any."""
+    left = verdict["time_to_full_seconds"]
+    return inf if left is None else float(left)
 
 
 def _subject(alert: Mapping[str, Any]) -> Key:

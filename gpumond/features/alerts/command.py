@@ -12,7 +12,7 @@ from gpumond.facts.frame import Alert
 from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
 from gpumond.view.notices import steps_of
-from gpumond.view.rows import urgency
+from gpumond.view.rows import by_urgency
 from gpumond.view.text import broken, moment, output_width, safe, table
 
 PAIRS = ("labels", "annotations")
@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     answer = client.get(arguments.url, "/api/v1/alerts" + ("/history" if arguments.past else ""))
     found = checked_as(tuple[Alert, ...], answer, "alerts")
-    if not arguments.past:
-        found = sorted(found, key=urgency)
+    if found and not arguments.past:
+        found = [alert for alert, _ in by_urgency(found, client.frame(arguments.url)["verdicts"])]
     ends = {}
     if any(alert.get("silenced_by") for alert in found) and not arguments.past:
         silences = [entry["silence"] for entry in client.get(arguments.url, "/api/v1/silences")]
