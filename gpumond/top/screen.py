@@ -456,6 +456,10 @@ def remark_rows(rows: int) -> int:
     return max(2, int(rows * REMARKS_RATIO))
 
 
+MIN_ADDRESS = 20
+"""Columns below which an address isn't shown."""
+
+
 def head_line(
     connections: Sequence[DaemonConnection],
     notices: Sequence[FrameNotice],
@@ -470,7 +474,9 @@ def head_line(
     line += [Span("  "), Span("PAUSED", "alarm")] if paused else []
     at = [Span(f"  {clock(view.taken_at)}")] if view else []
     source = [Span(f"  {view.source}")] if view else []
-    begin, short = Span("gpumond"), Span(f" {address.removeprefix('http://')}")
+    begin = Span("gpumond")
+    room = max(MIN_ADDRESS, width - width_of([begin, *line, *at]) - 1)
+    short = Span(f" {plain(address.removeprefix('http://'), room)}")
     versions = ([begin, Span(f" {address}"), *line, *source, *at], [begin, short, *line, *at], [begin, *line, *at])
     return next((each for each in versions if width_of(each) <= width), [begin, *line])
 

@@ -139,7 +139,7 @@ def test_what_a_quota_reserves_is_named_where_a_program_waits():
     assert list(reserve_sentences(frame)) == []
     frame["processes"][0]["quota"] = {"reserve_bytes": 5 * GIB, "reserve_quota": "gold"}
     sentence = (
-        "pretrain (pid 4242, ann) waits for 20.0 GiB of GPU 0; the quota gold reserves 4.0 GiB of it that its programs "
+        "pretrain (pid 4242, ann) waits for 20.0 GiB of GPU 0, where the quota gold reserves 4.0 GiB that its programs "
         "don't use"
     )
     assert list(reserve_sentences(frame)) == [sentence]

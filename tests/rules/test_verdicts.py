@@ -256,7 +256,7 @@ def test_alert_that_outlives_its_cause_says_so_once():
     assert [dict(alert.annotations)["summary"] for alert in ticks[1].frame.alerts if alert.rule == "hog"] == [text]
     gone = keeping(make_snapshot(HOG, reports=REPORT), small, make_snapshot(make_device()))[-1].resolved
     texts = [dict(alert.annotations)["summary"] for alert in gone if alert.rule == "hog"]
-    assert texts == ["process 10 has ended; the alert was: a hog"]
+    assert texts == ["process 10 has exited; the alert was: a hog"]
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_live_and_cached_stay_in_eighty_columns(demo: RunningDaemon, command: tu
 def test_head_shows_the_socket_that_top_asks(demo: RunningDaemon):
     runtime = str(demo.socket.parent)
     with terminal(TOP, GPUMOND_RUNTIME_DIR=runtime, GPUMOND_URL="", NO_COLOR="1") as session:
-        assert session.shows("PROGRAM").startswith(f"gpumond unix://{runtime}/"[:60])
+        assert session.shows("PROGRAM").startswith(f"gpumond unix://{runtime}/"[:50])
 
 
 @pytest.mark.parametrize("command", [("status",), ("top", "--once")])
