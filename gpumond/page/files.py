@@ -190,7 +190,7 @@ def _lean(text: str) -> str:
 def page_files() -> dict[str, File]:
     """Return the files of the page by path. The document names scripts and style, whose names contain their hash.
 
-    ``later.js`` and ``forms.js`` are requested when one of their views is opened.
+    ``later.js`` and ``forms.js`` are requested when one of their views or dialogs is opened.
     """
     found = {}
     page = _lean((DIRECTORY / "index.html").read_text("utf-8"))

@@ -1,4 +1,5 @@
-// What is requested when it is opened: views, the help and the dialog of a program's memory. forms.js has the other views.
+// What is requested when it is opened: views, the help and the dialog of a program's memory. forms.js has the other views,
+// and the form for a token.
 
 import "./alerts.js";
 import "./cases.js";
