@@ -154,7 +154,7 @@ OVER_TIME = [
         "bytes",
         Query(f"sum({of_machines('wasted_bytes')})", "wasted"),
         Query(f"sum({of_machines('idle_and_reclaimable_bytes')})", "idle and reclaimable"),
-        Query(f"sum({of_machines('idle_used_bytes')})", "idle programs"),
+        Query(f"sum({of_machines('idle_held_bytes')})", "idle programs"),
         width=16,
         runbooks=("reclaimable-waste", "idle-holder"),
     ),

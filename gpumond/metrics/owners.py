@@ -28,7 +28,7 @@ class OwnerUsage:
     used: int = 0
     needed: int = 0
     device_processes: int = 0
-    idle_used: int = 0
+    idle_held: int = 0
     live: int | None = None
     cached: int | None = None
     stranded: int | None = None
@@ -52,7 +52,7 @@ class OwnerUsage:
             self.cached = (self.cached or 0) + cached
             self.stranded = (self.stranded or 0) + stranded
         if idle:
-            self.idle_used += used
+            self.idle_held += used
         if idle or known:
             reclaimable = used if idle else cached
             self.idle_and_reclaimable = (self.idle_and_reclaimable or 0) + reclaimable
@@ -96,9 +96,9 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
         attrgetter("stranded"),
     ),
     Quantity(
-        "idle_used_bytes",
+        "idle_held_bytes",
         "Memory of the owner's programs that have the verdict idle-holder, with or without an agent.",
-        attrgetter("idle_used"),
+        attrgetter("idle_held"),
     ),
     Quantity(
         "idle_and_reclaimable_bytes",
@@ -206,7 +206,7 @@ class MachineUsage:
 
     size: int
     used: int
-    idle_used: int
+    idle_held: int
     idle_and_reclaimable: int
     wasted: int
     processes: int
@@ -227,7 +227,7 @@ def machine_usage(frame: Frame, own: Sequence[OwnerUsage]) -> Iterator[tuple[tup
         MachineUsage(
             size=sum(device.size_bytes or 0 for device in devices),
             used=sum(device.used_bytes or 0 for device in devices),
-            idle_used=sum(each.idle_used for each in own),
+            idle_held=sum(each.idle_held for each in own),
             idle_and_reclaimable=sum(each.idle_and_reclaimable or 0 for each in own),
             wasted=sum(each.wasted or 0 for each in own) + unattributed,
             processes=len(set[object]().union(*(each.processes for each in own))),
@@ -254,7 +254,7 @@ MACHINE: tuple[Quantity[MachineUsage], ...] = (
         "Memory in use on the machine's devices, as reported by the driver.",
         attrgetter("used"),
     ),
-    Quantity("idle_used_bytes", "Memory of programs with the verdict idle-holder.", attrgetter("idle_used")),
+    Quantity("idle_held_bytes", "Memory of programs with the verdict idle-holder.", attrgetter("idle_held")),
     Quantity(
         "idle_and_reclaimable_bytes",
         "Memory of idle programs, and memory that a flush of the others would release.",

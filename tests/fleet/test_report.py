@@ -53,7 +53,7 @@ class Truth:
         self.owner("x", "a", H100, {"user": "grace"}, 20, until=HOUR)
         self.machine("y", "a", A100, 40, 10)
         serve = {"user": "ada", "pod_namespace": "vision", "workload": "serve", "slurm_account": "physics"}
-        self.owner("y", "a", A100, serve, 10, idle_used=10, idle_and_reclaimable=10, wasted=10)
+        self.owner("y", "a", A100, serve, 10, idle_held=10, idle_and_reclaimable=10, wasted=10)
         self.machine("x", "c", H100, 80, 30, gap=True)
         self.owner("x", "c", H100, {"user": "carol"}, 30, gap=True, wasted=0)
         self.machine("x", "d", H100, 80, 8, begin=HOUR)
@@ -107,7 +107,7 @@ class Truth:
         **measures: int,
     ) -> None:
         labels = {"cluster": cluster, "instance": instance, "model": model, **owner}
-        for name, number in {"used": used, "idle_used": 0, **measures}.items():
+        for name, number in {"used": used, "idle_held": 0, **measures}.items():
             self.add(f"gpumond_owner_{name}_bytes", labels, number * GIB, begin, until, gap)
 
     def program(self, pid: str, used: int, owner: Mapping[str, str], until: int = 2 * HOUR) -> None:

@@ -24,7 +24,7 @@ RULES = yaml.safe_load((ROOT / "deploy/prometheus/gpumond.rules.yaml").read_text
 RECORDED = {rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
 OF_OWNERS = {
     f"gpumond_owner_{name}_bytes"
-    for name in ("used", "live", "cached", "stranded", "idle_used", "idle_and_reclaimable")
+    for name in ("used", "live", "cached", "stranded", "idle_held", "idle_and_reclaimable")
 }
 """Metrics that tables of owners and workloads sum over all machines."""
 OF_ALL_MACHINES = OF_OWNERS | {name for name in RECORDED if name.startswith(("workload", "owner"))}

@@ -74,7 +74,7 @@ def test_memory_is_summed_by_owner_and_model():
     assert found["live_bytes"] == {train: 10 * GIB, serve: 2 * GIB}
     assert found["cached_bytes"] == {train: 6 * GIB, serve: 3 * GIB}
     assert found["stranded_bytes"] == {train: 3 * GIB, serve: 0}
-    assert found["idle_used_bytes"] == {train: 0, serve: 6 * GIB, ada: 0}
+    assert found["idle_held_bytes"] == {train: 0, serve: 6 * GIB, ada: 0}
     assert found["idle_and_reclaimable_bytes"] == {train: 6 * GIB, serve: 6 * GIB}
     assert found["wasted_bytes"] == {train: 9 * GIB, serve: 6 * GIB}
     assert found["processes"] == {train: 1, serve: 1, ada: 1}
@@ -105,8 +105,8 @@ def test_owners_and_unattributed_memory_are_used_memory():
 def test_sums_of_the_machine_are_those_of_its_devices_and_owners():
     frame = shared_machine()
     found = {name.removeprefix("gpumond_machine_"): own for name, own in values(frame, "device").items()}
-    whole = {name: found[name][frozenset()] for name in ("memory_size_bytes", "memory_used_bytes", "idle_used_bytes")}
-    assert whole == {"memory_size_bytes": 240 * GIB, "memory_used_bytes": 45 * GIB, "idle_used_bytes": 6 * GIB}
+    whole = {name: found[name][frozenset()] for name in ("memory_size_bytes", "memory_used_bytes", "idle_held_bytes")}
+    assert whole == {"memory_size_bytes": 240 * GIB, "memory_used_bytes": 45 * GIB, "idle_held_bytes": 6 * GIB}
     owned = values(frame)
     shares = {dict(labels)["share"]: size for labels, size in found["memory_share_bytes"].items()}
     assert sum(shares.values()) == 45 * GIB

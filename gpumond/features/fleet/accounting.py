@@ -34,7 +34,7 @@ LABELS: Mapping[str, str] = {
 """Labels by which rows are grouped, by the word of ``--by``. ``TEAM`` and ``JOB`` are derived."""
 TEAM, JOB = "team", "job"
 COLUMNS = (*LABELS, TEAM, JOB)
-MEASURES = ("used", "idle_used", "idle_and_reclaimable", "wasted")
+MEASURES = ("used", "idle_held", "idle_and_reclaimable", "wasted")
 FINE_SECONDS, COARSE_SECONDS = 60, 300
 """Steps of a period of at most ``FINE_DAYS``, and of a longer one."""
 FINE_DAYS = 7
@@ -286,7 +286,7 @@ class Usage:
 
     group: tuple[str | None, ...]
     used: float
-    idle_used: float | None
+    idle_held: float | None
     idle_and_reclaimable: float | None
     wasted: float | None
     mean_gibibytes: float
@@ -358,7 +358,7 @@ def _usage(
     return Usage(
         group=group,
         used=measures.get("used", 0.0),
-        idle_used=measures.get("idle_used"),
+        idle_held=measures.get("idle_held"),
         idle_and_reclaimable=measures.get("idle_and_reclaimable"),
         wasted=measures.get("wasted"),
         mean_gibibytes=whole / accounts.period.seconds / GIB,

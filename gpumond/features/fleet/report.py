@@ -240,7 +240,7 @@ class UsageReport:
         yield ["TOTAL", *[""] * (len(self.by) - 1), *self._cells(self.total)]
 
     def _cells(self, row: Usage) -> list[str]:
-        hours = (row.used, row.mean_gibibytes, row.idle_used, row.idle_and_reclaimable, row.wasted)
+        hours = (row.used, row.mean_gibibytes, row.idle_held, row.idle_and_reclaimable, row.wasted)
         share = "-" if row.wasted is None or not row.used else f"{row.wasted / row.used:.0%}"
         costs = ["-" if each is None else f"{each:,.2f}" for each in (row.cost, row.wasted_cost)]
         return [
