@@ -56,18 +56,26 @@ class AuditedRequests:
         limit_bytes: int | None,
         device: str | None,
         requested_by: str,
+        uid: int | None,
         record_seconds: float | None = None,
     ) -> AgentResponse | None:
-        """Send a command; None if the program did not answer in time. Raises NoSuchTarget, StoreUnavailable."""
-        ask = AgentRequest(uuid.uuid4().hex, kind, limit_bytes, device, record_seconds)
-        return await self._send(await self._report(pid), ask, requested_by)
-
-    async def fetch(self, pid: int, snapshot_id: int, requested_by: str) -> SnapshotFile | AgentResponse | None:
-        """Open the file of a snapshot: its bytes, the program's refusal, or None if it did not answer in time.
+        """Send a command; None if the program did not answer in time. ``uid``: the only user whose programs may be
+        asked, or None for all.
 
         Raises NoSuchTarget, StoreUnavailable.
         """
-        report = await self._report(pid)
+        ask = AgentRequest(uuid.uuid4().hex, kind, limit_bytes, device, record_seconds)
+        return await self._send(self._report(pid, uid), ask, requested_by)
+
+    async def fetch(
+        self, pid: int, snapshot_id: int, requested_by: str, uid: int | None
+    ) -> SnapshotFile | AgentResponse | None:
+        """Open the file of a snapshot: its bytes, the program's refusal, or None if it did not answer in time. ``uid``
+        as for ``ask``.
+
+        Raises NoSuchTarget, StoreUnavailable.
+        """
+        report = self._report(pid, uid)
         asked = {"pid": pid, "workload": report.workload, "snapshot": snapshot_id}
         await self._audit(requested_by, "agent.fetch", asked)
         first = await self._part(report, snapshot_id, 0)
@@ -100,11 +108,15 @@ class AuditedRequests:
         ask = AgentRequest(uuid.uuid4().hex, "fetch", snapshot_id=snapshot_id, offset=offset)
         return await self._agents.ask(identity_of(report), ask)
 
-    async def _report(self, pid: int) -> AgentReport:
-        reports = self._agents.reports()
-        report = next((report for report in reports if report.pid == pid), None)
+    def _report(self, pid: int, uid: int | None) -> AgentReport:
+        report = next((report for report in self._agents.reports() if report.pid == pid), None)
         if report is None:
             raise NoSuchTarget(f"no connected agent has pid {pid}; `gpumond status` lists the agents")
+        if uid not in (None, report.uid):
+            raise NoSuchTarget(
+                f"pid {pid} is another user's program; only an administrator can ask it (root, the "
+                "daemon's user, or a token with the scope admin)"
+            )
         return report
 
     async def set_limit(self, report: AgentReport, limit_bytes: int | None, quota: str) -> AgentResponse | None:

@@ -101,6 +101,15 @@ def name_with(scope: str) -> Callable[[Request], Awaitable[str]]:
     return name
 
 
+async def require_own(request: Request) -> Caller:
+    """Return an administrator, who may change all programs, or the user to whose own programs a change is limited.
+
+    It is a FastAPI dependency. It raises 401 without credentials, and 403 for a token without the scope.
+    """
+    caller = await caller_with("flush")(request)
+    return caller if caller.uid is not None else await caller_with("admin")(request)
+
+
 require_token = name_with("admin")
 require_rules = name_with("rules")
 require_flush = caller_with("flush")

@@ -35,11 +35,11 @@ def test_limit_returns_the_applied_limits():
     view = view_with_response(AgentResponse("id", "", (AppliedLimit("torch", "GPU-a", 5, True),)))
     answer = ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": 5, "device": "0"})
     assert (answer.status_code, answer.json()[0]["applied"]) == (200, True)
-    assert view.agent_requests == [(10, "limit", 5, examples.UUID, "token", None)]
+    assert view.agent_requests == [(10, "limit", 5, examples.UUID, "token", None, None)]
     unknown = ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": 5, "device": "3"})
     assert (unknown.status_code, examples.UUID in unknown.json()["detail"]) == (404, True)
     assert ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": None}).status_code == 200
-    assert view.agent_requests[1] == (10, "limit", None, None, "token", None)
+    assert view.agent_requests[1] == (10, "limit", None, None, "token", None, None)
 
 
 def test_snapshot_returns_its_path():
@@ -57,7 +57,7 @@ def test_why_returns_classes_sites_and_advice():
     assert found["classes"][0]["activations_bytes"] == examples.LIVE_CLASSES.activations_bytes
     assert found["sites"][0]["calls"][0] == {"file": "/home/research/train.py", "line": 31, "function": "step"}
     assert (found["unrecorded_bytes"], found["advice"]) == (7, [])
-    assert view.agent_requests == [(10, "classes", None, None, "token", 60.0)]
+    assert view.agent_requests == [(10, "classes", None, None, "token", None, 60.0)]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ class Streaming(View):
 
     CONTENT = bytes(range(256)) * 1200
 
-    async def fetch(self, pid: int, snapshot_id: int, requested_by: str) -> Any:
+    async def fetch(self, pid: int, snapshot_id: int, requested_by: str, uid: int | None) -> Any:
         self.agent_requests.append((pid, snapshot_id, requested_by))
         if snapshot_id == 3:
             return None

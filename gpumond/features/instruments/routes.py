@@ -1,4 +1,4 @@
-"""Requests of an administrator to one program other than a flush: limit, snapshot, and what its memory contains."""
+"""Requests to one program other than a flush: limit, snapshot, and what its memory contains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gpumond.facts.frame import Frame, device_named
 from gpumond.facts.messages import AgentResponse, RequestKind
 from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
 from gpumond.serve import examples
-from gpumond.serve.authorization import require_token
+from gpumond.serve.authentication import Caller
+from gpumond.serve.authorization import require_own
 from gpumond.serve.responses import problem
 from gpumond.serve.routes import Router, bearer, json_response, kernel_of, problem_responses
 
@@ -94,16 +95,16 @@ PROBLEMS = (404, 409, 422, 503, 504, 507)
     [examples.APPLIED_LIMIT],
     PROBLEMS,
 )
-async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str = Depends(require_token)) -> Response:
+async def limit(request: Request, pid: Pid, body: LimitBody, caller: Caller = Depends(require_own)) -> Response:
     """Sets a limit. Above it, the program's allocators first flush, then fail, as on a smaller device.
 
     The limit frees no memory by itself. The audit log records the request.
 
-    404: no agent has this pid, or no device has this name. 409: the program doesn't allow or support a limit; see
-    `detail`. 504: the program didn't respond.
+    404: no agent has this pid, it's another user's program, or no device has this name. 409: the program doesn't allow
+    or support a limit; see `detail`. 504: the program didn't respond.
     """
     device = None if body.device is None else device_named(body.device, kernel_of(request).frame)
-    answer = await _ask(request, pid, "limit", requested_by, body.limit_bytes, device)
+    answer = await _ask(request, pid, "limit", caller, body.limit_bytes, device)
     if isinstance(answer, Response):
         return answer
     return json_response(list[AppliedLimit], list(answer.limits))
@@ -113,15 +114,16 @@ async def limit(request: Request, pid: Pid, body: LimitBody, requested_by: str =
     "POST /agents/{pid}/snapshot", "Make a program write its framework's memory snapshot", Dump, examples.DUMP, PROBLEMS
 )
 async def snapshot(
-    request: Request, pid: Pid, body: RecordingBody | None = None, requested_by: str = Depends(require_token)
+    request: Request, pid: Pid, body: RecordingBody | None = None, caller: Caller = Depends(require_own)
 ) -> Response:
     """Writes the snapshot to a file of at most 256 MiB that the program's user owns, and returns its `path`.
 
     gpumond doesn't interpret the file. `GET /api/v1/agents/PID/snapshots/ID` returns it.
 
-    404: no agent has this pid. 409: no snapshot is available; see `detail`. 504: the program didn't respond.
+    404: no agent has this pid, or it's another user's program. 409: no snapshot is available; see `detail`. 504: the
+    program didn't respond.
     """
-    answer = await _ask(request, pid, "snapshot", requested_by, record_seconds=_seconds(body))
+    answer = await _ask(request, pid, "snapshot", caller, record_seconds=_seconds(body))
     if isinstance(answer, Response):
         return answer
     return json_response(Dump, answer.dump)
@@ -129,7 +131,7 @@ async def snapshot(
 
 @router.change("POST /agents/{pid}/why", "What a program's live memory consists of", Why, WHY_EXAMPLE, PROBLEMS)
 async def why(
-    request: Request, pid: Pid, body: RecordingBody | None = None, requested_by: str = Depends(require_token)
+    request: Request, pid: Pid, body: RecordingBody | None = None, caller: Caller = Depends(require_own)
 ) -> Response:
     """Returns live bytes by class: parameters, gradients, optimizer state, buffers, other tensors and activations.
 
@@ -138,10 +140,10 @@ async def why(
     With `record_seconds`, the allocator records its history for this time. The response then contains the sites that
     allocated most, and the program writes a snapshot and the folded stacks to files of its user.
 
-    404: no agent has this pid. 409: refused, for example outside a step of a program with flush_policy `step`; see
-    `detail`. 504: the program didn't respond.
+    404: no agent has this pid, or it's another user's program. 409: refused, for example outside a step of a program
+    with flush_policy `step`; see `detail`. 504: the program didn't respond.
     """
-    answer = await _ask(request, pid, "classes", requested_by, record_seconds=_seconds(body))
+    answer = await _ask(request, pid, "classes", caller, record_seconds=_seconds(body))
     if isinstance(answer, Response):
         return answer
     found = Why(
@@ -174,13 +176,14 @@ async def why(
     },
 )
 async def snapshot_file(
-    request: Request, pid: Pid, snapshot_id: SnapshotId, requested_by: str = Depends(require_token)
+    request: Request, pid: Pid, snapshot_id: SnapshotId, caller: Caller = Depends(require_own)
 ) -> Response:
     """Streams the file with this `id`, at most 256 MiB, from the program that wrote it. The program keeps four files.
 
-    404: no agent has this pid. 409: the file doesn't exist; see `detail`. 504: the program didn't respond.
+    404: no agent has this pid, or it's another user's program. 409: the file doesn't exist; see `detail`. 504: the
+    program didn't respond.
     """
-    found = await kernel_of(request).requests.fetch(pid, snapshot_id, requested_by)
+    found = await kernel_of(request).requests.fetch(pid, snapshot_id, caller.name, caller.uid)
     if found is None:
         return problem(504, f"pid {pid} didn't respond in time, or disconnected")
     if isinstance(found, AgentResponse):
@@ -224,13 +227,15 @@ async def _ask(
     request: Request,
     pid: int,
     kind: RequestKind,
-    requested_by: str,
+    caller: Caller,
     limit_bytes: int | None = None,
     device: str | None = None,
     record_seconds: float | None = None,
 ) -> AgentResponse | Response:
     """Return the program's answer, or a problem document."""
-    answer = await kernel_of(request).requests.ask(pid, kind, limit_bytes, device, requested_by, record_seconds)
+    answer = await kernel_of(request).requests.ask(
+        pid, kind, limit_bytes, device, caller.name, caller.uid, record_seconds
+    )
     if answer is None:
         return problem(504, f"pid {pid} didn't respond in time, or disconnected; the outcome is unknown")
     if kind == "limit":
