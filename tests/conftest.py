@@ -158,6 +158,9 @@ def no_process_is_left() -> Iterator[None]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         pytest.fail("processes were left: " + "; ".join(f"{pid} {command}" for pid, command in left.items()))
+    if simulated := sys.modules.get("gpumond.sim.allocator"):
+        for allocator in simulated.allocators():  # of programs that a test simulated in this process
+            allocator.close()
 
 
 def marked(mark: bytes) -> dict[int, str]:

@@ -83,7 +83,7 @@ def test_parts_of_any_content_are_bounded(handler: RequestHandler):
 def test_unknown_snapshot_is_refused_with_those_that_are_kept(handler: RequestHandler, number: int | None):
     answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number))
     assert (answer.part, answer.file_bytes) == ((), None)
-    assert "kept are: none" in answer.reason
+    assert "available: none" in answer.reason
 
 
 def test_only_files_of_snapshots_are_sent(handler: RequestHandler, tmp_path: Path):

@@ -44,7 +44,7 @@ def test_wait_for_a_blocked_main_thread_is_bounded(daemon: FakeDaemon) -> None:
     with host(allowed(), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, WORKSPACES)
         assert result.outcome == "freed"
-        assert "refused: main thread busy" in result.steps[0].detail
+        assert "refused: the main thread was busy" in result.steps[0].detail
         run_in_program(process, "for _ in range(100_000): pass")
         assert "clear_workspaces" not in finished(process)
 

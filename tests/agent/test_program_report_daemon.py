@@ -187,7 +187,7 @@ def test_snapshot_is_fetched_by_the_command_line(daemon: RunningDaemon, tmp_path
         status, body, _ = daemon.request(f"/api/v1/agents/{process.pid}/snapshots/1", **token)
         assert (status, body) == (200, written.read_bytes())
         status, body, _ = daemon.request(f"/api/v1/agents/{process.pid}/snapshots/2", **token)
-        assert (status, b"kept are: 1" in body) == (409, True)
+        assert (status, b"available: 1" in body) == (409, True)
         finished(process)
 
 

@@ -48,7 +48,7 @@ def test_removed_socket_is_bound_again(daemon: RunningDaemon, place: Path):
     assert is_heard(place)
     (place / "agent.sock").unlink()
     until(lambda: is_heard(place))
-    assert "has been created again" in daemon.log.read_text()
+    assert "was removed and created again" in daemon.log.read_text()
 
 
 def test_removed_directory_is_created_again(daemon: RunningDaemon, place: Path):

@@ -31,7 +31,6 @@ def test_summary_of_an_unchanging_demo_is_wrong():
         "leak",
         "leak",
         "fragmentation",
-        "fragmentation",
         "flushes",
         "gpumond_device_power_watts",
     ]

@@ -22,7 +22,7 @@ NAMES = [f"node-{number:02}" for number in range(39)]
 DOWN, SLOW, REFUSING, REUSED, WRONG = "node-30", "node-31", "node-32", "node-33", "node-39"
 SERIES = "gpumond_pool_reclaimable_bytes"
 EVEN = f'{SERIES}{{workload="train", instance=~"node-[0-9][02468]"}} > 0'
-SECONDS = "30"
+SECONDS = "30s"
 
 pytestmark = [
     pytest.mark.soak,
