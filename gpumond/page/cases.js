@@ -137,7 +137,8 @@ function requestOf(found) {
 
 /** Everything that is known of a case. */
 function documentOf({ case: found, ranks }) {
-  const title = make("div.title", make("h2", named(`${programOf(found)} ran out of memory${gpuOf(found) && ` on ${gpuOf(found)}`}`, 160)), make("time", clock(found.at, now())));
+  const what = found.limit_bytes ? `reached its limit of ${human(found.limit_bytes)}` : "ran out of memory";
+  const title = make("div.title", make("h2", named(`${programOf(found)} ${what}${gpuOf(found) && ` on ${gpuOf(found)}`}`, 160)), make("time", clock(found.at, now())));
   const save = make("a", "Save as HTML");
   save.href = `api/v1/oom/${encodeURIComponent(found.id)}/report`;
   save.download = `case-${found.id}.html`;

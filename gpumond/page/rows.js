@@ -3,7 +3,7 @@
 import { rankOf } from "./cards.js";
 import { capital, clock, duration, human, signed, sum } from "./format.js";
 import { isProblem, label, ordinary, processKey } from "./state.js";
-import { OF_PROCESSES } from "./words.js";
+import { OF_PROCESSES, VERDICTS } from "./words.js";
 
 const size = (id, bytes = `${id}_bytes`) => ({
   id,
@@ -85,11 +85,13 @@ thousands. */
 export function rowsOf(frame) {
   const { snapshot, processes, verdicts: all, alerts } = frame;
   const verdicts = new Map();
-  const alerting = new Map(); // the most urgent alert of each row, except those that only inform
+  const active = new Set(all.map((verdict) => `${verdict.kind} ${verdict.device_uuid},${processKey(verdict)}`));
+  const alerting = new Map(); // the most urgent alert of each row, except those that only inform or outlive their verdict
   for (const alert of alerts) {
     const labels = Object.fromEntries(alert.labels);
     const own = { rule: alert.rule, rank: rankOf(alert, labels) };
     const key = `${labels.uuid},${processKey(alert)}`;
+    if (alert.rule in VERDICTS && !active.has(`${alert.rule} ${key}`)) continue;
     if (alert.pid && labels.severity !== "info" && !(alerting.get(key)?.rank <= own.rank)) alerting.set(key, own);
   }
   for (const verdict of all) {

@@ -59,7 +59,12 @@ def test_rows_are_in_the_order_of_a_column_and_then_of_their_pid():
 
 RULES = [
     {"rule": rule, "severity": severity, "phase": phase, "silenced_by": silences}
-    for rule, severity in (("out-of-memory", "critical"), ("quota-exceeded", "warning"), ("mine", "info"))
+    for rule, severity in (
+        ("out-of-memory", "critical"),
+        ("quota-exceeded", "warning"),
+        ("mine", "info"),
+        ("fragmentation", "warning"),
+    )
     for phase, silences in (("firing", []), ("pending", []), ("firing", ["1"]))
 ]
 STATES = [{}, {"state": "zombie"}, {"orphaned": True}, {"kinds": ["holder"]}, {"unmapped_bytes": GIB}]
