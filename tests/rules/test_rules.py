@@ -71,7 +71,7 @@ def test_kept_alert_says_since_when_it_is_over_and_states_the_values_of_its_last
         activities = step(rule, of("used_ratio", row, unit="ratio"), activities, Unreadable(), at, at)
     (activity,) = activities.values()
     assert activity.cleared_elapsed == 1
-    over = "over since 00:00:01 UTC; the alert was: 90%, 2 GiB live now"
+    over = "ended at 00:00:01 UTC; the alert was: 90%, 2 GiB live now"
     assert activity.alert.annotations == (("summary", over),)
 
 
