@@ -334,7 +334,7 @@ def test_a_model_that_is_too_large_has_no_remedy():
     (plan,) = (plan for plan in SEEDED if plan.cause == "nothing")
     case = run(plan)
     assert case is not None
-    assert case.summary.endswith("no remedy is enough: the program needs 31.5 GiB more than this GPU has")
+    assert case.summary.endswith("No remedy is enough: the program needs 31.5 GiB more than this GPU has")
 
 
 @pytest.mark.parametrize("plan", SEEDED, ids=NAMES)
@@ -419,6 +419,6 @@ def test_a_smaller_request_is_the_last_resort_in_a_scope():
     (only,) = case.remedies
     assert (only.name, only.enough, only.size_bytes) == ("smaller-request", None, None)
     assert case.summary.endswith(
-        "; request less in batch-32 (a smaller batch, or torch.no_grad() in an evaluation): 1.7 GiB is missing"
+        ". Request less in batch-32 (a smaller batch, or torch.no_grad() in an evaluation): 1.7 GiB is missing"
     )
     assert shared(scope="batch-32", other=12.0).remedies[0].name == "other-device"

@@ -33,7 +33,7 @@ def test_leak_names_the_line_that_retains_its_memory():
     scopes = (scope("epoch", 5 * GIB, GIB),)
     assert summary(Program(retainers=(RETAINER,), scopes=scopes)) == text
     both = (RETAINER, replace(RETAINER, name="", line=50))
-    assert summary(Program(retainers=both)).endswith(", train at /home/a/train.py:50 (12 tensors added in 20 s)")
+    assert summary(Program(retainers=both)).endswith(", `train` at /home/a/train.py:50 (12 tensors added in 20 s)")
 
 
 @pytest.mark.parametrize(
