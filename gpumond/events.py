@@ -536,11 +536,11 @@ def oom_text(oom: Oom, limit: int | None) -> str:
 
 
 def program_place(calls: Sequence[Call]) -> str:
-    """Return the program's own line, such as `` in step at train.py:31``; empty if it isn't known."""
+    """Return the program's own line, such as `` in `step` at train.py:31``; empty if it isn't known."""
     if not program_line(calls):
         return ""
     call = program_calls(calls)[0]
-    where = "" if call.function in ("", "<module>") else f" in {call.function}"
+    where = "" if call.function in ("", "<module>") else f" in `{call.function}`"
     return f"{where} at {call.file}:{call.line}"[-MAX_CALL:]
 
 

@@ -187,7 +187,7 @@ def pid_namespace(proc: str) -> Finding:
     if is_private is None:
         return Finding("PID namespace", "note", f"unknown: {proc}/self/ns/pid can't be read")
     if not is_private:
-        return Finding("PID namespace", "good", "the host's: pids from the driver match those of agents")
+        return Finding("PID namespace", "good", "shared with the host, so the driver's pids match the agents'")
     return Finding(
         "PID namespace",
         "note",
@@ -242,7 +242,7 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     source = status["source"]
     state: State = "good" if source["up"] else "bad"
     detail, advice = ("up", "") if source["up"] else _stated(source["reason"], source["detail"])
-    yield Finding("daemon", state, f"{status['version']}, source {source['name']} {detail}", advice)
+    yield Finding("daemon", state, f"version {status['version']}, source {source['name']} {detail}", advice)
     yield from other_socket(status.get("agent_socket"))
     for fault in status["faults"]:
         if (fault["source"], fault["kind"]) != (source["name"], source["reason"]):

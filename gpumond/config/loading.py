@@ -149,7 +149,9 @@ def explain(error: Any, origin: Mapping[str, str], where: str, values: object = 
     written = written_at(values, location)
     message = expectation(error, written)
     if not key:
-        return f"{place}: {message}"
+        setting, _, problem = message.partition(": ")
+        flag = origin.get(setting, "")
+        return f"{flag}: {problem}" if flag.startswith("--") else f"{place}: {message}"
     value = error["input"] if written is None else written
     hidden = message == MISSING or isinstance(value, (dict, list)) or location[-1] in ("url", "metrics_url")
     shown = "" if hidden else f" {value!r:.80}"

@@ -354,7 +354,7 @@ class SettingsConfig(Strict):
     def _safe(self) -> SettingsConfig:
         if host_of(self.listen) not in LOOPBACK and not self.insecure and self.web_config is None:
             raise ValueError(
-                f"listen: {self.listen} is reachable from other machines and requires TLS and authentication: "
+                f"listen: {self.listen} is reachable from other machines, so it requires TLS and authentication; "
                 "set web_config, listen on 127.0.0.1, or set insecure (--insecure) if you trust the network"
             )
         names, receivers = [rule.name for rule in self.rules], [receiver.name for receiver in self.receivers]

@@ -156,7 +156,7 @@ class Daemon(Operations):
         with kernel.telemetry.tick_duration.time():
             snapshot = self._observe(reading)
             exited_reports = kernel.programs.exited_reports()
-            kernel.programs.keep(snapshot.unresponsive)
+            kernel.programs.set_suspended(snapshot.unresponsive)
             await answer_requests()
             diagnose(kernel.diagnosis, snapshot)
             await answer_requests()
@@ -172,7 +172,7 @@ class Daemon(Operations):
             kernel.swap(tick.frame)
             for part in kernel.parts:
                 part.act(tick)
-            self._count(tick)
+            self._publish(tick)
         self._history.advance(kernel.history, kernel.diagnosis.earlier_uses, snapshot.elapsed_seconds)
         kernel.telemetry.faults(snapshot.faults, complete=reading is not None)
         return tick
@@ -199,7 +199,7 @@ class Daemon(Operations):
             snapshot = part.observe(snapshot)
         return snapshot
 
-    def _count(self, tick: Tick) -> None:
+    def _publish(self, tick: Tick) -> None:
         """Pass the frame to telemetry and events."""
         kernel = self.kernel
         now, owners = tick.frame.snapshot.elapsed_seconds, tick.frame.owners or {}

@@ -333,7 +333,7 @@ class Diagnosis:
                 since,
                 evidence,
                 messages.pattern(
-                    found.kind, who, dict(evidence), since, tracked.main == STEP_END, tracked.main != USED
+                    found.kind, who, dict(evidence), since, tracked.main == STEP_END, tracked.main in (LIVE, STEP_END)
                 ),
             )
 

@@ -186,6 +186,6 @@ def retained_by(program: Program) -> str:
 
 
 def _line(retainer: Retainer) -> str:
-    name = f"{retainer.name} in " if retainer.name else ""
-    place = f"{name}{retainer.function} at {retainer.file}:{retainer.line}"
+    name = f"`{retainer.name}` in " if retainer.name else ""
+    place = f"{name}`{retainer.function}` at {retainer.file}:{retainer.line}"
     return f"{place[-MAX_PLACE:]} ({retainer.tensors} tensors added in 20 s)"

@@ -185,7 +185,7 @@ AlertStates = Mapping[Labels, AlertState]
 """The alerts of one rule by the labels of their subjects."""
 
 
-OVER = "over since "
+OVER = "ended at "
 """The start of the text of an alert that still fires, though what it says is over."""
 WAS = "; the alert was: "
 

@@ -12,7 +12,7 @@ export function captionsOf({ snapshot, processes, queue, verdicts }) {
   const leaking = processes.find(({ workload }) => workload === LEAKING);
   if (snapshot.source.name !== "sim" || !leaking) return found;
   const leak = verdicts.find(({ kind, pid }) => kind === "leak" && pid === leaking.pid);
-  if (leak) found.set("leak", `${LEAKING} retains more memory with each step. Its problem shows ${leak.retained_by ? "which line retains it, and " : ""}when the GPU will be full.`);
+  if (leak) found.set("leak", `${LEAKING} retains more memory with each step. Under Problems, you see ${leak.retained_by ? "which line retains it, and " : ""}when the GPU will be full.`);
   for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === TRAINING && bytes >= LARGE))
     found.set("cache", `${TRAINING} keeps ${human(row.cached_bytes)} in its cache. A flush returns it while the program runs.`);
   for (const { id, workload, need_bytes: need, device_uuid: uuid } of queue) {

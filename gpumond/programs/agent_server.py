@@ -133,7 +133,7 @@ class AgentServer:
             if self._peers.get(peer.socket.fileno()) is peer:
                 self._readable(peer)
 
-    def keep(self, suspended: Collection[ProcessKey]) -> None:
+    def set_suspended(self, suspended: Collection[ProcessKey]) -> None:
         """Set the suspended processes. Their agents may be silent: they stay connected, with their last report."""
         resumed = set(self._suspended).difference(suspended)
         self._suspended = suspended

@@ -85,7 +85,10 @@ def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
             raise HTTPException(401, TOKEN_REQUIRED, {"WWW-Authenticate": "Bearer"})
         if not caller.may(scope):
             challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
-            raise HTTPException(403, f"{caller.name} doesn't have the scope {scope}", {"WWW-Authenticate": challenge})
+            detail = f"{caller.name} doesn't have the scope {scope}"
+            if not caller.name.startswith("uid:"):
+                detail = f"{caller.name} lacks the `{scope}` scope; add it to its line in tokens_file"
+            raise HTTPException(403, detail, {"WWW-Authenticate": challenge})
         return caller
 
     return require

@@ -110,7 +110,7 @@ def post(
 def test_certificate_has_the_scopes_of_its_names(daemon: RunningDaemon, place: Path):
     assert post(daemon, place, "flushes", FLUSH, "runner")[0] == 404
     status, text = post(daemon, place, "flushes", FLUSH, "client")
-    assert (status, "certificate:ops doesn't have the scope flush" in text) == (403, True)
+    assert (status, "certificate:ops lacks the `flush` scope" in text) == (403, True)
     silence = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "for_seconds": 60, "reason": "known"}
     status, text = post(daemon, place, "silences", silence, "client")
     assert (status, '"certificate:ops"' in text) == (201, True)

@@ -99,4 +99,4 @@ def test_non_loopback_address_is_refused_without_tls(tmp_path: Path):
     command = [sys.executable, "-m", "gpumond", "serve", *SIM, "--listen", "0.0.0.0:0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "0.0.0.0:0 is reachable from other machines and requires TLS and authentication" in done.stderr
+    assert "--listen: 0.0.0.0:0 is reachable from other machines, so it requires TLS and authentication" in done.stderr

@@ -107,17 +107,19 @@ def test_lines_that_keep_and_allocate_memory_are_shown(browser: Browser, demo: R
         keys = ("device_uuid", "pid", "start_ticks")
         own = next(each for each in frame["processes"] if each["workload"] == "train-llm")
         verdict = TypeAdapter(Verdict).dump_python(VERDICT, mode="json") | {key: own[key] for key in keys}
-        frame["verdicts"] = [verdict | {"retained_by": "retained by losses in train at train.py:31"}]
+        frame["verdicts"] = [verdict | {"retained_by": "retained by `losses` in `train` at train.py:31"}]
 
     with open_page(browser, demo, rewrite=leak) as session:
         page = session.page
         page.route("**/why", answer)
-        page.locator(".card").get_by_text("retained by losses in train at train.py:31; leaks").wait_for(timeout=60_000)
+        page.locator(".card").get_by_text("retained by `losses` in `train` at train.py:31; leaking").wait_for(
+            timeout=60_000
+        )
         page.get_by_role("button", name="Why leak train-llm").click()
         sign_in(session, demo)
         dialog = page.get_by_role("dialog", name="Memory of train-llm")
         articles = dialog.locator("article")
-        articles.first.get_by_text("Retained by losses in train at train.py:31.").wait_for()
+        articles.first.get_by_text("Retained by `losses` in `train` at train.py:31.").wait_for()
         dialog.get_by_role("button", name="Record lines for 30 s").click()
         dialog.get_by_text("Live memory by the line that allocated it").wait_for()
         call = WHY_EXAMPLE.sites[0].calls[0]

@@ -365,7 +365,7 @@ APPLY: Mapping[str, Callable[[Plan, CaseFile], Plan]] = {
     "preallocation": lambda plan, case: replace(
         plan, neighbors=tuple(replace(each, cached=0) for each in plan.neighbors)
     ),
-    "orphan": lambda plan, case: without(plan, lambda each: not each.orphaned),
+    "orphaned-process": lambda plan, case: without(plan, lambda each: not each.orphaned),
     "unattributed": lambda plan, case: replace(plan, unattributed=0),
     "ranks": lambda plan, case: without(plan, lambda each: each.rank is None),
     "other-device": lambda plan, case: replace(plan, size=plan.second_device or 0, neighbors=(), unattributed=0),
@@ -433,7 +433,7 @@ SEEDED = (
         batch=24,
         neighbors=(Neighbor(live=2 * GIB, cached=58 * GIB, allocator="jax", workload="jax-b", flushable=False),),
     ),
-    Plan(cause="orphan", batch=24, neighbors=(Neighbor(live=55 * GIB, agent=False, orphaned=True),)),
+    Plan(cause="orphaned-process", batch=24, neighbors=(Neighbor(live=55 * GIB, agent=False, orphaned=True),)),
     Plan(cause="unattributed", batch=24, unattributed=50 * GIB),
     Plan(cause="nothing", weights=111 * GIB, batch=1),
 )

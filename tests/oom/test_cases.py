@@ -298,8 +298,8 @@ def limited(number: int, request: int = GIB // 8) -> CaseFile:
 def test_the_cause_of_an_error_at_a_limit_is_the_limit():
     case = limited(1)
     assert case.summary == (
-        "etl (pid 10) reached its limit of 2.0 GiB: it requested 128.0 MiB on GPU 0 with 60.0 GiB free; "
-        "one change would have been enough: raise the program's limit from 2.0 GiB by at least 1.1 GiB (gpumond limit)"
+        "etl (pid 10) reached its limit of 2.0 GiB: it requested 128.0 MiB on GPU 0, which had 60.0 GiB free. "
+        "One change would have been enough: raise the program's limit from 2.0 GiB by at least 1.1 GiB (gpumond limit)"
     )
     assert [(each.name, each.enough) for each in case.remedies] == [("limit", True)]
     assert (case.missing_bytes, case.limit_bytes) == (GIB + GIB // 8, 2 * GIB)
@@ -308,7 +308,7 @@ def test_the_cause_of_an_error_at_a_limit_is_the_limit():
 def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     known = cases(11)
     for case in (limited(1), limited(2, 2 * GIB), replace(CASE, id="2-12-1", pid=12), limited(3)):
-        assert known.add(known.joined(case)) == []
+        assert known.add(known.merged_with_earlier(case)) == []
     assert [(each.id, each.errors) for each in known.all()] == [("0-11-1", 1), ("2-12-1", 1), ("1-10-1", 3)]
     assert known.newest_numbers() == {limited(3).process: 3}
     newest = known.all()[-1]
@@ -334,7 +334,7 @@ def test_a_model_that_is_too_large_has_no_remedy():
     (plan,) = (plan for plan in SEEDED if plan.cause == "nothing")
     case = run(plan)
     assert case is not None
-    assert case.summary.endswith("no remedy is enough: the program needs 31.5 GiB more than this GPU has")
+    assert case.summary.endswith("No remedy is enough: the program needs 31.5 GiB more than this GPU has")
 
 
 @pytest.mark.parametrize("plan", SEEDED, ids=NAMES)
@@ -386,8 +386,8 @@ def granted(pid: int, need: int, uuid: str, unused: int) -> GrantedRequest:
 def test_the_missing_bytes_are_the_same_in_all_texts_and_follow_from_those_beside_them():
     """7.68 - 6.04 is 1.64: the request, the free and the missing bytes are shown as 7.7, 6.0 and 1.7."""
     case = shared()
-    assert "requested 7.7 GiB on GPU 0 with 6.0 GiB free" in case.summary
-    assert case.summary.endswith("no remedy is known: 1.7 GiB is missing")
+    assert "requested 7.7 GiB on GPU 0, which had 6.0 GiB free" in case.summary
+    assert case.summary.endswith("No remedy is known: 1.7 GiB is missing")
     assert lacking(case.missing_bytes or 0, case.request_bytes, case.free_bytes) == "1.7 GiB"
     assert lacking(4 * GIB, 24 * GIB, 30 * GIB) == "4.0 GiB", "what a limit lacks"
     assert [row[1] for row in remedy_rows(case)] == ["-"], "a shortage isn't a gain"
@@ -419,6 +419,6 @@ def test_a_smaller_request_is_the_last_resort_in_a_scope():
     (only,) = case.remedies
     assert (only.name, only.enough, only.size_bytes) == ("smaller-request", None, None)
     assert case.summary.endswith(
-        "; request less in batch-32 (a smaller batch, or torch.no_grad() in an evaluation): 1.7 GiB is missing"
+        ". Request less in batch-32 (a smaller batch, or torch.no_grad() in an evaluation): 1.7 GiB is missing"
     )
     assert shared(scope="batch-32", other=12.0).remedies[0].name == "other-device"

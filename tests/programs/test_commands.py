@@ -102,7 +102,7 @@ async def test_agent_of_a_suspended_process_may_be_silent_and_is_asked_nothing(t
         with harness.connect() as agent:
             agent.sendall(encode(Hello("train", answers=("limit",))) + REPORT)
             await harness.reports()
-            harness.server.keep({OWN.process})
+            harness.server.set_suspended({OWN.process})
             await asyncio.sleep(1.3)  # the next sweep has passed
             (report,) = harness.server.reports()
             assert report.suspended
@@ -110,7 +110,7 @@ async def test_agent_of_a_suspended_process_may_be_silent_and_is_asked_nothing(t
             answer = await harness.server.ask(OWN, AgentRequest("one", "limit"))
             assert answer is not None
             assert "suspended" in answer.reason
-            harness.server.keep(())
+            harness.server.set_suspended(())
             assert [each.suspended for each in harness.server.reports()] == [False]
             await harness.reports(0)
             await eventually(lambda: harness.rejected["idle"])

@@ -15,7 +15,7 @@ from gpumond.facts.pools import Receipt
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.action_decisions import decide, tracks_after_flush
-from gpumond.features.rules.settings import RuleConfig, written
+from gpumond.features.rules.settings import RuleConfig, as_config
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -149,7 +149,7 @@ def test_idle_time_is_written_and_read():
     rule = RuleConfig(name="idle", scope="device", value="used_bytes", above=1, action=text).rule()  # type: ignore[arg-type]
     assert rule.action
     assert rule.action.only_idle_for_seconds == 900.0
-    assert RuleConfig.model_validate(written(rule)).rule() == rule
+    assert RuleConfig.model_validate(as_config(rule)).rule() == rule
 
 
 def test_idle_time_requires_the_step_engine():

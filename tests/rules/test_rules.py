@@ -9,7 +9,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.program import ProcessKey
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import step
-from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
+from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
 from gpumond.quantities.scope import Unreadable
 from tests.rules.rows import Row, of
 
@@ -71,7 +71,7 @@ def test_kept_alert_says_since_when_it_is_over_and_states_the_values_of_its_last
         activities = step(rule, of("used_ratio", row, unit="ratio"), activities, Unreadable(), at, at)
     (activity,) = activities.values()
     assert activity.cleared_elapsed == 1
-    over = "over since 00:00:01 UTC; the alert was: 90%, 2 GiB live now"
+    over = "ended at 00:00:01 UTC; the alert was: 90%, 2 GiB live now"
     assert activity.alert.annotations == (("summary", over),)
 
 
@@ -172,7 +172,7 @@ def test_own_values_of_a_built_in_rule_are_an_override_without_effect(rule: Rule
 @pytest.mark.parametrize("threshold", [-1.0, 0.0, 0.01, 0.5, 40.0])
 def test_overridden_rule_is_valid(rule: Rule, threshold: float):
     changed = overridden(rule, {"threshold": threshold, "for": 5.0, "severity": "page"})
-    assert RuleConfig.model_validate(written(changed)).rule() == changed
+    assert RuleConfig.model_validate(as_config(changed)).rule() == changed
     assert changed.above == threshold or changed.below == threshold
 
 

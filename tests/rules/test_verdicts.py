@@ -251,7 +251,7 @@ def test_alert_that_outlives_its_cause_says_so_once():
     (over,) = [alert for tick in ticks for alert in tick.resolved]
     text = dict(over.annotations)["summary"]
     assert (over.rule, text.count("the alert was")) == ("hog", 1)
-    assert text.startswith("over since ")
+    assert text.startswith("ended at ")
     assert text.endswith(" UTC; the alert was: a hog")
     assert [dict(alert.annotations)["summary"] for alert in ticks[1].frame.alerts if alert.rule == "hog"] == [text]
     gone = keeping(make_snapshot(HOG, reports=REPORT), small, make_snapshot(make_device()))[-1].resolved

@@ -197,7 +197,7 @@ def test_alert_on_fragmentation_says_when_nothing_is_stranded_any_more():
     assert shown[0]["summary"].endswith(peak)
     assert "description" in shown[0]
     assert shown[-1] == shown[-2]
-    assert shown[-1]["summary"].startswith("over since ")
+    assert shown[-1]["summary"].startswith("ended at ")
     assert shown[-1]["summary"].endswith(peak)
     assert "; the alert was: train (pid " in shown[-1]["summary"]
     assert "description" not in shown[-1]
@@ -383,5 +383,5 @@ def test_line_of_an_out_of_memory_error_stays_when_its_agent_no_longer_sends_the
     for second, sent in enumerate((oom, replace(oom, stack=()))):
         report = make_report(program=Program(ooms=(sent,)))
         recent = remember(recent, make_snapshot(DEVICE, reports=(report,), elapsed_seconds=float(second)))
-        assert recent.ooms_by_number == {(report.key, 1): OomNote(None, " in step at train.py:31")}
+        assert recent.ooms_by_number == {(report.key, 1): OomNote(None, " in `step` at train.py:31")}
     assert remember(recent, make_snapshot(DEVICE, reports=(make_report(),), elapsed_seconds=2.0)).ooms_by_number == {}

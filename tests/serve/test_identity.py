@@ -165,7 +165,7 @@ def test_audit_names_the_user_and_not_the_group():
     )
     assert refused.status_code == 403
     reload = api.ask("POST", "/api/v1/release", client=PROXY, headers={"X-Forwarded-User": "night"}, json={})
-    assert "proxy:night doesn't have the scope admin" in reload.json()["detail"]
+    assert "proxy:night lacks the `admin` scope" in reload.json()["detail"]
 
 
 @pytest.mark.parametrize("client", [ANOTHER, "127.0.0.1", "::1", "::ffff:127.0.0.1"])

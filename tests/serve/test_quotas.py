@@ -104,7 +104,10 @@ def test_unprivileged_users_and_scopes_are_refused_by_name():
         foreign = asyncio.run(send(1000, {}, method))
         assert (foreign.status_code, foreign.json()["detail"]) == (403, "uid:1000 doesn't have the scope rules")
         scoped = asyncio.run(send(None, {"Authorization": "Bearer flusher"}, method))
-        assert (scoped.status_code, scoped.json()["detail"]) == (403, "token:ci doesn't have the scope rules")
+        assert (scoped.status_code, scoped.json()["detail"]) == (
+            403,
+            "token:ci lacks the `rules` scope; add it to its line in tokens_file",
+        )
         assert asyncio.run(send(None, {}, method)).status_code == 401
     assert view.quotas.table.quotas == ()
 

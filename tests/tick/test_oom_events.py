@@ -107,7 +107,7 @@ def test_oom_event_has_the_line_the_threads_and_the_classes():
     (event,) = between(
         make_frame(reports=(report,)), make_frame(reports=(replace(report, program=Program(ooms=(oom,))),))
     )
-    assert "ran out of memory on GPU 0 in step at /home/a/train.py:31: 1.0 GiB live" in event.summary
+    assert "ran out of memory on GPU 0 in `step` at /home/a/train.py:31: 1.0 GiB live" in event.summary
     details = dict(event.details)
     assert details["line"] == "/home/a/train.py:31 step"
     assert str(details["stack"]).endswith("linear < /home/a/train.py:31 step < /home/a/train.py:50 main")

@@ -137,7 +137,7 @@ LEAK = FrameNotice(
     "warn",
     "leak firing for 1 min 20 s",
     "notebook (pid 4194304) is leaking about 0.8 GiB/min on GPU 0 (since 14:05:44 UTC), which will be full in about "
-    "10 min at this rate; retained by losses in leak at /data/programs.py:125 (20 tensors added in 20 s)",
+    "10 min at this rate; retained by `losses` in `leak` at /data/programs.py:125 (20 tensors added in 20 s)",
     "alert leak",
     "find out what retains the memory: gpumond why --pid 4194304; restart the program before the GPU is full",
     program="notebook (pid 4194304)",
@@ -147,7 +147,7 @@ LEAK = FrameNotice(
 OOM = FrameNotice(
     "bad",
     "out-of-memory firing for 31 s",
-    "finetune (pid 9282) on GPU 1 ran out of memory in finetune at /data/programs.py:97 (errors in 10 minutes: 1)",
+    "finetune (pid 9282) on GPU 1 ran out of memory in `finetune` at /data/programs.py:97 (errors in 10 minutes: 1)",
     "alert out-of-memory",
     "gpumond oom show --pid 9282 shows why",
     program="finetune (pid 9282)",
@@ -190,12 +190,13 @@ ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", 
         (LEAK, 80, "notebook on GPU 0 is leaking about 0.8 GiB/min; gpumond why --pid 4194304"),
         (LEAK, 62, "notebook on GPU 0 is leaking about…; gpumond why --pid 4194304"),
         (LEAK, 40, "notebook on GPU 0 is leaking about…"),
-        (OOM, 80, "finetune on GPU 1 ran out of memory in finetune at…; gpumond oom show --pid 9282"),
+        (OOM, 80, "finetune on GPU 1 ran out of memory in…; gpumond oom show --pid 9282"),
         (OOM, 40, "finetune on GPU 1 ran out of memory in…"),
         (
             OOM,
             110,
-            "finetune on GPU 1 ran out of memory in finetune at programs.py:97; gpumond oom show --pid 9282 shows why",
+            "finetune on GPU 1 ran out of memory in `finetune` at programs.py:97; gpumond oom show --pid 9282 "
+            "shows why",
         ),
         (IDLE, 100, "embeddings on GPU 1 holds 8.9 GiB and has been idle for 2 min 49 s; gpumond suspend --pid 7"),
         (FRAGMENTED, 80, "etl on GPU 0: 57% of the memory held by torch was fragmented even at peak use"),

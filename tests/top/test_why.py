@@ -18,7 +18,7 @@ LEAK = Verdict(
     start_ticks=100,
     kind="leak",
     since=5.0,
-    summary="train is leaking about 1.0 GiB/min; retained by losses in leak at train.py:125 (24 tensors added in 20 s)",
+    summary="train is leaking 1.0 GiB/min; retained by `losses` in `leak` at train.py:125 (24 tensors added in 20 s)",
 )
 CLASSES: dict[str, Any] = {
     "allocator": "torch",
@@ -55,7 +55,7 @@ def test_key_w_shows_the_line_that_leaks_and_the_classes_of_live_memory():
             "why train (pid 10)", "torch on GPU 0: 4.0 GiB live", "gpumond why --pid 10 --record 30s"
         )
         lines = [line.strip() for line in screen.splitlines() if line.strip()]
-        assert "retained by losses in leak at train.py:125" in lines[2]
+        assert "retained by `losses` in `leak` at train.py:125" in lines[2]
         assert next(line.split() for line in lines if "%" in line)[:3] == ["3.0", "GiB", "75%"]
         session.press("w")
         session.shows("VERDICT", without="why train")

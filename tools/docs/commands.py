@@ -75,8 +75,8 @@ without a value are hidden, and so are the users while there's only one. On a wi
 processor use, host memory and command line of programs on this machine. Problems are below the table, the worst first:
 by severity, then by the time until the GPU is full.
 
-If the daemon doesn't respond, you see since when, and the last values stay, dimmed. With several daemons, each device
-has its daemon's name, such as `node1:0`, and the rows of one that doesn't respond are hidden.
+If the daemon doesn't respond, you see how long it has been silent, and the last values stay visible, dimmed. With
+several daemons, each device has its daemon's name, such as `node1:0`, and the rows of a silent daemon are hidden.
 """
 NOTES = {
     "gpumond open": "[Access](../how-to/access.md#the-web-ui) explains the sign-in.",

@@ -241,7 +241,7 @@ class SensorClocks:
 
     def _ask_slowly(self, device: Device, kept: _SlowAnswers) -> None:
         kept.values, kept.tally = {}, FaultCounter()
-        kept.samples, kept.used_by = self._activity.ask(device, kept.tally), {}
+        kept.samples, kept.used_by = self._activity.utilization_by_pid(device, kept.tally), {}
         kept.values.update(self._profile.ask(device, kept.tally))
         for question in SLOW:
             self._ask(question, device, kept.values, kept.tally)
@@ -399,8 +399,8 @@ class ProcessActivity:
         self._since: dict[str, int] = {}
         """Driver time of the last sample in microseconds, by UUID."""
 
-    def ask(self, device: Device, tally: FaultCounter) -> Mapping[int, float] | None:
-        """Return the utilization of the busiest engine by pid since the previous query; absent pids were idle.
+    def utilization_by_pid(self, device: Device, tally: FaultCounter) -> Mapping[int, float] | None:
+        """Return the utilization of the busiest hardware unit by pid since the previous query; absent pids were idle.
 
         Returns None if the driver does not report it. Raises DeviceLost.
         """

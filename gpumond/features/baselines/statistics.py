@@ -206,7 +206,7 @@ def threshold(text: str) -> Threshold:
     if match is None or match[1] not in names or (match[2] == "rate") != (match[1] == "retries"):
         raise ValueError(
             "expected a comparison such as live_peak>5%, used_typical>512MiB or retries_rate>0; "
-            f"measures: {', '.join(MEASURES)}"
+            f"measures with _peak or _typical: {', '.join(MEASURES)}; with _rate: retries"
         )
     return Threshold(text, f"{match[1]}_{match[2]}", match[3] == ">", units.threshold(match[4]), match[4].endswith("%"))
 

@@ -128,7 +128,7 @@ def host_obstacle(method: ReleaseMethod, most: int, available: int | None) -> st
     return ""
 
 
-def verdict(
+def outcome_of(
     method: ReleaseMethod,
     expected: Expected,
     before: EngineMemory,
@@ -435,7 +435,7 @@ class EngineFlusher(EngineStep):
         except EngineError as failure:
             error = failure
         after = await self._settled(flush, method, expected, error)
-        outcome, reason = verdict(method, expected, flush.before, after, self._ended(flush.before), error)
+        outcome, reason = outcome_of(method, expected, flush.before, after, self._ended(flush.before), error)
         if outcome == "timeout" or isinstance(error, EngineTimeout):
             self._unanswered[name] = flush.before.listeners
         receipts = flush.receipts(after, outcome, reason, time.monotonic() - began)

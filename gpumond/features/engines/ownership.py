@@ -31,7 +31,7 @@ WITH_PTRACE = (
 """Remedy if the listener belongs to another user."""
 
 
-class Owned(NamedTuple):
+class EngineProcesses(NamedTuple):
     """Processes of an engine. ``problem`` is the reason if they are unknown. ``uid``: the user of all its listeners."""
 
     listeners: frozenset[ProcessKey] = frozenset()
@@ -45,7 +45,7 @@ class _Socket(NamedTuple):
     uid: int
 
 
-def owned(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc") -> Owned:
+def owned(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc") -> EngineProcesses:
     """Return which of the candidates, the driver's processes, belong to the engine at this address."""
     keys = [key for key in candidates if key.start_ticks is not None and start_ticks(key.pid, proc) == key.start_ticks]
     if address.scheme == "unix":
@@ -53,31 +53,33 @@ def owned(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc
     sockets = dict.fromkeys(_sockets(address, keys, proc))
     if not sockets:
         where = "in the network namespace of a GPU process" if _is_remote(address) else "on this machine"
-        return Owned(problem=f"no socket listens at {address} {where}")
+        return EngineProcesses(problem=f"no socket listens at {address} {where}")
     uid = next(iter(sockets)).uid
     if uids := sorted({each.uid for each in sockets} - {uid}):
         others = ", ".join(map(str, uids))
-        return Owned(problem=f"sockets of several users listen at {address}: of uid {uid} and {others}")
+        return EngineProcesses(problem=f"sockets of several users listen at {address}: of uid {uid} and {others}")
     listeners = _holders({each.inode for each in sockets}, proc)
     if not listeners:
-        return Owned(uid=uid, problem=f"the process listening at {address} belongs to uid {uid}, {_hidden(proc)}")
-    return Owned(frozenset(listeners), _belonging(listeners, keys, proc), uid)
+        return EngineProcesses(
+            uid=uid, problem=f"the process listening at {address} belongs to uid {uid}, {_hidden(proc)}"
+        )
+    return EngineProcesses(frozenset(listeners), _belonging(listeners, keys, proc), uid)
 
 
-def _of_unix_socket(path: str, keys: list[ProcessKey], proc: str) -> Owned:
+def _of_unix_socket(path: str, keys: list[ProcessKey], proc: str) -> EngineProcesses:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
             peer.settimeout(1.0)
             peer.connect(path)
             raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError as error:
-        return Owned(problem=f"unix:{path}: {error.strerror or 'no response'}")
+        return EngineProcesses(problem=f"unix:{path}: {error.strerror or 'no response'}")
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     ticks = start_ticks(pid, proc) if pid > 0 else None
     if ticks is None:
-        return Owned(uid=uid, problem=f"the process listening at unix:{path} isn't visible to the daemon")
+        return EngineProcesses(uid=uid, problem=f"the process listening at unix:{path} isn't visible to the daemon")
     listeners = {ProcessKey(pid, ticks)}
-    return Owned(frozenset(listeners), _belonging(listeners, keys, proc), uid)
+    return EngineProcesses(frozenset(listeners), _belonging(listeners, keys, proc), uid)
 
 
 def _is_remote(address: Address) -> bool:

@@ -22,7 +22,7 @@ from gpumond.devices.process.procfs import user_name
 from gpumond.facts.engines import NOT_READ, EngineProcess, EngineReading, EngineState
 from gpumond.facts.errors import ConfigError, EngineError, EngineTimeout, HttpError, HttpFailure
 from gpumond.facts.program import ProcessKey
-from gpumond.features.engines.ownership import Owned, owned
+from gpumond.features.engines.ownership import EngineProcesses, owned
 from gpumond.features.engines.settings import AuthConfig, EngineConfig
 from gpumond.features.engines.spec import Address, EngineRequest, EngineResponse, Exchange, T
 from gpumond.host.files import read_secret
@@ -164,13 +164,13 @@ class _Engine:
         self.state: EngineState | None = None
         self.read_at = 0.0
         self.problem = NOT_READ
-        self.owned = Owned()
+        self.owned = EngineProcesses()
         self.quiet = 0.0
         self.pinned_uid: int | None = None
         self.out_of_service: tuple[float, str] | None = None
         self.task: asyncio.Task[None] | None = None
 
-    def foreign_listener(self, found: Owned) -> str:
+    def foreign_listener(self, found: EngineProcesses) -> str:
         """Return the reason why nothing is sent to this listener; empty if it is the one that is meant."""
         user, uid = self.declaration.user, found.uid
         if user is None and not self.declaration.trusts_the_first_listener:
@@ -286,12 +286,12 @@ class Engines:
         engine.keep(state, time.monotonic())
         return state
 
-    async def owned(self, name: str, candidates: Iterable[ProcessKey]) -> Owned:
+    async def owned(self, name: str, candidates: Iterable[ProcessKey]) -> EngineProcesses:
         """Return the processes of one engine among the candidates."""
         engine = self._declared(name)
         found = await asyncio.to_thread(owned, engine.declaration.address, list(candidates), self._proc)
         if problem := engine.foreign_listener(found):
-            found = Owned(uid=found.uid, problem=problem)
+            found = EngineProcesses(uid=found.uid, problem=problem)
         engine.owned = found
         return found
 

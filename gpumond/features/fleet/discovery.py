@@ -63,7 +63,7 @@ class Prometheus:
     token: str | None = field(default=None, repr=False)
     timeout_seconds: float = 30.0
 
-    async def proven(self) -> bool:
+    async def is_verified(self) -> bool:
         """Return whether the server is verified, by TLS or by the kernel."""
         return await asyncio.to_thread(is_verified_server, self.url, self.timeout_seconds, trusted_uids())
 
@@ -247,7 +247,7 @@ async def listed(arguments: argparse.Namespace, prometheus: Prometheus | None) -
         selected = DAEMONS if arguments.job is None else f"up{{job={json.dumps(arguments.job)}}}"
         daemons = await prometheus.query(f"group by (job, instance) ({selected})")
         found = from_prometheus(await prometheus.targets(), [each.labels for each in daemons])
-        proven = await prometheus.proven()
+        proven = await prometheus.is_verified()
         return Machines(replace(each, proven=proven) for each in found)
     raise ConfigError("pass a list of machines: --targets, --prometheus, --kubernetes or --slurm")
 

@@ -67,7 +67,7 @@ class Cases:
                 found[each.process] = max(each.oom.number, found.get(each.process, 0))
         return found
 
-    def joined(self, case: CaseFile) -> CaseFile:
+    def merged_with_earlier(self, case: CaseFile) -> CaseFile:
         """Return a new case, as one with the case of the same program at the same limit if there is one."""
         cause = case.process, case.device_uuid, case.limit_bytes
         same = (
@@ -120,7 +120,7 @@ class OomPart(Part):
         frame = tick.frame
         for case in (*self._reported(tick), *self._ended(frame)):
             if case.id not in self.cases:
-                known = self.cases.joined(case)
+                known = self.cases.merged_with_earlier(case)
                 self._new.append((known, self.cases.add(known)))
         self._frames.append(frame)
         while len(self._frames) > 1 and _age(self._frames[1], frame) >= FRAMES_SECONDS:

@@ -252,7 +252,7 @@ def _ranks(e: Evidence) -> Iterator[Remedy]:
                 f"put each rank on its own GPU (torch.cuda.set_device(LOCAL_RANK)): ranks {own.rank} and "
                 f"{report.rank} share this one"
             )
-            yield _remedy(e, "ranks", text, other.held_bytes, "measured", "the driver's count of the other rank")
+            yield _remedy(e, "ranks", text, other.held_bytes, "measured", "the driver's number for the other rank")
             return
 
 
@@ -343,7 +343,7 @@ def _suspensions(e: Evidence) -> Iterator[Remedy]:
             and 2 * other.reclaimable_bytes < other.held_bytes
         ):
             text = f"suspend {_name(report)}, idle for {duration(idle)} (gpumond suspend --pid {report.pid})"
-            yield _remedy(e, "suspension", text, other.held_bytes, "measured", "the driver's count of the program")
+            yield _remedy(e, "suspension", text, other.held_bytes, "measured", "the driver's number for the program")
 
 
 def _preallocation(e: Evidence) -> Iterator[Remedy]:
@@ -367,7 +367,7 @@ def _engines(e: Evidence) -> Iterator[Remedy]:
             text = (
                 f"release the idle serving engine {engine.name}: gpumond flush --workload {engine.name} --step engine"
             )
-            yield _remedy(e, "idle-engine", text, used, "estimate", "the driver's count of its processes")
+            yield _remedy(e, "idle-engine", text, used, "estimate", "the driver's numbers for its processes")
 
 
 def _spill(e: Evidence) -> Iterator[Remedy]:
@@ -383,10 +383,12 @@ def _orphans(e: Evidence) -> Iterator[Remedy]:
     for process in (e.device.processes or ()) if e.device else ():
         if process.orphaned and process.key != e.report.key and process.used_bytes:
             text = f"stop pid {process.pid} if you don't need it: its parent has exited"
-            yield _remedy(e, "orphan", text, process.used_bytes, "measured", "the driver's count of the process")
+            yield _remedy(
+                e, "orphaned-process", text, process.used_bytes, "measured", "the driver's number for the process"
+            )
     if size is not None and unattributed >= ORPHAN * size:
         text = "find out what holds the memory that belongs to no listed process: gpumond status"
-        yield _remedy(e, "unattributed", text, unattributed, "measured", "the driver's used bytes less its processes")
+        yield _remedy(e, "unattributed", text, unattributed, "measured", "the driver: used minus processes")
 
 
 def _granted(e: Evidence) -> Iterator[Remedy]:
@@ -401,7 +403,7 @@ def _granted(e: Evidence) -> Iterator[Remedy]:
             f"start {name} with gpumond run --need as well, or with less memory: it holds {human(size)} without a "
             f"grant, and this program was granted {human(e.grant.need_bytes)}"
         )
-        yield _remedy(e, "grant", text, size, "measured", "the driver's count of the program, and the grant")
+        yield _remedy(e, "grant", text, size, "measured", "the driver's number for the program, and the grant")
 
 
 def _other_device(e: Evidence) -> Iterator[Remedy]:
@@ -581,23 +583,24 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     what = "memory" if e.request is None else human(e.request)
     place = program_place(e.oom.stack) or (f" in {e.oom.scope}" if e.oom.scope else "")
     gpu = "" if e.device is None else f" on GPU {e.device.index}"
-    free = "" if e.free is None else f" with {human(e.free)} free"
+    free = "" if e.free is None else f", which had {human(e.free)} free"
     owners = enumerate(_holders(e)[:3])
     sizes = (f"{name} {human(size)}" if number else f"{name} held {human(size)}" for number, (name, size) in owners)
     holders = ", ".join(sizes)
     best = found[0] if found else None
     if best is None:
-        end = "no remedy is known"
-    elif best.enough:
+        end = "No remedy is known"
+    elif best.enough and best.name != "together":
         several = ", for example" if sum(bool(each.enough) for each in found) > 1 else ""
-        end = f"one change would have been enough{several}: {best.text}" if best.name != "together" else best.text
+        end = f"One change would have been enough{several}: {best.text}"
     else:
-        end = best.text
+        end = best.text[:1].upper() + best.text[1:]
     if e.is_limited and e.limit is not None:
         own = f"{_name(e.report)} reached its limit of {human(e.limit[0])}"
-        return f"{own}: it requested {what}{place}{gpu}{free}; {end}"
+        return f"{own}: it requested {what}{place}{gpu}{free}. {end}"
+    holders = f" {holders}." if holders else ""
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
-    return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}{': ' + holders if holders else ''}; {end}"
+    return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}.{holders} {end}"
 
 
 def _holders(e: Evidence) -> list[tuple[str, int]]:

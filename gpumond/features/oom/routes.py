@@ -35,9 +35,9 @@ EXAMPLE = CaseFile(
     workload="train",
     device_uuid=examples.UUID,
     gpu="0",
-    summary="train (pid 4242) requested 10.0 GiB in step at train.py:31 on GPU 0 with 1.0 GiB free; one change would "
-    "have been enough: flush notebook (pid 17) with gpumond flush --pid 17; gpumond.agent.retry_on_oom(borrow=True) "
-    "does this automatically",
+    summary="train (pid 4242) requested 10.0 GiB in `step` at train.py:31 on GPU 0, which had 1.0 GiB free. One change "
+    "would have been enough: flush notebook (pid 17) with gpumond flush --pid 17; "
+    "gpumond.agent.retry_on_oom(borrow=True) does this automatically",
     request_bytes=10 * examples.GIB,
     free_bytes=examples.GIB,
     missing_bytes=9 * examples.GIB,

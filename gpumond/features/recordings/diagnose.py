@@ -126,7 +126,7 @@ class Changes:
     """Tracker of verdicts by device, process and kind. Verdicts on pools without a pid are assigned to the device."""
 
     def __init__(self) -> None:
-        self._held: dict[VerdictKey, Verdict] = {}
+        self._active: dict[VerdictKey, Verdict] = {}
 
     def update(self, verdicts: Iterable[Verdict], at: float) -> Iterator[Change]:
         """Return the changes since the previous snapshot, ends first."""
@@ -136,7 +136,7 @@ class Changes:
                 summary = verdict.summary.replace(f" (pid {NAMELESS})", "")
                 verdict = replace(verdict, pid=None, start_ticks=None, summary=summary)
             now.setdefault((verdict.device_uuid, verdict.process, verdict.kind), verdict)
-        before, self._held = self._held, now
+        before, self._active = self._active, now
         for key, verdict in before.items():
             if key not in now:
                 yield Change(at, False, verdict)
@@ -145,9 +145,9 @@ class Changes:
                 yield Change(at, True, verdict)
 
     @property
-    def held(self) -> tuple[Verdict, ...]:
+    def active_verdicts(self) -> tuple[Verdict, ...]:
         """The active verdicts."""
-        return tuple(self._held.values())
+        return tuple(self._active.values())
 
 
 MAX_SERIES = 1000

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "write CSV for `gpumond diagnose`: used, live and held bytes by device and process",
     )
     option(parser, "--perfetto FILE", "write a trace for Perfetto instead, with flushes and errors", type=Path)
-    option(parser, "--json", "with --out or --perfetto: print what was recorded, in numbers, as JSON at the end")
+    option(parser, "--json", "with --out or --perfetto: at the end, print a summary as JSON")
     client.add_url(parser)
 
 

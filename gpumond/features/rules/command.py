@@ -32,7 +32,7 @@ from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import human
 from gpumond.features.rules.evaluation import step
-from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, written
+from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, as_config
 from gpumond.quantities.quantity import Unit, readable
 from gpumond.quantities.scope import Subjects, Unreadable
 from gpumond.view.text import table
@@ -153,7 +153,7 @@ def _check(arguments: argparse.Namespace) -> int:
     settings = load(arguments.file, environ={})
     rules = settings.active_rules()
     print_answer(
-        arguments, [written(rule) for rule in rules], lambda: "\n".join(_checked(arguments.file, settings, rules))
+        arguments, [as_config(rule) for rule in rules], lambda: "\n".join(_checked(arguments.file, settings, rules))
     )
     return DONE
 

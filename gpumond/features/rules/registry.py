@@ -17,7 +17,7 @@ from gpumond.config.settings import Settings
 from gpumond.facts.alerts import Rule, overridden, own_fields, resume
 from gpumond.facts.errors import ConfigError, EntryChanged, EntryConflict, NoSuchEntry, StoreUnavailable
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited_alerts, evaluate, preview
-from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
+from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
 from gpumond.kernel import Kernel, Part, RuleService, Tick
 from gpumond.store.table import Actions, Origin, Registered, Registry, Table, Transactions, etag_of
 
@@ -152,7 +152,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
         return RuleConfig.model_validate(body).rule()
 
     def _body(self, rule: Rule) -> dict[str, Any]:
-        return written(rule)
+        return as_config(rule)
 
     def _entry(self, name: str, etag: str, body: dict[str, Any]) -> RuleEntry:
         return RuleEntry(name, "api", etag, body)
@@ -189,7 +189,7 @@ def _registered(
     enabled: bool = True,
     overrides: Mapping[str, OverriddenField] = MappingProxyType({}),
 ) -> Registered[Rule, RuleEntry]:
-    body = written(rule)
+    body = as_config(rule)
     described = [body, {name: asdict(each) for name, each in overrides.items()}] if overrides else body
     return Registered(rule, RuleEntry(rule.name, origin, etag_of(described), body, enabled, dict(overrides)))
 

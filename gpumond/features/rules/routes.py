@@ -11,7 +11,7 @@ from gpumond.facts.alerts import ended
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import Preview
 from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegistry, RulesPart
-from gpumond.features.rules.settings import OverrideConfig, RuleConfig, written
+from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
 from gpumond.serve import examples
 from gpumond.serve.authentication import user
 from gpumond.serve.authorization import require_rules
@@ -21,7 +21,7 @@ from gpumond.serve.routes import Router, described, etag_of, json_response, kern
 
 router = Router("rules")
 
-BODY = written(BUILT_IN[0])
+BODY = as_config(BUILT_IN[0])
 ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
 PREVIEW = Preview(
     from_at=examples.TAKEN_AT - 3600,

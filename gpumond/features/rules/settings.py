@@ -247,7 +247,7 @@ def _check(used: Iterable[str], known: Mapping[str, str], what: str, place: str)
             raise ValueError(f"{place}: {what} {word!r:.40}; it has {', '.join(known) or 'none'}")
 
 
-def written(rule: Rule) -> dict[str, Any]:
+def as_config(rule: Rule) -> dict[str, Any]:
     """Return the rule with the keys of `config.RuleConfig`, which reads it back unchanged."""
     body: dict[str, Any] = {"name": rule.name, "scope": rule.scope, "value": rule.value}
     numbers = {

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--idle-for DURATION",
-        "only programs that have been idle for at least this long, such as 1h; without a target, all of them",
+        "only programs idle for at least this long, such as 1h; without a target, every program that allows it",
         type=duration,
     )
     option(parser, "--dry-run", "show what would be suspended or refused; do nothing")
