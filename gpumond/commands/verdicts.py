@@ -9,8 +9,8 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, option, print_answer
 from gpumond.facts.units import duration
-from gpumond.facts.verdicts import PATTERNS
-from gpumond.view.rows import processes
+from gpumond.facts.verdicts import PATTERNS, VERDICTS
+from gpumond.view.rows import by_urgency, plain, process_of
 from gpumond.view.text import broken, moment, output_width, table
 
 
@@ -36,8 +36,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _alerts(frame: Mapping[str, Any]) -> str:
-    """Return the alerts that `gpumond status` shows in its column of verdicts; empty without one."""
-    shown = [f"{row.alert} of {row.program} (pid {row.pid})" for row in processes(frame) if row.alert]
+    """Return the programs' alerts that aren't verdicts, the most urgent first; empty without one."""
+    programs = {process_of(each): each["workload"] or each["comm"] or "?" for each in frame["processes"]}
+    shown = [
+        f"{alert['rule']} of {plain(programs[process_of(alert)], 64)} (pid {alert['pid']})"
+        for alert, _ in by_urgency(frame["alerts"], ())
+        if alert["phase"] == "firing" and alert["rule"] not in VERDICTS and process_of(alert) in programs
+    ]
     return f"alerts without a verdict: {', '.join(shown)}; gpumond alerts lists all" if shown else ""
 
 

@@ -1,6 +1,6 @@
 // The view of receipts: what past flushes and suspensions were expected to release, and what they released.
 
-import { clean, clock, duration, extent, human } from "./format.js";
+import { capital, clean, clock, duration, extent, human } from "./format.js";
 import { createListing } from "./lists.js";
 import { differences, record } from "./receipts.js";
 import { state } from "./state.js";
@@ -10,7 +10,7 @@ import { addView } from "./views.js";
 const gpuOf = (uuid) => String(state.devices.get(uuid)?.index ?? uuid);
 const gpu = ({ device_uuid: uuid, device_uuids: more }) => (more ?? [uuid]).filter(Boolean).map(gpuOf).join(", ");
 const amount = (value) => (value === null || value === undefined ? "" : value.low === undefined ? human(value) : extent(value));
-const remarks = (receipt) => [...differences(receipt, { expected: receipt.planned }), receipt.reason].filter(Boolean).join(" ");
+const remarks = (receipt) => [...differences(receipt, { expected: receipt.planned }), capital(receipt.reason)].filter(Boolean).join(" ");
 
 const finishedAt = ({ started_at: at, duration_seconds: seconds }) => at + seconds;
 

@@ -442,7 +442,7 @@ def _most_severe(alerts: Iterable[Mapping[str, Any]]) -> dict[Key, tuple[int, st
     for alert in alerts:
         own = severity(alert), alert["rule"]
         if alert["phase"] == "firing" and not alert.get("silenced_by") and own[0] != INFO:
-            found[_subject(alert)] = min(own, found.get(_subject(alert), own), key=lambda each: each[0])
+            found[_subject(alert)] = min(found.get(_subject(alert), own), own, key=lambda each: each[0])  # the first
     return found
 
 

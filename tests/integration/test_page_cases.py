@@ -59,7 +59,7 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
         serve_case(session, demo, limit_bytes=40 * GIB, errors=3)
         page = session.page
         page.locator(".card").get_by_role("link", name="Case").click()
-        page.get_by_role("heading", name="train (pid 4242) ran out of memory on GPU 0").wait_for()
+        page.get_by_role("heading", name="train (pid 4242) reached its limit of 40.0 GiB on GPU 0").wait_for()
         assert page.locator("#views [aria-current=page]").inner_text() == "Cases"
         session.shows("Limit 40.0 GiB · last of 3 errors · requested 10.0 GiB · 1.0 GiB was free · 9.0 GiB was missing")
         remedy = page.get_by_role("table", name="Remedies").locator("tbody tr")

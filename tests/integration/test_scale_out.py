@@ -69,7 +69,7 @@ def test_remote_write_sends_what_fleets_read_and_no_series_of_programs(daemon: R
 def test_remote_write_sends_what_the_dashboard_fleet_and_reports_read():
     (relabel,) = BLOCKS["prometheus.yaml: remote write"]["remote_write"][0]["write_relabel_configs"]
     fleet = [each.expression for each in targets() if each.board == "fleet"]
-    read = [*fleet, *accounting.expressions(None).values(), *advise.expressions(None, ["user"], 60).values()]
+    read = [*fleet, *accounting.usage_queries(None).values(), *advise.need_queries(None, ["user"], 60).values()]
     names = {name for each in read for name in re.findall(r"\b(?:\w+:)?gpumond[:_][\w:]+", each)}
     assert names > {"gpumond_driver_up", "gpumond_flushes_total", "instance:gpumond_agent_coverage:ratio"}
     assert {name for name in names if not re.fullmatch(relabel["regex"], name)} == set()

@@ -64,6 +64,7 @@ RULES = [
         ("quota-exceeded", "warning"),
         ("mine", "info"),
         ("fragmentation", "warning"),
+        ("mine-too", "warning"),
     )
     for phase, silences in (("firing", []), ("pending", []), ("firing", ["1"]))
 ]

@@ -12,6 +12,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import add_target, duration, option
 from gpumond.facts import units
+from gpumond.facts.alerts import WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import human, typed_size
 from gpumond.facts.verdicts import PATTERNS, REMEDIES
@@ -87,7 +88,9 @@ def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str
     for alert in frame.get("alerts", ()):
         if alert.get("pid") == pid:
             since = moment(alert["fired_at"] or alert["active_at"])
-            yield safe(f"alert {alert['rule']}: {alert['phase']} since {since}{_compared(alert, rules)}")
+            state = f"{alert['phase']} since {since}{_compared(alert, rules)}"
+            summary = dict(alert.get("annotations", ())).get("summary", "")
+            yield safe(f"alert {alert['rule']}: {summary.partition(WAS)[0] if WAS in summary else state}")
 
 
 def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) -> str:
