@@ -98,7 +98,7 @@ class SimulatedAgents:
     def silent(self) -> tuple[AgentReport, ...]:
         return ()
 
-    def keep(self, suspended: Collection[ProcessKey]) -> None:
+    def set_suspended(self, suspended: Collection[ProcessKey]) -> None:
         pass
 
     def ends(self) -> tuple[ProcessEnd, ...]:
