@@ -4,8 +4,10 @@ One process runs one transformer block, with a batch that fills half of the devi
 sequence, whose step lasts as long as the launches of its kernels. Periods with the agent at 1 Hz and without it
 alternate, because clocks and temperature drift. ``mean_increase_ratio`` is the median of the ratios of each period with
 the agent to the mean of the two beside it: a report once a second is in the mean of a thousand steps, and not in their
-median. ``agent_cpu_ratio`` is the CPU time of the agent's thread divided by the time of these periods; the loop
-waits no longer for the interpreter.
+median. ``agent_increase_ratio`` compares within a period, which drifts less: the time that the steps during which the
+agent's thread ran, and the step after each, took beyond the mean of their neighbors, divided by the time of all steps;
+``agent_increase_error`` is its standard error. ``agent_cpu_ratio`` is the CPU time of the agent's thread divided by
+the time of these periods; the loop waits no longer for the interpreter.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ from tests.helpers.running import RunningDaemon, until
 
 PERIODS = 10
 PERIOD_SECONDS = 3.4
+NEIGHBORS = 20
+"""Steps on each side that tell how long a step takes without a report."""
 MODES = ("eager", "graphs", "launch-bound")
 FLUSHES = 10
 STEPS_AFTER = 3
@@ -72,15 +77,16 @@ def loop(mode: str) -> dict[str, Any]:
     medians: dict[bool, list[float]] = {True: [], False: []}
     means: list[float] = []
     agent_seconds = 0.0
+    added: list[float] = []
     for stretch in range(2 * PERIODS + 1):
         on = stretch % 2 == 1
         if on:
             agent.start(workload="bench")
             time.sleep(0.5)
-            before = _agent_cpu_seconds()
-        taken = _timed(step, PERIOD_SECONDS)
+        taken, agent_took = _timed(step, PERIOD_SECONDS, _agent_clock() if on else None)
         if on:
-            agent_seconds += _agent_cpu_seconds() - before
+            agent_seconds += sum(agent_took)
+            added += added_by_reports(taken, agent_took)
             agent.stop()
         times[on] += taken
         medians[on].append(statistics.median(taken))
@@ -99,6 +105,9 @@ def loop(mode: str) -> dict[str, Any]:
         "median_increase_ratio": round(statistics.median(times[True]) / plain - 1, 6),
         "mean_increase_ratio": round(statistics.median(increases), 6),
         "mean_increase_ratios": [round(value, 6) for value in increases],
+        "agent_increase_ratio": round(sum(added) / sum(times[True]), 6),
+        "agent_increase_error": round(statistics.stdev(added) * len(added) ** 0.5 / sum(times[True]), 6),
+        "reports": len(added),
         "agent_cpu_ratio": round(agent_seconds / sum(times[True]), 6),
         "stretch_medians_ms_with": [round(value * 1e3, 4) for value in medians[True]],
         "stretch_medians_ms_without": [round(value * 1e3, 4) for value in medians[False]],
@@ -152,22 +161,51 @@ def _captured(block: Any, optimizer: Any, data: Any) -> Any:
     return graph.replay
 
 
-def _timed(step: Any, seconds: float) -> list[float]:
+def added_by_reports(taken: Sequence[float], agent_took: Sequence[float]) -> list[float]:
+    """Return the seconds that each report of the agent added to the steps.
+
+    Args:
+        taken: The seconds of each step.
+        agent_took: The CPU seconds of the agent's thread during each step.
+    """
+    during = {n for n, seconds in enumerate(agent_took) if seconds}
+    affected = during | {n + 1 for n in during}
+    added = []
+    for first in sorted(affected - {n + 1 for n in affected}):
+        report = [first]
+        while report[-1] + 1 in affected and report[-1] + 1 < len(taken):
+            report.append(report[-1] + 1)
+        beside = [*range(first - NEIGHBORS, first), *range(report[-1] + 1, report[-1] + 1 + NEIGHBORS)]
+        usual = [taken[n] for n in beside if 0 <= n < len(taken) and n not in affected]
+        added.append(sum(taken[n] for n in report) - len(report) * statistics.fmean(usual))
+    return added
+
+
+def _timed(step: Any, seconds: float, agent_clock: int | None) -> tuple[list[float], list[float]]:
+    """Return the seconds of each step, and the CPU seconds of the agent's thread during it."""
     import torch
 
-    taken, end = [], time.perf_counter() + seconds
+    def agent_seconds() -> float:
+        return time.clock_gettime(agent_clock) if agent_clock is not None else 0.0
+
+    taken, agent_took, end = [], [], time.perf_counter() + seconds
+    before = agent_seconds()
     while time.perf_counter() < end or len(taken) < 10:
         started = time.perf_counter()
         step()
         torch.cuda.synchronize()
         taken.append(time.perf_counter() - started)
-    return taken
+        now = agent_seconds()
+        agent_took.append(now - before)
+        before = now
+    return taken, agent_took
 
 
-def _agent_cpu_seconds() -> float:
+def _agent_clock() -> int:
+    """Return the clock of the CPU time of the agent's thread."""
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "gpumond-agent"]
     assert thread.ident
-    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+    return time.pthread_getcpuclockid(thread.ident)
 
 
 def _slowest(taken: list[float]) -> float:
