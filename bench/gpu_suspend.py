@@ -98,7 +98,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 kept = torch.ones(1 << 20, device="cuda")
 shared = reduce_tensor(kept)
 """,
-    "doesn't allow it": """
+    "doesn't allow suspension": """
 import torch
 gpumond.agent.start(suspendable=False)
 kept = torch.ones(1 << 20, device="cuda")

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TypeVar
 
 from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter, FlushRefused, capture_guards, loaded
@@ -52,7 +52,7 @@ class LoadedAllocators:
     """Every allocator that the program has imported. Runs one flush at a time."""
 
     def __init__(self) -> None:
-        self._found: dict[str, AllocatorAdapter | None] = {}
+        self._found: dict[str, AllocatorAdapter] = {}
         self._known: list[AllocatorAdapter] = []
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
@@ -72,15 +72,13 @@ class LoadedAllocators:
         """Search for libraries that the program has imported since, and return all adapters."""
         for spec in ADAPTERS:
             if spec.module not in self._found and spec.library in sys.modules:
-                try:
+                # a version of the library that the adapter does not understand, or a part that is still being imported
+                with suppress(Exception):
                     if adapter := loaded(spec):
                         adapter.framework()
                         self._found[spec.module] = adapter
-                except Exception:  # a version of the library that the adapter does not understand
-                    self._found[spec.module] = None
         # in the order of ADAPTERS, whichever was imported first
-        found = (self._found.get(spec.module) for spec in ADAPTERS)
-        self._known = [adapter for adapter in found if adapter is not None]
+        self._known = [self._found[spec.module] for spec in ADAPTERS if spec.module in self._found]
         self._modules, self._search_at = len(sys.modules), time.monotonic() + SEARCH_SECONDS
         return self._known
 

@@ -42,6 +42,21 @@ print(names(), len(gpumond.agent.report()))
     assert run(code, library, "c") == ["[] [] True ['mempool'] 1"]
 
 
+def test_library_that_fails_once_is_found_by_the_next_search(library: Path) -> None:
+    code = """
+import time, torch
+from gpumond.agent import loaded_allocators
+names = lambda: [adapter.name for adapter in loaded_allocators.LOADED.known()]
+graph = torch.cuda.CUDAGraph
+del torch.cuda.CUDAGraph
+print(names(), end=" ")
+torch.cuda.CUDAGraph = graph
+loaded_allocators.LOADED._search_at = time.monotonic()
+print(names())
+"""
+    assert run(code, library, "c") == ["[] ['torch']"]
+
+
 def test_thread_of_the_agent_does_not_end_captures(library: Path) -> None:
     code = """
 import ctypes, threading
