@@ -233,5 +233,9 @@ class ReceiptsCommand:
         found = sorted((*flushed, *suspensions), key=_finished_at)[-arguments.limit :]
         shown = [_of_suspension(each) if "action" in each else each for each in found]
         nothing = "no flush or suspension since the daemon started; gpumond flush --all --dry-run shows what to expect"
-        print_answer(arguments, found, lambda: receipt_table(shown, past=True) if shown else nothing)
+        print_answer(
+            arguments,
+            found,
+            lambda: receipt_table(shown, past=True) if shown else client.with_commands(nothing, arguments.url),
+        )
         return DONE
