@@ -179,7 +179,7 @@ def _program(row: _Device, process: ProcessKey, used_bytes: int | None) -> str:
     return f"{name} (pid {process.pid}, {size(used_bytes)})"
 
 
-def _sensor(name: str, meaning: str, read: Callable[[Sensors], float | None], **options: bool) -> Quantity[_Device]:
+def _sensor(name: str, meaning: str, read: Callable[[Sensors], float | None], **options: Any) -> Quantity[_Device]:
     return Quantity(name, meaning, lambda row: read(row.device.sensors), **options)
 
 
