@@ -20,7 +20,11 @@ REPEAT_SECONDS = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "-f, --follow", "show new events as they occur, until Ctrl-C")
+    option(
+        parser,
+        "-f, --follow",
+        "show new events as they occur, until Ctrl-C; repeats of an out-of-memory error at most once a minute",
+    )
     limit = "number of past events, most recent last (default: 100); repeats of an out-of-memory error are one line"
     option(parser, "--limit N", limit, type=count, default=100)
     client.add_url(parser)

@@ -117,7 +117,7 @@ def _list(arguments: argparse.Namespace) -> int:
     print_answer(
         arguments,
         entries,
-        lambda: table(header, map(_entry, entries)) if entries else client.with_commands(nothing, arguments.url),
+        lambda: table(header, map(_entry, entries)) if entries else client.paragraph(nothing, arguments.url),
     )
     return DONE
 

@@ -236,6 +236,6 @@ class ReceiptsCommand:
         print_answer(
             arguments,
             found,
-            lambda: receipt_table(shown, past=True) if shown else client.with_commands(nothing, arguments.url),
+            lambda: receipt_table(shown, past=True) if shown else client.paragraph(nothing, arguments.url),
         )
         return DONE
