@@ -310,6 +310,16 @@ def test_the_cause_of_an_error_at_a_limit_is_the_limit():
     assert (case.missing_bytes, case.limit_bytes) == (GIB + GIB // 8, 2 * GIB)
 
 
+def test_a_limit_that_lacks_little_is_raised_by_a_useful_step():
+    device = make_device(used_bytes=GIB, free_bytes=79 * GIB)
+    snapshot, limit = make_snapshot(device), 20 * GIB
+    oom = Oom(number=1, at=1.0, seen="unhandled", device_uuid=device.uuid, request_bytes=limit + 1, allocator="rmm")
+    oom = replace(oom, limit_bytes=limit)
+    case = case_of(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History())
+    assert case.missing_bytes == 1
+    assert "from 20.0 GiB by at least 1.0 GiB (5% of it, rounded up: less would soon be" in case.remedies[0].text
+
+
 def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     known = cases(11)
     for case in (limited(1), limited(2, 2 * GIB), replace(CASE, id="2-12-1", pid=12), limited(3)):

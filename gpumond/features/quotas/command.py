@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def quota_text(quotas: Sequence[Mapping[str, Any]], frame: Mapping[str, Any], url: str) -> str:
+def quota_text(quotas: Sequence[Mapping[str, Any]], frame: Mapping[str, Any], url: str = client.DEFAULT_URL) -> str:
     """Return the quotas, and the processes that a quota or a limit without one applies to.
 
     ``url``: the daemon's, for the commands.
@@ -143,7 +143,7 @@ class QueueCommand:
         return DONE
 
 
-def queue_text(frame: Mapping[str, Any], url: str) -> str:
+def queue_text(frame: Mapping[str, Any], url: str = client.DEFAULT_URL) -> str:
     """Return the requests that wait, who holds the memory, and the grants whose memory isn't all held yet.
 
     ``url``: the daemon's, for the commands.
@@ -204,5 +204,5 @@ def queue_table(frame: Mapping[str, Any]) -> str:
                 duration(max(0.0, now - request["since"])),
             ]
         )
-    hideable = ("USER", ">BY FLUSHES", ">AVAILABLE", ">PID")
+    hideable = ("USER", ">BY FLUSHES", ">AVAILABLE", ">PID", ">AHEAD", ">MISSING")
     return fitting_table(header, rows, output_width(), hideable, "--json") if rows else ""
