@@ -52,6 +52,7 @@ from gpumond.host.http import (
 )
 from gpumond.host.runtime_directory import TOKEN_FILE, nonstandard_directory, runtime_directories
 from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decoded, frame_of
+from gpumond.view.text import broken, output_width
 
 DEFAULT_URL = "http://127.0.0.1:9917"
 READ_SECONDS, CHANGE_SECONDS = 10.0, 30.0
@@ -142,6 +143,11 @@ def with_commands(text: str, url: str) -> str:
     needed = {name: value for name, value in variables.items() if value not in (None, DEFAULT_URL)}
     given = "".join(f"{name}={shlex.quote(str(value))} " for name, value in needed.items())
     return COMMAND_IN_TEXT.sub(lambda found: f"{given}{program()} ", text)
+
+
+def paragraph(text: str, url: str) -> str:
+    """Return a daemon's text for standard output: its commands reach the daemon, and its lines fit a terminal."""
+    return broken(with_commands(text, url), output_width())
 
 
 def program() -> str:

@@ -308,8 +308,9 @@ def captions(
             text = f"The user of {name} is back, and gpumond resumed it after {duration(receipt['duration_seconds'])}"
             yield "back", f"{text}. See: {command('receipts')}"
         if receipt["outcome"] == "freed" and receipt["released_bytes"]:
-            released, by = human(receipt["released_bytes"]), caller_text(receipt["requested_by"]).replace(":", " ")
-            yield "flush", f"A flush of {receipt['workload']} released {released}, by {by}. See: {command('receipts')}"
+            by = caller_text(receipt["requested_by"], receipt["requested_for"]).replace("rule:", "rule ")
+            text = f"A flush of {name} released {human(receipt['released_bytes'])}, by {by}"
+            yield "flush", f"{text}. See: {command('receipts')}"
     for program in frame["snapshot"]["suspended_programs"]:
         if program["state"] == "suspended":
             name, need = program["workload"], human(sum(each["used_bytes"] for each in program["memory"]))

@@ -20,7 +20,11 @@ REPEAT_SECONDS = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "-f, --follow", "show new events as they occur, until Ctrl-C")
+    option(
+        parser,
+        "-f, --follow",
+        "show new events as they occur, until Ctrl-C; repeats of an out-of-memory error at most once a minute",
+    )
     limit = "number of past events, most recent last (default: 100); repeats of an out-of-memory error are one line"
     option(parser, "--limit N", limit, type=count, default=100)
     client.add_url(parser)
@@ -36,11 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.csv:
         print_csv(past[-arguments.limit :])
         return DONE
-    _print(past, arguments.json, arguments.limit)
+    follower = Follower()
+    _print(past, folded(past), arguments.json, arguments.limit)
     while arguments.follow:
         time.sleep(POLL_SECONDS)
         new = _after(arguments.url, past[-1]["id"] if past else 0)
-        _print(new, arguments.json)
+        _print(new, follower.due(new, time.monotonic()), arguments.json)
         past = new or past
     return DONE
 
@@ -52,9 +57,33 @@ def _after(url: str, last_id: int) -> list[dict[str, Any]]:
     return found
 
 
-def _print(events: Sequence[dict[str, Any]], as_json: bool, most: int = 0) -> None:
-    """Print the events, one on a line. ``most``: the number of lines, without a limit if it is 0."""
-    lines = [json.dumps(event) for event in events] if as_json else [*map(_line, folded(events))]
+class Follower:
+    """Groups events that arrive one after the other: repeats of an out-of-memory error wait until they are due."""
+
+    def __init__(self) -> None:
+        self._printed: dict[object, float] = {}
+        self._waiting: list[Mapping[str, Any]] = []
+
+    def due(self, events: Iterable[Mapping[str, Any]], now: float) -> list[list[Mapping[str, Any]]]:
+        """Return the groups to print. One cause has at most one in ``REPEAT_SECONDS``."""
+        groups, waiting = [], []
+        for group in folded([*self._waiting, *events]):
+            cause, is_repeatable = _cause(group[0]), group[0]["kind"] == "oom"
+            if is_repeatable and now - self._printed.get(cause, -REPEAT_SECONDS) < REPEAT_SECONDS:
+                waiting += group
+                continue
+            groups.append(group)
+            if is_repeatable:
+                self._printed[cause] = now
+        self._waiting = waiting
+        return groups
+
+
+def _print(
+    events: Sequence[dict[str, Any]], groups: Sequence[Sequence[Mapping[str, Any]]], as_json: bool, most: int = 0
+) -> None:
+    """Print the events as JSON, else a line for each group. ``most``: the number of lines; 0 is no limit."""
+    lines = [json.dumps(event) for event in events] if as_json else [*map(_line, groups)]
     for line in lines[-most:]:
         print(line if as_json else broken(line, output_width()), flush=True)
 
@@ -66,6 +95,11 @@ def _line(group: Sequence[Mapping[str, Any]]) -> str:
     return f"{moment(first['at'])}  {kind:18} {safe(first['summary'])}{again}"
 
 
+def _cause(event: Mapping[str, Any]) -> object:
+    """Return what the repeats of an out-of-memory error have in common."""
+    return event["pid"], event["start_ticks"], event["device_uuid"], dict(event["details"]).get("limit_bytes")
+
+
 def folded(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Return the events in groups, in the order of the first of each: repeats of an out-of-memory error are one group.
 
@@ -74,8 +108,7 @@ def folded(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]
     groups: list[list[Mapping[str, Any]]] = []
     newest: dict[object, list[Mapping[str, Any]]] = {}
     for event in events:
-        limit = dict(event["details"]).get("limit_bytes")
-        cause = (event["pid"], event["start_ticks"], event["device_uuid"], limit)
+        cause = _cause(event)
         before = newest.get(cause) if event["kind"] == "oom" else None
         if before is not None and event["at"] - before[-1]["at"] <= REPEAT_SECONDS:
             before.append(event)

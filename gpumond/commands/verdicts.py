@@ -11,7 +11,7 @@ from gpumond.cli.arguments import DONE, option, print_answer
 from gpumond.facts.units import duration
 from gpumond.facts.verdicts import PATTERNS, VERDICTS
 from gpumond.view.rows import by_urgency, plain, process_of
-from gpumond.view.text import broken, moment, output_width, table
+from gpumond.view.text import moment, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     def text() -> str:
         shown = table(header, _rows(found, gpus)) if found else nothing
-        alerts = broken(client.with_commands(_alerts(frame), arguments.url), output_width())
+        alerts = client.paragraph(_alerts(frame), arguments.url)
         return "\n\n".join(filter(None, (shown, alerts)))
 
     print_answer(arguments, found, text)

@@ -110,11 +110,12 @@ CALLERS = {"token": "token (administrator)", "SIGCONT": "the program's user (SIG
 
 
 def caller_text(name: str, requested_for: str = "") -> str:
-    """Return who caused an action, for people, and the program that waited for memory.
+    """Return who caused an action, for people: gpumond itself, if a program of ``name`` waited for memory.
 
     The daemon's own token, ``token``, has the rights of an administrator.
     """
-    return CALLERS.get(name, name) + (f" for {requested_for}" if requested_for else "")
+    caller = CALLERS.get(name, name)
+    return f"gpumond for {requested_for} of {caller}" if requested_for else caller
 
 
 def human(size: float) -> str:

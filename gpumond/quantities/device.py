@@ -80,7 +80,7 @@ SENSORS: tuple[Quantity[DeviceReading], ...] = (
     _sensor("power_watts", "Power draw of the device."),
     _sensor("power_limit_watts", "Enforced power limit."),
     _sensor("energy_joules", "Energy consumed since the driver was loaded.", "energy_joules_total", counted=True),
-    _sensor("fan_speed_ratio", "Target fan speed as a fraction of the maximum; may exceed 1."),
+    _sensor("fan_speed_ratio", "Target fan speed as a fraction of the maximum; may exceed 1.", exceeds_one=True),
     _sensor("pcie_generation", "Current generation of the PCIe link."),
     _sensor("pcie_generation_max", "Highest PCIe generation that the device and the slot support."),
     _sensor("pcie_width", "Current number of PCIe lanes."),

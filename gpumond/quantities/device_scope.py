@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpumond.facts.frame import Line, Verdict
 from gpumond.facts.program import ProcessKey
@@ -179,10 +179,8 @@ def _program(row: _Device, process: ProcessKey, used_bytes: int | None) -> str:
     return f"{name} (pid {process.pid}, {size(used_bytes)})"
 
 
-def _sensor(
-    name: str, meaning: str, read: Callable[[Sensors], float | None], boolean: bool = False
-) -> Quantity[_Device]:
-    return Quantity(name, meaning, lambda row: read(row.device.sensors), boolean=boolean)
+def _sensor(name: str, meaning: str, read: Callable[[Sensors], float | None], **options: Any) -> Quantity[_Device]:
+    return Quantity(name, meaning, lambda row: read(row.device.sensors), **options)
 
 
 def _throttle(*reasons: str) -> Callable[[Sensors], float | None]:
@@ -232,6 +230,7 @@ DERIVED: tuple[Quantity[_Device], ...] = (
         "power_limit_ratio",
         "Power draw as a fraction of its limit.",
         lambda sensors: ratio(sensors.power_watts, sensors.power_limit_watts),
+        exceeds_one=True,
     ),
     *(
         _sensor(

@@ -224,6 +224,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             "used_ratio",
             "used bytes as a fraction of the device's size",
             lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
+            exceeds_one=True,  # managed memory
         ),
         Quantity(
             "limit_bytes",
@@ -235,6 +236,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             "each allocator's held bytes, or the cgroup's used bytes, as a fraction of the limit: the highest of "
             "these; unknown without a limit",
             _limit_ratio,
+            exceeds_one=True,
         ),
         Quantity(
             "soft_limit_excess_bytes",

@@ -30,7 +30,7 @@ class Quantity(Generic[Row_contra]):
     the quantities of one family. ``note`` continues ``text`` in the family's HELP and ``rule_note`` in the reference of
     rules; ``export`` replaces ``read`` in the family.
     ``counted``: it counts events, and its increase within the window of rules is another rule value. ``boolean``: it is
-    0 or 1; the unit of others is the end of their name.
+    0 or 1; the unit of others is the end of their name. ``exceeds_one``: it's a ratio that can be more than 1.
     """
 
     name: str
@@ -43,11 +43,19 @@ class Quantity(Generic[Row_contra]):
     export: Callable[[Row_contra], float | None] | None = field(default=None, kw_only=True)
     counted: bool = field(default=False, kw_only=True)
     boolean: bool = field(default=False, kw_only=True)
+    exceeds_one: bool = field(default=False, kw_only=True)
 
     @property
     def unit(self) -> Unit:
         stated = (unit for suffix, unit in SUFFIXES.items() if self.name.endswith(suffix))
         return "boolean" if self.boolean else next(stated, "count")
+
+    @property
+    def range_text(self) -> str:
+        """Return that the values are from 0 to 1; empty if they aren't."""
+        if self.unit == "boolean":
+            return "0 or 1"
+        return "from 0 to 1 (100%)" if self.unit == "ratio" and not self.exceeds_one else ""
 
     @property
     def metric(self) -> str:
@@ -69,7 +77,7 @@ class Quantity(Generic[Row_contra]):
             fact = part(row)
             return None if fact is None else number(read_part(fact))
 
-        return Quantity(self.name, self.meaning, read, boolean=self.boolean)
+        return Quantity(self.name, self.meaning, read, boolean=self.boolean, exceeds_one=self.exceeds_one)
 
 
 def attribute(name: str, text: str, family: str | None = None, *, field: str = "", **options: Any) -> Quantity[Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from gpumond.cli.client import with_commands
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.suspension import SuspensionReceipt
@@ -270,7 +271,7 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
 
     def question() -> list[str]:
         found = daemon.post(f"/api/v1/agents/{row.pid}/why", {}, TIMEOUT_SECONDS)
-        record = f"gpumond why --pid {row.pid} --record 30s shows the lines that allocate"
+        record = with_commands(f"gpumond why --pid {row.pid} --record 30s shows the lines that allocate", daemon.url)
         return [*why_lines(found, {row.key[0]: f"GPU {row.gpu}"}), *([] if found["sites"] else [record])]
 
     def receive(found: list[str] | DaemonError) -> None:
@@ -338,7 +339,8 @@ class SilenceDialog:
                 self.result = plain(f"not silenced: {answer}{remedy}", 600)
                 return
             id = plain(answer["silence"]["id"], 40)
-            self.result = f"silence {id} for {duration(SILENCE_SECONDS)}; gpumond silence delete {id} ends it"
+            ends = with_commands(f"gpumond silence delete {id} ends it", self.daemon.url)
+            self.result = f"silence {id} for {duration(SILENCE_SECONDS)}; {ends}"
 
         self.alerts, self.result = [], "waiting for the daemon"
         self.requests.ask(lambda: self.daemon.post("/api/v1/silences", body, TIMEOUT_SECONDS), receive)

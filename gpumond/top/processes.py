@@ -468,7 +468,7 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
     first = members[0]
     notable = [row for row in members if row.notable]
     verdict = _common(
-        {row.status for row in notable or members if row.status}, f"{len(notable)} problems" if notable else ""
+        {row.status for row in notable or members if row.status}, f"{len(notable)} affected" if notable else ""
     )
     return replace(
         first,

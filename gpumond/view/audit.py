@@ -47,8 +47,8 @@ def _flush(detail: Detail) -> str:
     forced = ", despite the cooldown" if detail.get("force") else ""
     action = "wake" if detail.get("wake") else "flush"
     waits = f", for {detail['for']}" if detail.get("for") else ""
-    steps = ", ".join(detail["steps"])
-    return f"requested a {action} of {detail['target']}, steps {steps}{forced}{waits}{_operation(detail)}"
+    requested, steps = f"{_automatically(waits)}requested", ", ".join(detail["steps"])
+    return f"{requested} a {action} of {detail['target']}, steps {steps}{forced}{waits}{_operation(detail)}"
 
 
 def _operation(detail: Detail) -> str:
@@ -64,6 +64,11 @@ def _receipts(detail: Detail) -> str:
     return f"flushed {_pids(detail)}: {human(detail['released_bytes'])} released ({counts})"
 
 
+def _automatically(waits: str) -> str:
+    """Return that gpumond acted for a program that waited, and not a person."""
+    return "automatically " if waits else ""
+
+
 def _suspension(detail: Detail) -> str:
     """Describe the receipt of a suspension or resumption."""
     waits = f" for {detail['requested_for']}" if detail.get("requested_for") else ""
@@ -72,7 +77,7 @@ def _suspension(detail: Detail) -> str:
     result = f"{human(returned)} back on the GPU" if returned is not None else result
     outcome, program = detail["outcome"], f"{_program(detail)}{waits}"
     if outcome in ("suspended", "resumed"):
-        return f"{outcome} {program}" + (f": {result}" if result else "")
+        return f"{_automatically(waits)}{outcome} {program}" + (f": {result}" if result else "")
     return f"couldn't {detail['action']} {program}: {outcome}" + (f" ({result})" if result else "")
 
 

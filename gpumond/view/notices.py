@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal, NamedTuple
 
+from gpumond.facts.alerts import OVER
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
@@ -41,9 +42,12 @@ class FrameNotice:
     def led(self) -> tuple[str, str]:
         """Return the subject (program and GPU) and the rest of the text; without a subject, title and text."""
         subject = " on ".join(filter(None, (self.program, self.gpu)))
+        rule = self.kind.removeprefix("alert ")
         if not (subject and self.text):
-            name = self.kind.removeprefix("alert ") if self.text and self.title.startswith("alert ") else self.title
+            name = rule if self.text and self.title.startswith("alert ") else self.title
             return name, self.text and f": {self.text}"
+        if self.text.startswith(OVER):
+            return subject, f": {rule} {self.text}"
         rest = self.text.removeprefix(self.program or self.gpu)
         if rest == self.text:
             return subject, f": {self.text}"

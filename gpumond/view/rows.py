@@ -273,7 +273,7 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
 
 def _device_state(device: Mapping[str, Any], reason: str | None) -> str:
     if reason == "released":
-        return "detached: values not shown"
+        return "detached: values not shown" if device["used_bytes"] is None else "detached"
     missed = device["missed_readings"]
     readings = "1 reading" if missed == 1 else f"{missed} readings"
     if missed >= MISSED_LIMIT:

@@ -31,13 +31,13 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
         (
             "flush.request",
             {"target": "pid 7", "steps": ["cache"], "for": "pretrain (pid 9)"},
-            "requested a flush of pid 7, steps cache, for pretrain (pid 9)",
+            "automatically requested a flush of pid 7, steps cache, for pretrain (pid 9)",
         ),
         (
             "suspend.receipt",
             {"action": "suspend", "pid": 7, "workload": "lab", "outcome": "suspended", "released_bytes": 1 << 30,
              "reason": "", "requested_for": "pretrain (pid 9)"},
-            "suspended lab (pid 7) for pretrain (pid 9): 1.0 GiB released",
+            "automatically suspended lab (pid 7) for pretrain (pid 9): 1.0 GiB released",
         ),
         (
             "resume.receipt",

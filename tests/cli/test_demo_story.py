@@ -37,6 +37,7 @@ def test_captions_contain_the_figures_of_the_daemon():
     verdict = {"kind": "leak", "pid": 2, "summary": "notebook grows by 840.0 MiB/min"}
     alert = {"labels": [["workload", "finetune"], ["gpu", "1"]], "annotations": [["case", "c1"]]}
     receipt = {"outcome": "freed", "released_bytes": GIB, "workload": "etl", "requested_by": "rule:flush"}
+    receipt |= {"requested_for": ""}
     moved = {"workload": "embeddings", "requested_for": "pretrain (pid 4)", "requested_by": "token"}
     back = {"workload": "embeddings", "requested_by": "SIGCONT", "duration_seconds": 28.0}
     found = told(

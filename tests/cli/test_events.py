@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.commands.events import folded
+from gpumond.commands.events import Follower, folded
 from gpumond.commands.main import main
 from tests.helpers.frames import busy_frame, fake_daemon
 
@@ -30,6 +30,19 @@ def test_repeats_of_an_out_of_memory_error_are_one_line():
     assert [[one["at"] for one in group] for group in folded(events)] == [[1.0, 3.0, 62.0], [2.0], [4.0], [5.0]]
     assert len(folded([event(1.0), event(62.0)])) == 2, "another time"
     assert len(folded([event(1.0, "flush"), event(2.0, "flush")])) == 2
+
+
+def test_repeats_that_arrive_later_are_one_line_a_minute():
+    follower = Follower()
+
+    def printed(now: float, *events: dict[str, Any]) -> list[list[float]]:
+        return [[one["at"] for one in group] for group in follower.due(events, now)]
+
+    assert printed(1.0, event(1.0), event(2.0, "flush")) == [[1.0], [2.0]]
+    assert printed(30.0, event(30.0), event(31.0, pid=11), event(32.0, "flush")) == [[31.0], [32.0]]
+    assert printed(40.0, event(40.0)) == []
+    assert printed(61.0) == [[30.0, 40.0]]
+    assert printed(62.0) == []
 
 
 def test_line_counts_the_repeats_and_json_has_each(capsys: pytest.CaptureFixture[str]):

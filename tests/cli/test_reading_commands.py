@@ -60,8 +60,10 @@ def shown(daemon: RunningDaemon, *arguments: str, code: int = 0) -> list[str]:
 
 def test_receipts_of_flushes_are_listed(daemon: RunningDaemon):
     (nothing,) = shown(daemon, "receipts")
-    assert nothing.startswith("no flush or suspension since the daemon started; gpumond flush --all --dry-run shows")
-    assert shown(daemon, "silence", "list")[0].startswith("no silence is active; gpumond silence add ")
+    assert nothing.startswith("no flush or suspension since the daemon started; ")
+    assert f"GPUMOND_URL={daemon.url}" in nothing
+    assert " flush --all --dry-run shows" in nothing
+    assert shown(daemon, "silence", "list")[0].startswith("no silence is active; GPUMOND")
     assert "to add a quota, list it under quotas: in the configuration file" in "".join(shown(daemon, "quota"))
     assert daemon.flush(target={"all": True})[0] == 200
     assert daemon.run("flush", "--all", "--dry-run").returncode in (0, 3)

@@ -153,10 +153,10 @@ def test_neighbor_is_flushed_for_a_program_that_waits(daemon: RunningDaemon, sta
     (receipt,) = daemon.get("receipts")
     assert (receipt["pid"], receipt["outcome"], receipt["requested_by"]) == (neighbor.pid, "freed", "token")
     assert receipt["requested_for"] == f"pid {waiting.pid}"
-    caller = f"token (administrator) for pid {waiting.pid}"
+    caller = f"gpumond for pid {waiting.pid} of token (administrator)"
     assert all(caller in daemon.run(command).stdout for command in ("receipts", "events"))
     audit = daemon.run("audit").stdout
-    assert f"token (administrator)  requested a flush of pid {neighbor.pid}" in audit
+    assert f"token (administrator)  automatically requested a flush of pid {neighbor.pid}" in audit
     assert f" for pid {waiting.pid}" in audit
 
 

@@ -87,6 +87,12 @@ rule_overrides:
     ("text", "says"),
     [
         ("rule_overrides: {leak: {threshold: 200%}}", ["leak: threshold: 200% doesn't fit leak, whose unit is"]),
+        (
+            "rule_overrides: {leak: {threshold: 5}}",
+            ["leak: threshold: 5 is out of range: leak is 0 or 1, so the alert"],
+        ),
+        ("rule_overrides: {device-lost: {threshold: 0}}", ["up is 0 or 1", "set a threshold of more than 0"]),
+        ("rule_overrides: {device-nearly-full: {threshold: 95}}", ["from 0 to 1 (100%)", "less than 1, such as 90%"]),
         ("lisen: 127.0.0.1:1", ["lisen", "unknown key", "did you mean listen?"]),
         (
             "receivers: [{name: a, type: slak}]",
@@ -127,7 +133,7 @@ rule_overrides:
             ["rules[0]", "below: 90% doesn't fit used_bytes, whose unit is bytes"],
         ),
         (
-            "rules: [{name: a, scope: device, value: used_ratio, above: 1, clear: 2}]",
+            "rules: [{name: a, scope: device, value: used_ratio, above: 0.9, clear: 2}]",
             ["rules[0]", "must not be higher than above"],
         ),
         ("rules: [{name: a, scope: device, value: used_ratio, above: 1, fro: 5s}]", ["rules[0].fro", "mean for?"]),

@@ -222,7 +222,7 @@ def test_processes_are_grouped_by_workload_and_by_container():
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "expected"), [("leak", "leak", "leak"), ("leak", "out-of-memory", "2 problems")]
+    ("first", "second", "expected"), [("leak", "leak", "leak"), ("leak", "out-of-memory", "2 affected")]
 )
 def test_group_has_the_status_of_its_members_or_counts_them(first: str, second: str, expected: str):
     """The status of one with an alert isn't its verdict."""

@@ -171,6 +171,7 @@ FRAGMENTED = FrameNotice(
     program="etl (pid 8)",
     gpu="GPU 0",
 )
+OVER = replace(FRAGMENTED, text=f"ended at 07:00:00 UTC; the alert was: {FRAGMENTED.text}", advice="")
 QUOTA = FrameNotice(
     "warn",
     "quota-exceeded firing",
@@ -201,6 +202,8 @@ ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", 
         (IDLE, 100, "embeddings on GPU 1 holds 8.9 GiB and has been idle for 2 min 49 s; gpumond suspend --pid 7"),
         (FRAGMENTED, 80, "etl on GPU 0: 57% of the memory held by torch was fragmented even at peak use"),
         (FRAGMENTED, 40, "etl on GPU 0: 57% of the memory held by…"),
+        (OVER, 40, "etl on GPU 0: fragmentation ended at…"),
+        (OVER, 80, "etl (pid 8) on GPU 0: fragmentation ended at 07:00:00 UTC"),
         (QUOTA, 60, "chat on GPU 0 uses 3.1 GiB…; gpumond flush --pid 6"),
         (OWN_RULE, 80, "etl (pid 8) on GPU 0: it is too busy"),
         (ORPHAN, 80, "pid 9 (train) is orphaned and holds 2.0 GiB: look at it; kill 9"),

@@ -52,7 +52,7 @@ def test_key_w_shows_the_line_that_leaks_and_the_classes_of_live_memory():
         session.shows("train")
         session.press("w")
         screen = session.shows(
-            "why train (pid 10)", "torch on GPU 0: 4.0 GiB live", "gpumond why --pid 10 --record 30s"
+            "why train (pid 10)", "torch on GPU 0: 4.0 GiB live", "--record", f"GPUMOND_URL={fake.url}"
         )
         lines = [line.strip() for line in screen.splitlines() if line.strip()]
         assert "retained by `losses` in `leak` at train.py:125" in lines[2]

@@ -114,7 +114,11 @@ def _list(arguments: argparse.Namespace) -> int:
     entries = client.get(arguments.url, ROUTE)
     header = ("NAME", "STARTED", ">SECONDS", "STATE", "WORKLOADS")
     nothing = "no baseline is recorded; gpumond baseline record NAME --for 10m records one"
-    print_answer(arguments, entries, lambda: table(header, map(_entry, entries)) if entries else nothing)
+    print_answer(
+        arguments,
+        entries,
+        lambda: table(header, map(_entry, entries)) if entries else client.paragraph(nothing, arguments.url),
+    )
     return DONE
 
 

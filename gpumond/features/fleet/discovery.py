@@ -335,13 +335,16 @@ def _json(text: str, where: str) -> Any:
         raise DiscoveryError(f"{where}: not JSON") from None
 
 
+FILE_FORMAT = "a file that lists your daemons, as in: - targets: [node1:9917]"
+
+
 def _read(path: Path) -> Any:
     """Return the value in a YAML file or, by its name, in a JSON file, which is read faster. Raises ConfigError."""
     try:
         text = read_text(path)
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"{path}: {error.strerror}; --targets takes {FILE_FORMAT}") from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}, line {error.lineno}: invalid JSON") from None
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:

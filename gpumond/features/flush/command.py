@@ -195,13 +195,16 @@ def _part(promise: Mapping[str, Any] | None, name: str) -> str:
     return size(promise[name] if promise else None)
 
 
-def _of_suspension(receipt: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the receipt of a suspension or resumption with the keys of a flush's, which it extends."""
+def _of_suspension(receipt: Mapping[str, Any], url: str) -> Mapping[str, Any]:
+    """Return the receipt of a suspension or resumption with the keys of a flush's, which it extends.
+
+    ``url``: the daemon's, for the commands.
+    """
     expected, host = receipt["expected_bytes"], receipt["host_bytes"]
     returned = receipt["returned_bytes"]
     reasons = (
         receipt["reason"],
-        receipt["remedy"],
+        client.with_commands(receipt["remedy"], url),
         host and f"{size(host)} on the host",
         returned and f"{size(returned)} back on the GPU",
     )
@@ -231,7 +234,11 @@ class ReceiptsCommand:
         suspensions = checked_as(tuple[SuspensionReceipt, ...], moved, "receipts")
         flushed = (each for each in receipts if each["outcome"] != "planned")
         found = sorted((*flushed, *suspensions), key=_finished_at)[-arguments.limit :]
-        shown = [_of_suspension(each) if "action" in each else each for each in found]
+        shown = [_of_suspension(each, arguments.url) if "action" in each else each for each in found]
         nothing = "no flush or suspension since the daemon started; gpumond flush --all --dry-run shows what to expect"
-        print_answer(arguments, found, lambda: receipt_table(shown, past=True) if shown else nothing)
+        print_answer(
+            arguments,
+            found,
+            lambda: receipt_table(shown, past=True) if shown else client.paragraph(nothing, arguments.url),
+        )
         return DONE

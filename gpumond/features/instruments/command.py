@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             steps = [f"gpumond oom show --pid {program.pid} shows its newest out-of-memory error"]
             steps = [*(steps if program.pid in failed else ()), *(() if found["sites"] else (record,))]
             text = "\n".join([*subject, *findings(frame, program.pid, rules), *why_lines(found, gpus), *steps])
-            print(broken(client.with_commands(text, arguments.url), output_width()))
+            print(client.paragraph(text, arguments.url))
     if arguments.json and answers:
         print(client.as_json(arguments, answers))
     return status
@@ -227,7 +227,7 @@ class Limit:
         agents = {agent["pid"]: agent for agent in client.get(arguments.url, "/api/v1/agents")}
         for program, applied in answers:
             for line in beyond(agents.get(program.pid, {}), applied):
-                print(broken(client.with_commands(line, arguments.url), output_width()))
+                print(client.paragraph(line, arguments.url))
         for line in overruled(client.frame(arguments.url), limit_bytes, {program.pid for program, _ in answers}):
             print(broken(line, output_width()))
         return status

@@ -69,7 +69,7 @@ def _list(arguments: argparse.Namespace) -> int:
             each["workload"] or "-",
             str(each["errors"]),
             "-" if missing is None else lacking(missing, each["request_bytes"], each["free_bytes"]),
-            each["remedy"] or "-",
+            client.with_commands(each["remedy"], arguments.url) or "-",
         ]
         for each in cases
         for missing in (each["missing_bytes"],)

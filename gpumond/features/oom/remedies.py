@@ -228,8 +228,11 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
             what, where = "the program's limit", "gpumond limit"
         if quota is None:
             what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
-        more = -(-max(e.limited_by, int(LIMIT_STEP * size)) // LIMIT_UNIT) * LIMIT_UNIT
-        text = f"raise {what} from {human(size)} by at least {human(more)} ({where})"
+        least = int(LIMIT_STEP * size)
+        more = -(-max(e.limited_by, least) // LIMIT_UNIT) * LIMIT_UNIT
+        why = "what was missing, rounded up"
+        why = why if e.limited_by >= least else f"{LIMIT_STEP:.0%} of it, rounded up: less would soon be missing again"
+        text = f"raise {what} from {human(size)} by at least {human(more)} ({why}; {where})"
         basis: Basis = "estimate" if e.is_later else "measured"
         source = "the program's peak" if e.is_later else "the bytes held at the error"
         yield _remedy(e, "limit", text, more, basis, f"the limit in force, and {source}")

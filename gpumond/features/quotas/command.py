@@ -25,6 +25,18 @@ from gpumond.view.text import broken, fitting_table, output_width, size, table
 
 KINDS = ("soft_limit", "limit", "reserve", "cgroup_limit")
 
+KEYS = (
+    "pid",
+    "start_ticks",
+    "workload",
+    "comm",
+    "device_uuid",
+    "used_bytes",
+    "limit_bytes",
+    "reserve_shortage_bytes",
+    "quota",
+)
+"""What the JSON states of a process that a quota or a limit applies to."""
 HOW_TO_ADD = """\
 to add a quota, list it under quotas: in the configuration file, or send it to PUT /api/v1/quotas/NAME
 to limit a program that is running: gpumond limit NAME SIZE"""
@@ -35,18 +47,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    quotas = client.get(arguments.url, "/api/v1/quotas")
-    print_answer(arguments, quotas, lambda: quota_text(quotas, client.frame(arguments.url)))
+    quotas, frame = client.get(arguments.url, "/api/v1/quotas"), client.frame(arguments.url)
+    limited = [each for each in frame["processes"] if each["quota"] or each["limit_bytes"] is not None]
+    answer = {"quotas": quotas, "processes": [{name: each[name] for name in KEYS} for each in limited]}
+    print_answer(arguments, answer, lambda: quota_text(quotas, frame, arguments.url))
     return DONE
 
 
-def quota_text(quotas: Sequence[Mapping[str, Any]], frame: Mapping[str, Any]) -> str:
-    """Return the quotas, and the processes that a quota or a limit without one applies to."""
+def quota_text(quotas: Sequence[Mapping[str, Any]], frame: Mapping[str, Any], url: str = client.DEFAULT_URL) -> str:
+    """Return the quotas, and the processes that a quota or a limit without one applies to.
+
+    ``url``: the daemon's, for the commands.
+    """
     header = ("QUOTA", "MATCHES", ">SOFT LIMIT", ">LIMIT", ">RESERVE", ">CGROUP LIMIT", "ORIGIN")
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     rows = [_process(each, reports.get(process_of(each))) for each in frame["processes"]]
     limited = [row for row in rows if row[-1]]
-    sentences = ("\n".join(limit_sentences(frame["processes"])), "\n".join(reserve_sentences(frame)), HOW_TO_ADD)
+    to_add = client.with_commands(HOW_TO_ADD, url)
+    sentences = ("\n".join(limit_sentences(frame["processes"])), "\n".join(reserve_sentences(frame)), to_add)
     sections = (
         table(header, [[*_quota(entry)] for entry in quotas]) if quotas else "no quota is defined",
         table((">PID", "PROGRAM", ">USED", ">SHORTAGE", "LIMITS"), limited) if limited else "",
@@ -121,19 +139,22 @@ class QueueCommand:
         frame = client.frame(arguments.url)
         queue = [{**each, "by_flushes_bytes": _by_flushes(each)} for each in frame["queue"]]
         answer = {"queue": queue, "grants": frame["grants"]}
-        print_answer(arguments, answer, lambda: queue_text(frame))
+        print_answer(arguments, answer, lambda: queue_text(frame, arguments.url))
         return DONE
 
 
-def queue_text(frame: Mapping[str, Any]) -> str:
-    """Return the requests that wait, who holds the memory, and the grants whose memory isn't all held yet."""
+def queue_text(frame: Mapping[str, Any], url: str = client.DEFAULT_URL) -> str:
+    """Return the requests that wait, who holds the memory, and the grants whose memory isn't all held yet.
+
+    ``url``: the daemon's, for the commands.
+    """
     places = "\n".join(filter(None, (place_sentence(frame, each) for each in frame["queue"])))
     held = "\n".join(filter(None, map(held_sentence, frame["queue"])))
     taken = "\n".join((*taken_memory_sentences(frame), *reserve_sentences(frame)))
     advice = "\n".join(filter(None, (request_advice(frame, each) for each in frame["queue"])))
     waiting = queue_table(frame)
     sentences = [
-        "" if waiting else no_request(frame),
+        "" if waiting else client.with_commands(no_request(frame), url),
         places,
         held,
         taken,
@@ -183,5 +204,5 @@ def queue_table(frame: Mapping[str, Any]) -> str:
                 duration(max(0.0, now - request["since"])),
             ]
         )
-    hideable = ("USER", ">BY FLUSHES", ">AVAILABLE", ">PID")
+    hideable = ("USER", ">BY FLUSHES", ">AVAILABLE", ">PID", ">AHEAD", ">MISSING")
     return fitting_table(header, rows, output_width(), hideable, "--json") if rows else ""

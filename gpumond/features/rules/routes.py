@@ -122,7 +122,7 @@ async def override(
             if rule.name == name:
                 body.check(rule)
     except ValueError as error:
-        raise HTTPException(422, str(error)) from None
+        raise HTTPException(422, f"body.{error}") from None
     return entry_response(
         await kernel_of(request).get(RuleRegistry).override(name, body.fields(), by, etag_of(if_match))
     )

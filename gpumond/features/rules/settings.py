@@ -25,13 +25,16 @@ from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
 from gpumond.facts.units import has_control_characters
 from gpumond.features.rules.evaluation import PLACEHOLDER
 from gpumond.quantities import SCOPES
-from gpumond.quantities.quantity import Unit
+from gpumond.quantities.quantity import Quantity, Unit
 
 VALUES: Mapping[Scope, Mapping[str, str]] = {
     scope: {value.name: value.meaning for value in spec.values} for scope, spec in SCOPES.items()
 }
 UNITS: Mapping[Scope, Mapping[str, Unit]] = {
     scope: {value.name: value.unit for value in spec.values} for scope, spec in SCOPES.items()
+}
+QUANTITIES: Mapping[Scope, Mapping[str, Quantity[Any]]] = {
+    scope: {value.name: value for value in spec.values} for scope, spec in SCOPES.items()
 }
 LABELS: Mapping[Scope, Mapping[str, str]] = {scope: spec.labels for scope, spec in SCOPES.items()}
 """Labels that ``match`` can use."""
@@ -157,6 +160,8 @@ class RuleConfig(Strict):
             raise ValueError(f"scope {self.scope} has no value {self.value!r}{hint}")
         if (self.above is None) == (self.below is None):
             raise ValueError("set exactly one of above and below")
+        check_range("above", self.above, QUANTITIES[self.scope][self.value])
+        check_range("below", self.below, QUANTITIES[self.scope][self.value])
         if self.value == "time_to_full_seconds" and self.below is None:
             raise ValueError("time_to_full_seconds is infinite without growth; set below instead of above")
         if self.clear is not None:
@@ -204,6 +209,16 @@ def check_unit(name: str, threshold: object, value: str, unit: Unit | None) -> N
         raise ValueError(f"{name}: {text:.40} doesn't fit {value}, whose unit is {unit or 'none'}")
 
 
+def check_range(side: str, threshold: float | None, quantity: Quantity[Any], name: str = "") -> None:
+    """Refuse a threshold that no value exceeds. ``name``: its key, if it isn't ``side``. Raises ValueError."""
+    if threshold is None or not quantity.range_text or (threshold < 1 if side == "above" else threshold > 0):
+        return
+    valid = "less than 1" if side == "above" else "more than 0"
+    example = "" if quantity.boolean else ", such as 90%"
+    never = f"{quantity.name} is {quantity.range_text}, so the alert could never fire"
+    raise ValueError(f"{name or side}: {threshold:g} is out of range: {never}; set a threshold of {valid}{example}")
+
+
 class OverrideConfig(Strict):
     """Fields that replace those of a built-in rule; docs/how-to/rules.md describes them."""
 
@@ -225,9 +240,10 @@ class OverrideConfig(Strict):
         return override
 
     def check(self, rule: Rule) -> None:
-        """Refuse a threshold whose unit isn't that of the rule's value. Raises ValueError."""
-        of_scope: Mapping[Any, Mapping[str, Unit]] = UNITS
-        check_unit("threshold", self._stated, rule.value, of_scope.get(rule.scope, {}).get(rule.value))
+        """Refuse a threshold without the unit or the range of the rule's value. Raises ValueError."""
+        quantity = QUANTITIES[rule.scope][rule.value]
+        check_unit("threshold", self._stated, rule.value, quantity.unit)
+        check_range("above" if rule.below is None else "below", self.threshold, quantity, "threshold")
 
     @model_validator(mode="after")
     def _any(self) -> OverrideConfig:

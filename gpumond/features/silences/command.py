@@ -89,7 +89,7 @@ def _list(arguments: argparse.Namespace) -> int:
     header = ("ID", "STATE", "MATCHERS", "STARTS", "ENDS", "AUTHOR", "REASON")
     nothing = "no silence is active; gpumond silence add rule=NAME --for 1h --reason TEXT adds one"
     rows = [[*_row(entry)] for entry in entries]
-    print_answer(arguments, entries, lambda: table(header, rows) if rows else nothing)
+    print_answer(arguments, entries, lambda: table(header, rows) if rows else client.paragraph(nothing, arguments.url))
     return DONE
 
 

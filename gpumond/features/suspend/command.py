@@ -77,15 +77,15 @@ def request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any], w
         print_error(f"gpumond: {with_typed_option(error, arguments)}")
         return client.refused(arguments, error)
     receipts = answer["receipts"]
-    print(json.dumps(answer, indent=2) if arguments.json else receipt_table(receipts))
+    print(json.dumps(answer, indent=2) if arguments.json else receipt_table(receipts, arguments.url))
     outcomes = {each["outcome"] for each in receipts}
     if outcomes & {"failed", "timeout", "refused"}:
         return FAILED
     return DONE if outcomes & {"suspended", "resumed", "planned", "gone"} else NOTHING_TO_DO
 
 
-def receipt_table(receipts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the receipts as a table."""
+def receipt_table(receipts: Sequence[Mapping[str, Any]], url: str) -> str:
+    """Return the receipts as a table. ``url``: the daemon's, for the commands."""
     header = (">PID", "PROGRAM", "OUTCOME", ">EXPECTED", ">DRIVER", ">HOST", ">TOOK", "REASON")
     rows = [
         [
@@ -96,7 +96,7 @@ def receipt_table(receipts: Sequence[Mapping[str, Any]]) -> str:
             size(each["released_bytes"]),
             size(each["host_bytes"]),
             f"{each['duration_seconds']:.2f} s",
-            safe("; ".join(filter(None, (each["reason"], each["remedy"])))),
+            client.with_commands(safe("; ".join(filter(None, (each["reason"], each["remedy"])))), url),
         ]
         for each in receipts
     ]
