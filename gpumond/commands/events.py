@@ -10,13 +10,12 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, count, option, print_csv
+from gpumond.events import REPEATS
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import counted
 from gpumond.view.text import broken, moment, output_width, safe
 
 POLL_SECONDS = 1.0
-REPEAT_SECONDS = 60.0
-"""Time after an out-of-memory error within which another one of the same cause is a repeat."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,12 +74,11 @@ def folded(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]
     newest: dict[object, list[Mapping[str, Any]]] = {}
     for event in events:
         limit = dict(event["details"]).get("limit_bytes")
-        cause = (event["pid"], event["start_ticks"], event["device_uuid"], limit)
-        before = newest.get(cause) if event["kind"] == "oom" else None
-        if before is not None and event["at"] - before[-1]["at"] <= REPEAT_SECONDS:
+        cause = (event["kind"], event["pid"], event["start_ticks"], event["device_uuid"], limit)
+        before = newest.get(cause)
+        if before and event["at"] - before[-1]["at"] <= REPEATS.get(event["kind"], -1):
             before.append(event)
             continue
         groups.append([event])
-        if event["kind"] == "oom":
-            newest[cause] = groups[-1]
+        newest[cause] = groups[-1]
     return groups

@@ -1,7 +1,7 @@
 // The dialog of a flush or a suspension: the plan, the confirmation and the receipts.
 
 import { $, make, named, put } from "./elements.js";
-import { clean, clock, extent, human, sum } from "./format.js";
+import { capital, clean, clock, extent, human, sum } from "./format.js";
 import { differences } from "./receipts.js";
 import { post } from "./session.js";
 import { label, processKey, state } from "./state.js";
@@ -88,7 +88,7 @@ function articleOf(receipt, facts, remarks) {
 export function entryOf(title, facts, remarks) {
   const list = make("dl");
   for (const [term, value] of facts) if (value) list.append(make("div", make("dt", term), make("dd", named(value))));
-  const texts = remarks.filter(Boolean).map((remark) => make("p.quiet", named(remark, 400)));
+  const texts = remarks.filter(Boolean).map((remark) => make("p.quiet", named(capital(remark), 400)));
   return make("article", make("h3", ...title), list, ...texts);
 }
 

@@ -2,7 +2,8 @@
 
 import { capital, clean, clock, duration, extent, human } from "./format.js";
 import { createListing } from "./lists.js";
-import { differences, record } from "./receipts.js";
+import { record } from "./receiptrecords.js";
+import { differences } from "./receipts.js";
 import { state } from "./state.js";
 import { read } from "./live.js";
 import { addView } from "./views.js";
