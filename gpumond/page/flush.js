@@ -88,7 +88,7 @@ function articleOf(receipt, facts, remarks) {
 export function entryOf(title, facts, remarks) {
   const list = make("dl");
   for (const [term, value] of facts) if (value) list.append(make("div", make("dt", term), make("dd", named(value))));
-  const texts = remarks.filter(Boolean).map((remark) => make("p.quiet", named(capital(remark), 400)));
+  const texts = remarks.filter(Boolean).map((remark) => make("p.quiet", named(remark, 400)));
   return make("article", make("h3", ...title), list, ...texts);
 }
 
@@ -111,7 +111,7 @@ const FLUSH = {
       ["held", before && human(before.held_bytes)],
       ["live", before && human(before.live_bytes)],
     ];
-    return articleOf(receipt, facts, [receipt.reason]);
+    return articleOf(receipt, facts, [capital(receipt.reason)]);
   },
   /** A receipt next to the plan that was confirmed for the same pool, if there is one. */
   article(receipt, plan) {
@@ -125,7 +125,7 @@ const FLUSH = {
       ["took", seconds(receipt.duration_seconds)],
       ["steps", receipt.steps.map((step) => `${step.step} ${human(step.released_bytes)}`).join(", ")],
     ];
-    return articleOf(receipt, facts, [...differences(receipt, plan), receipt.reason]);
+    return articleOf(receipt, facts, [...differences(receipt, plan), capital(receipt.reason)]);
   },
 };
 

@@ -30,7 +30,7 @@ export async function why(pid, subject) {
     const rows = state.frame.processes.filter((row) => row.pid === pid);
     const asked = new Set(classes.map((found) => found.device_uuid));
     $("why-classes").replaceChildren(
-      ...entriesOfErrors(pid),
+      ...entriesOfErrors(pid, subject),
       ...entriesOfGrowth(pid),
       ...(sites.length ? [entryOfSites(sites, answer.unrecorded_bytes)] : []),
       ...rows.flatMap((row) => entryOfShares(row, asked.has(row.device_uuid))),
@@ -59,17 +59,17 @@ export async function why(pid, subject) {
 }
 
 /** The newest out-of-memory error, with a link to its case. */
-const entriesOfErrors = (pid) =>
+const entriesOfErrors = (pid, subject) =>
   cardsOf(state.frame)
     .filter(({ process, alert }) => process?.pid === pid && alert?.notes.case)
     .map((card) => {
       const link = Object.assign(make("a", "Case"), { href: linkTo({ view: "cases", case: card.alert.notes.case }) });
-      return entryOf([make("b", capital(card.kind)), link], [], [lineOf(card)]);
+      return entryOf([make("b", capital(card.kind)), link], [], [capital(lineOf(card, null, 0, subject))]);
     });
 
 /** What keeps the memory that grows. */
 const entriesOfGrowth = (pid) =>
-  state.frame.verdicts.filter((verdict) => verdict.pid === pid && verdict.retained_by).map(({ kind, retained_by: kept }) => entryOf([make("b", capital(kind))], [], [`${kept}.`]));
+  state.frame.verdicts.filter((verdict) => verdict.pid === pid && verdict.retained_by).map(({ kind, retained_by: kept }) => entryOf([make("b", capital(kind))], [], [`${capital(kept)}.`]));
 
 /** The lines that allocated what is live, after a recording. */
 const entryOfSites = (sites, before) =>
@@ -115,7 +115,7 @@ function nextSteps(rows, subject) {
   const remedies = [...kinds].map((kind) => remedyOf(kind, rows[0]).split("; ").filter((clause) => !/\b(Why|Flush)\b/.test(clause)).join("; ")).filter(Boolean);
   const bytes = sum(rows.filter(allowsFlush).map((row) => row.cached_bytes ?? 0));
   const others = bytes || remedies.length ? [] : ["A flush would release nothing: live memory returns when the program frees it or exits."];
-  const entry = entryOf([make("b", "Next steps")], [], [...remedies, ...others, bytes && `A flush releases about ${human(bytes)} while the program runs: gpumond flush ${workload || pid}`]);
+  const entry = entryOf([make("b", "Next steps")], [], [...remedies.map(capital), ...others, bytes && `A flush releases about ${human(bytes)} while the program runs: gpumond flush ${workload || pid}`]);
   if (bytes) entry.lastChild.append(" ", button("Flush…", () => $("why").close() ?? flush({ pid, start_ticks }, subject)));
   return entry;
 }
