@@ -95,9 +95,10 @@ function drawMarks(list, { marks, from, to }, width) {
   );
 }
 
-/** Marks an unknown part. It ends with a start if the process started later, or the daemon a moment before the first value. */
+/** Marks an unknown part. It ends with a start if the process, not an earlier one, started later, or the daemon a moment before the
+first value. */
 function hatching(part, { from, to, started, starter }, wide) {
-  const near = Math.abs(part.to - started) < Math.max(10, NARROW * (to - from)) || (starter === "process" && started > part.from && started < part.to);
+  const near = Math.abs(part.to - started) < Math.max(10, NARROW * (to - from)) || (starter === "process" && started > part.from && part.to >= Math.min(started, to));
   const label = near ? `${starter} started ${clock(started)}` : "no data";
   const fits = (wide * (part.to - part.from)) / (to - from) > (near ? 2 : 1) * SPACE;
   const node = make(near ? "div.unknown.unstarted" : "div.unknown", make("span", fits ? label : ""));
