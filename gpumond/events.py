@@ -490,6 +490,9 @@ OF_LIBRARIES = (
 """Parts of the names of files that are not the program's own, unless they are of ``WITHOUT_FILE``."""
 WITHOUT_FILE = ("<string>", "<stdin>")
 
+REPEATS: dict[EventKind, int] = {"oom": 60}
+"""Seconds after an event of a kind within which another one of the same cause is a repeat."""
+
 Details = tuple[tuple[str, int | float | str], ...]
 
 

@@ -10,13 +10,12 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, count, option, print_csv
+from gpumond.events import REPEATS
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import counted
 from gpumond.view.text import broken, moment, output_width, safe
 
 POLL_SECONDS = 1.0
-REPEAT_SECONDS = 60.0
-"""Time after an out-of-memory error within which another one of the same cause is a repeat."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,20 +60,20 @@ class Follower:
     """Groups events that arrive one after the other: repeats of an out-of-memory error wait until they are due."""
 
     def __init__(self) -> None:
-        self._printed: dict[object, float] = {}
+        self._due: dict[object, float] = {}
         self._waiting: list[Mapping[str, Any]] = []
 
     def due(self, events: Iterable[Mapping[str, Any]], now: float) -> list[list[Mapping[str, Any]]]:
-        """Return the groups to print. One cause has at most one in ``REPEAT_SECONDS``."""
+        """Return the groups to print: of each cause at most one in the seconds of ``REPEATS``."""
         groups, waiting = [], []
         for group in folded([*self._waiting, *events]):
-            cause, is_repeatable = _cause(group[0]), group[0]["kind"] == "oom"
-            if is_repeatable and now - self._printed.get(cause, -REPEAT_SECONDS) < REPEAT_SECONDS:
+            cause = _cause(group[0])
+            if now < self._due.get(cause, now):
                 waiting += group
                 continue
             groups.append(group)
-            if is_repeatable:
-                self._printed[cause] = now
+            if seconds := REPEATS.get(group[0]["kind"]):
+                self._due[cause] = now + seconds
         self._waiting = waiting
         return groups
 
@@ -96,8 +95,9 @@ def _line(group: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cause(event: Mapping[str, Any]) -> object:
-    """Return what the repeats of an out-of-memory error have in common."""
-    return event["pid"], event["start_ticks"], event["device_uuid"], dict(event["details"]).get("limit_bytes")
+    """Return what an event and its repeats have in common."""
+    limit = dict(event["details"]).get("limit_bytes")
+    return event["kind"], event["pid"], event["start_ticks"], event["device_uuid"], limit
 
 
 def folded(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
@@ -109,11 +109,10 @@ def folded(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]
     newest: dict[object, list[Mapping[str, Any]]] = {}
     for event in events:
         cause = _cause(event)
-        before = newest.get(cause) if event["kind"] == "oom" else None
-        if before is not None and event["at"] - before[-1]["at"] <= REPEAT_SECONDS:
+        before = newest.get(cause)
+        if before and event["at"] - before[-1]["at"] <= REPEATS.get(event["kind"], -1):
             before.append(event)
             continue
         groups.append([event])
-        if event["kind"] == "oom":
-            newest[cause] = groups[-1]
+        newest[cause] = groups[-1]
     return groups

@@ -221,7 +221,7 @@ function showTables(at, end, present) {
     programs = table;
   }
   programs.parentNode.hidden = rows.length < 2;
-  programs.parentNode.classList.toggle("whole", rows.length > 2);
+  for (const table of [programs, changed]) table.parentNode.classList.toggle("whole", rows.length > 2);
   const valueOf = ({ points }, share) => pointAt(points, end)?.[share];
   const compared = NAMES.map((share) => ({ share, values: Object.fromEntries(histories.map((each) => [each.row.key, valueOf(each, share)])) }));
   showTable(programs, compared.filter(({ values }) => Object.values(values).some(Boolean)), ({ share }) => share);

@@ -5,10 +5,11 @@ import { causesOf } from "./causes.js";
 import { showMinuteBefore } from "./chart.js";
 import { eventRecord, saveCsv } from "./downloads.js";
 import { $, button, make, put, showChoices, sync } from "./elements.js";
-import { clean, clock, words } from "./format.js";
+import { clean, clock, many, words } from "./format.js";
 import { showDevice } from "./hero.js";
 import { chosen } from "./selection.js";
 import { state } from "./state.js";
+import { REPEATS } from "./words.js";
 
 const SHOWN = 60; // groups
 const MOST = 200; // events of which groups are made, the newest
@@ -58,7 +59,8 @@ function updateGroup(node, [event, ...more]) {
   const [time, kind, summary] = node.children;
   put(time, clock(event.at));
   put(kind, words(event.kind));
-  put(summary, event.summary, 900);
+  const again = more.filter(({ kind }) => REPEATS[kind]);
+  put(summary, event.summary + (again.length ? ` (${many(again.length, "more time")} since ${clock(again.at(-1).at)})` : ""), 900);
   summary.title = [event, ...more].map((each) => clean(`${words(each.kind)}: ${each.summary}`)).join("\n");
 }
 

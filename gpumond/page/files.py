@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.events import OF_LIBRARIES, WITHOUT_FILE, EventKind
+from gpumond.events import OF_LIBRARIES, REPEATS, WITHOUT_FILE, EventKind
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.pools import FORCED
 from gpumond.facts.shares import SHARES
@@ -168,6 +168,7 @@ def words() -> str:
         "NOT_READ": NOT_READ,
         "MARKS": MARKS,
         "ENDED": ENDED,
+        "REPEATS": REPEATS,
         "NAMES": {"oom": "out of memory", "xid": "Xid error"},
         "RUNBOOKS": sorted(RUNBOOKS),
         "LIBRARIES": OF_LIBRARIES,

@@ -1,7 +1,7 @@
 // The dialog of a flush or a suspension: the plan, the confirmation and the receipts.
 
 import { $, make, named, put } from "./elements.js";
-import { clean, clock, extent, human, sum } from "./format.js";
+import { capital, clean, clock, extent, human, sum } from "./format.js";
 import { differences } from "./receipts.js";
 import { post } from "./session.js";
 import { label, processKey, state } from "./state.js";
@@ -111,7 +111,7 @@ const FLUSH = {
       ["held", before && human(before.held_bytes)],
       ["live", before && human(before.live_bytes)],
     ];
-    return articleOf(receipt, facts, [receipt.reason]);
+    return articleOf(receipt, facts, [capital(receipt.reason)]);
   },
   /** A receipt next to the plan that was confirmed for the same pool, if there is one. */
   article(receipt, plan) {
@@ -125,7 +125,7 @@ const FLUSH = {
       ["took", seconds(receipt.duration_seconds)],
       ["steps", receipt.steps.map((step) => `${step.step} ${human(step.released_bytes)}`).join(", ")],
     ];
-    return articleOf(receipt, facts, [...differences(receipt, plan), receipt.reason]);
+    return articleOf(receipt, facts, [...differences(receipt, plan), capital(receipt.reason)]);
   },
 };
 

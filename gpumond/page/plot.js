@@ -21,7 +21,7 @@ at the upper edge, which `view.top` may state. */
 export function drawPlot(plot, view) {
   const { from, to, columns, blocks, size } = view;
   const data = topOf(columns);
-  const wide = plot.wide ?? plot.clientWidth; // to ask for the width again would compute the layout
+  const wide = plot.wide || plot.clientWidth; // to ask for the width again would compute the layout
   const sized = size !== null && (view.whole || size <= 1.5 * data);
   const top = view.top ?? (sized ? Math.max(size, data) : 1.05 * data);
   const x = (at) => ((1000 * (at - from)) / (to - from)).toFixed(2);
@@ -95,9 +95,10 @@ function drawMarks(list, { marks, from, to }, width) {
   );
 }
 
-/** Marks an unknown part. It ends with a start if the process started later, or the daemon a moment before the first value. */
+/** Marks an unknown part. It ends with a start if the process, not an earlier one, started later, or the daemon a moment before the
+first value. */
 function hatching(part, { from, to, started, starter }, wide) {
-  const near = Math.abs(part.to - started) < Math.max(10, NARROW * (to - from)) || (starter === "process" && started > part.from);
+  const near = Math.abs(part.to - started) < Math.max(10, NARROW * (to - from)) || (starter === "process" && started > part.from && part.to >= Math.min(started, to));
   const label = near ? `${starter} started ${clock(started)}` : "no data";
   const fits = (wide * (part.to - part.from)) / (to - from) > (near ? 2 : 1) * SPACE;
   const node = make(near ? "div.unknown.unstarted" : "div.unknown", make("span", fits ? label : ""));

@@ -7,7 +7,7 @@ export function* differences({ expected, before, released_bytes: released, raced
   if (plan?.expected && expected && extent(plan.expected) !== extent(expected)) {
     const amounts = (each) => (each ? ` (${human(each.held_bytes)} held, ${human(each.live_bytes)} live)` : "");
     const held = [plan.before, before].map(amounts);
-    if (held[0] === held[1]) held.fill("");
+    if (!held[0] || held[0] === held[1]) held.fill("");
     yield `The program's memory changed between the plan${held[0]} and the flush${held[1]}.`;
   }
   if (expected && released !== null && (released < expected.low || released > expected.high)) {
@@ -19,26 +19,3 @@ export function* differences({ expected, before, released_bytes: released, raced
   else if (driver !== null && raced && driver !== released)
     yield "The driver's figure differs because the program allocated or freed memory during the flush.";
 }
-
-const interval = (name, expected) => ({
-  [`${name}_low_bytes`]: expected?.low ?? null,
-  [`${name}_high_bytes`]: expected?.high ?? null,
-});
-
-/** A receipt as a record of a download. */
-export const record = ({ planned, expected, ...receipt }) => ({
-  started_at: receipt.started_at,
-  pid: receipt.pid,
-  start_ticks: receipt.start_ticks,
-  workload: receipt.workload,
-  device_uuid: receipt.device_uuid,
-  allocator: receipt.allocator,
-  outcome: receipt.outcome,
-  ...interval("planned", planned),
-  ...interval("expected", expected),
-  released_bytes: receipt.released_bytes,
-  driver_released_bytes: receipt.driver_released_bytes,
-  requested_by: receipt.requested_by,
-  requested_for: receipt.requested_for,
-  reason: receipt.reason,
-});

@@ -6,7 +6,7 @@ import { isMarked, setMarked } from "./marked.js";
 import { button, make, name, put, sync } from "./elements.js";
 import { facts } from "./facts.js";
 import { flush } from "./flush.js";
-import { clean, human, many, words } from "./format.js";
+import { clean, human, many } from "./format.js";
 import { read } from "./live.js";
 import { COLUMNS, kindOf } from "./rows.js";
 import { allowsFlush, hasAgent, hasPools, ordinary, processKey, state } from "./state.js";
@@ -32,7 +32,7 @@ export function createRow(kind, toggle) {
   const program = head.querySelector(".of-program");
   const mark = button("✓", () => showMark(mark, setMarked(body.item, !isMarked(body.item))), "button.plain.mark");
   mark.tabIndex = -1;
-  program.append(opener, make("span.state"), ...(kind === "group" ? [] : [mark]), thinBar());
+  program.append(opener, make("span.state.quiet"), ...(kind === "group" ? [] : [mark]), thinBar());
   program.scope = "row";
   head.addEventListener("click", (event) => event.target.closest("button") || toggle(body.item.key));
   head.append(make("td.of-act"));
@@ -105,7 +105,8 @@ function updateProcess(body, cells, opener, row, active) {
   name(cellOf(cells, "user"), row.owner, 40);
   putVerdict(cells, row);
   const cut = NARROW.matches && row.verdict && !ordinary({ kind: row.verdict }) ? [row.verdict] : []; // has no column
-  name(opener.nextSibling, [...cut, ...row.remarks].map(words).join(", "), 160);
+  name(opener.nextSibling, [...cut, ...row.remarks].join(", "), 160);
+  opener.nextSibling.classList.toggle("notable", row.notable || row.remarks.length);
   const flushes = cells[COLUMNS.length].firstChild;
   flushes.hidden = !hasAgent(row);
   flushes.title = refusalOf(row);

@@ -53,7 +53,7 @@ export function showProcesses() {
 }
 
 let movedAt = -Infinity; // performance.now()
-addEventListener("pointermove", () => (movedAt = performance.now()), { passive: true });
+addEventListener("pointermove", ({ pointerType }) => pointerType === "touch" || (movedAt = performance.now()), { passive: true });
 /** True if the pointer has moved in the last milliseconds. */
 export const movedWithin = (time) => performance.now() - movedAt < time;
 

@@ -1,6 +1,7 @@
 // What the live memory of a program consists of: the dialog of a process.
 
-import { remedyOf } from "./cards.js";
+import { linkTo } from "./address.js";
+import { cardsOf, lineOf, remedyOf } from "./cards.js";
 import { siteText } from "./calls.js";
 import { $, button, make, named, put } from "./elements.js";
 import { attempt, entryOf, flush } from "./flush.js";
@@ -29,6 +30,7 @@ export async function why(pid, subject) {
     const rows = state.frame.processes.filter((row) => row.pid === pid);
     const asked = new Set(classes.map((found) => found.device_uuid));
     $("why-classes").replaceChildren(
+      ...entriesOfErrors(pid, subject),
       ...entriesOfGrowth(pid),
       ...(sites.length ? [entryOfSites(sites, answer.unrecorded_bytes)] : []),
       ...rows.flatMap((row) => entryOfShares(row, asked.has(row.device_uuid))),
@@ -55,6 +57,15 @@ export async function why(pid, subject) {
   dialog.showModal(); // before the request, over which the user may have to sign in
   await request("Waiting for the program, which may pause for up to 250 ms…", {});
 }
+
+/** The newest out-of-memory error, with a link to its case. */
+const entriesOfErrors = (pid, subject) =>
+  cardsOf(state.frame)
+    .filter(({ process, alert }) => process?.pid === pid && alert?.notes.case)
+    .map((card) => {
+      const link = Object.assign(make("a", "Case"), { href: linkTo({ view: "cases", case: card.alert.notes.case }) });
+      return entryOf([make("b", capital(card.kind)), link], [], [capital(lineOf(card, null, 0, subject))]);
+    });
 
 /** What keeps the memory that grows. */
 const entriesOfGrowth = (pid) =>
@@ -112,14 +123,15 @@ function nextSteps(rows, subject) {
 function entryOfClasses(found, kvCache) {
   const part = (bytes) => `${human(bytes)} (${Math.round((100 * bytes) / (found.live_bytes || 1))}%)`;
   const known = Object.entries(CLASSES).filter(([name]) => found[`${name}_bytes`] !== null);
-  const facts = known.map(([name, text]) => [text, part(found[`${name}_bytes`])]);
+  const facts = known.map(([name, text]) => [text, found[`${name}_bytes`]]);
   const rest = found.live_bytes - known.reduce((sum, [name]) => sum + found[`${name}_bytes`], 0);
   if (known.length < Object.keys(CLASSES).length)
-    facts.push([known.length < REGISTERED ? "unknown" : "other tensors and activations", part(Math.max(0, rest))]);
+    facts.push([known.length < REGISTERED ? "unknown" : "other tensors and activations", rest]);
   const device = state.devices.get(found.device_uuid);
   const where = `${device ? ` on ${label(device)}` : ""}: ${human(found.live_bytes)} live`;
   const ofKvCache = kvCache !== null && `${human(kvCache)} of the other leaf tensors are KV cache.`;
-  return entryOf([named(found.allocator, 40), where], facts, [ofKvCache]);
+  const some = facts.filter(([, bytes]) => bytes > 0).map(([text, bytes]) => [text, part(bytes)]);
+  return entryOf([named(found.allocator, 40), where], some, [ofKvCache]);
 }
 
 $("why-close").addEventListener("click", () => $("why").close());

@@ -146,6 +146,30 @@ def test_unknown_classes_are_not_shown_as_others(browser: Browser, demo: Running
         assert not dialog.get_by_text("other leaf tensors").is_visible()
 
 
+def test_out_of_memory_error_links_to_its_case(browser: Browser, demo: RunningDaemon):
+    def short(frame: dict[str, Any]) -> None:
+        (row,) = (each for each in frame["processes"] if each["workload"] == "train-llm")
+        alert: dict[str, Any] = {"rule": "out-of-memory", "phase": "firing", "silenced_by": [], "value": 1.0}
+        alert["labels"] = [["uuid", row["device_uuid"]], ["workload", "train-llm"]]
+        alert["annotations"] = [["summary", f"train-llm (pid {row['pid']}) ran out of memory"], ["case", "1-2-3"]]
+        alert |= {"pid": row["pid"], "start_ticks": row["start_ticks"], "active_at": 1.0, "fired_at": 1.0}
+        frame.update(alerts=[alert], verdicts=[])
+
+    classes = replace(WHY_EXAMPLE.classes[0], gradients_bytes=0)
+    why = replace(WHY_EXAMPLE, sites=(), classes=(classes,))
+    with open_page(browser, demo, rewrite=short) as session:
+        page = session.page
+        page.route("**/why", lambda route: route.fulfill(status=200, json=WHY.dump_python(why, mode="json")))
+        page.get_by_role("button", name="train-llm", exact=True).click(timeout=60_000)
+        page.get_by_role("button", name="Memory of train-llm").click()
+        sign_in(session, demo)
+        dialog = page.get_by_role("dialog", name="Memory of train-llm")
+        dialog.get_by_text("Ran out of memory", exact=True).wait_for()
+        assert (dialog.get_by_role("link", name="Case").get_attribute("href") or "").endswith("case=1-2-3")
+        dialog.get_by_text("parameters").wait_for()
+        assert not dialog.get_by_text("gradients").is_visible()
+
+
 def test_snapshot_is_saved(browser: Browser, demo: RunningDaemon):
     """The answers are fakes: the simulated programs have no snapshot."""
     content = bytes(range(256))

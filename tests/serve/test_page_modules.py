@@ -114,7 +114,8 @@ def test_receipt_states_no_amounts_that_look_equal():
 
 def test_download_of_receipts_contains_planned_expected_and_released():
     receipt = TypeAdapter(Receipt).dump_python(RECEIPT, mode="json")
-    records = run_module("receipts", "given.map((receipt) => m.record(receipt))", receipt, receipt | {"planned": None})
+    given = receipt, receipt | {"planned": None}
+    records = run_module("receiptrecords", "given.map((receipt) => m.record(receipt))", *given)
     text = run_module("downloads", "m.csvOf(m.tableOf(given[0]))", records)
     table = list(csv.DictReader(io.StringIO(text, newline="")))
     assert [row["planned_low_bytes"] for row in table] == [str(41 * GIB), ""]
@@ -266,6 +267,22 @@ def test_events_with_one_cause_are_one():
     ]
     found = run_module("causes", "m.causesOf(given).map((group) => group.map(({ id }) => id))", *ended)
     assert found == [[7], [6], [4, 2, 5], [3], [1]]
+
+
+def test_repeats_of_an_out_of_memory_error_are_one_event():
+    def error(number: int, at: float, pid: int = 7, limit: int | None = None) -> dict[str, Any]:
+        limits = [] if limit is None else [["limit_bytes", limit]]
+        return {"id": number, "at": at, "pid": pid, "kind": "oom", "device_uuid": "GPU-a", "details": limits}
+
+    events = [error(1, 10), error(2, 60), error(3, 70, limit=4), error(4, 80, pid=8), error(5, 115), error(6, 180)]
+    found = run_module("causes", "m.causesOf(given).map((group) => group.map(({ id }) => id))", *events)
+    assert found == [[6], [5, 2, 1], [4], [3]]
+
+
+def test_amounts_of_a_flush_without_those_of_its_plan_are_left_out():
+    plan = {"expected": flushed(4, 0, None)["expected"]}
+    (found, *_) = run_module("receipts", "[...m.differences(given[1], given[0])]", plan, flushed(3, 3, 3))
+    assert found == "The program's memory changed between the plan and the flush."
 
 
 CAPTIONS = """given.map(([frame, told, now]) => {
