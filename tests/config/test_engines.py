@@ -98,7 +98,7 @@ def test_only_methods_without_a_warning_are_allowed_by_the_declaration_alone(tmp
     if kind == "generic":
         engine["state"] = {"get": "/"}
     (declared,) = settings(tmp_path, engine).engines
-    assert declared.may_release == (kind in ("ollama", "comfyui"))
+    assert declared.may_release == (kind in ("ollama", "comfyui", "llama-router"))
     assert (declared.release_method is not None) == declared.may_release
 
 

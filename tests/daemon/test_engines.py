@@ -107,7 +107,7 @@ def test_rule_releases_an_idle_engine_and_the_server_keeps_running(tmp_path: Pat
         "action": {"flush": {"steps": ["engine"], "only_idle_for": "5s"}, "cooldown": "10m"},
     }
     with fake_engine("llama-router", card) as engine:
-        own = {"name": "chat", "kind": "llama-router", "url": engine.url, "allow": ["engine"]}
+        own = {"name": "chat", "kind": "llama-router", "url": engine.url}
         with start(tmp_path, cards, own, rules=[rule]) as daemon:
             until(lambda: used_bytes(card) == 0)
             receipt = until(lambda: daemon.get("receipts"))[0]

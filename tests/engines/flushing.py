@@ -99,7 +99,7 @@ def declared(engine: FakeEngine, **fields: Any) -> EngineConfig:
 ALLOWED: dict[str, dict[str, Any]] = {
     "ollama": {},
     "comfyui": {},
-    "llama-router": {"allow": ["engine"]},
+    "llama-router": {},
     "a1111": {"allow": ["engine"]},
     "vllm": {"allow": ["engine"]},
     "tensorrt-llm": {"allow": ["engine"]},

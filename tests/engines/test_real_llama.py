@@ -139,7 +139,7 @@ def attribute(card: SimDevice, pid: int) -> None:
 
 
 def declaration(engine: FakeEngine) -> EngineConfig:
-    fields = {"name": "models", "kind": "llama-router", "url": engine.url, "allow": ["engine"]}
+    fields = {"name": "models", "kind": "llama-router", "url": engine.url}
     return EngineConfig.model_validate(fields)
 
 

@@ -169,7 +169,7 @@ def test_own_values_of_a_built_in_rule_are_an_override_without_effect(rule: Rule
 
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
-@pytest.mark.parametrize("threshold", [0.01, 0.5, 0.9])
+@pytest.mark.parametrize("threshold", [-1.0, 0.0, 0.01, 0.5, 40.0])
 def test_overridden_rule_is_valid(rule: Rule, threshold: float):
     changed = overridden(rule, {"threshold": threshold, "for": 5.0, "severity": "page"})
     assert RuleConfig.model_validate(as_config(changed)).rule() == changed

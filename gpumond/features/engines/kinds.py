@@ -244,7 +244,6 @@ LLAMA_ROUTER = EngineSpec(
             settle_seconds=20.0,
         ),
     ),
-    warning="a request that begins at the same moment may be lost: the router kills a child that doesn't exit in time",
 )
 """Each model has a child process, which ends when the model is unloaded.
 

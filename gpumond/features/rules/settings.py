@@ -160,8 +160,6 @@ class RuleConfig(Strict):
             raise ValueError(f"scope {self.scope} has no value {self.value!r}{hint}")
         if (self.above is None) == (self.below is None):
             raise ValueError("set exactly one of above and below")
-        check_range("above", self.above, QUANTITIES[self.scope][self.value])
-        check_range("below", self.below, QUANTITIES[self.scope][self.value])
         if self.value == "time_to_full_seconds" and self.below is None:
             raise ValueError("time_to_full_seconds is infinite without growth; set below instead of above")
         if self.clear is not None:
@@ -209,14 +207,14 @@ def check_unit(name: str, threshold: object, value: str, unit: Unit | None) -> N
         raise ValueError(f"{name}: {text:.40} doesn't fit {value}, whose unit is {unit or 'none'}")
 
 
-def check_range(side: str, threshold: float | None, quantity: Quantity[Any], name: str = "") -> None:
-    """Refuse a threshold that no value exceeds. ``name``: its key, if it isn't ``side``. Raises ValueError."""
-    if threshold is None or not quantity.range_text or (threshold < 1 if side == "above" else threshold > 0):
+def check_range(threshold: float | None, quantity: Quantity[Any], above: bool) -> None:
+    """Refuse a threshold that no value can be above, or below. Raises ValueError."""
+    if threshold is None or not quantity.range_text or (threshold < 1 if above else threshold > 0):
         return
-    valid = "less than 1" if side == "above" else "more than 0"
+    valid = "less than 1" if above else "more than 0"
     example = "" if quantity.boolean else ", such as 90%"
     never = f"{quantity.name} is {quantity.range_text}, so the alert could never fire"
-    raise ValueError(f"{name or side}: {threshold:g} is out of range: {never}; set a threshold of {valid}{example}")
+    raise ValueError(f"threshold: {threshold:g} is out of range: {never}; set a threshold of {valid}{example}")
 
 
 class OverrideConfig(Strict):
@@ -243,7 +241,7 @@ class OverrideConfig(Strict):
         """Refuse a threshold without the unit or the range of the rule's value. Raises ValueError."""
         quantity = QUANTITIES[rule.scope][rule.value]
         check_unit("threshold", self._stated, rule.value, quantity.unit)
-        check_range("above" if rule.below is None else "below", self.threshold, quantity, "threshold")
+        check_range(self.threshold, quantity, above=rule.below is None)
 
     @model_validator(mode="after")
     def _any(self) -> OverrideConfig:
