@@ -204,7 +204,7 @@ def check_steps(steps: Sequence[str]) -> None:
         raise TypeError(f"steps: expected a sequence such as ('ipc', 'cache'), got {steps!r}")
     for step in steps:
         if step not in STEPS:
-            raise ValueError(f"steps: expected some of {', '.join(STEPS)}, got {step!r}")
+            raise ValueError(f"steps: expected one or more of {', '.join(STEPS)}, got {step!r}")
 
 
 def receipts(

@@ -493,7 +493,7 @@ class EngineFlusher(EngineStep):
         needed = sum(by_device.values())
         flush.method, flush.models = method, released[0].models
         if request.dry_run:
-            return [flush.receipt("planned", f"the engine would take {human(needed)} again")]
+            return [flush.receipt("planned", f"the engine would need {human(needed)} again")]
 
         # Undo it; the return to service repeats a failure.
         if task := self._returns.get(engine.name):

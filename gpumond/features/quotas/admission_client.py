@@ -56,7 +56,7 @@ def auto_need(url: str, workload: str, device: str | None, world_size: int) -> i
     if need is None:
         known = f"{runs} {'is' if runs == 1 else 'are'} known"
         raise ConfigError(f"run: --need auto requires three {where}, but {known}; pass a size")
-    print_error(f"gpumond run: needs {human(need)}, from {runs} {where}")
+    print_error(f"gpumond: {human(need)} needed, from {runs} {where}")
     return int(need)
 
 
@@ -119,7 +119,7 @@ class WaitStatusLine:
 
     def show(self, answer: Mapping[str, Any], now: float) -> None:
         """Show the state of a request. ``now``: seconds of the monotonic clock."""
-        text = f"gpumond run: waiting: {explanation(answer)}"
+        text = f"gpumond: waiting: {explanation(answer)}"
         if self._terminal:
             columns = shutil.get_terminal_size().columns
             print(f"\r\x1b[K{cut(text, columns - 1)}", end="", file=sys.stderr, flush=True)

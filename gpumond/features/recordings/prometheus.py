@@ -132,7 +132,7 @@ def _matrix(lines: Lines) -> list[dict[str, Any]]:
     data = answer.get("data", answer) if isinstance(answer, dict) else {"result": answer}
     kind = data.get("resultType", "matrix") if isinstance(data, dict) else "?"
     if kind != "matrix":
-        raise ConfigError(f"{lines.name}, line 1: the result is a {kind!s:.20} for one time, not a range; {REMEDY}")
+        raise ConfigError(f"{lines.name}, line 1: the result is an instant query's {kind!s:.20}; {REMEDY}")
     result = data.get("result")
     if not isinstance(result, list) or not all(map(_well_formed, result)):
         raise ConfigError(f"{lines.name}, line 1: not a matrix of series; {REMEDY}")

@@ -95,7 +95,7 @@ def refusals(
     if request.uid not in (None, report.uid):
         yield Refusal(f"the program belongs to uid {report.uid}", "ask its user or an administrator")
     if not report.has_pid:
-        remedy = "run the daemon in the host's PID namespace (pid: host)"
+        remedy = "run the daemon in the host's PID namespace (hostPID: true, --pid=host)"
         yield Refusal("the pid is unknown: the program is in another PID namespace", remedy)
     if any(each.confirmed and each.process == report.key for each in snapshot.suspensions):
         yield Refusal("the program is already suspended", f"gpumond resume --pid {report.pid} resumes it")
