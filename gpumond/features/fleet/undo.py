@@ -220,7 +220,7 @@ def _plan(found: Mapping[Machine, Sequence[Step]]) -> str:
         (
             machine.name,
             moment(step.entry["at"]),
-            str(step.entry["actor"]),
+            caller_text(str(step.entry["actor"])),
             sentence(str(step.entry["action"]), step.entry["detail"]),
             step.text or "-",
             step.problem,
