@@ -23,8 +23,8 @@ from gpumond.diagnosis.leak import (
     fit,
     held_growth,
     search,
+    update_growth,
     updated_leak,
-    watch_growth,
 )
 from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, form as form_of
 from gpumond.diagnosis.patterns import REST_MINUTES, UsePattern, has_left, pattern_of
@@ -229,7 +229,7 @@ class Diagnosis:
         """Judge growth of minutes, every 15 s."""
         alone = tracked.pid is not None or self._is_classified_alone(tracked, device)
         room = self._room(tracked.uuid, device) if tracked.growth else None
-        if watch_growth(tracked, self.history, _label(device), room, alone, self.earlier_uses.limit(tracked.owner)):
+        if update_growth(tracked, self.history, _label(device), room, alone, self.earlier_uses.limit(tracked.owner)):
             self._set_leak(tracked, device)
             self._set_pattern(tracked, None)
 
@@ -240,7 +240,7 @@ class Diagnosis:
             return True
         own = [one for one in self._tracker.tracked_series.values() if one.uuid == uuid and one.pid is not None]
         largest = max(own, key=lambda one: one.used, default=None)
-        if largest is not None and largest.used <= largest.life.short_limit:
+        if largest is not None and largest.used <= largest.life.any_repeated_bytes:
             return False
         young = sum(one.used for one in own if now - one.born < detectors.RAMP_YOUNG_SECONDS)
         highs = self.history.device(uuid).column(0, USED, MAX, detectors.RAMP_BLOCKS)

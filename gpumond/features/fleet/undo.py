@@ -17,7 +17,7 @@ from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.facts.pools import ENGINE_STEP
-from gpumond.facts.units import counted, human
+from gpumond.facts.units import caller_text, counted, human
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.audit import AUDIT, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
