@@ -88,7 +88,7 @@ def admitted(url: str, need_bytes: int, device: str | None, workload: str, secon
         while answer["state"] == "waiting" and time.monotonic() < end:
             waiting.show(answer, time.monotonic())
             time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
-            answer = _renewed(url, answer, body)
+            answer = _renew(url, answer, body)
         waiting.end()
         if answer["state"] == "granted":
             yield str(answer["id"])
@@ -138,7 +138,7 @@ class WaitStatusLine:
             self._open = False
 
 
-def _renewed(url: str, answer: Mapping[str, Any], body: Mapping[str, Any]) -> Mapping[str, Any]:
+def _renew(url: str, answer: Mapping[str, Any], body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Keep the place of a request. A daemon that lost it gets a new one; one that is stopped or starts is awaited."""
     try:
         renewed: Mapping[str, Any] = client.put(url, f"{ROUTE}/{answer['id']}", None)

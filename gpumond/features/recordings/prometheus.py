@@ -110,7 +110,7 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
         name = "" if pid else _label(labels, NAMES)
         series = table.setdefault(key, _Series(int(index) if index.isdecimal() and len(index) < 5 else None, name))
         if sources.setdefault((key, kind), metric) == metric:
-            _add(lines.name, series, kind, factor, entry["values"], _shown(key))
+            _add(lines.name, series, kind, factor, entry["values"], _series_name(key))
     _fill_sizes(table)
     yield from _in_order(table, remarks)
     if not remarks.rows:
@@ -213,7 +213,7 @@ def _device(labels: Mapping[str, str]) -> str:
     return (uuid or (f"gpu{index}" if index.isdigit() else index) or "gpu") + (f"/{part}" if part else "")
 
 
-def _shown(key: Key) -> str:
+def _series_name(key: Key) -> str:
     instance, device, pid = key
     return " ".join(part for part in (instance, device, "" if pid is None else f"pid {pid}") if part)
 
