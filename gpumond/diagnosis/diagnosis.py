@@ -165,7 +165,7 @@ class Diagnosis:
         if any(tracked.leak for tracked in tracked_series):
             instead = self._ranks.verdicts(tracked_series)
             if instead:
-                active = [verdict for tracked in tracked_series for verdict in _shown(tracked, instead)]
+                active = [verdict for tracked in tracked_series for verdict in _current_verdicts(tracked, instead)]
         return (*active, *(verdict for _, verdict in (*self._events, *self._loops.values())))
 
     def _classify_curve(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> None:
@@ -520,7 +520,7 @@ class Diagnosis:
         return self.history.unix(at) if active is None else active.since
 
 
-def _shown(tracked: TrackedSeries, instead: Mapping[SeriesKey, Verdict | None]) -> Iterator[Verdict]:
+def _current_verdicts(tracked: TrackedSeries, instead: Mapping[SeriesKey, Verdict | None]) -> Iterator[Verdict]:
     """Yield the verdicts of a series, its leak replaced by the verdict of its group."""
     for verdict in tracked.verdicts.values():
         shown = instead.get(tracked.key, verdict) if verdict.kind == "leak" else verdict

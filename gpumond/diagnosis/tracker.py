@@ -213,7 +213,7 @@ class Tracker:
                 answered.add(device.uuid)
         for each in snapshot.suspensions:
             if each.confirmed and each.device_uuid in answered:
-                self._suspended((each.device_uuid, each.process))
+                self._add_suspended((each.device_uuid, each.process))
         self._end(answered, snapshot.suspended)
         for key in [key for key in self.tracked_series if key[0] not in present]:
             self._remove(self.tracked_series.pop(key))
@@ -328,7 +328,7 @@ class Tracker:
         tracked.uid = report[0].uid if report is not None else process.uid if process is not None else None
         return tracked
 
-    def _suspended(self, key: ProcessSeriesKey) -> None:
+    def _add_suspended(self, key: ProcessSeriesKey) -> None:
         """Add that a suspended process uses nothing. Its pools have no sample: they say nothing about its memory."""
         tracked = self.tracked_series.get(key)
         if tracked is not None and tracked.counted and tracked.sampled_at != self.history.now:

@@ -151,7 +151,7 @@ class HttpListener:
                 return
             except OSError as error:
                 if error.errno in EXHAUSTED:
-                    self._exhausted(listener, error)
+                    self._pause_accepting(listener, error)
                     return
                 continue  # the client closed it before it was accepted
             uid = peer_uid(connection) if connection.family == socket.AF_UNIX else None
@@ -255,7 +255,7 @@ class HttpListener:
             connection.close()
             raise
 
-    def _exhausted(self, listener: socket.socket, error: OSError) -> None:
+    def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:
         """Free a descriptor, and accept again after a pause."""
         log.warning("can't accept connections at the moment: %s", error.strerror)
         self._rejected("descriptors")
