@@ -288,7 +288,7 @@ def matrix(episodes: Sequence[Episode]) -> str:
         rows[f"{one.scenario}: {right}{slower}" if right else "no fault"][outcome] += 1
     wrong = sorted(name for name, counts in rows.items() if set(counts) != {"correct"})
     others = sum(counts["correct"] for name, counts in rows.items() if name not in wrong)
-    lines = ["| scenario: correct verdict | correct | missed | another problem |", "|---|---:|---:|---:|"]
+    lines = ["| scenario, with its correct verdict | correct | missed | another problem |", "|---|---:|---:|---:|"]
     for name in wrong:
         counts = rows[name]
         lines.append(f"| {name} | {counts['correct']} | {counts['missed']} | {counts['another problem']} |")

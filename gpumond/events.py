@@ -370,7 +370,7 @@ def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
         if grant.id not in granted:
             own = waited.get(grant.id)
             after = f" after {duration(at - own.since)}" if own else ""
-            summary = f"{_requester(grant)} is granted {human(grant.need_bytes)} of {_gpu(frame, grant.device_uuid)}"
+            summary = f"{_requester(grant)} was granted {human(grant.need_bytes)} of {_gpu(frame, grant.device_uuid)}"
             seconds: Details = (("waited_seconds", at - own.since),) if own else ()
             yield _of_request("grant", f"{summary}{after}", grant, seconds)
 

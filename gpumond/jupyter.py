@@ -50,13 +50,13 @@ class Notebook:
     def resume(self) -> None:
         """Resume the kernel if it is suspended, and print what it waits for."""
         try:
-            if time.monotonic() < self._ask_from or not (own := self._suspension()):
+            if time.monotonic() < self._ask_from or not (own := self._fetch_suspension()):
                 return
             began = time.monotonic()
             size = human(sum(each["used_bytes"] for each in own["memory"]))
             print(f"gpumond: this notebook is {own['state']}; moving its {size} back to the GPU…", flush=True)
             for wait in (0.0, WAIT_SECONDS):
-                receipt = self._resumed(wait)
+                receipt = self._request_resumption(wait)
                 if receipt["outcome"] != "refused":
                     break
                 print(f"gpumond: waiting: {receipt['reason']}", flush=True)
@@ -67,12 +67,12 @@ class Notebook:
             if getattr(error, "status", 0):
                 print(f"gpumond: {error}", flush=True)
 
-    def _suspension(self) -> Any:
+    def _fetch_suspension(self) -> Any:
         """Return the state of this kernel, None if it is not suspended. Raises DaemonError."""
         programs = client.get(self._url, "/api/v1/suspensions")
         return next((each for each in programs if each["pid"] == os.getpid()), None)
 
-    def _resumed(self, wait: float) -> Any:
+    def _request_resumption(self, wait: float) -> Any:
         body = {"target": {"pid": os.getpid()}, "wait_seconds": wait}
         (receipt,) = client.post(self._url, "/api/v1/resumptions", body, wait + ANSWER_SECONDS)["receipts"]
         return receipt

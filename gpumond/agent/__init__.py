@@ -251,9 +251,9 @@ def scope(name: str, flush: bool = False, gc: bool = False, borrow: bool = False
         >>> block.retained_bytes
         0
     """
-    from gpumond.agent.measure.scopes import Scope, check
+    from gpumond.agent.measure.scopes import Scope, check_arguments
 
-    check(name, flush, gc, borrow)
+    check_arguments(name, flush, gc, borrow)
     return Scope(name, (_collect_and_flush if gc else _flush_all) if flush else None, _flush_all if borrow else None)
 
 

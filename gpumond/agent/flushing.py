@@ -125,7 +125,7 @@ def carry_out(
                     failure = f"{step}: {OBSTACLES[obstacle]}"
                     break
                 try:
-                    done += _measured(step, adapter, hooks, permissions)
+                    done += _run_measured_step(step, adapter, hooks, permissions)
                 except Exception as error:  # of a hook or the library; the steps before it count
                     failure = clean(f"{step}: {type(error).__name__}: {error}")
         compared = changes(before, adapter.read(), command.steps, hook_bytes)
@@ -172,7 +172,7 @@ def carry_out_hooks(command: FlushCommand, hooks: Sequence[Hook]) -> FlushResult
         return FlushResult(command.id, "nothing", "the agent reports no pool, and the program has no on_flush function")
     if command.dry_run:
         return FlushResult(command.id, "planned")
-    return FlushResult(command.id, "nothing", "", (), (_called(hooks),))
+    return FlushResult(command.id, "nothing", "", (), (_call_hooks(hooks),))
 
 
 def estimated(hooks: Sequence[Hook]) -> int | None:
@@ -189,7 +189,7 @@ def estimated(hooks: Sequence[Hook]) -> int | None:
     return total
 
 
-def _measured(
+def _run_measured_step(
     step: str, adapter: AllocatorAdapter, hooks: Sequence[Hook], permissions: Permissions
 ) -> Sequence[StepResult]:
     """Run a step, and add to its result the bytes that are no longer live: later steps return them."""
@@ -240,11 +240,11 @@ def _collect(adapter: AllocatorAdapter) -> StepResult:
 
 def _call(adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> StepResult:
     held = _held_bytes(adapter)
-    called = _called(hooks)
+    called = _call_hooks(hooks)
     return replace(called, released_bytes=max(0, held - _held_bytes(adapter)))
 
 
-def _called(hooks: Sequence[Hook]) -> StepResult:
+def _call_hooks(hooks: Sequence[Hook]) -> StepResult:
     started = time.perf_counter()
     freed = sum(function() or 0 for function, _ in tuple(hooks))
     seconds = time.perf_counter() - started

@@ -202,7 +202,7 @@ def check_steps(steps: Sequence[str]) -> None:
         raise TypeError(f"steps: expected a sequence such as ('ipc', 'cache'), got {steps!r}")
     for step in steps:
         if step not in STEPS:
-            raise ValueError(f"steps: expected some of {', '.join(STEPS)}, got {step!r}")
+            raise ValueError(f"steps: expected one or more of {', '.join(STEPS)}, got {step!r}")
 
 
 def receipts(
@@ -317,14 +317,16 @@ def _apply_limit(
     devices: list[str | int | None] = [device]
     if lower:
         devices = [uuid for uuid in {pool.device_uuid: None for pool in _read(adapter)} if uuid not in lower]
-    kept = [one for uuid, size in lower.items() for one in _limited(adapter, size, uuid)]
-    changed = [one for each in devices for one in _limited(adapter, limit_bytes, each)]
+    kept = [one for uuid, size in lower.items() for one in _limit_allocator(adapter, size, uuid)]
+    changed = [one for each in devices for one in _limit_allocator(adapter, limit_bytes, each)]
     LOADED.note_limits(kept, "")
     LOADED.note_limits(changed, quota)
     return kept + changed
 
 
-def _limited(adapter: AllocatorAdapter, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
+def _limit_allocator(
+    adapter: AllocatorAdapter, limit_bytes: int | None, device: str | int | None
+) -> Sequence[AppliedLimit]:
     """Limit one allocator on one device, or on all devices (None)."""
     name, uuid = adapter.name, device if isinstance(device, str) else None
     try:

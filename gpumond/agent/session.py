@@ -169,7 +169,7 @@ class AgentSession:
         BORROWING.disconnected()
         self._transport.send(Goodbye(ending() if exiting else None))
         self._transport.push(0.0)
-        self._transport.renew()
+        self._transport.reset()
 
     def record_ending(self) -> bool:
         """Record the out-of-memory error that ends the program, and return whether there is one.
@@ -183,7 +183,7 @@ class AgentSession:
 
     def abandon(self) -> None:
         """Close the parent's socket in a forked child, without a message."""
-        self._transport.renew()
+        self._transport.reset()
 
     def _connect(self) -> None:
         allowed = answers(self._settings.allow_limit, bool(self._settings.end_functions))
@@ -191,7 +191,7 @@ class AgentSession:
         if self._transport.connected:
             if introduced == self._introduced:
                 return
-            self._transport.renew()
+            self._transport.reset()
         now = time.monotonic()
         if now >= self._transport.retry_at and self._transport.connect(self._settings.socket or program_socket(), now):
             self._introduced = introduced

@@ -148,7 +148,7 @@ class Transport:
         self._forget()
         self._retry_later(now)
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Close the connection and permit the next at once; in a forked child, close the child's copy only."""
         self.close(0.0)
         self._retry_seconds = FIRST_RETRY_SECONDS

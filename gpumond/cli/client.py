@@ -197,7 +197,7 @@ def is_trusted_daemon(url: str) -> bool:
     return True
 
 
-def device(url: str, name: str) -> str:
+def resolve_device_uuid(url: str, name: str) -> str:
     """Return the UUID of the device that a name matches. Raises DaemonError, NoSuchDevice, AmbiguousDevice."""
     known = checked_as(tuple[DeviceReading, ...], get(url, "/api/v1/devices"), "devices")
     fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
@@ -250,7 +250,7 @@ def nothing_selected(arguments: argparse.Namespace) -> int:
     """Return the exit code if no program matches a selection: wrong use if no device has the name."""
     try:
         if (name := getattr(arguments, "device", None)) is not None:
-            device(arguments.url, name)
+            resolve_device_uuid(arguments.url, name)
     except (NoSuchDevice, AmbiguousDevice):
         return WRONG_USE
     return NOTHING_TO_DO
@@ -275,7 +275,7 @@ def _selected(arguments: argparse.Namespace) -> list[TargetProgram]:
     """
     if arguments.pid is not None:
         return [TargetProgram(arguments.pid, "")]
-    uuid = None if arguments.device is None else device(arguments.url, arguments.device)
+    uuid = None if arguments.device is None else resolve_device_uuid(arguments.url, arguments.device)
     agents = get(arguments.url, "/api/v1/agents")
     found = [
         TargetProgram(agent["pid"], agent["workload"])

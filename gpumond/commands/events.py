@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.csv and arguments.follow:
-        raise ConfigError("--csv and --follow exclude each other; --json prints one event a line")
+        raise ConfigError("--csv and --follow can't be combined; --json prints one event a line")
     past = _after(arguments.url, 0)
     if arguments.csv:
         print_csv(past[-arguments.limit :])

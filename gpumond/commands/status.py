@@ -41,8 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         client.get(arguments.url, "/-/healthy")
         return DONE
     if arguments.json and arguments.device is not None:
-        raise ConfigError("--device and --json exclude each other; the JSON has each GPU's uuid")
-    device = None if arguments.device is None else client.device(arguments.url, arguments.device)
+        raise ConfigError("--device and --json can't be combined; the JSON has each GPU's uuid")
+    device = None if arguments.device is None else client.resolve_device_uuid(arguments.url, arguments.device)
     frame = client.frame(arguments.url)
     if arguments.json:
         answers = {name: client.get(arguments.url, f"/api/v1/{name}") for name in ("status", "quotas")}

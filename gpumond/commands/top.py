@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     urls = arguments.url or [address(client.default_url())]
     if arguments.device is not None and len(urls) > 1:
         return _wrong_use("--device requires a single --url")
-    device = None if arguments.device is None else client.device(urls[0], arguments.device)
+    device = None if arguments.device is None else client.resolve_device_uuid(urls[0], arguments.device)
     if arguments.once and arguments.columns:
         return _wrong_use("--columns has no effect on --once")
     if arguments.once:

@@ -177,7 +177,7 @@ class IdentityProxy(Strict):
             raise ValueError("set the proxy's addresses or, if it runs on this machine, its user")
         return self
 
-    def uid(self) -> int | None:
+    def resolve_uid(self) -> int | None:
         """Return the uid of its user on this machine, None without one. Raises ConfigError."""
         if self.user is None:
             return None

@@ -22,7 +22,7 @@ from gpumond.features import features
 from gpumond.host.machine import in_private_pid_namespace, reserved_descriptors
 from gpumond.host.peer import person_uid
 from gpumond.host.runtime_directory import AgentSocket
-from gpumond.host.tasks import Tasks, answer_requests, background, cancelled
+from gpumond.host.tasks import Tasks, answer_requests, background, cancel_all
 from gpumond.kernel import Dependencies, Kernel, Operations, Part, Tick
 from gpumond.metrics.owners import admitted
 from gpumond.metrics.telemetry import Telemetry
@@ -47,8 +47,8 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
     agent_socket = AgentSocket(path, settings.agent_socket_mode(), settings.runtime_directory())
     faults: dict[str, Fault] = {}
 
-    def restored() -> socket.socket | None:
-        changed, problem = agent_socket.restored(), agent_socket.problem
+    def restore_agent_socket() -> socket.socket | None:
+        changed, problem = agent_socket.restore_if_removed(), agent_socket.problem
         if problem:
             faults["agents"] = Fault("agents", "socket_lost", None, problem)
         elif faults.pop("agents", None) or changed:
@@ -65,7 +65,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
                 limits=SocketLimits(reserved_descriptors=reserved_descriptors()),
                 reported=telemetry.reported,
                 rejected=telemetry.rejected,
-                restored=restored,
+                restored=restore_agent_socket,
             ),
             store=Store(settings.store_file(), Bounds(settings.retention)),
             telemetry=telemetry,
@@ -144,7 +144,7 @@ class Daemon(Operations):
                 await self._load_part(part)
             for part in kernel.parts:
                 part.start()
-            stack.push_async_callback(self._finish, lambda: cancelled(self._requests_of_signals))
+            stack.push_async_callback(self._finish, lambda: cancel_all(self._requests_of_signals))
             yield
 
     async def tick(self) -> Tick:

@@ -235,7 +235,7 @@ def _others(settings: Settings, web: Callable[[], WebSettings]) -> Callable[[], 
 
 def _identities(settings: Settings) -> IdentityHeaders | None:
     proxy = settings.identity_proxy
-    return None if proxy is None else IdentityHeaders(proxy, proxy.uid())
+    return None if proxy is None else IdentityHeaders(proxy, proxy.resolve_uid())
 
 
 def _policy(

@@ -48,7 +48,7 @@ class DeviceSource(Protocol):
 
 
 @runtime_checkable
-class ProgressReporter(Protocol):
+class ResumableSource(Protocol):
     """Source that can continue without a device on which its driver hangs."""
 
     def set_progress(self, progress: ReadProgress) -> None: ...
@@ -113,7 +113,7 @@ def spec_of(name: str) -> SourceSpec:
 def load(name: str, progress: ReadProgress | None = None) -> DeviceSource:
     """Return the source with this name. Raises ValueError."""
     source = spec_of(name).type()()
-    if progress is not None and isinstance(source, ProgressReporter):
+    if progress is not None and isinstance(source, ResumableSource):
         source.set_progress(progress)
     return source
 
@@ -198,7 +198,7 @@ class CompositeSource:
 
     def set_progress(self, progress: ReadProgress) -> None:
         for source in self._sources:
-            if isinstance(source, ProgressReporter):
+            if isinstance(source, ResumableSource):
                 source.set_progress(progress)
 
     def open(self) -> None:

@@ -23,8 +23,8 @@ from gpumond.diagnosis.leak import (
     fit,
     held_growth,
     search,
+    update_growth,
     updated_leak,
-    watch_growth,
 )
 from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, form as form_of
 from gpumond.diagnosis.patterns import REST_MINUTES, UsePattern, has_left, pattern_of
@@ -165,7 +165,7 @@ class Diagnosis:
         if any(tracked.leak for tracked in tracked_series):
             instead = self._ranks.verdicts(tracked_series)
             if instead:
-                active = [verdict for tracked in tracked_series for verdict in _shown(tracked, instead)]
+                active = [verdict for tracked in tracked_series for verdict in _current_verdicts(tracked, instead)]
         return (*active, *(verdict for _, verdict in (*self._events, *self._loops.values())))
 
     def _classify_curve(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> None:
@@ -229,7 +229,7 @@ class Diagnosis:
         """Judge growth of minutes, every 15 s."""
         alone = tracked.pid is not None or self._is_classified_alone(tracked, device)
         room = self._room(tracked.uuid, device) if tracked.growth else None
-        if watch_growth(tracked, self.history, _label(device), room, alone, self.earlier_uses.limit(tracked.owner)):
+        if update_growth(tracked, self.history, _label(device), room, alone, self.earlier_uses.limit(tracked.owner)):
             self._set_leak(tracked, device)
             self._set_pattern(tracked, None)
 
@@ -240,7 +240,7 @@ class Diagnosis:
             return True
         own = [one for one in self._tracker.tracked_series.values() if one.uuid == uuid and one.pid is not None]
         largest = max(own, key=lambda one: one.used, default=None)
-        if largest is not None and largest.used <= largest.life.short_limit:
+        if largest is not None and largest.used <= largest.life.any_repeated_bytes:
             return False
         young = sum(one.used for one in own if now - one.born < detectors.RAMP_YOUNG_SECONDS)
         highs = self.history.device(uuid).column(0, USED, MAX, detectors.RAMP_BLOCKS)
@@ -520,7 +520,7 @@ class Diagnosis:
         return self.history.unix(at) if active is None else active.since
 
 
-def _shown(tracked: TrackedSeries, instead: Mapping[SeriesKey, Verdict | None]) -> Iterator[Verdict]:
+def _current_verdicts(tracked: TrackedSeries, instead: Mapping[SeriesKey, Verdict | None]) -> Iterator[Verdict]:
     """Yield the verdicts of a series, its leak replaced by the verdict of its group."""
     for verdict in tracked.verdicts.values():
         shown = instead.get(tracked.key, verdict) if verdict.kind == "leak" else verdict

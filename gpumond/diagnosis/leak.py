@@ -71,7 +71,7 @@ def search(
     )
     if found is None and closed > QUARTER and tracked.floors.values:
         found = leak_tests.from_floors(tracked.floors.rising(), tracked.main)
-        return found if found is None or found.top > max(known, tracked.life.limit) else None
+        return found if found is None or found.top > max(known, tracked.life.repeated_bytes) else None
     return confirmed_leak(tracked, main, found, known) if found is not None else None
 
 
@@ -135,7 +135,7 @@ def confirmed_leak(tracked: TrackedSeries, case: LeakCase, found: Leak, known: f
 
     ``known``: bytes up to which the program's earlier processes have grown.
     """
-    if found.what != OUTSIDE and found.top <= max(known, tracked.life.limit):
+    if found.what != OUTSIDE and found.top <= max(known, tracked.life.repeated_bytes):
         return None
     if found.pause:
         return found
@@ -209,7 +209,7 @@ def updated_leak(tracked: TrackedSeries, found: Leak, now: float, closed: int) -
     return leak_tests.update(found, tracked.series, closed)
 
 
-def watch_growth(
+def update_growth(
     tracked: TrackedSeries, history: History, label: str, room: float | None, alone: bool, known: float
 ) -> bool:
     """Update the growth of the last minutes, and its verdict, after a block of 15 s. Return True if it is now a leak.
@@ -221,7 +221,7 @@ def watch_growth(
     began, rising = False, may_grow(case, tracked.steps)
     if rising and alone and tracked.counted and tracked.leak is None:
         found = quick_leak(case, tracked.steps)
-        if found is not None and found.top > max(known, tracked.life.limit):
+        if found is not None and found.top > max(known, tracked.life.repeated_bytes):
             tracked.leak, began = found, True
     if not alone or tracked.leak is not None:
         tracked.growth = None

@@ -15,7 +15,7 @@ from gpumond.facts.units import DAY_SECONDS, about, duration, human, rate
 NOTABLE_DAYS = 30
 """Days within which the time until a device is full is worth stating."""
 
-FORMS = {"linear": (), "stairs": ("in steps",), "load-proportional": ("at its present load",)}
+FORMS = {"linear": (), "stairs": ("in steps",), "load-proportional": ("under the present load",)}
 
 
 def leak(
@@ -34,13 +34,17 @@ def leak(
     ``peak``, ``later`` from what is used now if that is notably less.
     """
     owner = who if who != device else "an unknown process"
-    details = [f"since {clock(since)}", *FORMS.get(form, ()), *_number(allocations)]
+    pace = " ".join((rate(per_minute), *FORMS.get(form, ())))
+    details = [f"since {clock(since)}", *_number(allocations)]
     if outside:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
-    end = f"; at this rate, {device} will be full in {about(left)}" if left is not None else ""
-    if left is not None and later is not None and about(later) != about(left):
-        end += f" if its use returns to its recent peak of {human(peak)}, else in {about(later)}"
-    return f"{owner} is leaking {rate(per_minute)} on {device} ({', '.join(details)}){end}"
+    end = ""
+    if left is not None:
+        times = [about(left)]
+        if later is not None and about(later) != about(left):
+            times = [about(later), f"{about(left)} if the use returns to the recent peak of {human(peak)}"]
+        end = f"; at this rate, {device} will be full in {', or in '.join(times)}"
+    return f"{owner} is leaking {pace} on {device} ({', '.join(details)}){end}"
 
 
 def growing(
@@ -65,14 +69,19 @@ def growing(
 def _number(growth: AllocationGrowth | None) -> tuple[str, ...]:
     if growth is None or growth.rises is None:
         return ()
-    return (f"{growth.per_minute:.3g} more allocations/min" if growth.rises else "in a few large allocations",)
+    return (
+        f"with {growth.per_minute:.3g} more live allocations/min" if growth.rises else "in a few large allocations",
+    )
 
 
 def growing_together(one: str, programs: int, devices: int, left: float | None) -> str:
     """Describe programs that leak together. ``one``: the leak of the first to fill its device, in ``left`` seconds."""
     where = f"{devices} GPUs" if devices > 1 else "one GPU"
-    start = f"{programs} programs on {where} started growing at the same time (possibly higher load or the same bug)"
-    return f"{start}; {'one of them' if left is None else 'the first to fill its GPU'}: {one}"
+    first = "One of them" if left is None else "The first to fill its GPU"
+    return (
+        f"the memory of {programs} programs on {where} started growing at the same time, possibly because of higher "
+        f"load or the same bug. {first}: {one}"
+    )
 
 
 def fragmentation(who: str, device: str, kept: float, live: float) -> str:

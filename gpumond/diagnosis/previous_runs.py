@@ -91,7 +91,7 @@ class EarlierUses:
         self._known = {**known, **self._known}
 
 
-class Lifetime:
+class SawtoothLevels:
     """The present tooth of a curve, the level that it has held in this process, and the highest from which a tooth, and
     a long one, was returned; 0 while there is none.
     """
@@ -102,12 +102,12 @@ class Lifetime:
         self._low = self._high = self._low_at = self._high_at = self._last = self._jump = 0.0
 
     @property
-    def limit(self) -> float:
+    def repeated_bytes(self) -> float:
         """Bytes up to which growth repeats a long tooth of this process."""
         return _limit(self.returned)
 
     @property
-    def short_limit(self) -> float:
+    def any_repeated_bytes(self) -> float:
         """Bytes up to which growth repeats any tooth of this process."""
         return _limit(self.fell_from)
 

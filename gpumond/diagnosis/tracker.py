@@ -10,7 +10,7 @@ from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, PoolP
 from gpumond.diagnosis.growth import Growth, StepRecord
 from gpumond.diagnosis.leak_tests import Leak
 from gpumond.diagnosis.patterns import Plateaus, UsePattern
-from gpumond.diagnosis.previous_runs import Lifetime, Owner, RunMinima
+from gpumond.diagnosis.previous_runs import Owner, RunMinima, SawtoothLevels
 from gpumond.diagnosis.serving import UpperQuartiles
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import GrowthLine, Verdict
@@ -86,7 +86,7 @@ class TrackedSeries:
         """Ending of the program that its agent reported."""
         self.peaks = PoolPeaks(-inf)
         self.levels = Plateaus()
-        self.life = Lifetime()
+        self.life = SawtoothLevels()
         self.floors = RunMinima()
         self.uid: int | None = None
         self.quartiles = UpperQuartiles()
@@ -132,7 +132,7 @@ class TrackedSeries:
         self.steps = StepRecord()
         self.allocations = LiveAllocations()
         self.levels = Plateaus()
-        self.life = Lifetime()
+        self.life = SawtoothLevels()
         self.floors = RunMinima()
         self.quartiles = UpperQuartiles()
 
@@ -213,7 +213,7 @@ class Tracker:
                 answered.add(device.uuid)
         for each in snapshot.suspensions:
             if each.confirmed and each.device_uuid in answered:
-                self._suspended((each.device_uuid, each.process))
+                self._add_suspended((each.device_uuid, each.process))
         self._end(answered, snapshot.suspended)
         for key in [key for key in self.tracked_series if key[0] not in present]:
             self._remove(self.tracked_series.pop(key))
@@ -297,7 +297,7 @@ class Tracker:
             one_device = step is not None and len({pool.device_uuid for pool in full.pools}) == 1
             at_end = tracked.steps.add(step, one_device, now, MEASURED_SECONDS)
             if tracked.steps.are_measured != measured:
-                tracked.levels, tracked.life, tracked.floors = Plateaus(), Lifetime(), RunMinima()
+                tracked.levels, tracked.life, tracked.floors = Plateaus(), SawtoothLevels(), RunMinima()
             tracked.name = full.workload or tracked.name
             tracked.used = nan if live is None else float(live)
             tracked.retained = bool(full.program.retainers)
@@ -328,7 +328,7 @@ class Tracker:
         tracked.uid = report[0].uid if report is not None else process.uid if process is not None else None
         return tracked
 
-    def _suspended(self, key: ProcessSeriesKey) -> None:
+    def _add_suspended(self, key: ProcessSeriesKey) -> None:
         """Add that a suspended process uses nothing. Its pools have no sample: they say nothing about its memory."""
         tracked = self.tracked_series.get(key)
         if tracked is not None and tracked.counted and tracked.sampled_at != self.history.now:

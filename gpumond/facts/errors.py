@@ -59,7 +59,7 @@ FAULTS: Mapping[str, str] = {
     "needs none",
     "driver_not_loaded": "load the driver (modprobe nvidia), or install it",
     "uninitialized": "no action needed: gpumond opens the driver again when it is available",
-    "no_permission": "give this user read and write access to /dev/nvidia* (AMD, Intel: the group render; the memory "
+    "no_permission": "give this user read and write access to /dev/nvidia* (AMD, Intel: the render group; the memory "
     "in use also requires CAP_PERFMON)",
     "device_access_lost": "recreate the container with CDI or explicit --device options",
     "lib_rm_version_mismatch": "reboot, or stop all programs that use the GPU and reload the kernel module",
@@ -276,8 +276,8 @@ CONDITIONS: Mapping[str, str] = {
     "container without the host's PID namespace), so agents are the only source",
     "unmapped_estimated": "no action needed if the program is in sleep mode: it needs these bytes again when it wakes "
     "up; otherwise its allocator counts memory that isn't on the GPU (managed memory)",
-    "managed_memory": "no action needed: the driver counts managed memory for no process; gpumond attributes used "
-    "bytes of no other process to the programs that hold managed memory, up to the sizes of their pools",
+    "managed_memory": "no action needed: the driver counts managed memory for no process; gpumond divides the "
+    "bytes that belong to no other process among the programs that hold managed memory, up to the sizes of their pools",
     "suspended": "no action needed: cuda-checkpoint, or a program that uses its interface, has suspended the process; "
     "it needs this memory again when it is resumed, and isn't flushed until then",
     "pool_exceeds_device": "check the program with that pid: its agent reports wrong values, or its allocator counts "

@@ -188,7 +188,7 @@ def ordered_steps(steps: tuple[str, ...]) -> tuple[str, ...]:
     """Return the steps in the order in which they run, each once. Raises ValueError for an unknown step."""
     for step in steps:
         if step not in ALL_STEPS:
-            raise ValueError(f"unknown step {step!r:.40}; expected some of {', '.join(ALL_STEPS)}")
+            raise ValueError(f"unknown step {step!r:.40}; expected one or more of {', '.join(ALL_STEPS)}")
     if not steps:
         raise ValueError(f"pass at least one of {', '.join(ALL_STEPS)}")
     return tuple(step for step in ALL_STEPS if step in steps)

@@ -39,14 +39,14 @@ def read_text(path: Path) -> str:
 def read_secret(path: Path) -> str:
     """Return the only line of a file. It is read at each use, as the file can be replaced. Raises ConfigError.
 
-    A control character is refused, since a line end in a token would begin another header.
+    A control character is refused, since a newline in a token would begin another header.
     """
     try:
         text = read_text(path).removesuffix("\n").removesuffix("\r").strip(" \t")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} can't be read: {getattr(error, 'strerror', None) or 'not text'}") from None
     if not text or has_control_characters(text):
-        raise ConfigError(f"{path} is empty or has a line end or another control character; expected one line")
+        raise ConfigError(f"{path} is empty or has a newline or another control character; expected one line")
     return text
 
 

@@ -266,7 +266,7 @@ def exchange(
 
     ``seconds`` limits the whole exchange. A request that was not sent by then is never sent. Raises HttpError.
     """
-    answered = _started(connection, request, seconds, max_bytes)
+    answered = _start_exchange(connection, request, seconds, max_bytes)
     try:
         return answered.result(seconds)
     except FutureTimeoutError:
@@ -282,7 +282,7 @@ async def exchange_async(
     """Return the answer as `exchange` does, without a delay of the event loop. Raises HttpError."""
     import asyncio  # the command line starts faster without
 
-    answered = _started(connection, request, seconds, max_bytes)
+    answered = _start_exchange(connection, request, seconds, max_bytes)
     try:
         return await asyncio.wait_for(asyncio.wrap_future(answered), seconds)
     except (asyncio.TimeoutError, TimeoutError):
@@ -292,7 +292,9 @@ async def exchange_async(
             connection.end()
 
 
-def _started(connection: Connection, request: HttpRequest, seconds: float, max_bytes: int) -> Future[HttpResponse]:
+def _start_exchange(
+    connection: Connection, request: HttpRequest, seconds: float, max_bytes: int
+) -> Future[HttpResponse]:
     """Return the answer of an exchange in another thread."""
     answered: Future[HttpResponse] = Future()
     answered.set_running_or_notify_cancel()

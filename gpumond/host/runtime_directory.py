@@ -79,7 +79,7 @@ class AgentSocket:
         self._path, self._mode, self._file = path, mode, _file(path)
         self.problem = ""
 
-    def restored(self) -> bool:
+    def restore_if_removed(self) -> bool:
         """Return True if the file had been removed and ``listener`` is another one now."""
         found = _file(self._path)
         if found == self._file:

@@ -22,12 +22,12 @@ async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await cancelled([task])
+        await cancel_all([task])
         if not task.cancelled() and (error := task.exception()):
             log.error("a background task failed", exc_info=error)
 
 
-async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks, and wait for their end. Before Python 3.12, ``wait_for`` swallows a cancellation at times."""
     pending = set(tasks)
     while pending:

@@ -80,10 +80,10 @@ class Exposition:
             self._frame, self._pages = frame, {}
         pages = self._pages  # a newer frame may replace it before this page is written
         if form not in pages:
-            pages[form] = self._rendered(frame, form)
+            pages[form] = self._render(frame, form)
         return pages[form]
 
-    def _rendered(self, frame: Frame | None, form: Encoding) -> Scrape:
+    def _render(self, frame: Frame | None, form: Encoding) -> Scrape:
         module = openmetrics if form.openmetrics else prometheus_text
         of_frame = b"" if frame is None else self._of_frame(frame, form).encode()  # it counts dropped series
         plain = of_frame + module.generate_latest(FrameCollector(partial(self._others, frame, form)))

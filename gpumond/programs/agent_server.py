@@ -301,7 +301,7 @@ class AgentServer:
         self._peers[connection.fileno()] = peer
         self._watch(peer)
         if pidfd is not None:
-            self._loop.add_reader(pidfd, self._ended, peer)  # readable when the process has exited
+            self._loop.add_reader(pidfd, self._drop_ended, peer)  # readable when the process has exited
         self._readable(peer)  # a hello that waited in the queue does not count as pending
         if peer.hello is None:
             self._loop.call_later(self._limits.shared_hello_seconds, self._hello_is_due, peer)
@@ -325,9 +325,9 @@ class AgentServer:
         """End a pause."""
         if self._reading_pause is not None:
             self._reading_pause.cancel()
-        self._loop.add_reader(self._arrivals.fileno(), self._arrived)
+        self._loop.add_reader(self._arrivals.fileno(), self._read_arrivals)
 
-    def _arrived(self) -> None:
+    def _read_arrivals(self) -> None:
         """Read what has arrived, and pause unless an answer is awaited."""
         self.receive()
         if not self._awaited:
@@ -433,7 +433,7 @@ class AgentServer:
         if self._peers.get(peer.socket.fileno()) is peer:
             self._watch(peer)
 
-    def _ended(self, peer: AgentConnection) -> None:
+    def _drop_ended(self, peer: AgentConnection) -> None:
         """Read the last messages of a process that has ended, and drop it."""
         self._readable(peer)
         self._drop(peer)

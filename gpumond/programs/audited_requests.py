@@ -114,8 +114,8 @@ class AuditedRequests:
             raise NoSuchTarget(f"no connected agent has pid {pid}; `gpumond status` lists the agents")
         if uid not in (None, report.uid):
             raise NoSuchTarget(
-                f"pid {pid} is another user's program; only an administrator can ask it (root, the "
-                "daemon's user, or a token with the scope admin)"
+                f"pid {pid} is another user's program; requests to it require an administrator: root, "
+                "the daemon's user, or a token with the admin scope"
             )
         return report
 

@@ -37,12 +37,12 @@ def full_frame(frame: Frame) -> FullFrame:
         queue=frame.queue,
         grants=frame.grants,
         processes=tuple(holdings(frame)),
-        faults=stated_faults(frame.snapshot),
+        faults=faults_with_remedies(frame.snapshot),
         conditions=stated_conditions(frame.snapshot),
     )
 
 
-def stated_faults(snapshot: Snapshot) -> tuple[StatedFault, ...]:
+def faults_with_remedies(snapshot: Snapshot) -> tuple[StatedFault, ...]:
     return tuple(StatedFault(f.source, f.kind, f.device_uuid, f.detail, remedy(f.kind)) for f in snapshot.faults)
 
 

@@ -87,7 +87,7 @@ class Guard:
         else:
             send = in_pieces(scope, send, self._unsent)
         try:
-            scope = await self._identified(scope)
+            scope = await self._identify(scope)
             await self._check(scope)
             release_slot = await self._slot(scope)
         except HTTPException as error:
@@ -105,7 +105,7 @@ class Guard:
         finally:
             release_slot()
 
-    async def _identified(self, scope: Scope) -> Scope:
+    async def _identify(self, scope: Scope) -> Scope:
         """Return the scope with the identity that the declared proxy states, if it sends the request.
 
         ``subjects`` are those of the identity. ``tenant``: it has no scope, and sees its own programs only. Raises 403

@@ -151,7 +151,7 @@ class HttpListener:
                 return
             except OSError as error:
                 if error.errno in EXHAUSTED:
-                    self._exhausted(listener, error)
+                    self._pause_accepting(listener, error)
                     return
                 continue  # the client closed it before it was accepted
             uid = peer_uid(connection) if connection.family == socket.AF_UNIX else None
@@ -194,7 +194,7 @@ class HttpListener:
             return
         timer = self._loop.call_later(HEAD_SECONDS, self._too_slow, peer)
         peer.close = partial(self._abandon, connection, peer, timer)
-        if not self._listen(connection, peer, timer):
+        if not self._is_settled(connection, peer, timer):
             self._loop.add_reader(connection.fileno(), self._readable, connection, peer, timer)
 
     def _readable(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
@@ -202,10 +202,10 @@ class HttpListener:
         self._check_again(connection, peer, timer)
 
     def _check_again(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
-        if self._amounts(peer).has(peer.user, peer) and not self._listen(connection, peer, timer):
+        if self._amounts(peer).has(peer.user, peer) and not self._is_settled(connection, peer, timer):
             self._loop.call_later(LISTEN_SECONDS, self._check_again, connection, peer, timer)
 
-    def _listen(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> bool:
+    def _is_settled(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> bool:
         """Return True if the connection needs no further look: its request's head has arrived, or it was closed.
 
         Until then it costs nothing but its descriptor; nearly every client sends the whole head at once.
@@ -255,7 +255,7 @@ class HttpListener:
             connection.close()
             raise
 
-    def _exhausted(self, listener: socket.socket, error: OSError) -> None:
+    def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:
         """Free a descriptor, and accept again after a pause."""
         log.warning("can't accept connections at the moment: %s", error.strerror)
         self._rejected("descriptors")

@@ -33,7 +33,7 @@ from gpumond.facts.units import accepts
 from gpumond.facts.verdicts import KINDS
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.serve import examples
-from gpumond.serve.full_frame import REVISION, full_frame, holdings, stated_conditions, stated_faults
+from gpumond.serve.full_frame import REVISION, faults_with_remedies, full_frame, holdings, stated_conditions
 from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.responses import problem
 from gpumond.serve.routes import Router, json_response, kernel_of, present
@@ -273,7 +273,7 @@ async def status(request: Request) -> Response:
             agent_socket=str(kernel_of(request).agent_socket),
             runtime_dir=None if directory is None else str(directory),
             url=kernel_of(request).url,
-            faults=stated_faults(snapshot),
+            faults=faults_with_remedies(snapshot),
             conditions=stated_conditions(snapshot),
         ),
     )

@@ -76,7 +76,7 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         released = source["reason"] == "released"
         reason = plain(source["reason"], 40)
         title = "detached from the driver for maintenance" if released else f"no GPU can be read: {reason}"
-        yield FrameNotice("note" if released else "bad", title, _advised(source["detail"], *own[:1]))
+        yield FrameNotice("note" if released else "bad", title, _with_remedy(source["detail"], *own[:1]))
     elif not index:
         yield FrameNotice("warn", "no GPU found", "the driver lists no GPUs")
     for fault in frame["faults"]:
@@ -85,18 +85,18 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
             yield FrameNotice(
                 "warn",
                 plain(f"{where}: {fault['kind']}", 80),
-                _advised(fault["detail"], fault["remedy"]),
+                _with_remedy(fault["detail"], fault["remedy"]),
                 plain(fault["kind"], 40),
                 device_uuid=fault["device_uuid"],
             )
     for condition in frame["conditions"]:
         where = index.get(condition["device_uuid"], condition["device_uuid"] or "this machine")
-        text = _advised(condition.get("detail", ""), condition["remedy"])
+        text = _with_remedy(condition.get("detail", ""), condition["remedy"])
         title, kind = plain(f"{where}: {condition['kind']}", 80), plain(condition["kind"], 40)
         yield FrameNotice("note", title, text, kind, device_uuid=condition["device_uuid"])
 
 
-def _advised(detail: str, remedy: str = "") -> str:
+def _with_remedy(detail: str, remedy: str = "") -> str:
     """Append the remedy to a detail that does not already contain it."""
     parts = (detail,) if remedy in detail else (detail, remedy)
     return plain(": ".join(part for part in parts if part), 400)

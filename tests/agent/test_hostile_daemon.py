@@ -118,7 +118,7 @@ def test_invalid_data_never_breaks_the_transport(tmp_path: Path) -> None:
                 refused += 1
                 server.close()
         assert link.refusals == refused > 1000
-        link.renew()
+        link.reset()
         server.close()
 
 

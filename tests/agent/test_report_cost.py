@@ -83,7 +83,7 @@ def test_report_is_sent_with_its_changes(tmp_path: Path) -> None:
                 link.send(report)
                 link.push(0.0)
             heard = [decode(lines.readline().rstrip(b"\n")) for _ in reports]
-            link.renew()
+            link.reset()
     assert heard == reports
 
 

@@ -199,7 +199,7 @@ NOBODY = "nobody-has-this-name"
         ("why --pid 1", 3, "pid 1"),
         ("baseline record x --for 0", 2, "gpumond: --for: must be at least 1"),
         ("detach-driver --for 0", 2, "gpumond: --for: must be more than 0"),
-        ("events --csv -f", 2, "--csv and --follow exclude each other"),
+        ("events --csv -f", 2, "--csv and --follow can't be combined"),
     ],
 )
 def test_exit_code_tells_a_selection_without_programs_from_wrong_use(

@@ -261,8 +261,8 @@ def test_leak_of_ranks_is_one_verdict_with_their_number():
     assert len(leaks) == 1
     evidence = dict(leaks[0].evidence)
     assert (evidence["processes"], evidence["devices"]) == (4, 4)
-    begin = "4 programs on 4 GPUs started growing at the same time (possibly higher load or the same bug); "
-    assert leaks[0].summary.startswith(f"{begin}the first to fill its GPU: train (pid 10) is leaking ")
+    begin = "the memory of 4 programs on 4 GPUs started growing at the same time, possibly because of higher load or "
+    assert leaks[0].summary.startswith(f"{begin}the same bug. The first to fill its GPU: train (pid 10) is leaking ")
     fit, left = leaks[0].fit, leaks[0].time_to_full_seconds
     assert fit is not None
     assert fit.full_at is not None
@@ -283,7 +283,7 @@ def test_leak_summary_has_pace_onset_and_end():
     assert "recent peak" not in found[1].summary
 
 
-RETURNS = r"will be full in about 5 h if its use returns to its recent peak of (\d+)\.\d GiB, else in about 10 h$"
+RETURNS = r"will be full in about 10 h, or in about 5 h if the use returns to the recent peak of (\d+)\.\d GiB$"
 
 
 def test_time_to_full_states_the_peak_from_which_it_is_counted():

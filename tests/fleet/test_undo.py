@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.features.fleet.undo import outdated, steps
+from gpumond.features.fleet.undo import outdated_reason, steps
 from tests.helpers import forks
 from tests.helpers.agents import GIB
 from tests.helpers.stubs import Answer, SimulatedMachine, fleet, simulated, stub, write_targets
@@ -87,7 +87,7 @@ def test_limit_is_undone_only_while_it_is_the_present_one(
     own = [{"device_uuid": uuid, "limit_bytes": size, "quota": quota} for uuid, size, quota in limits]
     report = {"pid": 7, "start_ticks": start_ticks, "limits": own}
     frame: Any = {"snapshot": {"reports": [report]}}
-    assert outdated(step, frame) == reason
+    assert outdated_reason(step, frame) == reason
 
 
 @pytest.fixture(scope="module")

@@ -152,7 +152,7 @@ def test_answer_is_read_without_its_envelope_and_pretty_printed(indent: int | No
     [
         ('{"status":"success","data":', "line 1: not JSON, or truncated.*query_range"),
         (json.dumps({"status": "error", "error": "bad query"}), "Prometheus returned an error: bad query"),
-        (json.dumps({"data": {"resultType": "vector", "result": []}}), "the result is a vector for one time"),
+        (json.dumps({"data": {"resultType": "vector", "result": []}}), "the result is an instant query's vector"),
         (json.dumps({"data": {"result": [{"metric": {}}]}}), "not a matrix of series"),
         (json.dumps({"data": {"result": [{"metric": {}, "values": [[1]]}]}}), r"isn't \[time, value\]"),
         (answer(), "no memory-usage series found; query one of gpumond_device_memory_used_bytes"),

@@ -60,7 +60,7 @@ def frame() -> Frame:
 
 def guarded(open_reads: bool = True) -> GuardedApi:
     proxy = IdentityProxy(addresses=("10.1.0.0/28",), user=str(UID), namespaces={"models": ("prod-*",)})
-    headers = IdentityHeaders(proxy, proxy.uid())
+    headers = IdentityHeaders(proxy, proxy.resolve_uid())
     policy = Policy(frozenset({"127.0.0.1"}), open_reads=open_reads, identities=headers)
     return GuardedApi(policy, parse_tokens(TOKENS, "tokens"), View(frame()))
 

@@ -51,7 +51,7 @@ def test_silences_without_token_are_unchanged():
         ({"matchers": [RULE] * 9}, "at most 8 entries"),
         ({"matchers": [RULE | {"operator": "~"}]}, "body.matchers.0.operator: expected =, !=, =~ or !~"),
         ({"matchers": [RULE | {"name": "a b"}]}, "body.matchers.0.name: must have the form"),
-        ({"matchers": [RULE | {"value": "a\nb"}]}, "has a control character, such as a line end; remove it"),
+        ({"matchers": [RULE | {"value": "a\nb"}]}, "has a control character, such as a newline; remove it"),
         ({"matchers": [RULE | {"value": "a" * 257}]}, "body.matchers.0.value: must have at most 256"),
         ({"matchers": [RULE | {"operator": "=~", "value": "["}]}, "matchers.0: rule=~[: not a regular expression"),
         ({"matchers": [RULE | {"operator": "!="}]}, "at least one matcher must not match the empty string"),

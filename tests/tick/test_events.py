@@ -115,7 +115,7 @@ def test_request_that_waits_and_is_granted_makes_two_events():
     assert wait.details == (("request", "a"), ("need_bytes", 16 * GIB), ("user", "ann"))
     (grant,) = between(waiting, granted)
     assert (grant.kind, grant.device_uuid, grant.pid) == ("grant", UUID, 7)
-    assert grant.summary == "pretrain (pid 7) is granted 16.0 GiB of GPU 0 after 1 min"
+    assert grant.summary == "pretrain (pid 7) was granted 16.0 GiB of GPU 0 after 1 min"
     assert grant.details[-1] == ("waited_seconds", 60.0)
     assert between(waiting, waiting) == between(granted, granted) == []
     asks = replace(empty, queue=(replace(REQUEST, since=999_998.5),))

@@ -34,7 +34,7 @@ MOST_SCOPES = 8
 """Number of scopes in an out-of-memory snapshot."""
 
 
-def check(name: object, flush: object, gc: object, borrow: object) -> None:
+def check_arguments(name: object, flush: object, gc: object, borrow: object) -> None:
     """Raise TypeError or ValueError for wrong arguments of `gpumond.agent.scope`."""
     if not isinstance(name, str):
         raise TypeError(f"scope: expected str, got {type(name).__name__}")
@@ -239,7 +239,7 @@ class Scopes:
         block.before = read_levels()
         if block.before is not None:
             block.sample(block.before)
-        block.annotations = _annotated(block.name)
+        block.annotations = _begin_annotations(block.name)
         with self._lock:
             self._open.add(block)
 
@@ -286,7 +286,7 @@ class Scopes:
         return self._totals.setdefault(name, ScopeTotal())
 
 
-def _annotated(name: str) -> list[Callable[[], object]]:
+def _begin_annotations(name: str) -> list[Callable[[], object]]:
     """Annotate this thread's allocations where a history is recorded, and return functions that end it. Never raises.
 
     In an event loop, other tasks would allocate under the name: nothing is annotated there.

@@ -327,23 +327,23 @@ class Supervisor:
         if chunk is None:
             return
         if not chunk:
-            self._ended(child)
+            self._handle_exit(child)
             return
         child.buffer += chunk
         while (stop := child.buffer.find(b"\n")) >= 0:
             line = bytes(child.buffer[:stop])
             del child.buffer[: stop + 1]
             try:
-                self._answered(child, child.decode(line))
+                self._handle_answer(child, child.decode(line))
             except ProtocolError as error:
                 log.error("invalid response from the driver process: %s", error)
                 child.process.terminate()
 
-    def _answered(self, child: Child, answer: ReadResponse) -> None:
+    def _handle_answer(self, child: Child, answer: ReadResponse) -> None:
         request, child.request = child.request, None
         late, child.overdue = child.overdue, False
         if child in self._abandoned:
-            self._returned(child, answer.reading)
+            self._handle_late_answer(child, answer.reading)
             return
         if child is not self._child or request is None:
             return
@@ -369,7 +369,7 @@ class Supervisor:
             self._set_state(up=True, responsive=not self._abandoned, reading=reading)
         request.finish(None if late else reading)  # a late response is out of date
 
-    def _returned(self, child: Child, reading: Reading | None) -> None:
+    def _handle_late_answer(self, child: Child, reading: Reading | None) -> None:
         """Handle the response of an abandoned child, whose driver call has returned.
 
         Only this child has received the Xid events of its device in the meantime.
@@ -385,7 +385,7 @@ class Supervisor:
         self._xids = add_up(self._xids, [errors for errors in news if errors.count > 0])
         child.stdin.close()
 
-    def _ended(self, child: Child) -> None:
+    def _handle_exit(self, child: Child) -> None:
         """Handle the exit of a child: its source could not be opened, or the driver crashed."""
         self._unwatch(child)
         place = child.place()

@@ -171,7 +171,7 @@ def tracks_after_flush(
     )
     note = "; ".join((_note(order, receipts, problem), *asked))
     if failed:
-        note += f"; next attempt in {_wait(track, order.action)}"
+        note += f"; next attempt in {_wait_text(track, order.action)}"
     return {**tracks, order.key: replace(track, note=note)}
 
 
@@ -230,7 +230,7 @@ def _with_effect(track: ActionTrack, action: Action, reports: Sequence[AgentRepo
         return replace(track, failures=0, released=())
     track = replace(track, failures=track.failures + 1, released=())
     note = f"the programs reallocated the memory that the last flush released ({human(released)})"
-    return replace(track, note=f"{note}; next attempt {_wait(track, action)} after that flush")
+    return replace(track, note=f"{note}; next attempt {_wait_text(track, action)} after that flush")
 
 
 def _taken(each: ReleasedBytes, pools: Mapping[Pool, PoolUsage]) -> int:
@@ -324,7 +324,7 @@ def _released(receipts: Iterable[Receipt], refilled_flushes: Mapping[Pool, int])
             )
 
 
-def _wait(track: ActionTrack, action: Action) -> str:
+def _wait_text(track: ActionTrack, action: Action) -> str:
     return duration(track.due_at(action) - track.attempts[-1] if track.attempts else action.cooldown_seconds)
 
 

@@ -183,8 +183,8 @@ class ReceiverQueue:
             await self._work_to_do()
             batch = self._batch()
             if batch and self._quiet(batch[0]):
-                await self._done(batch, accepted=False)
-                self._unsent(batch)
+                await self._remove_batch(batch, accepted=False)
+                self._allow_again(batch)
                 continue
             after = 0.0
             try:
@@ -192,9 +192,9 @@ class ReceiverQueue:
                 failures = 0
                 continue
             except Rejected as error:
-                self._failed(error.reason, f"{error}; it isn't sent again")
+                self._count_failure(error.reason, f"{error}; it isn't sent again")
                 self._sent_now()
-                await self._done(batch, accepted=False)
+                await self._remove_batch(batch, accepted=False)
                 continue
             except Retry as error:
                 after, text = error.after_seconds, str(error)
@@ -204,7 +204,7 @@ class ReceiverQueue:
                 reason, text = "error", type(error).__name__
             failures += 1
             wait = max(after, self._pause(failures))
-            self._failed(reason, f"{text}; next attempt in {wait:.0f} s")
+            self._count_failure(reason, f"{text}; next attempt in {wait:.0f} s")
             await _within(self._changed.wait(), wait)
             self._changed.clear()
 
@@ -249,7 +249,7 @@ class ReceiverQueue:
             self._counts.notified(self._receiver.name)
         if due:
             self._sent_now()
-        await self._done(batch, accepted=True)
+        await self._remove_batch(batch, accepted=True)
 
     def _sent_now(self) -> None:
         self._resend_at = time.monotonic() + (self._receiver.resend_seconds or 0.0)
@@ -265,7 +265,7 @@ class ReceiverQueue:
         self._resolved = {labels: (alert, until) for labels, (alert, until) in self._resolved.items() if until > now}
         return {labels: alert for labels, (alert, _) in self._resolved.items() if labels not in other}
 
-    async def _done(self, batch: Sequence[Notice], accepted: bool) -> None:
+    async def _remove_batch(self, batch: Sequence[Notice], accepted: bool) -> None:
         """Remove the batch from the queue; ``accepted`` if its receiver accepted it."""
         for notice in batch:
             self._queue.popleft()
@@ -287,7 +287,7 @@ class ReceiverQueue:
     def _quiet(self, notice: Notice) -> bool:
         return notice.kind == "raised" and self._outbox.silenced(notice.alert)
 
-    def _unsent(self, batch: Sequence[Notice]) -> None:
+    def _allow_again(self, batch: Sequence[Notice]) -> None:
         """Let ``put`` queue these silenced alerts later, unless another notification of them is in the queue."""
         queued = {notice.alert.labels for notice in self._queue}
         for labels in {notice.alert.labels for notice in batch} - queued - self._known.keys():
@@ -302,7 +302,7 @@ class ReceiverQueue:
             most = min(most, resend, PROMPT_SECONDS)  # the receiver drops alerts that are not sent again
         return random.uniform(least, max(least, backoff(least, failures, most)))
 
-    def _failed(self, reason: str, text: str) -> None:
+    def _count_failure(self, reason: str, text: str) -> None:
         self._counts.notified(self._receiver.name)
         self._counts.not_notified(self._receiver.name, reason)
         log.warning("receiver %s: %s", self._receiver.name, text)

@@ -30,7 +30,7 @@ from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import ReleaseMethod
 from gpumond.host.machine import process_start
-from gpumond.host.tasks import cancelled
+from gpumond.host.tasks import cancel_all
 from gpumond.kernel import EngineStep, Kernel, Part
 
 log = logging.getLogger(__name__)
@@ -337,7 +337,7 @@ class EngineFlusher(EngineStep):
                 self._begin_return(reading.name, released)
 
     async def close(self) -> None:
-        await cancelled(self._returns.values())
+        await cancel_all(self._returns.values())
 
     async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
         """Release the memory of one engine, or undo the last release, and return a receipt for each device.
@@ -434,7 +434,7 @@ class EngineFlusher(EngineStep):
             flush.models = await self.engines.carry_out(name, method.release(engine, states[-1]), limit)
         except EngineError as failure:
             error = failure
-        after = await self._settled(flush, method, expected, error)
+        after = await self._await_settled(flush, method, expected, error)
         outcome, reason = outcome_of(method, expected, flush.before, after, self._ended(flush.before), error)
         if outcome == "timeout" or isinstance(error, EngineTimeout):
             self._unanswered[name] = flush.before.listeners
@@ -454,7 +454,7 @@ class EngineFlusher(EngineStep):
         last = last_released(self._receipts(), flush.engine.name, method.name)
         return replace(expected, likely=min(expected.high, last) if last else None)
 
-    async def _settled(
+    async def _await_settled(
         self, flush: _Flush, method: ReleaseMethod, expected: Expected, error: EngineError | None
     ) -> EngineMemory:
         """Return the memory once the driver counts the release and two reads are equal, or time is up."""
@@ -493,11 +493,11 @@ class EngineFlusher(EngineStep):
         needed = sum(by_device.values())
         flush.method, flush.models = method, released[0].models
         if request.dry_run:
-            return [flush.receipt("planned", f"the engine would take {human(needed)} again")]
+            return [flush.receipt("planned", f"the engine would need {human(needed)} again")]
 
         # Undo it; the return to service repeats a failure.
         if task := self._returns.get(engine.name):
-            await cancelled([task])
+            await cancel_all([task])
         began, problem = time.monotonic(), None
         try:
             await self._undo(engine, method, released, max(WAKE_SECONDS, request.timeout_seconds))

@@ -77,7 +77,7 @@ def unload_ollama(model: EngineModel) -> EngineRequest:
     return post("/api/generate", {"model": model.name, "keep_alive": 0, "stream": False})
 
 
-def options_ollama(model: EngineModel) -> str:
+def ollama_reload_name(model: EngineModel) -> str:
     """Return the name of a model with the options that load it again as it was."""
     context = f" num_ctx={model.context_length}" if model.context_length else ""
     return f"{model.name}{context}{' keep_alive=-1' if model.pinned else ''}"
@@ -114,7 +114,7 @@ OLLAMA = EngineSpec(
     methods=(
         ReleaseMethod(
             name="unload",
-            release=unload_models(unload_ollama, options_ollama),
+            release=unload_models(unload_ollama, ollama_reload_name),
             serves_again="the next request loads the model again",
             undo=undo_ollama,
             check=check_model_to_unload,

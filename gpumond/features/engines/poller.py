@@ -28,7 +28,7 @@ from gpumond.features.engines.spec import Address, EngineRequest, EngineResponse
 from gpumond.host.files import read_secret
 from gpumond.host.http import Connection, HttpRequest, exchange_async, trust
 from gpumond.host.machine import available_bytes
-from gpumond.host.tasks import cancelled
+from gpumond.host.tasks import cancel_all
 
 MAX_ANSWER_BYTES = 2 << 20
 HINTS: Mapping[tuple[str, HttpFailure], str] = {
@@ -255,7 +255,7 @@ class Engines:
                 engine.task.cancel()
 
     async def close(self) -> None:
-        await cancelled(engine.task for engine in self._engines.values() if engine.task)
+        await cancel_all(engine.task for engine in self._engines.values() if engine.task)
 
     def declaration(self, name: str) -> EngineConfig | None:
         engine = self._engines.get(name)

@@ -182,13 +182,13 @@ async def collect(prometheus: Prometheus, job: str | None, period: Period, of_pr
     """Read the values of a period. Raises DiscoveryError and ConfigError."""
     at_once = asyncio.Semaphore(AT_ONCE)
 
-    async def asked(expression: str, part: Period) -> Sequence[SeriesSample]:
+    async def ask(expression: str, part: Period) -> Sequence[SeriesSample]:
         async with at_once:
             return await prometheus.query(sum_over_period(expression, part), asked_at(part))
 
     async def all_of(name: str, expression: str) -> list[tuple[str, Period, Sequence[SeriesSample]]]:
         parts = list(period.parts())
-        found = await all_answers(asked(expression, part) for part in parts)
+        found = await all_answers(ask(expression, part) for part in parts)
         return [(name, part, samples) for part, samples in zip(parts, found, strict=True)]
 
     answers = await all_answers(all_of(*each) for each in usage_queries(job, of_programs).items())

@@ -304,7 +304,7 @@ def _total(rows: Sequence[Size], allocated: float) -> str:
     advised = _advised(rows)
     saved = f", {1 - advised / allocated:.0%} less" if 0 < advised < allocated else ""
     return (
-        f"GPUs with programs: {allocated:.1f} GiB-hours; the limits of these programs: {advised:.1f} GiB-hours{saved}"
+        f"GPUs with programs: {allocated:,.1f} GiB-hours; the limits of these programs: {advised:,.1f} GiB-hours{saved}"
     )
 
 

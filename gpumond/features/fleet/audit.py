@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
 from gpumond.facts.errors import ConfigError
+from gpumond.facts.units import caller_text
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import missing_of, progress, read_each, selected
 from gpumond.view.audit import sentence
@@ -68,7 +69,7 @@ def _table(entries: Sequence[dict[str, Any]]) -> str:
     if not entries:
         return "no entry"
     rows = [
-        (each["machine"], moment(each["at"]), each["actor"], sentence(each["action"], each["detail"]))
+        (each["machine"], moment(each["at"]), caller_text(each["actor"]), sentence(each["action"], each["detail"]))
         for each in entries
     ]
     return table(("MACHINE", "AT", "BY", "ENTRY"), rows)

@@ -24,7 +24,7 @@ MAX_MACHINES = 64
 NAME_WIDTH = 30
 
 
-class MachineDaemon:
+class MachineClient:
     """Requests to one machine, each with an event loop of its own, since they are made in threads."""
 
     def __init__(self, client: Client, machine: Machine) -> None:
@@ -67,7 +67,7 @@ def _show(client: Client, machines: Sequence[Machine]) -> None:
     from gpumond.top.terminal import Terminal
 
     terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno(), sys.stdout.encoding or "ascii")
-    top = Top([MachineDaemon(client, machine) for machine in machines], terminal, colors_of(os.environ))
+    top = Top([MachineClient(client, machine) for machine in machines], terminal, colors_of(os.environ))
     for connection, machine in zip(top.connections, machines, strict=True):
         connection.name = plain(machine.name, NAME_WIDTH)
     top.run()

@@ -17,7 +17,7 @@ from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.facts.pools import ENGINE_STEP
-from gpumond.facts.units import counted, human
+from gpumond.facts.units import caller_text, counted, human
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.audit import AUDIT, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
@@ -115,7 +115,7 @@ def _step(entry: Mapping[str, Any], detail: Mapping[str, Any]) -> Step | None:
     return Step(entry=entry, problem="gpumond fleet undo can't undo such a change")
 
 
-def outdated(step: Step, frame: CheckedFrame) -> str:
+def outdated_reason(step: Step, frame: CheckedFrame) -> str:
     """Return why the state that a limit has set is not the present one, or an empty string."""
     key = (int(step.subject), step.start_ticks)
     own = [each for each in frame["snapshot"]["reports"] if (each["pid"], each["start_ticks"]) == key]
@@ -129,7 +129,7 @@ def outdated(step: Step, frame: CheckedFrame) -> str:
 async def undo(client: Client, machine: Machine, step: Step) -> str:
     """Undo one step, and return why it was not done, or an empty string. Raises DaemonError."""
     if step.kind == "limit":
-        if reason := outdated(step, await client.frame(machine, frame_of)):
+        if reason := outdated_reason(step, await client.frame(machine, frame_of)):
             return reason
         path = f"{AGENTS}/{step.subject}/limit"
         await client.post(machine, path, {"limit_bytes": None, "device": step.device}, client.timeout_seconds)
@@ -185,7 +185,7 @@ async def run(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             print(f"\noperation {own.operation} by {caller_name()}", flush=True)
         with progress(len(found), "machines responded") as done:
-            carried = await run_each(found, lambda each: _undone(own, each, found[each]), arguments.parallel, done)
+            carried = await run_each(found, lambda each: _undo_steps(own, each, found[each]), arguments.parallel, done)
         results = dict(zip(found, carried, strict=True))
         if not arguments.json:
             print(f"\n{_result_table(results)}")
@@ -198,7 +198,7 @@ async def run(arguments: argparse.Namespace) -> int:
     return DONE if undone or (due and arguments.dry_run) else NOTHING_TO_DO
 
 
-async def _undone(client: Client, machine: Machine, own: Sequence[Step]) -> list[tuple[Step, str, str]]:
+async def _undo_steps(client: Client, machine: Machine, own: Sequence[Step]) -> list[tuple[Step, str, str]]:
     """Undo the steps of one machine one after the other. Return each with its result and the reason."""
     results = []
     for step in own:
@@ -220,7 +220,7 @@ def _plan(found: Mapping[Machine, Sequence[Step]]) -> str:
         (
             machine.name,
             moment(step.entry["at"]),
-            str(step.entry["actor"]),
+            caller_text(str(step.entry["actor"])),
             sentence(str(step.entry["action"]), step.entry["detail"]),
             step.text or "-",
             step.problem,

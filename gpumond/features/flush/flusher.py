@@ -317,7 +317,7 @@ class Flusher:
         if engines:
             engines.attach(lambda: self.receipts, self._returned)
 
-    def resume(self) -> None:
+    def resume_engine_returns(self) -> None:
         """Continue to return serving engines to service, as the previous daemon did."""
         if self._engines:
             self._engines.resume()
@@ -409,7 +409,7 @@ class Flusher:
             if who in self._under_way:
                 refusals[who] = "another flush of this program is in progress; wait for its receipt"
             elif ago < rest and not request.force:
-                refusals[who] = resting[rest - ago] = _resting(report, ago, rest - ago)
+                refusals[who] = resting[rest - ago] = _cooldown_message(report, ago, rest - ago)
         if len(refusals) == len(targets):
             if resting:
                 wait = max(resting)
@@ -529,7 +529,7 @@ class Flusher:
         return DriverCounts(used, {device.uuid: device.size_bytes for device in devices if device.size_bytes})
 
 
-def _resting(report: AgentReport, ago: float, wait: float) -> str:
+def _cooldown_message(report: AgentReport, ago: float, wait: float) -> str:
     who = report.workload or f"pid {report.process.pid}"
     return f"{who} was flushed {ago:.0f} s ago; try again in {math.ceil(wait)} s, or now {FORCED}"
 
@@ -568,7 +568,7 @@ class FlushPart(Part, FlushService):
         return ()
 
     def start(self) -> None:
-        self.flusher.resume()
+        self.flusher.resume_engine_returns()
 
     async def configure(self, settings: Settings) -> None:
         self.flusher.cooldown_seconds = settings.flush_cooldown

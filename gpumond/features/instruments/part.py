@@ -12,7 +12,7 @@ from gpumond.facts.frame import Frame
 from gpumond.facts.messages import AgentRequest
 from gpumond.facts.program import ProcessKey
 from gpumond.host.peer import PeerIdentity
-from gpumond.host.tasks import Tasks, cancelled
+from gpumond.host.tasks import Tasks, cancel_all
 from gpumond.kernel import Kernel, Part, Tick
 from gpumond.programs.agent_server import AgentServer, identity_of
 
@@ -43,7 +43,7 @@ class RetainerRequests:
                 self._tasks.start(self._ask(identity_of(report)))
 
     async def close(self) -> None:
-        await cancelled(self._tasks)
+        await cancel_all(self._tasks)
 
     async def _ask(self, identity: PeerIdentity) -> None:
         answer = await self._agents.ask(identity, AgentRequest(uuid.uuid4().hex, "retainers"))

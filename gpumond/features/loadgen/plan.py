@@ -140,13 +140,13 @@ def _observe(script: Script, scenario: Scenario, seed: int) -> Observation:
     dice = script.random("observation")
     gaps, neighbors = float(dice.random() < 0.5), float(dice.random() < 0.5 and scenario.neighbors)
     outages: tuple[tuple[float, float], ...] = ()
-    if script.number("gaps", gaps) and script.duration >= 5 * HOUR_SECONDS:
+    if script.choose_number("gaps", gaps) and script.duration >= 5 * HOUR_SECONDS:
         outages = ((dice.uniform(0.3, 0.8) * script.duration, dice.uniform(30.0, 60.0) * MINUTE_SECONDS),)
-    if script.number("neighbors", neighbors):
+    if script.choose_number("neighbors", neighbors):
         _neighbors(script)
     view = script.word("view", scenario.views[seed % len(scenario.views)])
     views: dict[str, View] = {"agent": "agent", "process": "process", "device": "device"}
-    return Observation(views[view], int(script.number("noise")), bool(script.number("gaps")), outages)
+    return Observation(views[view], int(script.choose_number("noise")), bool(script.choose_number("gaps")), outages)
 
 
 def _neighbors(script: Script) -> None:

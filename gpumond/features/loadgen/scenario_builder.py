@@ -88,7 +88,7 @@ class Script:
         """All options, given or drawn."""
         self.inject = inject
         self.dice = self.random("parameters")
-        self.size_bytes = int(self.number("size"))
+        self.size_bytes = int(self.choose_number("size"))
         self.duration = 0.0
         self.programs: list[ProgramScript] = []
         self.steps: list[ScriptStep] = []
@@ -101,7 +101,7 @@ class Script:
         """Return a random generator for one purpose. Text seeds go through SHA-512, the same in all Python versions."""
         return Random(f"{self._scenario}/{self._seed}/{purpose}")
 
-    def number(self, option: str, drawn: float | None = None) -> float:
+    def choose_number(self, option: str, drawn: float | None = None) -> float:
         """Return an option's value, else the drawn one."""
         value = self.chosen_options.setdefault(option, drawn or 0.0)
         assert isinstance(value, float | int), option
@@ -112,7 +112,7 @@ class Script:
 
     def last(self, duration: float) -> float:
         """Set the length of the plan, unless an option does, and return it."""
-        self.duration = self.number("duration", duration)
+        self.duration = self.choose_number("duration", duration)
         return self.duration
 
     def program(self, name: str, at: float = 0.0, device: int = 0, agent: bool = True) -> int:
@@ -254,7 +254,7 @@ WANDER_SECONDS = 10 * MINUTE_SECONDS
 def noise(script: Script) -> float:
     """Draw quiet or noisy, with equal probability."""
     drawn = QUIET_BYTES if script.dice.random() < 0.5 else NOISY_BYTES
-    return script.number("noise", drawn)
+    return script.choose_number("noise", drawn)
 
 
 def host(script: Script, share: tuple[float, float] = (0.15, 0.4), noise_bytes: float | None = None) -> float:

@@ -54,7 +54,7 @@ NEARLY_ALL = 0.95
     options=(Option("rate", "size", "2, 8, 32, 128 or 512 MiB", "bytes leaked per minute", 1),),
 )
 def linear(script: Script) -> None:
-    rate = script.number("rate", script.dice.choice((2, 8, 32, 128, 512)) * MIB) / MINUTE_SECONDS
+    rate = script.choose_number("rate", script.dice.choice((2, 8, 32, 128, 512)) * MIB) / MINUTE_SECONDS
     noise_bytes = noise(script)
     slow = noise_bytes >= NOISY_LIMIT or rate < 30 * MIB / MINUTE_SECONDS
     script.last(6 * HOUR_SECONDS if slow else 3 * HOUR_SECONDS)
@@ -74,8 +74,8 @@ def linear(script: Script) -> None:
     ),
 )
 def per_epoch(script: Script) -> None:
-    kept = script.number("step", script.dice.choice((4, 100, 254)) * MIB)
-    period = script.number("period", script.dice.choice((1, 5, 20)) * MINUTE_SECONDS)
+    kept = script.choose_number("step", script.dice.choice((4, 100, 254)) * MIB)
+    period = script.choose_number("period", script.dice.choice((1, 5, 20)) * MINUTE_SECONDS)
     end = script.last(9 * HOUR_SECONDS if period > 10 * MINUTE_SECONDS else 5 * HOUR_SECONDS)
     ready = host(script, (0.15, 0.3))
     ramp = VaryingAmount(script, 256 * MIB)
@@ -102,9 +102,9 @@ def per_epoch(script: Script) -> None:
     ),
 )
 def under_load(script: Script) -> None:
-    kept = script.number("step", script.dice.choice((5, 50, 150)) * MIB)
+    kept = script.choose_number("step", script.dice.choice((5, 50, 150)) * MIB)
     fastest = min(1.0, MAX_RATE / kept)
-    rate = script.number("requests", math.exp(script.dice.uniform(math.log(0.02), math.log(fastest))))
+    rate = script.choose_number("requests", math.exp(script.dice.uniform(math.log(0.02), math.log(fastest))))
     end = script.last(6 * HOUR_SECONDS)
     ready = host(script)
     onset = _onset(script, ready)
@@ -134,7 +134,7 @@ def under_load(script: Script) -> None:
     options=(Option("period", "duration", "20 min", "mean time between two leaks", 1.0),),
 )
 def irregular(script: Script) -> None:
-    period = script.number("period", 20 * MINUTE_SECONDS)
+    period = script.choose_number("period", 20 * MINUTE_SECONDS)
     end = script.last(9 * HOUR_SECONDS)
     onset = _onset(script, host(script))
     jumps = script.random("jumps")
@@ -163,7 +163,7 @@ def irregular(script: Script) -> None:
     ),
 )
 def compile_cache(script: Script) -> None:
-    period = script.number("period", script.dice.uniform(1.0, 5.0) * MINUTE_SECONDS)
+    period = script.choose_number("period", script.dice.uniform(1.0, 5.0) * MINUTE_SECONDS)
     outside = script.word("where", script.dice.choice(("outside", "pool"))) == "outside"
     end = script.last(8 * HOUR_SECONDS)
     onset = _onset(script, host(script))
@@ -184,7 +184,7 @@ def compile_cache(script: Script) -> None:
     options=(Option("period", "duration", "20 to 40 min", "time between two evaluations", 120.0),),
 )
 def at_evaluation(script: Script) -> None:
-    period = script.number("period", script.dice.uniform(20.0, 40.0) * MINUTE_SECONDS)
+    period = script.choose_number("period", script.dice.uniform(20.0, 40.0) * MINUTE_SECONDS)
     end = script.last(5 * HOUR_SECONDS)
     ready = host(script, (0.12, 0.2))
     first = ready + script.dice.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
@@ -254,10 +254,10 @@ def fragmentation(script: Script) -> None:
     The peak of live memory in every step is constant. Without the injection the successors fit the holes.
     """
     end = script.last(6 * HOUR_SECONDS)
-    share = script.number("share", script.dice.uniform(0.42, 0.5))
-    spread = script.number("over", script.dice.uniform(1.5, 2.5) * HOUR_SECONDS)
+    share = script.choose_number("share", script.dice.uniform(0.42, 0.5))
+    spread = script.choose_number("over", script.dice.uniform(1.5, 2.5) * HOUR_SECONDS)
     size = int(script.dice.uniform(48, 96)) // 2 * 2 * MIB
-    script.number("noise", QUIET_BYTES)
+    script.choose_number("noise", QUIET_BYTES)
     program = script.program("load")
     step = script.dice.uniform(15.0, 40.0)
     pairs: deque[tuple[int, int, int]] = deque()  # size and blocks
@@ -305,7 +305,7 @@ def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
 )
 def orphan(script: Script) -> None:
     end = script.last(3 * HOUR_SECONDS)
-    script.number("noise", QUIET_BYTES)
+    script.choose_number("noise", QUIET_BYTES)
     kind = script.word("as", script.dice.choice(ORPHANS))
     host(script, (0.05, 0.9))
     killed = script.dice.uniform(15 * MINUTE_SECONDS, 45 * MINUTE_SECONDS)
@@ -326,9 +326,9 @@ def orphan(script: Script) -> None:
     neighbors=False,
 )
 def crash(script: Script) -> None:
-    times = int(script.number("times", script.dice.choice((1, 1, 4))))
+    times = int(script.choose_number("times", script.dice.choice((1, 1, 4))))
     end = script.last(3 * HOUR_SECONDS)
-    script.number("noise", QUIET_BYTES)
+    script.choose_number("noise", QUIET_BYTES)
     at = 0.0
     for number in range(times):
         share = script.dice.uniform(0.1, 0.3)
@@ -365,9 +365,9 @@ def crash(script: Script) -> None:
 )
 def stress(script: Script) -> None:
     """Fill the device and hold the memory. Backends whose memory has contents write and verify a pattern."""
-    fill = script.number("fill", 0.9) if script.inject else 0.5
+    fill = script.choose_number("fill", 0.9) if script.inject else 0.5
     end = script.last(HOUR_SECONDS)
-    script.number("noise", QUIET_BYTES)
+    script.choose_number("noise", QUIET_BYTES)
     program = script.program("load")
     size, block = fill * script.size_bytes, GIB
     for number in range(int(size // block)):
@@ -389,9 +389,9 @@ def stress(script: Script) -> None:
     neighbors=False,
 )
 def flush_storm(script: Script) -> None:
-    period = script.number("period", 2.0)
+    period = script.choose_number("period", 2.0)
     script.last(HOUR_SECONDS)
-    script.number("noise", QUIET_BYTES)
+    script.choose_number("noise", QUIET_BYTES)
     program = script.program("load")
     script.fill(1.0, 0.2 * script.size_bytes, 10.0)
     level = VaryingAmount(script, 512 * MIB, program)
@@ -414,8 +414,10 @@ def flush_storm(script: Script) -> None:
     ),
 )
 def warm_up(script: Script) -> None:
-    slowness = script.number("time", math.exp(script.dice.uniform(math.log(1.0), math.log(20.0))) * MINUTE_SECONDS)
-    plateau = script.number("share", script.dice.uniform(0.3, 0.85)) * script.size_bytes
+    slowness = script.choose_number(
+        "time", math.exp(script.dice.uniform(math.log(1.0), math.log(20.0))) * MINUTE_SECONDS
+    )
+    plateau = script.choose_number("share", script.dice.uniform(0.3, 0.85)) * script.size_bytes
     end = script.last(4 * HOUR_SECONDS)
     host(script, (0.02, 0.08), noise(script))
     level = VaryingAmount(script, 64 * MIB)
@@ -432,7 +434,7 @@ def warm_up(script: Script) -> None:
     options=(Option("share", "fraction", "50 to 90%", "fraction of the device at the peak", 0.1, 0.9),),
 )
 def autotune(script: Script) -> None:
-    peak = script.number("share", script.dice.uniform(0.5, 0.9)) * script.size_bytes
+    peak = script.choose_number("share", script.dice.uniform(0.5, 0.9)) * script.size_bytes
     kept = peak * script.dice.uniform(0.15, 0.4)
     script.last(3 * HOUR_SECONDS)
     program = script.program("load")
@@ -454,9 +456,9 @@ def autotune(script: Script) -> None:
     options=(Option("share", "fraction", "60 to 94%", "fraction of the device", 0.15, 0.95),),
 )
 def preallocated(script: Script) -> None:
-    share = script.number("share", script.dice.uniform(0.6, 0.94))
+    share = script.choose_number("share", script.dice.uniform(0.6, 0.94))
     script.last(6 * HOUR_SECONDS)
-    script.number("noise", QUIET_BYTES)
+    script.choose_number("noise", QUIET_BYTES)
     program = script.program("load")
     script.fill(5.0, 0.1 * script.size_bytes, 15.0)
     script.allocate(25.0, (share - 0.1) * script.size_bytes - GIB)
@@ -478,9 +480,9 @@ def preallocated(script: Script) -> None:
     ),
 )
 def saturating_cache(script: Script) -> None:
-    time = script.number("time", script.dice.uniform(2.0, 6.0) * HOUR_SECONDS)
-    rate = script.number("requests", script.dice.uniform(0.1, 1.0))
-    full = script.number("share", script.dice.uniform(0.3, 0.6)) * script.size_bytes
+    time = script.choose_number("time", script.dice.uniform(2.0, 6.0) * HOUR_SECONDS)
+    rate = script.choose_number("requests", script.dice.uniform(0.1, 1.0))
+    full = script.choose_number("share", script.dice.uniform(0.3, 0.6)) * script.size_bytes
     end = script.last(9 * HOUR_SECONDS)
     ready = host(script, (0.1, 0.25))
     usual = 0.95 * full / max(1.0, math.log(rate * time))  # so that the cache reaches 95% of its size after that time
@@ -506,10 +508,10 @@ def saturating_cache(script: Script) -> None:
     ),
 )
 def periodic_evaluation(script: Script) -> None:
-    period = script.number("period", script.dice.uniform(5.0, 60.0) * MINUTE_SECONDS)
+    period = script.choose_number("period", script.dice.uniform(5.0, 60.0) * MINUTE_SECONDS)
     script.last(max(4 * HOUR_SECONDS, 8 * period))
     seconds = min(0.6 * period, script.dice.uniform(1.0, 10.0) * MINUTE_SECONDS)
-    size = script.number("step", script.dice.uniform(5, 20) * GIB)
+    size = script.choose_number("step", script.dice.uniform(5, 20) * GIB)
     ready = host(script, (0.15, 0.4), noise(script))
     ramp = VaryingAmount(script, 256 * MIB)
     for at in every(ready + script.dice.uniform(0.2, 1.0) * period, script.duration - seconds - 2.0, period):
@@ -531,11 +533,11 @@ def periodic_evaluation(script: Script) -> None:
     ),
 )
 def curriculum(script: Script) -> None:
-    steps = int(script.number("times", script.dice.choice((1, 2, 3))))
+    steps = int(script.choose_number("times", script.dice.choice((1, 2, 3))))
     script.last(9 * HOUR_SECONDS)
     at = host(script, (0.1, 0.2), noise(script)) + script.dice.uniform(0.5, 2.0) * HOUR_SECONDS
     for _ in range(steps):
-        script.fill(at, script.number("step", 0) or script.dice.uniform(2, min(20, 48 / steps)) * GIB, 5.0)
+        script.fill(at, script.choose_number("step", 0) or script.dice.uniform(2, min(20, 48 / steps)) * GIB, 5.0)
         at += script.dice.uniform(1.5, 3.5) * HOUR_SECONDS
 
 
@@ -552,10 +554,10 @@ def curriculum(script: Script) -> None:
 )
 def fleet(script: Script) -> None:
     """Programs, each on its own device, share one load: a daily cycle, and changes of 1.5 GiB per minute."""
-    programs = int(script.number("programs", 4))
+    programs = int(script.choose_number("programs", 4))
     end = script.last(24 * HOUR_SECONDS)
-    script.number("noise", 64 * MIB)
-    swing = script.number("step", 4 * GIB)
+    script.choose_number("noise", 64 * MIB)
+    swing = script.choose_number("step", 4 * GIB)
     noon = script.dice.uniform(0, 24) * HOUR_SECONDS
     shared = script.random("shared load")
     load = RandomWalk(shared, 0.5 * GIB, 20 * MINUTE_SECONDS)
@@ -668,7 +670,7 @@ INJECTED = Option("rate", "size", "no leak", "bytes leaked per minute")
 def serving_bimodal(script: Script) -> None:
     """Serve requests with the mean busy share of a day at all times."""
     _serve(script, REQUESTS)
-    _inject(script, script.number("rate", 0.0))
+    _inject(script, script.choose_number("rate", 0.0))
 
 
 @scenario(
@@ -683,7 +685,7 @@ def serving_bimodal(script: Script) -> None:
 )
 def serving_nightly(script: Script) -> None:
     _serve(script, REQUESTS, BUSY_RATIOS)
-    _inject(script, script.number("rate", 0.0))
+    _inject(script, script.choose_number("rate", 0.0))
 
 
 @scenario(
@@ -698,7 +700,7 @@ def serving_nightly(script: Script) -> None:
 )
 def model_loads(script: Script) -> None:
     _serve(script, MODELS)
-    _inject(script, script.number("rate", 0.0))
+    _inject(script, script.choose_number("rate", 0.0))
 
 
 @scenario(
@@ -713,7 +715,7 @@ def model_loads(script: Script) -> None:
 )
 def leak_serving(script: Script) -> None:
     """Leak in the program of `serving_bimodal`, which always holds more than 1 GiB."""
-    rate = script.number("rate", script.dice.choice((16, 32, 64, 128, 256)) * MIB)
+    rate = script.choose_number("rate", script.dice.choice((16, 32, 64, 128, 256)) * MIB)
     _serve(script, REQUESTS)
     _inject(script, rate)
 
@@ -735,8 +737,8 @@ def leak_serving(script: Script) -> None:
 def slow_fragmentation(script: Script) -> None:
     """Free halves of a limited number of segments. Their successors are larger than the holes."""
     end = script.last(24 * HOUR_SECONDS)
-    growth = script.number("step", script.dice.uniform(*DRIFT_BYTES))
-    over = script.number("over", script.dice.uniform(6 * HOUR_SECONDS, MAX_DRIFT_SECONDS))
+    growth = script.choose_number("step", script.dice.uniform(*DRIFT_BYTES))
+    over = script.choose_number("over", script.dice.uniform(6 * HOUR_SECONDS, MAX_DRIFT_SECONDS))
     live = script.dice.uniform(16, 22) * GIB
     program = script.program("load")
     count = math.ceil(growth * over / (6 * HOUR_SECONDS) / HALF_BYTES)
@@ -751,7 +753,7 @@ def slow_fragmentation(script: Script) -> None:
     for at in every(ready, end, MINUTE_SECONDS):
         requests.to(at, script.dice.uniform(1, 3) * GIB)
         script.busy(at, script.dice.uniform(0.3, 0.9), program)
-    _inject(script, script.number("rate", 0.0))
+    _inject(script, script.choose_number("rate", 0.0))
 
 
 class _ResizedBlock:

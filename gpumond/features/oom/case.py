@@ -194,7 +194,7 @@ def rank_order(case: CaseFile, cases: tuple[CaseFile, ...]) -> tuple[RankError, 
     )
 
 
-REMEDY_HEADER = ("ENOUGH", ">BYTES", "KNOWN FROM", "REMEDY")
+REMEDY_HEADER = ("ENOUGH", ">BYTES", "SOURCE", "REMEDY")
 MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 

@@ -301,7 +301,7 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
         summary=summary,
         free_bytes=free,
         reserved_bytes=device.reserved_bytes,
-        remedies=_caches(before, device, process.key),
+        remedies=_cache_remedies(before, device, process.key),
         uid=process.uid,
         lines=tuple(line for line in before.ledger.lines if line.device_uuid == device.uuid),
         lines_at=at,
@@ -309,7 +309,7 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
     )
 
 
-def _caches(before: Frame, device: DeviceReading, own: ProcessKey) -> tuple[Remedy, ...]:
+def _cache_remedies(before: Frame, device: DeviceReading, own: ProcessKey) -> tuple[Remedy, ...]:
     snapshot = before.snapshot
     reports = [each for each in snapshot.reports_by_device.get(device.uuid, ()) if each.flush_policy != "never"]
     sizes = [(snapshot.reclaimable_from(each, device), each) for each in reports if each.key != own]

@@ -255,7 +255,7 @@ def _ranks(e: Evidence) -> Iterator[Remedy]:
                 f"put each rank on its own GPU (torch.cuda.set_device(LOCAL_RANK)): ranks {own.rank} and "
                 f"{report.rank} share this one"
             )
-            yield _remedy(e, "ranks", text, other.held_bytes, "measured", "the driver's number for the other rank")
+            yield _remedy(e, "ranks", text, other.held_bytes, "measured", "driver, for the other rank")
             return
 
 
@@ -346,7 +346,7 @@ def _suspensions(e: Evidence) -> Iterator[Remedy]:
             and 2 * other.reclaimable_bytes < other.held_bytes
         ):
             text = f"suspend {_name(report)}, idle for {duration(idle)} (gpumond suspend --pid {report.pid})"
-            yield _remedy(e, "suspension", text, other.held_bytes, "measured", "the driver's number for the program")
+            yield _remedy(e, "suspension", text, other.held_bytes, "measured", "driver, for the program")
 
 
 def _preallocation(e: Evidence) -> Iterator[Remedy]:
@@ -370,7 +370,7 @@ def _engines(e: Evidence) -> Iterator[Remedy]:
             text = (
                 f"release the idle serving engine {engine.name}: gpumond flush --workload {engine.name} --step engine"
             )
-            yield _remedy(e, "idle-engine", text, used, "estimate", "the driver's numbers for its processes")
+            yield _remedy(e, "idle-engine", text, used, "estimate", "driver, for its processes")
 
 
 def _spill(e: Evidence) -> Iterator[Remedy]:
@@ -386,9 +386,7 @@ def _orphans(e: Evidence) -> Iterator[Remedy]:
     for process in (e.device.processes or ()) if e.device else ():
         if process.orphaned and process.key != e.report.key and process.used_bytes:
             text = f"stop pid {process.pid} if you don't need it: its parent has exited"
-            yield _remedy(
-                e, "orphaned-process", text, process.used_bytes, "measured", "the driver's number for the process"
-            )
+            yield _remedy(e, "orphaned-process", text, process.used_bytes, "measured", "driver, for the process")
     if size is not None and unattributed >= ORPHAN * size:
         text = "find out what holds the memory that belongs to no listed process: gpumond status"
         yield _remedy(e, "unattributed", text, unattributed, "measured", "the driver: used minus processes")
@@ -406,7 +404,7 @@ def _granted(e: Evidence) -> Iterator[Remedy]:
             f"start {name} with gpumond run --need as well, or with less memory: it holds {human(size)} without a "
             f"grant, and this program was granted {human(e.grant.need_bytes)}"
         )
-        yield _remedy(e, "grant", text, size, "measured", "the driver's number for the program, and the grant")
+        yield _remedy(e, "grant", text, size, "measured", "driver, for the program, and the grant")
 
 
 def _other_device(e: Evidence) -> Iterator[Remedy]:

@@ -56,7 +56,7 @@ def auto_need(url: str, workload: str, device: str | None, world_size: int) -> i
     if need is None:
         known = f"{runs} {'is' if runs == 1 else 'are'} known"
         raise ConfigError(f"run: --need auto requires three {where}, but {known}; pass a size")
-    print_error(f"gpumond run: needs {human(need)}, from {runs} {where}")
+    print_error(f"gpumond: {human(need)} needed, from {runs} {where}")
     return int(need)
 
 
@@ -88,7 +88,7 @@ def admitted(url: str, need_bytes: int, device: str | None, workload: str, secon
         while answer["state"] == "waiting" and time.monotonic() < end:
             waiting.show(answer, time.monotonic())
             time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
-            answer = _renewed(url, answer, body)
+            answer = _renew(url, answer, body)
         waiting.end()
         if answer["state"] == "granted":
             yield str(answer["id"])
@@ -119,7 +119,7 @@ class WaitStatusLine:
 
     def show(self, answer: Mapping[str, Any], now: float) -> None:
         """Show the state of a request. ``now``: seconds of the monotonic clock."""
-        text = f"gpumond run: waiting: {explanation(answer)}"
+        text = f"gpumond: waiting: {explanation(answer)}"
         if self._terminal:
             columns = shutil.get_terminal_size().columns
             print(f"\r\x1b[K{cut(text, columns - 1)}", end="", file=sys.stderr, flush=True)
@@ -138,7 +138,7 @@ class WaitStatusLine:
             self._open = False
 
 
-def _renewed(url: str, answer: Mapping[str, Any], body: Mapping[str, Any]) -> Mapping[str, Any]:
+def _renew(url: str, answer: Mapping[str, Any], body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Keep the place of a request. A daemon that lost it gets a new one; one that is stopped or starts is awaited."""
     try:
         renewed: Mapping[str, Any] = client.put(url, f"{ROUTE}/{answer['id']}", None)

@@ -55,7 +55,7 @@ class QuotaMatch(Strict):
             raise ValueError('expected a pattern for workload, user, container or namespace; workload: "*" matches all')
         for name, pattern in patterns.items():
             if has_control_characters(pattern):
-                raise ValueError(f"{name}: {pattern!r:.40} has a control character, such as a line end; remove it")
+                raise ValueError(f"{name}: {pattern!r:.40} has a control character, such as a newline; remove it")
         return self
 
 

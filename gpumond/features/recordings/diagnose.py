@@ -230,7 +230,7 @@ class Findings:
 
     def report(self) -> Iterator[str]:
         """Yield the lines of the text report."""
-        for key, series in self._shown():
+        for key, series in self._charted_series():
             yield from self._section(key, series)
             yield ""
         yield from self._others()
@@ -239,7 +239,7 @@ class Findings:
     def html(self, name: str, remarks: Sequence[str]) -> str:
         """Return the report as an HTML document. ``remarks``: messages about ignored parts of the log."""
         parts = [html_report.paragraph(line) for line in (*self._summary(), *self._others(), *remarks)]
-        for key, series in self._shown():
+        for key, series in self._charted_series():
             marks = [(elapsed, change.verdict.kind) for change, elapsed in series.changes if _is_finding(change)]
             parts.append(html_report.heading(", ".join(_title(key, series))))
             parts.append(html_report.curve(series.curve.points(), series.top, marks))
@@ -247,7 +247,7 @@ class Findings:
                 parts.append(html_report.table(("TIME", "VERDICT", "RESULT"), rows))
         return html_report.page(f"Memory in {name}", parts)
 
-    def _shown(self) -> Iterator[tuple[Key, _Series]]:
+    def _charted_series(self) -> Iterator[tuple[Key, _Series]]:
         """Yield the series that have a chart: those with findings first, then devices, in the order of their names."""
         chosen = sorted(self._series.items(), key=lambda entry: (not entry[1].found, entry[0][1] is not None))
         shown = {key for key, _ in chosen[:MAX_CHARTS]}

@@ -110,7 +110,7 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
         name = "" if pid else _label(labels, NAMES)
         series = table.setdefault(key, _Series(int(index) if index.isdecimal() and len(index) < 5 else None, name))
         if sources.setdefault((key, kind), metric) == metric:
-            _add(lines.name, series, kind, factor, entry["values"], _shown(key))
+            _add(lines.name, series, kind, factor, entry["values"], _series_name(key))
     _fill_sizes(table)
     yield from _in_order(table, remarks)
     if not remarks.rows:
@@ -132,7 +132,7 @@ def _matrix(lines: Lines) -> list[dict[str, Any]]:
     data = answer.get("data", answer) if isinstance(answer, dict) else {"result": answer}
     kind = data.get("resultType", "matrix") if isinstance(data, dict) else "?"
     if kind != "matrix":
-        raise ConfigError(f"{lines.name}, line 1: the result is a {kind!s:.20} for one time, not a range; {REMEDY}")
+        raise ConfigError(f"{lines.name}, line 1: the result is an instant query's {kind!s:.20}; {REMEDY}")
     result = data.get("result")
     if not isinstance(result, list) or not all(map(_well_formed, result)):
         raise ConfigError(f"{lines.name}, line 1: not a matrix of series; {REMEDY}")
@@ -213,7 +213,7 @@ def _device(labels: Mapping[str, str]) -> str:
     return (uuid or (f"gpu{index}" if index.isdigit() else index) or "gpu") + (f"/{part}" if part else "")
 
 
-def _shown(key: Key) -> str:
+def _series_name(key: Key) -> str:
     instance, device, pid = key
     return " ".join(part for part in (instance, device, "" if pid is None else f"pid {pid}") if part)
 

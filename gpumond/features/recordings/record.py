@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     count = missed = 0
     last: Snapshot | None = None
     try:
-        with _opened(arguments.out) as out:
+        with _open_output(arguments.out) as out:
             if arguments.csv and os.fstat(out.fileno()).st_size == 0:
                 out.write(HEADER.encode())
             for snapshot in recorded(arguments):
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         pass
     summary = f"{count} snapshots recorded" + (f", {missed} missed between two requests" if missed else "")
-    return _ended(arguments, summary, snapshots=count, missed=missed)
+    return _print_summary(arguments, summary, snapshots=count, missed=missed)
 
 
 def recorded(arguments: argparse.Namespace) -> Iterator[Snapshot]:
@@ -84,7 +84,7 @@ def recorded(arguments: argparse.Namespace) -> Iterator[Snapshot]:
     return progressing(snapshots, "snapshots recorded") if to_file else snapshots
 
 
-def _ended(arguments: argparse.Namespace, summary: str, **counts: int) -> int:
+def _print_summary(arguments: argparse.Namespace, summary: str, **counts: int) -> int:
     """Print the summary of a recording: as JSON to standard output, or as text to standard error."""
     if arguments.json:
         print(json.dumps(counts))
@@ -191,7 +191,7 @@ def _trace(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"--perfetto {arguments.perfetto}: {error.strerror or error}") from None
     summary = f"{count} snapshots recorded; open the file in https://ui.perfetto.dev"
-    return _ended(arguments, summary, snapshots=count)
+    return _print_summary(arguments, summary, snapshots=count)
 
 
 def _events(url: str, last: int) -> list[dict[str, Any]]:
@@ -239,7 +239,7 @@ def new_snapshots(url: str, for_seconds: float) -> Iterator[Snapshot]:
         time.sleep(pause)
 
 
-def _opened(path: Path | None) -> nullcontext[BinaryIO] | BinaryIO:
+def _open_output(path: Path | None) -> nullcontext[BinaryIO] | BinaryIO:
     if path is None:
         return nullcontext(sys.stdout.buffer)
     try:

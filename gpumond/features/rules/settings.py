@@ -139,7 +139,7 @@ class RuleConfig(Strict):
     def _printable(cls, texts: dict[str, str]) -> dict[str, str]:
         for name, text in texts.items():
             if has_control_characters(text):
-                raise ValueError(f"{name!r:.40}: {text!r:.40} has a control character, such as a line end; remove it")
+                raise ValueError(f"{name!r:.40}: {text!r:.40} has a control character, such as a newline; remove it")
         return texts
 
     @model_validator(mode="before")

@@ -96,7 +96,7 @@ class SilenceBody(Encodable):
 
 def _printable(text: str) -> str:
     if has_control_characters(text):
-        raise ValueError(f"{text!r:.40} has a control character, such as a line end; remove it")
+        raise ValueError(f"{text!r:.40} has a control character, such as a newline; remove it")
     return text
 
 

@@ -48,7 +48,7 @@ class SuspendRequest:
     requested_for: str = ""
 
 
-def usage_of(snapshot: Snapshot, process: ProcessKey) -> list[tuple[DeviceReading, ProcessUsage]]:
+def listed_usages(snapshot: Snapshot, process: ProcessKey) -> list[tuple[DeviceReading, ProcessUsage]]:
     """Return the devices on which the driver lists a process."""
     found = ((device, device.processes_by_key.get(process)) for device in snapshot.devices)
     return [(device, usage) for device, usage in found if usage is not None and "holder" not in usage.kinds]
@@ -58,13 +58,13 @@ def memory_of(snapshot: Snapshot, process: ProcessKey) -> tuple[SuspendedMemory,
     """Return the driver's count of a process by device."""
     return tuple(
         SuspendedMemory(device.uuid, device.index, usage.used_bytes or 0)
-        for device, usage in usage_of(snapshot, process)
+        for device, usage in listed_usages(snapshot, process)
     )
 
 
 def idle_seconds(snapshot: Snapshot, process: ProcessKey) -> float | None:
     """Return the time since a process last worked on any of its devices, None if unknown."""
-    times = [usage.idle_seconds for _, usage in usage_of(snapshot, process)]
+    times = [usage.idle_seconds for _, usage in listed_usages(snapshot, process)]
     known = [each for each in times if each is not None]
     return min(known) if known and len(known) == len(times) else None
 
@@ -95,11 +95,11 @@ def refusals(
     if request.uid not in (None, report.uid):
         yield Refusal(f"the program belongs to uid {report.uid}", "ask its user or an administrator")
     if not report.has_pid:
-        remedy = "run the daemon in the host's PID namespace (pid: host)"
+        remedy = "run the daemon in the host's PID namespace (hostPID: true, --pid=host)"
         yield Refusal("the pid is unknown: the program is in another PID namespace", remedy)
     if any(each.confirmed and each.process == report.key for each in snapshot.suspensions):
         yield Refusal("the program is already suspended", f"gpumond resume --pid {report.pid} resumes it")
-    usage = usage_of(snapshot, report.key)
+    usage = listed_usages(snapshot, report.key)
     if not usage:
         yield Refusal("the driver lists no memory for the program", "nothing to do")
     for device, process in usage:

@@ -306,13 +306,13 @@ class Suspender:
 
     async def suspend(self, request: SuspendRequest, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
         """Suspend a program, and return when it is done or refused. A caller that leaves does not cancel it."""
-        return await asyncio.shield(self._tasks.start(self._suspended(request, requested_by, dry_run)))
+        return await asyncio.shield(self._tasks.start(self._run_suspension(request, requested_by, dry_run)))
 
     async def resume(
         self, process: ProcessKey, requested_by: str, uid: int | None = None, wait_seconds: float = 0.0
     ) -> SuspensionReceipt:
         """Resume a program once its memory is granted, for which it waits at most ``wait_seconds``."""
-        return await asyncio.shield(self._tasks.start(self._resumed(process, requested_by, uid, wait_seconds)))
+        return await asyncio.shield(self._tasks.start(self._run_resumption(process, requested_by, uid, wait_seconds)))
 
     def cancel(self, pid: int, requested_by: str, uid: int | None = None) -> None:
         """End the wait of a resumption: the program stays suspended. Raises NoSuchTarget if none waits."""
@@ -322,7 +322,7 @@ class Suspender:
                 return
         raise NoSuchTarget(f"no resumption of pid {pid} waits for memory")
 
-    async def _suspended(self, request: SuspendRequest, requested_by: str, dry_run: bool) -> SuspensionReceipt:
+    async def _run_suspension(self, request: SuspendRequest, requested_by: str, dry_run: bool) -> SuspensionReceipt:
         key, snapshot = request.process, self._snapshot()
         report = snapshot.reports_by_process.get(key) if snapshot else None
         receipt = self._new_receipt("suspend", key, report.workload if report else "", requested_by)
@@ -354,13 +354,13 @@ class Suspender:
             await self._count_earlier_signals(report)
             with self._working(key):
                 answer = await self._ask(program, "suspend")
-                receipt = await self._concluded(program, answer, receipt)
+                receipt = await self._conclude(program, answer, receipt)
                 if receipt.outcome == "suspended":
                     left = await self._counted_by_driver(program, present=False)
                     receipt = replace(receipt, released_bytes=None if left is None else program.resume_bytes - left)
         return await self._record_receipt(replace(receipt, duration_seconds=self._clock.monotonic() - began))
 
-    async def _resumed(
+    async def _run_resumption(
         self, key: ProcessKey, requested_by: str, uid: int | None, wait_seconds: float
     ) -> SuspensionReceipt:
         began = self._clock.monotonic()
@@ -404,9 +404,9 @@ class Suspender:
         """Restore a program that waits, once all its memory is granted. The driver is not asked before."""
         missing: Admission | None = None
         while True:
-            program, missing = await self._granted(program)
+            program, missing = await self._request_grants(program)
             if missing is None and not self._is_alive(program.key):
-                return await self._concluded(program, HelperResponse(state="gone"), receipt)
+                return await self._conclude(program, HelperResponse(state="gone"), receipt)
             if missing is None and (short := await self._short_device(program)) is None:
                 program = replace(program, state="resuming")
                 if await self._keep(program):
@@ -422,9 +422,9 @@ class Suspender:
             answer = await self._ask(program, "resume")
         finally:
             holding.cancel()
-        return await self._concluded(program, answer, receipt)
+        return await self._conclude(program, answer, receipt)
 
-    async def _granted(self, program: SuspendedProgram) -> tuple[SuspendedProgram, Admission | None]:
+    async def _request_grants(self, program: SuspendedProgram) -> tuple[SuspendedProgram, Admission | None]:
         """Return the program with its requests for memory, and the first that is not granted; None if all are.
 
         The devices follow each other in the order of their names: two programs cannot wait for each other.
@@ -513,7 +513,7 @@ class Suspender:
             holders=found,
         )
 
-    async def _concluded(
+    async def _conclude(
         self, program: SuspendedProgram, answer: HelperResponse | None, receipt: SuspensionReceipt, asked: bool = False
     ) -> SuspensionReceipt:
         """Adopt what the driver's state means, release grants that are no longer needed, and complete the receipt."""
@@ -554,7 +554,7 @@ class Suspender:
             with self._working(key):
                 answer = await self._ask(program, "settle")
                 begun: SuspensionAction = "suspend" if program.state == "suspending" else "resume"
-                receipt = await self._concluded(program, answer, self._receipt_of(program, begun), asked=True)
+                receipt = await self._conclude(program, answer, self._receipt_of(program, begun), asked=True)
         if receipt.outcome not in ("refused", "timeout"):
             await self._record_receipt(receipt)
         left = self.programs.get(key)
@@ -565,7 +565,7 @@ class Suspender:
         async with self._lock(program.key):
             if self.programs.get(program.key) is not program:
                 return
-            receipt = await self._concluded(program, HelperResponse(state="gone"), self._receipt_of(program, "suspend"))
+            receipt = await self._conclude(program, HelperResponse(state="gone"), self._receipt_of(program, "suspend"))
         await self._record_receipt(receipt)
 
     async def _ask(
