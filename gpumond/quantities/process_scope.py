@@ -162,13 +162,26 @@ def _idle_remedy(row: _Process) -> str:
     pid, report = row.process.pid, row.report
     if row.process is NOBODY:
         return "stop the program, if you don't need it"
-    used = row.snapshot.used_by(row.process.key, row.device) or 0
-    flushed = row.snapshot.reclaimable_from(report, row.device) if report and report.flush_policy != "never" else 0
+    used, flushed = row.snapshot.used_by(row.process.key, row.device) or 0, _reclaimable_bytes(row)
     if report and report.can_suspend and 2 * flushed < used:
         return f"gpumond suspend --pid {pid} returns {size(used)}; if you don't need the program, stop it"
     if flushed:
         return f"gpumond flush --pid {pid} returns {size(flushed)}; if you don't need the program, stop it"
     return "no flush releases its memory; if you don't need the program, stop it"
+
+
+def _soft_limit_remedy(row: _Process) -> str:
+    """Return what a flush contributes to a program that is above its soft limit, and what else there is to do."""
+    excess, flushed = (row.process.used_bytes or 0) - (row.quota.soft_limit_bytes or 0), _reclaimable_bytes(row)
+    if not flushed:
+        return "no flush releases its memory; make it use less, or raise the soft limit"
+    flush = f"gpumond flush --pid {row.process.pid} returns {size(flushed)}"
+    return flush if flushed >= excess else f"{flush}, which isn't enough; make it use less, or raise the soft limit"
+
+
+def _reclaimable_bytes(row: _Process) -> int:
+    report = row.report
+    return row.snapshot.reclaimable_from(report, row.device) if report and report.flush_policy != "never" else 0
 
 
 def _usage(row: _Process) -> ProcessUsage:
@@ -304,6 +317,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             "the process's soft limit; empty without one",
             lambda row: _size_or_empty(row.quota.soft_limit_bytes),
         ),
+        "soft_limit_remedy": ("how the process gets below its soft limit", _soft_limit_remedy),
         "reserve_quota": (
             "name of the quota that sets the reserve; empty without one",
             lambda row: row.quota.reserve_quota,

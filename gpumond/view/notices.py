@@ -110,10 +110,12 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         age = duration(max(0.0, frame["snapshot"]["taken_at"] - since))
         silenced = ", silenced" if alert.get("silenced_by") else ""
         rule = plain(alert["rule"], 60)
-        title = f"{rule} {'firing' if firing else 'pending'} for {age}{silenced}"
         texts = dict(alert["annotations"])
         text, advice = (plain(texts.get(name, ""), 400) for name in ("summary", "description"))
-        level: Level = _MARKS[severity(alert)] if firing and not silenced else "note"
+        over = text.startswith(OVER)
+        phase = "" if over else f" {'firing' if firing else 'pending'} for {age}"
+        title = f"{rule}{phase}{silenced}"
+        level: Level = _MARKS[severity(alert)] if firing and not silenced and not over else "note"
         kind, uuid = f"alert {rule}{'' if firing else ' pending'}{silenced}", dict(alert["labels"]).get("uuid")
         yield FrameNotice(level, title, text, kind, advice, uuid, *_subject(frame, alert, uuid), full_in)
 

@@ -165,7 +165,7 @@ IDLE = FrameNotice(
 FRAGMENTED = FrameNotice(
     "warn",
     "fragmentation firing for 2 min",
-    "etl (pid 8) on GPU 0: 57% of the memory held by torch was fragmented even at peak use; now 0 B is stranded",
+    "etl (pid 8) on GPU 0: 57% of the memory held by torch was fragmented even at peak use (0 B stranded)",
     "alert fragmentation",
     "set PYTORCH_ALLOC_CONF=expandable_segments:True (PyTorch), then restart the program",
     program="etl (pid 8)",
@@ -177,7 +177,7 @@ QUOTA = FrameNotice(
     "quota-exceeded firing",
     "chat (pid 6) on GPU 0 uses 3.1 GiB, 391.2 MiB more than the soft limit of the chat quota (2.7 GiB)",
     "alert quota-exceeded",
-    "gpumond flush --pid 6 releases its cache",
+    "gpumond flush --pid 6 returns 392.0 MiB",
     program="chat (pid 6)",
     gpu="GPU 0",
 )

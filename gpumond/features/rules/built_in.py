@@ -30,8 +30,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "gpumond flush --device {gpu} releases the cache",
     ),
     "fragmentation": (
-        f"{PROGRAM}: {{value}} of the memory held by {{allocator}} was fragmented even at peak use[; now "
-        "{stranded} is stranded]",
+        f"{PROGRAM}: {{value}} of the memory held by {{allocator}} was fragmented even at peak use"
+        "[ ({stranded} stranded)]",
         "set [{torch_setting}=]expandable_segments:True (PyTorch), then restart the program",
     ),
     "leak": (
@@ -60,7 +60,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "quota-exceeded": (
         f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the {{quota}} quota ({{soft_limit}})|its "
         "quota]",
-        "gpumond flush --pid {pid} releases its cache",
+        "[{soft_limit_remedy}|gpumond flush --pid {pid} returns its cache]",
     ),
     "reserve-unavailable": (
         f"{{value}} of the [{{reserve}}|memory] reserved for [{{program}} (pid {{pid}}, quota {{reserve_quota}})|pid "
