@@ -279,11 +279,13 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
     The driver does not state why a program ends: the summary says so.
     """
     free, size, used = device.current_free_bytes, device.size_bytes, process.used_bytes
+    if free is None or not size or not used or free >= FULL * size:
+        return None
     at = before.snapshot.taken_at
     curve = timeline(history, before, device.uuid, at)
     own = next((each for each in curve.curves if each.pid == process.pid), None)
     highest = max((value for value in own.used_bytes if value is not None), default=0) if own else 0
-    if free is None or not size or not used or free >= FULL * size or used < AT_ITS_PEAK * highest:
+    if used < AT_ITS_PEAK * highest:
         return None
     name = f"{process.comm or 'a program'} (pid {process.pid})"
     summary = (
