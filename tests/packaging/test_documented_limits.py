@@ -99,7 +99,8 @@ STATED = {
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
     f"{REVIEW_SECONDS:g} s each",
     "result of a token review": f"{KNOWN_SECONDS:g} s",
-    "HTTP connections": f"{MAX_CONNECTIONS:,}, of which at most {http_connections_of_user(MAX_CONNECTIONS)} per user",
+    "HTTP connections": f"a quarter of the file descriptors, at most {MAX_CONNECTIONS:,}; "
+    f"at most {http_connections_of_user(MAX_CONNECTIONS)} per user",
     "connections reserved for `/metrics` and probes": f"{RESERVED_CONNECTIONS} more",
     "requests on a connection waiting for an earlier response": f"{MAX_PIPELINED}",
     "concurrent reads per user": f"{CONCURRENT_REQUESTS} at once, {WAITING} more wait",
