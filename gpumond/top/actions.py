@@ -17,7 +17,7 @@ from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, keep_columns, r
 from gpumond.top.screen import Hints, Panel
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
-from gpumond.view.rows import ProcessRow, plain
+from gpumond.view.rows import ProcessRow, by_urgency, plain
 from gpumond.view.text import Line, Span, fit, table_lines as table, wrapped
 
 TIMEOUT_SECONDS = 30.0
@@ -292,7 +292,7 @@ SUBJECTS = ("workload", "engine", "pid", "uuid")
 
 
 class SilenceDialog:
-    """The alerts that are not silenced, those of the process ``pid`` first. ``y`` silences the chosen one."""
+    """The alerts that are not silenced: those of the process ``pid``, then the most urgent. ``y`` silences one."""
 
     def __init__(self, requests: Requests, daemon: DaemonClient, pid: int | None) -> None:
         keys = {"left": lambda: self._select(-1), "right": lambda: self._select(1), "y": self._confirm}
@@ -309,8 +309,8 @@ class SilenceDialog:
 
     def _read(self) -> list[Any]:
         found = checked_as(tuple[Alert, ...], self.daemon.get("/api/v1/alerts"), "alerts")
-        open_ones = [each for each in found if not each["silenced_by"]]
-        return sorted(open_ones, key=lambda each: (each["pid"] != self.pid, each["phase"] != "firing"))
+        urgent = [each for each, _ in by_urgency(found, ()) if not each["silenced_by"]]
+        return sorted(urgent, key=lambda each: each["pid"] != self.pid)
 
     def _receive(self, found: list[Any] | DaemonError) -> None:
         if isinstance(found, DaemonError):
