@@ -43,7 +43,7 @@ def _alerts(frame: Mapping[str, Any]) -> str:
         for alert, _ in by_urgency(frame["alerts"], ())
         if alert["phase"] == "firing" and alert["rule"] not in VERDICTS and process_of(alert) in programs
     ]
-    return f"alerts without a verdict: {', '.join(shown)}; gpumond alerts lists all" if shown else ""
+    return f"also firing: {', '.join(shown)}; gpumond alerts shows them" if shown else ""
 
 
 def _rows(verdicts: Iterable[dict[str, Any]], gpus: Mapping[str, str]) -> Iterator[list[str]]:

@@ -87,7 +87,7 @@ def _shortage(row: _Pool) -> str:
 def _relief(row: _Pool) -> str:
     if row.track.limit is None:
         return "free memory on the GPU"
-    return "raise its limit, which gpumond quota shows with its origin"
+    return "raise its limit; its origin: gpumond quota"
 
 
 def _values(*names: str) -> Iterator[Quantity[_Pool]]:

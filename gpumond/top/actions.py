@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from gpumond.cli.client import with_commands
+from gpumond.facts.alerts import OVER
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.suspension import SuspensionReceipt
@@ -17,7 +18,7 @@ from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, keep_columns, r
 from gpumond.top.screen import Hints, Panel
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
-from gpumond.view.rows import ProcessRow, plain
+from gpumond.view.rows import ProcessRow, by_urgency, plain
 from gpumond.view.text import Line, Span, fit, table_lines as table, wrapped
 
 TIMEOUT_SECONDS = 30.0
@@ -292,7 +293,7 @@ SUBJECTS = ("workload", "engine", "pid", "uuid")
 
 
 class SilenceDialog:
-    """The alerts that are not silenced, those of the process ``pid`` first. ``y`` silences the chosen one."""
+    """The alerts that are not silenced: those of the process ``pid`` first, ended ones last. ``y`` silences one."""
 
     def __init__(self, requests: Requests, daemon: DaemonClient, pid: int | None) -> None:
         keys = {"left": lambda: self._select(-1), "right": lambda: self._select(1), "y": self._confirm}
@@ -309,8 +310,8 @@ class SilenceDialog:
 
     def _read(self) -> list[Any]:
         found = checked_as(tuple[Alert, ...], self.daemon.get("/api/v1/alerts"), "alerts")
-        open_ones = [each for each in found if not each["silenced_by"]]
-        return sorted(open_ones, key=lambda each: (each["pid"] != self.pid, each["phase"] != "firing"))
+        urgent = [each for each, _ in by_urgency(found, ()) if not each["silenced_by"]]
+        return sorted(urgent, key=lambda each: (each["pid"] != self.pid, _summary(each).startswith(OVER)))
 
     def _receive(self, found: list[Any] | DaemonError) -> None:
         if isinstance(found, DaemonError):
@@ -350,7 +351,7 @@ class SilenceDialog:
             return wrapped([Span(self.result)], width)
         alert = self.alerts[self.chosen]
         count = f" ({self.chosen + 1} of {len(self.alerts)})" if len(self.alerts) > 1 else ""
-        summary = plain(dict(alert["annotations"]).get("summary", ""), 400)
+        summary = plain(_summary(alert), 400)
         matchers = " ".join(f"{name}={plain(value, 80)}" for name, value in self._matchers())
         question = f"Silence {matchers} for {duration(SILENCE_SECONDS)}? y: yes  esc: no"
         return [
@@ -359,6 +360,10 @@ class SilenceDialog:
             [],
             *wrapped([Span(question, "bold")], width),
         ]
+
+
+def _summary(alert: Mapping[str, Any]) -> str:
+    return str(dict(alert["annotations"]).get("summary", ""))
 
 
 class SignalDialog:

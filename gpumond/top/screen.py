@@ -179,7 +179,7 @@ class SensorHistory:
         busy = [(at, {"busy": round(100 * ratio)}) for at, ratio, _ in points if ratio is not None]
         watts = [(at, {"power": round(power)}) for at, _, power in points if power is not None]
         curves = [
-            (f"{name}, at most {max(part[name] for _, part in own)}{unit} ", own, top)
+            (f"{name} up to {max(part[name] for _, part in own)}{unit} ", own, top)
             for name, own, unit, top in (("busy", busy, "%", 100), ("power", watts, " W", 0))
             if len(own) > 1
         ]
@@ -621,6 +621,7 @@ def _rank(notice: FrameNotice) -> tuple[int, float]:
 
 LEFT_OUT = re.compile(r" \([^()]*\)|(?<= )/\S*/")
 CLAUSE = re.compile(r": | and |, which ")
+FULL = re.compile(r"full in about \d+ \w+(?: \d+ \w+)?")
 COMMAND = re.compile(r"gpumond [a-z-]+(?: show)?(?: --[a-z-]+ \S+)*")
 
 
@@ -628,7 +629,7 @@ def in_one_line(subject: str, text: str, advice: str, width: int) -> tuple[str, 
     """Return the subject, and text and advice after it, in one line of whole words.
 
     What does not fit is left out in this order: later steps, later clauses of the text, parentheses and folders, what
-    precedes or follows the command, the text's last words, and the command.
+    precedes or follows the command, the text's last words, and the command. A time to full is kept.
     """
     facts, steps = ([*filter(None, each.split("; "))] for each in (text, advice))
     versions = [(subject, [*facts, *steps[:count]]) for count in range(len(steps), 0, -1)]
@@ -639,6 +640,11 @@ def in_one_line(subject: str, text: str, advice: str, width: int) -> tuple[str, 
     fact, last = "".join(shorter[:1]), command[0] if command else ""
     clause, room = _first_clause(fact), width - cells(name)
     versions += [(name, [*shorter[:count], last]) for count in range(len(shorter), 1, -1) if last]
+    if full := FULL.search(text):
+        words = _words_of(clause, room - cells(full[0]) - 2)
+        least = [words, full[0]] if words else [f": {full[0]}"]
+        ends = [clause, full[0], last], [clause, full[0]], least
+        versions = [each for each in versions if full[0] in "; ".join(each[1])] + [(name, end) for end in ends]
     versions.append((name, [fact, step]))
     if last:
         versions += [(name, [fact, last]), (name, [clause, last])]

@@ -232,7 +232,7 @@ def test_a_program_that_reached_its_own_limit_is_no_shortage_of_the_device(limit
 @pytest.mark.parametrize(
     ("limit", "happened", "state", "relief"),
     [
-        (12, "reached its limit of 12.0 GiB", "is at its limit of 12.0 GiB", "raise its limit, which gpumond quota"),
+        (12, "reached its limit of 12.0 GiB", "is at its limit of 12.0 GiB", "raise its limit; its origin: "),
         (60, "ran out of memory", "is short of memory", "free memory on the GPU"),
     ],
 )

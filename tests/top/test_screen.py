@@ -188,9 +188,9 @@ ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", 
 @pytest.mark.parametrize(
     ("notice", "width", "expected"),
     [
-        (LEAK, 80, "notebook on GPU 0 is leaking about 0.8 GiB/min; gpumond why --pid 4194304"),
-        (LEAK, 62, "notebook on GPU 0 is leaking about…; gpumond why --pid 4194304"),
-        (LEAK, 40, "notebook on GPU 0 is leaking about…"),
+        (LEAK, 80, "notebook on GPU 0 is leaking about 0.8 GiB/min; full in about 10 min"),
+        (LEAK, 62, "notebook on GPU 0 is leaking about…; full in about 10 min"),
+        (LEAK, 40, "notebook on GPU 0: full in about 10 min"),
         (OOM, 80, "finetune on GPU 1 ran out of memory in…; gpumond oom show --pid 9282"),
         (OOM, 40, "finetune on GPU 1 ran out of memory in…"),
         (

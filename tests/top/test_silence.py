@@ -47,6 +47,18 @@ def test_key_shift_s_silences_the_chosen_alert_after_a_confirmation():
         assert sent["for_seconds"] == 3600
 
 
+def test_alerts_of_other_programs_are_the_most_urgent_first_and_ended_ones_last():
+    with fake_daemon(FRAME) as fake, top(fake.url, size=(100, 24)) as session:
+        past = alert("fragmentation", 7) | {"annotations": [["summary", "ended at 04:00:49 UTC"]]}
+        error = alert("out-of-memory", 8, severity="critical")
+        fake.answers["/api/v1/alerts"] = (200, [past, alert("idle", 9), error])
+        session.shows("notebook")
+        session.press("S")
+        session.shows("out-of-memory firing (1 of 3)")
+        session.press("left")
+        session.shows("fragmentation firing (3 of 3)")
+
+
 def test_silence_that_is_refused_states_why():
     with fake_daemon(FRAME) as fake, top(fake.url) as session:
         fake.answers["/api/v1/alerts"] = (200, [alert("leak", 42)])

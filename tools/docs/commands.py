@@ -33,7 +33,7 @@ FOOTER = """
 | 0 | done |
 | 1 | failed, or refused |
 | 2 | usage or configuration error: an unknown option, value, user or GPU |
-| 3 | nothing to do: no program matches, or nothing is reclaimable |
+| 3 | an action had nothing to do: no program matches, or nothing is reclaimable |
 | 141 | the reader of the output closed it, as `head` does |
 
 `gpumond run` exits with its command's status, with 127 if the command doesn't exist, and with 126 if it can't be
