@@ -622,7 +622,7 @@ def _rank(notice: FrameNotice) -> tuple[int, float]:
 LEFT_OUT = re.compile(r" \([^()]*\)|(?<= )/\S*/")
 CLAUSE = re.compile(r": | and |, which ")
 FULL = re.compile(r"full in about \d+ \w+(?: \d+ \w+)?")
-COMMAND = re.compile(r"gpumond [a-z-]+(?: show)?(?: --[a-z-]+ \S+)*")
+COMMAND = re.compile(r"gpumond [a-z-]+(?: show\b)?(?: --[a-z-]+ \S+)*")
 
 
 def in_one_line(subject: str, text: str, advice: str, width: int) -> tuple[str, str]:
