@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumond.facts.units import human
-from gpumond.facts.verdicts import PATTERNS, REMEDIES
+from gpumond.facts.verdicts import PATTERNS, REMEDIES, VERDICTS
 from gpumond.view.text import size
 from tests.helpers.browser import LIVE, PageSession, show_frame
 from tests.helpers.frames import FakeDaemon, fake_daemon
@@ -191,7 +191,7 @@ def of_command(frame: Any, face: str, text: str) -> Iterator[str]:
     shown = [line for line in lines if tuple(line.split(" ")[:2]) in known]
     processes = sorted(frame["processes"], key=lambda process: -process["used_bytes"])
     yield from _differ(face, {"processes": (shown, [_row(frame, process) for process in processes])})
-    alerts = [line.split(" ")[1] for line in lines if line.startswith("alert ")]
+    alerts = [line.split(" ")[1].rstrip(":") for line in lines if line.startswith("alert ")]
     verdicts = [line.split(" ")[1].rstrip(":") for line in lines if line.startswith("verdict ")]
     yield from _differ(face, {"alerts": (sorted(alerts), sorted(alert["rule"] for alert in frame["alerts"]))})
     yield from _differ(face, {"verdicts": (sorted(verdicts), _notable(frame))})
@@ -223,11 +223,13 @@ def _row(frame: Any, process: Any) -> str:
 
 def _status(frame: Any, process: Any) -> list[str]:
     """Return a critical alert, else a problem, else another alert, else the pattern, which an alert refutes; of several
-    alerts, the last one.
+    alerts, the first one. An alert that outlives its verdict is over.
     """
     judged = [verdict["kind"] for verdict in frame["verdicts"] if verdict["pid"] == process["pid"]]
-    alerts = [(dict(each["labels"])["severity"], each) for each in frame["alerts"] if each["pid"] == process["pid"]]
-    firing = [(severity, each["rule"]) for severity, each in reversed(alerts) if each["phase"] == "firing"]
+    own = [each for each in frame["alerts"] if each["pid"] == process["pid"]]
+    current = [each for each in own if each["rule"] not in VERDICTS or each["rule"] in judged]
+    alerts = [(dict(each["labels"])["severity"], each) for each in current]
+    firing = [(severity, each["rule"]) for severity, each in alerts if each["phase"] == "firing"]
     found = [rule for severity, rule in firing if severity == "critical"]
     found += [kind for kind in judged if kind not in PATTERNS]
     found += [rule for severity, rule in firing if severity == "warning"]
