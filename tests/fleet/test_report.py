@@ -230,7 +230,7 @@ def test_report_has_several_formats(url: str, tmp_path: Path):
     assert lines[0][:4] == ["USER", "USED", "MEAN", "GIB"]
     assert lines[1] == ["ada", "100.0", "50.0", "20.0", "20.0", "40.0", "40%", "100%", "3.00", "1.50"]
     assert lines[3][:2] == ["TOTAL", "177.0"]
-    assert "Gaps: c 75%." in shown
+    assert "Machines with gaps: c (75% known)." in shown
     assert "3 more rows: --limit 0" in shown
     rows = [*csv.DictReader(io.StringIO(fleet(*command, "--format", "csv").stdout))]
     assert (rows[0]["from"], rows[0]["to"], rows[0]["user"]) == (of(DAY), of(DAY + 2 * HOUR), "ada")

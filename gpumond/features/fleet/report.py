@@ -200,9 +200,9 @@ class UsageReport:
         machines = "one machine" if count == 1 else f"{count} machines"
         text = f"Values are known for {_percent(self.total.coverage)} of the time on {machines}."
         if missing:
-            listed = ", ".join(f"{name or NO_NAME} {_percent(ratio)}" for name, ratio in missing[:LISTED_GAPS])
+            listed = ", ".join(f"{name or NO_NAME} ({_percent(ratio)} known)" for name, ratio in missing[:LISTED_GAPS])
             more = f", and {len(missing) - LISTED_GAPS} more" if len(missing) > LISTED_GAPS else ""
-            text += f" Gaps: {listed}{more}."
+            text += f" Machines with gaps: {listed}{more}."
         return text
 
     @property

@@ -132,7 +132,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "engine-out-of-service": (
         "{engine} ({kind})[| on {instance}] hasn't served requests for {value}[ ({reason})]",
-        "a release of this engine's memory failed or returned nothing, and the engine hasn't resumed since, though "
+        "a release of this engine's memory failed or returned too little, and the engine hasn't resumed since, though "
         "gpumond keeps trying; if it stays out of service, restart the server",
     ),
     "store-not-writable": (
