@@ -102,14 +102,10 @@ def last(seconds: float) -> Iterator[None]:
 
 
 def nearly_full(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
-    """A program that takes what the others return: their number varies."""
     hog = world.start("hog", uuid)
+    world.allocate(hog, int(0.88 * SIZE_BYTES) - world.used_bytes(uuid))
     full = oracle.expect("device-nearly-full", 90, uuid=uuid)
-    for _ in last(600):
-        missing = int(0.88 * SIZE_BYTES) - world.used_bytes(uuid)
-        if missing > 0:
-            world.allocate(hog, missing)
-        yield
+    yield from last(600)
     world.end(hog)
     oracle.over(full)
 
