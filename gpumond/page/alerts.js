@@ -98,7 +98,7 @@ async function load() {
     labels: Object.fromEntries(alert.labels),
     notes: Object.fromEntries(alert.annotations),
   }));
-  section.show(entries.sort((one, other) => beginOf(other) - beginOf(one)));
+  section.show(entries.sort((one, other) => !!one.resolved_at - !!other.resolved_at || beginOf(other) - beginOf(one)));
 }
 
 addView("alerts", () => (section = createListing("Alert history", COLUMNS, keyOf, record, NONE)), load);

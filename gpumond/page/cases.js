@@ -81,7 +81,7 @@ function* tablesOf(found, ranks) {
 const hue = (place) => `hsl(${(225 + 67 * place) % 360} 50% 55%)`;
 
 /** The memory of each program over time, stacked, with the request on top, and the size. An unknown value has no height. */
-function drawTimeline({ at, curves }, { request_bytes: request, free_bytes: free, device_uuid: uuid }) {
+function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free_bytes: free, device_uuid: uuid }) {
   const sums = at.map((_, place) => curves.reduce((sum, { used_bytes: used }) => sum + (used[place] ?? 0), 0));
   const { size_bytes: size = null, reserved_bytes: reserved } = state.devices.get(uuid) ?? {};
   const usable = size === null ? null : size - (reserved ?? 0);
@@ -109,7 +109,7 @@ function drawTimeline({ at, curves }, { request_bytes: request, free_bytes: free
     keys.append(make("span", make(`i.${kind}`), text));
   }
   if (free !== null) keys.append(make("span", `${human(free)} free at the error`));
-  const plot = make("div.plot", drawing, make("span.top", human(top)), make("span.from", clock(from, now())), make("span.to", `${clock(to, now())}, the error`));
+  const plot = make("div.plot", drawing, make("span.top", human(top)), make("span.from", clock(from, now())), make("span.to", `${clock(failed, now())}, the error`));
   return [make("h3", "The GPU before the error"), plot, keys];
 }
 
@@ -152,7 +152,7 @@ function documentOf({ case: found, ranks }) {
   const grid = make("div.compared", ...parts.map(([heading, columns, rows]) => make("div.part", make("h3", heading), table(heading, columns, rows))));
   const drawn = found.timeline.at.length > 1 ? drawTimeline(found.timeline, found) : [];
   const enough = [...(none ? [make("p", named(`${capital(none.text)}.`, 400))] : []), ...(remedies.length ? [make("div.part", table("Remedies", REMEDIES, remedies))] : [])];
-  return [title, make("p", named(requestOf(found), 400)), ...enough, ...drawn, grid];
+  return [title, make("p", named(`${capital(found.summary)}.`, 800)), make("p", named(requestOf(found), 400)), ...enough, ...drawn, grid];
 }
 
 const record = (found) => found;

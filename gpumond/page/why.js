@@ -78,7 +78,7 @@ const entryOfSites = (sites, before) =>
 function wordsOf(answer) {
   const pause = answer.paused_seconds >= 0.001 && `the program paused for at most ${Math.round(1000 * answer.paused_seconds)} ms`;
   const age = answer.age_seconds >= 0.1 && `as of ${answer.age_seconds.toFixed(1)} s ago`;
-  return [answer.reason, ...answer.advice, pause, age].filter(Boolean).join("; ");
+  return capital([answer.reason, pause, age, ...answer.advice].filter(Boolean).join("; "));
 }
 
 async function saveSnapshot(pid) {

@@ -139,8 +139,8 @@ def test_unknown_classes_are_not_shown_as_others(browser: Browser, demo: Running
         page.get_by_role("button", name="Memory of train-llm").click()
         sign_in(session, demo)
         dialog = page.get_by_role("dialog", name="Memory of train-llm")
-        dialog.get_by_text("too many objects; use a smaller batch; the program paused for at most 105 ms").wait_for()
-        assert dialog.get_by_text("as of 0.4 s ago").is_visible()
+        told = "too many objects; the program paused for at most 105 ms; as of 0.4 s ago; use a smaller batch"
+        dialog.get_by_text(told).wait_for()
         assert dialog.get_by_text("24.0 GiB (60%)").is_visible()
         assert dialog.get_by_text("other tensors and activations").is_visible()
         assert not dialog.get_by_text("other leaf tensors").is_visible()
