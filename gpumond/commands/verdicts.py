@@ -8,6 +8,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, option, print_answer
+from gpumond.facts.alerts import OVER
 from gpumond.facts.units import duration
 from gpumond.facts.verdicts import PATTERNS, VERDICTS
 from gpumond.view.rows import by_urgency, plain, process_of
@@ -42,6 +43,7 @@ def _alerts(frame: Mapping[str, Any]) -> str:
         f"{alert['rule']} of {plain(programs[process_of(alert)], 64)} (pid {alert['pid']})"
         for alert, _ in by_urgency(frame["alerts"], ())
         if alert["phase"] == "firing" and alert["rule"] not in VERDICTS and process_of(alert) in programs
+        if not dict(alert["annotations"]).get("summary", "").startswith(OVER)
     ]
     return f"also firing: {', '.join(shown)}; gpumond alerts shows them" if shown else ""
 

@@ -52,7 +52,7 @@ class Quantity(Generic[Row_contra]):
 
     @property
     def range_text(self) -> str:
-        """Return that the values are from 0 to 1; empty if they aren't."""
+        """Return the range of the values as text; empty if it isn't from 0 to 1."""
         if self.unit == "boolean":
             return "0 or 1"
         return "from 0 to 1 (100%)" if self.unit == "ratio" and not self.exceeds_one else ""
