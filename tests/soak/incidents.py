@@ -102,10 +102,14 @@ def last(seconds: float) -> Iterator[None]:
 
 
 def nearly_full(world: World, oracle: Oracle, uuid: str) -> Iterator[None]:
+    """A program fills a device, and keeps it nearly full when another one ends."""
     hog = world.start("hog", uuid)
     world.allocate(hog, int(0.88 * SIZE_BYTES) - world.used_bytes(uuid))
     full = oracle.expect("device-nearly-full", 90, uuid=uuid)
-    yield from last(600)
+    for _ in last(600):
+        if (missing := int(0.82 * SIZE_BYTES) - world.used_bytes(uuid)) > 0:
+            world.allocate(hog, missing)
+        yield
     world.end(hog)
     oracle.over(full)
 
