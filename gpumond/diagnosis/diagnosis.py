@@ -332,9 +332,7 @@ class Diagnosis:
                 found.kind,
                 since,
                 evidence,
-                messages.pattern(
-                    found.kind, who, dict(evidence), since, tracked.main == STEP_END, tracked.main in (LIVE, STEP_END)
-                ),
+                messages.pattern(found.kind, who, dict(evidence), since, tracked.main == STEP_END),
             )
 
     def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:

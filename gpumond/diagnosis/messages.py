@@ -128,13 +128,10 @@ def crash_loop(who: str, device: str, times: int) -> str:
     return f"{who} crashed {times} times on {device} within an hour"
 
 
-def pattern(
-    kind: str, who: str, evidence: Mapping[str, float], since: float, by_step: bool = False, live: bool = False
-) -> str:
-    """Describe a pattern: of the ``live`` bytes, or else of the used ones. ``by_step``: at the end of each step."""
+def pattern(kind: str, who: str, evidence: Mapping[str, float], since: float, by_step: bool = False) -> str:
+    """Describe a pattern. ``by_step``: at the end of each step."""
     if kind == "warm-up":
-        holds = "has allocated" if live else "uses"
-        return f"{who} hasn't reached a steady amount yet and {holds} {human(evidence['level_bytes'])} so far"
+        return f"{who} hasn't reached a steady amount yet"
     if kind == "steady":
         where = " at the end of its steps" if by_step else ""
         return f"{who} has been steady at {human(evidence['level_bytes'])}{where} since {clock(since)}"

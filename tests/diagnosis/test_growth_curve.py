@@ -103,12 +103,6 @@ def test_steps_of_a_growth_are_its_points_before_each(curve: Curve, count: int |
     assert (None if steps is None else len(steps.values)) == count
 
 
-@pytest.mark.parametrize(("live", "words"), [(True, "has allocated"), (False, "uses")])
-def test_start_states_whether_its_bytes_are_live_or_used(live: bool, words: str):
-    summary = messages.pattern("warm-up", "train (pid 1)", {"level_bytes": 1024 * MIB}, 0.0, live=live)
-    assert summary == f"train (pid 1) hasn't reached a steady amount yet and {words} 1.0 GiB so far"
-
-
 @pytest.mark.parametrize(
     ("days", "end"),
     [(3, "; the GPU will be full in about 3 d, unless growth stops"), (50_000, ""), (math.inf, "")],

@@ -35,19 +35,28 @@ def make_frame(
 ) -> dict[str, Any]:
     snapshot = make_snapshot(*devices, **fields)
     frame = Frame(snapshot, attribute(snapshot), verdicts, alerts)
-    processes = tuple(holdings(frame))
+    return as_json(frame, faults=faults, conditions=conditions, queue=queue, grants=grants)
+
+
+def as_json(
+    frame: Frame,
+    faults: tuple[StatedFault, ...] = (),
+    conditions: tuple[StatedCondition, ...] = (),
+    queue: tuple[QueuedRequest, ...] = (),
+    grants: tuple[GrantedRequest, ...] = (),
+) -> dict[str, Any]:
     whole = FullFrame(
         version="0",
         revision=None,
         host="gpu-17",
-        snapshot=snapshot,
+        snapshot=frame.snapshot,
         ledger=frame.ledger,
-        verdicts=verdicts,
-        alerts=alerts,
+        verdicts=tuple(frame.verdicts),
+        alerts=tuple(frame.alerts),
         silences=(),
         queue=queue,
         grants=grants,
-        processes=processes,
+        processes=tuple(holdings(frame)),
         faults=faults,
         conditions=conditions,
     )

@@ -20,6 +20,7 @@ from gpumond.view.text import size
 from tests.helpers.browser import LIVE, PageSession, show_frame
 from tests.helpers.frames import FakeDaemon, fake_daemon
 from tests.helpers.running import RunningDaemon, Series, series_of
+from tests.helpers.stated_amounts import contradictions, contradictions_of_cards
 
 SHARES = ("live", "cached", "stranded", "overhead", "opaque", "unattributed")
 OF_PROCESSES = SHARES[:5]
@@ -60,6 +61,7 @@ def disagreements(now: FrameAndAnswers, session: PageSession, fake: FakeDaemon) 
     found = [
         *_of_routes(now),
         *_of_metrics(now),
+        *contradictions(now.frame),
         *_of_page(now.frame, session),
         *of_command(now.frame, "status", command(fake, "status")),
         *of_command(now.frame, "top", command(fake, "top", "--once")),
@@ -128,15 +130,17 @@ def _of_metrics(now: FrameAndAnswers) -> Iterator[str]:
 
 def _of_page(frame: Any, session: PageSession) -> Iterator[str]:
     show_frame(session, frame)
-    totals, parts, legend, programs, sizes, problems = session.texts(
+    totals, parts, legend, programs, sizes, problems, cards = session.texts(
         ".total",
         ".legend dt",
         ".legend dd",
         "tbody .of-program bdi",
         "tbody td.number:not(.of-gpu, .of-change)",
         "#alerts li b",
+        "#alerts li",
     )
     session.page.unroute(LIVE)
+    yield from (f"page: {found}" for found in contradictions_of_cards(frame, cards))
     processes = sorted(frame["processes"], key=lambda process: (-process["used_bytes"], process["pid"]))
     columns = ("used", "waste", *OF_PROCESSES)
     yield from _differ(
