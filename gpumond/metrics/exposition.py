@@ -98,6 +98,8 @@ class Exposition:
             limits = divide_series_limit(FAMILIES, frame, self._max_series)
             series = [(family, limits.cut(family, rows)) for family, rows in series]
             self._telemetry.series_dropped.inc(limits.dropped)
+        if _labels.cache_info().currsize > 2 * sum(len(rows) for _, rows in series):
+            _labels.cache_clear()  # most are those of ended programs
         return "".join([write(family, rows, form.openmetrics) for family, rows in series])
 
     def _others(self, frame: Frame | None, form: Encoding) -> Iterator[Metric]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
 from gpumond.facts.frame import Frame, Ledger, Line, Overcount
@@ -79,13 +78,9 @@ class _Pools(NamedTuple):
 _NONE = _Pools()
 
 
-def _new_line(uuid: str, share: Share, used: int, process: ProcessKey, workload: str) -> Line:
+def _line(uuid: str, share: Share, used: int, process: ProcessKey, workload: str) -> Line:
     pid, start_ticks = process
     return Line(device_uuid=uuid, share=share, used_bytes=used, pid=pid, start_ticks=start_ticks, workload=workload)
-
-
-_line = lru_cache(16_384)(_new_line)
-"""Most lines except the live ones are equal in consecutive ticks, and a lookup is faster than a new object."""
 
 
 class _Earlier:
@@ -259,7 +254,7 @@ def _agent_lines(uuid: str, process: ProcessKey, workload: str, pools: _Pools) -
     """Yield the lines of the process's pools. Without a pool whose parts are known, the parts have none."""
     uncounted = pools.opaque or pools.unsized
     if pools.split or not uncounted:
-        yield _new_line(uuid, "live", pools.live, process, workload)
+        yield _line(uuid, "live", pools.live, process, workload)
         yield _line(uuid, "cached", pools.cached, process, workload)
         yield _line(uuid, "stranded", pools.stranded, process, workload)
     if uncounted:
