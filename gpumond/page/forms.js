@@ -2,6 +2,8 @@
 
 import "./baselines.js";
 import "./rules.js";
+import { silence as ofAlert } from "./silenceform.js";
 import { signIn as ask } from "./signin.js";
 
+export const silence = ofAlert;
 export const signIn = ask;

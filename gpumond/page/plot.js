@@ -6,7 +6,7 @@ import { NARROW, runs, unknown } from "./intervals.js";
 import { spaceOf, together } from "./marks.js";
 import { byteLines, timeLines } from "./range.js";
 import { runsOf, topOf } from "./stack.js";
-import { SHARES } from "./words.js";
+import { MARKS, SHARES } from "./words.js";
 
 const TIMES = 8; // lines of the axis of time, at most
 const SPACE = 90; // pixels for the text of one
@@ -74,7 +74,10 @@ function hatched(plot, d) {
   return [pattern, svg("path", { class: "hatch", d, fill: `url(#${plot.hatch})` })];
 }
 
-/** Marks that are close to one another are one sign, the most urgent one, with the number of marks of this sign. */
+const timesOf = ({ times, last }, to) => (times > 1 ? ` (${times} times, the last at ${clock(last, to)})` : "");
+
+/** Marks that are close to one another are one sign, the most urgent one, with the number of marks of this sign, and that of
+a flush if one of them is. */
 function drawMarks(list, { marks, from, to }, width) {
   const within = (mark) => mark.at >= from && mark.at <= to;
   const groups = together(marks, spaceOf((CLOSE * (to - from)) / Math.max(1, width)));
@@ -82,14 +85,14 @@ function drawMarks(list, { marks, from, to }, width) {
     list,
     groups.map((group) => group.filter(within)).filter((group) => group.length),
     ([first]) => first.id,
-    () => make("li", make("span"), make("small")),
+    () => make("li", make("span"), make("small"), make("span.flush")),
     (node, group) => {
       const [worst] = [...group].sort((one, other) => URGENT.indexOf(other.sign) - URGENT.indexOf(one.sign));
       const count = group.filter(({ sign }) => sign === worst.sign).length;
       node.className = clean(worst.kind);
-      node.title = group.map((mark) => clean(`${clock(mark.at, to)}: ${words(mark.kind)}: ${mark.summary}`)).join("\n");
-      put(node.firstChild, worst.sign);
-      put(node.lastChild, count > 1 ? String(count) : "");
+      node.title = group.map((mark) => clean(`${clock(mark.at, to)}: ${words(mark.kind)}: ${mark.summary}${timesOf(mark, to)}`)).join("\n");
+      const flushes = group.some(({ kind }) => kind === "flush") && worst.kind !== "flush";
+      [worst.sign, count > 1 ? String(count) : "", flushes ? MARKS.flush : ""].forEach((text, place) => put(node.children[place], text));
       node.style.left = `${((100 * (group[0].at - from)) / (to - from)).toFixed(2)}%`;
     },
   );

@@ -26,6 +26,14 @@ export function openView(name) {
   address.write("view", name);
   if (name !== "cases") address.write("case", "");
   reload();
+  keepFocus();
+}
+
+/** Moves the focus, if what had it is gone, to the first visible element with a selector, or to the open view's name. */
+export function keepFocus(selector) {
+  if (document.activeElement !== document.body && document.activeElement.checkVisibility()) return;
+  const found = selector ? [...document.querySelectorAll(selector)] : [];
+  (found.find((node) => node.checkVisibility()) ?? $("views").querySelector("[aria-current=page]"))?.focus();
 }
 
 export const isOpen = (name) => open === name;

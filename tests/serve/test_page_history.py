@@ -162,11 +162,11 @@ def event(number: int, kind: str, at: float, **fields: Any) -> dict[str, Any]:
 
 
 def test_marks_are_those_of_the_device_or_the_process():
-    process = {"pid": 7, "start_ticks": 100}
+    process = {"pid": 7, "start_ticks": 100, "details": []}
     events = [
         event(1, "agent-connected", 10, **process, device_uuid=None),
         event(2, "flush", 20, **process),
-        event(3, "oom", 30, pid=8, start_ticks=100),
+        event(3, "oom", 30, pid=8, start_ticks=100, details=[]),
         event(4, "alert-fired", 40, device_uuid="GPU-1"),
         event(5, "process-ended", 50, pid=7, start_ticks=99),
         event(7, "unheard-of", 30, **process),
@@ -174,6 +174,15 @@ def test_marks_are_those_of_the_device_or_the_process():
     expression = "m.marksOf(given[0], given[1]).map((mark) => mark.id)"
     assert run_module("marks", expression, events, {"uuid": "GPU-0", "pid": None}) == [2, 3, 5]
     assert run_module("marks", expression, events, {"uuid": "GPU-0", **process}) == [1, 2]
+
+
+def test_repeats_of_an_error_are_one_mark():
+    limit = [["limit_bytes", 5]]
+    given = [(10, 7, limit), (40, 7, limit), (60, 8, limit), (65, 7, []), (95, 7, limit), (200, 7, limit)]
+    events = [event(at, "oom", at, pid=pid, start_ticks=1, details=details) for at, pid, details in given]
+    expression = "m.marksOf(given[0], given[1]).map(({ id, last, times }) => [id, last, times])"
+    found = run_module("marks", expression, events, {"uuid": "GPU-0", "pid": None})
+    assert found == [[10, 95, 3], [60, 60, 1], [65, 65, 1], [200, 200, 1]]
 
 
 def test_crossing_is_drawn_at_the_time_until_the_device_is_full():

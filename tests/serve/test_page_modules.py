@@ -350,9 +350,9 @@ def test_difference_agrees_with_the_amounts_as_they_are_shown():
 
 
 def test_rate_has_two_digits():
-    rates = [840 * MIB, 830.7 * MIB, 817.9 * MIB, 64 * MIB, 12.3 * GIB, 0]
+    rates = [840 * MIB, 836.7 * MIB, 844.9 * MIB, 64 * MIB, 12.3 * GIB, 0]
     assert run_module("format", "given.map(m.rate)", *rates) == [
-        *["about 0.8 GiB/min"] * 3,
+        *["about 840 MiB/min"] * 3,
         "about 64 MiB/min",
         "about 12 GiB/min",
         "about 0 B/min",
