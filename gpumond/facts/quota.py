@@ -156,7 +156,7 @@ class GrantedRequest:
 
 
 def only_free(unused: int, free: int | None) -> str:
-    """Return how much of a granted memory is free, as the end of a sentence; empty if all of it is, or if it's unknown."""
+    """Return how much of granted memory is free, as the end of a sentence; empty if all of it is, or if unknown."""
     return "" if free is None or free >= unused else f"; only {human(free)} is free"
 
 

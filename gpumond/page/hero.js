@@ -14,6 +14,7 @@ import { suspensionSentence } from "./rows.js";
 import { besides } from "./shares.js";
 import { choose, chooseIndex, chosen } from "./selection.js";
 import { estimate, hasAgent, label, reclaimableOf, roots, sharesOfAll, state } from "./state.js";
+import { openView } from "./views.js";
 import { SHARES } from "./words.js";
 
 const hidden = new Set(address.read("hide").split(",").filter((share) => SHARES.includes(share))); // shares
@@ -116,6 +117,8 @@ function showChoice(devices) {
   $("hero-of").parentNode.hidden = all.length < 2;
 }
 
+/** Who holds or is granted the memory that a request waits for. */
+export const holdersText = (holders) => holders.map((each) => `${each.workload || `pid ${each.pid}`} ${heldText(each)}`).join(", ");
 const heldText = ({ used_bytes: used, granted_bytes: granted }) =>
   [used || !granted ? `holds ${human(used)}` : "", granted ? `is granted ${human(granted)}` : ""].filter(Boolean).join(" and ");
 
@@ -135,7 +138,7 @@ function sentenceOf({ device_uuid: uuid, workload, pid, user, need_bytes: need, 
     `has waited ${duration(Math.max(0, now - since))} for ${human(need)} of ${of}`,
     ahead ? `, behind ${ahead}` : "",
     missing && !claimed ? `; ${room}${human(missing)} is missing` : "",
-    holders.length ? `; ${holders.map((each) => `${each.workload || `pid ${each.pid}`} ${heldText(each)}`).join(", ")}` : "",
+    holders.length ? `; ${holdersText(holders)}` : "",
   ];
   return [first, rest.join("")];
 }
@@ -151,13 +154,17 @@ function showQueue(devices) {
     $("hero-queue"),
     [...[...queue, ...grants].filter((each) => of.has(each.device_uuid)), ...suspended],
     (each) => each.id,
-    () => make("li", make("b", make("bdi")), " ", make("bdi")),
+    () => {
+      const opener = button("", () => openView("queue"), "button.plain");
+      opener.append(make("bdi"));
+      return make("li", make("b", opener), " ", make("bdi"));
+    },
     (entry, request) => {
       const { workload, pid } = request;
       const [program, rest] = request.memory
         ? [workload || `pid ${pid}`, `(pid ${pid}): ${suspensionSentence(state.frame, request)}`]
         : sentenceOf(request, of.get(request.device_uuid), snapshot.taken_at);
-      name(entry.firstChild.firstChild, program, 80);
+      name(entry.querySelector("bdi"), program, 80);
       name(entry.lastChild, rest, 400);
     },
   );

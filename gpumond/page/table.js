@@ -52,7 +52,7 @@ export function showProcesses() {
   $("processes").hidden = !rows.length;
   if (!rows.length) put($("shown"), known ? "No process uses a GPU." : "The processes are unknown.");
   put($("connected"), connectedText(state.frame));
-  $("no-agents").hidden = rows.some(hasAgent) || !known || !rows.length || !find(rows, filter, gpu()).length;
+  $("no-agents").hidden = Boolean(state.past) || rows.some(hasAgent) || !known || !rows.length || !find(rows, filter, gpu()).length;
 }
 
 let movedAt = -Infinity; // performance.now()

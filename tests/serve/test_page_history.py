@@ -229,7 +229,7 @@ def test_evidence_is_drawn_as_stated():
 
 def test_summary_states_the_time_left():
     fit = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")["fit"]
-    text = run_module("evidence", "m.summary(given[0], given[1])", fit, TAKEN_AT)
+    text = run_module("figures", "m.summary(given[0], given[1])", fit, TAKEN_AT)
     rate = "32.0 MiB/min (31.6 MiB to 32.4 MiB) in the 2 min shown"
     assert text.startswith(f"{rate}; the GPU will be full in about 65 min")
 
@@ -246,7 +246,7 @@ def test_summary_rounds_the_time_left_and_its_interval(earliest: float, latest: 
     fit = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")["fit"]
     fit |= {"full_at": TAKEN_AT + 431, "full_at_earliest": TAKEN_AT + earliest}
     fit |= {"full_at_latest": latest and TAKEN_AT + latest}
-    text = run_module("evidence", "m.summary(given[0], given[1])", fit, TAKEN_AT)
+    text = run_module("figures", "m.summary(given[0], given[1])", fit, TAKEN_AT)
     assert text.endswith(f"; the GPU will be full in {expected}.")
 
 
@@ -258,7 +258,7 @@ def test_figures_of_a_verdict_have_units():
         ["used_ratio", 0.953],
         ["significance", 4.56789],
     ]
-    assert run_module("evidence", "m.figures(given[0])", evidence) == [
+    assert run_module("figures", "m.figures(given[0])", evidence) == [
         ["slope", "60.0 MiB/min"],
         ["growth", "3.0 GiB"],
         ["window", "1 min 30 s"],
