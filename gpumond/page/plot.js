@@ -9,12 +9,12 @@ import { runsOf, topOf } from "./stack.js";
 import { MARKS, SHARES } from "./words.js";
 
 const TIMES = 8; // lines of the axis of time, at most
-const SPACE = 90; // pixels for the text of one
+const SPACE = 64; // pixels for the text of one
 const CLOSE = 34; // pixels between two signs with their numbers, at least
 const URGENT = ["▲", "✕"]; // signs that are shown for several marks, the last first
 let hatches = 0; // number of patterns
 const NEAR_SIZE = 0.06; // of the height: a line this close to the size has no text
-const EDGE = 34; // pixels: lines closer to the ends have no text, which would not fit
+const EDGE = 28; // pixels: lines closer to the ends have no text, which would not fit
 
 /** Draws `view` into the plot: its range, columns, used memory with its limits, size, marks and summary. Returns the bytes
 at the upper edge, which `view.top` may state. */
@@ -103,7 +103,7 @@ first value. */
 function hatching(part, { from, to, started, starter }, wide) {
   const near = Math.abs(part.to - started) < Math.max(10, NARROW * (to - from)) || (starter === "process" && started > part.from && part.to >= Math.min(started, to));
   const label = near ? `${starter} started ${clock(started)}` : "no data";
-  const fits = (wide * (part.to - part.from)) / (to - from) > (near ? 2 : 1) * SPACE;
+  const fits = (wide * (part.to - part.from)) / (to - from) > (near ? 2.8 : 1.4) * SPACE;
   const node = make(near ? "div.unknown.unstarted" : "div.unknown", make("span", fits ? label : ""));
   node.style.left = `${(100 * (part.from - from)) / (to - from)}%`;
   node.style.width = `${(100 * (part.to - part.from)) / (to - from)}%`;

@@ -17,7 +17,7 @@ import { isOpen, openView, requestScript, why } from "./views.js";
 import { RUNBOOKS } from "./words.js";
 
 const SHOWN = 24; // cards that are drawn; the view of alerts lists all
-const FIRST = 3; // cards that are shown at first
+const WIDE = matchMedia("(min-width: 1240px)"); // as in page.css: three cards beside one another
 const IDLE = "idle-holder"; // the problem that a suspension solves
 const STEADY = 5000; // milliseconds after a movement of the pointer below the cards for which they keep their height
 const MARGIN = 120; // seconds that a chart shows before a problem began
@@ -178,9 +178,10 @@ const isOfAnother = ({ card }) => Boolean(chosen() && card.uuid && card.uuid !==
 function fold() {
   const all = [...$("alerts").children];
   const cards = all.filter((node) => !isOfAnother(node));
-  for (const node of all) node.hidden = !(whole ? cards : cards.slice(0, FIRST)).includes(node);
+  const first = WIDE.matches ? 3 : 2; // that are shown at first
+  for (const node of all) node.hidden = !(whole ? cards : cards.slice(0, first)).includes(node);
   $("alerts").classList.toggle("whole", whole);
-  $("problems-all").hidden = cards.length <= FIRST;
+  $("problems-all").hidden = cards.length <= first;
   put($("problems-all"), whole ? "Show fewer" : `Show all ${cards.length}`);
 }
 

@@ -24,7 +24,7 @@ const COLUMNS = [
   { title: "Missing", text: bytes("missing_bytes"), number: true },
   { title: "Since", text: ({ since }) => (since ? `${clock(since, now())}, for ${duration(Math.max(0, now() - since))}` : "") },
   { title: "Behind", text: ahead, none: "No other request comes first." },
-  { title: "Memory held by", text: ({ holders = [] }) => holdersText(holders), long: true },
+  { title: "Largest programs", text: ({ holders = [] }) => holdersText(holders), long: true },
 ];
 
 const record = ({ holders = [], ...request }) => ({ ...request, state: stateOf(request), holders: holdersText(holders) });
