@@ -1,7 +1,8 @@
 // The programs at a moment of the past.
 
 import { read } from "./live.js";
-import { changed, processKey, state } from "./state.js";
+import { processKey, state } from "./state.js";
+import { showProcesses } from "./table.js";
 
 const UNKNOWN = Object.fromEntries(["comm", "uid", "user", "container_name", "pod_name", "unit", "slurm_job", "started_at", "limit_bytes"].map((field) => [field, null]));
 const OF_NOW = { kinds: [], orphaned: null, idle_seconds: null, utilization_ratio: null, unmapped_bytes: null, overhead_parts: null, quota: null, reserve_shortage_bytes: null, flush_policy: null, suspendable: false };
@@ -21,7 +22,7 @@ export async function holdMoment(at) {
   }
   if (at !== held) return;
   state.past = past;
-  changed();
+  showProcesses(); // and nothing else: a chart that is drawn between two clicks gets no double click
 }
 
 /** What a program held, with what is known of it if it still runs. */
