@@ -1,5 +1,6 @@
 // The programs at a moment of the past.
 
+import { clock } from "./format.js";
 import { read } from "./live.js";
 import { processKey, state } from "./state.js";
 import { showProcesses } from "./table.js";
@@ -29,5 +30,5 @@ export async function holdMoment(at) {
 function pastRow({ name, ended_at: ended, unattributed_bytes: _, ...own }) {
   const key = processKey(own);
   const now = state.frame.processes.find((row) => row.device_uuid === own.device_uuid && processKey(row) === key);
-  return { ...UNKNOWN, workload: name, ...now, ...OF_NOW, ...own, state: ended === null ? "alive" : "ended" };
+  return { ...UNKNOWN, workload: name, ...now, ...OF_NOW, ...own, state: ended === null ? "alive" : `ended ${clock(ended)}` };
 }

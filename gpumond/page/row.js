@@ -125,6 +125,7 @@ function showDetails(body, row, open) {
   const shown = [...body.firstChild.children].filter((cell) => cell.checkVisibility()).length;
   if (body.lastChild.firstChild.colSpan !== shown) body.lastChild.firstChild.colSpan = shown; // more would be columns, too
   updateSuspension(body.querySelector(".suspension"), row);
+  body.querySelector(".suspension").hidden = Boolean(state.past);
   const asks = body.querySelector(".why button");
   asks.parentNode.hidden = !hasPools(row) || Boolean(state.past);
   asks.setAttribute("aria-label", `Why… Memory of ${clean(row.program, 80)}…`);
