@@ -10,6 +10,7 @@ import { COLUMNS, FILTER, GROUPS, WAITING, addressOf, barBytes, connectedText, f
 import { choose, chosen } from "./selection.js";
 import { hasAgent, state } from "./state.js";
 import { distanceOf, parts } from "./viewport.js";
+import { keepFocus } from "./views.js";
 import { MISSED_LIMIT } from "./words.js";
 
 const LONG = 25; // rows above which only those are drawn that can be seen
@@ -285,6 +286,11 @@ function resume(row) {
   return row.suspended ? void suspendRow(row.key) : `${row.program} isn’t suspended.`;
 }
 
+function showNow() {
+  release();
+  keepFocus("#processes tbody button");
+}
+
 function flushShown() {
   if ($("hero-flush").disabled) put($("refusal"), "No program has anything to flush.");
   else $("hero-flush").click();
@@ -308,7 +314,7 @@ const KEYS = {
   r: () => sortById(order.id) ?? true,
   g: groupNext,
   "/": () => $("filter").focus() ?? true,
-  Escape: () => Boolean(filter || chosen()) && (filterNothing() ?? true),
+  Escape: () => (state.past ? (showNow() ?? true) : Boolean(filter || chosen()) && (filterNothing() ?? true)),
 };
 
 document.addEventListener("keydown", (event) => {
@@ -330,7 +336,7 @@ $("skip").addEventListener("click", (event) => {
   event.preventDefault();
   if (list.length) focusOn(0);
 });
-$("to-now").addEventListener("click", release);
+$("to-now").addEventListener("click", showNow);
 $("no-match").addEventListener("click", filterNothing);
 $("to-events").addEventListener("click", () => $("events").scrollIntoView());
 addEventListener("scroll", () => requestAnimationFrame(measure), { passive: true });

@@ -227,6 +227,10 @@ def test_clicked_moment_stays_until_escape(session: PageSession, demo: RunningDa
     page.locator("#hero .edge[aria-label]:not([aria-label*=live])").wait_for()
     page.get_by_role("heading", name="Processes", exact=True).wait_for()
     assert page.evaluate(heads) == ["none"] * 3
+    plot.click(position={"x": 0.9 * width, "y": 60})
+    page.get_by_role("button", name="Show now").click()
+    page.locator("#processes tbody button:focus").wait_for()
+    page.get_by_role("heading", name="Processes", exact=True).wait_for()
     plot.hover(position={"x": 0.5 * width, "y": 60})
     assert page.evaluate(heads) == ['" now"', '" now"', "none"], "only a moment that is held is requested"
     plot.click(position={"x": 0.9 * width, "y": 60})
