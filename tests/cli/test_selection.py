@@ -265,7 +265,8 @@ def test_commands_for_another_shell_name_the_daemon(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("GPUMOND_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("GPUMOND_URL", "http://node:1")
     assert command("queue", DEFAULT_URL) == f"GPUMOND_RUNTIME_DIR={tmp_path} gpumond queue"
-    assert command("queue", "http://node:1") == f"GPUMOND_RUNTIME_DIR={tmp_path} GPUMOND_URL=http://node:1 gpumond queue"
+    given = f"GPUMOND_RUNTIME_DIR={tmp_path} GPUMOND_URL=http://node:1"
+    assert command("queue", "http://node:1") == f"{given} gpumond queue"
 
 
 def test_commands_are_named_as_the_shell_finds_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
