@@ -24,7 +24,7 @@ GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "S
 """Groups of commands in the overview, in this order."""
 
 
-SYNONYMS = {"export": "record", "ps": "status", "free": "flush", "logs": "events", "mute": "silence"}
+SYNONYMS = {"export": "record", "ps": "status", "free": "flush", "logs": "events", "mute": "silence", "past": "history"}
 """Commands for words of other tools."""
 
 
@@ -142,6 +142,16 @@ COMMANDS = (
         "gpumond status",
         "gpumond status --wide",
         "gpumond status -v --url http://127.0.0.1:9917",
+    ),
+    _command(
+        "history",
+        "Memory",
+        "show past memory use over time, or who held what at one time",
+        "gpumond history --device 0 --last 1h",
+        "gpumond history train --last 30m --csv",
+        "gpumond history train eval --every 5m",
+        "gpumond history --at 10m",
+        "gpumond history --at 08:30 --at 08:45",
     ),
     _command("open", "Memory", "open the web UI in a browser, signed in", "gpumond open", "gpumond open --print"),
     _command(
