@@ -129,13 +129,16 @@ def default_url() -> str:
 
 
 def command(words: str, url: str) -> str:
-    """Return the command line that reaches the daemon at ``url`` from a shell without gpumond's variables.
+    """Return the command line that reaches this machine's daemon at ``url`` from a shell without the directory's
+    variable.
 
     ``words``: the command with its arguments.
     """
     other = nonstandard_directory(next(runtime_directories()))
-    directory = "" if other is None else f"GPUMOND_RUNTIME_DIR={shlex.quote(str(other))} "
-    return f"{directory}{_with_address(url, DEFAULT_URL)}{program()} {words}"
+    if other is None:
+        return f"{_with_address(url, DEFAULT_URL)}{program()} {words}"
+    named = _with_address(url, DEFAULT_URL) if os.environ.get("GPUMOND_URL") else ""  # else over the directory's socket
+    return f"GPUMOND_RUNTIME_DIR={shlex.quote(str(other))} {named}{program()} {words}"
 
 
 def with_commands(text: str, url: str) -> str:

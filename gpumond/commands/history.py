@@ -161,7 +161,7 @@ def _table_over_time(entries: Sequence[Entry], gpus: Mapping[str, str]) -> str:
     if not entries:
         return "nothing is known about that time"
     programs = any(entry["pid"] for entry in entries)
-    header = ("TIME", "GPU", *((">PID", "PROGRAM") if programs else ()), ">USED", ">PEAK", *_shares(entries))
+    header = (">TIME", "GPU", *((">PID", "PROGRAM") if programs else ()), ">USED", ">PEAK", *_shares(entries))
     rows = [
         [
             moment(entry["at"]),

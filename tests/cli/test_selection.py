@@ -263,10 +263,14 @@ def test_commands_in_a_text_rely_on_the_variables_of_the_shell(monkeypatch: pyte
 
 def test_commands_for_another_shell_name_the_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("GPUMOND_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("GPUMOND_URL", raising=False)
+    assert command("queue", "http://127.0.0.1:1") == f"GPUMOND_RUNTIME_DIR={tmp_path} gpumond queue"
     monkeypatch.setenv("GPUMOND_URL", "http://node:1")
-    assert command("queue", DEFAULT_URL) == f"GPUMOND_RUNTIME_DIR={tmp_path} gpumond queue"
-    given = f"GPUMOND_RUNTIME_DIR={tmp_path} GPUMOND_URL=http://node:1"
-    assert command("queue", "http://node:1") == f"{given} gpumond queue"
+    given = f"GPUMOND_RUNTIME_DIR={tmp_path} GPUMOND_URL=http://127.0.0.1:1"
+    assert command("queue", "http://127.0.0.1:1") == f"{given} gpumond queue"
+    monkeypatch.delenv("GPUMOND_RUNTIME_DIR")
+    monkeypatch.delenv("GPUMOND_SOCKET", raising=False)
+    assert command("queue", "http://127.0.0.1:1") == "GPUMOND_URL=http://127.0.0.1:1 gpumond queue"
 
 
 def test_commands_are_named_as_the_shell_finds_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
