@@ -35,7 +35,7 @@ from gpumond.features.rules.evaluation import step
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, as_config
 from gpumond.quantities.quantity import Unit, readable
 from gpumond.quantities.scope import Subjects, Unreadable
-from gpumond.view.text import narrowed_table
+from gpumond.view.text import LEAST_HANGING, narrowed_table
 
 COMMANDS = {
     "check": "check a configuration file's rules and list the active rules",
@@ -123,7 +123,7 @@ def _change(arguments: argparse.Namespace) -> int:
 
 
 def _table(entries: Iterable[Mapping[str, Any]]) -> str:
-    return narrowed_table(HEADER, map(_row, entries), ("ORIGIN",), "gpumond rules list --json")
+    return narrowed_table(HEADER, map(_row, entries), ("ORIGIN",), "gpumond rules list --json", LEAST_HANGING)
 
 
 def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
