@@ -129,20 +129,28 @@ def default_url() -> str:
 
 
 def command(words: str, url: str) -> str:
-    """Return the command line that reaches, from another terminal, the daemon at ``url`` as this process does.
+    """Return the command line that reaches this machine's daemon at ``url`` from a shell without the directory's
+    variable.
 
     ``words``: the command with its arguments.
     """
-    return with_commands(f"gpumond {words}", url)
+    other = nonstandard_directory(next(runtime_directories()))
+    if other is None:
+        return f"{_with_address(url, DEFAULT_URL)}{program()} {words}"
+    named = _with_address(url, DEFAULT_URL) if os.environ.get("GPUMOND_URL") else ""  # else over the directory's socket
+    return f"GPUMOND_RUNTIME_DIR={shlex.quote(str(other))} {named}{program()} {words}"
 
 
 def with_commands(text: str, url: str) -> str:
-    """Return a daemon's text with its commands as they reach the daemon from another terminal."""
-    other = nonstandard_directory(next(runtime_directories()))
-    variables = {"GPUMOND_RUNTIME_DIR": other, "GPUMOND_URL": url.rstrip("/")}
-    needed = {name: value for name, value in variables.items() if value not in (None, DEFAULT_URL)}
-    given = "".join(f"{name}={shlex.quote(str(value))} " for name, value in needed.items())
-    return COMMAND_IN_TEXT.sub(lambda found: f"{given}{program()} ", text)
+    """Return a daemon's text with its commands as they reach the daemon from the shell that started this process."""
+    given = f"{_with_address(url, address(default_url()))}{program()} "
+    return COMMAND_IN_TEXT.sub(lambda found: given, text)
+
+
+def _with_address(url: str, known: str) -> str:
+    """Return the variable that names a daemon's address; empty if the shell's commands reach it at ``known``."""
+    own = url.rstrip("/")
+    return "" if own == known.rstrip("/") else f"GPUMOND_URL={shlex.quote(own)} "
 
 
 def paragraph(text: str, url: str) -> str:

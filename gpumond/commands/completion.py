@@ -60,7 +60,7 @@ VALUES = {
 }
 """Kinds of the values of options that the daemon knows."""
 NAMED = {
-    **dict.fromkeys(("flush", "why", "limit", "snapshot", "suspend", "resume"), "workloads"),
+    **dict.fromkeys(("flush", "why", "limit", "snapshot", "suspend", "resume", "history"), "workloads"),
     **dict.fromkeys(("rules override", "rules restore"), "rules"),
     **dict.fromkeys(("baseline compare", "baseline delete"), "baselines"),
     "silence delete": "silences",

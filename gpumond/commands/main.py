@@ -24,7 +24,7 @@ GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "S
 """Groups of commands in the overview, in this order."""
 
 
-SYNONYMS = {"export": "record", "ps": "status", "free": "flush", "logs": "events", "mute": "silence"}
+SYNONYMS = {"export": "record", "ps": "status", "free": "flush", "logs": "events", "mute": "silence", "past": "history"}
 """Commands for words of other tools."""
 
 
@@ -35,7 +35,7 @@ def overview(commands: Iterable[Command]) -> str:
     for group, members in groupby(commands, key=lambda command: command.group):
         lines += ["", f"{group}:", *(f"  {command.name:14} {command.help}" for command in members)]
     lines += ["", "`gpumond COMMAND --help` shows options and examples."]
-    lines.append("Exit codes: 0 success, 1 failure, 2 usage or configuration error, 3 an action had nothing to do.")
+    lines.append("Exit codes: 0 success, 1 failure, 2 wrong usage or configuration,\n3 nothing to do for an action.")
     lines.append("`gpumond run` exits with its command's status; see its help.")
     return "\n".join(lines)
 
@@ -143,11 +143,21 @@ COMMANDS = (
         "gpumond status --wide",
         "gpumond status -v --url http://127.0.0.1:9917",
     ),
+    _command(
+        "history",
+        "Memory",
+        "show past memory use over time, or who held what at one time",
+        "gpumond history --device 0 --last 1h",
+        "gpumond history train --last 30m --csv",
+        "gpumond history train eval --every 5m",
+        "gpumond history --at 10m",
+        "gpumond history --at 08:30 --at 08:45",
+    ),
     _command("open", "Memory", "open the web UI in a browser, signed in", "gpumond open", "gpumond open --print"),
     _command(
         "top",
         "Memory",
-        "show GPUs, processes, alerts and verdicts live in the terminal and flush programs",
+        "show GPUs, processes and problems live, and flush programs",
         "gpumond top",
         "gpumond top --device 0",
         "gpumond top --url http://node1:9917 --url http://node2:9917",
@@ -166,7 +176,7 @@ COMMANDS = (
     _command(
         "detach-driver",
         "Daemon",
-        "detach the daemon from the driver for maintenance, such as a GPU reset",
+        "detach the daemon from the driver, such as for a GPU reset",
         "gpumond detach-driver --for 10m",
         module="detach_driver",
     ),

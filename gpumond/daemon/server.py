@@ -24,7 +24,7 @@ from gpumond.features import routers
 from gpumond.host import systemd
 from gpumond.host.logs import RateLimitFilter
 from gpumond.host.machine import http_connections, http_connections_of_user, raise_limit, reduce_garbage_collection
-from gpumond.host.runtime_directory import API_SOCKET, bind_api_socket, write_token
+from gpumond.host.runtime_directory import API_SOCKET, TOKEN_FILE, bind_api_socket, write_token
 from gpumond.host.tasks import background
 from gpumond.serve.api import Api
 from gpumond.serve.authentication import Tokens, make_token_reviews
@@ -82,6 +82,7 @@ async def serve(
         api = stack.enter_context(bind_api_socket(own, settings.agent_socket_mode()))
         stack.callback((own / API_SOCKET).unlink, missing_ok=True)
         tokens = Tokens(write_token(own), others=others, reviews=reviews)
+        stack.callback((own / TOKEN_FILE).unlink, missing_ok=True)
         config = uvicorn.Config(
             Guard(
                 Api(daemon.kernel, tokens, daemon.running, routers),

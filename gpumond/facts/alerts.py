@@ -186,7 +186,7 @@ AlertStates = Mapping[Labels, AlertState]
 
 
 OVER = "ended at "
-"""The start of the text of an alert that still fires, though what it says is over."""
+"""The start of an alert's text once what it says is over, while its subject still exists."""
 WAS = "; the alert was: "
 
 
@@ -199,7 +199,7 @@ def past(alert: Alert, reason: str) -> Alert:
 
 
 def ended(alert: Alert, at: float, reason: str = "") -> Alert:
-    """Return the alert as resolved. ``reason`` states that its subject has ended; empty if the subject still exists."""
+    """Return the alert as resolved. ``reason`` states that its subject or rule has ended; empty if both still exist."""
     return replace(past(alert, reason) if reason else alert, phase="resolved", resolved_at=at)
 
 

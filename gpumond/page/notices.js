@@ -36,7 +36,7 @@ function withoutFrame() {
 function* ofDriver({ source, devices }, faults) {
   if (!source.up) {
     const released = source.reason === "released";
-    const title = released ? "Detached from the driver for maintenance" : `No GPU can be read: ${source.reason}`;
+    const title = released ? "Detached from the driver for maintenance" : `No GPU can be read (${source.reason})`;
     const fault = faults.find((each) => each.source === source.name && each.kind === source.reason);
     yield ["bad", title, withRemedy(source.detail, fault?.remedy)];
   } else if (!source.responsive) {

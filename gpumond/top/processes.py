@@ -65,8 +65,8 @@ Sortable = tuple[bool, float, str]
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column. On a narrow screen those with the highest ``rank`` are hidden first. Before ``LAST`` is hidden, each is
-    narrower by at most ``spare``. Numbers are right-aligned.
+    """A column. On a narrow screen those with the highest ``rank`` are hidden first. Before those up to ``KEPT`` are
+    hidden, each is narrower by at most ``spare``. Numbers are right-aligned.
     """
 
     name: str
@@ -85,7 +85,7 @@ class TableColumn:
 
 
 def _share(name: str, rank: int) -> TableColumn:
-    return TableColumn(name, 10, rank, lambda row: size(row.shares[name]), lambda row: row.shares[name])
+    return TableColumn(name, SIZE, rank, lambda row: size(row.shares[name]), lambda row: row.shares[name])
 
 
 def _ratio(value: float | None) -> str:
@@ -115,9 +115,11 @@ def _index(gpu: str) -> int | None:
     return int(index) if index.isdecimal() else None
 
 
-LAST = 1
-"""Rank of the column that is hidden last."""
-RANKS = {"live": 4, "cached": 3, "stranded": 6, "overhead": 7, "opaque": 8}
+KEPT = 5
+"""Rank up to which columns are narrowed before one is hidden."""
+RANKS = {"live": 5, "cached": 3, "stranded": 4, "overhead": 7, "opaque": 8}
+SIZE = 9
+"""Width of a size, such as `999.9 MiB`."""
 PROGRAM = 14
 SHARES = "shares"
 """The column that shows the shares as a bar."""
@@ -125,18 +127,18 @@ COLUMNS = (
     TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _index(row.gpu), spare=1),
     TableColumn("pid", 7, 2, lambda row: str(row.pid or ""), lambda row: row.pid),
     TableColumn("program", PROGRAM, 0, lambda row: row.program, spare=4),
-    TableColumn("user", 10, 5, lambda row: row.user),
-    TableColumn("used", 10, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
+    TableColumn("user", 10, 6, lambda row: row.user),
+    TableColumn("used", SIZE, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
     TableColumn(SHARES, 12, 10, lambda row: "", lambda row: row.used_bytes),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
     TableColumn("busy", 5, 9, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
-    TableColumn("verdict", 14, LAST, lambda row: row.status, spare=1),
+    TableColumn("verdict", 14, 1, lambda row: row.status, spare=1),
     TableColumn(
         "age", 6, 11, lambda row: (row.host and _age(row.host.age_seconds)) or "", lambda row: _of(row, "age_seconds")
     ),
     TableColumn("cpu", 5, 13, lambda row: _ratio(_of(row, "cpu_ratio")), lambda row: _of(row, "cpu_ratio")),
     TableColumn(
-        "host", 10, 14, lambda row: size(row.host and row.host.resident_bytes), lambda row: _of(row, "resident_bytes")
+        "host", SIZE, 14, lambda row: size(row.host and row.host.resident_bytes), lambda row: _of(row, "resident_bytes")
     ),
     TableColumn("command", 16, 12, lambda row: _without_folder(row.host.command) if row.host else ""),
 )
@@ -211,7 +213,7 @@ def fitting(width: int, without: Collection[str] = ()) -> list[TableColumn]:
             column.name in chosen
             and column.rank
             and sum(each.width + 1 for each in COLUMNS if each.name in chosen)
-            > width + (column.rank == LAST) * (SPARE + 1)  # the last column needs no space after it
+            > width + (column.rank <= KEPT) * (SPARE + 1)  # the last column needs no space after it
         ):
             chosen.remove(column.name)
     return [column for column in COLUMNS if column.name in chosen]

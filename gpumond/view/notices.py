@@ -75,7 +75,7 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         own = [f["remedy"] for f in frame["faults"] if (f["source"], f["kind"]) == (source["name"], source["reason"])]
         released = source["reason"] == "released"
         reason = plain(source["reason"], 40)
-        title = "detached from the driver for maintenance" if released else f"no GPU can be read: {reason}"
+        title = "detached from the driver for maintenance" if released else f"no GPU can be read ({reason})"
         yield FrameNotice("note" if released else "bad", title, _with_remedy(source["detail"], *own[:1]))
     elif not index:
         yield FrameNotice("warn", "no GPU found", "the driver lists no GPUs")

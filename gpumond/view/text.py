@@ -399,15 +399,18 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | Non
     return "\n".join([first, *(_hanging(line, row[-1], width, room) for line, row in zip(lines, known, strict=True))])
 
 
-def narrowed_table(header: Sequence[str], rows: Iterable[Sequence[str]], hideable: Sequence[str], complete: str) -> str:
+def narrowed_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], hideable: Sequence[str], complete: str, room: int = 0
+) -> str:
     """Return a table as `table` does, without the columns in ``hideable`` that the terminal is too narrow for.
 
-    A line below the table names the columns that are left out, and the ``complete`` form.
+    A line below the table names the columns that are left out, and the ``complete`` form. ``room``: the width that the
+    last column keeps, if it's more than that of its header.
     """
     width, names, known = output_width(), list(header), [list(map(safe, row)) for row in rows]
     hidden = []
     for name in filter(header.__contains__, hideable):
-        if width is None or cells(table_lines(names, known)[0]) <= width:
+        if width is None or cells(table_lines(names, known)[0]) + max(0, room - cells(names[-1])) <= width:
             break
         at = names.index(name)
         known = [row[:at] + row[at + 1 :] for row in known]

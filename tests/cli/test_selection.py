@@ -249,14 +249,28 @@ def test_request_whose_turn_is_later_states_no_missing_memory():
     ]
 
 
-def test_commands_in_a_text_reach_the_daemon_from_another_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_commands_in_a_text_rely_on_the_variables_of_the_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     text = "move it: gpumond suspend --pid 7; gpumond suspended it before"
-    monkeypatch.delenv("GPUMOND_RUNTIME_DIR", raising=False)
-    assert with_commands(text, DEFAULT_URL) == text
+    monkeypatch.delenv("GPUMOND_URL", raising=False)
     monkeypatch.setenv("GPUMOND_RUNTIME_DIR", str(tmp_path))
-    given = f"GPUMOND_RUNTIME_DIR={tmp_path} GPUMOND_URL=http://node:1 gpumond"
+    assert with_commands(text, DEFAULT_URL) == text
+    given = "GPUMOND_URL=http://node:1 gpumond"
     assert with_commands(text, "http://node:1/") == f"move it: {given} suspend --pid 7; gpumond suspended it before"
-    assert command("queue", DEFAULT_URL) == f"GPUMOND_RUNTIME_DIR={tmp_path} gpumond queue"
+    monkeypatch.setenv("GPUMOND_URL", "node:1")
+    assert with_commands(text, "http://node:1/") == text
+    assert with_commands("gpumond queue", DEFAULT_URL) == f"GPUMOND_URL={DEFAULT_URL} gpumond queue"
+
+
+def test_commands_for_another_shell_name_the_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("GPUMOND_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("GPUMOND_URL", raising=False)
+    assert command("queue", "http://127.0.0.1:1") == f"GPUMOND_RUNTIME_DIR={tmp_path} gpumond queue"
+    monkeypatch.setenv("GPUMOND_URL", "http://node:1")
+    given = f"GPUMOND_RUNTIME_DIR={tmp_path} GPUMOND_URL=http://127.0.0.1:1"
+    assert command("queue", "http://127.0.0.1:1") == f"{given} gpumond queue"
+    monkeypatch.delenv("GPUMOND_RUNTIME_DIR")
+    monkeypatch.delenv("GPUMOND_SOCKET", raising=False)
+    assert command("queue", "http://127.0.0.1:1") == "GPUMOND_URL=http://127.0.0.1:1 gpumond queue"
 
 
 def test_commands_are_named_as_the_shell_finds_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -86,7 +86,7 @@ def daemon(place: Path) -> Iterator[RunningDaemon]:
         until(lambda: daemon.request("/api/v1/status")[0] == 200)
         yield daemon
         assert daemon.stop() == 0
-        assert not (place / "own" / "api.sock").exists()
+        assert not [name for name in ("api.sock", "token") if (place / "own" / name).exists()]
 
 
 def names(directory: Path) -> set[str]:

@@ -22,7 +22,7 @@ pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 def test_page_without_a_driver_shows_the_remedy(browser: Browser, serve: Serve):
     daemon = serve("--source", "nvml")
     with open_page(browser, daemon) as session:
-        session.shows("No GPU can be read: library_not_found")
+        session.shows("No GPU can be read (library_not_found)")
         session.shows("gpumond demo")
 
 

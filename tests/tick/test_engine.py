@@ -20,7 +20,9 @@ from tests.helpers.values import (
 )
 
 UP = SourceState(name="nvml", up=True, responsive=True)
-FULL = (Rule(name="full", scope="device", value="used_ratio", above=0.8),)
+FULL = (
+    Rule(name="full", scope="device", value="used_ratio", above=0.8, annotations=(("summary", "{value} is used"),)),
+)
 
 
 def snapshot_after(
@@ -128,6 +130,10 @@ def test_raised_and_resolved_contain_only_changes():
     assert [len(tick.raised) for tick in (first, second, third)] == [1, 0, 0]
     assert [len(tick.resolved) for tick in (first, second, third)] == [0, 0, 1]
     assert second.frame.alerts[0].rule == "full"
+    reasons = [dict(over.annotations)["summary"] for over in third.resolved + advance(first.memory, (), full).resolved]
+    assert [reason.partition("; the alert was: ")[2] for reason in reasons] == ["88% is used"] * 2
+    assert reasons[0].startswith("ended at ")
+    assert reasons[1].startswith("the rule full was deleted or disabled;")
 
 
 @pytest.mark.parametrize("missed", [1, 3])

@@ -136,4 +136,4 @@ def test_utilization_before_the_first_frame_is_that_of_the_daemon():
     (line,) = sensors.lines("GPU-a", 100)
     text = plain_text(line)
     assert text.startswith("busy up to 75% ▆▆▆")
-    assert "  power up to 300 W in 1 s ██████" in text, "the daemon keeps no power"
+    assert "  power up to 300 W in the last 1 s ██████" in text, "the daemon keeps no power"

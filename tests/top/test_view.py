@@ -265,7 +265,7 @@ def test_source_that_is_down_is_shown_once():
     source = SourceState(name="nvml", up=False, responsive=False, reason="timeout", detail="no answer in 5 s")
     faults = (StatedFault("nvml", "timeout", None, "no answer in 5 s", "see dmesg"),)
     content = view(make_frame(source=source, faults=faults))
-    assert content.notices == (FrameNotice("bad", "no GPU can be read: timeout", "no answer in 5 s: see dmesg"),)
+    assert content.notices == (FrameNotice("bad", "no GPU can be read (timeout)", "no answer in 5 s: see dmesg"),)
 
 
 def test_remedy_in_the_detail_of_a_fault_is_shown_once():
@@ -399,7 +399,7 @@ def test_count_of_the_rows_is_complete_on_a_narrow_screen():
 @pytest.mark.parametrize(("users", "shown"), [(("ann", "ann"), False), (("ann", "ben"), True)])
 def test_users_are_a_column_if_there_are_several(users: tuple[str, ...], shown: bool):
     rows = [replace(row, user=user) for row, user in zip(view(busy_frame()).processes, users, strict=True)]
-    assert ("user" in [column.name for column in laid_out(90, rows)]) == shown
+    assert ("user" in [column.name for column in laid_out(100, rows)]) == shown
     assert "user" not in [column.name for column in laid_out(80, rows)], "shares come first"
 
 

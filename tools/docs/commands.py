@@ -179,7 +179,8 @@ def _synopsis(parser: argparse.ArgumentParser) -> str:
         f"{each.option_strings[0]} {value(each)}" for each in options(parser) if each.option_strings and each.required
     ]
     arguments = [each for each in options(parser) if not each.option_strings]
-    names = [f"[{value(each)}]" if each.nargs == "?" else value(each) + "…" * (each.nargs == "+") for each in arguments]
+    forms = {"?": "[{}]", "*": "[{}…]", "+": "{}…"}
+    names = [forms.get(str(each.nargs), "{}").format(value(each)) for each in arguments]
     return " ".join([*required, "[OPTIONS]", *names]) if required or names else ""
 
 

@@ -11,7 +11,7 @@ FEATURE = Feature(
         Command(
             "audit",
             "Daemon",
-            "show the audit log of changes and flushes, and compare it with the daemon's log",
+            "show the audit log of changes and flushes, or verify it",
             ("gpumond audit", "gpumond audit verify --log collected.log"),
         ),
     ),

@@ -1,4 +1,4 @@
-"""``gpumond audit [verify]``: show the audit log of changes and flushes, and compare it with the daemon's log."""
+"""``gpumond audit [verify]``: show the audit log of changes and flushes, or verify it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ FEATURE = Feature(
         Command(
             "fit",
             "Programs",
-            "estimate how much memory your PyTorch program needs, without a GPU",
+            "estimate how much memory your PyTorch program needs",
             ("gpumond fit -- python train.py", "gpumond fit --batch 1..64 -- python train.py --batch-size {batch}"),
         ),
     ),

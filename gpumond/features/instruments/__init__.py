@@ -25,7 +25,7 @@ FEATURE = Feature(
         Command(
             "snapshot",
             "Programs",
-            "make your program write its framework's memory snapshot, and download it",
+            "download the memory snapshot of your program's framework",
             ("gpumond snapshot --pid 4242 --out memory.pickle",),
             module="command:SnapshotCommand",
         ),

@@ -10,7 +10,7 @@ FEATURE = Feature(
         Command(
             "loadgen",
             "Analysis",
-            "generate a known memory usage pattern on a real or simulated GPU",
+            "generate a known pattern of memory use on a GPU",
             ("gpumond loadgen --list", "gpumond loadgen leak-linear --seed 1 --duration 5m"),
         ),
     ),

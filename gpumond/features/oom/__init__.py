@@ -12,7 +12,7 @@ FEATURE = Feature(
         Command(
             "oom",
             "Problems",
-            "list out-of-memory errors and show what would have prevented one",
+            "list out-of-memory errors, and what would have prevented them",
             ("gpumond oom", "gpumond oom show 1790000000-4242-1", "gpumond oom show last --html oom.html"),
         ),
     ),

@@ -230,8 +230,9 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
             what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
         least = int(LIMIT_STEP * size)
         more = -(-max(e.limited_by, least) // LIMIT_UNIT) * LIMIT_UNIT
-        why = "what was missing, rounded up"
-        why = why if e.limited_by >= least else f"{LIMIT_STEP:.0%} of it, rounded up: less would soon be missing again"
+        unit = f"in multiples of {LIMIT_UNIT >> 20} MiB"
+        why = f"{LIMIT_STEP:.0%} of it, {unit}: less would soon be missing again"
+        why = why if e.limited_by < least else f"what was missing, {unit}"
         text = f"raise {what} from {human(size)} by at least {human(more)} ({why}; {where})"
         basis: Basis = "estimate" if e.is_later else "measured"
         source = "the program's peak" if e.is_later else "the bytes held at the error"

@@ -37,6 +37,8 @@ KEYS = (
     "quota",
 )
 """What the JSON states of a process that a quota or a limit applies to."""
+BASES = """\
+a soft limit counts all that a process uses; a limit counts what its allocators hold, which isn't its overhead"""
 HOW_TO_ADD = """\
 to add a quota, list it under quotas: in the configuration file, or send it to PUT /api/v1/quotas/NAME
 to limit a program that is running: gpumond limit NAME SIZE"""
@@ -64,7 +66,9 @@ def quota_text(quotas: Sequence[Mapping[str, Any]], frame: Mapping[str, Any], ur
     rows = [_process(each, reports.get(process_of(each))) for each in frame["processes"]]
     limited = [row for row in rows if row[-1]]
     to_add = client.with_commands(HOW_TO_ADD, url)
-    sentences = ("\n".join(limit_sentences(frame["processes"])), "\n".join(reserve_sentences(frame)), to_add)
+    bases = [BASES] if limited else []
+    limits = "\n".join((*bases, *limit_sentences(frame["processes"])))
+    sentences = (limits, "\n".join(reserve_sentences(frame)), to_add)
     sections = (
         table(header, [[*_quota(entry)] for entry in quotas]) if quotas else "no quota is defined",
         table((">PID", "PROGRAM", ">USED", ">SHORTAGE", "LIMITS"), limited) if limited else "",

@@ -17,7 +17,7 @@ FEATURE = Feature(
         Command(
             "record",
             "Analysis",
-            "record the daemon's readings and reports to a file, for `gpumond diagnose`",
+            "record a daemon's readings for `gpumond diagnose`",
             ("gpumond record --out recording.jsonl --for 1h",),
             module="record",
         ),

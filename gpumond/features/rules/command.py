@@ -35,7 +35,7 @@ from gpumond.features.rules.evaluation import step
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, as_config
 from gpumond.quantities.quantity import Unit, readable
 from gpumond.quantities.scope import Subjects, Unreadable
-from gpumond.view.text import table
+from gpumond.view.text import LEAST_HANGING, narrowed_table
 
 COMMANDS = {
     "check": "check a configuration file's rules and list the active rules",
@@ -47,7 +47,7 @@ COMMANDS = {
 }
 ROUTE = "/api/v1/rules"
 INVALID = 422
-HEADER = ("RULE", "ORIGIN", "FIRES WHEN", ">FOR", "SEVERITY", "OVERRIDDEN")
+HEADER = ("RULE", "ORIGIN", "SEVERITY", "FIRES WHEN")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +97,7 @@ def _test_receiver(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     entries = client.get(arguments.url, ROUTE)
-    print_answer(arguments, entries, lambda: table(HEADER, map(_row, entries)))
+    print_answer(arguments, entries, lambda: _table(entries))
     return DONE
 
 
@@ -118,8 +118,12 @@ def _change(arguments: argparse.Namespace) -> int:
     else:
         client.delete(arguments.url, f"{route}/override")
         entry = client.get(arguments.url, route)
-    print_answer(arguments, entry, lambda: table(HEADER, [_row(entry)]))
+    print_answer(arguments, entry, lambda: _table([entry]))
     return DONE
+
+
+def _table(entries: Iterable[Mapping[str, Any]]) -> str:
+    return narrowed_table(HEADER, map(_row, entries), ("ORIGIN",), "gpumond rules list --json", LEAST_HANGING)
 
 
 def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
@@ -127,13 +131,14 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
     rule = entry["rule"]
     scope, value, side = rule["scope"], rule["value"], "above" if "above" in rule else "below"
     unit = UNITS.get(scope, {}).get(value, "count")
+    lasting = f" for {units.duration(rule['for'])}" if rule.get("for") else ""
+    when = f"{scope} {value} {side} {readable(unit, rule[side])}{lasting}" if entry["enabled"] else "disabled"
+    overrides = ", ".join(_overrides(entry["overrides"], unit))
     return (
         entry["name"],
         entry["origin"],
-        f"{scope} {value} {side} {readable(unit, rule[side])}" if entry["enabled"] else "disabled",
-        _text("for", unit, rule.get("for", 0.0)),
         rule.get("labels", {}).get("severity", ""),
-        ", ".join(_overrides(entry["overrides"], unit)),
+        when + (f"; overridden: {overrides}" if overrides else ""),
     )
 
 

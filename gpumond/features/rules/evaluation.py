@@ -180,12 +180,19 @@ def _began(before: Mapping[str, AlertStates], after: Mapping[str, AlertStates]) 
 
 
 def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
-    """Yield the alerts as resolved. The text of an alert whose subject has ended states this."""
+    """Yield the alerts as resolved. Their texts say why: the rule, the subject or the breach has ended."""
     scopes: dict[str, Scope] = {rule.name: rule.scope for rule in rules}
     for alert in alerts:
         scope = scopes.get(alert.rule)
-        reason = ending_sentence(scope, alert, snapshot) if scope is not None else ""
-        yield ended(alert, snapshot.taken_at, reason)
+        removed = f"the rule {alert.rule} was deleted or disabled"
+        reason = removed if scope is None else ending_sentence(scope, alert, snapshot)
+        yield ended(alert if reason else _over(alert, snapshot.taken_at), snapshot.taken_at, reason)
+
+
+def _over(alert: Alert, now: float) -> Alert:
+    """Return the alert with a text that says that the breach has ended: since now, unless it says so already."""
+    known = dict(alert.annotations).get("summary", "").startswith(OVER)
+    return alert if known or not alert.annotations else past(alert, f"{OVER}{clock(now)}")
 
 
 def with_device_uuid(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
@@ -254,8 +261,7 @@ def _cleared(rule: Rule, before: AlertState, now: float, elapsed: float) -> Aler
     if before.alert.phase == "pending" or not rule.keep_firing_for_seconds:
         return None
     if before.cleared_elapsed is None:
-        alert = past(before.alert, f"{OVER}{clock(now)}") if before.alert.annotations else before.alert
-        return before._replace(alert=alert, cleared_elapsed=elapsed)
+        return before._replace(alert=_over(before.alert, now), cleared_elapsed=elapsed)
     return before if elapsed - before.cleared_elapsed < rule.keep_firing_for_seconds else None
 
 

@@ -1,0 +1,261 @@
+"""``gpumond history``: past shares of GPUs and programs over time, at one time, or the change between two times."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from itertools import groupby
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from gpumond.cli import client
+from gpumond.cli.arguments import DONE, above_zero, option, print_answer, value
+from gpumond.facts import units
+from gpumond.facts.errors import ConfigError, DaemonError, did_you_mean
+from gpumond.facts.shares import SHARES
+from gpumond.facts.units import human
+from gpumond.view.text import fitting_table, moment, output_width, size
+
+ROUTE = "/api/v1/history"
+ROWS = 15
+"""Rows that the table has for each GPU or program, unless others are asked for."""
+AMOUNTS = ("used", *SHARES)
+HIDEABLE = (">UNATTRIBUTED", ">OPAQUE", ">OVERHEAD", ">PEAK", "ENDED", ">PID", ">STRANDED", ">LIVE", ">CACHED")
+NOBODY = "no such program held memory then"
+Entry = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    name = "a workload, or a process by its pid; without one, all GPUs together, or every program with --at"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=name)
+    option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
+    seconds: dict[str, Any] = {"type": above_zero(units.typed_seconds), "metavar": "DURATION"}
+    option(parser, "--last DURATION", "how far back, at most a day (default: 15m)", default=900.0, **seconds)
+    every = f"time between two rows (default: --last / {ROWS}; with --json and --csv, every value that is kept)"
+    option(parser, "--every DURATION", every, **seconds)
+    option(
+        parser,
+        "--at TIME",
+        "show who held what at a time: HH:MM or ISO 8601 (UTC unless it has an offset), or how long ago, such as 5m; "
+        "twice: the change between two times",
+        type=value(past_time),
+        action="append",
+        default=[],
+    )
+    client.add_arguments(parser, entries=True)
+
+
+def past_time(text: str, now: float | None = None) -> float:
+    """Convert a time that a user types to Unix time: ISO 8601, the last ``HH:MM``, or how long ago, such as ``5m``.
+
+    Raises ValueError.
+    """
+    now = time.time() if now is None else now
+    with suppress(ValueError):
+        return now - units.typed_seconds(text)
+    today = datetime.fromtimestamp(now, timezone.utc)
+    is_clock = ":" in text and "-" not in text
+    try:
+        at = datetime.fromisoformat(f"{today:%Y-%m-%d} " * is_clock + text.replace("Z", "+00:00"))
+    except ValueError:
+        raise ValueError("expected HH:MM, a time such as 2026-11-01T08:00, or how long ago, such as 5m") from None
+    at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
+    at -= timedelta(days=is_clock and at > today)
+    if at > today:
+        raise ValueError("must not be in the future")
+    return at.timestamp()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if len(arguments.at) > 2:
+        raise ConfigError("--at: at most two times can be compared")
+    gpus = {each["uuid"]: str(each["index"]) for each in client.get(arguments.url, "/api/v1/devices")}
+    uuid = None if arguments.device is None else client.resolve_device_uuid(arguments.url, arguments.device)
+    if not arguments.at:
+        entries = _over_time(arguments, uuid, gpus)
+        print_answer(arguments, entries, lambda: _table_over_time(entries, gpus))
+        return DONE
+    moments = [_at(arguments, at, uuid) for at in sorted(arguments.at)]
+    entries = [entry for entries in moments for entry in entries]
+    print_answer(arguments, entries, lambda: _table_at(sorted(arguments.at), moments, gpus))
+    return DONE
+
+
+class Subject(NamedTuple):
+    """The machine, a device, or a process on it."""
+
+    device_uuid: str | None
+    pid: int | None = None
+    start_ticks: int | None = None
+    name: str = ""
+
+
+def _over_time(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[str, str]) -> list[Entry]:
+    """Return an entry for each time and subject, oldest first."""
+    every = arguments.every or (None if arguments.json or arguments.csv else arguments.last / ROWS)
+    since = time.time() - arguments.last
+    found = [
+        entry
+        for subject in _subjects(arguments, uuid, gpus)
+        for entry in _thinned(_columns(arguments.url, subject, since), every)
+    ]
+    if not found and arguments.names:
+        raise DaemonError(f"no history of {' or '.join(arguments.names)}", client.NOT_FOUND)
+    return sorted(found, key=lambda entry: entry["at"])
+
+
+def _subjects(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[str, str]) -> Iterator[Subject]:
+    """Yield what the arguments select. A process that has ended is selected by its pid only."""
+    if not arguments.names:
+        yield Subject(uuid)
+        return
+    running = [each for each in client.frame(arguments.url)["processes"] if uuid in (None, each["device_uuid"])]
+    for name in arguments.names:
+        own = [each for each in running if name in (str(each["pid"]), each["workload"])]
+        for each in own:
+            yield Subject(each["device_uuid"], each["pid"], each["start_ticks"], each["workload"] or each["comm"])
+        if name.isdecimal() and not own:
+            yield from (Subject(each, int(name)) for each in gpus if uuid in (None, each))
+        elif not own:
+            hint = did_you_mean(name, (each["workload"] for each in running))
+            what = f"no program named {name} holds memory{hint or '; select one that has ended by its pid'}"
+            raise DaemonError(what, client.NOT_FOUND)
+
+
+def _columns(url: str, subject: Subject, since: float) -> list[Entry]:
+    """Return the shares of a subject since a time, oldest first; none if it has no history."""
+    query = {"uuid": subject.device_uuid, "pid": subject.pid, "start_ticks": subject.start_ticks, "since": since}
+    known = urlencode({name: each for name, each in query.items() if each is not None})
+    try:
+        found = client.get(url, f"{ROUTE}/shares?{known}")
+    except DaemonError as error:
+        if error.status != client.NOT_FOUND:
+            raise
+        return []
+    names = {"high": "peak", **{name: name for name in AMOUNTS}}
+    return [
+        {"at": at, **subject._asdict()}
+        | {f"{names[name]}_bytes": _whole(found[name][place]) for name in ("used", "high", *SHARES)}
+        for place, at in enumerate(found["at"])
+    ]
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def _thinned(entries: Sequence[Entry], every: float | None) -> Iterator[Entry]:
+    """Yield the first entry of each interval, with the peak of the whole interval."""
+    if every is None:
+        yield from entries
+        return
+    for _, group in groupby(entries, key=lambda entry: entry["at"] // every):
+        first, *others = group
+        yield first | {"peak_bytes": max(entry["peak_bytes"] for entry in (first, *others))}
+
+
+def _table_over_time(entries: Sequence[Entry], gpus: Mapping[str, str]) -> str:
+    if not entries:
+        return "nothing is known about that time"
+    programs = any(entry["pid"] for entry in entries)
+    header = (">TIME", "GPU", *((">PID", "PROGRAM") if programs else ()), ">USED", ">PEAK", *_shares(entries))
+    rows = [
+        [
+            moment(entry["at"]),
+            gpus.get(entry["device_uuid"], "-") if entry["device_uuid"] else "all",
+            *((str(entry["pid"]), entry["name"] or "-") if programs else ()),
+            size(entry["used_bytes"]),
+            size(entry["peak_bytes"]),
+            *(size(entry[f"{share}_bytes"]) for share in _known(entries)),
+        ]
+        for entry in entries
+    ]
+    return _fitted(header, rows)
+
+
+def _known(entries: Sequence[Entry]) -> list[str]:
+    """Return the shares that an entry has."""
+    return [share for share in SHARES if any(entry[f"{share}_bytes"] is not None for entry in entries)]
+
+
+def _shares(entries: Sequence[Entry]) -> Iterator[str]:
+    return (f">{share.upper()}" for share in _known(entries))
+
+
+def _at(arguments: argparse.Namespace, at: float, uuid: str | None) -> list[Entry]:
+    """Return what each GPU and each program held at a time, by GPU, the largest first."""
+    query = {"at": at} | ({} if uuid is None else {"uuid": uuid})
+    found = client.get(arguments.url, f"{ROUTE}/moment?{urlencode(query)}")["holdings"]
+    entries = [
+        {"at": at, **holding, **{f"{each}_bytes": _whole(holding[f"{each}_bytes"]) for each in AMOUNTS}}
+        for holding in found
+        if not arguments.names or {str(holding["pid"]), holding["name"]} & {*arguments.names}
+    ]
+    return sorted(entries, key=_order)
+
+
+def _order(entry: Entry) -> tuple[str, bool, int]:
+    return entry["device_uuid"], entry["pid"] is None, -entry["used_bytes"]
+
+
+def _table_at(times: Sequence[float], moments: Sequence[Sequence[Entry]], gpus: Mapping[str, str]) -> str:
+    """Return a table of who held what at one time, or of what changed between two."""
+    if not any(moments):
+        return NOBODY
+    if len(moments) > 1:
+        first, last = map(moment, times)
+        title = f"from {first} to {last}; CHANGE and the columns after it are changes:"
+        return f"{title}\n{_changes(moments[0], moments[1], gpus)}"
+    entries = moments[0]
+    ended = any(entry["ended_at"] for entry in entries)
+    header = ("GPU", ">PID", "PROGRAM", ">USED", *_shares(entries), *(["ENDED"] if ended else []))
+    rows = [
+        [
+            *_subject_cells(entry, gpus),
+            size(entry["used_bytes"]),
+            *(size(entry[f"{share}_bytes"]) for share in _known(entries)),
+            *([moment(entry["ended_at"])] if ended else []),
+        ]
+        for entry in entries
+    ]
+    return f"at {moment(times[0])}:\n{_fitted(header, rows)}"
+
+
+def _subject_cells(entry: Entry, gpus: Mapping[str, str]) -> list[str]:
+    gpu = gpus.get(entry["device_uuid"], "-")
+    return [gpu, "", "whole GPU"] if entry["pid"] is None else [gpu, str(entry["pid"]), entry["name"] or "-"]
+
+
+def _fitted(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return fitting_table(header, rows, output_width(), HIDEABLE, "gpumond history --csv")
+
+
+def _changes(before: Sequence[Entry], after: Sequence[Entry], gpus: Mapping[str, str]) -> str:
+    """Return a table of what changed between two times: the used bytes, and each share's change."""
+    known = _known([*before, *after])
+    old, new = ({_key(entry): entry for entry in entries} for entries in (before, after))
+    header = ("GPU", ">PID", "PROGRAM", ">BEFORE", ">AFTER", ">CHANGE", *(f">{share.upper()}" for share in known))
+    rows = [
+        [
+            *_subject_cells(new.get(key, old.get(key, {})), gpus),
+            *(size(entries[key]["used_bytes"]) if key in entries else "-" for entries in (old, new)),
+            *(_change(old.get(key), new.get(key), name) for name in ("used", *known)),
+        ]
+        for key in map(_key, sorted((old | new).values(), key=_order))
+    ]
+    return _fitted(header, rows)
+
+
+def _key(entry: Entry) -> tuple[str, int | None, int | None]:
+    return entry["device_uuid"], entry["pid"], entry["start_ticks"]
+
+
+def _change(before: Entry | None, after: Entry | None, name: str) -> str:
+    """Return how much a share changed; a program that held none yet, or no more, has 0 of it."""
+    old, new = (0 if entry is None else entry[f"{name}_bytes"] for entry in (before, after))
+    if old is None or new is None:
+        return "-"
+    return "0 B" if new == old else f"{'+' if new > old else '-'}{human(abs(new - old))}"
