@@ -223,7 +223,9 @@ def _run_step(
 def _in_main_thread(step: str, adapter: AllocatorAdapter, permissions: Permissions) -> Sequence[StepResult]:
     own = permissions.own and threading.current_thread() is threading.main_thread()
     if not (own or permissions.main_thread):
-        raise FlushRefused("safe in the main thread only: start(main_thread=True) allows the agent to run it there")
+        raise FlushRefused(
+            "the step is safe in the main thread only: start(main_thread=True) allows the agent to run it there"
+        )
     return run(lambda: adapter.flush((step,)), MAIN_THREAD_SECONDS)
 
 

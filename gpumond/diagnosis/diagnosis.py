@@ -305,6 +305,7 @@ class Diagnosis:
             _label(device),
             60 * per_second,
             since,
+            self.history.unix(self.history.now),
             left,
             shaped,
             leak.what == OUTSIDE,
@@ -325,7 +326,8 @@ class Diagnosis:
             if found is None or found.kind != kind:
                 tracked.verdicts.pop(kind, None)
         if found is not None:
-            who = messages.program(tracked.name, tracked.pid, _label(self._devices[tracked.uuid]))
+            label = _label(self._devices[tracked.uuid])
+            who = messages.program(tracked.name, tracked.pid, label)
             since = self._since(tracked, found.kind, found.at)
             evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in found.evidence)
             tracked.verdicts[found.kind] = tracked.verdict(
@@ -333,7 +335,14 @@ class Diagnosis:
                 since,
                 evidence,
                 messages.pattern(
-                    found.kind, who, dict(evidence), since, tracked.main == STEP_END, tracked.main in (LIVE, STEP_END)
+                    found.kind,
+                    who,
+                    label,
+                    dict(evidence),
+                    since,
+                    self.history.unix(self.history.now),
+                    tracked.main == STEP_END,
+                    tracked.main in (LIVE, STEP_END),
                 ),
             )
 

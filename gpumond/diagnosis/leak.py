@@ -239,7 +239,7 @@ def update_growth(
         tracked.verdicts.pop(pattern, None)
     active = tracked.verdicts.get("growing")
     since = history.unix(tracked.growth.onset) if active is None else active.since
-    tracked.verdicts["growing"] = _growing(tracked, tracked.growth, label, since, history.pace)
+    tracked.verdicts["growing"] = _growing(tracked, tracked.growth, label, since, history)
     return began
 
 
@@ -263,7 +263,8 @@ def held_growth(tracked: TrackedSeries, what: int, tier: int, onset: float) -> l
     return [("held_growth_bytes", held[-1] - held[0])] if len(held) > 1 else []
 
 
-def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, pace: float) -> Verdict:
+def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, history: History) -> Verdict:
+    pace, now = history.pace, history.unix(history.now)
     per_second = found.slope * pace
     evidence: list[tuple[str, float]] = [
         ("slope_bytes_per_second", per_second),
@@ -275,7 +276,7 @@ def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, pa
     allocations = allocation_growth(tracked, tracked.main, pace)
     evidence += allocations.evidence if allocations else []
     who = messages.program(tracked.name, tracked.pid, label)
-    summary = messages.growing(who, label, 60 * per_second, since, found.bytes_a_step, allocations)
+    summary = messages.growing(who, label, 60 * per_second, since, now, found.bytes_a_step, allocations)
     return tracked.verdict("growing", since, tuple(evidence), summary)
 
 

@@ -105,7 +105,7 @@ def test_steps_of_a_growth_are_its_points_before_each(curve: Curve, count: int |
 
 @pytest.mark.parametrize(("live", "words"), [(True, "has allocated"), (False, "uses")])
 def test_start_states_whether_its_bytes_are_live_or_used(live: bool, words: str):
-    summary = messages.pattern("warm-up", "train (pid 1)", {"level_bytes": 1024 * MIB}, 0.0, live=live)
+    summary = messages.pattern("warm-up", "train (pid 1)", "GPU 0", {"level_bytes": 1024 * MIB}, 0.0, 0.0, live=live)
     assert summary == f"train (pid 1) hasn't reached a steady amount yet and {words} 1.0 GiB so far"
 
 
@@ -115,7 +115,7 @@ def test_start_states_whether_its_bytes_are_live_or_used(live: bool, words: str)
 )
 def test_time_until_full_is_stated_if_it_is_near(days: float, end: str):
     evidence = {"slope_bytes_per_second": MIB, "full_seconds": days * 24 * HOUR}
-    summary = messages.pattern("filling", "train (pid 1)", evidence, 0.0)
+    summary = messages.pattern("filling", "train (pid 1)", "GPU 0", evidence, 0.0, 0.0)
     assert (
         summary
         == f"train (pid 1) has been growing more and more slowly since 00:00:00 UTC, now by about 60 MiB/min{end}"

@@ -51,7 +51,7 @@ def group_of(columns: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     def read(text: str) -> tuple[str, ...]:
         names = tuple(text.split(","))
         if not set(names) <= set(columns) or len(set(names)) != len(names):
-            raise ValueError(f"expected one or several, with commas, of {', '.join(columns)}")
+            raise ValueError(f"expected one or more of {', '.join(columns)}, separated by commas")
         return names
 
     return read

@@ -72,7 +72,7 @@ class Prometheus:
         data = await self._call("GET", "/api/v1/targets?state=active", None)
         active = data.get("activeTargets") if isinstance(data, Mapping) else None
         if not isinstance(active, list) or not all(isinstance(target, Mapping) for target in active):
-            raise DiscoveryError(f"{self.url} doesn't list its targets (neither do Thanos and Mimir); use --targets")
+            raise DiscoveryError(f"{self.url} doesn't list its targets (Thanos and Mimir don't either); use --targets")
         return active
 
     async def query(self, expression: str, at: float | None = None) -> Sequence[SeriesSample]:
