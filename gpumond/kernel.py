@@ -135,7 +135,7 @@ class Operations(Protocol):
     async def reload(self, requested_by: str) -> str:
         """Return a sentence about the effect. Raises ConfigError; the previous configuration then remains."""
 
-    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+    async def detach(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Release the driver. Return until when (Unix seconds), and whether no process holds it anymore."""
 
 

@@ -408,7 +408,7 @@ class Diagnosis:
         seconds_left = left / self.history.pace if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
         for kind, detect in detectors.DEVICE_DETECTORS.items():
             found = detect(
-                detectors.DeviceCase(device, _label(device), used, size, seconds_left, kind in tracked.verdicts)
+                detectors.DeviceState(device, _label(device), used, size, seconds_left, kind in tracked.verdicts)
             )
             if found is None:
                 tracked.verdicts.pop(kind, None)

@@ -149,7 +149,7 @@ def may_grow(case: LeakCase, steps: StepRecord) -> bool:
     return any(len(values) > 1 and not values[-1] - min(values) < GROWING_BYTES / 2 for values in columns)
 
 
-def growing(case: LeakCase, steps: StepRecord) -> Growth | None:
+def recent_growth(case: LeakCase, steps: StepRecord) -> Growth | None:
     """Return the rise of the last two minutes, if it is one."""
     for kind in KINDS:
         window = _window(case, kind, GROWING_BLOCKS, GROWING_BYTES)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gpumond.diagnosis import leak_tests, messages, serving
 from gpumond.diagnosis.detectors import AllocationGrowth
-from gpumond.diagnosis.growth import BLOCK, Growth, growing, may_grow, quick_leak, update
+from gpumond.diagnosis.growth import BLOCK, Growth, may_grow, quick_leak, recent_growth, update
 from gpumond.diagnosis.growth_curve import (
     GrowthCurve,
     WholeGrowth,
@@ -226,7 +226,7 @@ def update_growth(
     if not alone or tracked.leak is not None:
         tracked.growth = None
     elif tracked.growth is None:
-        tracked.growth = growing(case, tracked.steps) if rising else None
+        tracked.growth = recent_growth(case, tracked.steps) if rising else None
     else:
         tracked.growth = update(tracked.growth, case, tracked.steps)
     young = history.now - tracked.born < YOUNG_SECONDS * history.pace

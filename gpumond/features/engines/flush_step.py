@@ -25,7 +25,7 @@ from gpumond.facts.flush import FlushRequest, receipt_without_bytes
 from gpumond.facts.pools import ENGINE_STEP, Expected, Outcome, PoolBytes, Receipt, StepResult
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import ProcessUsage, Reading, Snapshot
-from gpumond.facts.units import counted, human
+from gpumond.facts.units import human, plural
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import ReleaseMethod
@@ -100,7 +100,7 @@ def obstacle(method: ReleaseMethod, states: Sequence[EngineState], uses: Sequenc
     if last.obstacle:
         return last.obstacle
     if last.requests:
-        return f"{counted(last.running or 0, 'request')} running, {last.waiting or 0} queued"
+        return f"{plural(last.running or 0, 'request')} running, {last.waiting or 0} queued"
     if any(before.work != after.work for before, after in pairwise(states)):
         return "the engine served a request during the check"
     if busiest := max((use for use in uses if use), default=0.0):

@@ -239,7 +239,7 @@ class Locks:
         """By group: the process that did not answer its last flush in time."""
 
     @asynccontextmanager
-    async def held(self, report: AgentReport) -> AsyncIterator[None]:
+    async def hold(self, report: AgentReport) -> AsyncIterator[None]:
         """Hold the locks of this process: none of its user's processes on its devices or in its groups is
         flushed meanwhile.
 
@@ -455,7 +455,7 @@ class Flusher:
             reason = f"{human(reported)} is reclaimable, less than the {human(request.min_reclaimable_bytes)} requested"
             return [receipt("nothing", reason)]
         order = FlushCommand(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
-        async with nullcontext() if request.dry_run else self._locks.held(report):
+        async with nullcontext() if request.dry_run else self._locks.hold(report):
             started_at, began = time.time(), self._clock()
             silent = None if request.dry_run else self._locks.unanswering(report, self._agents.flushing)
             if silent is not None:

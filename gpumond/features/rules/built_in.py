@@ -119,7 +119,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "driver-unresponsive": (
         "the driver[| on {instance}] hasn't responded to gpumond for at least 5 s[ ({reason})]",
-        "the affected GPUs have no values until it responds; look for Xid errors in dmesg",
+        "the affected GPUs have no values until the driver responds; look for Xid errors in dmesg",
     ),
     "driver-down": (
         "gpumond[| on {instance}] can't read any GPU[: {reason}|{down_reason}]",
