@@ -176,7 +176,7 @@ class EngineStep(Protocol):
     async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
         """Release the memory of one engine, or undo the last release, and return a receipt for each device."""
 
-    def resume(self) -> None:
+    def continue_returns(self) -> None:
         """Continue to return engines to service, as the previous daemon did."""
 
     async def close(self) -> None: ...

@@ -19,7 +19,7 @@ from gpumond.facts.alerts import (
     Rule,
     ended,
     kept,
-    resume,
+    restored,
 )
 from gpumond.facts.errors import NoSuchEntry, StoreUnavailable
 from gpumond.facts.flush import (
@@ -117,7 +117,7 @@ class AlertDispatcher:
         self._flushes = Tasks()
         self._writes = Tasks()
 
-    async def resume(self) -> Mapping[str, AlertStates]:
+    async def restore(self) -> Mapping[str, AlertStates]:
         """Load the alerts, and the attempts of rules to flush, that the previous daemon stored."""
         try:
             alerts, alive = await self._store.kept()
@@ -127,7 +127,7 @@ class AlertDispatcher:
             return {}
         attempts = (_attempt(entry) for entry in entries if entry.action == ACTION)
         self._tracks = remembered([attempt for attempt in attempts if attempt], time.time())
-        activities = resume(alerts, alive, time.time())
+        activities = restored(alerts, alive, time.time())
         if alive is not None and not activities:
             self._end(ended(each.alert, alive.at) for each in alerts if each.alert.phase == "firing")
         return activities
@@ -359,7 +359,7 @@ class AlertsPart(Part):
         kernel.provide(AlertsPart, self)
 
     async def load(self) -> Sequence[str]:
-        await self.dispatcher.resume()
+        await self.dispatcher.restore()
         await self.outbox.open()
         return ()
 
