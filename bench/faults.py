@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.result import publish
-from gpumond.host.machine import MAX_CONNECTIONS, http_connections_of_user
+from gpumond.host.machine import MAX_CONNECTIONS, max_http_connections_per_user
 from gpumond.programs.connection import SocketLimits
 from tests.fakenvml import FakeDriver, build, machine
 from tests.helpers.running import RunningDaemon, until
@@ -60,7 +60,7 @@ def slow_connections(daemon: RunningDaemon, connections: int, agents: int) -> It
 def descriptors_at_the_limit(daemon: RunningDaemon) -> int:
     """Return the number of descriptors once one user has the maximum of connections; 0 before."""
     held = descriptors(daemon)
-    return held if held > http_connections_of_user(MAX_CONNECTIONS) + SocketLimits().pending_per_uid else 0
+    return held if held > max_http_connections_per_user(MAX_CONNECTIONS) + SocketLimits().pending_per_uid else 0
 
 
 def descriptors(daemon: RunningDaemon) -> int:

@@ -428,7 +428,7 @@ def _began(verdict: Verdict, who: str, at: float) -> str:
     summary = verdict.summary or f"{who}: {verdict.kind}"
     states_onset = at - verdict.since < 1.0 or "since " in summary
     word = "at" if verdict.kind in ("crash", "memory-freed") else "since"
-    return summary if states_onset else f"{summary} ({word} {clock(verdict.since)})"
+    return summary if states_onset else f"{summary} ({word} {clock(verdict.since, at)})"
 
 
 def _names(frame: Frame | None, left: Mapping[ProcessKey, str] = {}) -> Mapping[ProcessKey | None, tuple[str, str]]:

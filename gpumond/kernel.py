@@ -135,7 +135,7 @@ class Operations(Protocol):
     async def reload(self, requested_by: str) -> str:
         """Return a sentence about the effect. Raises ConfigError; the previous configuration then remains."""
 
-    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+    async def detach(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Release the driver. Return until when (Unix seconds), and whether no process holds it anymore."""
 
 
@@ -176,7 +176,7 @@ class EngineStep(Protocol):
     async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
         """Release the memory of one engine, or undo the last release, and return a receipt for each device."""
 
-    def resume(self) -> None:
+    def continue_returns(self) -> None:
         """Continue to return engines to service, as the previous daemon did."""
 
     async def close(self) -> None: ...

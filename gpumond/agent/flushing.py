@@ -77,11 +77,11 @@ class RefilledFlushes:
             if released > 0:
                 self._releases[_pool_key(change.after)] = FlushedPool(change.after, released, now + REFILL_SECONDS)
 
-    def counted(self, pools: Sequence[PoolUsage], now: float) -> Iterable[PoolUsage]:
+    def count_refills(self, pools: Sequence[PoolUsage], now: float) -> Iterable[PoolUsage]:
         """Return the pools, each with its number of refilled flushes."""
-        return self._counted(pools, now) if self._releases or self._counts else pools
+        return self._count_refills(pools, now) if self._releases or self._counts else pools
 
-    def _counted(self, pools: Iterable[PoolUsage], now: float) -> Iterator[PoolUsage]:
+    def _count_refills(self, pools: Iterable[PoolUsage], now: float) -> Iterator[PoolUsage]:
         for pool in pools:
             name = _pool_key(pool)
             release = self._releases.get(name)
@@ -114,7 +114,7 @@ def carry_out(
         adapter.check()
         if _obstacle(deadline) == "deferred":
             return FlushResult(command.id, "deferred", SUSPENDED)
-        before = stranded.adjusted(adapter.read(exact=True), adapter.retained_bytes())
+        before = stranded.adjusted(adapter.read(exact=True), adapter.bytes_left_by_flush())
         if command.dry_run:
             return FlushResult(command.id, "planned", "", changes(before, before, command.steps, hook_bytes))
         done: list[StepResult] = []
@@ -223,7 +223,9 @@ def _run_step(
 def _in_main_thread(step: str, adapter: AllocatorAdapter, permissions: Permissions) -> Sequence[StepResult]:
     own = permissions.own and threading.current_thread() is threading.main_thread()
     if not (own or permissions.main_thread):
-        raise FlushRefused("safe in the main thread only: start(main_thread=True) allows the agent to run it there")
+        raise FlushRefused(
+            "the step is safe in the main thread only: start(main_thread=True) allows the agent to run it there"
+        )
     return run(lambda: adapter.flush((step,)), MAIN_THREAD_SECONDS)
 
 
@@ -289,7 +291,7 @@ def changes(
     )
 
 
-def held(pool: PoolUsage) -> PoolBytes:
+def pool_bytes(pool: PoolUsage) -> PoolBytes:
     return PoolBytes(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, None)
 
 

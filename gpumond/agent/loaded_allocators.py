@@ -22,8 +22,8 @@ from gpumond.agent.flushing import (
     carry_out,
     carry_out_hooks,
     estimated,
-    held,
     outcome_of,
+    pool_bytes,
     released_bytes,
 )
 from gpumond.agent.prediction import StrandedEstimate
@@ -96,7 +96,7 @@ class LoadedAllocators:
             adapters = self.known()
             with _capture_safe():
                 pools = _read(*adapters)
-            return tuple(self._refilled_flushes.counted(self._stranded.adjusted(pools), time.monotonic()))
+            return tuple(self._refilled_flushes.count_refills(self._stranded.adjusted(pools), time.monotonic()))
         finally:
             self._lock.release()
 
@@ -243,8 +243,8 @@ def _receipts_of(
             expected=change.expected if change else None,
             released_bytes=released_bytes(change) if change else 0,
             driver_released_bytes=None,
-            before=held(change.before) if change else None,
-            after=held(change.after) if change else None,
+            before=pool_bytes(change.before) if change else None,
+            after=pool_bytes(change.after) if change else None,
             steps=result.steps,
             raced=change.raced if change else False,
             requested_by="program",

@@ -161,7 +161,7 @@ class RequestHandler:
             )
         except Exception as error:  # of the library
             return AgentResponse(recording.request.id, clean(f"{type(error).__name__}: {error}"))
-        folded = save(".folded", fill=partial(_folded, sites, unrecorded))
+        folded = save(".folded", fill=partial(_write_folded, sites, unrecorded))
         classes, paused = _classes() if recording.request.kind == "classes" else ((), 0.0)
         return _bounded(
             AgentResponse(
@@ -248,7 +248,7 @@ def _pickle(snapshot: object, path: str) -> None:
         pickle.dump(snapshot, file)
 
 
-def _folded(sites: Sequence[Site], unrecorded_bytes: int, path: str) -> None:
+def _write_folded(sites: Sequence[Site], unrecorded_bytes: int, path: str) -> None:
     """Write the bytes of each stack as one line, outermost call first: the input of flame graphs."""
     with open(path, "w", encoding="utf-8") as file:
         for site in sites:

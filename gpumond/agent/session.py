@@ -302,7 +302,7 @@ class AgentSession:
                 oom_pools = sys.modules.get("gpumond.agent.measure.oom_pool")  # if the program has one
                 if oom_pools is not None:
                     oom_pools.OOM_POOLS.check()
-                    pools = oom_pools.OOM_POOLS.counted(pools)
+                    pools = oom_pools.OOM_POOLS.with_uses(pools)
                 refusals = self._transport.refusals + LOADED.refusals
                 program = program_report(facts.distributed, refusals, self._handler.retainers)
                 self._transport.send(

@@ -20,7 +20,7 @@ from gpumond.cli.arguments import option, value
 from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import GpumondError
-from gpumond.facts.units import GIB, MIB, caller_text, counted, duration, human
+from gpumond.facts.units import GIB, MIB, caller_text, duration, human, plural
 from gpumond.host.python import code_command, module_command
 from gpumond.sim.device import SimDevice, Spec, create
 
@@ -249,7 +249,7 @@ def _welcome(address: str, count: int, opened: str, note: str) -> str:
     return f"""\
 open {opened}
 {note}
-{counted(count, "simulated GPU")} with {counted(len(names), "program")}: {", ".join(names)}{waits} In another terminal:
+{plural(count, "simulated GPU")} with {plural(len(names), "program")}: {", ".join(names)}{waits} In another terminal:
 
 {commands}
 
@@ -298,7 +298,7 @@ def captions(
             yield verdict["kind"], f"{verdict['summary']}. Try: {command('why ' + names[verdict['pid']])}"
     for report in frame["snapshot"]["reports"]:
         if report["limits"] and (count := report["program"]["oom_recovered"]):
-            text = f"{report['workload']} reached its limit {counted(count, 'time')}, aborted requests and kept running"
+            text = f"{report['workload']} reached its limit {plural(count, 'time')}, aborted requests and kept running"
             yield "limit", f"{text}. See: {command('oom list')}"
     for receipt in receipts:
         name = receipt["workload"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, duration, option
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     answer = client.post(arguments.url, "/api/v1/release", {"for_seconds": arguments.duration}, timeout=30)
-    until = clock(answer["released_until"])
+    until = clock(answer["released_until"], time.time())
     print(
         json.dumps(answer) if arguments.json else f"detached from the driver until {until}; gpumond then attaches again"
     )

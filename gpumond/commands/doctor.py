@@ -29,7 +29,7 @@ from gpumond.devices import AUTOMATIC, SourceSpec
 from gpumond.devices.child.supervisor import probe
 from gpumond.facts.errors import DaemonError, SourceUnavailable, remedy
 from gpumond.facts.messages import program_socket, to_json
-from gpumond.facts.units import counted, human
+from gpumond.facts.units import human, plural
 from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import in_private_pid_namespace
 from gpumond.host.peer import peer_uid
@@ -125,11 +125,11 @@ def _source(name: str, absent: State, simulated: bool = False) -> Iterator[Findi
         yield Finding("driver", absent, detail + instead, "" if simulated else advice)
         return
     library = f", NVML {state.library_version}" if state.library_version else ""
-    detail = f"driver {state.driver_version}{library}, {counted(len(reading.devices), 'device')}"
+    detail = f"driver {state.driver_version}{library}, {plural(len(reading.devices), 'device')}"
     yield Finding("driver", "good" if reading.devices else "bad", detail)
     for device in reading.devices:
         size = "size unknown" if device.size_bytes is None else human(device.size_bytes)
-        listed = "no process list" if device.processes is None else counted(len(device.processes), "process")
+        listed = "no process list" if device.processes is None else plural(len(device.processes), "process")
         known: State = "note" if device.processes is None or device.used_bytes is None else "good"
         yield Finding(f"device {device.index}", known, f"{device.name}, {size}, {listed}, {device.uuid}")
         for kind in of_device(device):

@@ -12,7 +12,7 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, count, option, print_csv
 from gpumond.events import REPEATS
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import counted
+from gpumond.facts.units import plural
 from gpumond.view.text import broken, moment, output_width, safe
 
 POLL_SECONDS = 1.0
@@ -89,7 +89,7 @@ def _print(
 
 def _line(group: Sequence[Mapping[str, Any]]) -> str:
     first, *more = group
-    again = f" ({counted(len(group), 'time')}, the last at {moment(more[-1]['at'])})" if more else ""
+    again = f" ({plural(len(group), 'time')}, the last at {moment(more[-1]['at'])})" if more else ""
     kind = "out-of-memory" if first["kind"] == "oom" else first["kind"].replace("-", " ")
     return f"{moment(first['at'])}  {kind:18} {safe(first['summary'])}{again}"
 

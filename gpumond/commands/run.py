@@ -28,7 +28,7 @@ EXIT_CODES = """exit codes: those of your program, or
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--workload NAME", "workload name under which its memory is reported")
+    option(parser, "--workload NAME", "workload name under which your program's memory is reported")
     option(parser, "--flush-policy", "when the daemon may flush your program (default: allow)", choices=POLICIES)
     option(parser, "--borrow", "after a failed RMM allocation, ask the daemon to flush other programs, then try again")
     option(
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--need SIZE",
-        "start your program only once this much GPU memory is available; auto: what its earlier runs needed. "
+        "start your program only once this much GPU memory is available; auto: what earlier runs needed. "
         "Programs that start without --need can still take that memory",
     )
     option(parser, "--need-device GPU", "with --need: which GPU, if there are several")

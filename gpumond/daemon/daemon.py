@@ -81,7 +81,7 @@ READ_FRACTION = 0.8
 """The share of an interval that a tick waits for a reading."""
 STORE_SECONDS = 2.0
 """The time that the end of a daemon waits for a disk that hangs."""
-RELEASE_SECONDS = 120.0
+DETACH_SECONDS = 120.0
 """The duration of a release that a signal requests."""
 
 LoadSettings = Callable[[], Settings]
@@ -277,27 +277,27 @@ class Daemon(Operations):
             log.error("a reload couldn't be recorded in the audit log: %s", error)
         return effect
 
-    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+    async def detach(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Release the driver. Return until when (Unix seconds), and whether no process holds it anymore."""
         await self.kernel.store.audit(requested_by, "release", {"for_seconds": seconds})
-        return await self._release(seconds, requested_by)
+        return await self._detach(seconds, requested_by)
 
     def reload_on_signal(self) -> None:
         """SIGHUP."""
         self._requests_of_signals.start(self._reload_quietly())
 
-    def release_on_signal(self) -> None:
+    def detach_on_signal(self) -> None:
         """SIGUSR1, for driver upgrade hooks that cannot use HTTP. Works without the store."""
-        self._requests_of_signals.start(self._release(RELEASE_SECONDS, "SIGUSR1"))
+        self._requests_of_signals.start(self._detach(DETACH_SECONDS, "SIGUSR1"))
 
     async def _reload_quietly(self) -> None:
         with suppress(ConfigError):  # reload has logged it
             await self.reload("SIGHUP")
 
-    async def _release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+    async def _detach(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         log.info("detached from the driver for %g s, by %s", seconds, requested_by)
         until = self.kernel.clock.wall() + seconds
-        return until, await self.kernel.devices.release(seconds)
+        return until, await self.kernel.devices.detach_for(seconds)
 
     async def _finish(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for work that writes to the store. The first that takes too long ends the wait for all the others."""

@@ -23,7 +23,7 @@ from gpumond.facts.snapshot import Fault
 from gpumond.features import routers
 from gpumond.host import systemd
 from gpumond.host.logs import RateLimitFilter
-from gpumond.host.machine import http_connections, http_connections_of_user, raise_limit, reduce_garbage_collection
+from gpumond.host.machine import http_connections, max_http_connections_per_user, raise_limit, reduce_garbage_collection
 from gpumond.host.runtime_directory import API_SOCKET, TOKEN_FILE, bind_api_socket, write_token
 from gpumond.host.tasks import background
 from gpumond.serve.api import Api
@@ -134,7 +134,7 @@ def _handle_signals(stack: AsyncExitStack, server: _Server, daemon: Daemon) -> N
         signal.SIGINT: server.stop,
         signal.SIGTERM: server.stop,
         signal.SIGHUP: daemon.reload_on_signal,
-        signal.SIGUSR1: daemon.release_on_signal,
+        signal.SIGUSR1: daemon.detach_on_signal,
         signal.SIGUSR2: lambda: log.info("SIGUSR2 ignored: gpumond reloads on SIGHUP"),
     }
     loop = asyncio.get_running_loop()
@@ -185,7 +185,7 @@ class _Server(uvicorn.Server):
             sockets,
             lambda peer: self._protocol(peer, listener.gone),
             connections=connections,
-            per_user=http_connections_of_user(connections),
+            per_user=max_http_connections_per_user(connections),
             tls=self._tls,
             rejected=self._rejected,
         )

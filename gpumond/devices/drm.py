@@ -45,7 +45,7 @@ from gpumond.devices.process.procfs import Node, OpenDeviceNodes, ProcessOwner, 
 from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
 from gpumond.facts.messages import MAX_INTEGER, clean
 from gpumond.facts.snapshot import NO_DEVICE, DeviceReading, ProcessUsage, Reading, Sensors
-from gpumond.facts.units import counted
+from gpumond.facts.units import plural
 from gpumond.host.machine import text_of
 
 DRIVERS = {"amdgpu": "amd", "i915": "intel", "xe": "intel"}
@@ -483,7 +483,7 @@ class DrmSource:
             working = {number: entry for number, (_, entry) in own.items()}
             devices.append(self._device(card, size, listed, self._sensors(card, working, now, tally)))
             if self._descriptors.hidden:
-                detail = f"{counted(self._descriptors.hidden, 'process')} of other users can't be inspected"
+                detail = f"{plural(self._descriptors.hidden, 'process')} of other users can't be inspected"
                 tally.add(card.uuid, "processes_hidden", detail)
         for uuid in self._seen.keys() - present.keys():
             tally.add(

@@ -378,7 +378,7 @@ def idle_seconds(device: DeviceReading, process: ProcessUsage) -> float | None:
     return device.idle_seconds or None
 
 
-class DeviceCase(NamedTuple):
+class DeviceState(NamedTuple):
     """A device whose ``used`` and ``size`` in bytes are known; ``active``: the verdict was active after the last tick.
 
     ``seconds_left``: the time until the device is full, if its recent peaks will fill it in ten minutes.
@@ -398,7 +398,7 @@ class Detection(NamedTuple):
     seconds_left: float | None = None
 
 
-def pressure(case: DeviceCase) -> Detection | None:
+def pressure(case: DeviceState) -> Detection | None:
     ratio, left = case.used / case.size, case.seconds_left
     if left is None and ratio <= (FULL_CLEAR if case.active else FULL):
         return None
@@ -407,5 +407,5 @@ def pressure(case: DeviceCase) -> Detection | None:
     return Detection(evidence, f"{case.label} is {ratio:.0%} full{end}", left)
 
 
-DEVICE_DETECTORS: Mapping[VerdictName, Callable[[DeviceCase], Detection | None]] = {"pressure": pressure}
+DEVICE_DETECTORS: Mapping[VerdictName, Callable[[DeviceState], Detection | None]] = {"pressure": pressure}
 """Verdicts on a device that follow from the values of one tick."""

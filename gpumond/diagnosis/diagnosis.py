@@ -305,6 +305,7 @@ class Diagnosis:
             _label(device),
             60 * per_second,
             since,
+            self.history.unix(self.history.now),
             left,
             shaped,
             leak.what == OUTSIDE,
@@ -325,14 +326,16 @@ class Diagnosis:
             if found is None or found.kind != kind:
                 tracked.verdicts.pop(kind, None)
         if found is not None:
-            who = messages.program(tracked.name, tracked.pid, _label(self._devices[tracked.uuid]))
+            label = _label(self._devices[tracked.uuid])
+            who = messages.program(tracked.name, tracked.pid, label)
             since = self._since(tracked, found.kind, found.at)
             evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in found.evidence)
+            now = self.history.unix(self.history.now)
             tracked.verdicts[found.kind] = tracked.verdict(
                 found.kind,
                 since,
                 evidence,
-                messages.pattern(found.kind, who, dict(evidence), since, tracked.main == STEP_END),
+                messages.pattern(found.kind, who, label, dict(evidence), since, now, tracked.main == STEP_END),
             )
 
     def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
@@ -397,7 +400,7 @@ class Diagnosis:
         seconds_left = left / self.history.pace if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
         for kind, detect in detectors.DEVICE_DETECTORS.items():
             found = detect(
-                detectors.DeviceCase(device, _label(device), used, size, seconds_left, kind in tracked.verdicts)
+                detectors.DeviceState(device, _label(device), used, size, seconds_left, kind in tracked.verdicts)
             )
             if found is None:
                 tracked.verdicts.pop(kind, None)

@@ -109,7 +109,7 @@ class StepRecord:
             self._blocks.append((at, self.count))
             del self._blocks[:-KEPT_BLOCKS]
 
-    def of(self, times: Sequence[float]) -> list[int] | None:
+    def counts_at(self, times: Sequence[float]) -> list[int] | None:
         """Return the number of steps at the end of each block; None if one is unknown."""
         known = dict(self._blocks)
         return [known[at] for at in times] if all(at in known for at in times) else None
@@ -149,14 +149,14 @@ def may_grow(case: LeakCase, steps: StepRecord) -> bool:
     return any(len(values) > 1 and not values[-1] - min(values) < GROWING_BYTES / 2 for values in columns)
 
 
-def growing(case: LeakCase, steps: StepRecord) -> Growth | None:
+def recent_growth(case: LeakCase, steps: StepRecord) -> Growth | None:
     """Return the rise of the last two minutes, if it is one."""
     for kind in KINDS:
         window = _window(case, kind, GROWING_BLOCKS, GROWING_BYTES)
         if window is None:
             continue
         at, values, _, record, slope, growth = window
-        counts = steps.of(at)
+        counts = steps.counts_at(at)
         done = counts[-1] - counts[0] if counts else 0
         half = GROWING_BLOCKS // 2
         if min(values[-half:]) <= record or mann_kendall(values) <= GROWING_Z:
@@ -286,7 +286,7 @@ def _steps_go_on(steps: StepRecord, at: Sequence[float]) -> bool:
     """Return False if the program counts steps and has done none in most of the blocks."""
     if steps.count is None:
         return True
-    counts = steps.of(at)
+    counts = steps.counts_at(at)
     return counts is not None and sum(b > a for a, b in pairwise(counts)) >= STEPPING_RATIO * len(counts)
 
 

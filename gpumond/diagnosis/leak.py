@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gpumond.diagnosis import leak_tests, messages, serving
 from gpumond.diagnosis.detectors import AllocationGrowth
-from gpumond.diagnosis.growth import BLOCK, Growth, growing, may_grow, quick_leak, update
+from gpumond.diagnosis.growth import BLOCK, Growth, may_grow, quick_leak, recent_growth, update
 from gpumond.diagnosis.growth_curve import (
     GrowthCurve,
     WholeGrowth,
@@ -226,7 +226,7 @@ def update_growth(
     if not alone or tracked.leak is not None:
         tracked.growth = None
     elif tracked.growth is None:
-        tracked.growth = growing(case, tracked.steps) if rising else None
+        tracked.growth = recent_growth(case, tracked.steps) if rising else None
     else:
         tracked.growth = update(tracked.growth, case, tracked.steps)
     young = history.now - tracked.born < YOUNG_SECONDS * history.pace
@@ -239,7 +239,7 @@ def update_growth(
         tracked.verdicts.pop(pattern, None)
     active = tracked.verdicts.get("growing")
     since = history.unix(tracked.growth.onset) if active is None else active.since
-    tracked.verdicts["growing"] = _growing(tracked, tracked.growth, label, since, history.pace)
+    tracked.verdicts["growing"] = _growing(tracked, tracked.growth, label, since, history)
     return began
 
 
@@ -263,7 +263,8 @@ def held_growth(tracked: TrackedSeries, what: int, tier: int, onset: float) -> l
     return [("held_growth_bytes", held[-1] - held[0])] if len(held) > 1 else []
 
 
-def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, pace: float) -> Verdict:
+def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, history: History) -> Verdict:
+    pace, now = history.pace, history.unix(history.now)
     per_second = found.slope * pace
     evidence: list[tuple[str, float]] = [
         ("slope_bytes_per_second", per_second),
@@ -275,7 +276,7 @@ def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, pa
     allocations = allocation_growth(tracked, tracked.main, pace)
     evidence += allocations.evidence if allocations else []
     who = messages.program(tracked.name, tracked.pid, label)
-    summary = messages.growing(who, label, 60 * per_second, since, found.bytes_a_step, allocations)
+    summary = messages.growing(who, label, 60 * per_second, since, now, found.bytes_a_step, allocations)
     return tracked.verdict("growing", since, tuple(evidence), summary)
 
 

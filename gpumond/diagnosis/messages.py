@@ -1,9 +1,10 @@
-"""Sentences of verdicts. Times of day are UTC. No I/O."""
+"""Sentences of verdicts. Times are UTC. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime, timezone
 from math import inf
 
 from gpumond.diagnosis.detectors import AllocationGrowth
@@ -23,6 +24,7 @@ def leak(
     device: str,
     per_minute: float,
     since: float,
+    now: float,
     left: float | None,
     form: str,
     outside: bool,
@@ -35,7 +37,7 @@ def leak(
     """
     owner = who if who != device else "an unknown process"
     pace = " ".join((rate(per_minute), *FORMS.get(form, ())))
-    details = [f"since {clock(since)}", *_number(allocations)]
+    details = [f"since {clock(since, now)}", *_number(allocations)]
     if outside:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
     end = ""
@@ -52,17 +54,18 @@ def growing(
     device: str,
     per_minute: float,
     since: float,
+    now: float,
     step: float | None,
     allocations: AllocationGrowth | None,
 ) -> str:
     """Describe growth that may become a leak; ``step``: bytes retained by each step, if the program counts steps."""
-    owner = f"{who} on {device}" if who != device else f"an unknown process on {device}"
+    owner = f"{who} on {device}" if who != device else f"memory of an unknown process on {device}"
     steps = [f"{human(step)} per step"] if step is not None and step > 0 else []
     details = [*steps, *_number(allocations)]
     more = f" ({', '.join(details)})" if details else ""
     return (
-        f"{owner} has been growing by {rate(per_minute)} since {clock(since)}{more}; this may be a leak, or a startup, "
-        "a filling cache or an evaluation that will level off"
+        f"{owner} has been growing by {rate(per_minute)} since {clock(since, now)}{more}; this may be a leak, or "
+        "growth that will stop: a startup, a filling cache or an evaluation"
     )
 
 
@@ -77,7 +80,7 @@ def _number(growth: AllocationGrowth | None) -> tuple[str, ...]:
 def growing_together(one: str, programs: int, devices: int, left: float | None) -> str:
     """Describe programs that leak together. ``one``: the leak of the first to fill its device, in ``left`` seconds."""
     where = f"{devices} GPUs" if devices > 1 else "one GPU"
-    first = "One of them" if left is None else "The first to fill its GPU"
+    first = "One of them" if left is None else "The first to fill its GPU" if devices > 1 else "The fastest leak"
     return (
         f"the memory of {programs} programs on {where} started growing at the same time, possibly because of higher "
         f"load or the same bug. {first}: {one}"
@@ -128,22 +131,28 @@ def crash_loop(who: str, device: str, times: int) -> str:
     return f"{who} crashed {times} times on {device} within an hour"
 
 
-def pattern(kind: str, who: str, evidence: Mapping[str, float], since: float, by_step: bool = False) -> str:
+def pattern(
+    kind: str, who: str, device: str, evidence: Mapping[str, float], since: float, now: float, by_step: bool = False
+) -> str:
     """Describe a pattern. ``by_step``: at the end of each step."""
+    whole = who == device
+    who = f"memory in use on {device}" if whole else who
     if kind == "warm-up":
         return f"{who} hasn't reached a steady amount yet"
+    at = clock(since, now)
     if kind == "steady":
         where = " at the end of its steps" if by_step else ""
-        return f"{who} has been steady at {human(evidence['level_bytes'])}{where} since {clock(since)}"
+        return f"{who} has been steady at {human(evidence['level_bytes'])}{where} since {at}"
     if kind == "step-change":
         size = evidence["step_bytes"]
-        return f"{who} has used {human(abs(size))} {'more' if size > 0 else 'less'} since {clock(since)}"
+        difference = f"{human(abs(size))} {'more' if size > 0 else 'less'}"
+        return f"{who} has {'been' if whole else 'used'} {difference} since {at}"
     if kind == "filling":
         left = evidence.get("full_seconds", inf)
         is_notable = left < NOTABLE_DAYS * DAY_SECONDS
         end = f"; the GPU will be full in {about(left)}, unless growth stops" if is_notable else ""
         pace = rate(60 * evidence["slope_bytes_per_second"])
-        return f"{who} has been growing more and more slowly since {clock(since)}, now by {pace}{end}"
+        return f"{who} has been growing more and more slowly since {at}, now by {pace}{end}"
     low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])
     if kind == "periodic":
         return f"{who} cycles between {low} and {high} every {duration(evidence['period_seconds'])}"
@@ -154,7 +163,10 @@ def program(name: str, pid: int | None, device: str) -> str:
     return device if pid is None else f"{name or 'a program'} (pid {pid})"
 
 
-def clock(at: float) -> str:
+def clock(at: float, now: float | None = None) -> str:
+    """Return the time of day, with its date if that isn't the date of ``now``."""
+    if now is not None and at // DAY_SECONDS != now // DAY_SECONDS:
+        return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     minutes, seconds = divmod(int(at % DAY_SECONDS), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:02}:{minutes:02}:{seconds:02} UTC"

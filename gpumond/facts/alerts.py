@@ -221,7 +221,7 @@ def kept(activities: Mapping[str, AlertStates], began: float) -> Iterator[Stored
             )
 
 
-def resume(
+def restored(
     alerts: Iterable[StoredAlert], alive: DaemonActivity | None, now: float
 ) -> dict[str, dict[Labels, AlertState]]:
     """Return the alerts as of the previous daemon's last activity, with elapsed time starting at 0 again."""

@@ -99,10 +99,10 @@ def _two(count: int, whole: str, size: int, part: str) -> str:
     return f"{count // size} {whole}" + (f" {rest} {part}" if rest else "")
 
 
-def counted(count: float, noun: str) -> str:
+def plural(count: float, noun: str) -> str:
     """Format a count with its noun, whose plural is regular: ``1 time``, ``3 times``, ``2 processes``."""
-    plural = "es" if noun.endswith("s") else "s"
-    return f"{count:g} {noun}{'' if count == 1 else plural}"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count:g} {noun}{'' if count == 1 else ending}"
 
 
 CALLERS = {"token": "token (administrator)", "SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end"}

@@ -173,7 +173,7 @@ def reserved_descriptors() -> int:
     return OTHERS + http_connections() + RESERVED_CONNECTIONS
 
 
-def http_connections_of_user(connections: int) -> int:
+def max_http_connections_per_user(connections: int) -> int:
     """Return the limit of HTTP connections per user; all clients behind a proxy or tunnel count as one user."""
     return max(1, connections * 3 // 4)
 

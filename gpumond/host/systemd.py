@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Frame
-from gpumond.facts.units import counted
+from gpumond.facts.units import plural
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def status(frame: Frame | None) -> str:
         return f"can't read devices: {snapshot.source.reason}"
     firing = sum(alert.phase == "firing" for alert in frame.alerts)
     agents = len(snapshot.reports_by_process)
-    return f"{counted(len(snapshot.devices), 'device')}, {counted(agents, 'agent')}, {counted(firing, 'alert')} firing"
+    return f"{plural(len(snapshot.devices), 'device')}, {plural(agents, 'agent')}, {plural(firing, 'alert')} firing"
 
 
 def listens(environ: Mapping[str, str] = os.environ) -> bool:

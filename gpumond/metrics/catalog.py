@@ -122,7 +122,7 @@ def _shared(facts: Facts[Fact], quantities: Iterable[Quantity[Fact]], frame: Fra
 DEVICE_LABELS = ("uuid", "gpu")
 
 
-def devices(frame: Frame) -> Iterator[tuple[tuple[str, ...], DeviceReading]]:
+def labeled_devices(frame: Frame) -> Iterator[tuple[tuple[str, ...], DeviceReading]]:
     for device in frame.snapshot.devices:
         yield (device.uuid, str(device.index)), device
 
@@ -135,14 +135,14 @@ def _device_info(frame: Frame) -> Iterator[Row]:
 
 
 def _throttle(frame: Frame) -> Iterator[Row]:
-    for labels, device in devices(frame):
+    for labels, device in labeled_devices(frame):
         active = device.sensors.throttle_reasons
         for reason in THROTTLE_REASONS if active is not None else ():
             yield (*labels, reason), reason in (active or ())
 
 
 def _compute_mode(frame: Frame) -> Iterator[Row]:
-    for labels, device in devices(frame):
+    for labels, device in labeled_devices(frame):
         if device.sensors.compute_mode is not None:
             yield (*labels, device.sensors.compute_mode), 1
 
@@ -190,7 +190,7 @@ COMPUTE_MODE = Family(
 
 def _sensors() -> Iterator[Family]:
     """Yield the families of the sensors that are numbers, and after related ones those that are names."""
-    for each in families("gpumond_device_", DEVICE_LABELS, devices, SENSORS):
+    for each in families("gpumond_device_", DEVICE_LABELS, labeled_devices, SENSORS):
         yield each
         if each.name == "gpumond_device_performance_state":
             yield THROTTLE
@@ -217,14 +217,14 @@ DEVICE_FAMILIES: tuple[Family, ...] = (
         ("uuid", "gpu", "name", "vendor", "pci_bus_id", "parent_uuid", "driver_version"),
         _device_info,
     ),
-    *families("gpumond_device_", DEVICE_LABELS, devices, (DEVICE_IDLE, DEVICE_UP)),
+    *families("gpumond_device_", DEVICE_LABELS, labeled_devices, (DEVICE_IDLE, DEVICE_UP)),
     Family(
         "gpumond_device_fault",
         "1 for each value of the device that can't be read, and for the cause of a lost device.",
         ("uuid", "gpu", "kind"),
         _device_faults,
     ),
-    *families("gpumond_device_", DEVICE_LABELS, devices, (*MEMORY, *NO_RULE_VALUES)),
+    *families("gpumond_device_", DEVICE_LABELS, labeled_devices, (*MEMORY, *NO_RULE_VALUES)),
     *_sensors(),
     XID_ERRORS,
     Family(
@@ -248,14 +248,14 @@ PROCESS_LABELS = ("uuid", "gpu", "pid")
 Labels = tuple[str, ...]
 
 
-def processes(frame: Frame) -> Iterator[tuple[Labels, ProcessUsage]]:
+def labeled_processes(frame: Frame) -> Iterator[tuple[Labels, ProcessUsage]]:
     """Yield the largest processes of each device."""
     for device, usages in frame.processes_by_size:
         for process in usages[:PROCESSES_PER_DEVICE]:
             yield (device.uuid, str(device.index), str(process.pid)), process
 
 
-def pools(frame: Frame) -> Iterator[tuple[Labels, PoolUsage]]:
+def labeled_pools(frame: Frame) -> Iterator[tuple[Labels, PoolUsage]]:
     index = frame.snapshot.gpu_labels
     for report in frame.snapshot.reports:
         pid = str(report.pid)
@@ -264,32 +264,32 @@ def pools(frame: Frame) -> Iterator[tuple[Labels, PoolUsage]]:
             yield (uuid, index.get(uuid, ""), pid, report.workload, pool.allocator), pool
 
 
-def host_pools(frame: Frame) -> Iterator[tuple[Labels, HostPool]]:
+def labeled_host_pools(frame: Frame) -> Iterator[tuple[Labels, HostPool]]:
     for report in frame.snapshot.reports:
         for pool in report.host_pools:
             yield (str(report.pid), report.workload, pool.allocator), pool
 
 
-def programs(frame: Frame) -> Iterator[tuple[Labels, Program]]:
+def labeled_programs(frame: Frame) -> Iterator[tuple[Labels, Program]]:
     for report in frame.snapshot.reports:
         yield (str(report.pid), report.workload), report.program
 
 
-def steps(frame: Frame) -> Iterator[tuple[Labels, StepUsage]]:
-    for labels, program in programs(frame):
+def labeled_steps(frame: Frame) -> Iterator[tuple[Labels, StepUsage]]:
+    for labels, program in labeled_programs(frame):
         if program.step is not None:
             yield labels, program.step
 
 
-def scopes(frame: Frame) -> Iterator[tuple[Labels, ScopeUsage]]:
-    for labels, program in programs(frame):
+def labeled_scopes(frame: Frame) -> Iterator[tuple[Labels, ScopeUsage]]:
+    for labels, program in labeled_programs(frame):
         for scope in program.scopes:
             yield (*labels, scope.name), scope
 
 
-def scope_devices(frame: Frame) -> Iterator[tuple[Labels, ScopeDevice]]:
+def labeled_scope_devices(frame: Frame) -> Iterator[tuple[Labels, ScopeDevice]]:
     index = frame.snapshot.gpu_labels
-    for labels, scope in scopes(frame):
+    for labels, scope in labeled_scopes(frame):
         for device in scope.devices:
             yield (device.device_uuid, index.get(device.device_uuid, ""), *labels), device
 
@@ -323,14 +323,14 @@ def _cgroups(field: str) -> Rows:
 
 def _process_soft_limit(frame: Frame) -> Iterator[Row]:
     quotas = frame.snapshot.quotas_by_process
-    for labels, process in processes(frame) if quotas else ():
+    for labels, process in labeled_processes(frame) if quotas else ():
         if process.key in quotas:
             yield labels, quotas[process.key].soft_limit_bytes
 
 
 def _process_reserve_shortage(frame: Frame) -> Iterator[Row]:
     shortages = frame.snapshot.reserve_shortages
-    for labels, process in processes(frame) if shortages else ():
+    for labels, process in labeled_processes(frame) if shortages else ():
         if (labels[0], process.key) in shortages:
             yield labels, shortages[labels[0], process.key]
 
@@ -416,7 +416,7 @@ OF_PROCESSES: tuple[Family, ...] = (
             ("used", "Memory that this cgroup's processes use, as the driver counts it against the limit."),
         )
     ),
-    *families("gpumond_process_", PROCESS_LABELS, processes, (PROCESS_UTILIZATION,)),
+    *families("gpumond_process_", PROCESS_LABELS, labeled_processes, (PROCESS_UTILIZATION,)),
     Family(
         "gpumond_process_info",
         "Process metadata, for processes with gpumond_process_memory_used_bytes; the value is always 1.",
@@ -430,12 +430,12 @@ OF_PROCESSES: tuple[Family, ...] = (
 
 OF_REPORTS: tuple[Family, ...] = (
     family("gpumond_", ("pid",), REPORT_AGE, _report_age),
-    *families("gpumond_pool_", ("uuid", "gpu", "pid", "workload", "allocator"), pools, POOL),
-    *families("gpumond_", ("pid", "workload", "allocator"), host_pools, HOST_POOL),
-    *families("gpumond_scope_", ("uuid", "gpu", "pid", "workload", "scope"), scope_devices, SCOPE_DEVICE),
-    *families("gpumond_scope_", ("pid", "workload", "scope"), scopes, SCOPE),
-    *families("gpumond_", ("pid", "workload"), steps, STEP),
-    *families("gpumond_", ("pid", "workload"), programs, PROGRAM),
+    *families("gpumond_pool_", ("uuid", "gpu", "pid", "workload", "allocator"), labeled_pools, POOL),
+    *families("gpumond_", ("pid", "workload", "allocator"), labeled_host_pools, HOST_POOL),
+    *families("gpumond_scope_", ("uuid", "gpu", "pid", "workload", "scope"), labeled_scope_devices, SCOPE_DEVICE),
+    *families("gpumond_scope_", ("pid", "workload", "scope"), labeled_scopes, SCOPE),
+    *families("gpumond_", ("pid", "workload"), labeled_steps, STEP),
+    *families("gpumond_", ("pid", "workload"), labeled_programs, PROGRAM),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from gpumond.facts.frame import Line, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, Sensors, Snapshot
-from gpumond.facts.units import MINUTE_SECONDS, counted
+from gpumond.facts.units import MINUTE_SECONDS, plural
 from gpumond.quantities.device import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS
 from gpumond.quantities.quantity import Quantity, Unit, readable
 from gpumond.quantities.scope import (
@@ -156,7 +156,7 @@ def _idle_used(row: _Device) -> float | None:
 
 
 def _xids(row: _Device) -> str:
-    return ", ".join(f"{xid} ({counted(count, 'time')})" for xid, count in sorted(row.xids.items()) if count)
+    return ", ".join(f"{xid} ({plural(count, 'time')})" for xid, count in sorted(row.xids.items()) if count)
 
 
 def _top_process(row: _Device) -> str:

@@ -248,7 +248,7 @@ async def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | Non
     if caller is None and tokens.reviews is not None and JWT.fullmatch(token):
         caller = await _caller_of_account(tokens, tokens.reviews, token, user(scope))
     if caller is None:
-        failed(tokens, user(scope))
+        count_failure(tokens, user(scope))
         raise HTTPException(401, "the token is invalid or has been revoked", {"WWW-Authenticate": "Bearer"})
     return caller
 
@@ -298,7 +298,7 @@ def user(scope: Mapping[str, Any]) -> str:
     return found
 
 
-def failed(tokens: Tokens, key: str) -> None:
+def count_failure(tokens: Tokens, key: str) -> None:
     """Count a failed authentication. Raises 429 after too many failures."""
     count_request(tokens, tokens.failures, key, "too many wrong tokens or passwords")
 

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gpumond.config.web_file import WebSettings
-from gpumond.serve.authentication import SESSIONS, Caller, Passwords, Tokens, authenticate, failed, header, user
+from gpumond.serve.authentication import SESSIONS, Caller, Passwords, Tokens, authenticate, count_failure, header, user
 from gpumond.serve.identity import PARTS, Identity
 from gpumond.serve.responses import LIVENESS, READINESS
 
@@ -44,7 +44,7 @@ class Readers:
         if basic[:6].lower() == "basic " and web.users:
             if await self._passwords.verify(web.users, basic[6:], user(scope)):
                 return
-            failed(self._tokens, user(scope))
+            count_failure(self._tokens, user(scope))
         elif await authenticate(self._tokens, scope) is not None:
             return
         challenge = 'Basic realm="gpumond", charset="UTF-8"' if web.users else "Bearer"

@@ -93,7 +93,7 @@ async def release(request: Request, body: ReleaseBody, requested_by: str = Depen
 
     504: a driver call doesn't return, so one of the daemon's processes still has the driver open.
     """
-    until, released = await kernel_of(request).get(Operations).release(body.for_seconds, requested_by)
-    if not released:
+    until, detached = await kernel_of(request).get(Operations).detach(body.for_seconds, requested_by)
+    if not detached:
         return problem(504, "a driver call doesn't return, and its process still holds the driver")
     return json_response(ReleaseAnswer, ReleaseAnswer(released_until=until))

@@ -18,7 +18,7 @@ from gpumond.serve.authentication import (
     Tokens,
     admit,
     bearer_token,
-    failed,
+    count_failure,
     user,
 )
 from gpumond.serve.authorization import caller_with
@@ -100,7 +100,7 @@ async def sign_in(request: Request, body: CodeBody) -> Response:
     admit(tokens.failures, who, now, "too many wrong codes")
     token = tokens.sign_ins.exchange(body.code, now)
     if token is None:
-        failed(tokens, who)
+        count_failure(tokens, who)
         raise HTTPException(401, "the code is wrong, has expired, or was used before; run `gpumond open` again")
     return json_response(Session, Session(token, SESSION_SECONDS), headers=NO_STORE)
 

@@ -208,7 +208,7 @@ class SuspensionDialog:
         self.results: list[str] = []
         self.ready = False
         if action == "resume":
-            self._find()
+            self._check_suspended()
         else:
             self._ask(dry_run=True)
 
@@ -220,7 +220,7 @@ class SuspensionDialog:
             self.ready = False
             self._ask(dry_run=False)
 
-    def _find(self) -> None:
+    def _check_suspended(self) -> None:
         """Ask whether the program is suspended: only then it can be resumed."""
 
         def receive(pids: set[int] | DaemonError) -> None:

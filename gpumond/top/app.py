@@ -217,11 +217,11 @@ class Top:
         shown, notices = self.shown, self._notices()
         rows = processes_on(shown, self.device) if shown else ()
         local = [row.key[1] for row in rows if self._place_of(row.key[0])[0].local]
-        vitals = self.vitals.of(dict.fromkeys(local))
+        vitals = self.vitals.read(dict.fromkeys(local))
         rows = tuple(replace(row, host=vitals.get(row.key[1])) for row in rows) if vitals else rows
         if shown:
             self.table.marks &= {row.key for row in shown.processes}
-        self.table.fill(rows, self.lineages.of(local if self.table.by == TREE else ()))
+        self.table.fill(rows, self.lineages.read(local if self.table.by == TREE else ()))
         self._read_past()
         silent = self.silent and self.paused is None
         self.screen.monochrome = self.table.monochrome = self.monochrome or silent
@@ -381,7 +381,7 @@ class Top:
         rows = self._process(key)
         if not rows:
             return [[Span(f"pid {key[1].pid} no longer uses a device")]]
-        row = replace(rows[0], host=self.vitals.of([key[1]]).get(key[1]))
+        row = replace(rows[0], host=self.vitals.read([key[1]]).get(key[1]))
         free = self.terminal.size()[1] - 4 - len(described(row, (), width))
         chart = (
             self._chart(width, max(DETAIL_CHART_ROWS, free), named=False) if self.past and self.past.of == key else []

@@ -571,7 +571,7 @@ class AncestorCache:
     def __init__(self) -> None:
         self._known: dict[ProcessKey, tuple[Ancestor, ...]] = {}
 
-    def of(self, processes: Iterable[ProcessKey]) -> Mapping[ProcessKey, tuple[Ancestor, ...]]:
+    def read(self, processes: Iterable[ProcessKey]) -> Mapping[ProcessKey, tuple[Ancestor, ...]]:
         """Return the ancestors of each process, the parent first; none of a process of another machine."""
         self._known = {key: self._known[key] if key in self._known else _ancestors(key) for key in processes}
         return self._known
@@ -585,7 +585,7 @@ class ProcessStats:
         self._known: dict[ProcessKey, tuple[float, int, HostFacts]] = {}
         """By process: the time of the reading, its processor time in ticks, and what is shown."""
 
-    def of(self, processes: Iterable[ProcessKey]) -> Mapping[ProcessKey, HostFacts]:
+    def read(self, processes: Iterable[ProcessKey]) -> Mapping[ProcessKey, HostFacts]:
         """Return what is known of each process; nothing of one of another machine."""
         now, fresh = self._clock(), {}
         for key in processes:

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from gpumond.diagnosis.messages import clock
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
-from gpumond.facts.units import counted, duration, human
+from gpumond.facts.units import duration, human, plural
 from gpumond.top.connection import DaemonClient, DaemonConnection
 from gpumond.top.processes import ProcessList
 from gpumond.view.frame import View, of_device
@@ -576,7 +576,7 @@ def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[F
     elif view.up and view.devices and not view.processes:
         yield FrameNotice("note", f"no process uses {'this' if view.only else 'a'} GPU", "")
     if view.elsewhere:
-        yield FrameNotice("note", f"{counted(view.elsewhere, 'problem')} on other GPUs", "", advice="Esc shows them")
+        yield FrameNotice("note", f"{plural(view.elsewhere, 'problem')} on other GPUs", "", advice="Esc shows them")
 
 
 def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpumond.facts.units import counted, duration, human
+from gpumond.facts.units import duration, human, plural
 from gpumond.view.text import moment
 
 PAIRS_LENGTH, QUOTE = 100, '"'
@@ -130,7 +130,7 @@ def _baseline(detail: Detail) -> str:
 
 def _reload(detail: Detail) -> str:
     later = f"; restart to apply: {', '.join(detail['needs_restart'])}" if detail["needs_restart"] else ""
-    return f"reloaded the configuration ({counted(detail['rules'], 'rule')} defined){later}"
+    return f"reloaded the configuration ({plural(detail['rules'], 'rule')} defined){later}"
 
 
 SENTENCES: Mapping[str, str | Callable[[Any], str]] = {

@@ -13,7 +13,7 @@ from gpumond.facts.quota import SHOWN_EARLIER, only_free
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.suspension import MemoryHolder
-from gpumond.facts.units import counted, duration, human
+from gpumond.facts.units import duration, human, plural
 from gpumond.facts.verdicts import PATTERNS, VERDICTS
 
 Engine = Mapping[str, Any]
@@ -296,7 +296,7 @@ def behind(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
     shown = [f"{plain(name)} ({human(each['need_bytes'])})" for name, each in zip(named, earlier, strict=True)]
     shown = shown[:SHOWN_EARLIER]
     if not shown:
-        return f"behind {counted(ahead, 'other request')}"
+        return f"behind {plural(ahead, 'other request')}"
     more = ahead - len(shown)
     last = f"{more} more" if more else shown.pop()
     return f"behind {' and '.join(filter(None, (', '.join(shown), last)))}"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpumond.facts.units import GIB, counted, duration, human
+from gpumond.facts.units import GIB, duration, human, plural
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, limit_sentences, suspension_sentence
@@ -399,7 +399,7 @@ def notes(content: View) -> Iterator[str]:
     yield _lines("verdict ", content.verdicts)
     if content.elsewhere:
         noun = "more problem" if content.alerts or any(content.problems) else "problem"
-        yield f"{counted(content.elsewhere, noun)} on other GPUs"
+        yield f"{plural(content.elsewhere, noun)} on other GPUs"
 
 
 def _lines(word: str, remarks: Iterable[FrameNotice]) -> str:

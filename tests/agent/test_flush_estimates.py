@@ -138,24 +138,24 @@ def flushed(before: int = 10, after: int = 2, device_allocations: int | None = 5
 def test_memory_that_is_taken_again_soon_refills_the_flush(
     now: float, reported: PoolUsage, refilled_flushes: int
 ) -> None:
-    (counted,) = flushed().counted([reported], now)
+    (counted,) = flushed().count_refills([reported], now)
     assert counted.refilled_flushes == refilled_flushes
 
 
 def test_allocator_that_does_not_count_its_allocations_is_judged_by_its_bytes() -> None:
-    (counted,) = flushed(device_allocations=None).counted([pool(6, None)], 101.0)
+    (counted,) = flushed(device_allocations=None).count_refills([pool(6, None)], 101.0)
     assert counted.refilled_flushes == 1
 
 
 def test_refilled_flush_is_counted_once_and_the_count_stays() -> None:
     counter = flushed()
     counts = [
-        next(iter(counter.counted([pool(held, held)], now))).refilled_flushes
+        next(iter(counter.count_refills([pool(held, held)], now))).refilled_flushes
         for now, held in [(101, 9), (102, 9), (900, 1)]
     ]
     assert counts == [1, 1, 1]
 
 
 def test_flush_that_released_nothing_cannot_be_refilled() -> None:
-    (counted,) = flushed(before=2, after=2).counted([pool(9, 9)], 101.0)
+    (counted,) = flushed(before=2, after=2).count_refills([pool(9, 9)], 101.0)
     assert counted.refilled_flushes == 0

@@ -99,8 +99,8 @@ print(result.outcome, result.reason)
 print(receipt.outcome)
 """
     assert run(code, library, "c") == [
-        "initialized refused cache refused: safe in the main thread only: start(main_thread=True) allows the "
-        "agent to run it there",
+        "initialized refused cache refused: the step is safe in the main thread only: start(main_thread=True) "
+        "allows the agent to run it there",
         "refused",
     ]
 
@@ -119,7 +119,7 @@ print(flush()[0].reason)
 """
     assert run(code, library, "c") == [
         "initialized the program defers Numba's deallocations (cuda.defer_cleanup)",
-        "cuMemFree(0) cache refused: a thread of the program is emptying Numba's list",
+        "cuMemFree(0) cache refused: a thread of the program is emptying Numba's list of pending deallocations",
         "a CUDA graph is being captured",
     ]
 

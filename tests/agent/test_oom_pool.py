@@ -34,11 +34,11 @@ def test_each_use_is_counted_and_recorded_once(ooms):
     oom_pools._opened.append(Opened(pool, "GPU-a"))
     torch_pool, other = make_pool(ooms=1), make_pool(allocator="cupy")
     oom_pools.check()
-    assert oom_pools.counted((torch_pool, other)) == (torch_pool, other)
+    assert oom_pools.with_uses((torch_pool, other)) == (torch_pool, other)
     for used in (1 << 20, 2 << 20, 0, 1 << 20):
         pool.used = used
         oom_pools.check()
-    assert [each.ooms for each in oom_pools.counted((torch_pool, other))] == [3, None]
+    assert [each.ooms for each in oom_pools.with_uses((torch_pool, other))] == [3, None]
     first, second = ooms.recent()
     assert (first.seen, first.device_uuid, first.request_bytes) == ("oom_pool", "GPU-a", 1 << 20)
     assert any(call.file.endswith("test_oom_pool.py") for call in second.stack)

@@ -33,7 +33,7 @@ print(cuda.contexts(), [each.framework() for each in LOADED.known()])
 def test_flush_that_would_create_a_context_is_refused(library: Path) -> None:
     code = f"{PROGRAM}\nprint(flush()[0].outcome, flush()[0].reason, cuda.contexts(), core.emptied)"
     assert run(code, library, "-c") == [
-        "refused Paddle would create a context on each visible device, and one has none [1] []"
+        "refused Paddle would create a context on each visible device, but at least one has none yet [1] []"
     ]
 
 

@@ -162,7 +162,7 @@ def test_restarted_daemon_remembers_the_starts_that_had_an_effect():
     assert [before.outcome(alert("a1")), before.outcome(alert("a2"))] == ["flushed", "refused"]
     store.audited.append(AuditEntry(9, 1.0, "token:am", "hook.flush", {"fingerprint": 7}))
     after = Setup(train(10), store=store)
-    asyncio.run(after.hook.resume())
+    asyncio.run(after.hook.restore())
     assert [after.outcome(alert("a1")), after.outcome(alert("a2"))] == ["repeated", "flushed"]
 
 

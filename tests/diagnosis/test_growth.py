@@ -221,7 +221,7 @@ def test_growing_states_rate_time_and_what_refutes_it():
     assert found is not None
     assert " has been growing by" in found[1].summary
     assert "/min since 01:5" in found[1].summary
-    assert "this may be a leak, or a startup, a filling cache or an evaluation that will level off" in found[1].summary
+    assert "growth that will stop: a startup, a filling cache or an evaluation" in found[1].summary
 
 
 def test_growing_requires_many_samples_and_live_bytes():

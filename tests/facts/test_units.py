@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.facts.units import GIB, MIB, accepts, counted, difference, human, rate, seconds, typed_seconds
+from gpumond.facts.units import GIB, MIB, accepts, difference, human, plural, rate, seconds, typed_seconds
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,7 @@ from gpumond.facts.units import GIB, MIB, accepts, counted, difference, human, r
     [(1, "time", "1 time"), (2, "time", "2 times"), (0, "time", "0 times"), (2, "process", "2 processes")],
 )
 def test_counted_uses_the_plural_except_for_one(count: int, noun: str, words: str):
-    assert counted(count, noun) == words
+    assert plural(count, noun) == words
 
 
 @pytest.mark.parametrize(("text", "value"), [("90s", 90.0), ("1h30m", 5400.0), ("250ms", 0.25), ("0", 0.0)])

@@ -180,7 +180,7 @@ def test_profile_is_the_smallest_that_is_large_enough(
     ("arguments", "message"),
     [
         ((), "--prometheus is required"),
-        (("--prometheus", "http://x", "--by", "machine"), "expected one or several, with commas, of namespace, user"),
+        (("--prometheus", "http://x", "--by", "machine"), "expected one or more of namespace, user"),
         (("--prometheus", "http://x", "--headroom", "much"), "expected a percentage such as 10%"),
         (("--prometheus", "http://x", "--limit", "-1"), "--limit must not be negative"),
         (("--prometheus", "http://x", "--for", "10s"), "--for must be at least one minute"),

@@ -156,11 +156,11 @@ def test_neighbors_delay_the_flushes_of_a_user_once_in_total():
         locks, over = Locks(neighbor_seconds=5.0), asyncio.Event()
 
         async def silent() -> None:
-            async with locks.held(train(20, uid=7)):
+            async with locks.hold(train(20, uid=7)):
                 await over.wait()
 
         async def own(report: AgentReport) -> None:
-            async with locks.held(report):
+            async with locks.hold(report):
                 pass
 
         other_flush = asyncio.create_task(silent())

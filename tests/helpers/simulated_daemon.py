@@ -70,7 +70,7 @@ class SimulatedCollector:
     def change_limits(self, changes: Iterable[CgroupLimitChange]) -> None:
         pass
 
-    async def release(self, seconds: float) -> bool:
+    async def detach_for(self, seconds: float) -> bool:
         return True
 
     async def stop(self) -> None:

@@ -168,7 +168,7 @@ def test_summary_has_the_actions_and_the_truth(device: SimDevice):
         (("leek",), "no scenario is named 'leek'"),
         (("p2", "--rate", "fast"), "--rate 'fast': expected a size"),
         (("p2", "--share", "50%"), "--share: leak-linear has no such option; its options: --rate"),
-        (("p2", "--speed", "0"), "--speed 0: must be above 0, such as 60"),
+        (("p2", "--speed", "0"), "--speed 0: must be above 0; for example, 60"),
         (("p2", "--fill", "150%"), "--fill '150%': must be above 0 and at most 100%, such as 50%"),
         (("p2", "--max", "0"), "--max '0': must be above 0"),
         (("p2", "--duration", "later"), "--duration 'later': expected a duration such as 30s"),

@@ -27,7 +27,7 @@ from gpumond.features.silences import silences
 from gpumond.features.silences.routes import MAX_MATCHERS, MAX_VALUE
 from gpumond.features.silences.silences import MAX_COMPILED_BYTES, MAX_EXPRESSION
 from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
-from gpumond.host.machine import MAX_CONNECTIONS, RESERVED_CONNECTIONS, http_connections_of_user
+from gpumond.host.machine import MAX_CONNECTIONS, RESERVED_CONNECTIONS, max_http_connections_per_user
 from gpumond.metrics.catalog import PROCESSES_PER_DEVICE
 from gpumond.metrics.exposition import MAX_SERIES
 from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS
@@ -100,7 +100,7 @@ STATED = {
     f"{REVIEW_SECONDS:g} s each",
     "result of a token review": f"{KNOWN_SECONDS:g} s",
     "HTTP connections": f"a quarter of the file descriptors, at most {MAX_CONNECTIONS:,}; "
-    f"at most {http_connections_of_user(MAX_CONNECTIONS)} per user",
+    f"at most {max_http_connections_per_user(MAX_CONNECTIONS)} per user",
     "connections reserved for `/metrics` and probes": f"{RESERVED_CONNECTIONS} more",
     "requests on a connection waiting for an earlier response": f"{MAX_PIPELINED}",
     "concurrent reads per user": f"{CONCURRENT_REQUESTS} at once, {WAITING} more wait",

@@ -12,8 +12,8 @@ from gpumond.facts.pools import Expected, PoolBytes, Receipt
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.action_decisions import (
     ANNOTATION,
+    ActionOrder,
     ActionTrack,
-    FlushOrder,
     Tracks,
     annotate,
     decide,
@@ -194,14 +194,14 @@ def test_flush_is_not_repeated_while_one_is_in_progress():
 
 
 def test_dry_run_notes_the_expected_bytes_and_is_no_failure():
-    flush_request = FlushOrder(alert=ALERT, action=Action(dry_run=True), uid=1000, programs=(wasting(),))
+    flush_request = ActionOrder(alert=ALERT, action=Action(dry_run=True), uid=1000, programs=(wasting(),))
     track = tracks_after_flush({}, flush_request, [make_receipt(0, outcome="planned")])[flush_request.key]
     assert track.note == "dry run: a flush of train would return 4.0 GiB"
     assert track.failures == 0
 
 
 def test_receipt_is_in_the_annotation_of_the_alert():
-    flush_request = FlushOrder(alert=ALERT, action=Action(), uid=1000, programs=(wasting(),))
+    flush_request = ActionOrder(alert=ALERT, action=Action(), uid=1000, programs=(wasting(),))
     tracks = tracks_after_flush({}, flush_request, [make_receipt(3 * GIB)])
     (alert,) = annotate([ALERT], tracks)
     assert dict(alert.annotations)[ANNOTATION] == "flushed train: 3.0 GiB released, 4.0 GiB expected"

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from gpumond.facts.alerts import AlertStates, Rule
-from gpumond.features.rules.evaluation import step
+from gpumond.features.rules.evaluation import evaluate_rule
 from gpumond.quantities.scope import Unreadable
 from tests.rules.prometheus import GONE, UNKNOWN, Oracle, Series, random_series
 from tests.rules.rows import Row, of
@@ -32,7 +32,7 @@ def states(series: Series, wall: Callable[[float], float] = lambda elapsed: 1e9 
         unreadable = UNREADABLE if value == UNKNOWN and number % 2 else Unreadable()
         known = value if isinstance(value, float) else None
         subjects = of("x") if value == GONE or unreadable is UNREADABLE else of("x", Row(LABELS, known))
-        activities = step(rule, subjects, activities, unreadable, wall(elapsed), elapsed)
+        activities = evaluate_rule(rule, subjects, activities, unreadable, wall(elapsed), elapsed)
         phases.append(activities[LABELS].alert.phase if activities else "inactive")
     return phases
 

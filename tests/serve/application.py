@@ -133,7 +133,7 @@ class View:
     async def fetch(self, pid: int, snapshot_id: int, requested_by: str) -> AgentResponse | None:
         return AgentResponse("id", f"snapshot {snapshot_id} doesn't exist; available: none")
 
-    async def release(self, seconds: float, requested_by: str) -> tuple[float, bool]:
+    async def detach(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         return 1.0 + seconds, seconds < 100
 
 

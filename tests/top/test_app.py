@@ -553,7 +553,7 @@ def test_ancestors_of_a_process_of_this_machine_are_known():
         ticks = start_ticks(process.pid)
         lineages = AncestorCache()
         known, foreign = ProcessKey(process.pid, ticks), ProcessKey(process.pid, 7)
-        found = lineages.of([known, foreign])
+        found = lineages.read([known, foreign])
         assert found[known][0].pid == os.getpid()
         assert found[foreign] == ()
 

@@ -19,9 +19,9 @@ A rule compares a value with a threshold, for every device, process or other sub
 lists all keys, built-in rules and values; [Write and change rules](../how-to/rules.md) shows how to use them.
 
 Pending, firing, `for` and `keep_firing_for` have Prometheus' semantics: an alert is pending from the first breach,
-firing once the breach has lasted for `for`, and resolved at the first evaluation without it, or `keep_firing_for`
-later; meanwhile, its `summary` says when the breach ended. `clear` adds hysteresis. Rules are evaluated on every tick,
-using the monotonic clock, so changing the system time never fires or resolves an alert.
+firing once the breach has lasted for `for`, and resolved at the first evaluation without a breach, or `keep_firing_for`
+later; meanwhile, the alert's `summary` says when the breach ended. `clear` adds hysteresis. Rules are evaluated on
+every tick, using the monotonic clock, so changing the system time never fires or resolves an alert.
 
 **Unknown values resolve nothing.** While a device doesn't respond, its process list is unreadable, or a running
 process's agent is silent, alerts stay unchanged. If the subject has ended (the process, all programs of the workload, a
@@ -56,7 +56,7 @@ override` replace [single fields of a built-in rule](../how-to/rules.md#override
 ## Actions
 
 An action has at least one of `flush` and `suspend`. [Flush by rule](../how-to/rules.md#flush-by-rule) shows how to use
-it.
+actions.
 
 | key | default | meaning |
 |---|---|---|
@@ -67,9 +67,9 @@ it.
 engines](../how-to/engines/index.md#release-idle-engines-by-rule) only once they have had no request for this long |
 | `suspend` | `false` | [suspend](../how-to/suspend.md#by-rule) an idle program that allows it |
 | `request_end` | `false` | ask an idle program to [exit](../how-to/rules.md#ask-idle-programs-to-exit) |
-| `cooldown` | `10m` | minimum time between two flushes for the same alert |
-| `max_per_hour` | 6 | maximum number of flushes an hour |
-| `workloads` | `["*"]` | patterns of the workloads that may be flushed |
+| `cooldown` | `10m` | minimum time between two actions for the same alert and user |
+| `max_per_hour` | 6 | maximum number of actions an hour, for each rule and user |
+| `workloads` | `["*"]` | patterns of the workloads that the action may affect |
 | `dry_run` | `false` | only report what the action would do |
 
 ## Test a rule

@@ -94,7 +94,7 @@ class FlushRefused(Exception):
 class AllocatorAdapter:
     """Reads and flushes one library's pools. Never imports the library, never creates a context.
 
-    The methods from `retained_bytes` on are optional: here they are those of a library that lacks the ability.
+    The methods from `bytes_left_by_flush` on are optional: here they are those of a library that lacks the ability.
     """
 
     name: str
@@ -135,7 +135,7 @@ class AllocatorAdapter:
         """Carry out the only step. Return the released bytes, and a detail or an empty text. Raises FlushRefused."""
         raise NotImplementedError
 
-    def retained_bytes(self) -> Mapping[str, int]:
+    def bytes_left_by_flush(self) -> Mapping[str, int]:
         """Return the free bytes that a flush cannot return, by device UUID, by the location of the blocks in use. For
         plans and flushes.
         """

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import FlushRefused
-from gpumond.agent.allocators.mempools import CudaAdapter, is_counted, retained_by_trim
+from gpumond.agent.allocators.mempools import CudaAdapter, bytes_left_by_trim, is_counted
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AppliedLimit
 
@@ -48,10 +48,10 @@ class CupyAdapter(CudaAdapter):
         usages = on_devices(self._cupy, cuda.contexts(), lambda ordinal: self._usage(ordinal, pools, exact))
         return tuple(usage for usage in usages if usage is not None)
 
-    def retained_bytes(self) -> Mapping[str, int]:
+    def bytes_left_by_flush(self) -> Mapping[str, int]:
         pools = [pool for pool in self._pools() if _is_async(pool)]
         counted = ((i, pool._pools[i]) for i in cuda.contexts() for pool in pools if self._inside(pool, i) is not None)
-        return retained_by_trim(
+        return bytes_left_by_trim(
             (ordinal, amounts[1]) for ordinal, handle in counted if (amounts := cuda.pool_bytes(handle))
         )
 

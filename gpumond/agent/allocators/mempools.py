@@ -41,8 +41,8 @@ class MempoolsAdapter(CudaAdapter):
             for ordinal, _, reserved, used in _pools()
         )
 
-    def retained_bytes(self) -> Mapping[str, int]:
-        return retained_by_trim((ordinal, used) for ordinal, _, _, used in _pools())
+    def bytes_left_by_flush(self) -> Mapping[str, int]:
+        return bytes_left_by_trim((ordinal, used) for ordinal, _, _, used in _pools())
 
     def release(self) -> tuple[int, str]:
         return trim((ordinal, pool) for ordinal, pool, _, _ in _pools())[0], ""
@@ -170,7 +170,7 @@ pass stalls Python for more than about 100 ms, as long as a ``gc.collect()`` wou
 MAX_OWNERS = 20_000
 
 
-def retained_by_trim(pools: Iterable[tuple[int, int]]) -> dict[str, int]:
+def bytes_left_by_trim(pools: Iterable[tuple[int, int]]) -> dict[str, int]:
     """Return by device the free bytes that a trim leaves in pools, each given by ordinal and bytes in use.
 
     A trim leaves the granules that contain a block of the program. Neither the driver nor a library lists these blocks:

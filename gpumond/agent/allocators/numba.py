@@ -45,7 +45,7 @@ class NumbaAdapter(CudaAdapter):
 
     def release(self) -> tuple[int, str]:
         if _is_in_list():
-            raise FlushRefused("a thread of the program is emptying Numba's list")
+            raise FlushRefused("a thread of the program is emptying Numba's list of pending deallocations")
         released = 0
         for ordinal, manager in _managers():
             pending = _pending_bytes(manager)

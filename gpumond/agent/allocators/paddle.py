@@ -36,7 +36,7 @@ class PaddleAdapter(CudaAdapter):
     def check(self) -> None:
         super().check()
         if len(cuda.contexts()) != cuda.device_count():
-            raise FlushRefused("Paddle would create a context on each visible device, and one has none")
+            raise FlushRefused("Paddle would create a context on each visible device, but at least one has none yet")
 
     def release(self) -> tuple[int, str]:
         held = self._held_bytes()

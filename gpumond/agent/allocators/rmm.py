@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.mempools import CudaAdapter, counter_of, is_counted, retained_by_trim, trim
+from gpumond.agent.allocators.mempools import CudaAdapter, bytes_left_by_trim, counter_of, is_counted, trim
 from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable
 
 PROBE_BYTES = 256
@@ -45,10 +45,10 @@ class RmmAdapter(CudaAdapter):
         found = (self._usage(ordinal, stack, exact) for ordinal, stack in self._stacks())
         return tuple(usage for usage in found if usage is not None)
 
-    def retained_bytes(self) -> Mapping[str, int]:
+    def bytes_left_by_flush(self) -> Mapping[str, int]:
         pools = ((ordinal, self._pool(ordinal, stack, True)) for ordinal, stack in self._stacks() if not stack.caches)
         amounts = ((ordinal, cuda.pool_bytes(pool)) for ordinal, pool in pools if pool is not None)
-        return retained_by_trim((ordinal, found[1]) for ordinal, found in amounts if found)
+        return bytes_left_by_trim((ordinal, found[1]) for ordinal, found in amounts if found)
 
     def release(self) -> tuple[int, str]:
         """Trim the pools of stream-ordered resources."""

@@ -24,7 +24,7 @@ from gpumond.agent.allocators.adapters import (
     TensorTracking,
     TrackedTensor,
 )
-from gpumond.agent.allocators.mempools import retained_by_trim
+from gpumond.agent.allocators.mempools import bytes_left_by_trim
 from gpumond.agent.allocators.torch_formulas import (
     LARGE_PAGE,
     MIB,
@@ -113,11 +113,11 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         except Exception:  # a version of the library that is not understood
             return None
 
-    def retained_bytes(self) -> Mapping[str, int]:
+    def bytes_left_by_flush(self) -> Mapping[str, int]:
         if not self._cuda.is_initialized() or self._cuda.get_allocator_backend() != "cudaMallocAsync":
             return {}
         stats = self._c._cuda_memoryStats
-        return retained_by_trim((ordinal, current(stats(ordinal), "allocated_bytes")) for ordinal in cuda.contexts())
+        return bytes_left_by_trim((ordinal, current(stats(ordinal), "allocated_bytes")) for ordinal in cuda.contexts())
 
     def host_pools(self) -> Sequence[HostPool]:
         """Return the cache of pinned host memory (2.7 and later); its blocks are powers of two."""

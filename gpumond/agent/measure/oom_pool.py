@@ -64,7 +64,7 @@ class OomPools:
             elif not used:
                 self._used.discard(number)
 
-    def counted(self, pools: Sequence[PoolUsage]) -> tuple[PoolUsage, ...]:
+    def with_uses(self, pools: Sequence[PoolUsage]) -> tuple[PoolUsage, ...]:
         """Return the pools, with the uses among the errors of PyTorch's."""
         if not self._uses:
             return tuple(pools)

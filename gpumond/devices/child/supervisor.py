@@ -206,7 +206,7 @@ class Supervisor:
         """Change limits with the next reading, which shows whether the driver has made the changes."""
         self._limit_changes += tuple(changes)
 
-    async def release(self, seconds: float) -> bool:
+    async def detach_for(self, seconds: float) -> bool:
         """Release the driver for this time, so it can be unloaded or the device reset.
 
         Returns True if every child has exited.

@@ -336,7 +336,7 @@ class Inventory:
                 handle = self._driver.handle(index)
                 uuid = self._driver.uuid(handle)
             except QueryFailed as refusal:
-                enumerated |= self._refused(index, refusal)
+                enumerated |= self._record_refusal(index, refusal)
                 continue
             enumerated.add(uuid)
             device = self._devices.setdefault(uuid, Device(uuid, index))
@@ -360,7 +360,7 @@ class Inventory:
                 for gone in (device, *self._instances(device)):
                     del self._devices[gone.uuid]
 
-    def _refused(self, index: int, refusal: QueryFailed) -> set[str]:
+    def _record_refusal(self, index: int, refusal: QueryFailed) -> set[str]:
         """Return the known device at an index that does not return its UUID: the device that had this index, if any."""
         known = [device for device in self._devices.values() if (device.index, device.parent_uuid) == (index, None)]
         for device in known:

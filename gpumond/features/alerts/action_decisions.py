@@ -36,8 +36,8 @@ Pool = tuple[ProcessKey, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlushOrder:
-    """A flush of programs and serving engines of one user, for one alert."""
+class ActionOrder:
+    """An action on programs and serving engines of one user, for one alert."""
 
     alert: Alert
     action: Action
@@ -101,7 +101,7 @@ def decide(
     elapsed: float,
     engines: Sequence[tuple[EngineReading, frozenset[str]]] = (),
     users_short_of_memory: Mapping[str, frozenset[int]] = {},
-) -> tuple[list[FlushOrder], Tracks]:
+) -> tuple[list[ActionOrder], Tracks]:
     """Return the flushes that are due now; their tracks are ``under_way`` until ``tracks_after_flush``.
 
     ``engines``: each with the devices that its processes use. ``users_short_of_memory``: by UUID, the users whose
@@ -112,7 +112,7 @@ def decide(
     if not active:
         return [], tracks
     own = dict(tracks)
-    orders: list[FlushOrder] = []
+    orders: list[ActionOrder] = []
     for alert in alerts:
         rule = active.get(alert.rule)
         if rule is None or rule.action is None or alert.phase != "firing":
@@ -140,7 +140,7 @@ def decide(
                 and _attempts(own, alert.rule, uid, elapsed) < action.max_per_hour
             ):
                 orders.append(
-                    FlushOrder(
+                    ActionOrder(
                         alert=alert,
                         action=action,
                         uid=uid,
@@ -157,7 +157,7 @@ def decide(
 
 
 def tracks_after_flush(
-    tracks: Tracks, order: FlushOrder, receipts: Sequence[Receipt], problem: str = "", asked: Sequence[str] = ()
+    tracks: Tracks, order: ActionOrder, receipts: Sequence[Receipt], problem: str = "", asked: Sequence[str] = ()
 ) -> Tracks:
     """Return the tracks after a flush; ``problem`` is the reason if there was none, ``asked`` the results of requests
     to end."""
@@ -328,7 +328,7 @@ def _wait_text(track: ActionTrack, action: Action) -> str:
     return duration(track.due_at(action) - track.attempts[-1] if track.attempts else action.cooldown_seconds)
 
 
-def _note(order: FlushOrder, receipts: Sequence[Receipt], problem: str) -> str:
+def _note(order: ActionOrder, receipts: Sequence[Receipt], problem: str) -> str:
     if not receipts:
         return f"no flush: {problem or 'no receipt'}"
     programs = ", ".join(dict.fromkeys(receipt.workload or f"pid {receipt.pid}" for receipt in receipts))
@@ -345,5 +345,5 @@ def _note(order: FlushOrder, receipts: Sequence[Receipt], problem: str) -> str:
     return f"{_noun(order)} of {programs} released nothing ({reasons})"
 
 
-def _noun(order: FlushOrder) -> str:
+def _noun(order: ActionOrder) -> str:
     return "a suspension" if order.action.suspend else "a flush"

@@ -19,7 +19,7 @@ from gpumond.facts.alerts import (
     Rule,
     ended,
     kept,
-    resume,
+    restored,
 )
 from gpumond.facts.errors import NoSuchEntry, StoreUnavailable
 from gpumond.facts.flush import (
@@ -35,7 +35,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionOutcome, SuspensionReceipt
 from gpumond.features.alerts.action_decisions import (
-    FlushOrder,
+    ActionOrder,
     Key,
     Tracks,
     annotate,
@@ -83,7 +83,7 @@ class Dispatch:
     """Alerts that resolved while a flush for them is in progress."""
     changed: Mapping[Labels, Alert]
     """Alerts with new annotations."""
-    orders: tuple[FlushOrder, ...]
+    orders: tuple[ActionOrder, ...]
     tracks: Tracks
     activities: Mapping[str, AlertStates]
 
@@ -117,7 +117,7 @@ class AlertDispatcher:
         self._flushes = Tasks()
         self._writes = Tasks()
 
-    async def resume(self) -> Mapping[str, AlertStates]:
+    async def restore(self) -> Mapping[str, AlertStates]:
         """Load the alerts, and the attempts of rules to flush, that the previous daemon stored."""
         try:
             alerts, alive = await self._store.kept()
@@ -127,7 +127,7 @@ class AlertDispatcher:
             return {}
         attempts = (_attempt(entry) for entry in entries if entry.action == ACTION)
         self._tracks = remembered([attempt for attempt in attempts if attempt], time.time())
-        activities = resume(alerts, alive, time.time())
+        activities = restored(alerts, alive, time.time())
         if alive is not None and not activities:
             self._end(ended(each.alert, alive.at) for each in alerts if each.alert.phase == "firing")
         return activities
@@ -203,7 +203,7 @@ class AlertDispatcher:
             self.past.append(alert)
             self._unkept.append(alert)
 
-    async def _carry_out(self, order: FlushOrder) -> None:
+    async def _carry_out(self, order: ActionOrder) -> None:
         actor, problem = f"rule:{order.alert.rule}", ""
         receipts: list[Receipt] = []
         asked: list[str] = []
@@ -226,7 +226,7 @@ class AlertDispatcher:
             if order.alert.labels not in {alert.labels for alert in self._flushing.values()}:
                 (self._changed[order.alert.labels],) = annotate([order.alert], self._tracks)
 
-    async def _suspend_one(self, order: FlushOrder, program: AgentReport, actor: str) -> Receipt:
+    async def _suspend_one(self, order: ActionOrder, program: AgentReport, actor: str) -> Receipt:
         """Suspend one program after its flush. The receipt is in the form of a flush, for the rule's limits."""
         if self._suspend is None:
             return empty_receipt(program, "refused", "suspensions aren't available", actor, time.time())
@@ -247,7 +247,7 @@ class AlertDispatcher:
         return f"{named} wasn't asked to exit: {reason}" if reason else f"{named} was asked to exit"
 
 
-def _requests(order: FlushOrder, actor: str) -> Iterator[tuple[FlushRequest, Receipt]]:
+def _requests(order: ActionOrder, actor: str) -> Iterator[tuple[FlushRequest, Receipt]]:
     """Yield the request for each program and engine, and its receipt if it is refused."""
     action, now = order.action, time.time()
     for program in order.programs:
@@ -359,7 +359,7 @@ class AlertsPart(Part):
         kernel.provide(AlertsPart, self)
 
     async def load(self) -> Sequence[str]:
-        await self.dispatcher.resume()
+        await self.dispatcher.restore()
         await self.outbox.open()
         return ()
 

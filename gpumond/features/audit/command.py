@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
     )
     option(parser, "--config FILE", "with verify: a stopped daemon's configuration file", type=Path)
-    option(parser, "--state-dir PATH", "with verify: state directory (default: the daemon's, at --url)", type=Path)
+    option(parser, "--state-dir PATH", "with verify: state directory (default: that of the daemon at --url)", type=Path)
     client.add_arguments(parser)
 
 

@@ -25,7 +25,7 @@ from gpumond.facts.flush import FlushRequest, receipt_without_bytes
 from gpumond.facts.pools import ENGINE_STEP, Expected, Outcome, PoolBytes, Receipt, StepResult
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import ProcessUsage, Reading, Snapshot
-from gpumond.facts.units import counted, human
+from gpumond.facts.units import human, plural
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import ReleaseMethod
@@ -100,7 +100,7 @@ def obstacle(method: ReleaseMethod, states: Sequence[EngineState], uses: Sequenc
     if last.obstacle:
         return last.obstacle
     if last.requests:
-        return f"{counted(last.running or 0, 'request')} running, {last.waiting or 0} queued"
+        return f"{plural(last.running or 0, 'request')} running, {last.waiting or 0} queued"
     if any(before.work != after.work for before, after in pairwise(states)):
         return "the engine served a request during the check"
     if busiest := max((use for use in uses if use), default=0.0):
@@ -329,7 +329,7 @@ class EngineFlusher(EngineStep):
     def attach(self, receipts: Callable[[], Iterable[Receipt]], returned: Callable[[Receipt], Awaitable[None]]) -> None:
         self._receipts, self._returned = receipts, returned
 
-    def resume(self) -> None:
+    def continue_returns(self) -> None:
         """Continue to return servers to service, as the previous daemon did."""
         for reading in self.engines.readings():
             released = last_release_receipts(self._receipts(), reading.name)
@@ -355,7 +355,7 @@ class EngineFlusher(EngineStep):
             flush.method = method = _allowed(engine)
             flush.before = await self._memory(name)
             require(flush.before.problem or _foreign(request, flush.before))
-            with self._held(flush, request):
+            with self._exclude_others(flush, request):
                 receipts = await (self._wake if request.wake else self._release)(flush, method, request)
         except Refused as refusal:
             receipts = [flush.receipt(refusal.outcome, str(refusal))]
@@ -364,7 +364,7 @@ class EngineFlusher(EngineStep):
         return [replace(receipt, duration_seconds=time.monotonic() - began) for receipt in receipts]
 
     @contextmanager
-    def _held(self, flush: _Flush, request: FlushRequest) -> Iterator[None]:
+    def _exclude_others(self, flush: _Flush, request: FlushRequest) -> Iterator[None]:
         """Exclude other flushes of the engine and of its processes. Raises Refused."""
         name, keys = flush.engine.name, flush.before.listeners | flush.before.processes
         if request.dry_run:

@@ -32,7 +32,8 @@ Uid = Annotated[int | None, Query(ge=0, lt=2**32, description="Only the runs of 
 async def need(
     request: Request, workload: Workload, device: Device = None, world_size: WorldSize = 1, uid: Uid = None
 ) -> Response:
-    """Returns the upper 95% bound of its runs' peaks (held bytes and overhead) on this device model.
+    """Returns the highest peak of its runs on this device model (held bytes and overhead) or, if that is larger, the
+    95% prediction bound.
 
     `need_bytes` is null with fewer than three runs. Runs that ended with an out-of-memory error don't count.
     """

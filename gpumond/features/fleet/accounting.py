@@ -51,7 +51,7 @@ def group_of(columns: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     def read(text: str) -> tuple[str, ...]:
         names = tuple(text.split(","))
         if not set(names) <= set(columns) or len(set(names)) != len(names):
-            raise ValueError(f"expected one or several, with commas, of {', '.join(columns)}")
+            raise ValueError(f"expected one or more of {', '.join(columns)}, separated by commas")
         return names
 
     return read
@@ -121,7 +121,7 @@ class Accounts:
         return self.size[model] / self.devices[model] if self.devices.get(model) else None
 
 
-def selected(metric: str, job: str | None, *matchers: str) -> str:
+def selector(metric: str, job: str | None, *matchers: str) -> str:
     """Return the selector of a metric; without a job, of all jobs."""
     own = [*matchers, *([] if job is None else [f"job={json.dumps(job)}"])]
     return metric + (f"{{{', '.join(own)}}}" if own else "")
@@ -130,9 +130,9 @@ def selected(metric: str, job: str | None, *matchers: str) -> str:
 def of_devices(job: str | None, metric: str, *matchers: str) -> str:
     """Return the expression of a metric of whole devices, with their model."""
     target = ", ".join(TARGET)
-    whole = selected("gpumond_device_info", job, 'parent_uuid=""')
+    whole = selector("gpumond_device_info", job, 'parent_uuid=""')
     return (
-        f"max by ({target}, uuid) ({selected(metric, job, *matchers)}) * on ({target}, uuid) group_left (model) "
+        f"max by ({target}, uuid) ({selector(metric, job, *matchers)}) * on ({target}, uuid) group_left (model) "
         f'label_replace(max by ({target}, uuid, name) ({whole}), "model", "$1", "name", "(.*)")'
     )
 
@@ -145,19 +145,19 @@ def usage_queries(job: str | None, of_programs: bool = False) -> Mapping[str, st
     target, owner = ", ".join(TARGET), ", ".join(OWNER)
 
     size = of_devices(job, "gpumond_device_memory_size_bytes")
-    read = f"count by ({target}) (max by ({target}, uuid) ({selected('gpumond_device_memory_used_bytes', job)}))"
-    all_devices = f"sum by ({target}) (max by ({target}, state) ({selected('gpumond_devices', job)}))"
-    down = f"max by ({target}) ({selected('gpumond_driver_up', job)}) < 1"
+    read = f"count by ({target}) (max by ({target}, uuid) ({selector('gpumond_device_memory_used_bytes', job)}))"
+    all_devices = f"sum by ({target}) (max by ({target}, state) ({selector('gpumond_devices', job)}))"
+    down = f"max by ({target}) ({selector('gpumond_driver_up', job)}) < 1"
     unattributed = of_devices(job, "gpumond_device_memory_share_bytes", 'share="unattributed"')
     if of_programs:
         names = ", ".join(name for name in OWNER if name not in ("model", "slurm_account"))
         processes = of_devices(job, "gpumond_process_memory_used_bytes").replace(", uuid)", ", uuid, pid)", 1)
-        infos = f"max by ({target}, pid, {names}) ({selected('gpumond_process_info', job)})"
+        infos = f"max by ({target}, pid, {names}) ({selector('gpumond_process_info', job)})"
         joined = f"{processes} * on ({target}, pid) group_left ({names}) {infos}"
         measures = {"used": f"sum by ({target}, {owner}) ({joined})"}
     else:
         measures = {
-            name: f"max by ({target}, {owner}) ({selected(f'gpumond_owner_{name}_bytes', job)})" for name in MEASURES
+            name: f"max by ({target}, {owner}) ({selector(f'gpumond_owner_{name}_bytes', job)})" for name in MEASURES
         }
     return {
         **measures,

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_error, value
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration as readable
-from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, group_of, of_devices, selected
+from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, group_of, of_devices, selector
 from gpumond.features.fleet.discovery import SeriesSample, add_prometheus, all_answers, make_prometheus
 from gpumond.view.text import moment, safe, size as human_size, table
 
@@ -72,10 +72,10 @@ def need_queries(job: str | None, labels: Sequence[str], seconds: int) -> Mappin
     """
     by, step = ", ".join((*labels, "model")), max(60, -(-seconds // MOST_STEPS // 60) * 60)
     target = ", ".join(TARGET)
-    metric, half = selected("gpumond_owner_needed_bytes", job), seconds // 2
+    metric, half = selector("gpumond_owner_needed_bytes", job), seconds // 2
     needed = f"{metric}[{seconds}s]"
-    own = f"max by ({target}, {', '.join(OWNER[:5])}) ({selected('gpumond_owner_device_processes', job)})"
-    held = selected("gpumond_device_memory_share_bytes", job, 'share!="unattributed"')
+    own = f"max by ({target}, {', '.join(OWNER[:5])}) ({selector('gpumond_owner_device_processes', job)})"
+    held = selector("gpumond_device_memory_share_bytes", job, 'share!="unattributed"')
     size = of_devices(job, "gpumond_device_memory_size_bytes")
     allocated = f"({size}) and on ({target}, uuid) (max by ({target}, uuid) ({held}) > 0)"
 

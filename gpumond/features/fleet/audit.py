@@ -13,7 +13,7 @@ from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import caller_text
 from gpumond.features.fleet.connection import Machine
-from gpumond.features.fleet.discovery import missing_of, progress, read_each, selected
+from gpumond.features.fleet.discovery import missing_of, progress, read_each, select_machines
 from gpumond.view.audit import sentence
 from gpumond.view.frame import checked_as
 from gpumond.view.text import moment, table
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def run(arguments: argparse.Namespace) -> int:
     if arguments.limit < 1:
         raise ConfigError("--limit must be positive")
-    client, machines = await selected(arguments)
+    client, machines = await select_machines(arguments)
     query = {"limit": str(arguments.limit)} | ({"operation": arguments.operation} if arguments.operation else {})
 
     async def read(machine: Machine) -> list[dict[str, Any]]:

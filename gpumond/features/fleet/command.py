@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _targets(arguments: argparse.Namespace) -> int:
-    _, machines = await discovery.selected(arguments)
+    _, machines = await discovery.select_machines(arguments)
     if arguments.json:
         print(json.dumps(discovery.to_groups(machines), indent=2))
     else:

@@ -72,7 +72,7 @@ class Prometheus:
         data = await self._call("GET", "/api/v1/targets?state=active", None)
         active = data.get("activeTargets") if isinstance(data, Mapping) else None
         if not isinstance(active, list) or not all(isinstance(target, Mapping) for target in active):
-            raise DiscoveryError(f"{self.url} doesn't list its targets (neither do Thanos and Mimir); use --targets")
+            raise DiscoveryError(f"{self.url} doesn't list its targets (Thanos and Mimir don't either); use --targets")
         return active
 
     async def query(self, expression: str, at: float | None = None) -> Sequence[SeriesSample]:
@@ -226,7 +226,7 @@ DAEMONS = 'up{job=~".*gpumond.*"} or gpumond_build_info or gpumond:up'
 """The daemons in Prometheus, whatever the name of their job, as ``deploy/prometheus/gpumond.rules.yaml`` finds them."""
 
 
-async def listed(arguments: argparse.Namespace, prometheus: Prometheus | None) -> Machines:
+async def list_machines(arguments: argparse.Namespace, prometheus: Prometheus | None) -> Machines:
     """Return all machines that the options list; Prometheus lists them without another source.
 
     Raises DiscoveryError, and ConfigError without a source.
@@ -465,10 +465,10 @@ def make_prometheus(arguments: argparse.Namespace) -> Prometheus | None:
     return Prometheus(url=arguments.prometheus, trust=authorities, token=token)
 
 
-async def selected(arguments: argparse.Namespace) -> tuple[Client, list[Machine]]:
+async def select_machines(arguments: argparse.Namespace) -> tuple[Client, list[Machine]]:
     """Return the client and the machines that the options select. Raises DiscoveryError, ConfigError."""
     client = make_client(arguments)
-    return client, chosen(arguments, (await listed(arguments, make_prometheus(arguments))).all)
+    return client, chosen(arguments, (await list_machines(arguments, make_prometheus(arguments))).all)
 
 
 def chosen(arguments: argparse.Namespace, machines: Sequence[Machine]) -> list[Machine]:
@@ -503,7 +503,7 @@ def progress(count: int, action: str) -> Iterator[Callable[[], None]]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def confirmed(question: str) -> bool:
+def confirm(question: str) -> bool:
     """Return whether the user answers yes."""
     print(f"\n{question} [y/N] ", end="", flush=True)
     answer = sys.stdin.readline()

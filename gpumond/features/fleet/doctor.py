@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.units import counted
+from gpumond.facts.units import plural
 from gpumond.features.fleet.connection import Client, Machine
-from gpumond.features.fleet.discovery import progress, read_frames, selected
+from gpumond.features.fleet.discovery import progress, read_frames, select_machines
 from gpumond.features.fleet.status import Build, MachineStatus, differences, of_frame, read_builds, usual
 from gpumond.view.frame import frame_of
 from gpumond.view.text import safe
@@ -102,13 +102,13 @@ NAMES_SHOWN = 5
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    client, machines = await selected(arguments)
+    client, machines = await select_machines(arguments)
     with progress(len(machines), "machines read") as done:
         findings = await examine(client, machines, arguments.parallel, done)
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        print("\n".join(_lines(findings)) or f"no problem found on {counted(len(machines), 'machine')}")
+        print("\n".join(_lines(findings)) or f"no problem found on {plural(len(machines), 'machine')}")
     if any(finding.state == "bad" for finding in findings):
         return FAILED
     return DONE if machines else NOTHING_TO_DO

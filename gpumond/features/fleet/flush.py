@@ -23,7 +23,7 @@ from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, durati
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.flush import MAX_REASON, Operation
 from gpumond.facts.pools import ENGINE_STEP, STEPS, on_command_line
-from gpumond.facts.units import byte_size, counted, human
+from gpumond.facts.units import byte_size, human, plural
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.connection import Client, Machine, Machines
 from gpumond.features.fleet.discovery import (
@@ -34,9 +34,9 @@ from gpumond.features.fleet.discovery import (
     Prometheus,
     QueriedProcess,
     chosen,
-    confirmed,
+    confirm,
     data_seconds,
-    listed,
+    list_machines,
     make_client,
     make_prometheus,
     missing_of,
@@ -357,7 +357,7 @@ async def run(arguments: argparse.Namespace) -> int:
     if arguments.query and prometheus is None:
         raise ConfigError("--query requires --prometheus")
     processes = await named_processes(prometheus, arguments.query) if prometheus and arguments.query else None
-    machines = await listed(arguments, prometheus)
+    machines = await list_machines(arguments, prometheus)
     missing: list[Missing] = []
     selected: list[tuple[Machine, Mapping[int, QueriedProcess] | None]]
     if processes is None:
@@ -384,7 +384,7 @@ async def run(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(flushes.plan_text(), flush=True)
     if due and not arguments.dry_run:
-        if not arguments.yes and not confirmed(_question(criteria)):
+        if not arguments.yes and not confirm(_question(criteria)):
             print("gpumond: nothing was flushed; pass --yes to skip the confirmation", file=sys.stderr)
             return WRONG_USE
         with progress(len(due), "requests completed") as done:
@@ -489,8 +489,8 @@ class _Flushes:
         likely = [each.likely_bytes for each in due if each.likely_bytes is not None]
         parts = [size(sum(likely))] if len(likely) == len(due) else []
         parts += [f"between {size(low)} and {size(high)}"] if low != high or not parts else []
-        machines = counted(len({each.machine.url for each in due}), "machine")
-        what = f"{counted(len(due), noun)} on {machines} in {counted(len(self.order), 'wave')}"
+        machines = plural(len({each.machine.url for each in due}), "machine")
+        what = f"{plural(len(due), noun)} on {machines} in {plural(len(self.order), 'wave')}"
         if self.criteria.wake:
             return f"{what} would be woken"
         return f"a flush of {what} would release {', '.join(parts)}"

@@ -16,9 +16,9 @@ from typing import Any
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import StatedFault
-from gpumond.facts.units import counted
+from gpumond.facts.units import plural
 from gpumond.features.fleet.connection import Client, Machine
-from gpumond.features.fleet.discovery import Missing, missing_of, progress, read_each, read_frames, selected
+from gpumond.features.fleet.discovery import Missing, missing_of, progress, read_each, read_frames, select_machines
 from gpumond.view.frame import checked_as, frame_of
 from gpumond.view.text import safe, size, table
 
@@ -140,9 +140,9 @@ def _texts(
     yield table(header, rows) if builds else ""
     yield "\n".join(map(str, silent))
     yield (
-        f"{len(differing)} of {counted(len(builds), 'reachable machine')} differ"
+        f"{len(differing)} of {plural(len(builds), 'reachable machine')} differ"
         if differing
-        else (f"{counted(len(builds), 'machine')} with the same version, configuration and rules" if builds else "")
+        else (f"{plural(len(builds), 'machine')} with the same version, configuration and rules" if builds else "")
     )
 
 
@@ -199,7 +199,7 @@ async def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--limit must be positive")
     if arguments.drift and (arguments.problems or arguments.sort or arguments.limit):
         raise ConfigError("--drift can't be combined with --problems, --sort or --limit")
-    client, machines = await selected(arguments)
+    client, machines = await select_machines(arguments)
     if arguments.drift:
         return await show(client, machines, arguments.parallel, arguments.json)
     with progress(len(machines), "machines read") as done:
@@ -240,7 +240,7 @@ def has_problem(state: MachineStatus) -> bool:
 def hidden_machines_sentence(states: Sequence[MachineStatus], shown: Sequence[MachineStatus]) -> str:
     """Return a sentence about the machines that are not shown; empty if all are."""
     rest = len(states) - len(shown)
-    return f"{counted(rest, 'machine')} not shown" if rest else ""
+    return f"{plural(rest, 'machine')} not shown" if rest else ""
 
 
 def of_frame(machine: Machine, answer: object) -> MachineStatus:
@@ -295,16 +295,16 @@ def summary(states: Sequence[MachineStatus]) -> str:
         return "no machine is listed"
     programs, agents = (sum(getattr(state, name) or 0 for state in known) for name in ("programs", "agents"))
     versions = Counter(state.version for state in known).most_common()
-    parts = [f"{len(known)} of {counted(len(states), 'machine')} reachable"]
+    parts = [f"{len(known)} of {plural(len(states), 'machine')} reachable"]
     if known:
         up, devices = (sum(getattr(state, name) or 0 for state in known) for name in ("devices_up", "devices"))
         used, whole, reclaimable = (
             _sum(getattr(state, f"{name}_bytes") for state in known) for name in ("used", "size", "reclaimable")
         )
-        parts.append(f"{up} of {counted(devices, 'GPU')} up, {size(used)} of {size(whole)} used")
+        parts.append(f"{up} of {plural(devices, 'GPU')} up, {size(used)} of {size(whole)} used")
         parts.append(f"{size(reclaimable)} reclaimable")
     if programs:
-        parts.append(f"{agents} of {counted(programs, 'program')} {'has' if programs == 1 else 'have'} an agent")
+        parts.append(f"{agents} of {plural(programs, 'program')} {'has' if programs == 1 else 'have'} an agent")
     if alerts := Counter(name for state in known for name in (state.alerts or {})):
         parts.append("machines with alerts: " + ", ".join(f"{name} ({count})" for name, count in alerts.most_common()))
     if len(versions) > 1:

@@ -13,7 +13,7 @@ from typing import Any
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.fleet.connection import Client, Machine
-from gpumond.features.fleet.discovery import missing_of, read_frames, selected
+from gpumond.features.fleet.discovery import missing_of, read_frames, select_machines
 from gpumond.view.frame import CheckedFrame, View, frame_of, merged, view
 from gpumond.view.rows import plain
 from gpumond.view.tables import page
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--json requires --once")
     if not arguments.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("standard input or output isn't a terminal; for scripts, use --once")
-    client, machines = asyncio.run(selected(arguments))
+    client, machines = asyncio.run(select_machines(arguments))
     if len(machines) > MAX_MACHINES:
         raise ConfigError(f"{len(machines)} machines are listed; select at most {MAX_MACHINES} with --machine")
     if not machines:

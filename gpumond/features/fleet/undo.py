@@ -17,11 +17,11 @@ from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.facts.pools import ENGINE_STEP
-from gpumond.facts.units import caller_text, counted, human
+from gpumond.facts.units import caller_text, human, plural
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.audit import AUDIT, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
-from gpumond.features.fleet.discovery import Missing, confirmed, missing_of, progress, read_each
+from gpumond.features.fleet.discovery import Missing, confirm, missing_of, progress, read_each
 from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES, caller_name, new_id
 from gpumond.view.audit import sentence
 from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
@@ -162,7 +162,7 @@ async def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("OPERATION: expected 1 to 64 characters from A-Za-z0-9._-; gpumond fleet audit lists the ids")
     if arguments.json and not (arguments.yes or arguments.dry_run):
         raise ConfigError("--json requires --yes or --dry-run")
-    client, machines = await discovery.selected(arguments)
+    client, machines = await discovery.select_machines(arguments)
     query = urlencode({"limit": MOST_ENTRIES, "operation": arguments.operation})
 
     async def read(machine: Machine) -> list[Step]:
@@ -178,7 +178,7 @@ async def run(arguments: argparse.Namespace) -> int:
         print("\n\n".join(filter(None, (_plan(found), "\n".join(map(str, missing)), _total(due)))), flush=True)
     results: dict[Machine, list[tuple[Step, str, str]]] = {}
     if due and not arguments.dry_run:
-        if not arguments.yes and not confirmed("Undo these changes?"):
+        if not arguments.yes and not confirm("Undo these changes?"):
             print("gpumond: nothing was undone; pass --yes to skip the confirmation", file=sys.stderr)
             return WRONG_USE
         own = replace(client, operation=new_id())
@@ -232,8 +232,8 @@ def _plan(found: Mapping[Machine, Sequence[Step]]) -> str:
 
 
 def _total(due: Sequence[tuple[Machine, Step]]) -> str:
-    machines = counted(len({machine for machine, _ in due}), "machine")
-    return f"{counted(len(due), 'change')} on {machines} can be undone" if due else "nothing can be undone"
+    machines = plural(len({machine for machine, _ in due}), "machine")
+    return f"{plural(len(due), 'change')} on {machines} can be undone" if due else "nothing can be undone"
 
 
 def _result_table(results: Mapping[Machine, Sequence[tuple[Step, str, str]]]) -> str:

@@ -103,7 +103,7 @@ class AlertmanagerHook:
         self._flush, self._store, self._machine, self._dry_run = flush, store, machine, dry_run
         self._handled: defaultdict[str, dict[Start, None]] = defaultdict(dict)
 
-    async def resume(self) -> None:
+    async def restore(self) -> None:
         """Load the starts that the previous daemon recorded in the audit."""
         try:
             entries = await self._store.audit_entries(users=False)

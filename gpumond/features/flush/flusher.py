@@ -239,7 +239,7 @@ class Locks:
         """By group: the process that did not answer its last flush in time."""
 
     @asynccontextmanager
-    async def held(self, report: AgentReport) -> AsyncIterator[None]:
+    async def hold(self, report: AgentReport) -> AsyncIterator[None]:
         """Hold the locks of this process: none of its user's processes on its devices or in its groups is
         flushed meanwhile.
 
@@ -260,7 +260,7 @@ class Locks:
                 stack.callback(lock.release)
             yield
 
-    def unanswered(self, report: AgentReport) -> None:
+    def mark_silent(self, report: AgentReport) -> None:
         """Record that its locks are free again, while its flush may still run."""
         self._silent |= dict.fromkeys(_groups(report), identity_of(report))
 
@@ -315,18 +315,18 @@ class Flusher:
         self._keep = keep
         self._engines = engines
         if engines:
-            engines.attach(lambda: self.receipts, self._returned)
+            engines.attach(lambda: self.receipts, self._record)
 
     def resume_engine_returns(self) -> None:
         """Continue to return serving engines to service, as the previous daemon did."""
         if self._engines:
-            self._engines.resume()
+            self._engines.continue_returns()
 
     async def close(self) -> None:
         if self._engines:
             await self._engines.close()
 
-    async def _returned(self, receipt: Receipt) -> None:
+    async def _record(self, receipt: Receipt) -> None:
         self.receipts.append(receipt)
         self._done(receipt)
         if self._keep is not None:
@@ -455,7 +455,7 @@ class Flusher:
             reason = f"{human(reported)} is reclaimable, less than the {human(request.min_reclaimable_bytes)} requested"
             return [receipt("nothing", reason)]
         order = FlushCommand(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
-        async with nullcontext() if request.dry_run else self._locks.held(report):
+        async with nullcontext() if request.dry_run else self._locks.hold(report):
             started_at, began = time.time(), self._clock()
             silent = None if request.dry_run else self._locks.unanswering(report, self._agents.flushing)
             if silent is not None:
@@ -465,7 +465,7 @@ class Flusher:
             before = await self._driver_counts(identity)
             result = await self._agents.flush(identity, order)
             if result is None and not request.dry_run:
-                self._locks.unanswered(report)
+                self._locks.mark_silent(report)
         if result is None:
             now = self._agents.report(identity)
             if now is not None and now.suspended:
@@ -562,7 +562,7 @@ class FlushPart(Part, FlushService):
         kernel.provide(FlushPart, self)
 
     async def load(self) -> Sequence[str]:
-        await self.hook.resume()
+        await self.hook.restore()
         self.flusher.receipts.extend(await self._store.receipts())
         self.loaded = True
         return ()

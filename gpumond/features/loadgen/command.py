@@ -62,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--fill FRACTION",
-        "use at most this fraction of the GPU (default: 80%%, or 100%% if this command creates a simulated GPU)",
+        "use at most this fraction of the GPU (default: stress: 90%%; other scenarios: 80%%, or 100%% if this command "
+        "creates a simulated GPU)",
         type=value(_share),
     )
     option(parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=above_zero(byte_size))
@@ -136,7 +137,7 @@ def _plan(chosen: Scenario, arguments: argparse.Namespace) -> LoadPlan:
         each.name: text for each in _options() if (text := getattr(arguments, each.name)) is not None
     }
     if not (math.isfinite(arguments.speed) and arguments.speed > 0):
-        raise ConfigError(f"--speed {arguments.speed:g}: must be above 0, such as 60")
+        raise ConfigError(f"--speed {arguments.speed:g}: must be above 0; for example, 60")
     if arguments.duration is not None:
         given["duration"] = arguments.duration * arguments.speed
     if arguments.fill is not None and _fill_ratio(chosen):
@@ -271,7 +272,7 @@ def _list() -> str:
     blocks = []
     for one in TABLE:
         title = f"{one.name} ({one.alias})" if one.alias else one.name
-        text = [title, one.summary, f"expected verdict: {one.verdict or 'none'}"]
+        text = [title, one.summary, f"expected verdict: {one.verdict or 'none'}{one.verdict_note}"]
         text += [f"--{option.name} {option.meaning} (default: {option.drawn})" for option in one.options]
         shape = [*one.shape, *[""] * len(text)]
         blocks.append("\n".join(f"  {line:<16}{words}".rstrip() for line, words in zip(shape, text, strict=False)))

@@ -270,7 +270,7 @@ def carry_out(
             if step.action == "end":
                 return step.ending
             try:
-                run.do(step)
+                run.execute_step(step)
             except MemoryError:
                 if not brim:
                     raise
@@ -327,7 +327,7 @@ class _Run:
             self._carried.wrong_words += self._backend.wrong_words(block)
             self._carried.checked_bytes += self._sizes[block]
 
-    def do(self, step: ScriptStep) -> None:
+    def execute_step(self, step: ScriptStep) -> None:
         carried, backend = self._carried, self._backend
         if step.action in ("take", "take-outside"):
             size = max(1, int(step.size_bytes * carried.scale))

@@ -215,7 +215,7 @@ class Option:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One scenario, which ``write`` adds to a script. ``views``: those in which it can be diagnosed. ``verdict``: the
-    expected one, empty for none.
+    expected one, empty for none; ``verdict_note`` says when it is another.
 
     ``size_bytes``: size of the device that the plan is made for, unless an option states it.
     """
@@ -230,6 +230,7 @@ class Scenario:
     views: tuple[View, ...] = VIEWS
     neighbors: bool = True
     size_bytes: int = 80 * GIB
+    verdict_note: str = ""
 
 
 def scenario(

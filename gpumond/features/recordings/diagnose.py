@@ -17,7 +17,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import byte_size, counted, duration, human, typed_seconds
+from gpumond.facts.units import byte_size, duration, human, plural, typed_seconds
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.features.recordings.csv_log import amounts_of
 from gpumond.features.recordings.formats import FORMATS, snapshots
@@ -272,8 +272,8 @@ class Findings:
         passed = self._last.elapsed_seconds - self._first.elapsed_seconds
         devices = sum(process is None for _, process in self._series)
         yield (
-            f"{counted(self._count, 'reading')} over {duration(passed)}: {counted(devices, 'device')}, "
-            f"{counted(len(self._series) - devices + len(self._unseen), 'process')}"
+            f"{plural(self._count, 'reading')} over {duration(passed)}: {plural(devices, 'device')}, "
+            f"{plural(len(self._series) - devices + len(self._unseen), 'process')}"
         )
         findings = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in PATTERNS]
         yield f"found: {', '.join(findings)}" if findings else "found: nothing that requires action"

@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import clean
-from gpumond.facts.units import GIB, MIB, counted
+from gpumond.facts.units import GIB, MIB, plural
 
 MAX_LINE = 16 * 1024**2
 GZIP = b"\x1f\x8b"
@@ -172,11 +172,11 @@ class Remarks:
 
     def __iter__(self) -> Iterator[str]:
         if self.malformed:
-            yield f"ignored: {counted(self.malformed, 'malformed line')}; the first is {self._first_malformed}"
+            yield f"ignored: {plural(self.malformed, 'malformed line')}; the first is {self._first_malformed}"
         if self.duplicates:
-            yield f"ignored: {counted(self.duplicates, 'line')} with a second reading of the same time"
+            yield f"ignored: {plural(self.duplicates, 'line')} with a second reading of the same time"
         if self.strays:
-            yield f"ignored: {counted(self.strays, 'line')} far out of order in time"
+            yield f"ignored: {plural(self.strays, 'line')} far out of order in time"
         yield from self._notes.values()
 
 

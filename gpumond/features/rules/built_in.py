@@ -43,8 +43,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "gpumond oom show --pid {pid}[| on that machine] shows why[{advice}]",
     ),
     "allocation-retries": (
-        f"{PROGRAM} [{{shortage}}|is short of memory]: its allocator emptied its cache and retried an allocation "
-        "{value} times in 10 minutes, which slows the program down",
+        f"{PROGRAM} [{{shortage}}|is short of memory]: its allocator emptied its cache {{value}} times in 10 "
+        "minutes to retry allocations, which slows the program down",
         "reduce the batch size[ or {relief}|, free memory on the GPU, or raise the program's limit if it has one]"
         "[{advice}]",
     ),
@@ -119,7 +119,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "driver-unresponsive": (
         "the driver[| on {instance}] hasn't responded to gpumond for at least 5 s[ ({reason})]",
-        "the affected GPUs have no values until it responds; look for Xid errors in dmesg",
+        "the affected GPUs have no values until the driver responds; look for Xid errors in dmesg",
     ),
     "driver-down": (
         "gpumond[| on {instance}] can't read any GPU[: {reason}|{down_reason}]",

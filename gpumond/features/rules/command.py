@@ -31,7 +31,7 @@ from gpumond.facts.alerts import AlertStates, Labels, Rule, Scope
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import human
-from gpumond.features.rules.evaluation import step
+from gpumond.features.rules.evaluation import evaluate_rule
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, as_config
 from gpumond.quantities.quantity import Unit, readable
 from gpumond.quantities.scope import Subjects, Unreadable
@@ -305,7 +305,9 @@ def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float
             index = int(at / test.interval + 1e-9)
             for rule_name, before in activities.items():
                 rule = rules[rule_name]
-                activities[rule_name] = step(rule, _subjects(rule.scope, series, index), before, Unreadable(), at, at)
+                activities[rule_name] = evaluate_rule(
+                    rule, _subjects(rule.scope, series, index), before, Unreadable(), at, at
+                )
             evaluations += 1
             at = evaluations * every
         alerts = [a.alert for a in activities[check.alertname].values() if a.alert.phase == "firing"]

@@ -73,7 +73,7 @@ def keep_awaited_alerts(
     return held, still
 
 
-def step(
+def evaluate_rule(
     rule: Rule, subjects: Subjects[Row], before: AlertStates, unreadable: Unreadable, now: float, elapsed: float
 ) -> AlertStates:
     """Return the rule's alerts after one evaluation."""
@@ -137,7 +137,7 @@ def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: Rule
     scopes: dict[Scope, Subjects[Any]] = {scope: subjects(scope, facts) for scope in {rule.scope for rule in rules}}
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
     activities: Mapping[str, AlertStates] = {
-        rule.name: step(
+        rule.name: evaluate_rule(
             with_device_uuid(rule, snapshot.devices),
             scopes[rule.scope],
             state.activities.get(rule.name, {}),

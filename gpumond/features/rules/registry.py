@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpumond.config.settings import Settings
-from gpumond.facts.alerts import Rule, overridden, own_fields, resume
+from gpumond.facts.alerts import Rule, overridden, own_fields, restored
 from gpumond.facts.errors import ConfigError, EntryChanged, EntryConflict, NoSuchEntry, StoreUnavailable
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited_alerts, evaluate, preview
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
@@ -212,7 +212,7 @@ class RulesPart(Part):
         if not self._resumed:
             self._resumed = True
             try:
-                activities = resume(*await self._store.kept(), time())
+                activities = restored(*await self._store.kept(), time())
                 self._state = RuleState(activities, awaited_alerts(activities))
             except StoreUnavailable:
                 pass  # the store has logged it

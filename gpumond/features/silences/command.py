@@ -12,7 +12,7 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_answer, print_error
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.frame import OPERATORS
-from gpumond.facts.units import counted
+from gpumond.facts.units import plural
 from gpumond.view.text import moment, table
 
 ROUTE = "/api/v1/silences"
@@ -75,7 +75,7 @@ def _created(entry: Mapping[str, Any]) -> str:
     silence, count = entry["silence"], entry.get("alerts")
     start = f" from {moment(silence['starts_at'])}" if entry["state"] == "pending" else ""
     verb = "will silence" if start else "silences"
-    matched = f"{verb} {counted(count, 'active alert')}" if count else "matches no active alert"
+    matched = f"{verb} {plural(count, 'active alert')}" if count else "matches no active alert"
     created = f"silence {silence['id']}{start} until {moment(silence['ends_at'])}"
     return created if count is None else f"{created}: {matched}"
 
