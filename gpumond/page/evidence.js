@@ -48,7 +48,8 @@ export function shapes(fit) {
 export function summary(fit, now = fit.at) {
   const minute = (slope) => human(60 * slope);
   const { slope_bytes_per_second: slope, slope_low_bytes_per_second: slow, slope_high_bytes_per_second: fast } = fit;
-  const rate = `${minute(slope)}/min (${minute(slow)} to ${minute(fast)}) in the ${duration(fit.at - fit.points[0][0])} shown`;
+  const [low, high] = [minute(slow), minute(fast)];
+  const rate = `${minute(slope)}/min${low === high ? "" : ` (${low} to ${high})`} in the ${duration(fit.at - fit.points[0][0])} shown`;
   if (fit.full_at === null) return `${rate}.`;
   if (fit.full_at <= now) return `${rate}; the GPU would be full by now.`;
   const left = about(fit.full_at - now);
