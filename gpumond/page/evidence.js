@@ -1,6 +1,6 @@
 // Evidence of a verdict: the points of a leak, their line and band, the time at which the device is full, and figures.
 
-import { about, duration, human, percent, words } from "./format.js";
+import { about, duration, extent, human, percent, words } from "./format.js";
 
 const SPANS = 6; // the time of the crossing is drawn if it is within this multiple of the time of the points
 
@@ -46,10 +46,8 @@ export function shapes(fit) {
 
 /** The rate, and the time until the device is full with its limits, in a sentence. `now`: unix time of the frame. */
 export function summary(fit, now = fit.at) {
-  const minute = (slope) => human(60 * slope);
-  const { slope_bytes_per_second: slope, slope_low_bytes_per_second: slow, slope_high_bytes_per_second: fast } = fit;
-  const [low, high] = [minute(slow), minute(fast)];
-  const rate = `${minute(slope)}/min${low === high ? "" : ` (${low} to ${high})`} in the ${duration(fit.at - fit.points[0][0])} shown`;
+  const { slope_low_bytes_per_second: slow, slope_high_bytes_per_second: fast } = fit;
+  const rate = `${extent({ low: 60 * slow, high: 60 * fast })}/min in the ${duration(fit.at - fit.points[0][0])} shown`;
   if (fit.full_at === null) return `${rate}.`;
   if (fit.full_at <= now) return `${rate}; the GPU would be full by now.`;
   const left = about(fit.full_at - now);
