@@ -130,6 +130,7 @@ WORK = [
         Query(f"max by (instance) (scrape_samples_scraped and on ({TARGET}) {SCRAPED})", "{{instance}}"),
         Query(f"0 * max(scrape_samples_scraped and on ({TARGET}) {SCRAPED}) + 50000", "limit"),
         limits=("limit",),
+        colors={"limit": BAD},
     ),
     series(
         "Faults",

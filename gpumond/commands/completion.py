@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,12 @@ from gpumond.facts.errors import ConfigError, GpumondError
 
 BASH = """\
 _gpumond() {{
-  local words="" kind="" word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}} "
+  local words="" kind="" label="" word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}} "
+  if [ "$word" = "=" ]; then
+    label="${{COMP_WORDS[COMP_CWORD-1]}}=" word=""
+  elif [ "${{COMP_WORDS[COMP_CWORD-1]}}" = "=" ]; then
+    label="${{COMP_WORDS[COMP_CWORD-2]}}="
+  fi
   [ "$COMP_CWORD" -gt 2 ] && command="$command${{COMP_WORDS[2]}} "
   case "${{COMP_WORDS[COMP_CWORD-1]}}" in
 {values}
@@ -27,7 +33,8 @@ _gpumond() {{
     case "$word" in -*) kind="" ;; esac
   fi
   [ -n "$kind" ] && words="$words $(gpumond completion --values "$kind" 2>/dev/null)"
-  COMPREPLY=($(compgen -W "$words" -- "$word"))
+  COMPREPLY=($(compgen -W "$words" -- "$label$word"))
+  COMPREPLY=("${{COMPREPLY[@]#"$label"}}")
   if [ "${{#COMPREPLY[@]}}" -eq 0 ]; then COMPREPLY=($(compgen -f -- "$word")); fi
 }}
 complete -F _gpumond gpumond
@@ -63,11 +70,14 @@ NAMED = {
     **dict.fromkeys(("flush", "why", "limit", "snapshot", "suspend", "resume", "history"), "workloads"),
     **dict.fromkeys(("rules override", "rules restore"), "rules"),
     **dict.fromkeys(("baseline compare", "baseline delete"), "baselines"),
+    "silence add": "matchers",
     "silence delete": "silences",
     "oom show": "cases",
     "loadgen": "scenarios",
 }
 """Kinds of the first argument of commands."""
+MATCHED = {"rule": "rules", "workload": "workloads"}
+"""Labels of matchers, and the kinds of their values; the others are completed from active alerts."""
 SECONDS = 0.5
 """Longest wait for the daemon."""
 
@@ -107,6 +117,9 @@ def values(kind: str, url: str) -> list[str]:
         from gpumond.features.loadgen.plan import TABLE
 
         return sorted(scenario.name for scenario in TABLE)
+    if kind == "matchers":
+        named = (f"{label}={value}" for label, kind in MATCHED.items() for value in values(kind, url))
+        return sorted({*named, *values("labels", url)})
     path, read = READERS[kind]
     try:
         return sorted({str(value) for value in read(client.get(url, path, seconds=SECONDS)) if value})
@@ -135,12 +148,18 @@ def _silences(entries: Any) -> Iterator[str]:
     yield from (entry["silence"]["id"] for entry in entries if entry["state"] != "ended")
 
 
+def _labels(alerts: Any) -> Iterator[str]:
+    for alert in alerts:
+        yield from (f"{name}={value}" for name, value in alert["labels"] if value and not re.search(r"\s", value))
+
+
 READERS: Mapping[str, tuple[str, Callable[[Any], Iterator[Any]]]] = {
     "workloads": ("/api/v1/agents", _workloads),
     "pids": ("/api/v1/processes", _pids),
     "devices": ("/api/v1/devices", _devices),
     "rules": ("/api/v1/rules", _names),
     "baselines": ("/api/v1/baselines", _names),
+    "labels": ("/api/v1/alerts", _labels),
     "silences": ("/api/v1/silences", _silences),
     "cases": ("/api/v1/oom", lambda cases: (case["id"] for case in cases)),
 }

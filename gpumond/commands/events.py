@@ -13,9 +13,14 @@ from gpumond.cli.arguments import DONE, count, option, print_csv
 from gpumond.events import REPEATS
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import plural
+from gpumond.page.files import MARKS
 from gpumond.view.text import broken, moment, output_width, safe
 
 POLL_SECONDS = 1.0
+CAUSE_SECONDS = 5.0
+"""Time between the first event of a cause and its last, as in the web UI."""
+RANKS = {kind: rank for rank, kind in enumerate(MARKS)}
+MOMENT_WIDTH = len(moment(0.0))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-f, --follow",
         "show new events as they occur, until Ctrl-C; repeats of an out-of-memory error at most once a minute",
     )
-    limit = "number of past events, most recent last (default: 100); repeats of an out-of-memory error are one line"
+    limit = "number of past events, most recent last (default: 100); events with one cause count once"
     option(parser, "--limit N", limit, type=count, default=100)
     client.add_url(parser)
     form = parser.add_mutually_exclusive_group()
@@ -69,29 +74,39 @@ class Follower:
         for group in folded([*self._waiting, *events]):
             cause = _cause(group[0])
             if now < self._due.get(cause, now):
-                waiting += group
+                waiting += [each for each in group if _cause(each) == cause]
+                group = [each for each in group if _cause(each) != cause]
+                if group:
+                    groups.append(group)
                 continue
             groups.append(group)
             if seconds := REPEATS.get(group[0]["kind"]):
                 self._due[cause] = now + seconds
         self._waiting = waiting
-        return groups
+        return sorted(groups, key=lambda group: min(each["id"] for each in group))
 
 
 def _print(
     events: Sequence[dict[str, Any]], groups: Sequence[Sequence[Mapping[str, Any]]], as_json: bool, most: int = 0
 ) -> None:
-    """Print the events as JSON, else a line for each group. ``most``: the number of lines; 0 is no limit."""
-    lines = [json.dumps(event) for event in events] if as_json else [*map(_line, groups)]
+    """Print the events as JSON, else each group. ``most``: the number of events or groups; 0 is no limit."""
+    lines = [json.dumps(event) for event in events] if as_json else [*map(_entry, groups)]
     for line in lines[-most:]:
         print(line if as_json else broken(line, output_width()), flush=True)
 
 
-def _line(group: Sequence[Mapping[str, Any]]) -> str:
-    first, *more = group
-    again = f" ({plural(len(group), 'time')}, the last at {moment(more[-1]['at'])})" if more else ""
-    kind = "out-of-memory" if first["kind"] == "oom" else first["kind"].replace("-", " ")
-    return f"{moment(first['at'])}  {kind:18} {safe(first['summary'])}{again}"
+def _entry(group: Sequence[Mapping[str, Any]]) -> str:
+    """Return the lines of events with one cause: the one that tells most, then the others, indented."""
+    first = group[0]
+    repeats = [each for each in group[1:] if first["kind"] in REPEATS and _cause(each) == _cause(first)]
+    again = f" ({plural(len(repeats) + 1, 'time')}, the last at {moment(repeats[-1]['at'])})" if repeats else ""
+    others = [_line(each, "") for each in group[1:] if each not in repeats]
+    return "\n".join((_line(first, moment(first["at"])) + again, *others))
+
+
+def _line(event: Mapping[str, Any], time: str) -> str:
+    kind = "out-of-memory" if event["kind"] == "oom" else event["kind"].replace("-", " ")
+    return f"{time:{MOMENT_WIDTH}}  {kind:18} {safe(event['summary'])}"
 
 
 def _cause(event: Mapping[str, Any]) -> object:
@@ -101,18 +116,27 @@ def _cause(event: Mapping[str, Any]) -> object:
 
 
 def folded(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Return the events in groups, in the order of the first of each: repeats of an out-of-memory error are one group.
+    """Return the events in groups, in the order of the first of each; a group's first event tells most.
 
-    It's a repeat if the same process has run into the same limit, or has filled the same device, a short time before.
+    Events of one process within seconds are one group, and so are repeats of an out-of-memory error: the same process
+    has run into the same limit, or has filled the same device, a short time before.
     """
     groups: list[list[Mapping[str, Any]]] = []
     newest: dict[object, list[Mapping[str, Any]]] = {}
+    of_process: dict[object, list[Mapping[str, Any]]] = {}
     for event in events:
-        cause = _cause(event)
+        cause, process = _cause(event), event["pid"]
         before = newest.get(cause)
-        if before and event["at"] - before[-1]["at"] <= REPEATS.get(event["kind"], -1):
+        if before and event["at"] - max(each["at"] for each in before) <= REPEATS.get(event["kind"], -1):
             before.append(event)
             continue
-        groups.append([event])
-        newest[cause] = groups[-1]
+        before = of_process.get(process)
+        if process is not None and before and event["at"] - before[0]["at"] < CAUSE_SECONDS:
+            before.append(event)
+        else:
+            groups.append([event])
+            of_process[process] = groups[-1]
+        newest[cause] = of_process[process]
+    for group in groups:
+        group.sort(key=lambda each: RANKS.get(each["kind"], len(RANKS)))
     return groups

@@ -119,10 +119,11 @@ class QueuedRequest:
     """A request for device memory that is waiting.
 
     ``ahead``: number of requests for the device that come before it. ``available_bytes``: free memory that no earlier
-    request and no reserve claims; None if unknown, negative if they claim more. ``missing_bytes``: what is missing even
-    after the flushes that the daemon may do for it. ``user``: name or uid of the program's user; None if unknown.
-    ``workload``: the name that the caller gave the program. ``since``: Unix time of the first frame in which it waits.
-    ``holders``: who holds or is granted most of the device.
+    request and no reserve claims; None if unknown, negative if they claim more. ``claimed_bytes``: what of it is left
+    out for earlier requests. ``missing_bytes``: what is missing even after the flushes that the daemon may do for it.
+    ``user``: name or uid of the program's user; None if unknown. ``workload``: the name that the caller gave the
+    program. ``since``: Unix time of the first frame in which it waits. ``holders``: who holds or is granted most of the
+    device.
     """
 
     id: str
@@ -136,6 +137,7 @@ class QueuedRequest:
     pid: int | None
     since: float
     holders: tuple[MemoryHolder, ...] = ()
+    claimed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +199,8 @@ class Admission:
 
     `ahead`: number of requests for the device that come before it; `behind`: the first three of them.
     `available_bytes`: free memory that no earlier request and no reserve claims; null if unknown, negative if they
-    claim more. `plan`: the flushes and suspensions after which the request fits; `missing_bytes`: what is missing even
-    then.
+    claim more. `claimed_bytes`: what of it is left out for earlier requests. `plan`: the flushes and suspensions after
+    which the request fits; `missing_bytes`: what is missing even then.
     """
 
     id: str
@@ -209,5 +211,6 @@ class Admission:
     ahead: int = 0
     behind: tuple[EarlierRequest, ...] = ()
     available_bytes: int | None = None
+    claimed_bytes: int = 0
     missing_bytes: int = 0
     plan: tuple[PlannedFlush, ...] = ()

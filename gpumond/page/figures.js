@@ -1,12 +1,12 @@
 // Evidence of a verdict in words and figures.
 
-import { about, duration, human, percent, words } from "./format.js";
+import { about, duration, extent, human, percent, words } from "./format.js";
 
 /** The rate, and the time until the device is full with its limits, in a sentence. `now`: unix time of the frame. */
 export function summary(fit, now = fit.at) {
-  const minute = (slope) => human(60 * slope);
   const { slope_bytes_per_second: slope, slope_low_bytes_per_second: slow, slope_high_bytes_per_second: fast } = fit;
-  const rate = `${minute(slope)}/min (${minute(slow)} to ${minute(fast)}) in the ${duration(fit.at - fit.points[0][0])} shown`;
+  const [middle, range] = [human(60 * slope), extent({ low: 60 * slow, high: 60 * fast })];
+  const rate = `${middle}/min${range === middle ? "" : ` (${range})`} in the ${duration(fit.at - fit.points[0][0])} shown`;
   if (fit.full_at === null) return `${rate}.`;
   if (fit.full_at <= now) return `${rate}; the GPU would be full by now.`;
   const left = about(fit.full_at - now);

@@ -52,7 +52,7 @@ export function rate(bytes) {
 }
 
 /** An interval of bytes, such as `1.0 GiB to 1.5 GiB`. */
-export const extent = ({ low, high }) => (low === high ? human(low) : `${human(low)} to ${human(high)}`);
+export const extent = ({ low, high }) => (human(low) === human(high) ? human(low) : `${human(low)} to ${human(high)}`);
 
 /** Seconds, to the nearest second, minute or hour: `42 s`, `1 min 39 s`, `26 min`, `2 h 5 min`, `3 d 4 h`. */
 export function duration(seconds) {

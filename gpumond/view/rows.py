@@ -302,6 +302,12 @@ def behind(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
     return f"behind {' and '.join(filter(None, (', '.join(shown), last)))}"
 
 
+def claimed_room(request: Mapping[str, Any]) -> int | None:
+    """Return the available bytes if requests before this one claim all of them; else None."""
+    available, claimed = request["available_bytes"], request.get("claimed_bytes") or 0
+    return max(0, available + claimed) if claimed and available is not None and available <= 0 else None
+
+
 def earlier_requests(frame: Mapping[str, Any], request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the requests for the same device whose turn is before, the next one first."""
     own = (each for each in frame["queue"] if each["device_uuid"] == request["device_uuid"])
@@ -312,7 +318,9 @@ def place_sentence(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     """Return the place of a request in the queue, as a sentence; empty for the first."""
     ahead = request["ahead"]
     before = behind(ahead, earlier_requests(frame, request))
-    return f"{requester(request)} is number {ahead + 1} in the queue, {before}" if ahead else ""
+    room = claimed_room(request)
+    claim = f"; the available {human(room)} is kept for earlier requests" if room else ""
+    return f"{requester(request)} is number {ahead + 1} in the queue, {before}{claim}" if ahead else ""
 
 
 def reserve_sentences(frame: Mapping[str, Any]) -> Iterator[str]:

@@ -118,7 +118,8 @@ def test_explanation_names_programs_and_earlier_requests():
     plan = [{"pid": 7, "start_ticks": 1, "workload": "train\n", "reclaimable_bytes": GIB}]
     _, answer = state("waiting", ahead=2, available_bytes=None, missing_bytes=0, plan=plan)
     text = explanation(answer)
-    assert "needed; number 3 in the queue, behind 2 other requests. Flushing train" in text
+    assert text.startswith("number 3 in the queue, behind 2 other requests; GPU 0 has an unknown amount")
+    assert "2.0 GiB needed. Flushing train" in text
     assert "(pid 7, 1.0 GiB)" in text
     assert "\n" not in text
 
@@ -127,4 +128,11 @@ def test_wait_names_what_is_ahead_with_its_size():
     before = {"workload": "bigjob", "pid": 8, "need_bytes": 20 * GIB}
     with scripted(state("waiting", ahead=1, behind=[before]), state("granted")) as (url, _):
         done = run(url, ["--wait", "1m"])
-    assert "2.0 GiB needed; number 2 in the queue, behind bigjob (20.0 GiB)" in done.stderr
+    assert "waiting: number 2 in the queue, behind bigjob (20.0 GiB); GPU 0 has 1.0 GiB available" in done.stderr
+
+
+def test_room_that_earlier_requests_claim_is_stated():
+    claimed = {"ahead": 1, "available_bytes": -10 * GIB, "claimed_bytes": 20 * GIB, "missing_bytes": 12 * GIB}
+    _, answer = state("waiting", behind=[{"workload": "bigjob", "pid": 8, "need_bytes": 20 * GIB}], **claimed)
+    room = "GPU 0 has 10.0 GiB available for earlier requests, 2.0 GiB needed"
+    assert explanation(answer) == f"number 2 in the queue, behind bigjob (20.0 GiB); {room}"

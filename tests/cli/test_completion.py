@@ -38,6 +38,8 @@ ANSWERS = {
     "baselines": [{"name": "nightly"}],
     "agents": [{"workload": "train"}],
     "devices": [{"index": 0, "uuid": "GPU-a"}],
+    "rules": [{"name": "leak"}],
+    "alerts": [{"labels": [["severity", "warning"]]}],
 }
 
 
@@ -90,6 +92,9 @@ def typed(keys: str, environ: Mapping[str, str]) -> str:
         ("gpumond baseline com", "compare"),
         ("gpumond silence add --rea", "--reason"),
         ("gpumond silence delete 0f", "0f00"),
+        ("gpumond silence add rule=le", "rule=leak"),
+        ("gpumond silence add work", "workload=train"),
+        ("gpumond silence add sev", "severity=warning"),
         ("gpumond baseline compare ni", "nightly"),
         ("gpumond suspend tr", "train"),
         ("gpumond flush --device GPU-", "GPU-a"),
@@ -100,3 +105,10 @@ def test_words_are_completed(shell: str, line: str, word: str, tmp_path: Path):
     with fake_daemon(make_frame()) as fake:
         fake.answers |= {f"/api/v1/{route}": (200, answer) for route, answer in ANSWERS.items()}
         assert completed(shell, line, tmp_path, fake.url) == word
+
+
+def test_bash_completes_a_value_after_the_equals_sign_that_it_splits_off(tmp_path: Path):
+    with fake_daemon(make_frame()) as fake:
+        fake.answers |= {f"/api/v1/{name}": (200, answer) for name, answer in ANSWERS.items()}
+        assert completed("bash", "gpumond silence add rule = le", tmp_path, fake.url) == "leak"
+        assert completed("bash", "gpumond silence add rule =", tmp_path, fake.url) == "leak"

@@ -27,9 +27,8 @@ def event(at: float, kind: str = "oom", limit: int | None = None, pid: int = 10)
 
 def test_repeats_of_an_out_of_memory_error_are_one_line():
     events = [event(1.0), event(2.0, "flush"), event(3.0), event(4.0, pid=11), event(5.0, limit=1), event(62.0)]
-    assert [[one["at"] for one in group] for group in folded(events)] == [[1.0, 3.0, 62.0], [2.0], [4.0], [5.0]]
+    assert [[one["at"] for one in group] for group in folded(events)] == [[1.0, 3.0, 5.0, 62.0, 2.0], [4.0]]
     assert len(folded([event(1.0), event(62.0)])) == 2, "another time"
-    assert len(folded([event(1.0, "flush"), event(2.0, "flush")])) == 2
 
 
 def test_repeats_that_arrive_later_are_one_line_a_minute():
@@ -38,7 +37,7 @@ def test_repeats_that_arrive_later_are_one_line_a_minute():
     def printed(now: float, *events: dict[str, Any]) -> list[list[float]]:
         return [[one["at"] for one in group] for group in follower.due(events, now)]
 
-    assert printed(1.0, event(1.0), event(2.0, "flush")) == [[1.0], [2.0]]
+    assert printed(1.0, event(1.0), event(2.0, "flush")) == [[1.0, 2.0]]
     assert printed(30.0, event(30.0), event(31.0, pid=11), event(32.0, "flush")) == [[31.0], [32.0]]
     assert printed(40.0, event(40.0)) == []
     assert printed(61.0) == [[30.0, 40.0]]
@@ -48,10 +47,17 @@ def test_repeats_that_arrive_later_are_one_line_a_minute():
 def test_line_counts_the_repeats_and_json_has_each(capsys: pytest.CaptureFixture[str]):
     with fake_daemon(busy_frame()) as fake:
         fake.answers["/api/v1/events"] = (200, [event(1.0), event(2.0, "flush"), event(3.0), event(60.0)])
-        assert main(["events", "--limit", "2", "--url", fake.url]) == 0
+        assert main(["events", "--limit", "1", "--url", fake.url]) == 0
         first, second = capsys.readouterr().out.splitlines()
         assert first.endswith("chat (pid 10) oom (3 times, the last at 1970-01-01 00:01:00Z)")
         assert first.startswith("1970-01-01 00:00:01Z  out-of-memory ")
-        assert second.endswith("chat (pid 10) flush")
+        assert second == f"{'':22}flush              chat (pid 10) flush"
         assert main(["events", "--json", "--url", fake.url]) == 0
         assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_events_of_an_exit_are_one_entry_that_tells_most_first():
+    kinds = ("agent-disconnected", "verdict-ended", "process-ended", "alert-resolved")
+    groups = folded([event(float(at), kind) for at, kind in enumerate(kinds)] + [event(9.0, "agent-connected")])
+    first = ["process-ended", "agent-disconnected", "verdict-ended", "alert-resolved"]
+    assert [[one["kind"] for one in group] for group in groups] == [first, ["agent-connected"]]

@@ -120,6 +120,14 @@ def test_queue_names_what_is_ahead_with_its_size():
     assert any("of GPU 0, behind bigjob (30.0 GiB); 8.0" in notice.text for notice in view(frame).notices)
 
 
+def test_queue_states_room_that_earlier_requests_claim():
+    first = replace(QUEUED, id="b", ahead=0, workload="bigjob", need_bytes=30 * GIB, available_bytes=8 * GIB)
+    behind = replace(QUEUED, available_bytes=-22 * GIB, claimed_bytes=30 * GIB, missing_bytes=42 * GIB)
+    text = queue_text(make_frame(make_device(used_bytes=GIB), queue=(first, behind)))
+    assert "number 2 in the queue, behind bigjob (30.0 GiB); the available 8.0 GiB is kept for earlier requests" in text
+    assert "42.0 GiB" not in text
+
+
 @pytest.mark.parametrize(
     ("ahead", "names", "text"),
     [

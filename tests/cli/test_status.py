@@ -305,6 +305,18 @@ def test_verdicts_name_the_alerts_that_status_shows_as_verdicts(capsys: pytest.C
     assert [row.status for row in view(frame).processes] == ["out-of-memory", ""]
 
 
+def test_alert_that_fires_after_its_breach_is_listed_as_ended(capsys: pytest.CaptureFixture[str]):
+    texts = (("summary", "ended at 06:15:12 UTC; the alert was: much"),)
+    alert = Alert(rule="hog", labels=(), value=1.0, phase="firing", active_at=1.0, fired_at=1.0, annotations=texts)
+    frame = busy_frame(alerts=(alert,))
+    with fake_daemon(frame) as fake:
+        fake.answers["/api/v1/alerts"] = (200, frame["alerts"])
+        assert main(["alerts", "--url", fake.url]) == 0
+        assert capsys.readouterr().out.splitlines()[1].startswith("ended ")
+        assert main(["alerts", "--json", "--url", fake.url]) == 0
+    assert '"phase": "firing"' in capsys.readouterr().out
+
+
 def test_alerts_are_in_the_order_of_status_and_have_their_severity(capsys: pytest.CaptureFixture[str]):
     def alert(rule: str, severity: str, at: float, **fields: Any) -> Alert:
         labels = (("severity", severity), ("uuid", "GPU-a"))

@@ -20,8 +20,9 @@ lists all keys, built-in rules and values; [Write and change rules](../how-to/ru
 
 Pending, firing, `for` and `keep_firing_for` have Prometheus' semantics: an alert is pending from the first breach,
 firing once the breach has lasted for `for`, and resolved at the first evaluation without a breach, or `keep_firing_for`
-later; meanwhile, the alert's `summary` says when the breach ended. `clear` adds hysteresis. Rules are evaluated on
-every tick, using the monotonic clock, so changing the system time never fires or resolves an alert.
+later; meanwhile, the alert's `summary` says when the breach ended, and `gpumond alerts` lists it as `ended`. `clear`
+adds hysteresis. Rules are evaluated on every tick, using the monotonic clock, so changing the system time never fires
+or resolves an alert.
 
 **Unknown values resolve nothing.** While a device doesn't respond, its process list is unreadable, or a running
 process's agent is silent, alerts stay unchanged. If the subject has ended (the process, all programs of the workload, a

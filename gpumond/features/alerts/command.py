@@ -8,6 +8,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, option, print_answer
+from gpumond.facts.alerts import OVER
 from gpumond.facts.frame import Alert
 from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
@@ -73,11 +74,11 @@ def _runbook(web_ui: str, rule: str) -> str:
 def _rows(alerts: Iterable[dict[str, Any]], ends: Mapping[str, float]) -> Iterator[list[str]]:
     """Yield a row for each alert. ``ends``: the Unix times at which silences end, by id."""
     for alert in alerts:
-        phase = alert["phase"]
+        labels, texts = dict(alert["labels"]), dict(alert["annotations"])
+        phase = "ended" if texts.get("summary", "").startswith(OVER) and alert["phase"] == "firing" else alert["phase"]
         if alert.get("silenced_by") and phase != "resolved":
             until = max((ends[id] for id in alert["silenced_by"] if id in ends), default=None)
             phase += ", silenced" + (f" until {moment(until)}" if until is not None else "")
         times = [moment(alert["fired_at"] or alert["active_at"])]
         times += [moment(alert["resolved_at"])] if phase == "resolved" else []
-        labels, texts = dict(alert["labels"]), dict(alert["annotations"])
         yield [phase, labels.get("severity") or "-", alert["rule"], *times, texts.get("summary", "")]

@@ -17,7 +17,7 @@ from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.units import human
-from gpumond.view.rows import behind
+from gpumond.view.rows import behind, claimed_room
 from gpumond.view.text import cut, safe
 
 NO_ROOM = 75
@@ -161,11 +161,12 @@ def explanation(answer: Mapping[str, Any]) -> str:
     """Return why the memory is not available, and the flushes after which it is."""
     need, available = human(answer["need_bytes"]), answer["available_bytes"]
     free = "an unknown amount" if available is None else human(max(0, available))
-    text = f"GPU {answer['device_index']} has {free} available, {need} needed"
+    place = ""
     if answer["ahead"]:
-        text += f"; number {answer['ahead'] + 1} in the queue, {behind(answer['ahead'], answer.get('behind', ()))}"
-    if answer["ahead"] and available is not None and available < 0:  # earlier requests claim more than there is
-        return text
+        place = f"number {answer['ahead'] + 1} in the queue, {behind(answer['ahead'], answer.get('behind', ()))}; "
+    if (room := claimed_room(answer)) is not None:
+        return f"{place}GPU {answer['device_index']} has {human(room)} available for earlier requests, {need} needed"
+    text = f"{place}GPU {answer['device_index']} has {free} available, {need} needed"
     steps = _steps(answer["plan"])
     if answer["missing_bytes"]:
         after = f" even after {steps}" if steps else ""

@@ -68,12 +68,16 @@ class DeviceCapacity:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPlan:
-    """The flushes and suspensions after which a request fits; none if ``missing_bytes`` are missing even then."""
+    """The flushes and suspensions after which a request fits; none if ``missing_bytes`` are missing even then.
+
+    ``claimed_bytes``: what earlier requests claim, and ``available_bytes`` leaves out.
+    """
 
     available_bytes: int | None
     flushes: tuple[Neighbor, ...] = ()
     missing_bytes: int = 0
     suspensions: tuple[Neighbor, ...] = ()
+    claimed_bytes: int = 0
 
     @property
     def fits(self) -> bool:
@@ -584,6 +588,7 @@ class Admissions:
             device_uuid=answer.device_uuid,
             need_bytes=answer.need_bytes,
             available_bytes=answer.available_bytes,
+            claimed_bytes=answer.claimed_bytes,
             missing_bytes=answer.missing_bytes,
             ahead=answer.ahead,
             user=_user_of(request, snapshot),
@@ -689,6 +694,7 @@ class Admissions:
                 for each in ahead[:SHOWN_EARLIER]
             ),
             available_bytes=found.available_bytes,
+            claimed_bytes=found.claimed_bytes,
             missing_bytes=found.missing_bytes,
             plan=(
                 *(_planned(each, each.reclaimable_bytes, "flush") for each in found.flushes),
@@ -713,7 +719,8 @@ class Admissions:
         held = allocated(snapshot, grants)
         available = available_bytes(capacity, grants, held, user_of, user_of[request.id], users)
         claimed = sum(each.need_bytes for each in ahead)
-        return plan(capacity, request, None if available is None else available - claimed)
+        found = plan(capacity, request, None if available is None else available - claimed)
+        return replace(found, claimed_bytes=claimed)
 
     def capacity_for(
         self, snapshot: Snapshot, device: DeviceReading, process: ProcessKey

@@ -10,6 +10,7 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_answer
 from gpumond.facts.units import difference, duration, human
 from gpumond.view.rows import (
+    claimed_room,
     grant_sentences,
     held_sentence,
     limit_sentences,
@@ -193,14 +194,15 @@ def queue_table(frame: Mapping[str, Any]) -> str:
     rows = []
     for request in frame["queue"]:
         need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
-        flushed = _by_flushes(request)
+        flushed, claimed = _by_flushes(request), claimed_room(request) is not None
+        missing_text = difference(need, available, flushed) if missing and available and flushed else human(missing)
         rows.append(
             [
                 indexes.get(request["device_uuid"], "?"),
                 human(need),
                 size(available and max(0, available)),
                 size(flushed),
-                difference(need, available, flushed) if missing and available and flushed else human(missing),
+                "-" if claimed else missing_text,
                 str(request["ahead"]),
                 "-" if request["pid"] is None else str(request["pid"]),
                 request["workload"] or "-",
