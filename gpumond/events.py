@@ -15,7 +15,7 @@ from typing import Literal
 
 from gpumond.diagnosis.advice import advice, case_of
 from gpumond.diagnosis.failed_allocation import FailedAllocation
-from gpumond.diagnosis.messages import clock, program
+from gpumond.diagnosis.sentences import clock, program
 from gpumond.facts.alerts import OVER, WAS
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt

@@ -29,7 +29,7 @@ Entry = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    name = "a workload, or a process by its pid; without one, all GPUs together, or every program with --at"
+    name = "a workload, or a process by its pid; without one: all GPUs together or, with --at, every program"
     parser.add_argument("names", nargs="*", metavar="NAME", help=name)
     option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
     seconds: dict[str, Any] = {"type": above_zero(units.typed_seconds), "metavar": "DURATION"}

@@ -14,7 +14,7 @@ from gpumond.config.loading import LastValidFile
 from gpumond.config.settings import RELOADED, Settings
 from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import diagnose
-from gpumond.diagnosis.messages import with_retainers
+from gpumond.diagnosis.sentences import with_retainers
 from gpumond.facts.errors import ConfigError, StoreUnavailable
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Fault, Reading, Snapshot

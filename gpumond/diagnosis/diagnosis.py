@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import replace
 from math import inf, isfinite
 
-from gpumond.diagnosis import detectors, messages
+from gpumond.diagnosis import detectors, sentences
 from gpumond.diagnosis.detectors import idle_seconds
 from gpumond.diagnosis.leak import (
     SKIPPED_SECONDS,
@@ -281,7 +281,7 @@ class Diagnosis:
         else:
             left = None if room is None else room / per_second
         shaped = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device(tracked.uuid))
-        who = messages.program(tracked.name, tracked.pid, _label(device))
+        who = sentences.program(tracked.name, tracked.pid, _label(device))
         since = self._since(tracked, "leak", leak.onset)
         evidence: list[tuple[str, float]] = [
             ("slope_bytes_per_second", per_second),
@@ -300,7 +300,7 @@ class Diagnosis:
         size, used = float(device.size_bytes or 0), float(device.used_bytes or 0)
         peak = size - (room or 0.0)
         later = None if left is None or peak - used < PEAK_NOTABLE * size else left + (peak - used) / per_second
-        summary = messages.leak(
+        summary = sentences.leak(
             who,
             _label(device),
             60 * per_second,
@@ -327,7 +327,7 @@ class Diagnosis:
                 tracked.verdicts.pop(kind, None)
         if found is not None:
             label = _label(self._devices[tracked.uuid])
-            who = messages.program(tracked.name, tracked.pid, label)
+            who = sentences.program(tracked.name, tracked.pid, label)
             since = self._since(tracked, found.kind, found.at)
             evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in found.evidence)
             now = self.history.unix(self.history.now)
@@ -335,7 +335,7 @@ class Diagnosis:
                 found.kind,
                 since,
                 evidence,
-                messages.pattern(found.kind, who, label, dict(evidence), since, now, tracked.main == STEP_END),
+                sentences.pattern(found.kind, who, label, dict(evidence), since, now, tracked.main == STEP_END),
             )
 
     def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
@@ -352,8 +352,8 @@ class Diagnosis:
             ("peak_kept_bytes", found.unreclaimable),
             ("kept_growth_bytes", found.growth),
         )
-        who = messages.program(tracked.name, tracked.pid, "")
-        summary = messages.fragmentation(who, _label(device), found.unreclaimable, found.live)
+        who = sentences.program(tracked.name, tracked.pid, "")
+        summary = sentences.fragmentation(who, _label(device), found.unreclaimable, found.live)
         tracked.verdicts["fragmentation"] = tracked.verdict(
             "fragmentation", self._since(tracked, "fragmentation", found.since), evidence, summary
         )
@@ -377,11 +377,11 @@ class Diagnosis:
             tracked.verdicts.pop("idle-holder", None)
             return
         seconds /= self.history.pace
-        who = messages.program(tracked.name, tracked.pid, _label(device))
+        who = sentences.program(tracked.name, tracked.pid, _label(device))
         evidence = (("idle_seconds", seconds), ("held_bytes", held))
         since = self._since(tracked, "idle-holder", self.history.now - seconds * self.history.pace)
         tracked.verdicts["idle-holder"] = tracked.verdict(
-            "idle-holder", since, evidence, messages.idle(who, _label(device), held, seconds)
+            "idle-holder", since, evidence, sentences.idle(who, _label(device), held, seconds)
         )
 
     def _idle_seconds(self, tracked: TrackedSeries, device: DeviceReading, process: ProcessUsage | None) -> float:
@@ -433,13 +433,13 @@ class Diagnosis:
             return
         seconds = (now - flat_period.since) / self.history.pace
         holders = [one for one in device.processes or () if "holder" in one.kinds]
-        holder = messages.program(holders[0].comm or "", holders[0].pid, "") if len(holders) == 1 else ""
-        who = "" if process is None else messages.program(process.comm or tracked.name, process.pid, "")
+        holder = sentences.program(holders[0].comm or "", holders[0].pid, "") if len(holders) == 1 else ""
+        who = "" if process is None else sentences.program(process.comm or tracked.name, process.pid, "")
         programs = sum("holder" not in one.kinds and one.state not in DEAD for one in device.processes or ())
         evidence = (("unattributed_bytes" if process is None else "held_bytes", size), ("unchanged_seconds", seconds))
         since = self._since(tracked, "orphan", flat_period.since)
         tracked.verdicts["orphan"] = tracked.verdict(
-            "orphan", since, evidence, messages.orphan(_label(device), size, seconds, who, holder, programs)
+            "orphan", since, evidence, sentences.orphan(_label(device), size, seconds, who, holder, programs)
         )
 
     def _explain(self, fall: Fall, snapshot: Snapshot, at: float) -> None:
@@ -450,17 +450,17 @@ class Diagnosis:
         if not fall.given_back or fall.size_bytes < MIN_RELEASE_RATIO * size:
             return
         label = _label(device)
-        who = messages.program(tracked.name, tracked.pid, label)
+        who = sentences.program(tracked.name, tracked.pid, label)
         filled = fall.device_used >= detectors.FULL_AT_END * size and tracked.rises.are_recent(now, tracked.born)
         why = detectors.cause(tracked.ending, tracked.peaks.failed_at, now, filled, self._xid_at[tracked.uuid])
         evidence = (("released_bytes", fall.size_bytes),)
         if why and (fall.ended or tracked.process is None or tracked.process.start_ticks is None):
-            summary = messages.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED)
+            summary = sentences.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED)
             self._event(tracked, "crash", CRASH_SECONDS, evidence, summary, at)
             self._loop(tracked, device)
         elif fall.emptied and (not fall.ended or (tracked.process and snapshot.may_contain(tracked.process))):
             failed = now - tracked.peaks.failed_at <= detectors.CRASH_SECONDS
-            summary = messages.release(who if tracked.pid else "", label, fall.size_bytes, failed)
+            summary = sentences.release(who if tracked.pid else "", label, fall.size_bytes, failed)
             self._event(tracked, "memory-freed", RELEASE_SECONDS, evidence, summary, at)
 
     def _loop(self, tracked: TrackedSeries, device: DeviceReading) -> None:
@@ -471,7 +471,7 @@ class Diagnosis:
         times = self._crashes[key]
         if len(times) >= detectors.LOOP_CRASHES:
             who, until = tracked.name or "a program", times[-detectors.LOOP_CRASHES] + detectors.LOOP_SECONDS
-            summary = messages.crash_loop(who, _label(device), len(times))
+            summary = sentences.crash_loop(who, _label(device), len(times))
             verdict = Verdict(
                 device_uuid=tracked.uuid,
                 pid=None,
@@ -606,7 +606,7 @@ def _for_all(representative: TrackedSeries, group: Collection[TrackedSeries]) ->
         evidence=tuple(evidence.items()),
         time_to_full_seconds=first.time_to_full_seconds,
         fit=fit,
-        summary=messages.growing_together(first.summary, count, devices, first.time_to_full_seconds),
+        summary=sentences.growing_together(first.summary, count, devices, first.time_to_full_seconds),
     )
 
 

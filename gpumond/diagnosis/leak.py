@@ -14,7 +14,7 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis import leak_tests, messages, serving
+from gpumond.diagnosis import leak_tests, sentences, serving
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.diagnosis.growth import BLOCK, Growth, may_grow, quick_leak, recent_growth, update
 from gpumond.diagnosis.growth_curve import (
@@ -275,8 +275,8 @@ def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, hi
     evidence += held_growth(tracked, tracked.main, BLOCK, found.onset)
     allocations = allocation_growth(tracked, tracked.main, pace)
     evidence += allocations.evidence if allocations else []
-    who = messages.program(tracked.name, tracked.pid, label)
-    summary = messages.growing(who, label, 60 * per_second, since, now, found.bytes_a_step, allocations)
+    who = sentences.program(tracked.name, tracked.pid, label)
+    summary = sentences.growing(who, label, 60 * per_second, since, now, found.bytes_a_step, allocations)
     return tracked.verdict("growing", since, tuple(evidence), summary)
 
 

@@ -600,7 +600,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     ),
     Family(
         "gpumond_agents",
-        "Number of programs with an agent that use, or have used, a device.",
+        "Number of processes with an agent that use, or have used, a device.",
         ("workload",),
         lambda frame: Counter((each.workload,) for each in frame.snapshot.reports if each.uses_device).items(),
     ),

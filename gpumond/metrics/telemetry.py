@@ -53,8 +53,8 @@ class Workloads:
         self._released = bytes_counter(
             "released", "Memory released by flushes of the workload, as counted by the allocators."
         )
-        self._before = bytes_counter("before", "Sum of the pools' sizes before flushes, of receipts with both sizes.")
-        self._after = bytes_counter("after", "Sum of the pools' sizes after flushes, of receipts with both sizes.")
+        self._before = bytes_counter("before", "Sum of the pools' sizes before flushes, over receipts with both sizes.")
+        self._after = bytes_counter("after", "Sum of the pools' sizes after flushes, over receipts with both sizes.")
 
     def connected(self, workloads: Iterable[str]) -> None:
         """Set the workloads that have programs. Their series start at 0, because rate() ignores the first value."""

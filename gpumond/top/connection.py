@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from gpumond.diagnosis.messages import clock
+from gpumond.diagnosis.sentences import clock
 from gpumond.facts.errors import DaemonError, GpumondError
 from gpumond.facts.units import duration
 from gpumond.host.http import LOCAL_HOSTS

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from urllib.parse import urlencode
 
-from gpumond.diagnosis.messages import clock
+from gpumond.diagnosis.sentences import clock
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
 from gpumond.facts.units import duration, human, plural

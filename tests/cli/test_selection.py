@@ -14,7 +14,7 @@ import pytest
 from gpumond.cli.arguments import add_target
 from gpumond.cli.client import COMMANDS, DEFAULT_URL, command, program, with_commands
 from gpumond.commands.main import commands
-from gpumond.diagnosis.messages import clock
+from gpumond.diagnosis.sentences import clock
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
 from gpumond.facts.suspension import MemoryHolder

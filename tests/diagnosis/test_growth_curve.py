@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gpumond.diagnosis import messages
+from gpumond.diagnosis import sentences
 from gpumond.diagnosis.growth_curve import between_rests, final_growth, fit_curve, forecasts
 from tests.helpers.agents import GIB
 from tests.helpers.curves import HOUR, MIB, MINUTE, Curve
@@ -109,7 +109,7 @@ def test_steps_of_a_growth_are_its_points_before_each(curve: Curve, count: int |
 )
 def test_time_until_full_is_stated_if_it_is_near(days: float, end: str):
     evidence = {"slope_bytes_per_second": MIB, "full_seconds": days * 24 * HOUR}
-    summary = messages.pattern("filling", "train (pid 1)", "GPU 0", evidence, 0.0, 0.0)
+    summary = sentences.pattern("filling", "train (pid 1)", "GPU 0", evidence, 0.0, 0.0)
     assert (
         summary
         == f"train (pid 1) has been growing more and more slowly since 00:00:00 UTC, now by about 60 MiB/min{end}"
@@ -118,5 +118,5 @@ def test_time_until_full_is_stated_if_it_is_near(days: float, end: str):
 
 @pytest.mark.parametrize(("now", "onset"), [(HOUR, "00:30:00 UTC"), (25 * HOUR, "1970-01-01 00:30:00 UTC")])
 def test_onset_before_today_has_its_date(now: float, onset: str):
-    summary = messages.pattern("steady", "GPU 0", "GPU 0", {"level_bytes": 1024 * MIB}, 0.5 * HOUR, now)
+    summary = sentences.pattern("steady", "GPU 0", "GPU 0", {"level_bytes": 1024 * MIB}, 0.5 * HOUR, now)
     assert summary == f"memory in use on GPU 0 has been steady at 1.0 GiB since {onset}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
-from gpumond.diagnosis.messages import with_retainers
+from gpumond.diagnosis.sentences import with_retainers
 from gpumond.facts.alerts import AlertStates, Rule
 from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.frame import Alert, Frame, Verdict

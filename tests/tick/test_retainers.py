@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.diagnosis.messages import with_retainers
+from gpumond.diagnosis.sentences import with_retainers
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ByteChange, Program, Retainer, ScopeDevice, ScopeUsage
 from tests.helpers.agents import GIB

@@ -321,7 +321,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         option(
             parser,
             "--keep N",
-            f"how many engines with the same name stay awake, on all listed machines (default: {KEEP})",
+            f"how many engines with the same name stay awake across all listed machines (default: {KEEP})",
             type=int,
         )
         option(

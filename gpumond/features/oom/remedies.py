@@ -11,7 +11,7 @@ from functools import cached_property
 
 from gpumond.diagnosis.advice import ADVICE, AdviceCase, case_of, torch_setting
 from gpumond.diagnosis.failed_allocation import FailedAllocation
-from gpumond.diagnosis.messages import program
+from gpumond.diagnosis.sentences import program
 from gpumond.events import program_place
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Ledger, Line, Verdict

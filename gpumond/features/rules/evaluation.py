@@ -16,7 +16,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
-from gpumond.diagnosis.messages import clock
+from gpumond.diagnosis.sentences import clock
 from gpumond.facts.alerts import OVER, AlertState, AlertStates, Labels, Rule, Scope, ended, past, same_process
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.frame import Alert, Frame, Phase, Verdict, device_uuid

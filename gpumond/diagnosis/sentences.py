@@ -138,15 +138,15 @@ def pattern(
     whole = who == device
     who = f"memory in use on {device}" if whole else who
     if kind == "warm-up":
-        return f"{who} hasn't reached a steady amount yet"
+        return f"{who} hasn't reached a steady amount{'' if whole else ' of memory'} yet"
     at = clock(since, now)
     if kind == "steady":
         where = " at the end of its steps" if by_step else ""
         return f"{who} has been steady at {human(evidence['level_bytes'])}{where} since {at}"
     if kind == "step-change":
         size = evidence["step_bytes"]
-        difference = f"{human(abs(size))} {'more' if size > 0 else 'less'}"
-        return f"{who} has {'been' if whole else 'used'} {difference} since {at}"
+        more, less = ("higher", "lower") if whole else ("more", "less")
+        return f"{who} has {'been' if whole else 'used'} {human(abs(size))} {more if size > 0 else less} since {at}"
     if kind == "filling":
         left = evidence.get("full_seconds", inf)
         is_notable = left < NOTABLE_DAYS * DAY_SECONDS
