@@ -172,15 +172,14 @@ def test_command_line_overrides_and_restores_a_rule(start: Callable[..., Running
     assert cells == [
         "device-nearly-full",
         "built-in",
-        "device unreclaimable_ratio above 90%",
-        "5 min",
         "warning",
-        "threshold 90% (api; default 97%), for 5 min (api; default 1 min)",
+        "device unreclaimable_ratio above 90% for 5 min; "
+        "overridden: threshold 90% (api; default 97%), for 5 min (api; default 1 min)",
     ]
     assert daemon.run("rules", "override", "leak", "--disable").returncode == 0
     lines = {line.split()[0]: line for line in daemon.run("rules", "list").stdout.splitlines()}
     assert "enabled false (api; default true)" in lines["leak"]
-    assert " disabled " in lines["leak"]
+    assert " disabled; " in lines["leak"]
     entries = {entry["name"]: entry for entry in json.loads(daemon.run("rules", "list", "--json").stdout)}
     assert (entries["leak"]["enabled"], entries["device-lost"]["overrides"]) == (False, {})
     restored = json.loads(daemon.run("rules", "restore", "leak", "--json").stdout)

@@ -136,7 +136,7 @@ async def start(store: Store) -> dict[str, int]:
             found[name] = 0
 
     consequences = AlertDispatcher(store, SilentOutbox(), flush, 0.0)
-    await read("activities", consequences.resume)
+    await read("activities", consequences.restore)
     history = History()
     await HistoryPersistence(store).restore(history, EarlierUses())
     await read("history", store.history)
