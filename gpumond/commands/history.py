@@ -20,6 +20,7 @@ from gpumond.facts.units import human
 from gpumond.view.text import fitting_table, moment, output_width, size
 
 ROUTE = "/api/v1/history"
+DAY_SECONDS = 86_400
 ROWS = 15
 """Rows that the table has for each GPU or program, unless others are asked for."""
 AMOUNTS = ("used", *SHARES)
@@ -70,6 +71,8 @@ def past_time(text: str, now: float | None = None) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.last > DAY_SECONDS:
+        raise ConfigError("--last: the daemon keeps a day; give at most 24h")
     if len(arguments.at) > 2:
         raise ConfigError("--at: at most two times can be compared")
     gpus = {each["uuid"]: str(each["index"]) for each in client.get(arguments.url, "/api/v1/devices")}
@@ -254,8 +257,6 @@ def _key(entry: Entry) -> tuple[str, int | None, int | None]:
 
 
 def _change(before: Entry | None, after: Entry | None, name: str) -> str:
-    """Return how much a share changed; a program that held none yet, or no more, has 0 of it."""
-    old, new = (0 if entry is None else entry[f"{name}_bytes"] for entry in (before, after))
-    if old is None or new is None:
-        return "-"
+    """Return how much a share changed: all shares add up to the used bytes, so one that isn't listed is 0."""
+    old, new = (0 if entry is None else entry[f"{name}_bytes"] or 0 for entry in (before, after))
     return "0 B" if new == old else f"{'+' if new > old else '-'}{human(abs(new - old))}"
