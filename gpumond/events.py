@@ -20,7 +20,7 @@ from gpumond.facts.alerts import OVER, WAS
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site
-from gpumond.facts.quota import GrantedRequest, QueuedRequest
+from gpumond.facts.quota import GrantedRequest, QueuedRequest, only_free
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import caller_text, duration, human
@@ -372,7 +372,9 @@ def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
             after = f" after {duration(at - own.since)}" if own else ""
             summary = f"{_requester(grant)} was granted {human(grant.need_bytes)} of {_gpu(frame, grant.device_uuid)}"
             seconds: Details = (("waited_seconds", at - own.since),) if own else ()
-            yield _of_request("grant", f"{summary}{after}", grant, seconds)
+            device = frame.snapshot.device(grant.device_uuid)
+            short = only_free(grant.unused_bytes, device.free_bytes if device else None)
+            yield _of_request("grant", f"{summary}{after}{short}", grant, seconds)
 
 
 def _requester(request: QueuedRequest | GrantedRequest) -> str:

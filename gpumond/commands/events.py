@@ -89,7 +89,7 @@ def _print(
 
 def _line(group: Sequence[Mapping[str, Any]]) -> str:
     first, *more = group
-    again = f" ({counted(len(more), 'more time')} until {moment(more[-1]['at'])})" if more else ""
+    again = f" ({counted(len(group), 'time')}, the last at {moment(more[-1]['at'])})" if more else ""
     kind = "out-of-memory" if first["kind"] == "oom" else first["kind"].replace("-", " ")
     return f"{moment(first['at'])}  {kind:18} {safe(first['summary'])}{again}"
 

@@ -53,7 +53,6 @@ class TrackedSeries:
         "leak",
         "levels",
         "life",
-        "name",
         "own",
         "peaks",
         "quartiles",
@@ -69,8 +68,8 @@ class TrackedSeries:
 
     def __init__(self, key: SeriesKey, name: str, series: Series) -> None:
         self.key = key
-        self.name = name
         self.series = series
+        series.name = name
         self.born = series.born
         self.sampled_at = -inf
         self.used = nan
@@ -98,6 +97,10 @@ class TrackedSeries:
         self.disagreements = 0
         """Number of consecutive minutes with a pattern other than the active one."""
         self.verdicts: dict[str, Verdict] = {}
+
+    @property
+    def name(self) -> str:
+        return self.series.name
 
     @property
     def uuid(self) -> str:
@@ -298,7 +301,7 @@ class Tracker:
             at_end = tracked.steps.add(step, one_device, now, MEASURED_SECONDS)
             if tracked.steps.are_measured != measured:
                 tracked.levels, tracked.life, tracked.floors = Plateaus(), SawtoothLevels(), RunMinima()
-            tracked.name = full.workload or tracked.name
+            tracked.series.name = full.workload or tracked.name
             tracked.used = nan if live is None else float(live)
             tracked.retained = bool(full.program.retainers)
             tracked.peaks.add(full, key[0], now)

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from gpumond.facts.suspension import MemoryHolder
+from gpumond.facts.units import human
 
 MAX_KNOWN_OWNERS = 4096
 
@@ -152,6 +153,11 @@ class GrantedRequest:
     user: str | None
     workload: str
     pid: int | None
+
+
+def only_free(unused: int, free: int | None) -> str:
+    """Return how much of granted memory is free, as the end of a sentence; empty if all of it is, or if unknown."""
+    return "" if free is None or free >= unused else f"; only {human(free)} is free"
 
 
 ReclaimPolicy = Literal["user", "all", "off"]

@@ -118,17 +118,21 @@ def caller_text(name: str, requested_for: str = "") -> str:
     return f"gpumond for {requested_for} of {caller}" if requested_for else caller
 
 
+LARGEST = 999.95
+"""Number from which on the next unit is used: rounded, it has four digits."""
+
+
 def human(size: float) -> str:
-    """Format bytes: ``31.2 GiB``, ``1.5 TiB``."""
+    """Format bytes: ``31.2 GiB``, ``1.5 TiB``. The number has at most three digits before the point."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
+        if abs(size) < (999.5 if unit == "B" else LARGEST):
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
 
 
 def difference(whole: int, *parts: int) -> str:
-    """Format ``whole`` less the parts so that it agrees with all of them as `human` formats them."""
+    """Format ``whole`` less the parts so that it agrees with all of them as `human` formats them, in their unit."""
     shown = [human(each).split() for each in (whole, *filter(None, parts))]
     size, *less = (float(number) for number, _ in shown)
     rest = f"{size - sum(less):.1f}"
@@ -137,12 +141,13 @@ def difference(whole: int, *parts: int) -> str:
 
 
 def rate(per_minute: float) -> str:
-    """Format growth that is known roughly, so the text is the same in the next seconds: ``about 0.8 GiB/min``."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(per_minute) < 100 or unit == "TiB":
-            break
-        per_minute /= 1024
-    return f"about {per_minute:.{0 if abs(per_minute) >= 9.95 or unit == 'B' else 1}f} {unit}/min"
+    """Format growth that is known roughly, with two digits in the unit that `human` uses: ``about 840 MiB/min``.
+
+    The text is the same in the next seconds.
+    """
+    number, unit = human(per_minute).split()
+    rough = float(f"{float(number):.2g}")
+    return f"about {rough:.{1 if abs(rough) < 10 and unit != 'B' else 0}f} {unit}/min"
 
 
 def require_encodable(value: object) -> None:

@@ -82,7 +82,8 @@ export function lineOf({ alert, verdict }, row, now, subject = "") {
   const evidence = Object.fromEntries(verdict?.evidence ?? []);
   const write = verdict && row && LINES[verdict.kind];
   if (!verdict && row && alert.rule === "fragmentation") return `${amountsOf(row)}; ${percent(alert.value, 1)} fragmented at its peak so far`;
-  return write ? write(evidence, row, verdict, now) : withoutSubject(verdict ? textOf(verdict.summary) : alertText(alert.notes), subject);
+  const text = write ? write(evidence, row, verdict, now) : withoutSubject(verdict ? textOf(verdict.summary) : alertText(alert.notes), subject);
+  return text.replace(/ \/\S+\//g, " "); // of paths, the names of the files
 }
 
 const SUBJECT = /^(?:(GPU \d+)(?: \([^)]*\))?|(\S+) \(pid \d+\)(?: on GPU \d+)?:?) /;
@@ -112,9 +113,8 @@ const amountsOf = (row) =>
   row.stranded_bytes ? `now ${human(held(row))} held, ${human(row.live_bytes)} live, ${human(row.stranded_bytes)} stranded` : "nothing is stranded now";
 
 const LINES = {
-  leak: ({ slope_bytes_per_second: slope, window_seconds: seconds }, row, { since, retained_by: kept }, now) =>
-    `${kept && `${kept.replace(/ \/\S+\//g, " …/")}; `}leaking since ${clock(since, now)}, ${rate(60 * slope)} in the last ${duration(seconds)}; ` +
-    `now ${human(row.live_bytes ?? row.used_bytes)}${row.live_bytes === null ? "" : " live"}`,
+  leak: ({ slope_bytes_per_second: slope, window_seconds: seconds }, _, { since, retained_by: kept }, now) =>
+    `since ${clock(since, now)}, ${rate(60 * slope)} in the last ${duration(seconds)}${kept && `; ${kept}`}`,
   fragmentation: ({ fragmentation_ratio: ratio, peak_live_bytes: live, peak_kept_bytes: kept }, row) =>
     `${amountsOf(row)}; when last measured, at most ${human(live)} of ${human(kept)} was live: ${percent(ratio, 1)} fragmented`,
 };

@@ -5,7 +5,8 @@ import { MARKS, REPEATS } from "./words.js";
 const SECONDS = 5; // between the first event of a cause and its last
 const KINDS = Object.keys(MARKS);
 const rank = ({ kind }) => KINDS.indexOf(kind);
-const causeOf = ({ kind, device_uuid: uuid, details }) => kind + uuid + Object.fromEntries(details).limit_bytes;
+/** What an error that repeats has in common with its repeats. */
+export const causeOf = ({ kind, device_uuid: uuid, details }) => kind + uuid + Object.fromEntries(details).limit_bytes;
 
 /** Groups of events: those of one process within seconds, and repeats of an out-of-memory error; the one that tells most
 first, by which groups are ordered. */

@@ -44,7 +44,7 @@ let held = false; // the crosshair stays, until a click or Escape
 /** An element with the history of the machine (`uuid` is empty), a device (`pid` is null) or a process, and its `spans`,
 if it has any: intervals that are marked, and `bound`: a level in bytes. It is drawn until it leaves the page.
 
-`drawn(view)` is called after each drawing, `pointed(at, interval)` with the time of the crosshair, or without one.
+`drawn(view)` is called after each drawing, `pointed(at, interval, held)` with the time of the crosshair, or without one.
 `hidden`: shares that are not drawn; call `redraw` after a change. */
 export function createChart(target, { drawn = () => {}, pointed = () => {}, hidden = new Set() } = {}) {
   const plot = createPlot(HELP);
@@ -223,7 +223,7 @@ function showCursor(node) {
   drawCursor(node.plot, node.view, cursor);
   const shown = isIn(node.view);
   put(node.querySelector(".readout"), shown ? readout(node.view) : "", 600);
-  node.pointed(...(shown ? [cursor, columnAt(node.view.columns, cursor) ?? {}] : []));
+  node.pointed(...(shown ? [cursor, columnAt(node.view.columns, cursor) ?? {}, held] : []));
 }
 
 /** `hold`: whether the crosshair stays when the pointer or the focus leaves. */
@@ -277,6 +277,9 @@ function listen(node) {
   }));
   plot.addEventListener("blur", () => held || setCursor(null));
 }
+
+/** Ends what is held. */
+export const release = () => setCursor(null);
 
 /** Ends what is held, or shows the newest range. */
 function latest() {

@@ -62,7 +62,8 @@ export const choice = (pairs, properties = {}) => control("select", properties, 
 
 export const labeled = (text, node) => make("label", `${text} `, node);
 
-/** Makes the children of `parent` those of `items`. A child is kept by its key from call to call.
+/** Makes the children of `parent` those of `items`. A child is kept by its key from call to call. The focus of one that is
+removed goes to the first that can have it.
 
 `fixed`: how many children precede them. */
 export function sync(parent, items, key, create, update, fixed = 0) {
@@ -77,7 +78,9 @@ export function sync(parent, items, key, create, update, fixed = 0) {
     update(node, item);
     parent.kept.set(known, node);
   });
-  if (focus?.isConnected && document.activeElement !== focus) focus.focus({ preventScroll: true });
+  if (!focus) return;
+  const kept = focus.isConnected ? focus : [...parent.querySelectorAll("button, a")].find((node) => node.checkVisibility());
+  if (document.activeElement !== kept) kept?.focus({ preventScroll: true });
 }
 
 /** Makes the options of a choice those of `pairs`, and chooses one. */

@@ -5,7 +5,7 @@ import { causesOf } from "./causes.js";
 import { showMinuteBefore } from "./chart.js";
 import { eventRecord, saveCsv } from "./downloads.js";
 import { $, button, make, put, showChoices, sync } from "./elements.js";
-import { clean, clock, many, words } from "./format.js";
+import { clean, clock, words } from "./format.js";
 import { showDevice } from "./hero.js";
 import { chosen } from "./selection.js";
 import { state } from "./state.js";
@@ -60,7 +60,7 @@ function updateGroup(node, [event, ...more]) {
   put(time, clock(event.at));
   put(kind, words(event.kind));
   const again = more.filter(({ kind }) => REPEATS[kind]);
-  put(summary, event.summary + (again.length ? ` (${many(again.length, "more time")} since ${clock(again.at(-1).at)})` : ""), 900);
+  put(summary, event.summary + (again.length ? ` (${again.length + 1} times, the first at ${clock(again.at(-1).at)})` : ""), 900);
   summary.title = [event, ...more].map((each) => clean(`${words(each.kind)}: ${each.summary}`)).join("\n");
 }
 

@@ -1,29 +1,17 @@
 // Draws the evidence of a verdict.
 
 import { make, named, put, svg, sync } from "./elements.js";
-import { figures, limits, shapes, summary } from "./evidence.js";
+import { limits, shapes } from "./evidence.js";
+import { figures, summary } from "./figures.js";
 import { capital, clean, clock, human } from "./format.js";
 import { label, state } from "./state.js";
 
 const SAID = ["slope_bytes_per_second", "window_seconds"]; // what the sentence about the line contains
 
-export function createFit() {
-  const plot = make("div.plot", make("span.top"), make("span.from"), make("span.to"));
-  const node = make("details.fit", make("summary", "Evidence"), plot, make("p"), make("ul.ruled-out"), make("dl.facts"), make("p.next"));
-  node.addEventListener("toggle", () => draw(node));
-  return node;
-}
-
-/** Shows the evidence of a verdict, of a frame that was taken at `now`, and the remedy. */
-export function showFit(node, verdict, now, remedy) {
-  const { fit, evidence = [] } = verdict;
-  node.hidden = !fit && !evidence.length;
-  Object.assign(node, { verdict, now, remedy });
-  draw(node);
-}
-
-function draw(node) {
-  if (!node.open || node.hidden) return;
+/** Draws the evidence of `node.verdict`, of a frame that was taken at `node.now`, and `node.remedy`. */
+export function drawFit(node) {
+  if (node.children.length === 1)
+    node.append(make("div.plot", make("span.top"), make("span.from"), make("span.to")), make("p"), make("ul.ruled-out"), make("dl.facts"), make("p.next"));
   const { fit, evidence = [], retained_by: kept, pid } = node.verdict;
   node.querySelector(".plot").hidden = !fit;
   put(node.lastChild, [kept && `${capital(kept)}.`, node.remedy && `Next: ${node.remedy}`].filter(Boolean).join(" "));

@@ -19,12 +19,12 @@ function tenths(value) {
   return tie ? ((below + Math.abs(below % 2)) / 10).toFixed(1) : value.toFixed(1);
 }
 
-/** Bytes with a binary unit, such as `31.2 GiB`; `-` if unknown. */
+/** Bytes with a binary unit, such as `31.2 GiB`; `-` if unknown. The number has at most three digits before the point. */
 export function human(bytes) {
   if (bytes === null || bytes === undefined) return "-";
   let size = bytes;
   for (const unit of ["B", "KiB", "MiB", "GiB"]) {
-    if (Math.abs(size) < 1024) return unit === "B" ? `${Math.round(size)} B` : `${tenths(size)} ${unit}`;
+    if (Math.abs(size) < (unit === "B" ? 999.5 : 999.95)) return unit === "B" ? `${Math.round(size)} B` : `${tenths(size)} ${unit}`;
     size /= 1024;
   }
   return `${tenths(size)} TiB`;
@@ -44,11 +44,11 @@ export function difference(now, before) {
   return `${more - less > 0 ? "+" : ""}${(more - less).toFixed(unit === "B" ? 0 : 1)} ${unit}`;
 }
 
-/** Growth per minute with two digits, so that the text is the same in the next seconds: `about 0.8 GiB/min`. */
+/** Growth per minute with two digits, so that the text is the same in the next seconds: `about 840 MiB/min`. */
 export function rate(bytes) {
-  const power = UNITS.findIndex((_, place) => Math.abs(bytes) / 1024 ** place < 100);
-  const size = bytes / 1024 ** power;
-  return `about ${size.toFixed(power && Math.abs(size) < 9.95 ? 1 : 0)} ${UNITS[power]}/min`;
+  const [number, unit] = human(bytes).split(" ");
+  const size = Number(Number(number).toPrecision(2));
+  return `about ${size.toFixed(Math.abs(size) < 10 && unit !== "B" ? 1 : 0)} ${unit}/min`;
 }
 
 /** An interval of bytes, such as `1.0 GiB to 1.5 GiB`. */

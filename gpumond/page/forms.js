@@ -1,7 +1,24 @@
-// What is mostly forms, which is requested when one of them is opened.
+// What is rarely shown, which is requested then: views and dialogs that are mostly forms, the evidence of a verdict, and
+// the demo's captions.
 
 import "./baselines.js";
+import { captionAt, captionsOf } from "./captions.js";
+import { drawFit as evidence } from "./evidencechart.js";
+import "./requests.js";
 import "./rules.js";
+import { silence as ofAlert } from "./silenceform.js";
 import { signIn as ask } from "./signin.js";
 
+const told = new Map(); // kinds of the demo's captions
+let shown = "";
+
+/** The demo's caption; empty if there is none. */
+export function caption(frame) {
+  const found = captionsOf(frame);
+  shown = captionAt(found, shown, told, performance.now() / 1000);
+  return found.get(shown) ?? "";
+}
+
+export const drawFit = evidence;
+export const silence = ofAlert;
 export const signIn = ask;

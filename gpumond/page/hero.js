@@ -9,10 +9,12 @@ import { flush } from "./flush.js";
 import { clock, duration, human, percent, sum, words } from "./format.js";
 import { stateOf } from "./matrix.js";
 import { MEANINGS } from "./meanings.js";
+import { holdMoment } from "./moment.js";
 import { suspensionSentence } from "./rows.js";
 import { besides } from "./shares.js";
 import { choose, chooseIndex, chosen } from "./selection.js";
 import { estimate, hasAgent, label, reclaimableOf, roots, sharesOfAll, state } from "./state.js";
+import { openView } from "./views.js";
 import { SHARES } from "./words.js";
 
 const hidden = new Set(address.read("hide").split(",").filter((share) => SHARES.includes(share))); // shares
@@ -115,13 +117,19 @@ function showChoice(devices) {
   $("hero-of").parentNode.hidden = all.length < 2;
 }
 
+/** Who holds or is granted the memory that a request waits for. */
+export const holdersText = (holders) => holders.map((each) => `${each.workload || `pid ${each.pid}`} ${heldText(each)}`).join(", ");
 const heldText = ({ used_bytes: used, granted_bytes: granted }) =>
   [used || !granted ? `holds ${human(used)}` : "", granted ? `is granted ${human(granted)}` : ""].filter(Boolean).join(" and ");
 
 /** The state of a request or grant in the words of `gpumond status`: the program, and the rest of the sentence. */
-function sentenceOf({ workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, unused_bytes: unused, holders = [], ahead, since }, of, now) {
+function sentenceOf({ device_uuid: uuid, workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, unused_bytes: unused, holders = [], ahead, since }, of, now) {
   const [first, ...more] = [workload, pid === null ? "" : `pid ${pid}`, user].filter(Boolean);
-  if (unused) return [first, `${more.length ? `(${more.join(", ")}) ` : ""}is granted ${human(need)} of ${of}; ${human(unused)} of it isn't used yet`];
+  if (unused) {
+    const { free_bytes: free } = state.devices.get(uuid);
+    const short = free === null || free >= unused ? "" : `; only ${human(free)} is free`;
+    return [first, `${more.length ? `(${more.join(", ")}) ` : ""}is granted ${human(need)} of ${of}; ${human(unused)} of it isn't used yet${short}`];
+  }
   const flushed = available === null ? 0 : need - available - missing;
   const room = available === null ? "" : `${human(Math.max(0, available))} is available, ${flushed > 0 ? `flushes return ${human(flushed)}, ` : ""}`;
   const claimed = ahead && available !== null && available < 0; // by earlier requests, more than there is
@@ -130,7 +138,7 @@ function sentenceOf({ workload, pid, user, need_bytes: need, available_bytes: av
     `has waited ${duration(Math.max(0, now - since))} for ${human(need)} of ${of}`,
     ahead ? `, behind ${ahead}` : "",
     missing && !claimed ? `; ${room}${human(missing)} is missing` : "",
-    holders.length ? `; ${holders.map((each) => `${each.workload || `pid ${each.pid}`} ${heldText(each)}`).join(", ")}` : "",
+    holders.length ? `; ${holdersText(holders)}` : "",
   ];
   return [first, rest.join("")];
 }
@@ -146,13 +154,17 @@ function showQueue(devices) {
     $("hero-queue"),
     [...[...queue, ...grants].filter((each) => of.has(each.device_uuid)), ...suspended],
     (each) => each.id,
-    () => make("li", make("b", make("bdi")), " ", make("bdi")),
+    () => {
+      const opener = button("", () => openView("queue"), "button.plain");
+      opener.append(make("bdi"));
+      return make("li", make("b", opener), " ", make("bdi"));
+    },
     (entry, request) => {
       const { workload, pid } = request;
       const [program, rest] = request.memory
         ? [workload || `pid ${pid}`, `(pid ${pid}): ${suspensionSentence(state.frame, request)}`]
         : sentenceOf(request, of.get(request.device_uuid), snapshot.taken_at);
-      name(entry.firstChild.firstChild, program, 80);
+      name(entry.querySelector("bdi"), program, 80);
       name(entry.lastChild, rest, 400);
     },
   );
@@ -208,7 +220,8 @@ function showChart(target) {
 }
 
 /** Shows the values at the crosshair in the legend, or the present ones. */
-function showMoment(at = null, interval = null) {
+function showMoment(at = null, interval = null, held = false) {
+  holdMoment(held ? at : null);
   const closed = (chart.range?.to ?? null) !== null;
   $("hero").classList.toggle("past", closed || at !== null);
   $("hero").querySelector(".side").dataset.at = at === null ? (closed ? "now" : "") : clock(at, state.frame.snapshot.taken_at);

@@ -1,19 +1,30 @@
 // Marks on the time axis of a chart: events of its device or process.
 
-import { MARKS } from "./words.js";
+import { causeOf } from "./causes.js";
+import { MARKS, REPEATS } from "./words.js";
 
 const NEAR = 0.01; // of the range: marks that the crosshair names
 
-/** Events of the machine, a device, or one process on it, as marks. */
+/** Events of the machine, a device, or one process on it, as marks. Repeats of an error are one mark, of the first. */
 export function marksOf(events, { uuid, pid, start_ticks: start }) {
   const own = (event) =>
     pid === null
       ? !uuid || event.device_uuid === uuid
       : event.pid === pid && (event.start_ticks === start || event.start_ticks === null) && [uuid, null].includes(event.device_uuid);
-  return events
-    .filter((event) => MARKS[event.kind] && own(event))
-    .sort((one, other) => one.at - other.at)
-    .map(({ id, at, kind, summary }) => ({ id, at, kind, sign: MARKS[kind], summary }));
+  const errors = new Map(); // the newest mark of each cause
+  const marks = [];
+  for (const event of events.filter((each) => MARKS[each.kind] && own(each)).sort((one, other) => one.at - other.at)) {
+    const { id, at, kind, summary } = event;
+    const cause = REPEATS[kind] && `${event.pid} ${causeOf(event)}`;
+    const before = errors.get(cause);
+    if (cause && at - before?.last <= REPEATS[kind]) {
+      Object.assign(before, { last: at, times: before.times + 1 });
+      continue;
+    }
+    marks.push({ id, at, kind, sign: MARKS[kind], summary, last: at, times: 1 });
+    if (cause) errors.set(cause, marks.at(-1));
+  }
+  return marks;
 }
 
 /** Seconds between groups of marks: at least these, and the same while a range grows a little. */

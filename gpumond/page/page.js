@@ -16,7 +16,6 @@ import "./palette.js";
 import { showProblems } from "./problems.js";
 import { showSilences } from "./silences.js";
 import { drawing, state } from "./state.js";
-import { captionAt, captionsOf } from "./captions.js";
 import { showProcesses } from "./table.js";
 import "./tools.js";
 import { openView, requestScript, showViews } from "./views.js";
@@ -51,14 +50,11 @@ function showMoment() {
   put($("moment"), [clock(taken_at), driver, paused].filter(Boolean).join(" · "));
 }
 
-const told = new Map(); // kinds of the demo's captions
-let caption = "";
-
-function showStory() {
-  const found = captionsOf(state.frame);
-  caption = captionAt(found, caption, told, performance.now() / 1000);
+async function showStory() {
+  if (state.frame.snapshot.source.name !== "sim") return;
+  const caption = (await requestScript("forms")).$forms.caption(state.frame);
   $("caption").hidden = !caption;
-  put($("caption").lastElementChild, found.get(caption) ?? "");
+  put($("caption").lastElementChild, caption);
 }
 
 function showPresent() {

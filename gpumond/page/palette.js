@@ -28,6 +28,7 @@ let active = 0; // place of the selected one
 
 function* commandsOf() {
   for (const [name, title] of Object.entries(TITLES)) yield [`View ${title}`, () => openView(name)];
+  yield ["Who waits for memory: queue", () => openView("queue")];
   for (const id of BUTTONS) yield [$(id).textContent, () => $(id).click()];
   for (const theme of themes) yield [`Theme ${theme}`, () => setTheme(theme)];
   if (!state.frame) return;

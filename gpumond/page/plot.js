@@ -6,15 +6,15 @@ import { NARROW, runs, unknown } from "./intervals.js";
 import { spaceOf, together } from "./marks.js";
 import { byteLines, timeLines } from "./range.js";
 import { runsOf, topOf } from "./stack.js";
-import { SHARES } from "./words.js";
+import { MARKS, SHARES } from "./words.js";
 
 const TIMES = 8; // lines of the axis of time, at most
-const SPACE = 90; // pixels for the text of one
+const SPACE = 64; // pixels for the text of one
 const CLOSE = 34; // pixels between two signs with their numbers, at least
 const URGENT = ["▲", "✕"]; // signs that are shown for several marks, the last first
 let hatches = 0; // number of patterns
 const NEAR_SIZE = 0.06; // of the height: a line this close to the size has no text
-const EDGE = 34; // pixels: lines closer to the ends have no text, which would not fit
+const EDGE = 28; // pixels: lines closer to the ends have no text, which would not fit
 
 /** Draws `view` into the plot: its range, columns, used memory with its limits, size, marks and summary. Returns the bytes
 at the upper edge, which `view.top` may state. */
@@ -74,7 +74,10 @@ function hatched(plot, d) {
   return [pattern, svg("path", { class: "hatch", d, fill: `url(#${plot.hatch})` })];
 }
 
-/** Marks that are close to one another are one sign, the most urgent one, with the number of marks of this sign. */
+const timesOf = ({ times, last }, to) => (times > 1 ? ` (${times} times, the last at ${clock(last, to)})` : "");
+
+/** Marks that are close to one another are one sign, the most urgent one, with the number of marks of this sign, and that of
+a flush if one of them is. */
 function drawMarks(list, { marks, from, to }, width) {
   const within = (mark) => mark.at >= from && mark.at <= to;
   const groups = together(marks, spaceOf((CLOSE * (to - from)) / Math.max(1, width)));
@@ -82,14 +85,14 @@ function drawMarks(list, { marks, from, to }, width) {
     list,
     groups.map((group) => group.filter(within)).filter((group) => group.length),
     ([first]) => first.id,
-    () => make("li", make("span"), make("small")),
+    () => make("li", make("span"), make("small"), make("span.flush")),
     (node, group) => {
       const [worst] = [...group].sort((one, other) => URGENT.indexOf(other.sign) - URGENT.indexOf(one.sign));
       const count = group.filter(({ sign }) => sign === worst.sign).length;
       node.className = clean(worst.kind);
-      node.title = group.map((mark) => clean(`${clock(mark.at, to)}: ${words(mark.kind)}: ${mark.summary}`)).join("\n");
-      put(node.firstChild, worst.sign);
-      put(node.lastChild, count > 1 ? String(count) : "");
+      node.title = group.map((mark) => clean(`${clock(mark.at, to)}: ${words(mark.kind)}: ${mark.summary}${timesOf(mark, to)}`)).join("\n");
+      const flushes = group.some(({ kind }) => kind === "flush") && worst.kind !== "flush";
+      [worst.sign, count > 1 ? String(count) : "", flushes ? MARKS.flush : ""].forEach((text, place) => put(node.children[place], text));
       node.style.left = `${((100 * (group[0].at - from)) / (to - from)).toFixed(2)}%`;
     },
   );
@@ -100,7 +103,7 @@ first value. */
 function hatching(part, { from, to, started, starter }, wide) {
   const near = Math.abs(part.to - started) < Math.max(10, NARROW * (to - from)) || (starter === "process" && started > part.from && part.to >= Math.min(started, to));
   const label = near ? `${starter} started ${clock(started)}` : "no data";
-  const fits = (wide * (part.to - part.from)) / (to - from) > (near ? 2 : 1) * SPACE;
+  const fits = (wide * (part.to - part.from)) / (to - from) > (near ? 2.8 : 1.4) * SPACE;
   const node = make(near ? "div.unknown.unstarted" : "div.unknown", make("span", fits ? label : ""));
   node.style.left = `${(100 * (part.from - from)) / (to - from)}%`;
   node.style.width = `${(100 * (part.to - part.from)) / (to - from)}%`;

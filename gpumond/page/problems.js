@@ -5,7 +5,6 @@ import { cardsOf, ageOf, leftOf, levelOf, lineOf, reasonsOf, remedyOf, restOf } 
 import { showSince } from "./chart.js";
 import { $, button, make, name, put, svg, sync } from "./elements.js";
 import { shapes } from "./evidence.js";
-import { createFit, showFit } from "./evidencechart.js";
 import { flush, suspend } from "./flush.js";
 import { clean, many } from "./format.js";
 import { showDevice } from "./hero.js";
@@ -14,11 +13,11 @@ import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
 import { allowsFlush, hasPools, label, processKey, reclaimableOf, state } from "./state.js";
 import { movedWithin, showProcess } from "./table.js";
-import { isOpen, openView, why } from "./views.js";
+import { isOpen, openView, requestScript, why } from "./views.js";
 import { RUNBOOKS } from "./words.js";
 
 const SHOWN = 24; // cards that are drawn; the view of alerts lists all
-const FIRST = 3; // cards that are shown at first
+const WIDE = matchMedia("(min-width: 1240px)"); // as in page.css: three cards beside one another
 const IDLE = "idle-holder"; // the problem that a suspension solves
 const STEADY = 5000; // milliseconds after a movement of the pointer below the cards for which they keep their height
 const MARGIN = 120; // seconds that a chart shows before a problem began
@@ -82,6 +81,15 @@ const ACTIONS = {
 };
 const can = (node, { of, on }) => of(node) && (!on || on(node));
 
+function createFit() {
+  const node = make("details.fit", make("summary", "Evidence"));
+  node.addEventListener("toggle", () => drawFit(node));
+  return node;
+}
+
+async function drawFit(node) {
+  if (node.open && !node.hidden) (await requestScript("forms")).$forms.drawFit(node);
+}
 
 function create() {
   const drawing = svg("svg", { class: "trend", viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" });
@@ -120,7 +128,10 @@ function update(node, card) {
   const id = card.alert?.notes.case; // of an out-of-memory error
   oomCase.hidden = !id;
   if (id) oomCase.href = linkTo({ view: "cases", case: id });
-  showFit(node.lastChild, card.verdict ?? {}, now, remedyOf(card.kind, { pid: card.process?.pid, device: state.devices.get(card.uuid) }));
+  const { verdict, process } = card;
+  const remedy = remedyOf(card.kind, { pid: process?.pid, device: state.devices.get(card.uuid) });
+  Object.assign(node.lastChild, { verdict, now, remedy, hidden: !verdict?.fit && !verdict?.evidence?.length });
+  drawFit(node.lastChild);
 }
 
 /** What the card of an active alert offers besides its chart: pairs of a word and an action. */
@@ -167,9 +178,10 @@ const isOfAnother = ({ card }) => Boolean(chosen() && card.uuid && card.uuid !==
 function fold() {
   const all = [...$("alerts").children];
   const cards = all.filter((node) => !isOfAnother(node));
-  for (const node of all) node.hidden = !(whole ? cards : cards.slice(0, FIRST)).includes(node);
+  const first = WIDE.matches ? 3 : 2; // that are shown at first
+  for (const node of all) node.hidden = !(whole ? cards : cards.slice(0, first)).includes(node);
   $("alerts").classList.toggle("whole", whole);
-  $("problems-all").hidden = cards.length <= FIRST;
+  $("problems-all").hidden = cards.length <= first;
   put($("problems-all"), whole ? "Show fewer" : `Show all ${cards.length}`);
 }
 

@@ -1,4 +1,4 @@
-// The view of quotas: limits, and what waits for memory.
+// The view of quotas: limits of processes, and who they apply to.
 
 import { unset } from "./facts.js";
 import { human } from "./format.js";

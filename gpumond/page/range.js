@@ -55,7 +55,7 @@ export function rangeOf(text) {
   return seconds >= SHORTEST && seconds <= LONGEST ? { seconds, to: last === undefined ? null : Number(last) } : null;
 }
 
-const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600];
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 180, 300, 600, 900, 1800, 3600, 7200, 10800, 21600];
 
 /** Times of the lines of an axis: round times of day, at most `most` of them. */
 export function timeLines(from, to, most) {

@@ -125,8 +125,9 @@ function showDetails(body, row, open) {
   const shown = [...body.firstChild.children].filter((cell) => cell.checkVisibility()).length;
   if (body.lastChild.firstChild.colSpan !== shown) body.lastChild.firstChild.colSpan = shown; // more would be columns, too
   updateSuspension(body.querySelector(".suspension"), row);
+  body.querySelector(".suspension").hidden = Boolean(state.past);
   const asks = body.querySelector(".why button");
-  asks.parentNode.hidden = !hasPools(row);
+  asks.parentNode.hidden = !hasPools(row) || Boolean(state.past);
   asks.setAttribute("aria-label", `Why… Memory of ${clean(row.program, 80)}…`);
   showFacts(body);
   if (hasAgent(row)) readReport(body);
@@ -148,7 +149,7 @@ function showFacts(body) {
   const report = body.report && processKey(body.report) === processKey(row) ? body.report : null;
   sync(
     body.querySelector(".facts"),
-    [...facts(row, report, state.frame.snapshot.taken_at)],
+    [...facts(row, report, (state.past ?? state.frame).snapshot.taken_at)],
     ([term]) => term,
     ([term]) => make("div", make("dt", term), make("dd", make("bdi"))),
     (entry, [, value, repeated]) => {

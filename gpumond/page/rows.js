@@ -40,8 +40,8 @@ export const COLUMNS = [
     text: (row) => (knownChange(row) === null ? "" : signed(row.change_bytes) + (row.change_pid ? " ↻" : "")),
     tip: tipOf,
   },
-  { ...size("waste"), wide: true, hint: "cached and stranded" },
-  ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share === "opaque", medium: share !== "cached" })),
+  { ...size("waste"), hint: "cached and stranded" },
+  ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share === "opaque", medium: true })),
   VERDICT,
 ];
 const SIZES = COLUMNS.filter((column) => column.bytes);

@@ -1,57 +1,18 @@
-// Silences: the form for a new one, and the list of those that have not ended.
+// The list of the silences that have not ended.
 
 import { $, button, make, name, put, sync } from "./elements.js";
 import { clean, clock } from "./format.js";
 import { attempt } from "./session.js";
 import { changed, state } from "./state.js";
 import { refresh } from "./live.js";
-import { isOpen } from "./views.js";
-
-const NAMES = ["workload", "engine"]; // a silence is of the rule and one of these, else of the process or the device, unless the user changes it
-
-let given = []; // the matchers that the form offers
-let silenced = null; // the alert that the form is about
+import { isOpen, keepFocus, requestScript } from "./views.js";
 
 /** Opens the form for the alerts with some of the labels of this one. */
-export function silence(alert) {
-  silenced = alert;
-  const labels = Object.entries(alert.labels).filter(([label, text]) => label !== "alertname" && text);
-  given = [["rule", alert.rule], ...labels].map(([label, value]) => ({ name: label, operator: "=", value }));
-  const subject = [...NAMES, "pid", "uuid"].find((label) => given.some((each) => each.name === label));
-  put($("silence-title"), `Silence ${clean(alert.rule, 80)}`);
-  put($("silence-refused"), "");
-  $("silence-matchers").replaceChildren(
-    ...given.map((each) => {
-      const box = make("input");
-      box.type = "checkbox";
-      box.checked = ["rule", subject].includes(each.name);
-      const text = make("bdi");
-      name(text, matcher(each), 120);
-      return make("label", box, " ", text);
-    }),
-  );
-  $("silence-reason").value = "";
-  $("silence").showModal();
-}
+export const silence = async (alert) => (await requestScript("forms")).$forms.silence(alert);
 
 /** The matchers of a silence, as one text. */
 export const matchersOf = ({ matchers }) => matchers.map(matcher).join(" ");
-const matcher = (each) => `${each.name}${each.operator}${each.value}`;
-
-async function submit() {
-  const boxes = [...$("silence-matchers").querySelectorAll("input")];
-  const matchers = given.filter((_, place) => boxes[place].checked);
-  const body = { matchers, for_seconds: Number($("silence-for").value), reason: $("silence-reason").value };
-  const answer = await attempt("POST", "silences", body);
-  if (!answer) return;
-  put($("silence-refused"), answer.detail ?? "");
-  if (!answer.ok) return;
-  $("silence").close();
-  state.frame.silences.push(answer.silence);
-  silenced.silenced_by.push(answer.silence.id);
-  changed();
-  refresh();
-}
+export const matcher = (each) => `${each.name}${each.operator}${each.value}`;
 
 /** Ends a silence. */
 export async function expire(id) {
@@ -61,6 +22,7 @@ export async function expire(id) {
     state.frame.silences = state.frame.silences.filter((each) => each.id !== id);
     for (const alert of state.frame.alerts) alert.silenced_by = alert.silenced_by.filter((each) => each !== id);
     changed();
+    keepFocus("#silences button");
   }
   refresh();
 }
@@ -86,11 +48,3 @@ export function showSilences() {
   );
   $("silenced").hidden = !silences.length || !isOpen("alerts");
 }
-
-$("silence")
-  .querySelector("form")
-  .addEventListener("submit", (event) => {
-    event.preventDefault();
-    submit();
-  });
-$("silence-cancel").addEventListener("click", () => $("silence").close());

@@ -12,6 +12,7 @@ const LONG_REST = 1900; // the same with many processes
 
 export const state = {
   frame: null,
+  past: null, // in place of the frame, what the table of processes lists: the programs at a moment that the user holds
   receivedAt: 0, // performance.now() of the newest frame, or of the request for one after a pause
   failures: 0, // requests in succession without a frame
   cause: null, // of the failures: "unreachable", "connections" or the daemon's problem document

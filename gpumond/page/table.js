@@ -2,13 +2,15 @@
 
 import * as address from "./address.js";
 import { addChanges, baseOf, createRanges, showsChanges } from "./changes.js";
+import { release } from "./chart.js";
 import { $, button, labeled, make, put, showChoices, sync } from "./elements.js";
-import { many } from "./format.js";
+import { clock, many } from "./format.js";
 import { classesOf, createRow, gap, refusalOf, reuse, updateRow } from "./row.js";
 import { COLUMNS, FILTER, GROUPS, WAITING, addressOf, barBytes, connectedText, filled, find, groupKey, isAt, kindOf, listed, rowsOf } from "./rows.js";
 import { choose, chosen } from "./selection.js";
 import { hasAgent, state } from "./state.js";
 import { distanceOf, parts } from "./viewport.js";
+import { keepFocus } from "./views.js";
 import { MISSED_LIMIT } from "./words.js";
 
 const LONG = 25; // rows above which only those are drawn that can be seen
@@ -38,18 +40,20 @@ export function shownList() {
 }
 
 export function showProcesses() {
-  rows = rowsOf(state.frame);
-  addChanges(rows);
+  rows = rowsOf(state.past ?? state.frame);
+  if (!state.past) addChanges(rows);
   const { devices } = state.frame.snapshot;
   openByAddress();
   for (const id of filled(rows, devices.length)) $("processes").classList.add(`has-${id}`); // it stays
   $("processes").classList.toggle("changes", showsChanges());
+  put($("processes-title"), state.past ? `Processes at ${clock(state.past.snapshot.taken_at, state.frame.snapshot.taken_at)}` : "Processes");
+  $("to-now").hidden = !state.past;
   arrange();
   const known = devices.some((device) => device.processes !== null && device.missed_readings < MISSED_LIMIT);
   $("processes").hidden = !rows.length;
   if (!rows.length) put($("shown"), known ? "No process uses a GPU." : "The processes are unknown.");
   put($("connected"), connectedText(state.frame));
-  $("no-agents").hidden = rows.some(hasAgent) || !known || !rows.length || !find(rows, filter, gpu()).length;
+  $("no-agents").hidden = Boolean(state.past) || rows.some(hasAgent) || !known || !rows.length || !find(rows, filter, gpu()).length;
 }
 
 let movedAt = -Infinity; // performance.now()
@@ -215,6 +219,7 @@ function showColumns() {
 
 /** Opens the row with this key, and moves the focus to it. */
 export function showProcess(key) {
+  if (state.past) release();
   const row = rows.find((each) => each.key === key);
   if (!row) return;
   if (!find([row], filter, gpu()).length) filterNothing();
@@ -263,7 +268,7 @@ function move(event) {
 /** Calls `act` with the row that has the focus. It returns why it can't act, which is shown. */
 function onRow(act) {
   const row = focusedBody()?.item;
-  const group = row?.rows && "First open the group with Enter, and choose a program in it.";
+  const group = state.past ? "To act on programs, first press Show now." : row?.rows && "First open the group with Enter, and choose a program in it.";
   put($("refusal"), (row ? group || act(row) : "First choose a program with j or k.") || "");
   return true;
 }
@@ -279,6 +284,11 @@ function suspend(row) {
 function resume(row) {
   if (row.suspended === WAITING) return `${row.program} waits to resume. To cancel that, press z.`;
   return row.suspended ? void suspendRow(row.key) : `${row.program} isn’t suspended.`;
+}
+
+function showNow() {
+  release();
+  keepFocus("#processes tbody button");
 }
 
 function flushShown() {
@@ -304,7 +314,7 @@ const KEYS = {
   r: () => sortById(order.id) ?? true,
   g: groupNext,
   "/": () => $("filter").focus() ?? true,
-  Escape: () => Boolean(filter || chosen()) && (filterNothing() ?? true),
+  Escape: () => (state.past ? (showNow() ?? true) : Boolean(filter || chosen()) && (filterNothing() ?? true)),
 };
 
 document.addEventListener("keydown", (event) => {
@@ -326,6 +336,7 @@ $("skip").addEventListener("click", (event) => {
   event.preventDefault();
   if (list.length) focusOn(0);
 });
+$("to-now").addEventListener("click", showNow);
 $("no-match").addEventListener("click", filterNothing);
 $("to-events").addEventListener("click", () => $("events").scrollIntoView());
 addEventListener("scroll", () => requestAnimationFrame(measure), { passive: true });

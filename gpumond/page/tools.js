@@ -31,7 +31,7 @@ function copySelected(text) {
 function saveProcesses(kind) {
   if (!state.frame) return;
   const { list, order, filter, group, gpu } = shownList();
-  const { taken_at } = state.frame.snapshot;
+  const { taken_at } = (state.past ?? state.frame).snapshot;
   const all = records(list);
   const document = { taken_at, host: state.frame.host, order, filter, group, gpu, processes: all };
   if (kind === "csv") saveCsv("processes", all.map((record) => ({ taken_at, ...record })));

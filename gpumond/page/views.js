@@ -4,11 +4,11 @@ import * as address from "./address.js";
 import { $, button, make, sync } from "./elements.js";
 import { changed } from "./state.js";
 
-const FORMS = ["rules", "baselines"]; // views of forms.js
+const FORMS = ["rules", "baselines", "queue"]; // views of forms.js
 const PAUSE = 5000; // between requests of the open view
 
 /** Titles of the views by name. */
-export const TITLES = { "": "Overview", alerts: "Alerts", rules: "Rules", cases: "Cases", receipts: "Receipts", quotas: "Quotas", compare: "Compare", baselines: "Baselines" };
+export const TITLES = { "": "Overview", alerts: "Alerts", rules: "Rules", cases: "Cases", receipts: "Receipts", queue: "Queue", quotas: "Quotas", compare: "Compare", baselines: "Baselines" };
 
 const loading = make("p.quiet", "Loading…");
 const views = {}; // those besides the present state, by name
@@ -26,6 +26,14 @@ export function openView(name) {
   address.write("view", name);
   if (name !== "cases") address.write("case", "");
   reload();
+  keepFocus();
+}
+
+/** Moves the focus, if what had it is gone, to the first visible element with a selector, or to the open view's name. */
+export function keepFocus(selector) {
+  if (document.activeElement !== document.body && document.activeElement.checkVisibility()) return;
+  const found = selector ? [...document.querySelectorAll(selector)] : [];
+  (found.find((node) => node.checkVisibility()) ?? $("views").querySelector("[aria-current=page]"))?.focus();
 }
 
 export const isOpen = (name) => open === name;

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from math import ceil, inf
+from math import ceil, inf, isfinite
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Header, HTTPException, Path, Query, Request
@@ -28,6 +28,7 @@ from gpumond.facts.frame import (
     device_named,
 )
 from gpumond.facts.program import ProcessKey, process_key
+from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, SourceState
 from gpumond.facts.units import accepts
 from gpumond.facts.verdicts import KINDS
@@ -330,6 +331,42 @@ class ShareHistory:
     unattributed: tuple[float | None, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastHolding:
+    """The shares of a device, or of a process on it, at one time; unknown is null.
+
+    ``name`` is the process's workload, or its command. ``ended_at`` is when the process ended or released all of its
+    memory, null if it hasn't. Of a device, ``pid`` is null, ``name`` is empty, and the shares are those of all its
+    processes, ended ones that are no longer kept included. Only devices have ``unattributed_bytes``.
+    """
+
+    device_uuid: str
+    pid: int | None
+    start_ticks: int | None
+    name: str
+    ended_at: float | None
+    used_bytes: float
+    live_bytes: float | None
+    cached_bytes: float | None
+    stranded_bytes: float | None
+    overhead_bytes: float | None
+    opaque_bytes: float | None
+    unattributed_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastHoldings:
+    """What each device and each process on it held at one time, devices first.
+
+    ``resolution_seconds`` and ``block_seconds`` are as in one signal's history.
+    """
+
+    at: float
+    resolution_seconds: int | None
+    block_seconds: float | None
+    holdings: tuple[PastHolding, ...]
+
+
 SLACK = 1.02
 """Factor by which the range of a resolution may fall short of ``since``."""
 
@@ -361,6 +398,28 @@ SHARES_EXAMPLE = ShareHistory(
     overhead=(2.0 * examples.GIB,),
     opaque=(2.0 * examples.GIB,),
     unattributed=(0.0,),
+)
+
+MOMENT_EXAMPLE = PastHoldings(
+    at=examples.TAKEN_AT - 60,
+    resolution_seconds=None,
+    block_seconds=None,
+    holdings=(
+        PastHolding(
+            device_uuid=examples.UUID,
+            pid=examples.PROCESS.pid,
+            start_ticks=examples.PROCESS.start_ticks,
+            name="train",
+            ended_at=None,
+            used_bytes=62.0 * examples.GIB,
+            live_bytes=31.0 * examples.GIB,
+            cached_bytes=24.0 * examples.GIB,
+            stranded_bytes=5.0 * examples.GIB,
+            overhead_bytes=2.0 * examples.GIB,
+            opaque_bytes=None,
+            unattributed_bytes=None,
+        ),
+    ),
 )
 
 Pid = Annotated[int | None, Query(ge=1, description="A process on the device; without it, the whole device.")]
@@ -451,6 +510,45 @@ async def share_history(
         fitting = _fitting(known, [known.age(key)], since, resolution)
         points = known.shares(key, since or 0.0, _end(until), fitting)
     return answer(request, ShareHistory, _columns(uuid, pid, sampled(points), *_lengths(known, fitting)))
+
+
+@router.read(
+    "/history/moment", "What each device and process held at one time", PastHoldings, MOMENT_EXAMPLE, (404, 422)
+)
+async def past_moment(
+    request: Request,
+    at: Annotated[float, Query(ge=0, description="The time, as Unix time.")],
+    uuid: Annotated[
+        str | None, Query(description="The device, as for `/api/v1/history`; without it, all devices.")
+    ] = None,
+    resolution: Resolution = None,
+) -> Response:
+    """Returns the shares of all processes at `at`, ended ones included, in one response. The daemon keeps the 32
+    processes that ended last. Resolutions work as in `/api/v1/history`.
+    """
+    known = kernel_of(request).history
+    own = None if uuid is None else device_named(uuid, kernel_of(request).frame, others=known.devices)
+    fitting = _fitting(known, [known.age((each, None)) for each in known.devices], at, resolution)
+    found = tuple(
+        PastHolding(
+            device_uuid=device,
+            pid=process.pid if process else None,
+            start_ticks=process.start_ticks if process else None,
+            name=series.name,
+            ended_at=known.unix(series.ended) if isfinite(series.ended) else None,
+            **{f"{share}_bytes": getattr(point, share) for share in ("used", *SHARES)},
+        )
+        for (device, process), series, point in known.moment(at, fitting)
+        if own in (None, device)
+    )
+    if not found:
+        raise HTTPException(404, "no history of that time")
+    seconds, length = _lengths(known, fitting)
+    return answer(
+        request,
+        PastHoldings,
+        PastHoldings(at=at, resolution_seconds=seconds, block_seconds=length, holdings=found),
+    )
 
 
 Each = TypeVar("Each")

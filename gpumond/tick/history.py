@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import floor, inf, isfinite, nan
+from math import floor, inf, isfinite, nan, nextafter
 from typing import Literal, NamedTuple
 
 from gpumond.facts.program import ProcessKey, process_key
@@ -145,6 +145,7 @@ class History:
         """Mark a process as ended. Its series is kept for some time."""
         series = self.processes.pop(key, None)
         if series is not None:
+            series.ended = self.now
             self._ended.pop(key, None)
             self._ended[key] = series
             if len(self._ended) > MAX_ENDED:
@@ -182,17 +183,18 @@ class History:
         if found is None or place >= found.signals:
             return ()
         fitting = [i for i, tier in enumerate(TIERS) if resolution is not None and tier.seconds <= resolution]
-        length = 0.0
-        if not fitting:
-            values = found.samples(place)
-            rows: Iterable[tuple[float, ...]] = zip(found.sample_times(), values, values, values, strict=True)
-        else:
-            length = TIERS[fitting[-1]].seconds / self.pace
+        length, times = 0.0, found.sample_times()
+        columns: Iterable[array[float]] = [found.samples(place)] * 3
+        running = None
+        if fitting:
+            length, times = TIERS[fitting[-1]].seconds / self.pace, found.times(fitting[-1])
             columns = (found.column(fitting[-1], place, kind) for kind in (MIN, MEDIAN, MAX))
-            rows = zip(found.times(fitting[-1]), *columns, strict=True)
-            running = found.running(fitting[-1])
-            if running is not None:
-                rows = chain(rows, [(running[0], *running[2 + 3 * place : 5 + 3 * place])])
+            if until > self.unix(found.open_since(fitting[-1])):
+                running = found.running(fitting[-1])
+        near = self._within(times, since - length, until)
+        rows: Iterable[tuple[float, ...]] = zip(times[near], *(column[near] for column in columns), strict=True)
+        if running is not None:
+            rows = chain(rows, [(running[0], *running[2 + 3 * place : 5 + 3 * place])])
         points = (Point(self.unix(at), low, median, high) for at, low, median, high in rows if median == median)
         return tuple(point for point in points if since <= point.at + length and point.at < until)
 
@@ -234,6 +236,26 @@ class History:
             parts = [points[place] for points, place in zip(others, near, strict=True) if place >= 0]
             sums.append(_sum(point, [part for part in parts if point.at - part.at <= 3 * half]))
         return tuple(sums)
+
+    def moment(self, at: float, resolution: float | None = None) -> Iterator[tuple[SeriesKey, Series, Shares]]:
+        """Yield the shares of all devices and of the processes on them at a Unix time, in samples or in blocks as
+        `series` does. A process that ended later is one of them while its series is kept.
+        """
+        series: Iterable[tuple[SeriesKey, Series]] = (
+            *(((uuid, None), each) for uuid, each in self.devices.items()),
+            *self._ended.items(),
+            *self.processes.items(),
+        )
+        samples = resolution is None or resolution < TIERS[0].seconds
+        for key, each in series:
+            oldest = at - GAP_RATIO * each.distance / self.pace if samples else at
+            points = self.shares(key, oldest, nextafter(at, inf), resolution) if at < self.unix(each.ended) else ()
+            if points:
+                yield key, each, points[-1]
+
+    def _within(self, times: array[float], since: float, until: float) -> slice:
+        """Return where the times between two Unix times are, with some second around them."""
+        return slice(bisect_left(times, self._moment(since) - 1), bisect_right(times, self._moment(until) + 1))
 
     def age(self, key: SeriesKey) -> float:
         """Return the seconds of this clock since the first sample of the device or process; 0 if it is unknown."""
@@ -373,6 +395,8 @@ def _known(value: float) -> float | None:
 SAMPLES = 900
 SHORTEST_SECONDS = 0.75
 """Minimum distance of two samples; a closer one is dropped."""
+GAP_RATIO = 3.0
+"""Number of usual distances for which a sample is valid if no other one follows."""
 AVERAGE_SECONDS = 1.0
 """Minimum distance of two samples on average, with which those that are kept cover 15 minutes at any interval."""
 ACCELERATED_SECONDS = 4.0
@@ -486,13 +510,16 @@ class HistoryRows:
 class Series:
     """Samples and blocks of one device or process. Times are those of the History's clock.
 
-    It has as many signals as the longest row: further ones are unknown, and take no memory.
+    It has as many signals as the longest row: further ones are unknown, and take no memory. ``name``: that of the
+    program, empty if it is unknown.
     """
 
     def __init__(self, signals: int, born: float, phase: float, samples: int = SAMPLES) -> None:
         self.signals = signals
+        self.name = ""
         self.born = born
         self.last = -inf
+        self.ended = inf
         self.rows = HistoryRows(signals, samples)
         self._due = -inf
         self.tiers = tuple(HistoryRows(1 + 3 * signals, tier.rows) for tier in TIERS)
@@ -539,9 +566,19 @@ class Series:
     def counts(self, tier: int, count: int = SAMPLES) -> array[float]:
         return self.tiers[tier].column(0, count)
 
+    @property
+    def distance(self) -> float:
+        """The usual distance of two samples."""
+        times = self.sample_times()
+        return max(AVERAGE_SECONDS, (times[-1] - times[0]) / (len(times) - 1)) if len(times) > 1 else AVERAGE_SECONDS
+
+    def open_since(self, tier: int) -> float:
+        """Return when the block that has not closed yet began."""
+        return self._closes[tier] - TIERS[tier].seconds
+
     def running(self, tier: int) -> list[float] | None:
         """Return the row of the block that has not closed yet; None if it has no sample."""
-        begin = self._closes[tier] - TIERS[tier].seconds
+        begin = self.open_since(tier)
         fresh = sum(1 for at in self.rows.times(SAMPLES) if at >= begin)
         return [begin, *_of_samples(self.rows.newest(fresh), self.signals)] if fresh else None
 

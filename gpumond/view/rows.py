@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from gpumond.facts.program import ProcessKey, process_key
-from gpumond.facts.quota import SHOWN_EARLIER
+from gpumond.facts.quota import SHOWN_EARLIER, only_free
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.suspension import MemoryHolder
@@ -389,14 +389,15 @@ def held_sentence(request: Mapping[str, Any]) -> str:
 
 def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence about each grant whose memory isn't all held yet."""
-    index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
+    devices = {device["uuid"]: device for device in frame["snapshot"]["devices"]}
     for grant in frame.get("grants") or ():
-        device, used = (
-            index.get(grant["device_uuid"], grant["device_uuid"]),
-            grant["need_bytes"] - grant["unused_bytes"],
-        )
+        device = devices.get(grant["device_uuid"])
+        name, free = (f"GPU {device['index']}", device["free_bytes"]) if device else (grant["device_uuid"], None)
+        unused = grant["unused_bytes"]
+        used = grant["need_bytes"] - unused
         so_far = f"uses {human(used)} of it so far" if used else "doesn't use it yet"
-        yield f"{human(grant['need_bytes'])} of {device} is granted to {requester(grant)}, which {so_far}"
+        granted = f"{human(grant['need_bytes'])} of {name} is granted to {requester(grant)}"
+        yield f"{granted}, which {so_far}{only_free(unused, free)}"
 
 
 def suspension_sentence(program: Mapping[str, Any], now: float) -> str:

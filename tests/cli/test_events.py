@@ -50,7 +50,7 @@ def test_line_counts_the_repeats_and_json_has_each(capsys: pytest.CaptureFixture
         fake.answers["/api/v1/events"] = (200, [event(1.0), event(2.0, "flush"), event(3.0), event(60.0)])
         assert main(["events", "--limit", "2", "--url", fake.url]) == 0
         first, second = capsys.readouterr().out.splitlines()
-        assert first.endswith("chat (pid 10) oom (2 more times until 1970-01-01 00:01:00Z)")
+        assert first.endswith("chat (pid 10) oom (3 times, the last at 1970-01-01 00:01:00Z)")
         assert first.startswith("1970-01-01 00:00:01Z  out-of-memory ")
         assert second.endswith("chat (pid 10) flush")
         assert main(["events", "--json", "--url", fake.url]) == 0

@@ -206,7 +206,7 @@ def test_status_fits_the_terminal_and_is_complete_elsewhere():
 @pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("command", ["status", "top --once", "queue", "quota"])
 def test_sentences_break_between_words(width: int, command: str):
-    summary = "train is leaking about 0.8 GiB/min on GPU 0; at this rate, GPU 0 will be full in about eight minutes"
+    summary = "train is leaking about 840 MiB/min on GPU 0; at this rate, GPU 0 will be full in about eight minutes"
     verdict = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=5.0, summary=summary)
     waiting = QueuedRequest(
         id="a",

@@ -28,11 +28,13 @@ def test_typed_duration_without_a_unit_is_refused_with_units_to_choose_from():
     ("size", "text"),
     [
         (0, "0 B"),
-        (1023, "1023 B"),
+        (999, "999 B"),
+        (1002 << 20, "1.0 GiB"),
+        (999 << 20, "999.0 MiB"),
         (1024, "1.0 KiB"),
         (3 << 20, "3.0 MiB"),
         (1 << 30, "1.0 GiB"),
-        (1023 << 30, "1023.0 GiB"),
+        (1023 << 30, "1.0 TiB"),
         (9024 << 30, "8.8 TiB"),
         (-(1 << 30), "-1.0 GiB"),
     ],
@@ -64,14 +66,15 @@ def test_name_is_accepted_if_it_is_listed_with_a_weight(header: str, accepted: b
 @pytest.mark.parametrize(
     ("per_minute", "text"),
     [
-        (840.0 * MIB, "about 0.8 GiB/min"),
-        (817.9 * MIB, "about 0.8 GiB/min"),
+        (840.0 * MIB, "about 840 MiB/min"),
+        (837.9 * MIB, "about 840 MiB/min"),
+        (1002.0 * MIB, "about 1.0 GiB/min"),
         (64.0 * MIB, "about 64 MiB/min"),
         (6.42 * MIB, "about 6.4 MiB/min"),
         (9.97 * MIB, "about 10 MiB/min"),
         (200.0 * 1024 * GIB, "about 200 TiB/min"),
         (12.0, "about 12 B/min"),
-        (-300.0 * MIB, "about -0.3 GiB/min"),
+        (-300.0 * MIB, "about -300 MiB/min"),
     ],
 )
 def test_rate_is_rounded_so_that_it_stays(per_minute: float, text: str) -> None:

@@ -213,16 +213,26 @@ def test_clicked_moment_stays_until_escape(session: PageSession, demo: RunningDa
     bar = page.locator("#hero .edge").get_attribute("aria-label")
     assert bar
     assert f"live {live}" in bar, "the bar is that of the moment, too"
-    assert page.evaluate(heads) == ['" now"', '" now"', "none"], "events have times of their own"
+    page.get_by_role("heading", name=f"Processes at {held}").wait_for()
+    assert page.evaluate(heads) == ['" now"', "none", "none"], "events have times of their own"
+    sizes = page.locator("#processes tbody:first-of-type td.of-live").all_inner_texts()
+    assert sizes != ["0 B"], "the table is that of the moment, too"
     assert page.locator("#hero .total").evaluate("node => getComputedStyle(node, '::after').content") == '" now"'
-    page.locator("#hero .estimate :visible", has_text="A flush now releases").wait_for()
+    page.locator("#hero .estimate").wait_for(state="hidden")
     plot.hover(position={"x": 0.5 * width, "y": 60})
     page.mouse.move(0, 0)
     assert page.locator("#hero .side").get_attribute("data-at") == held
     page.keyboard.press("Escape")
     page.locator("#hero .side[data-at='']").wait_for()
     page.locator("#hero .edge[aria-label]:not([aria-label*=live])").wait_for()
+    page.get_by_role("heading", name="Processes", exact=True).wait_for()
     assert page.evaluate(heads) == ["none"] * 3
+    plot.click(position={"x": 0.9 * width, "y": 60})
+    page.get_by_role("button", name="Show now").click()
+    page.locator("#processes tbody button:focus").wait_for()
+    page.get_by_role("heading", name="Processes", exact=True).wait_for()
+    plot.hover(position={"x": 0.5 * width, "y": 60})
+    assert page.evaluate(heads) == ['" now"', '" now"', "none"], "only a moment that is held is requested"
     plot.click(position={"x": 0.9 * width, "y": 60})
     plot.click(position={"x": 0.9 * width, "y": 60}, delay=600)
     page.mouse.move(0, 0)

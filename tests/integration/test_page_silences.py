@@ -54,6 +54,7 @@ def test_view_of_alerts_offers_the_actions_of_their_cards(browser: Browser, daem
         found = page.get_by_role("row", name="fragmentation").first
         found.get_by_role("button", name="Why fragmentation").wait_for(timeout=120_000)
         found.get_by_role("button", name="Silence fragmentation").click(timeout=120_000)
+        page.locator("#silence-reason:focus").wait_for()
         chosen = {matcher.partition("=")[0] for matcher in page.evaluate(CHOSEN)}
         assert chosen == {"rule", "workload"}
         assert f"user={getpass.getuser()}" in session.texts("#silence-matchers bdi")[0]
@@ -70,6 +71,7 @@ def test_alert_is_silenced_and_the_silence_ended(browser: Browser, daemon: Runni
         page = session.page
         page.get_by_role("button", name="Silence present").click(timeout=60_000)
         dialog = page.get_by_role("dialog", name="Silence present")
+        dialog.get_by_label("Reason").wait_for()
         assert {"rule=present", f"uuid={uuid}", "severity=critical"} <= set(session.texts("#silence-matchers bdi")[0])
         if AXE:
             page.evaluate(AXE.read_text())
@@ -83,7 +85,8 @@ def test_alert_is_silenced_and_the_silence_ended(browser: Browser, daemon: Runni
         state = page.locator("#alerts time", has_text="silenced until")
         state.wait_for()
         assert state.get_attribute("title") == "token: maintenance"
-        page.get_by_role("button", name="1 silence").click()
+        page.locator("#silences-open:focus").wait_for()
+        page.keyboard.press("Enter")
         (entry,) = daemon.get("silences")
         silence = entry["silence"]
         matchers = [f"{each['name']}{each['operator']}{each['value']}" for each in silence["matchers"]]
@@ -94,6 +97,7 @@ def test_alert_is_silenced_and_the_silence_ended(browser: Browser, daemon: Runni
             assert page.evaluate(CHECK) == []
         page.get_by_role("button", name="End the silence for rule=present").click()
         page.locator("#silenced").wait_for(state="hidden")
+        page.locator("#views :focus", has_text="Alerts").wait_for()
         assert [each["state"] for each in daemon.get("silences")] == ["ended"]
 
 

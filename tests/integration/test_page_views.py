@@ -174,17 +174,19 @@ def test_view_is_accessible_and_fits_on_a_phone(browser: Browser, demo: RunningD
 def test_view_that_cannot_be_loaded_says_so(browser: Browser, demo: RunningDaemon):
     with open_page(browser, demo) as session:
         session.shows_content()
-        session.page.route("**/forms-*.js", lambda route: route.fulfill(status=404))
-        session.page.get_by_role("button", name="Rules", exact=True).click()
+        session.page.route("**/later-*.js", lambda route: route.fulfill(status=404))
+        session.page.get_by_role("button", name="Alerts", exact=True).click()
         session.shows("the daemon may have been updated")
-        session.page.unroute("**/forms-*.js")
+        session.page.unroute("**/later-*.js")
         session.page.reload()
-        session.page.get_by_role("table", name="Rules").wait_for()
+        session.page.get_by_role("table", name="Alert history").wait_for()
 
 
 def with_requests(frame: Any) -> None:
     """Add a request for memory that waits, and a grant whose program uses a part of its memory."""
-    own = {"device_uuid": frame["snapshot"]["devices"][0]["uuid"], "user": "dev", "need_bytes": 20 * GIB}
+    device = frame["snapshot"]["devices"][0]
+    device["free_bytes"] = 9 * GIB
+    own = {"device_uuid": device["uuid"], "user": "dev", "need_bytes": 20 * GIB}
     since = frame["snapshot"]["taken_at"] - 60
     later = {"available_bytes": GIB, "missing_bytes": 7 * GIB, "ahead": 0, "since": since}
     later["holders"] = [{"pid": 7, "workload": "notebook", "used_bytes": 9 * GIB, "granted_bytes": 0}]
@@ -198,5 +200,15 @@ def test_requests_that_wait_and_grants_that_are_not_used_are_listed(browser: Bro
         assert session.page.locator("#hero-queue li").all_text_contents() == [
             "later (pid 42, dev) has waited 1 min for 20.0 GiB of GPU 0; 1.0 GiB is available, "
             "flushes return 12.0 GiB, 7.0 GiB is missing; notebook holds 9.0 GiB",
-            "pretrain (pid 43, dev) is granted 20.0 GiB of GPU 0; 15.0 GiB of it isn't used yet",
+            "pretrain (pid 43, dev) is granted 20.0 GiB of GPU 0; 15.0 GiB of it isn't used yet; only 9.0 GiB is free",
         ]
+        session.page.keyboard.press("Control+k")
+        session.page.keyboard.type("who waits")
+        session.page.keyboard.press("Enter")
+        rows = session.page.get_by_role("table", name="Queue").locator("tbody tr")
+        rows.first.wait_for()
+        waits, granted = (row.locator("bdi").all_text_contents() for row in rows.all())
+        assert waits[:6] == ["later, pid 42", "waiting", "0", "20.0 GiB", "1.0 GiB", "7.0 GiB"]
+        assert waits[7:] == ["-", "notebook holds 9.0 GiB"]
+        assert granted[:4] == ["pretrain, pid 43", "granted, 15.0 GiB not used yet", "0", "20.0 GiB"]
+        assert session.fits()

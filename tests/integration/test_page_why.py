@@ -112,9 +112,7 @@ def test_lines_that_keep_and_allocate_memory_are_shown(browser: Browser, demo: R
     with open_page(browser, demo, rewrite=leak) as session:
         page = session.page
         page.route("**/why", answer)
-        page.locator(".card").get_by_text("retained by `losses` in `train` at train.py:31; leaking").wait_for(
-            timeout=60_000
-        )
+        page.locator(".card").get_by_text("; retained by `losses` in `train` at train.py:31").wait_for(timeout=60_000)
         page.get_by_role("button", name="Why leak train-llm").click()
         sign_in(session, demo)
         dialog = page.get_by_role("dialog", name="Memory of train-llm")

@@ -120,7 +120,7 @@ def with_two_devices(frame: Any) -> None:
 def test_tablet_shows_what_memory_consists_of(browser: Browser, demo: RunningDaemon):
     with open_page(browser, demo, TABLET, rewrite=with_two_devices) as session:
         session.shows_content()
-        columns = ["GPU", "PID", "Program", "Used", "Live", "Cached", "Stranded", "Overhead"]
+        columns = ["GPU", "PID", "Program", "Used", "Waste", "Live", "Cached", "Stranded", "Overhead"]
         assert heads(session, "#processes") == columns
         assert heads(session, "#device-rows") == [
             "Device",

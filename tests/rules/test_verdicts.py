@@ -36,7 +36,7 @@ LEAK = Verdict(
     since=1.0,
     evidence=(("slope_bytes_per_second", 2.0 * MIB),),
     time_to_full_seconds=3840.0,
-    summary="train (pid 10) is leaking about 0.1 GiB/min on GPU 0; GPU 0 will be full in 1 h 4 min",
+    summary="train (pid 10) is leaking about 120 MiB/min on GPU 0; GPU 0 will be full in 1 h 4 min",
 )
 RULES = tuple(rule for rule in BUILT_IN if rule.name == "leak")
 DEVICE = make_device(used_bytes=40 * GIB, processes=(make_process(10, 30 * GIB), make_process(11, 10 * GIB)))

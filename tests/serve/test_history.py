@@ -176,6 +176,35 @@ def test_shares_of_the_machine_are_the_sums_of_its_devices():
     assert ask(View(history=history), "/api/v1/history/shares", params={"pid": 10}).status_code == 422
 
 
+def test_moment_states_who_held_what_ended_programs_included():
+    diagnosis = Diagnosis()
+    for second in range(60):
+        names = ("train", "etl") if second < 30 else ("train",)
+        usages = tuple(make_process(10 + place, 5 * GIB, comm=name) for place, name in enumerate(names))
+        device = make_device(used_bytes=12 * GIB, processes=usages)
+        reports = (make_report(10, workload="llm", pools=(make_pool("GPU-a", live=2 * GIB, cached=GIB),)),)
+        at = {"elapsed_seconds": float(second), "taken_at": NOW - 60 + second}
+        diagnosis = diagnose(diagnosis, make_snapshot(device, reports=reports, seq=second, **at))
+    view = View(history=diagnosis.history)
+
+    def held(ago: float) -> dict[str, tuple[float | None, ...]]:
+        body = ask(view, "/api/v1/history/moment", params={"at": NOW - ago, "uuid": "GPU-a"}).json()
+        parts = ("used", "live", "cached", "opaque", "unattributed")
+        return {each["name"]: tuple(each[f"{part}_bytes"] for part in parts) for each in body["holdings"]}
+
+    assert held(40.5) == {
+        "": (12 * GIB, 2 * GIB, GIB, 5 * GIB, 2 * GIB),
+        "llm": (5 * GIB, 2 * GIB, GIB, None, None),
+        "etl": (5 * GIB, None, None, 5 * GIB, None),
+    }
+    assert set(held(10)) == {"", "llm"}
+    every = ask(view, "/api/v1/history/moment", params={"at": NOW - 40}).json()["holdings"]
+    ended = {each["name"]: each["ended_at"] for each in every}
+    assert ended == {"": None, "llm": None, "etl": pytest.approx(NOW - 30)}
+    none = ask(view, "/api/v1/history/moment", params={"at": NOW - 90})
+    assert (none.status_code, none.json()["detail"]) == (404, "no history of that time")
+
+
 def test_unreported_signal_is_empty_and_unknown_process_is_404():
     assert query_history(uuid="GPU-a", pid=10, signal="live")["points"] == []
     for query, says in (

@@ -119,6 +119,7 @@ def test_answers_are_not_shared_between_tenants():
         "/metrics",
         "/api/v1/history?uuid=0",
         "/api/v1/history/shares",
+        "/api/v1/history/moment?at=0",
         "/api/v1/receipts",
         "/api/v1/audit",
         "/api/v1/events",

@@ -162,11 +162,11 @@ def event(number: int, kind: str, at: float, **fields: Any) -> dict[str, Any]:
 
 
 def test_marks_are_those_of_the_device_or_the_process():
-    process = {"pid": 7, "start_ticks": 100}
+    process = {"pid": 7, "start_ticks": 100, "details": []}
     events = [
         event(1, "agent-connected", 10, **process, device_uuid=None),
         event(2, "flush", 20, **process),
-        event(3, "oom", 30, pid=8, start_ticks=100),
+        event(3, "oom", 30, pid=8, start_ticks=100, details=[]),
         event(4, "alert-fired", 40, device_uuid="GPU-1"),
         event(5, "process-ended", 50, pid=7, start_ticks=99),
         event(7, "unheard-of", 30, **process),
@@ -174,6 +174,15 @@ def test_marks_are_those_of_the_device_or_the_process():
     expression = "m.marksOf(given[0], given[1]).map((mark) => mark.id)"
     assert run_module("marks", expression, events, {"uuid": "GPU-0", "pid": None}) == [2, 3, 5]
     assert run_module("marks", expression, events, {"uuid": "GPU-0", **process}) == [1, 2]
+
+
+def test_repeats_of_an_error_are_one_mark():
+    limit = [["limit_bytes", 5]]
+    given = [(10, 7, limit), (40, 7, limit), (60, 8, limit), (65, 7, []), (95, 7, limit), (200, 7, limit)]
+    events = [event(at, "oom", at, pid=pid, start_ticks=1, details=details) for at, pid, details in given]
+    expression = "m.marksOf(given[0], given[1]).map(({ id, last, times }) => [id, last, times])"
+    found = run_module("marks", expression, events, {"uuid": "GPU-0", "pid": None})
+    assert found == [[10, 95, 3], [60, 60, 1], [65, 65, 1], [200, 200, 1]]
 
 
 def test_crossing_is_drawn_at_the_time_until_the_device_is_full():
@@ -220,7 +229,7 @@ def test_evidence_is_drawn_as_stated():
 
 def test_summary_states_the_time_left():
     fit = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")["fit"]
-    text = run_module("evidence", "m.summary(given[0], given[1])", fit, TAKEN_AT)
+    text = run_module("figures", "m.summary(given[0], given[1])", fit, TAKEN_AT)
     rate = "32.0 MiB/min (31.6 MiB to 32.4 MiB) in the 2 min shown"
     assert text.startswith(f"{rate}; the GPU will be full in about 65 min")
 
@@ -237,7 +246,7 @@ def test_summary_rounds_the_time_left_and_its_interval(earliest: float, latest: 
     fit = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")["fit"]
     fit |= {"full_at": TAKEN_AT + 431, "full_at_earliest": TAKEN_AT + earliest}
     fit |= {"full_at_latest": latest and TAKEN_AT + latest}
-    text = run_module("evidence", "m.summary(given[0], given[1])", fit, TAKEN_AT)
+    text = run_module("figures", "m.summary(given[0], given[1])", fit, TAKEN_AT)
     assert text.endswith(f"; the GPU will be full in {expected}.")
 
 
@@ -249,7 +258,7 @@ def test_figures_of_a_verdict_have_units():
         ["used_ratio", 0.953],
         ["significance", 4.56789],
     ]
-    assert run_module("evidence", "m.figures(given[0])", evidence) == [
+    assert run_module("figures", "m.figures(given[0])", evidence) == [
         ["slope", "60.0 MiB/min"],
         ["growth", "3.0 GiB"],
         ["window", "1 min 30 s"],

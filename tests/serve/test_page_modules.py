@@ -237,10 +237,10 @@ def test_leak_states_the_window_of_its_rate_and_what_will_be_full():
     evidence = [["slope_bytes_per_second", 1 << 20], ["window_seconds", 120.0]]
     verdict = {"kind": "leak", "since": 10.0, "evidence": evidence, "fit": None, "time_to_full_seconds": 600.0}
     line = "m.lineOf({ verdict: given[0] }, given[1], 130)"
-    for kept, begin in (("", ""), ("retained by f at /b/a.py:3, g at c:7", "retained by f at …/a.py:3, g at c:7; ")):
+    for kept, end in (("", ""), ("retained by f at /b/a.py:3, g at c:7", "; retained by f at a.py:3, g at c:7")):
         found = run_module("cards", line, verdict | {"retained_by": kept}, {"live_bytes": GIB})
-        assert found.startswith(f"{begin}leaking since ")
-        assert found.endswith(", about 60 MiB/min in the last 2 min; now 1.0 GiB live")
+        assert found.startswith("since ")
+        assert found.endswith(f", about 60 MiB/min in the last 2 min{end}")
     card = {"verdict": verdict, "uuid": "GPU-a"}
     left = "m.leftOf(given[0], new Map(given[1]))"
     assert run_module("cards", left, card, [["GPU-a", device]]) == "GPU 1 (24.0 GiB) will be full in about 10 min"
@@ -350,9 +350,9 @@ def test_difference_agrees_with_the_amounts_as_they_are_shown():
 
 
 def test_rate_has_two_digits():
-    rates = [840 * MIB, 830.7 * MIB, 817.9 * MIB, 64 * MIB, 12.3 * GIB, 0]
+    rates = [840 * MIB, 836.7 * MIB, 844.9 * MIB, 64 * MIB, 12.3 * GIB, 0]
     assert run_module("format", "given.map(m.rate)", *rates) == [
-        *["about 0.8 GiB/min"] * 3,
+        *["about 840 MiB/min"] * 3,
         "about 64 MiB/min",
         "about 12 GiB/min",
         "about 0 B/min",

@@ -173,6 +173,31 @@ def test_ended_life_is_kept_and_the_newest_life_of_a_pid_is_returned():
     assert history.series(("GPU-b", ProcessKey(0, 1)), "used") == ()
 
 
+def test_moment_has_the_programs_that_were_there_and_no_others():
+    history = make_history([float(value) for value in range(100)])
+    history.end(PROCESS_SERIES)
+    later = ("GPU-a", ProcessKey(11, 200))
+    for second in range(100, 160):
+        history.begin(make_snapshot(elapsed_seconds=float(second), taken_at=1e9 + second))
+        history.device("GPU-a").add((history.now, *[7.0] * DEVICE_SIGNALS))
+        if second != 130:
+            series = history.process(later)
+            assert series is not None
+            series.add((history.now, 5.0))
+    moments: Sequence[tuple[float, float | None, Sequence[tuple[object, float]]]] = [
+        (50.0, None, [(PROCESS_SERIES, 50.0)]),
+        (98.9, None, [(PROCESS_SERIES, 98.0)]),
+        (99.5, None, []),  # it has ended, and the other one has not begun
+        (130.5, None, [(("GPU-a", None), 7.0), (later, 5.0)]),
+        (159.0, None, [(("GPU-a", None), 7.0), (later, 5.0)]),
+        (50.0, 15.0, [(PROCESS_SERIES, 44.0)]),  # the median of the block from 37 to 52
+        (-50.0, None, []),
+    ]
+    for at, resolution, expected in moments:
+        found = [(key, point.used) for key, _, point in history.moment(1e9 + at, resolution)]
+        assert found == expected, (at, resolution)
+
+
 def test_processes_never_exceed_the_limit():
     history = make_history([1.0])
     made = [history.process(("GPU-a", ProcessKey(pid, 1))) for pid in range(1000, 1000 + module.MAX_PROCESSES)]

@@ -136,7 +136,7 @@ def test_line_belongs_to_the_device_above():
 LEAK = FrameNotice(
     "warn",
     "leak firing for 1 min 20 s",
-    "notebook (pid 4194304) is leaking about 0.8 GiB/min on GPU 0 (since 14:05:44 UTC), which will be full in about "
+    "notebook (pid 4194304) is leaking about 840 MiB/min on GPU 0 (since 14:05:44 UTC), which will be full in about "
     "10 min at this rate; retained by `losses` in `leak` at /data/programs.py:125 (20 tensors added in 20 s)",
     "alert leak",
     "find out what retains the memory: gpumond why --pid 4194304; restart the program before the GPU is full",
@@ -188,7 +188,7 @@ ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", 
 @pytest.mark.parametrize(
     ("notice", "width", "expected"),
     [
-        (LEAK, 80, "notebook on GPU 0 is leaking about 0.8 GiB/min; full in about 10 min"),
+        (LEAK, 80, "notebook on GPU 0 is leaking about 840 MiB/min; full in about 10 min"),
         (LEAK, 62, "notebook on GPU 0 is leaking about…; full in about 10 min"),
         (LEAK, 40, "notebook on GPU 0: full in about 10 min"),
         (OOM, 80, "finetune on GPU 1 ran out of memory in…; gpumond oom show --pid 9282"),

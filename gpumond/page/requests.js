@@ -1,0 +1,39 @@
+// The view of the queue: requests for memory that wait, or are granted and not all used.
+
+import { clock, duration, human } from "./format.js";
+import { holdersText } from "./hero.js";
+import { createListing } from "./lists.js";
+import { state } from "./state.js";
+import { addView } from "./views.js";
+
+const now = () => state.frame.snapshot.taken_at;
+const bytes = (field) => (each) => (each[field] === undefined ? "" : human(each[field] === null ? null : Math.max(0, each[field])));
+const nameOf = ({ workload, pid }) => [workload, pid === null ? "" : `pid ${pid}`].filter(Boolean).join(", ");
+const stateOf = ({ unused_bytes: unused }) => (unused ? `granted, ${human(unused)} not used yet` : "waiting");
+
+/** The programs whose turn is before a request's. */
+const ahead = ({ device_uuid: uuid, ahead: count }) =>
+  state.frame.queue.filter((each) => each.device_uuid === uuid && each.ahead < count).map(nameOf).join("; ");
+
+const COLUMNS = [
+  { title: "Program", text: nameOf, name: true },
+  { title: "State", text: stateOf },
+  { title: "GPU", text: ({ device_uuid: uuid }) => String(state.devices.get(uuid)?.index ?? "?"), number: true },
+  { title: "Needs", text: bytes("need_bytes"), number: true },
+  { title: "Available", text: bytes("available_bytes"), number: true },
+  { title: "Missing", text: bytes("missing_bytes"), number: true },
+  { title: "Since", text: ({ since }) => (since ? `${clock(since, now())}, for ${duration(Math.max(0, now() - since))}` : "") },
+  { title: "Behind", text: ahead, none: "No other request comes first." },
+  { title: "Largest programs", text: ({ holders = [] }) => holdersText(holders), long: true },
+];
+
+const record = ({ holders = [], ...request }) => ({ ...request, state: stateOf(request), holders: holdersText(holders) });
+const NONE = "No program waits for memory. To start one as soon as its memory is free: gpumond run --need SIZE --wait 10m -- COMMAND";
+let section;
+
+async function load() {
+  const { queue, grants } = state.frame;
+  section.show([...queue, ...grants]);
+}
+
+addView("queue", () => (section = createListing("Queue", COLUMNS, ({ id }) => id, record, NONE)), load);
