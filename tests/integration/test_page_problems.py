@@ -66,7 +66,7 @@ def test_card_keeps_place_and_size_while_it_changes(browser: Browser, demo: Runn
 
     with open_page(browser, demo, rewrite=changing) as session:
         page = session.page
-        page.locator(".card", has_text="firing").wait_for()
+        page.locator(".card", has_text="warning for").wait_for()
         page.locator(".card").evaluate("node => { node.marked = true; }")
         boxes = [(page.evaluate(BOXES), page.wait_for_timeout(700))[0] for _ in range(6)]
         moved = [pair for each in boxes for pair in zip(boxes[0], each, strict=True) if pair[0] != pair[1]]
@@ -122,7 +122,7 @@ def test_alert_continues_the_card_of_its_verdict(browser: Browser, demo: Running
         next_step.wait_for()
         assert "Next: find out what retains the memory: Why" in next_step.inner_text()
         alerting.append(True)
-        page.locator(".card", has_text="firing").wait_for()
+        page.locator(".card", has_text="warning for").wait_for()
         assert next_step.is_visible()
 
 

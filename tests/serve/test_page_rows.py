@@ -424,9 +424,9 @@ def test_card_of_a_verdict_is_as_loud_while_its_alert_is_pending():
         {"kind": "mine", "verdict": None, "alert": alert},
     ]
     assert run_module("cards", shown, cards) == [
-        ["warn", "since"],
-        ["warn", "since"],
-        ["warn", "firing"],
+        ["warn", "verdict"],
+        ["warn", "verdict"],
+        ["warn", "warning"],
         ["quiet", "silenced"],
         ["quiet", "pending"],
     ]
