@@ -32,9 +32,9 @@ const createFields = () => ({
   threshold: ["Threshold", input({ required: true, title: "such as 80%, 1GiB or 5" })],
   for: ["For", input({ placeholder: "at once", title: "such as 30s, 5m or 1h" })],
   keep_firing_for: ["Keep firing for", input({ title: "such as 5m, so that an alert doesn't resolve and fire again" })],
-  match: ["Match", input({ placeholder: "workload=train-*, user=ann", title: "labels and patterns; all have to match" })],
   severity: ["Severity", input({ pattern: `${WORD}{0,64}`, title: "such as info, warning or critical" })],
-  others: ["Other keys (JSON)", control("textarea", { rows: 4, spellcheck: false })],
+  match: ["Match", input({ placeholder: "workload=train-*, user=ann", title: "labels and patterns; all have to match" })],
+  others: ["Other keys (JSON)", control("textarea", { rows: 2, spellcheck: false })],
   enabled: ["Enabled", control("input", { type: "checkbox" })],
 });
 
@@ -115,11 +115,12 @@ export async function edit(place, entry) {
   });
   cells.at(-1).hidden = !builtIn;
   const meaning = make("p.quiet");
+  cells.splice(3, 0, meaning);
   const explain = () => put(meaning, meaningOf(controls), 600);
   const submit = control("button", { type: "submit", className: "strong" }, "Save");
   const buttons = make("div.buttons", erase, button("Cancel", close), look, submit);
   const title = make("h3", entry.origin ? `Edit ${clean(entry.name, 80)}` : "New rule");
-  const form = make("form.editor", title, make("div.fields", ...cells), meaning, refusal, buttons, drawn);
+  const form = make("form.editor", title, make("div.fields", ...cells), refusal, buttons, drawn);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     change(() => save(given(controls), entry));

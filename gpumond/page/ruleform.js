@@ -32,7 +32,7 @@ export function levelBytes({ value, above, below }, size) {
 const secondsText = (seconds) => (seconds ? (exactly(seconds, TIMES) ?? `${seconds}s`) : "");
 
 /** The name of a value in words, without its unit. */
-export const wordsOf = (value) => words(value.replace(SUFFIX, ""));
+export const wordsOf = (value) => words(value.replace(SUFFIX, "")).replace(/ increase$/, " in 10 min").replace(/^ooms/, "out-of-memory errors").replace(/^xid/, "Xid");
 
 /** Names of values by the heading under which the editor lists them; those with rarer units are the last. */
 export function groupsOf(units) {
