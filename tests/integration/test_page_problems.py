@@ -168,6 +168,34 @@ def test_problems_take_a_part_of_the_window_and_never_scroll(
         assert cards.evaluate(WHOLE)
 
 
+def test_cards_have_a_curve_with_its_ceiling_and_stay_beside_the_open_evidence(browser: Browser, demo: RunningDaemon):
+    def three(frame: Any) -> None:
+        process = process_of(frame, "notebook")
+        process["limit_bytes"] = 2 * process["used_bytes"]
+        verdict = leak_of(frame, "notebook")
+        rules = ("quota-exceeded", "leak", "allocation-retries")
+        found = [alert_of(verdict, "notebook", "firing") | {"rule": rule} for rule in rules]
+        frame["verdicts"], frame["alerts"] = [verdict], found
+
+    with open_page(browser, demo, {"width": 1440, "height": 900}, rewrite=three) as session:
+        page = session.page
+        for number in range(3):
+            card = page.locator(".card").nth(number)
+            card.locator(".trend path.used").wait_for(state="attached")
+            (full,) = card.locator(".trend path.full").evaluate_all("all => all.map(path => path.getAttribute('d'))")
+            assert full == "M0 0.5H100", "the limit is at the top"
+            assert card.locator("time").inner_text() == "warning for 1 min"
+        page.get_by_role("button", name="Evidence leak").click()
+        page.locator(".fit[open] .next").wait_for()
+        boxes = page.locator(".card").evaluate_all(
+            "all => all.map(card => card.getBoundingClientRect()).map(({ x, y, width }) => [x, y, width])"
+        )
+        (opened,) = [box for box in boxes if box[2] > 600]
+        first, second = (box for box in boxes if box != opened)
+        assert first[1] == opened[1] < second[1]
+        assert first[0] == second[0], "in the remaining column"
+
+
 def test_headline_legend_and_chart_state_the_same_bytes(session: PageSession):
     page = session.page
     page.locator("#hero .plot path.used").wait_for(state="attached")
