@@ -1,22 +1,25 @@
 // Memory as a bar: one part for each share.
 
 import { make } from "./elements.js";
-import { human } from "./format.js";
+import { human, sum, words } from "./format.js";
+import { CLAIMS } from "./shares.js";
 import { SHARES } from "./words.js";
+
+const PARTS = [...SHARES, ...Object.keys(CLAIMS), "reserved"];
 
 /** The bar as the right edge of a chart: upright, the first share at the bottom. */
 export function edge() {
-  const node = make("div.edge", ...SHARES.map((share) => make(`div.${share}`)), make("div.reserved"));
+  const node = make("div.edge", ...PARTS.map((part) => make(`div.${part}`)));
   node.setAttribute("role", "img");
   return node;
 }
 
 /** `top`: the bytes at the upper edge of the chart. */
-export function showEdge(node, sums, top, reserved) {
-  [...SHARES, "reserved"].forEach((share, place) => {
-    const bytes = share === "reserved" ? reserved : (sums[share] ?? 0);
+export function showEdge(node, sums, top) {
+  PARTS.forEach((part, place) => {
+    const bytes = sums[part] ?? 0;
     node.children[place].style.height = `${top ? (100 * bytes) / top : 0}%`;
-    node.children[place].title = bytes ? `${share} ${human(bytes)}` : "";
+    node.children[place].title = bytes ? `${words(part)} ${human(bytes)}` : "";
   });
   label(node, sums);
 }
@@ -35,18 +38,19 @@ export function showThinBar(node, sums, size) {
   if (node.title !== node.ariaLabel) node.title = node.ariaLabel;
 }
 
-/** The parts as a background: each ends at its share of `size`. */
+/** The parts as a background: each ends at its share of `size`. Claims are hatched: the free memory covers the rest. */
 export function gradient(sums, size) {
   let end = 0;
-  const parts = SHARES.filter((share) => sums[share] > 0 && size > 0).map((share) => {
-    end += (100 * sums[share]) / size;
-    return `var(--${share}) 0 ${Math.round(2 * end) / 2}%`; // finer steps would only be drawn more often
-  });
-  return parts.length ? `linear-gradient(to right, ${parts.join(", ")}, transparent 0)` : "none";
+  const stop = (bytes) => `0 ${Math.round((200 * (end += bytes)) / size) / 2}%`; // finer steps would only be drawn more often
+  const parts = SHARES.filter((share) => sums[share] > 0 && size > 0).map((share) => `var(--${share}) ${stop(sums[share])}`);
+  const claimed = size > 0 ? sum(Object.keys(CLAIMS).map((kind) => sums[kind] ?? 0)) : 0;
+  const rest = claimed ? `transparent ${stop(claimed)}, var(--free) 0` : "transparent 0";
+  if (!parts.length && !claimed) return "none";
+  return `linear-gradient(to right, ${[...parts, rest].join(", ")})${claimed ? ", var(--hatch)" : ""}`;
 }
 
 function label(node, sums) {
-  const shown = SHARES.filter((share) => sums[share]).map((share) => `${share} ${human(sums[share])}`);
+  const shown = PARTS.filter((part) => part !== "reserved" && sums[part]).map((part) => `${words(part)} ${human(sums[part])}`);
   const text = shown.join(", ") || "no memory in use";
   if (node.ariaLabel !== text) node.ariaLabel = text;
 }

@@ -2,7 +2,7 @@
 
 import { about, clock, duration, human, percent, rate } from "./format.js";
 import { isProblem, label, ordinary, processKey } from "./state.js";
-import { REMEDIES } from "./words.js";
+import { REMEDIES, RUNBOOKS } from "./words.js";
 
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
 const ORDINARY_LABELS = ["alertname", "gpu", "severity", "uuid"];
@@ -60,10 +60,10 @@ export function levelOf(card, row) {
 export function ageOf(card, now, silences) {
   const { alert, verdict } = card;
   if (alert?.silenced_by.length) return silencedText(alert, now, silences);
-  if (isOnlyVerdict(card)) return `since ${clock(verdict.since, now)}`;
+  if (isOnlyVerdict(card)) return `verdict since ${clock(verdict.since, now)}`;
   const firing = alert.phase === "firing";
   const seconds = now - (alert.fired_at ?? alert.active_at);
-  return `${firing ? "firing" : "pending"} for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}`;
+  return `${firing ? alert.labels.severity || "firing" : "pending"} for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}`;
 }
 
 const silencesOf = (alert, silences) => silences.filter(({ id }) => alert?.silenced_by.includes(id));
@@ -82,7 +82,7 @@ export function lineOf({ alert, verdict }, row, now, subject = "") {
   const evidence = Object.fromEntries(verdict?.evidence ?? []);
   const write = verdict && row && LINES[verdict.kind];
   if (!verdict && row && alert.rule === "fragmentation") return `${amountsOf(row)}; ${percent(alert.value, 1)} fragmented at its peak so far`;
-  const text = write ? write(evidence, row, verdict, now) : withoutSubject(verdict ? textOf(verdict.summary) : alertText(alert.notes), subject);
+  const text = write ? write(evidence, row, verdict, now) : withoutSubject(verdict ? textOf(verdict.summary) : sentenceOf(alert), subject);
   return text.replace(/ \/\S+\//g, " "); // of paths, the names of the files
 }
 
@@ -105,6 +105,9 @@ const HERE = { "oom show": "Case", flush: "Flush", why: "Why", status: "Processe
 /** A text of the daemon: in place of each command, the name of what does the same here. */
 const textOf = (text) => text.replace(/gpumond (oom show|flush|why|status)\b(?: --\w+ [\w-]+)?/g, (_, verb) => HERE[verb]);
 
+/** What an alert states. What to do about one of a built-in rule is in its runbook. */
+const sentenceOf = ({ rule, notes }) => alertText(RUNBOOKS.includes(rule) && notes.summary ? { summary: notes.summary } : notes);
+
 export const alertText = ({ summary, description }) => textOf([summary, description].filter(Boolean).join("; "));
 
 const held = ({ live_bytes: live, cached_bytes: cached, stranded_bytes: stranded }) => (live ?? 0) + (cached ?? 0) + (stranded ?? 0);
@@ -119,16 +122,24 @@ const LINES = {
     `${amountsOf(row)}; when last measured, at most ${human(live)} of ${human(kept)} was live: ${percent(ratio, 1)} fragmented`,
 };
 
-/** When the device is full, in words, and what that is counted from; empty if it is unknown. */
+/** The time until the device is full, in words, and what that is counted from; empty if it is unknown. */
 export function leftOf({ uuid, verdict }, devices) {
   const left = verdict?.time_to_full_seconds;
   const device = devices.get(verdict?.fit?.device_uuid ?? uuid);
   if (left === null || left === undefined || !device) return "";
-  const full = `${label(device)} (${human(device.size_bytes)}) will be full in ${about(left)}`;
+  const full = `${device.uuid === uuid ? "" : `${label(device)}: `}${about(left)} left`;
   const { device_peak_bytes: peak, slope_bytes_per_second: slope } = Object.fromEntries(verdict.evidence);
   if (!(peak > device.used_bytes)) return full;
   const later = about((device.size_bytes - device.used_bytes) / slope);
-  return later === about(left) ? full : `${full} if it returns to its peak of ${human(peak)}, else in ${later}`;
+  return later === about(left) ? full : `${full} if it returns to its peak of ${human(peak)}, else ${later}`;
+}
+
+/** The bytes that the memory of a row or a device can reach: its limit, or until its device is full. Null if it is unknown. */
+export function ceilingOf(row, device) {
+  if (!row) return device.size_bytes;
+  const limits = [row.quota?.soft_limit_bytes, row.limit_bytes, device.free_bytes === null ? null : row.used_bytes + device.free_bytes];
+  const known = limits.filter((bytes) => bytes !== null && bytes !== undefined);
+  return known.length ? Math.min(...known) : null;
 }
 
 /** How many verdicts there are of each kind that may become a problem, in words. The growth of a start is none. */

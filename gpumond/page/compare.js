@@ -20,6 +20,7 @@ const OFFERED = 200; // programs, those that use most
 const SECONDS = 900;
 const SETTLED = 60; // seconds after the first value with which now is compared first: most programs have started
 const NAMES = ["used", ...OF_PROCESSES];
+const NOTHING = Object.fromEntries(NAMES.map((share) => [share, 0]));
 
 const moments = { moment: Number(address.read("moment")), until: Number(address.read("until")) }; // unix times that are compared; 0 until the user chooses one
 let histories = []; // rows with their points, and ends of earlier processes of their workloads
@@ -222,25 +223,28 @@ function showTables(at, end, present) {
   }
   programs.parentNode.hidden = rows.length < 2;
   for (const table of [programs, changed]) table.parentNode.classList.toggle("whole", rows.length > 2);
-  const valueOf = ({ points }, share) => pointAt(points, end)?.[share];
+  const valueOf = (history, share) => pointAt(history, end)?.[share];
   const compared = NAMES.map((share) => ({ share, values: Object.fromEntries(histories.map((each) => [each.row.key, valueOf(each, share)])) }));
   showTable(programs, compared.filter(({ values }) => Object.values(values).some(Boolean)), ({ share }) => share);
-  const entries = histories.flatMap(({ row, points }) => changes(row, points, at, end));
+  const entries = histories.flatMap((history) => changes(history, at, end));
   changed.parentNode.hidden = !entries.length;
   showTable(changed, entries, (each) => `${each.key} ${each.share}`);
 }
 
-/** The last point until a time; none if the program began later. Beside known live memory, what isn't opaque is known. */
-function pointAt(points, time) {
+/** The last point until a time. A program that began later, or used nothing, has nothing of any share; beside known live
+memory, what isn't opaque is known. */
+function pointAt({ row, points }, time) {
   const found = points.findLast(({ at }) => at <= time);
+  if (found ? found.used === 0 : row.started_at > time) return { ...NOTHING, ...found };
   return found?.live === undefined ? found : { opaque: 0, ...found };
 }
 
 /** Bytes of each share of a process at two times. */
-function changes(row, points, at, end) {
-  const [before, after] = [pointAt(points, at), pointAt(points, end)];
+function changes(history, at, end) {
+  const { row } = history;
+  const [before, after] = [pointAt(history, at), pointAt(history, end)];
   const names = NAMES.filter((share) => before?.[share] || after?.[share]);
-  const program = before && after && before.pid !== after.pid ? `${row.program} (pid ${before.pid}, now ${after.pid})` : programOf(row);
+  const program = before?.pid && after && before.pid !== after.pid ? `${row.program} (pid ${before.pid}, now ${after.pid})` : programOf(row);
   return names.map((share) => ({ key: row.key, share, program, before: before?.[share], after: after?.[share] }));
 }
 

@@ -5,10 +5,13 @@ import { showThinBar, thinBar } from "./bars.js";
 import { $, button, make, name, put, sync } from "./elements.js";
 import { DEVICE_COLUMNS, devicesOf, layoutOf, tileLabel, usedShare } from "./matrix.js";
 import { choose, chosen } from "./selection.js";
+import { claimedParts } from "./shares.js";
 import { createSpark, showSpark } from "./spark.js";
-import { label, sharesOfFrame, state } from "./state.js";
+import { claimsOfFrame, label, sharesOfFrame, state } from "./state.js";
 
 const classesOf = (column) => ["number", "wide", "medium"].filter((kind) => column[kind]).join(" ");
+
+const partsOf = (device, sums) => ({ ...sums, ...claimedParts(claimsOfFrame(), [device]) });
 
 const isChosen = (device) => device === chosen();
 /** Chooses a device, or all if it is chosen already. */
@@ -36,7 +39,7 @@ function updateRow(node, row) {
   put(head.firstChild.firstElementChild, label(device));
   name(head.firstChild.lastChild, device.name, 80);
   head.firstChild.setAttribute("aria-pressed", String(isChosen(device)));
-  showThinBar(first.firstChild, sums, device.size_bytes ?? 0);
+  showThinBar(first.firstChild, partsOf(device, sums), device.size_bytes ?? 0);
   DEVICE_COLUMNS.forEach((column, place) => {
     if (column.spark) showSpark(cells[place].firstChild, device, state.frame.snapshot);
     else name(cells[place], column.text(row), 120);
@@ -56,7 +59,7 @@ function updateTile(node, row) {
   const tile = node.firstChild;
   put(tile.children[0], String(device.index));
   put(tile.children[1], usedShare(device));
-  showThinBar(tile.children[2], sums, device.size_bytes ?? 0);
+  showThinBar(tile.children[2], partsOf(device, sums), device.size_bytes ?? 0);
   const text = tileLabel(row);
   if (tile.title !== text) tile.title = tile.ariaLabel = text;
   const pressed = String(isChosen(device));

@@ -3,7 +3,7 @@
 import { button, choice, control, labeled, make, put } from "./elements.js";
 import { clean } from "./format.js";
 import { showPreview } from "./preview.js";
-import { fieldsOf, overrideOf, problemOf, ruleOf } from "./ruleform.js";
+import { fieldsOf, groupsOf, overrideOf, problemOf, ruleOf, wordsOf } from "./ruleform.js";
 import { attempt } from "./session.js";
 import { read } from "./live.js";
 import { reload } from "./views.js";
@@ -11,12 +11,14 @@ import { reload } from "./views.js";
 const OVERRIDDEN = ["threshold", "for", "severity", "enabled"]; // the fields of a built-in rule that can be changed
 const WORD = "[a-z0-9_\\-]";
 
-let valuesByScope = null; // names of the values that rules of each scope can compare
+let valuesByScope = null; // names and units of the values that rules of each scope can compare
+let meanings = {}; // of the values, by scope
 
-/** Reads the names from the description of the API, whose first request takes the daemon seconds. */
+/** Reads them from the description of the API, whose first request takes the daemon seconds. */
 async function readValues() {
   const answer = await read("openapi.json", {}, 30_000);
-  return (await answer.json()).components.schemas.RuleConfig.properties.value["x-values"];
+  const found = (await answer.json()).components.schemas.RuleConfig.properties.value;
+  [valuesByScope, meanings] = [found["x-values"], found["x-meanings"]];
 }
 
 const input = (properties) => control("input", { type: "text", autocomplete: "off", spellcheck: false, ...properties });
@@ -29,17 +31,23 @@ const createFields = () => ({
   side: ["Condition", choice([["above"], ["below"]])],
   threshold: ["Threshold", input({ required: true, title: "such as 80%, 1GiB or 5" })],
   for: ["For", input({ placeholder: "at once", title: "such as 30s, 5m or 1h" })],
+  keep_firing_for: ["Keep firing for", input({ title: "such as 5m, so that an alert doesn't resolve and fire again" })],
   severity: ["Severity", input({ pattern: `${WORD}{0,64}`, title: "such as info, warning or critical" })],
-  others: ["Other keys (JSON)", control("textarea", { rows: 4, spellcheck: false })],
+  match: ["Match", input({ placeholder: "workload=train-*, user=ann", title: "labels and patterns; all have to match" })],
+  others: ["Other keys (JSON)", control("textarea", { rows: 2, spellcheck: false })],
   enabled: ["Enabled", control("input", { type: "checkbox" })],
 });
 
 function showValues({ scope, value }) {
   const before = value.value;
   const names = Object.keys(valuesByScope[scope.value]);
-  value.replaceChildren(...names.map((name) => control("option", { value: name }, name)));
+  const options = (each) => each.map((name) => control("option", { value: name }, wordsOf(name)));
+  value.replaceChildren(...groupsOf(valuesByScope[scope.value]).map(([label, each]) => control("optgroup", { label }, ...options(each))));
   if (names.includes(before)) value.value = before;
 }
+
+/** What the chosen value is, and its name in configuration files. */
+const meaningOf = ({ scope, value }) => `${value.value}: ${meanings[scope.value][value.value]}`;
 
 function fill(controls, { rule, enabled }) {
   const texts = fieldsOf(rule);
@@ -79,7 +87,7 @@ function preview(place, fields, entry) {
 
 /** Shows the editor of a rule: a new one if its entry has no origin, an override of a built-in one. */
 export async function edit(place, entry) {
-  valuesByScope ??= await readValues();
+  if (!valuesByScope) await readValues();
   const fields = createFields();
   const controls = Object.fromEntries(Object.entries(fields).map(([name, [, node]]) => [name, node]));
   const builtIn = entry.origin === "built-in";
@@ -106,6 +114,9 @@ export async function edit(place, entry) {
     return labeled(label, node);
   });
   cells.at(-1).hidden = !builtIn;
+  const meaning = make("p.quiet");
+  cells.splice(3, 0, meaning);
+  const explain = () => put(meaning, meaningOf(controls), 600);
   const submit = control("button", { type: "submit", className: "strong" }, "Save");
   const buttons = make("div.buttons", erase, button("Cancel", close), look, submit);
   const title = make("h3", entry.origin ? `Edit ${clean(entry.name, 80)}` : "New rule");
@@ -115,9 +126,11 @@ export async function edit(place, entry) {
     change(() => save(given(controls), entry));
   });
   controls.scope.addEventListener("change", () => showValues(controls));
+  form.addEventListener("change", explain);
   controls.others.addEventListener("input", () => controls.others.setCustomValidity(problemOf(controls.others.value)));
   form.ariaLabel = title.textContent;
   fill(controls, entry);
+  explain();
   place.replaceChildren(form);
   (builtIn ? controls.threshold : controls.name).focus();
 }

@@ -17,6 +17,7 @@ from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import KINDS, PATTERNS, REMEDIES
 from gpumond.page.runbooks import RUNBOOKS
+from gpumond.quantities import SCOPES
 
 IMPORT = re.compile(r'^import (?:(?:\{([^}]*)\}|\* as (\w+)) from )?"\./(\w+)\.js";\n', re.MULTILINE)
 
@@ -178,8 +179,17 @@ def words() -> str:
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())
 
 
+def booleans() -> str:
+    """Return the names of the rule values that are 0 or 1 as a JavaScript module."""
+    names = {value.name for spec in SCOPES.values() for value in spec.values if value.boolean}
+    return f"export const BOOLEANS = {json.dumps(sorted(names))};\n"
+
+
 DIRECTORY = Path(__file__).parent
-MODULES = {path.stem: path.read_text("utf-8") for path in sorted(DIRECTORY.glob("*.js"))} | {"words": words()}
+MODULES = {path.stem: path.read_text("utf-8") for path in sorted(DIRECTORY.glob("*.js"))} | {
+    "words": words(),
+    "booleans": booleans(),
+}
 """Texts of the modules by name."""
 
 

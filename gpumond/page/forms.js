@@ -1,8 +1,9 @@
-// What is rarely shown, which is requested then: views and dialogs that are mostly forms, the evidence of a verdict, and
-// the demo's captions.
+// What is rarely shown, which is requested then: views and dialogs that are mostly forms, the evidence of a verdict, the
+// commands of the palette, and the demo's captions.
 
 import "./baselines.js";
 import { captionAt, captionsOf } from "./captions.js";
+import { commandsOf as all } from "./commands.js";
 import { drawFit as evidence } from "./evidencechart.js";
 import "./requests.js";
 import "./rules.js";
@@ -19,6 +20,7 @@ export function caption(frame) {
   return found.get(shown) ?? "";
 }
 
+export const commandsOf = all;
 export const drawFit = evidence;
 export const silence = ofAlert;
 export const signIn = ask;

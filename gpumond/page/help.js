@@ -4,6 +4,7 @@ import { $, make, put } from "./elements.js";
 import { words } from "./format.js";
 import { FLUSH, MEANINGS } from "./meanings.js";
 import { FILTER } from "./rows.js";
+import { CLAIMS } from "./shares.js";
 import { MARKS, VERDICTS } from "./words.js";
 
 const KEYS = {
@@ -35,7 +36,7 @@ function kindsBySign() {
 
 function showHelp() {
   if ($("help").open) return;
-  $("help-shares").replaceChildren(...entries(MEANINGS, (share) => [make(`i.${share}`), share]));
+  $("help-shares").replaceChildren(...entries({ ...MEANINGS, ...CLAIMS }, (part) => [make(`i.${part}`), words(part)]));
   put($("help-flush"), FLUSH, 600);
   $("help-verdicts").replaceChildren(...entries(VERDICTS, (kind) => [kind]));
   $("help-marks").replaceChildren(...entries(kindsBySign(), (sign) => [sign]));

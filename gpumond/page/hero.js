@@ -11,9 +11,9 @@ import { stateOf } from "./matrix.js";
 import { MEANINGS } from "./meanings.js";
 import { holdMoment } from "./moment.js";
 import { suspensionSentence } from "./rows.js";
-import { besides } from "./shares.js";
+import { CLAIMS, besides, claimedParts } from "./shares.js";
 import { choose, chooseIndex, chosen } from "./selection.js";
-import { estimate, hasAgent, label, reclaimableOf, roots, sharesOfAll, state } from "./state.js";
+import { claimsOfFrame, estimate, hasAgent, label, reclaimableOf, roots, sharesOfAll, state } from "./state.js";
 import { openView } from "./views.js";
 import { SHARES } from "./words.js";
 
@@ -143,27 +143,31 @@ function sentenceOf({ device_uuid: uuid, workload, pid, user, need_bytes: need, 
   return [first, rest.join("")];
 }
 
-/** Requests for memory of these devices that wait, or are granted and not used completely, and the suspended programs that
-wait for nothing. */
+/** Requests for memory of these devices that wait, or are granted and not used completely, the suspended programs that
+wait for nothing, and reserves of quotas. Each has the sign of its part in the bars. */
 function showQueue(devices) {
   const of = new Map(devices.map((device) => [device.uuid, label(device)]));
   const { queue, grants, snapshot } = state.frame;
   const waits = (program) => queue.some(({ id }) => program.grants.includes(id));
   const suspended = snapshot.suspended_programs.filter((each) => !waits(each) && each.memory.some(({ device_uuid: uuid }) => of.has(uuid)));
+  const reserves = claimsOfFrame().filter(({ kind, uuid }) => kind === "quota-reserve" && of.has(uuid));
   sync(
     $("hero-queue"),
-    [...[...queue, ...grants].filter((each) => of.has(each.device_uuid)), ...suspended],
-    (each) => each.id,
-    () => {
-      const opener = button("", () => openView("queue"), "button.plain");
+    [...[...queue, ...grants].filter((each) => of.has(each.device_uuid)), ...reserves, ...suspended],
+    (each) => each.id ?? each.uuid + each.name,
+    ({ name: quota }) => {
+      const opener = button("", () => openView(quota ? "quotas" : "queue"), "button.plain");
       opener.append(make("bdi"));
-      return make("li", make("b", opener), " ", make("bdi"));
+      return make("li", make("i"), make("b", opener), " ", make("bdi"));
     },
-    (entry, request) => {
-      const { workload, pid } = request;
-      const [program, rest] = request.memory
-        ? [workload || `pid ${pid}`, `(pid ${pid}): ${suspensionSentence(state.frame, request)}`]
-        : sentenceOf(request, of.get(request.device_uuid), snapshot.taken_at);
+    (entry, each) => {
+      const kind = each.kind ?? (each.memory ? "suspended" : each.unused_bytes ? "granted" : "waiting");
+      const [program, rest] = each.kind
+        ? [each.name, `reserves ${human(each.bytes)} of ${of.get(each.uuid)} that its programs don't use`]
+        : each.memory
+          ? [each.workload || `pid ${each.pid}`, `(pid ${each.pid}): ${suspensionSentence(state.frame, each)}`]
+          : sentenceOf(each, of.get(each.device_uuid), snapshot.taken_at);
+      Object.assign(entry.firstChild, { className: kind, title: CLAIMS[kind] });
       name(entry.querySelector("bdi"), program, 80);
       name(entry.lastChild, rest, 400);
     },
@@ -233,8 +237,8 @@ function showMoment(at = null, interval = null, held = false) {
 
 /** Draws the bar on the scale of the chart, at the crosshair if there is one. */
 function drawEdge() {
-  const sums = Object.fromEntries(Object.entries(past ?? present.sums).filter(([share]) => !hidden.has(share)));
-  showEdge(chart.plot.querySelector(".edge"), sums, chart.view?.top ?? present.size, present.reserved);
+  const sums = Object.fromEntries(Object.entries(past ?? { ...present.sums, ...claimedParts(claimsOfFrame(), shown()) }).filter(([share]) => !hidden.has(share)));
+  showEdge(chart.plot.querySelector(".edge"), { ...sums, reserved: present.reserved }, chart.view?.top ?? present.size);
 }
 
 function flushShown() {

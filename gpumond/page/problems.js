@@ -1,7 +1,7 @@
 // Problems: a card for each alert and verdict, with what can be done about it.
 
 import { linkTo } from "./address.js";
-import { cardsOf, ageOf, leftOf, levelOf, lineOf, reasonsOf, remedyOf, restOf } from "./cards.js";
+import { alertText, cardsOf, ceilingOf, ageOf, leftOf, levelOf, lineOf, reasonsOf, remedyOf, restOf } from "./cards.js";
 import { showSince } from "./chart.js";
 import { $, button, make, name, put, svg, sync } from "./elements.js";
 import { shapes } from "./evidence.js";
@@ -11,6 +11,7 @@ import { showDevice } from "./hero.js";
 import { rowsOf } from "./rows.js";
 import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
+import { usedPaths } from "./spark.js";
 import { allowsFlush, hasPools, label, processKey, reclaimableOf, state } from "./state.js";
 import { movedWithin, showProcess } from "./table.js";
 import { isOpen, openView, requestScript, why } from "./views.js";
@@ -112,8 +113,9 @@ function update(node, card) {
   put(age, ageOf(card, now, state.frame.silences));
   age.title = clean(reasonsOf(card, state.frame.silences), 600);
   name(node.querySelector(".line bdi"), lineOf(card, row, now, subject), 600);
+  node.querySelector(".line").title = clean(card.alert ? alertText(card.alert.notes) : card.verdict.summary, 600);
   put(node.querySelector("strong"), leftOf(card, state.devices));
-  drawTrend(node.querySelector(".trend"), card.verdict?.fit);
+  drawTrend(node.querySelector(".trend"), card, row);
   const buttons = node.querySelectorAll(".acts button");
   Object.entries(ACTIONS).forEach(([word, action], place) => {
     buttons[place].hidden = !action.of(node);
@@ -153,12 +155,17 @@ export const cardCommands = () =>
     return [...own.map(([word, { act }]) => [text(word), () => act(node)]), ...links.map((link) => [text(link.textContent), () => link.click()])];
   });
 
-function drawTrend(drawing, fit) {
-  drawing.toggleAttribute("hidden", !fit);
-  const text = JSON.stringify(fit ?? null);
-  if (!fit || drawing.drawn === text) return;
+/** Draws the fit of a card's verdict, or the used memory of its subject in the last 15 minutes, and what it can reach. */
+function drawTrend(drawing, { uuid, process, verdict }, row) {
+  const device = state.devices.get(uuid);
+  const fit = verdict?.fit;
+  const used = () => usedPaths({ ...(row ?? device), uuid }, ceilingOf(row, device), state.frame.snapshot);
+  const paths = fit ? shapes(fit) : device && (row || !process) ? used() : {};
+  drawing.toggleAttribute("hidden", !Object.keys(paths).length);
+  const text = JSON.stringify(paths);
+  if (drawing.drawn === text) return;
   drawing.drawn = text;
-  drawing.replaceChildren(...Object.entries(shapes(fit)).map(([kind, d]) => svg("path", { class: kind, d })));
+  drawing.replaceChildren(...Object.entries(paths).map(([kind, d]) => svg("path", { class: kind, d, ...(!fit && { transform: "scale(10 5)" }) })));
 }
 
 /** Keeps the height of the cards while the pointer moves below them: what the user is about to click must not move. */

@@ -1,10 +1,14 @@
 // Rules as text, and what the fields of the editor state as a rule.
 
-import { duration, human } from "./format.js";
+import { BOOLEANS } from "./booleans.js";
+import { duration, human, words } from "./format.js";
+import { VERDICTS } from "./words.js";
 
 const SIZES = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
 const TIMES = [["h", 3600], ["m", 60], ["s", 1]];
-const FIELDS = new Set(["name", "scope", "value", "above", "below", "for", "labels"]);
+const FIELDS = new Set(["name", "scope", "value", "above", "below", "for", "keep_firing_for", "match", "labels"]);
+const UNITS = { bytes: "Bytes", ratio: "Shares, in %", seconds: "Times", boolean: "Yes or no", count: "Counts" };
+const SUFFIX = /_(bytes|ratio|seconds|celsius|watts|hertz|joules)$/;
 
 const exactly = (number, units) => {
   const [unit, size] = units.find(([, each]) => number && number % each === 0) ?? [];
@@ -27,13 +31,37 @@ export function levelBytes({ value, above, below }, size) {
 
 const secondsText = (seconds) => (seconds ? (exactly(seconds, TIMES) ?? `${seconds}s`) : "");
 
-const readable = (value, threshold) => (value.endsWith("_bytes") ? human(threshold) : thresholdText(value, threshold));
+/** The name of a value in words, without its unit. */
+export const wordsOf = (value) => words(value.replace(SUFFIX, "")).replace(/ increase$/, " in 10 min").replace(/^ooms/, "out-of-memory errors").replace(/^xid/, "Xid");
 
-/** What a rule compares, such as `device used_ratio > 80%`. */
-export function expression({ scope, value, above, below, match = {} }) {
-  const labels = Object.entries(match).map(([label, pattern]) => `${label}=${pattern}`);
-  const subject = labels.length ? `${scope} {${labels.join(", ")}}` : scope;
-  return `${subject} ${value} ${above === undefined ? "<" : ">"} ${readable(value, above ?? below)}`;
+/** Names of values by the heading under which the editor lists them; those with rarer units are the last. */
+export function groupsOf(units) {
+  const groups = new Map([...Object.values(UNITS), "Other units"].map((title) => [title, []]));
+  for (const [name, unit] of Object.entries(units)) groups.get(UNITS[unit] ?? "Other units").push(name);
+  return [...groups].filter(([, names]) => names.length);
+}
+
+function readable(value, threshold) {
+  if (value.endsWith("_bytes")) return human(threshold);
+  return value.endsWith("_seconds") ? duration(threshold) : thresholdText(value, threshold);
+}
+
+const matchText = (match = {}) => Object.entries(match).map(([label, pattern]) => `${label}=${pattern}`).join(", ");
+
+/** The labels and patterns that a text such as `workload=train-*, user=ann` states. */
+function matchOf(text) {
+  const pairs = text.split(/,\s*(?=\w+=)/).map((each) => each.split(/=(.*)/s));
+  return Object.fromEntries(pairs.map(([label, pattern = ""]) => [label.trim(), pattern.trim()]));
+}
+
+/** When a rule fires, in words, such as `device: used above 80%`. */
+export function expression({ scope, value, above, below, match }) {
+  const labels = matchText(match);
+  const subject = labels ? `${scope} (${labels})` : scope;
+  const kind = value.replaceAll("_", "-");
+  if (VERDICTS[kind] && above === 0) return `${subject} with the verdict ${kind}`;
+  if (BOOLEANS.includes(value)) return `${subject}: ${above === undefined ? "not " : ""}${words(value)}`;
+  return `${subject}: ${wordsOf(value)} ${above === undefined ? "below" : "above"} ${readable(value, above ?? below)}`;
 }
 
 export const hold = (rule) => (rule.for ? duration(rule.for) : "at once");
@@ -50,17 +78,20 @@ export function fieldsOf(rule) {
     side: rule.above === undefined ? "below" : "above",
     threshold: thresholdText(rule.value, rule.above ?? rule.below),
     for: secondsText(rule.for),
+    keep_firing_for: secondsText(rule.keep_firing_for),
+    match: matchText(rule.match),
     severity,
     others: Object.keys(others).length ? JSON.stringify(others, null, 1) : "",
   };
 }
 
 /** The rule that the fields state; `others` has no problem. */
-export function ruleOf({ name, scope, value, side, threshold, severity, others, ...fields }) {
+export function ruleOf({ name, scope, value, side, threshold, severity, match, others, ...fields }) {
   const { labels = {}, ...rest } = others ? JSON.parse(others) : {};
   const all = severity ? { ...labels, severity } : labels;
   const rule = { name, scope, value, [side]: threshold, ...rest };
-  if (fields.for) rule.for = fields.for;
+  for (const name of ["for", "keep_firing_for"]) if (fields[name]) rule[name] = fields[name];
+  if (match) rule.match = matchOf(match);
   return Object.keys(all).length ? { ...rule, labels: all } : rule;
 }
 
@@ -73,7 +104,7 @@ export function problemOf(others) {
     found = null;
   }
   const valid = found !== null && typeof found === "object" && !Array.isArray(found);
-  return valid ? "" : 'Expected a JSON object, such as {"match": {"workload": "train-*"}}.';
+  return valid ? "" : 'Expected a JSON object, such as {"receivers": ["team"]}.';
 }
 
 /** The override that a change of a built-in rule's fields requires, with what the API overrides already. */

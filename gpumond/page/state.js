@@ -1,7 +1,7 @@
 // The newest frame and the events, as this window received them, and what follows from a frame.
 
 import { human, sum } from "./format.js";
-import { sharesByDevice } from "./shares.js";
+import { claimsOf, sharesByDevice } from "./shares.js";
 import { ORDINARY, NOTES } from "./words.js";
 
 const EVENTS_SENT = 200; // in a complete frame, the newest
@@ -21,6 +21,7 @@ export const state = {
   paused: false, // by the user: the frame stays
   devices: new Map(), // of the frame, by UUID
   sums: null, // bytes of each share by UUID of the device; null until they are used
+  claims: null, // on its devices; null until they are used
   events: new Map(), // by id
 };
 
@@ -46,7 +47,7 @@ function draw() {
 export function setFrame(frame) {
   state.frame = frame;
   state.receivedAt = performance.now();
-  state.sums = null;
+  state.sums = state.claims = null;
   state.devices = new Map((frame?.snapshot.devices ?? []).map((device) => [device.uuid, device]));
 }
 
@@ -75,6 +76,9 @@ export const roots = () => state.frame.snapshot.devices.filter((device) => !stat
 
 /** Bytes of each share on all devices of the frame, by UUID. */
 export const sharesOfFrame = () => (state.sums ??= sharesByDevice(state.frame));
+
+/** What programs claim of the memory of the frame's devices. */
+export const claimsOfFrame = () => (state.claims ??= claimsOf(state.frame));
 
 /** Bytes of each share on several devices. */
 export function sharesOfAll(devices) {

@@ -86,6 +86,19 @@ def test_programs_are_compared_with_one_another(session: PageSession, demo: Runn
     page.unroute(LIVE)
 
 
+def test_program_that_uses_nothing_has_nothing_of_each_share(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    suspended = dict.fromkeys((f"{share}_bytes" for share in SHARES[:5]), None)
+    of(frame, "etl").update(suspended | {"used_bytes": 0})
+    page.goto("about:blank")
+    page.goto(f"{demo.url}/#view=compare&compare=0:train-llm,0:etl")
+    show_frame(session, frame)
+    found = {share: values for share, *values in rows(session, "Differences between programs")}
+    live = of(frame, "train-llm")["live_bytes"]
+    assert found["live"] == texts(live, 0)
+    page.unroute(LIVE)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_address_carries_programs_and_moment(browser: Browser, demo: RunningDaemon, scheme: str):
     with open_page(browser, demo, color_scheme=scheme) as session:

@@ -55,6 +55,28 @@ def test_first_screen_has_eight_devices_and_eight_processes(session: PageSession
     assert processes[7] <= 900
 
 
+@pytest.mark.parametrize("count", [12, 16])
+def test_each_device_and_its_problem_can_be_read_at_every_width(session: PageSession, count: int):
+    frame = dict(machine(count, 2))
+    last = frame["snapshot"]["devices"][-1]["uuid"]
+    about = {"kind": "out-of-memory", "summary": "", "form": "", "evidence": [], "fit": None}
+    subject = {"device_uuid": last, "pid": None, "start_ticks": None, "since": frame["snapshot"]["taken_at"]}
+    frame["verdicts"] = [about | subject | {"time_to_full_seconds": None}]
+    cut = """all => all.filter(one => one.checkVisibility()).flatMap(one => {
+        const text = document.createRange();
+        text.selectNodeContents(one);
+        const cell = one.closest('th, td').getBoundingClientRect();
+        return text.getBoundingClientRect().right > cell.right + 0.5 ? [one.textContent] : [];
+    })"""
+    show(session, frame)
+    for width in (390, 768, 1440, 1920):
+        session.page.set_viewport_size({"width": width, "height": 900})
+        names = "#device-rows th button > span, #device-rows td:last-child"
+        assert session.page.locator("#device-rows th button").count() == count
+        assert session.page.locator(names).evaluate_all(cut) == [], width
+        assert session.fits()
+
+
 def test_64_devices_are_tiles_and_few_of_3200_rows_are_drawn(session: PageSession):
     frame, page = machine(64, 50), session.page
     show(session, frame)

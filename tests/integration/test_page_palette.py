@@ -70,6 +70,18 @@ def test_palette_lists_a_program_before_its_events(session: PageSession):
     page.get_by_role("form", name="Sign in").get_by_role("button", name="Cancel").wait_for()
 
 
+@pytest.mark.parametrize("verb", ["filter", "Filter processes by"])
+def test_palette_filters_by_what_follows_the_verb(session: PageSession, verb: str):
+    page = session.page
+    page.keyboard.press("Control+k")
+    page.keyboard.type(f"{verb} train")
+    options = page.locator("#palette-list li")
+    options.filter(has_text="Show train-llm").wait_for()
+    assert options.first.inner_text() == "Filter processes by train"
+    page.keyboard.press("Enter")
+    assert page.get_by_label("Filter", exact=True).input_value() == "train"
+
+
 def test_palette_lists_problems_before_orders_and_opens_a_runbook(session: PageSession):
     page = session.page
     page.keyboard.press("Control+k")

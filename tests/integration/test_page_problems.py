@@ -66,7 +66,7 @@ def test_card_keeps_place_and_size_while_it_changes(browser: Browser, demo: Runn
 
     with open_page(browser, demo, rewrite=changing) as session:
         page = session.page
-        page.locator(".card", has_text="firing").wait_for()
+        page.locator(".card", has_text="warning for").wait_for()
         page.locator(".card").evaluate("node => { node.marked = true; }")
         boxes = [(page.evaluate(BOXES), page.wait_for_timeout(700))[0] for _ in range(6)]
         moved = [pair for each in boxes for pair in zip(boxes[0], each, strict=True) if pair[0] != pair[1]]
@@ -122,7 +122,7 @@ def test_alert_continues_the_card_of_its_verdict(browser: Browser, demo: Running
         next_step.wait_for()
         assert "Next: find out what retains the memory: Why" in next_step.inner_text()
         alerting.append(True)
-        page.locator(".card", has_text="firing").wait_for()
+        page.locator(".card", has_text="warning for").wait_for()
         assert next_step.is_visible()
 
 
@@ -166,6 +166,34 @@ def test_problems_take_a_part_of_the_window_and_never_scroll(
         page.get_by_role("button", name="Evidence leak").evaluate("button => button.click()")
         page.locator(".fit[open] .next").scroll_into_view_if_needed()
         assert cards.evaluate(WHOLE)
+
+
+def test_cards_have_a_curve_with_its_ceiling_and_stay_beside_the_open_evidence(browser: Browser, demo: RunningDaemon):
+    def three(frame: Any) -> None:
+        process = process_of(frame, "notebook")
+        process["limit_bytes"] = 2 * process["used_bytes"]
+        verdict = leak_of(frame, "notebook")
+        rules = ("quota-exceeded", "leak", "allocation-retries")
+        found = [alert_of(verdict, "notebook", "firing") | {"rule": rule} for rule in rules]
+        frame["verdicts"], frame["alerts"] = [verdict], found
+
+    with open_page(browser, demo, {"width": 1440, "height": 900}, rewrite=three) as session:
+        page = session.page
+        for number in range(3):
+            card = page.locator(".card").nth(number)
+            card.locator(".trend path.used").wait_for(state="attached")
+            (full,) = card.locator(".trend path.full").evaluate_all("all => all.map(path => path.getAttribute('d'))")
+            assert full == "M0 0.5H100", "the limit is at the top"
+            assert card.locator("time").inner_text() == "warning for 1 min"
+        page.get_by_role("button", name="Evidence leak").click()
+        page.locator(".fit[open] .next").wait_for()
+        boxes = page.locator(".card").evaluate_all(
+            "all => all.map(card => card.getBoundingClientRect()).map(({ x, y, width }) => [x, y, width])"
+        )
+        (opened,) = [box for box in boxes if box[2] > 600]
+        first, second = (box for box in boxes if box != opened)
+        assert first[1] == opened[1] < second[1]
+        assert first[0] == second[0], "in the remaining column"
 
 
 def test_headline_legend_and_chart_state_the_same_bytes(session: PageSession):

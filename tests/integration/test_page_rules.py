@@ -31,7 +31,11 @@ def test_rule_is_created_previewed_changed_and_deleted(browser: Browser, demo: R
         editor.get_by_label("Threshold").fill("much")
         editor.get_by_role("button", name="Preview").click()
         editor.get_by_text("above: ").wait_for()
+        assert "used_ratio: " in editor.inner_text()
+        labels = "all => all.map(group => group.label)"
+        assert editor.locator("optgroup").evaluate_all(labels)[:2] == ["Bytes", "Shares, in %"]
         editor.get_by_label("Value").select_option("up")
+        assert "up: " in editor.inner_text()
         editor.get_by_label("Threshold").fill("0")
         editor.get_by_role("button", name="Preview").click()
         editor.get_by_text(re.compile(r"would have fired \d+ times? between")).wait_for()
@@ -41,9 +45,10 @@ def test_rule_is_created_previewed_changed_and_deleted(browser: Browser, demo: R
         editor.get_by_label("Other keys").fill("[1]")
         editor.get_by_role("button", name="Save").click()
         assert "used" not in {entry["name"] for entry in demo.get("rules")}
-        editor.get_by_label("Other keys").fill('{"match": {"gpu": "0"}}')
+        editor.get_by_label("Other keys").fill("")
+        editor.get_by_label("Match").fill("gpu=0")
         editor.get_by_role("button", name="Save").click()
-        row = page.get_by_role("row", name="used device {gpu=0} up > 0")
+        row = page.get_by_role("row", name="used device (gpu=0): up")
         row.get_by_text("1 firing").wait_for(timeout=60_000)
         editor = open_editor(page, "Edit used")
         editor.get_by_label("Severity").fill("info")

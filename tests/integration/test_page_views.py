@@ -202,6 +202,16 @@ def test_requests_that_wait_and_grants_that_are_not_used_are_listed(browser: Bro
             "flushes return 12.0 GiB, 7.0 GiB is missing; notebook holds 9.0 GiB",
             "pretrain (pid 43, dev) is granted 20.0 GiB of GPU 0; 15.0 GiB of it isn't used yet; only 9.0 GiB is free",
         ]
+        signs = session.page.locator("#hero-queue i")
+        assert signs.evaluate_all("all => all.map(sign => sign.className)") == ["waiting", "granted"]
+        edge = session.page.locator("#hero .edge")
+        label = edge.get_attribute("aria-label") or ""
+        assert label.endswith(", granted 9.0 GiB"), "no more than what is free"
+        hatched, ground = edge.locator(".granted"), edge.bounding_box() or {}
+        size = session.page.evaluate("document.querySelector('#hero .total').textContent").split(" of ")[1]
+        part = (hatched.bounding_box() or {})["height"] / ground["height"]
+        assert part == pytest.approx(9 / float(size.split()[0]), abs=0.02)
+        assert "gradient(45deg" in hatched.evaluate("node => getComputedStyle(node).backgroundImage")
         session.page.keyboard.press("Control+k")
         session.page.keyboard.type("who waits")
         session.page.keyboard.press("Enter")

@@ -27,11 +27,12 @@ TEXT = {path: file.body.decode() for path, file in FILES.items()}
 (FORMS_PATH, LATER_PATH, STREAM_PATH, SCRIPT_PATH) = sorted(path for path in PAGE if path.endswith(".js"))
 (STYLE_PATH,) = (path for path in PAGE if path.endswith(".css"))
 STYLE = TEXT[STYLE_PATH]
-SOURCES = {name: text for name, text in MODULES.items() if name != "words"}
+SOURCES = {name: text for name, text in MODULES.items() if name not in ("words", "booleans")}
 SCRIPT = "\n".join(SOURCES.values())
 MAX_BYTES = 66_000
 """Of the first load, compressed."""
-MAX_LATER_BYTES = 14_000
+MAX_LATER_BYTES = 15_000
+"""Of each script that is requested after the first picture, when a view, form or dialog is opened."""
 MAX_FILES = 8
 KINDS = {
     "/": "text/html",

@@ -205,6 +205,22 @@ def test_texts_of_the_api_name_the_command_in_place_of_its_key():
     assert told == ["try again in 4 s, or now with gpumond flush --force"]
 
 
+def test_card_states_the_fact_of_a_rule_whose_runbook_has_the_remedy():
+    notes = {"summary": "GPU 0 is nearly full", "description": "free some of it"}
+    alerts = [{"alert": {"rule": rule, "notes": notes}, "verdict": None} for rule in ("device-nearly-full", "mine")]
+    lines = [run_module("cards", "m.lineOf(given[0], null, 0)", alert) for alert in alerts]
+    assert lines == ["GPU 0 is nearly full", "GPU 0 is nearly full; free some of it"]
+
+
+def test_memory_can_reach_the_lowest_limit_or_fill_the_device():
+    device = {"size_bytes": 24, "free_bytes": 10}
+    row = {"used_bytes": 4, "limit_bytes": None, "quota": None}
+    expression = "given[0].map((row) => m.ceilingOf(row, given[1]))"
+    rows = [None, row, row | {"limit_bytes": 8}, row | {"limit_bytes": 8, "quota": {"soft_limit_bytes": 3}}]
+    assert run_module("cards", expression, rows, device) == [24, 14, 8, 3]
+    assert run_module("cards", expression, rows[:2], {"size_bytes": None, "free_bytes": None}) == [None, None]
+
+
 def test_fragmentation_is_stated_in_the_same_way_before_its_verdict():
     alert = {"rule": "fragmentation", "value": 0.256, "notes": {"summary": "another text"}}
     verdict = {"kind": "fragmentation", "evidence": [["fragmentation_ratio", 0.256]]}
@@ -243,16 +259,18 @@ def test_leak_states_the_window_of_its_rate_and_what_will_be_full():
         assert found.endswith(f", about 60 MiB/min in the last 2 min{end}")
     card = {"verdict": verdict, "uuid": "GPU-a"}
     left = "m.leftOf(given[0], new Map(given[1]))"
-    assert run_module("cards", left, card, [["GPU-a", device]]) == "GPU 1 (24.0 GiB) will be full in about 10 min"
+    assert run_module("cards", left, card, [["GPU-a", device]]) == "about 10 min left"
     for slope, peak, end in (
-        (14 * GIB / 840, 16, " if it returns to its peak of 16.0 GiB, else in about 14 min"),
+        (14 * GIB / 840, 16, " if it returns to its peak of 16.0 GiB, else about 14 min"),
         (14 * GIB / 840, 10, ""),
         (14 * GIB / 610, 12, ""),
     ):
         verdict["evidence"] = [["slope_bytes_per_second", slope], ["device_peak_bytes", peak * GIB]]
         found = run_module("cards", left, card, [["GPU-a", device]])
-        assert found == f"GPU 1 (24.0 GiB) will be full in about 10 min{end}"
+        assert found == f"about 10 min left{end}"
     assert run_module("cards", left, card, []) == ""
+    verdict["fit"], other = {"device_uuid": "GPU-b"}, device | {"uuid": "GPU-b", "index": 2}
+    assert run_module("cards", left, card, [["GPU-b", other]]).startswith("GPU 2: about 10 min left")
 
 
 def test_events_with_one_cause_are_one():

@@ -297,6 +297,57 @@ def test_bar_ends_each_share_at_its_part_of_the_size():
     full, empty, unknown = run_module("bars", expression, {"live": 4, "cached": 1, "stranded": 0})
     assert full == "linear-gradient(to right, var(--live) 0 50%, var(--cached) 0 62.5%, transparent 0)"
     assert (empty, unknown) == ("none", "none")
+    claimed = run_module("bars", "m.gradient(given[0], 8)", {"live": 4, "granted": 1, "waiting": 1})
+    parts = "var(--live) 0 50%, transparent 0 75%, var(--free) 0"
+    assert claimed == f"linear-gradient(to right, {parts}), var(--hatch)"
+
+
+def test_claims_count_no_memory_twice_and_take_no_more_than_what_is_free():
+    def reserve(size: int, **process: Any) -> dict[str, Any]:
+        return {"device_uuid": "a", "quota": {"reserve_quota": "team", "reserve_bytes": size}} | process
+
+    def grant(name: str, need: int, unused: int, pid: int, uuid: str = "a") -> dict[str, Any]:
+        return {"id": name, "device_uuid": uuid, "need_bytes": need, "unused_bytes": unused, "pid": pid}
+
+    def asleep(uuid: str, used: int, *grants: str, state: str = "suspended") -> dict[str, Any]:
+        return {"state": state, "grants": grants, "memory": [{"device_uuid": uuid, "used_bytes": used}]}
+
+    own = [{"pid": 1, "quota": {"reserve_quota": "team"}}]
+    frame = {
+        "queue": [{"id": "q", "device_uuid": "b", "need_bytes": 9, "pid": 7}],
+        "grants": [grant("g", 6, 4, 1), grant("h", 5, 5, 8)],
+        "processes": [reserve(20, used_bytes=2), reserve(20, used_bytes=3)],
+        "snapshot": {
+            "quotas": own,
+            "suspended_programs": [
+                asleep("b", 9, "q"),
+                asleep("a", 6, "g", state="waiting"),
+                asleep("b", 3),
+                asleep("b", 8, state="resuming"),
+            ],
+        },
+    }
+    expression = "m.claimsOf(given[0]).map(({ kind, uuid, bytes }) => [kind, uuid, bytes])"
+    claims = run_module("shares", expression, frame)
+    assert claims == [
+        ["granted", "a", 4],
+        ["granted", "a", 5],
+        ["quota-reserve", "a", 14],  # 20, less 6 that a program of the quota is granted; its programs don't use 15
+        ["waiting", "b", 9],
+        ["suspended", "b", 3],
+    ]
+    frame["processes"][1]["used_bytes"] = None
+    assert "quota-reserve" not in str(run_module("shares", expression, frame))
+    parts = "m.claimedParts(given[0].map(([kind, uuid, bytes]) => ({ kind, uuid, bytes })), given[1])"
+    devices = [{"uuid": "a", "free_bytes": 10}, {"uuid": "b", "free_bytes": 11}]
+    assert run_module("shares", parts, claims, devices) == {
+        "granted": 9,
+        "quota-reserve": 1,
+        "waiting": 9,
+        "suspended": 2,
+    }
+    unknown = [{"uuid": "a", "free_bytes": None}]
+    assert run_module("shares", parts, claims, unknown) == {"granted": 0, "quota-reserve": 0}
 
 
 def test_line_of_a_device_ends_where_values_are_missing():
@@ -373,9 +424,9 @@ def test_card_of_a_verdict_is_as_loud_while_its_alert_is_pending():
         {"kind": "mine", "verdict": None, "alert": alert},
     ]
     assert run_module("cards", shown, cards) == [
-        ["warn", "since"],
-        ["warn", "since"],
-        ["warn", "firing"],
+        ["warn", "verdict"],
+        ["warn", "verdict"],
+        ["warn", "warning"],
         ["quiet", "silenced"],
         ["quiet", "pending"],
     ]

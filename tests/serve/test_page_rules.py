@@ -30,6 +30,9 @@ RULES = [as_config(rule) for rule in BUILT_IN] + [BY_MATCH]
 def test_description_of_the_api_names_the_values_of_each_scope():
     value = ask(View(), "/openapi.json").json()["components"]["schemas"]["RuleConfig"]["properties"]["value"]
     assert value["x-values"] == {scope: dict(units) for scope, units in UNITS.items()}
+    assert {scope: set(meanings) for scope, meanings in value["x-meanings"].items()} == {
+        scope: set(units) for scope, units in UNITS.items()
+    }
 
 
 def test_fields_of_the_editor_state_the_same_rule():
@@ -48,10 +51,10 @@ def test_fields_are_as_a_user_writes_them():
 
 
 EXPRESSIONS = {
-    "device-nearly-full": "device unreclaimable_ratio > 97%",
-    "device-lost": "device up < 1",
-    "leak": "process leak > 0",
-    "large-program": "workload {workload=train-*, uid=1000} held_bytes > 3.0 GiB",
+    "device-nearly-full": "device: unreclaimable above 97%",
+    "device-lost": "device: not up",
+    "leak": "process with the verdict leak",
+    "large-program": "workload (workload=train-*, uid=1000): held above 3.0 GiB",
 }
 
 

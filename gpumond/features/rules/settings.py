@@ -107,8 +107,11 @@ def _values() -> str:
     return "one of the scope's values. " + ". ".join(scopes)
 
 
-NAMES_BY_SCOPE: dict[str, Any] = {"x-values": {scope: dict(units) for scope, units in UNITS.items()}}
-"""Names of the values of each scope with their units, for the page."""
+NAMES_BY_SCOPE: dict[str, Any] = {
+    "x-values": {scope: dict(units) for scope, units in UNITS.items()},
+    "x-meanings": {scope: dict(meanings) for scope, meanings in VALUES.items()},
+}
+"""Names of the values of each scope with their units and meanings, for the page."""
 
 
 class RuleConfig(Strict):
