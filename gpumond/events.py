@@ -208,7 +208,7 @@ def _agents(
         if report.uses_device and process not in now:
             held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
             ending = endings.get(process)
-            summary = f"{_name(report)} disconnected{ENDINGS.get(ending, '')}; it held {human(held)}"
+            summary = f"{_name(report)} disconnected{ENDINGS.get(ending, '')}; its allocators held {human(held)}"
             details: Details = (("held_bytes", held), *((("ending", ending),) if ending else ()))
             yield _by_report(report, "agent-disconnected", summary, details=details)
 

@@ -140,10 +140,19 @@ def _columns(url: str, subject: Subject, since: float) -> list[Entry]:
         return []
     names = {"high": "peak", **{name: name for name in AMOUNTS}}
     return [
-        {"at": at, **subject._asdict()}
-        | {f"{names[name]}_bytes": _whole(found[name][place]) for name in ("used", "high", *SHARES)}
+        _with_overcount(
+            {"at": at, **subject._asdict()}
+            | {f"{names[name]}_bytes": _whole(found[name][place]) for name in ("used", "high", *SHARES)}
+        )
         for place, at in enumerate(found["at"])
     ]
+
+
+def _with_overcount(entry: Entry) -> Entry:
+    """Add the overcount: the shares add up to the used bytes and the overcount."""
+    shares = [size for share in SHARES if (size := entry[f"{share}_bytes"]) is not None]
+    used = entry["used_bytes"]
+    return entry | {"overcount_bytes": None if used is None or not shares else max(0, sum(shares) - used)}
 
 
 def _whole(value: float | None) -> int | None:

@@ -79,6 +79,19 @@ def test_csv_and_json_have_every_value(fake: FakeDaemon, capsys: pytest.CaptureF
     assert [row["peak_bytes"] // GIB for row in json.loads(capsys.readouterr().out)] == [3, 7, 4]
 
 
+def test_shares_add_up_to_the_used_bytes_and_the_overcount(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
+    found = columns(2 * GIB, 6 * GIB)
+    found["cached"] = [GIB, None]
+    fake.answers["/api/v1/history/shares"] = (200, found)
+    assert shown(fake, "--json") == 0
+    assert [row["overcount_bytes"] for row in json.loads(capsys.readouterr().out)] == [GIB, 0]
+
+
+def test_more_than_a_day_is_refused(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
+    assert shown(fake, "--last", "3d") == 2
+    assert "at most 24h" in capsys.readouterr().err
+
+
 def test_unknown_name_is_wrong_use_with_the_nearest_one(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
     assert shown(fake, "trian") == 2
     assert "no program named trian holds memory; did you mean train?" in capsys.readouterr().err
