@@ -2,7 +2,7 @@
 // and the actions of their cards.
 
 import { linkTo } from "./address.js";
-import { alertText, levelOf } from "./cards.js";
+import { alertText, isEnded, levelOf } from "./cards.js";
 import { button, make, sync } from "./elements.js";
 import { clean, clock, duration } from "./format.js";
 import { createListing } from "./lists.js";
@@ -39,7 +39,7 @@ function chartOf(alert) {
 const COLUMNS = [
   { title: "Alert", text: ({ rule }) => rule },
   { title: "Subject", text: subjectOf, name: true },
-  { title: "State", text: ({ phase, silenced_by: silences }) => (silences?.length ? `${phase}, silenced` : phase), update: (cell, alert) => (cell.className = levelOf({ alert })) },
+  { title: "State", text: (alert) => (isEnded(alert) ? "ended" : alert.phase) + (alert.silenced_by?.length ? ", silenced" : ""), update: (cell, alert) => (cell.className = levelOf({ alert })) },
   { title: "Severity", text: ({ labels }) => labels.severity ?? "", wide: true },
   { title: "Since", text: (alert) => clock(beginOf(alert), now()) },
   { title: "Duration", text: (alert) => duration(endOf(alert) - beginOf(alert)), number: true },

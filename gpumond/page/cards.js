@@ -45,7 +45,10 @@ export function cardsOf(frame) {
 /** True while a verdict tells more than an alert: there is none, or it doesn't fire yet. */
 const isOnlyVerdict = ({ alert, verdict }) => !alert || (verdict && alert.phase !== "firing");
 
-const isOver = ({ kind }, row) => kind === "fragmentation" && row?.stranded_bytes === 0;
+/** True if the breach of a firing alert has ended: it is resolved after its `keep_firing_for`. */
+export const isEnded = ({ phase, notes }) => phase === "firing" && /^ended at /.test(notes.summary);
+
+const isOver = ({ kind, alert }, row) => (alert && isEnded(alert)) || (kind === "fragmentation" && row?.stranded_bytes === 0);
 
 /** How a card is colored. Its problem may be over while its alert still fires. */
 export function levelOf(card, row) {
@@ -61,6 +64,7 @@ export function ageOf(card, now, silences) {
   const { alert, verdict } = card;
   if (alert?.silenced_by.length) return silencedText(alert, now, silences);
   if (isOnlyVerdict(card)) return `verdict since ${clock(verdict.since, now)}`;
+  if (isEnded(alert)) return "ended";
   const firing = alert.phase === "firing";
   const seconds = now - (alert.fired_at ?? alert.active_at);
   return `${firing ? alert.labels.severity || "firing" : "pending"} for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}`;

@@ -1,7 +1,7 @@
 // Problems: a card for each alert and verdict, with what can be done about it.
 
 import { linkTo } from "./address.js";
-import { alertText, cardsOf, ceilingOf, ageOf, leftOf, levelOf, lineOf, reasonsOf, remedyOf, restOf } from "./cards.js";
+import { alertText, cardsOf, ceilingOf, ageOf, isEnded, leftOf, levelOf, lineOf, reasonsOf, remedyOf, restOf } from "./cards.js";
 import { showSince } from "./chart.js";
 import { $, button, make, name, put, svg, sync } from "./elements.js";
 import { shapes } from "./evidence.js";
@@ -215,7 +215,7 @@ export function showProblems() {
   const { silences } = state.frame;
   $("silences-open").hidden = !silences.length;
   put($("silences-open"), many(silences.length, "silence"));
-  const firing = cards.filter(({ alert }) => alert?.phase === "firing" && !alert.silenced_by.length).length;
+  const firing = cards.filter(({ alert }) => alert?.phase === "firing" && !isEnded(alert) && !alert.silenced_by.length).length;
   document.title = `${firing ? `(${firing}) ` : ""}gpumond ${clean(state.frame.host, 80)}`;
 }
 

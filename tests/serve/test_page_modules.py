@@ -233,6 +233,13 @@ def test_fragmentation_is_stated_in_the_same_way_before_its_verdict():
     assert lines[1].startswith("now 2.0 GiB held, 1.0 GiB live, 1.0 GiB stranded; when last measured, at most ")
 
 
+def test_alert_whose_breach_has_ended_is_not_alarming():
+    notes = {"summary": "ended at 07:32:05 UTC; the alert was: etl (pid 7) is idle"}
+    alert = {"rule": "mine", "phase": "firing", "silenced_by": [], "labels": {"severity": "critical"}, "notes": notes}
+    card = {"kind": "mine", "alert": alert | {"fired_at": 10.0}, "verdict": None}
+    assert run_module("cards", "[m.levelOf(given[0]), m.ageOf(given[0], 20, [])]", card) == ["quiet", "ended"]
+
+
 @pytest.mark.parametrize(
     ("text", "subject", "line"),
     [
