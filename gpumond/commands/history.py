@@ -200,7 +200,13 @@ def _shares(entries: Sequence[Entry]) -> Iterator[str]:
 def _at(arguments: argparse.Namespace, at: float, uuid: str | None) -> list[Entry]:
     """Return what each GPU and each program held at a time, by GPU, the largest first."""
     query = {"at": at} | ({} if uuid is None else {"uuid": uuid})
-    found = client.get(arguments.url, f"{ROUTE}/moment?{urlencode(query)}")["holdings"]
+    try:
+        found = client.get(arguments.url, f"{ROUTE}/moment?{urlencode(query)}")["holdings"]
+    except DaemonError as error:
+        if error.status != client.NOT_FOUND:
+            raise
+        what = f"no history of {moment(at)}; choose a later time, after the daemon's start and within a day"
+        raise DaemonError(what, client.NOT_FOUND) from None
     entries = [
         {"at": at, **holding, **{f"{each}_bytes": _whole(holding[f"{each}_bytes"]) for each in AMOUNTS}}
         for holding in found

@@ -114,6 +114,12 @@ def test_moment_lists_who_held_what_and_who_has_ended(fake: FakeDaemon, capsys: 
     assert (only["pid"], only["used_bytes"]) == (11, 4 * GIB)
 
 
+def test_time_without_history_is_named(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
+    fake.answers["/api/v1/history/moment"] = (404, {"detail": "no history of that time"})
+    assert shown(fake, "--at", "1970-01-01T00:16:40") == 2
+    assert "no history of 1970-01-01 00:16:40Z; choose a later time" in capsys.readouterr().err
+
+
 def test_two_times_show_the_change(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
     fake.answers["/api/v1/history/moment"] = (200, {"at": 0.0, "holdings": [holding(8, 10, "train")]})
     assert shown(fake, "--at", "5m", "--at", "10m") == 0
