@@ -1,4 +1,8 @@
-"""Buildah and podman with directories of their own."""
+"""Buildah and podman with directories of their own.
+
+A container has no network by default: a bridge would change the machine's addresses, and Chromium would then end the
+requests of the tests that run beside it (``net::ERR_NETWORK_CHANGED``).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ CONFIG = {
     "CONTAINERS_CONF": """
 [containers]
 default_ulimits = ["nofile=1024:4096", "nproc=4096:4096"]
+netns = "none"
 [engine]
 runtime = "runc"
 """,

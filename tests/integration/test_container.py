@@ -168,7 +168,6 @@ def test_sidecar_receives_reports_of_a_root_program_over_the_volume(engine: Engi
     try:
         engine.run(
             *("--detach", f"--name={names[1]}", *([f"--pid={daemon['pid']}"] if shared else []), *CONTAINED[1:]),
-            "--network=none",
             *(*(f"--volume={place}" for place in daemon["volumes"]), "--env=GPUMOND_STATE_DIR=/tmp/state", IMAGE),
         )
         until(lambda: "train (uid 0)" in agents_of(engine, names[1]), every=0.5)

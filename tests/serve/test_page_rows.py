@@ -412,6 +412,7 @@ def test_card_of_a_verdict_is_as_loud_while_its_alert_is_pending():
         "phase": "pending",
         "silenced_by": [],
         "labels": {"severity": "warning"},
+        "notes": {"summary": "GPU 0 is full"},
         "active_at": 70.0,
         "fired_at": None,
     }
