@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.result import publish
 from gpumond.host.machine import MAX_CONNECTIONS, max_http_connections_per_user
-from gpumond.programs.connection import SocketLimits
+from gpumond.programs.agent_connection import SocketLimits
 from tests.fakenvml import FakeDriver, build, machine
 from tests.helpers.running import RunningDaemon, until
 

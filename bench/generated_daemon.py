@@ -21,8 +21,8 @@ from gpumond.features import routers
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.host.tasks import background
 from gpumond.kernel import Kernel
-from gpumond.serve.api import Api
 from gpumond.serve.authentication import Tokens
+from gpumond.serve.deferred_app import Api
 
 CHANGING = 0.1
 """Share of the processes whose memory changes in a second."""

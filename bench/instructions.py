@@ -87,7 +87,7 @@ def reader() -> Callable[[int], object]:
     """Return a function that reads one of 50 reports of an agent, as the daemon does before a tick."""
     from gpumond.facts.messages import Report, encode
     from gpumond.host.peer import PeerIdentity
-    from gpumond.programs.connection import AgentConnection, ReadBudget, SocketLimits
+    from gpumond.programs.agent_connection import AgentConnection, ReadBudget, SocketLimits
     from tests.helpers.agents import GIB
     from tests.helpers.values import make_pool
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from bench.result import publish
 from gpumond.diagnosis.leak_tests import LeakCase
-from gpumond.diagnosis.serving import SERVING, ServingTest, UpperQuartiles, find
+from gpumond.diagnosis.serving_leak import SERVING, ServingTest, UpperQuartiles, find
 from gpumond.tick.history import (
     DEVICE_SIGNALS,
     FIVE_MINUTES,

@@ -33,7 +33,7 @@ from gpumond.facts.units import human, plural
 from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import in_private_pid_namespace
 from gpumond.host.peer import peer_uid
-from gpumond.tick.conditions import of_device
+from gpumond.tick.reading_conditions import of_device
 from gpumond.view.notices import USUALLY_INTENDED, stuck
 from gpumond.view.text import safe
 

@@ -26,8 +26,8 @@ from gpumond.host.tasks import Tasks, answer_requests, background, cancel_all
 from gpumond.kernel import Dependencies, Kernel, Operations, Part, Tick
 from gpumond.metrics.owners import admitted
 from gpumond.metrics.telemetry import Telemetry
+from gpumond.programs.agent_connection import SocketLimits
 from gpumond.programs.agent_server import AgentServer
-from gpumond.programs.connection import SocketLimits
 from gpumond.quantities.window import RuleWindow, remember
 from gpumond.store.store import Bounds, HistoryPersistence, Store
 from gpumond.tick.ledger import attribute

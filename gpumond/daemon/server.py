@@ -26,8 +26,8 @@ from gpumond.host.logs import RateLimitFilter
 from gpumond.host.machine import http_connections, max_http_connections_per_user, raise_limit, reduce_garbage_collection
 from gpumond.host.runtime_directory import API_SOCKET, TOKEN_FILE, bind_api_socket, write_token
 from gpumond.host.tasks import background
-from gpumond.serve.api import Api
 from gpumond.serve.authentication import Tokens, make_token_reviews
+from gpumond.serve.deferred_app import Api
 from gpumond.serve.guard import Guard, Policy
 from gpumond.serve.http import HttpProtocol
 from gpumond.serve.identity import IdentityHeaders

@@ -110,7 +110,7 @@ class Diagnosis:
     def add(self, snapshot: Snapshot) -> bool:
         """Add the snapshot. False if it is not newer than the last."""
         self._record_endings(snapshot)
-        if not self._tracker.add(snapshot):
+        if not self._tracker.record(snapshot):
             return False
         now = self.history.now
         before, self._devices = self._devices, snapshot.devices_by_uuid

@@ -14,7 +14,7 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis import leak_tests, sentences, serving
+from gpumond.diagnosis import leak_tests, sentences, serving_leak
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.diagnosis.growth import BLOCK, Growth, may_grow, quick_leak, recent_growth, update
 from gpumond.diagnosis.growth_curve import (
@@ -60,7 +60,7 @@ def search(
         case = main._replace(what=what)
         found = leak_tests.find(case, closed)
         if found is None and what != OUTSIDE and closed > FIVE_MINUTES:
-            found = serving.find(case, tracked.quartiles)
+            found = serving_leak.find(case, tracked.quartiles)
         found = confirmed_leak(tracked, case, found, known) if found is not None else None
         if found is not None:
             return found
@@ -205,7 +205,7 @@ def updated_leak(tracked: TrackedSeries, found: Leak, now: float, closed: int) -
     if found.pause:
         return leak_tests.update_stairs(found, tracked.levels.steps, now)
     if found.by_quartiles:
-        return serving.update(found, tracked.quartiles, tracked.series) if closed > FIVE_MINUTES else found
+        return serving_leak.update(found, tracked.quartiles, tracked.series) if closed > FIVE_MINUTES else found
     return leak_tests.update(found, tracked.series, closed)
 
 

@@ -11,7 +11,7 @@ from gpumond.diagnosis.growth import Growth, StepRecord
 from gpumond.diagnosis.leak_tests import Leak
 from gpumond.diagnosis.patterns import Plateaus, UsePattern
 from gpumond.diagnosis.previous_runs import Owner, RunMinima, SawtoothLevels
-from gpumond.diagnosis.serving import UpperQuartiles
+from gpumond.diagnosis.serving_leak import UpperQuartiles
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import GrowthLine, Verdict
 from gpumond.facts.program import Ending, ProcessKey
@@ -199,7 +199,7 @@ class Tracker:
         self._returned: dict[str, int] = {}
         """By device: decrease of the used bytes since the last sample."""
 
-    def add(self, snapshot: Snapshot) -> bool:
+    def record(self, snapshot: Snapshot) -> bool:
         """Add a snapshot, device by device. False if it is not newer than the last."""
         if not self.history.begin(snapshot):
             return False

@@ -23,7 +23,7 @@ from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
 from gpumond.facts.verdicts import KINDS, PATTERNS
 from gpumond.metrics import owners
-from gpumond.quantities.device import (
+from gpumond.quantities.device_quantities import (
     DEVICE_IDLE,
     DEVICE_UP,
     DRIVER_RESPONSIVE,
@@ -32,7 +32,7 @@ from gpumond.quantities.device import (
     SENSORS,
     SHARED_FAMILIES,
 )
-from gpumond.quantities.program import (
+from gpumond.quantities.program_quantities import (
     ENGINE,
     ENGINE_USED,
     HOST_POOL,
@@ -44,7 +44,7 @@ from gpumond.quantities.program import (
     STEP,
 )
 from gpumond.quantities.quantity import Quantity
-from gpumond.tick.conditions import OF_DEVICES, conditions
+from gpumond.tick.reading_conditions import OF_DEVICES, conditions
 
 Row = tuple[tuple[str, ...], float | None]
 """Label values in the family's order, and the value. A row whose value is None is omitted."""

@@ -22,7 +22,7 @@ from gpumond.events import Event, EventKind
 from gpumond.facts.frame import SilenceState
 from gpumond.facts.pools import Outcome, Receipt
 from gpumond.facts.snapshot import Fault
-from gpumond.quantities.device import STORE_WRITABLE
+from gpumond.quantities.device_quantities import STORE_WRITABLE
 
 MAX_WORKLOADS = 100
 """Maximum number of workloads with their own series. A new workload replaces the oldest one without programs."""

@@ -42,7 +42,14 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessEnd
 from gpumond.host.peer import CREDENTIALS_SPACE, PeerIdentity, identify, peer_pidfd, peer_uid, person_uid, sender_pid
 from gpumond.host.tasks import Tasks
-from gpumond.programs.connection import AgentConnection, Answer, SocketLimits, UserUsage, agent_report, check_hello
+from gpumond.programs.agent_connection import (
+    AgentConnection,
+    Answer,
+    SocketLimits,
+    UserUsage,
+    agent_report,
+    check_hello,
+)
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 from gpumond.facts.alerts import Scope
 from gpumond.facts.frame import Alert
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
-from gpumond.quantities.device import DRIVER_RESPONSIVE, DRIVER_UP, STORE_WRITABLE
+from gpumond.quantities.device_quantities import DRIVER_RESPONSIVE, DRIVER_UP, STORE_WRITABLE
 from gpumond.quantities.device_scope import DEVICE
 from gpumond.quantities.engine_scope import ENGINE
 from gpumond.quantities.pool_scope import POOL

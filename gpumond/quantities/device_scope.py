@@ -12,7 +12,7 @@ from gpumond.facts.frame import Line, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, Sensors, Snapshot
 from gpumond.facts.units import MINUTE_SECONDS, plural
-from gpumond.quantities.device import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS
+from gpumond.quantities.device_quantities import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS
 from gpumond.quantities.quantity import Quantity, Unit, readable
 from gpumond.quantities.scope import (
     DEVICE_LABELS,

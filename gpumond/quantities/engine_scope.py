@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.facts.units import duration
-from gpumond.quantities.program import ENGINE as QUANTITIES, ENGINE_USED
+from gpumond.quantities.program_quantities import ENGINE as QUANTITIES, ENGINE_USED
 from gpumond.quantities.quantity import Quantity, readable
 from gpumond.quantities.scope import RuleContext, ScopeSpec, size
 

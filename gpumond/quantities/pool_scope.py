@@ -12,7 +12,7 @@ from gpumond.facts.alerts import Labels
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.facts.units import human
-from gpumond.quantities.program import POOL as QUANTITIES, POOL_COUNTERS, STRANDED
+from gpumond.quantities.program_quantities import POOL as QUANTITIES, POOL_COUNTERS, STRANDED
 from gpumond.quantities.quantity import Quantity
 from gpumond.quantities.scope import (
     DEVICE_LABELS,

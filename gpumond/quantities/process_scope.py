@@ -16,7 +16,7 @@ from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.facts.quota import NO_QUOTA, EffectiveQuota
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
-from gpumond.quantities.program import (
+from gpumond.quantities.program_quantities import (
     HELD,
     HOST_POOL,
     LIVE,

@@ -16,8 +16,8 @@ from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import Oom, ProcessKey, Program
 from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, Sensors, Snapshot
-from gpumond.quantities.device import DEVICE_COUNTERS
-from gpumond.quantities.program import POOL_COUNTERS
+from gpumond.quantities.device_quantities import DEVICE_COUNTERS
+from gpumond.quantities.program_quantities import POOL_COUNTERS
 
 FILL_SECONDS = 30.0
 """Time over which the speed is taken at which a device fills, in seconds."""

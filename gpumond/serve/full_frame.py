@@ -15,8 +15,8 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Snapshot
 from gpumond.host.machine import MACHINE_NAME, started_at
 from gpumond.tick.claims import unmapped_by_device
-from gpumond.tick.conditions import conditions
 from gpumond.tick.ledger import parts
+from gpumond.tick.reading_conditions import conditions
 
 REVISION = revision() or None
 OF_PROCESS = sorted({field.name for field in fields(ProcessHolding)} & {field.name for field in fields(ProcessUsage)})

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from gpumond.diagnosis.leak_tests import Leak, LeakCase
-from gpumond.diagnosis.serving import KEPT_BLOCKS, SERVING, ServingTest, UpperQuartiles, find, update
+from gpumond.diagnosis.serving_leak import KEPT_BLOCKS, SERVING, ServingTest, UpperQuartiles, find, update
 from gpumond.tick.history import DEVICE_SIGNALS, FIVE_MINUTES, PROCESS_SIGNALS, USED, Series
 from tests.helpers.curves import GIB, HOUR, MIB, MINUTE, by_process, each_onset, first, steps_of
 

@@ -7,7 +7,7 @@ import pytest
 from gpumond.facts.errors import CONDITIONS
 from gpumond.facts.program import MAX_PID
 from gpumond.facts.snapshot import MISSED_LIMIT, Sensors
-from gpumond.tick.conditions import conditions, of_device
+from gpumond.tick.reading_conditions import conditions, of_device
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 

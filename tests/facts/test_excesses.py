@@ -8,9 +8,9 @@ import pytest
 
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Reading, Snapshot, SourceState
-from gpumond.tick.conditions import conditions
 from gpumond.tick.ledger import attribute
 from gpumond.tick.observe import observe
+from gpumond.tick.reading_conditions import conditions
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, Reading, Snapshot, SourceState
-from gpumond.tick.conditions import conditions
 from gpumond.tick.ledger import attribute
 from gpumond.tick.observe import observe
+from gpumond.tick.reading_conditions import conditions
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 

@@ -16,8 +16,8 @@ from gpumond.facts.snapshot import AgentReport
 from gpumond.host.machine import start_ticks
 from gpumond.host.peer import PeerIdentity
 from gpumond.host.runtime_directory import bind_agent_socket
+from gpumond.programs.agent_connection import SocketLimits
 from gpumond.programs.agent_server import AgentServer
-from gpumond.programs.connection import SocketLimits
 from tests.helpers.values import make_pool
 
 HELLO = encode(Hello("train"))

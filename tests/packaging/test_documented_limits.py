@@ -32,7 +32,7 @@ from gpumond.metrics.catalog import PROCESSES_PER_DEVICE
 from gpumond.metrics.exposition import MAX_SERIES
 from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS
 from gpumond.metrics.telemetry import MAX_WORKLOADS
-from gpumond.programs.connection import SocketLimits
+from gpumond.programs.agent_connection import SocketLimits
 from gpumond.serve.authentication import KNOWN_SECONDS, MAX_PENDING_REVIEWS, REVIEW_SECONDS
 from gpumond.serve.http import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.serve.limits import (

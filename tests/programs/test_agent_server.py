@@ -15,8 +15,8 @@ from gpumond.facts.messages import Goodbye, Report, encode
 from gpumond.facts.program import OTHER, Oom, Program
 from gpumond.facts.snapshot import ProcessEnd
 from gpumond.host.peer import PeerIdentity
+from gpumond.programs.agent_connection import AgentConnection, ReadBudget, SocketLimits
 from gpumond.programs.agent_server import AgentServer
-from gpumond.programs.connection import AgentConnection, ReadBudget, SocketLimits
 from gpumond.tick.claims import MAX_REPORTED_POOLS
 from tests.helpers.agent_server import HELLO, MALFORMED_REPORT, OWN, REPORT, closed, eventually, in_event_loop, serving
 from tests.helpers.values import make_pool

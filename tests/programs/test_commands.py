@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpumond.facts.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Hello, decode, encode
 from gpumond.facts.program import Dump
-from gpumond.programs.connection import SocketLimits
+from gpumond.programs.agent_connection import SocketLimits
 from tests.helpers.agent_server import HELLO, OWN, REPORT, eventually, in_event_loop, serving
 
 

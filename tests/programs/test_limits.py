@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.messages import Report, encode
-from gpumond.programs.connection import SocketLimits
+from gpumond.programs.agent_connection import SocketLimits
 from tests.helpers.agent_server import HELLO, REPORT, ServerOnSocket, closed, eventually, in_event_loop, serving
 from tests.helpers.values import make_pool
 

@@ -20,8 +20,8 @@ from bench.swarm import FLOOD_UID, REPORTS, AgentProcesses, SwarmDaemon, start_a
 from gpumond.facts.messages import Hello, Report, encode
 from gpumond.host.runtime_directory import bind_agent_socket
 from gpumond.metrics.exposition import MAX_SERIES
+from gpumond.programs.agent_connection import SocketLimits
 from gpumond.programs.agent_server import AgentServer
-from gpumond.programs.connection import SocketLimits
 from tests.fakenvml import FakeDriver
 from tests.helpers.running import until
 from tests.helpers.values import make_pool

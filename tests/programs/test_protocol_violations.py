@@ -21,7 +21,7 @@ from gpumond.facts.messages import (
     encode,
 )
 from gpumond.facts.program import SCOPES, Program, ScopeUsage
-from gpumond.programs.connection import SocketLimits
+from gpumond.programs.agent_connection import SocketLimits
 from tests.helpers.agent_server import HELLO, REPORT, closed, eventually, in_event_loop, serving
 from tests.helpers.fuzzing import mutated
 from tests.helpers.values import make_pool

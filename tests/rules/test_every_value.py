@@ -15,8 +15,8 @@ from gpumond.facts.program import TICKS_PER_SECOND, Program, StepUsage
 from gpumond.facts.snapshot import THROTTLE_REASONS, AgentReport, DeviceReading, Excess, ProcessUsage, Sensors, Snapshot
 from gpumond.features.rules.settings import UNITS, VALUES
 from gpumond.quantities import subjects
-from gpumond.quantities.device import DEVICE_COUNTERS
-from gpumond.quantities.program import POOL_COUNTERS, PROGRAM_COUNTERS
+from gpumond.quantities.device_quantities import DEVICE_COUNTERS
+from gpumond.quantities.program_quantities import POOL_COUNTERS, PROGRAM_COUNTERS
 from gpumond.quantities.scope import RuleContext
 from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, remember
 from gpumond.tick.ledger import attribute

@@ -31,7 +31,7 @@ from gpumond.facts.messages import (
     encode,
 )
 from gpumond.facts.program import SCOPES, Dump, Oom, Program, ScopeUsage
-from gpumond.programs.connection import check_hello, check_report
+from gpumond.programs.agent_connection import check_hello, check_report
 from tests.helpers.fuzzing import fuzzed
 from tests.helpers.values import make_pool
 

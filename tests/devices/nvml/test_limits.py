@@ -11,8 +11,8 @@ import pytest
 
 from gpumond.devices.process.metadata import limitable_cgroup
 from gpumond.facts.snapshot import CgroupLimit, CgroupLimitChange, Reading, Snapshot
-from gpumond.tick.conditions import conditions
 from gpumond.tick.ledger import attribute
+from gpumond.tick.reading_conditions import conditions
 from tests.devices.nvml.child import NvmlChild, kinds
 from tests.fakenvml import GIB, NOT_AVAILABLE, Device, FakeDriver, Process, machine
 from tests.helpers.trees import ProcTree
