@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, field_validator, model_validator
 
-from gpumond.config.models import Seconds, Strict
+from gpumond.config.models import Seconds, StrictModel
 from gpumond.config.tokens import IdentityProxy
 from gpumond.config.web_file import WebSettings, read_web
 from gpumond.devices import SOURCES
@@ -204,7 +204,7 @@ def known_source(name: str) -> str:
     return name
 
 
-class SettingsConfig(Strict):
+class SettingsConfig(StrictModel):
     """All settings. docs/reference/configuration.md is generated from their descriptions."""
 
     source: Annotated[str, AfterValidator(known_source)] = Field(

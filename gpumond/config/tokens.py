@@ -20,7 +20,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from gpumond.config.models import Strict
+from gpumond.config.models import StrictModel
 from gpumond.facts.errors import ConfigError
 from gpumond.host.files import open_regular
 
@@ -147,7 +147,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class IdentityProxy(Strict):
+class IdentityProxy(StrictModel):
     """Proxy whose headers `X-Forwarded-User`, `-Email` and `-Groups` state who sends a request.
 
     Those of all others are ignored. Users without a line in `tokens_file` see their own programs only.

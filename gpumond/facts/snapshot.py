@@ -359,7 +359,7 @@ class ProcessEnd(HasProcessKey):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Excess(HasProcessKey):
+class ExcessClaim(HasProcessKey):
     """One process's claim on one device that exceeds the driver's count or, for one pool, the device's size.
 
     ``ticks``: number of consecutive ticks. ``unmapped_bytes``: the part that is therefore counted as unmapped.
@@ -474,7 +474,7 @@ class Snapshot:
     store_writable: bool | None = None
     private_pid_namespace: bool | None = None
     ends: tuple[ProcessEnd, ...] = ()
-    excesses: tuple[Excess, ...] = ()
+    excesses: tuple[ExcessClaim, ...] = ()
     engines: tuple[EngineReading, ...] = ()
     uptime_seconds: float | None = None
     quotas: tuple[ProcessQuota, ...] = ()

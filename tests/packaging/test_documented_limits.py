@@ -49,14 +49,14 @@ from gpumond.serve.limits import (
 )
 from gpumond.serve.listener import HEAD_SECONDS
 from gpumond.serve.live import MAX_STREAMS
-from gpumond.store.store import Bounds
+from gpumond.store.store import StoreLimits
 from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
 from gpumond.tick.history import MAX_PROCESSES
 
 ROOT = Path(__file__).parents[2]
 
 
-BOUNDS = Bounds()
+BOUNDS = StoreLimits()
 LIMITS = SocketLimits()
 KIB, MIB = 1 << 10, 1 << 20
 

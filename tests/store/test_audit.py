@@ -13,7 +13,7 @@ import pytest
 from gpumond.host.logs import JsonFormatter, TextFormatter
 from gpumond.store.audit import verify
 from gpumond.store.database import MIGRATIONS
-from gpumond.store.store import Bounds, Store
+from gpumond.store.store import Store, StoreLimits
 from tests.helpers.opened_store import with_store
 from tests.helpers.running import gpumond_here
 
@@ -94,7 +94,7 @@ def test_entries_beyond_the_limits_are_not_missed(path: Path, lines: Callable[[]
         for _ in range(10):
             await fill(store)
 
-    with_store(path, fill_often, Bounds(max_entries=20, max_entries_of_a_user=10))
+    with_store(path, fill_often, StoreLimits(max_entries=20, max_entries_of_a_user=10))
     assert verify(path, lines()) == (20 * ENTRIES, [])
     execute(path, "DELETE FROM audit WHERE seq = 95")
     assert verify(path, lines())[1] == ["entry 95 is missing"]

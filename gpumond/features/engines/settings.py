@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from gpumond.config.models import Strict
+from gpumond.config.models import StrictModel
 from gpumond.facts.pools import ENGINE_STEP
 from gpumond.features.engines.kinds import KINDS
 from gpumond.features.engines.spec import Address, EngineRequest, EngineSpec, ReleaseMethod
@@ -33,7 +33,7 @@ def _pointer(text: str) -> str:
 Pointer = Annotated[str, AfterValidator(_pointer)]
 
 
-class AuthConfig(Strict):
+class AuthConfig(StrictModel):
     """Credentials of an engine: exactly one kind, each secret in a file, which is read at each use."""
 
     bearer_token_file: Path | None = None
@@ -60,7 +60,7 @@ class AuthConfig(Strict):
         return self
 
 
-class RequestConfig(Strict):
+class RequestConfig(StrictModel):
     """A request of a generic engine: `get` or `post` with a path, and for `post` a JSON body."""
 
     get: str | None = None
@@ -107,7 +107,7 @@ class ReleaseConfig(RequestConfig):
     waits: bool = False
 
 
-class EngineConfig(Strict):
+class EngineConfig(StrictModel):
     """An engine as the configuration declares it. ``models``: those that may be released, also pinned ones; empty for
     all that are not pinned. ``wake``: False if no release is undone.
     """

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from gpumond.diagnosis.advice import ADVICE, AdviceCase, case_of, torch_setting
+from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, torch_setting
 from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.sentences import program
 from gpumond.events import program_place
@@ -351,9 +351,9 @@ def _suspensions(e: Evidence) -> Iterator[Remedy]:
 
 
 def _preallocation(e: Evidence) -> Iterator[Remedy]:
-    case = e.uuid and replace(case_of(e.report, e.uuid, e.snapshot), oom=e.oom, reports=e.snapshot.reports)
-    for advice in ADVICE if isinstance(case, AdviceCase) else ():
-        if advice.name in PREALLOCATING and isinstance(case, AdviceCase) and advice.applies(case):
+    case = e.uuid and replace(context_of(e.report, e.uuid, e.snapshot), oom=e.oom, reports=e.snapshot.reports)
+    for advice in ADVICE if isinstance(case, AdviceContext) else ():
+        if advice.name in PREALLOCATING and isinstance(case, AdviceContext) and advice.applies(case):
             pools = (pool for other in e.others for pool in other.report.pools if pool.device_uuid == e.uuid)
             size = sum(_unused(pool) for pool in pools if advice.name.startswith(pool.allocator))
             yield _remedy(e, "preallocation", advice.text(case), size or None, "reported", "agents of these programs")
