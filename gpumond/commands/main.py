@@ -176,7 +176,7 @@ COMMANDS = (
     _command(
         "detach-driver",
         "Daemon",
-        "detach the daemon from the driver, such as for a GPU reset",
+        "detach the daemon from the driver, for example to reset a GPU",
         "gpumond detach-driver --for 10m",
         module="detach_driver",
     ),

@@ -310,12 +310,12 @@ class SettingsConfig(StrictModel):
         "programs to exit",
     )
     allow_suspend: bool = Field(
-        False, description="allows gpumond to [suspend](../how-to/suspend.md) programs that agree (experimental)"
+        False, description="lets gpumond [suspend](../how-to/suspend.md) programs that allow it (experimental)"
     )
     suspend_after_idle: Seconds = Field(
         600.0,
-        description="how long a program must have been idle before it is suspended by a rule, or because another "
-        "program needs memory",
+        description="how long a program must be idle before a rule may suspend it, or before it is suspended for "
+        "another program that needs memory",
     )
     alertmanager_dry_run: bool = Field(
         False,

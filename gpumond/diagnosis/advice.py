@@ -209,21 +209,21 @@ def _holders(context: AdviceContext, allocator: str) -> str:
 ADVICE = (
     Advice(
         "expandable-segments",
-        "5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; PyTorch "
-        "2.1 or later on CUDA, without private pools or a sleep mode",
+        "at least 5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; "
+        "PyTorch 2.1 or later on CUDA, without private pools or a sleep mode",
         lambda context: _fragmented(context) and _has_expandable_segments(context) and not _can_sleep(context),
         lambda context: f"set {torch_setting(context.report.frameworks)} to expandable_segments:True",
     ),
     Advice(
         "max-split-size",
-        "5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; PyTorch has "
-        "no reliable expandable segments (ROCm, or before 2.1)",
+        "at least 5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; "
+        "PyTorch has no reliable expandable segments (ROCm, or before 2.1)",
         lambda context: _fragmented(context) and not _has_expandable_segments(context),
         lambda context: f"set {torch_setting(context.report.frameworks)} to max_split_size_mb:{_split_size(context)}",
     ),
     Advice(
         "gradient-checkpointing",
-        "short of memory while training, and half of the live bytes or more are activations",
+        "short of memory while training, and at least half of the live bytes are activations",
         lambda context: _short_of_memory(context) and _training(context) and _activations(context) >= LARGE,
         lambda context: (
             "use gradient checkpointing (torch.utils.checkpoint): "
@@ -232,7 +232,7 @@ ADVICE = (
     ),
     Advice(
         "mixed-precision",
-        "short of memory while training, and half of the live bytes or more are activations",
+        "short of memory while training, and at least half of the live bytes are activations",
         lambda context: _short_of_memory(context) and _training(context) and _activations(context) >= LARGE,
         lambda context: (
             "use mixed precision (torch.autocast) if the program doesn't already: it halves most activations"
@@ -240,7 +240,7 @@ ADVICE = (
     ),
     Advice(
         "smaller-batch",
-        "short of memory, and half of the live bytes or more depend on the batch: activations, inputs and results",
+        "short of memory, and at least half of the live bytes depend on the batch: activations, inputs and results",
         lambda context: _short_of_memory(context) and _of_the_batch(context) >= LARGE,
         lambda context: (
             "use a smaller batch, with gradient accumulation to keep its effect"
@@ -250,7 +250,7 @@ ADVICE = (
     ),
     Advice(
         "tensorflow-memory-growth",
-        "short of memory, and a TensorFlow program on the device holds a quarter of it but doesn't use it",
+        "short of memory, and a TensorFlow program on the device holds at least a quarter of it unused",
         lambda context: _preallocates(context, "tensorflow"),
         lambda context: (
             "set TF_FORCE_GPU_ALLOW_GROWTH=true, or call tf.config.experimental.set_memory_growth(gpu, True) at the "
@@ -259,7 +259,7 @@ ADVICE = (
     ),
     Advice(
         "jax-preallocation",
-        "short of memory, and a JAX program on the device holds a quarter of it but doesn't use it",
+        "short of memory, and a JAX program on the device holds at least a quarter of it unused",
         lambda context: _preallocates(context, "jax"),
         lambda context: (
             "set XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller XLA_CLIENT_MEM_FRACTION (formerly "
@@ -268,7 +268,7 @@ ADVICE = (
     ),
     Advice(
         "rmm-pool-size",
-        "short of memory, and an RMM pool on the device holds a quarter of it but doesn't use it",
+        "short of memory, and an RMM pool on the device holds at least a quarter of it unused",
         lambda context: _preallocates(context, "rmm"),
         lambda context: (
             f"create RMM's pool with a smaller initial_pool_size and maximum_pool_size in {_holders(context, 'rmm')}"

@@ -47,7 +47,7 @@ class Sensors:
 
     The ECC counters start when the driver is loaded (volatile) or with the device's lifetime (aggregate).
     ``performance_state`` is 0 (fastest) to 15. ``throttle_reasons`` are the active ones of ``THROTTLE_REASONS``.
-    ``xid_events`` is True while the driver reports Xid errors when they occur. ``numa_node``: the host's NUMA node
+    ``xid_events`` is True if the driver reports Xid errors as they occur. ``numa_node``: the host's NUMA node
     that is the device's memory; ``file_cache_bytes``: the kernel's file cache there.
     """
 
