@@ -280,7 +280,7 @@ class SettingsConfig(StrictModel):
         90 * 86400.0, ge=86400, description="how long the audit log, receipts and resolved alerts are kept"
     )
     disabled_rules: tuple[str, ...] = Field(
-        (), description="names of [built-in rules](rules.md#built-in-rules) that are not evaluated"
+        (), description="names of [built-in rules](rules.md#built-in-rules) that aren't evaluated"
     )
     rule_overrides: dict[str, OverrideConfig] = Field(
         {},

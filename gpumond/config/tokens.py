@@ -157,7 +157,7 @@ class IdentityProxy(StrictModel):
         (), max_length=64, description="its addresses or networks on other machines, such as `10.1.0.0/28`"
     )
     user: Text | None = Field(
-        None, description="the user as which it runs on this machine, by name or uid; the kernel verifies it"
+        None, description="the user that it runs as on this machine, by name or uid; the kernel verifies it"
     )
     namespaces: dict[Text, tuple[Text, ...]] = Field(
         {}, description="by group, patterns of the Kubernetes namespaces whose programs its members see"

@@ -317,7 +317,7 @@ def test_a_limit_that_lacks_little_is_raised_by_a_useful_step():
     oom = replace(oom, limit_bytes=limit)
     case = case_of(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History())
     assert case.missing_bytes == 1
-    assert "from 20.0 GiB by at least 1.0 GiB (5% of it, in multiples of 64 MiB: less would" in case.remedies[0].text
+    assert "from 20.0 GiB by at least 1.0 GiB (5% of it, in multiples of 64 MiB: with less," in case.remedies[0].text
 
 
 def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():

@@ -52,9 +52,9 @@ class AuthConfig(StrictModel):
                 "secrets are only read from files"
             )
         if (self.username is None) != (self.password_file is None):
-            raise ValueError("username and password_file belong together")
+            raise ValueError("set both username and password_file, or neither")
         if (self.header is None) != (self.header_file is None):
-            raise ValueError("header and header_file belong together")
+            raise ValueError("set both header and header_file, or neither")
         if self.header is not None and not HEADER.fullmatch(self.header):
             raise ValueError(f"{self.header!r:.80} isn't a header name such as X-Api-Key")
         return self
@@ -75,7 +75,7 @@ class RequestConfig(StrictModel):
         if not re.fullmatch(r"/[!-~]*", path):
             raise ValueError(f"{path!r:.80} isn't a path; expected one such as /unload")
         if self.get is not None and self.body is not None:
-            raise ValueError("body belongs to post")
+            raise ValueError("body is only valid with post")
         return self
 
     @property
@@ -193,7 +193,7 @@ class EngineConfig(StrictModel):
         if self.kind != "generic":
             for key in ("state", "release"):
                 if getattr(self, key) is not None:
-                    return f"{key} belongs to kind generic; remove it, or change the kind"
+                    return f"{key} is only valid with kind: generic; remove it, or change the kind"
             if isinstance(self.wake, RequestConfig):
                 return "wake must be true or false; only the kind generic has a request here"
         if self.allow and (config_error := self.spec.config_error(self)):

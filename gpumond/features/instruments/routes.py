@@ -90,7 +90,7 @@ PROBLEMS = (404, 409, 422, 503, 504, 507)
 
 @router.change(
     "POST /agents/{pid}/limit",
-    "Set the limit of a program that allows it",
+    "Set a limit in a program that allows it",
     list[AppliedLimit],
     [examples.APPLIED_LIMIT],
     PROBLEMS,

@@ -231,7 +231,7 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
         least = int(LIMIT_STEP * size)
         more = -(-max(e.limited_by, least) // LIMIT_UNIT) * LIMIT_UNIT
         unit = f"in multiples of {LIMIT_UNIT >> 20} MiB"
-        why = f"{LIMIT_STEP:.0%} of it, {unit}: less would soon be missing again"
+        why = f"{LIMIT_STEP:.0%} of it, {unit}: with less, the program would soon run out again"
         why = why if e.limited_by < least else f"what was missing, {unit}"
         text = f"raise {what} from {human(size)} by at least {human(more)} ({why}; {where})"
         basis: Basis = "estimate" if e.is_later else "measured"
@@ -547,7 +547,7 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
         source = "the program's bytes and the GPU's size"
         text = f"no remedy is enough: the program needs {human(over)} more than this GPU has"
     elif found:
-        text = f"no remedy is enough: {lacks} is missing even with all of them"
+        text = f"no remedy is enough: even with all of them, {lacks} is missing"
     else:
         text, source = f"no remedy is known: {lacks} is missing", "the request and the free bytes"
     yield Remedy(name="nothing", text=text, size_bytes=None, enough=False, basis="measured", source=source)

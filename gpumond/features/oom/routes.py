@@ -79,7 +79,7 @@ EXAMPLE = CaseFile(
 )
 
 
-@router.read("/oom", "Cases of out-of-memory errors, most recent last", list[CaseSummary], [summary_of(EXAMPLE)])
+@router.read("/oom", "Out-of-memory cases, most recent last", list[CaseSummary], [summary_of(EXAMPLE)])
 async def cases(request: Request) -> Response:
     """Returns the latest 200, at most 10 per process, including those from before a restart."""
     return answer(request, list[CaseSummary], [summary_of(case) for case in kernel_of(request).get(Cases).all()])
