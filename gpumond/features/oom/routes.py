@@ -9,9 +9,9 @@ from fastapi.responses import Response
 
 from gpumond.facts.program import Call, Oom, OomPool
 from gpumond.features.oom.case import (
-    CaseFile,
     CaseSummary,
     Curve,
+    OomCase,
     RankedCase,
     Remedy,
     Timeline,
@@ -27,7 +27,7 @@ router = Router("facts")
 
 Id = Annotated[str, Path(pattern=r"^([0-9]{1,12}-[0-9]{1,20}-[0-9]{1,12}|last)$", description="The `id`, or `last`.")]
 
-EXAMPLE = CaseFile(
+EXAMPLE = OomCase(
     id="1790000000-4242-1",
     at=examples.TAKEN_AT,
     pid=4242,
