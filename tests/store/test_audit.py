@@ -104,8 +104,8 @@ def test_audit_of_a_store_that_replaces_a_corrupt_one_is_verified(path: Path, li
     with_store(path, fill)
     path.write_bytes(b"x" * 10_000)
     with_store(path, fill)
-    set_aside = f"{2 * ENTRIES} logged entries were in a store that was corrupt and was set aside"
-    assert verify(path, lines()) == (2 * ENTRIES + 1, [set_aside])
+    renamed = f"{2 * ENTRIES} logged entries were in a corrupt store, which was renamed"
+    assert verify(path, lines()) == (2 * ENTRIES + 1, [renamed])
 
 
 def test_entries_of_chains_are_kept(path: Path):
