@@ -122,8 +122,8 @@ STATED = {
     "silences per caller": f"{silences.MAX_SILENCES}",
     "ended silences per caller": f"{silences.KEEP_ENDED}, for {silences.KEEP_ENDED_SECONDS / 86400:g} days",
     "a silence": f"{silences.MAX_SECONDS / 86400:g} days; {MAX_MATCHERS} matchers with {MAX_VALUE} characters "
-    f"per value; {MAX_EXPRESSION} characters per regular expression, {silences.MAX_EXPRESSIONS} in all of them "
-    f"together, {MAX_COMPILED_BYTES // MIB} MiB each once compiled",
+    f"per value; {MAX_EXPRESSION} characters per regular expression, {silences.MAX_EXPRESSIONS} in total, "
+    f"{MAX_COMPILED_BYTES // MIB} MiB each once compiled",
     "compiled regular expressions in silences": f"{silences.MAX_COMPILED_OF_CREATOR // MIB} MiB per caller, "
     f"{silences.MAX_COMPILED_IN_TOTAL // MIB} MiB in total",
     "silence changes per caller": f"{SILENCES_PER_MINUTE} a minute",
