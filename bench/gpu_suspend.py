@@ -29,7 +29,7 @@ from typing import Any
 
 from bench.result import publish
 from gpumond.facts.messages import to_json
-from gpumond.features.suspend.helper import CudaDriver, Order, carry_out
+from gpumond.features.suspend.helper import CudaDriver, HelperRequest, carry_out
 from gpumond.host.machine import start_ticks
 from tests.helpers.namespaces import FIRST_UID, NEW_MOUNTS, NEW_PIDS, NEW_USER, isolated
 from tests.helpers.running import RunningDaemon, until
@@ -343,8 +343,8 @@ def moved(pid: int, uid: int, caller: int = 0, prefix: Sequence[str] = ()) -> st
     takes.
     """
     for action, state in (("suspend", "checkpointed"), ("resume", "running")):
-        order = Order(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=uid)  # type: ignore[arg-type]
-        command = [*prefix, sys.executable, "-c", AS_USER, str(caller), to_json(order).decode()]
+        request = HelperRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=uid)  # type: ignore[arg-type]
+        command = [*prefix, sys.executable, "-c", AS_USER, str(caller), to_json(request).decode()]
         done = subprocess.run(command, capture_output=True, text=True)
         answer = json.loads(done.stdout or "{}")
         if answer.get("state") != state:
@@ -404,8 +404,8 @@ def steps(pid: int) -> dict[str, float]:
     """Suspend and resume a program of this user, and return the seconds of each call."""
     found: dict[str, float] = {}
     for action in ("suspend", "resume"):
-        order = Order(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=0)  # type: ignore[arg-type]
-        answer = carry_out(order, CudaDriver())
+        request = HelperRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=0)  # type: ignore[arg-type]
+        answer = carry_out(request, CudaDriver())
         found |= {name: round(seconds, 2) for name, seconds in answer.steps}
         if answer.error:
             raise RuntimeError(answer.error)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.result import publish
-from gpumond.diagnosis.leak_tests import LeakCase
+from gpumond.diagnosis.leak_criteria import CandidateCurve
 from gpumond.diagnosis.serving_leak import SERVING, ServingTest, UpperQuartiles, find
 from gpumond.tick.history import (
     DEVICE_SIGNALS,
@@ -127,17 +127,19 @@ def onsets(points: Points, size: float) -> dict[str, list[float]]:
     """Return, by variant, the times at which a leak is found, at least an hour apart."""
     found: dict[str, list[float]] = {name: [] for name in VARIANTS}
     last = dict.fromkeys(VARIANTS, -HOUR)
-    for at, case, quartiles in evaluations(points, size):
+    for at, candidate, quartiles in evaluations(points, size):
         for name, tests in VARIANTS.items():
-            if find(case, quartiles, tests) is not None:
+            if find(candidate, quartiles, tests) is not None:
                 if at - last[name] >= HOUR:
                     found[name].append(at)
                 last[name] = at
     return found
 
 
-def evaluations(points: Points, size: float, since: float = -inf) -> Iterator[tuple[float, LeakCase, UpperQuartiles]]:
-    """Yield the time, the case and the quartiles whenever a block has closed."""
+def evaluations(
+    points: Points, size: float, since: float = -inf
+) -> Iterator[tuple[float, CandidateCurve, UpperQuartiles]]:
+    """Yield the time, the candidate and the quartiles whenever a block has closed."""
     series, quartiles = Series(PROCESS_SIGNALS, points[0][0], 0.0), UpperQuartiles()
     device = Series(DEVICE_SIGNALS, points[0][0], 0.0)
     for at, used in points:
@@ -147,7 +149,7 @@ def evaluations(points: Points, size: float, since: float = -inf) -> Iterator[tu
         if at > since:
             peak = highest(series.column(MINUTE, USED, MAX, 15))
             room = max(0.0, size - max(peak, used))
-            yield at, LeakCase(series, device, USED, series.born, size, room, 1.0), quartiles
+            yield at, CandidateCurve(series, device, USED, series.born, size, room, 1.0), quartiles
 
 
 def injected(
@@ -179,10 +181,10 @@ def leaking(points: Points, start: float, rate: float, size: float) -> Points:
 def delays(points: Points, start: float, size: float, alarms: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
     """Return, by variant, the minutes until a leak is found that is not found in the curve without it."""
     found: dict[str, float | None] = dict.fromkeys(VARIANTS)
-    for at, case, quartiles in evaluations(points, size, start):
+    for at, candidate, quartiles in evaluations(points, size, start):
         for name, tests in VARIANTS.items():
             if found[name] is None and not any(at - HOUR <= alarm <= at for alarm in alarms[name]):
-                found[name] = (at - start) / 60 if find(case, quartiles, tests) is not None else None
+                found[name] = (at - start) / 60 if find(candidate, quartiles, tests) is not None else None
         if None not in found.values():
             break
     return found

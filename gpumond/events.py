@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Literal
 
-from gpumond.diagnosis.advice import advice, case_of
+from gpumond.diagnosis.advice import advice, context_of
 from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.sentences import clock, program
 from gpumond.facts.alerts import OVER, WAS
@@ -261,7 +261,7 @@ def _advice(report: AgentReport, oom: Oom, frame: Frame) -> Details:
     uuids = {pool.device_uuid for pool in oom.pools} if oom.device_uuid is None else {oom.device_uuid}
     if len(uuids) != 1:
         return ()
-    case = replace(case_of(report, uuids.pop(), frame.snapshot), oom=oom)
+    case = replace(context_of(report, uuids.pop(), frame.snapshot), oom=oom)
     clauses = advice(case)
     return (("advice", "; ".join(clauses)),) if clauses else ()
 

@@ -169,7 +169,7 @@ GROWTH = [
 STEPS = [
     series(
         "Retained per step",
-        "Live memory that each step retains: the trend over the last steps. A value that stays above zero is a leak.",
+        "Live memory that each step retains: the trend over 20 readings. A value that stays above zero is a leak.",
         "bytes",
         Query(f"max by (instance, pid) (gpumond_step_retained_bytes{{{WORKLOAD}}})", "{{instance}} {{pid}}"),
         least=None,

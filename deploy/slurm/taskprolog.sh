@@ -1,7 +1,7 @@
 #!/bin/sh
-# The agent in tasks of Slurm with GPUs: TaskProlog=/etc/slurm/gpumond-taskprolog.sh in slurm.conf. Slurm sets the
-# variables of the lines "export NAME=VALUE" in the task. A user opts out with GPUMOND_AGENT=0 in the job's environment.
-# GPUMOND_AGENT_DIRECTORY is the directory of `pip install --target DIRECTORY gpumond` on the node.
+# Adds the agent to Slurm tasks with GPUs: set TaskProlog=/etc/slurm/gpumond-taskprolog.sh in slurm.conf. For each line
+# "export NAME=VALUE" that this script prints, Slurm sets the variable in the task. Users opt out with GPUMOND_AGENT=0 in
+# the job's environment. GPUMOND_AGENT_DIRECTORY is the directory of `pip install --target DIRECTORY gpumond`.
 directory=${GPUMOND_AGENT_DIRECTORY:-/opt/gpumond-agent}
 inject=$directory/gpumond/agent/inject
 

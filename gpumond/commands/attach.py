@@ -160,7 +160,7 @@ def _answer(path: Path, user: int, until: float) -> dict[str, str] | None:
         names = ("error",) if "error" in answer else ("version", "python")
         return {name: str(answer[name]) for name in names}
     except (OSError, ValueError, TypeError, KeyError):
-        raise CannotAttach("the program's answer isn't valid") from None
+        raise CannotAttach("the program's response is invalid") from None
 
 
 def _fail(message: str, status: int) -> int:

@@ -253,8 +253,8 @@ open {opened}
 
 {commands}
 
-The demo evaluates memory curves {PACE:.0f} times as fast as usual: the alerts for the fragmentation of etl and the leak
-of notebook fire within three minutes. Press Ctrl-C to stop.
+The demo evaluates memory curves {PACE:.0f} times as fast as usual: the alerts about etl's fragmentation and
+notebook's leak fire within three minutes. Press Ctrl-C to stop.
 """
 
 

@@ -156,7 +156,7 @@ def device_nodes(dev: str) -> Iterator[Finding]:
         advice = access_remedy(mode, group, member, _name(pwd.getpwuid, os.geteuid()))
         yield Finding("device nodes", "bad", f"not accessible: {', '.join(closed)} (group {group}, {mode:04o})", advice)
     elif nodes:
-        yield Finding("device nodes", "good", f"{len(nodes)} below {dev}, all accessible")
+        yield Finding("device nodes", "good", f"{len(nodes)} in {dev}, all accessible")
 
 
 def access_remedy(mode: int, group: str, is_member: bool, user: str) -> str:

@@ -72,7 +72,7 @@ def past_time(text: str, now: float | None = None) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.last > DAY_SECONDS:
-        raise ConfigError("--last: the daemon keeps a day; give at most 24h")
+        raise ConfigError("--last: the daemon keeps one day of history; pass at most 24h")
     if len(arguments.at) > 2:
         raise ConfigError("--at: at most two times can be compared")
     gpus = {each["uuid"]: str(each["index"]) for each in client.get(arguments.url, "/api/v1/devices")}

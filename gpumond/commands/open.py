@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print or not (_has_display() and webbrowser.open(address)):
         valid = duration(answer["valid_seconds"])
         print(address, flush=True)
-        print(f"the address signs one browser in, within {valid}", file=sys.stderr)
+        print(f"open the address within {valid}; it signs one browser in", file=sys.stderr)
     return DONE
 
 

@@ -35,7 +35,7 @@ class Encodable(BaseModel):
 Seconds = Annotated[float, BeforeValidator(units.seconds)]
 
 
-class Strict(Encodable):
+class StrictModel(Encodable):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 

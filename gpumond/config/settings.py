@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, field_validator, model_validator
 
-from gpumond.config.models import Seconds, Strict
+from gpumond.config.models import Seconds, StrictModel
 from gpumond.config.tokens import IdentityProxy
 from gpumond.config.web_file import WebSettings, read_web
 from gpumond.devices import SOURCES
@@ -204,7 +204,7 @@ def known_source(name: str) -> str:
     return name
 
 
-class SettingsConfig(Strict):
+class SettingsConfig(StrictModel):
     """All settings. docs/reference/configuration.md is generated from their descriptions."""
 
     source: Annotated[str, AfterValidator(known_source)] = Field(
@@ -280,7 +280,7 @@ class SettingsConfig(Strict):
         90 * 86400.0, ge=86400, description="how long the audit log, receipts and resolved alerts are kept"
     )
     disabled_rules: tuple[str, ...] = Field(
-        (), description="names of [built-in rules](rules.md#built-in-rules) that are not evaluated"
+        (), description="names of [built-in rules](rules.md#built-in-rules) that aren't evaluated"
     )
     rule_overrides: dict[str, OverrideConfig] = Field(
         {},
@@ -310,12 +310,12 @@ class SettingsConfig(Strict):
         "programs to exit",
     )
     allow_suspend: bool = Field(
-        False, description="allows gpumond to [suspend](../how-to/suspend.md) programs that agree (experimental)"
+        False, description="lets gpumond [suspend](../how-to/suspend.md) programs that allow it (experimental)"
     )
     suspend_after_idle: Seconds = Field(
         600.0,
-        description="how long a program must have been idle before it is suspended by a rule, or because another "
-        "program needs memory",
+        description="how long a program must be idle before a rule may suspend it, or before it is suspended for "
+        "another program that needs memory",
     )
     alertmanager_dry_run: bool = Field(
         False,

@@ -20,7 +20,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from gpumond.config.models import Strict
+from gpumond.config.models import StrictModel
 from gpumond.facts.errors import ConfigError
 from gpumond.host.files import open_regular
 
@@ -147,7 +147,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class IdentityProxy(Strict):
+class IdentityProxy(StrictModel):
     """Proxy whose headers `X-Forwarded-User`, `-Email` and `-Groups` state who sends a request.
 
     Those of all others are ignored. Users without a line in `tokens_file` see their own programs only.
@@ -157,7 +157,7 @@ class IdentityProxy(Strict):
         (), max_length=64, description="its addresses or networks on other machines, such as `10.1.0.0/28`"
     )
     user: Text | None = Field(
-        None, description="the user as which it runs on this machine, by name or uid; the kernel verifies it"
+        None, description="the user that it runs as on this machine, by name or uid; the kernel verifies it"
     )
     namespaces: dict[Text, tuple[Text, ...]] = Field(
         {}, description="by group, patterns of the Kubernetes namespaces whose programs its members see"

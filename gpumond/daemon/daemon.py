@@ -29,7 +29,7 @@ from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.agent_connection import SocketLimits
 from gpumond.programs.agent_server import AgentServer
 from gpumond.quantities.window import RuleWindow, remember
-from gpumond.store.store import Bounds, HistoryPersistence, Store
+from gpumond.store.store import HistoryPersistence, Store, StoreLimits
 from gpumond.tick.ledger import attribute
 from gpumond.tick.observe import observe
 
@@ -67,7 +67,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
                 rejected=telemetry.rejected,
                 restored=restore_agent_socket,
             ),
-            store=Store(settings.store_file(), Bounds(settings.retention)),
+            store=Store(settings.store_file(), StoreLimits(settings.retention)),
             telemetry=telemetry,
             wake=wake,
             private_pid_namespace=in_private_pid_namespace(),
@@ -262,7 +262,7 @@ class Daemon(Operations):
         later = kernel.settings.differs(settings)
         kernel.settings = replace(kernel.settings, **{name: getattr(settings, name) for name in RELOADED})
         kernel.exposition.also = settings.compat
-        kernel.store.bounds = Bounds(settings.retention)
+        kernel.store.bounds = StoreLimits(settings.retention)
         for part in kernel.parts:
             await part.configure(settings)
         effect = f"reloaded; {len(kernel.settings.active_rules())} rules" + (

@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceCase:
+class AdviceContext:
     """One program on one device. ``reports`` are those of all programs on the device, ``device`` its facts.
 
     ``oom`` is the record of its newest out-of-memory error, if it had one; ``classes`` those of the record, or newer
@@ -66,14 +66,14 @@ class Advice:
 
     name: str
     meaning: str
-    applies: Callable[[AdviceCase], bool]
-    text: Callable[[AdviceCase], str]
+    applies: Callable[[AdviceContext], bool]
+    text: Callable[[AdviceContext], str]
 
 
-def case_of(report: AgentReport, device_uuid: str, snapshot: Snapshot, retried: bool = False) -> AdviceCase:
-    """Return the case of one program on one device, with its newest out-of-memory error there."""
+def context_of(report: AgentReport, device_uuid: str, snapshot: Snapshot, retried: bool = False) -> AdviceContext:
+    """Return the context of one program on one device, with its newest out-of-memory error there."""
     ooms = [oom for oom in report.program.ooms if oom.device_uuid in (None, device_uuid)]
-    return AdviceCase(
+    return AdviceContext(
         report=report,
         device_uuid=device_uuid,
         device=snapshot.device(device_uuid),
@@ -83,14 +83,14 @@ def case_of(report: AgentReport, device_uuid: str, snapshot: Snapshot, retried: 
     )
 
 
-def advice(case: AdviceCase) -> list[str]:
+def advice(context: AdviceContext) -> list[str]:
     """Return the clauses that apply, most effective first."""
-    return [one.text(case) for one in ADVICE if one.applies(case)]
+    return [one.text(context) for one in ADVICE if one.applies(context)]
 
 
-def sentence(case: AdviceCase) -> str:
+def sentence(context: AdviceContext) -> str:
     """Return the clauses with a leading semicolon each, for the end of a summary; empty without advice."""
-    return "".join(f"; {clause}" for clause in advice(case))
+    return "".join(f"; {clause}" for clause in advice(context))
 
 
 def torch_version(frameworks: Sequence[str]) -> tuple[int, int] | None:
@@ -116,46 +116,46 @@ def _pools(report: AgentReport, allocator: str, device_uuid: str) -> list[PoolUs
     return [pool for pool in report.pools if (pool.allocator, pool.device_uuid) == (allocator, device_uuid)]
 
 
-def _fragmented(case: AdviceCase) -> bool:
+def _fragmented(context: AdviceContext) -> bool:
     """Return whether PyTorch's free memory is in pieces: much is stranded, or a smaller request failed."""
-    if case.oom is not None and case.oom.request_bytes is not None:
-        pools = [p for p in case.oom.pools if (p.allocator, p.device_uuid) == ("torch", case.device_uuid)]
+    if context.oom is not None and context.oom.request_bytes is not None:
+        pools = [p for p in context.oom.pools if (p.allocator, p.device_uuid) == ("torch", context.device_uuid)]
         free = sum(pool.cached_bytes + pool.stranded_bytes for pool in pools)
-        if 0 < case.oom.request_bytes <= free:
+        if 0 < context.oom.request_bytes <= free:
             return True
-    stranded = sum(pool.stranded_bytes for pool in case.pools("torch"))
-    return case.size is not None and stranded >= FRAGMENTED * case.size
+    stranded = sum(pool.stranded_bytes for pool in context.pools("torch"))
+    return context.size is not None and stranded >= FRAGMENTED * context.size
 
 
-def _has_expandable_segments(case: AdviceCase) -> bool:
-    version = torch_version(case.report.frameworks)
-    rocm = any(framework.startswith("torch ") and "rocm" in framework for framework in case.report.frameworks)
+def _has_expandable_segments(context: AdviceContext) -> bool:
+    version = torch_version(context.report.frameworks)
+    rocm = any(framework.startswith("torch ") and "rocm" in framework for framework in context.report.frameworks)
     return not rocm and (version is None or version >= EXPANDABLE_SINCE)
 
 
-def _can_sleep(case: AdviceCase) -> bool:
+def _can_sleep(context: AdviceContext) -> bool:
     """Return whether the program has pools of another allocator, as serving engines with a sleep mode do."""
-    return any(pool.unmapped_bytes or pool.private_bytes for pool in case.report.pools)
+    return any(pool.unmapped_bytes or pool.private_bytes for pool in context.report.pools)
 
 
-def _split_size(case: AdviceCase) -> int:
+def _split_size(context: AdviceContext) -> int:
     """Return MiB: the failed request, so free blocks of at least its size stay whole."""
-    request = case.oom.request_bytes if case.oom is not None else None
+    request = context.oom.request_bytes if context.oom is not None else None
     return HIGHEST_SPLIT if request is None else min(HIGHEST_SPLIT, max(LOWEST_SPLIT, request // MIB))
 
 
-def _training(case: AdviceCase) -> bool:
-    return any(one.gradients_bytes or one.optimizer_bytes for one in case.live_classes())
+def _training(context: AdviceContext) -> bool:
+    return any(one.gradients_bytes or one.optimizer_bytes for one in context.live_classes())
 
 
-def _activations(case: AdviceCase) -> float:
+def _activations(context: AdviceContext) -> float:
     """Return the part of live bytes that are activations, with other tensors if these are not distinguished."""
-    return _part(case, lambda one: _undistinguished(one) + (one.activations_bytes or 0))
+    return _part(context, lambda one: _undistinguished(one) + (one.activations_bytes or 0))
 
 
-def _of_the_batch(case: AdviceCase) -> float:
+def _of_the_batch(context: AdviceContext) -> float:
     """Return the part of live bytes that are activations or other tensors."""
-    return _part(case, lambda one: _undistinguished(one) + (one.activations_bytes or 0) + (one.tensors_bytes or 0))
+    return _part(context, lambda one: _undistinguished(one) + (one.activations_bytes or 0) + (one.tensors_bytes or 0))
 
 
 def _undistinguished(one: LiveClasses) -> int:
@@ -163,113 +163,115 @@ def _undistinguished(one: LiveClasses) -> int:
     return 0 if one.buffers_bytes is None else one.unknown_bytes
 
 
-def _part(case: AdviceCase, size: Callable[[LiveClasses], int]) -> float:
-    found = list(case.live_classes())
+def _part(context: AdviceContext, size: Callable[[LiveClasses], int]) -> float:
+    found = list(context.live_classes())
     live = sum(one.live_bytes for one in found)
     return sum(map(size, found)) / live if live else 0.0
 
 
-def _kinds(case: AdviceCase) -> str:
-    unknown = any(_undistinguished(one) for one in case.live_classes())
+def _kinds(context: AdviceContext) -> str:
+    unknown = any(_undistinguished(one) for one in context.live_classes())
     return "activations and other tensors" if unknown else "activations"
 
 
-def _short_of_memory(case: AdviceCase) -> bool:
-    return case.oom is not None or case.retried
+def _short_of_memory(context: AdviceContext) -> bool:
+    return context.oom is not None or context.retried
 
 
-def _unused(case: AdviceCase, allocator: str) -> list[tuple[AgentReport, int]]:
+def _unused(context: AdviceContext, allocator: str) -> list[tuple[AgentReport, int]]:
     """Return the programs on the device whose allocator holds much that is not in use, with these bytes.
 
     Where the library does not state what it holds, the driver's count of the process is used.
     """
     found = []
-    for report in case.reports or (case.report,):
-        pools = _pools(report, allocator, case.device_uuid)
+    for report in context.reports or (context.report,):
+        pools = _pools(report, allocator, context.device_uuid)
         live, held = sum(pool.live_bytes or 0 for pool in pools), sum(pool.held_bytes for pool in pools)
-        if pools and not all(pool.held_known for pool in pools) and case.device is not None:
-            process = case.device.processes_by_key.get(report.key)
+        if pools and not all(pool.held_known for pool in pools) and context.device is not None:
+            process = context.device.processes_by_key.get(report.key)
             held = max(held, process.used_bytes or 0) if process is not None else held
-        if pools and case.size and held - live >= UNUSED * case.size:
+        if pools and context.size and held - live >= UNUSED * context.size:
             found.append((report, held - live))
     return found
 
 
-def _preallocates(case: AdviceCase, allocator: str) -> bool:
-    return _short_of_memory(case) and bool(_unused(case, allocator))
+def _preallocates(context: AdviceContext, allocator: str) -> bool:
+    return _short_of_memory(context) and bool(_unused(context, allocator))
 
 
-def _holders(case: AdviceCase, allocator: str) -> str:
+def _holders(context: AdviceContext, allocator: str) -> str:
     return ", ".join(
         f"{report.workload or 'a program'} (pid {report.pid}), which holds {human(size)} unused"
-        for report, size in _unused(case, allocator)
+        for report, size in _unused(context, allocator)
     )
 
 
 ADVICE = (
     Advice(
         "expandable-segments",
-        "5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; PyTorch "
-        "2.1 or later on CUDA, without private pools or a sleep mode",
-        lambda case: _fragmented(case) and _has_expandable_segments(case) and not _can_sleep(case),
-        lambda case: f"set {torch_setting(case.report.frameworks)} to expandable_segments:True",
+        "at least 5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; "
+        "PyTorch 2.1 or later on CUDA, without private pools or a sleep mode",
+        lambda context: _fragmented(context) and _has_expandable_segments(context) and not _can_sleep(context),
+        lambda context: f"set {torch_setting(context.report.frameworks)} to expandable_segments:True",
     ),
     Advice(
         "max-split-size",
-        "5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; PyTorch has "
-        "no reliable expandable segments (ROCm, or before 2.1)",
-        lambda case: _fragmented(case) and not _has_expandable_segments(case),
-        lambda case: f"set {torch_setting(case.report.frameworks)} to max_split_size_mb:{_split_size(case)}",
+        "at least 5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; "
+        "PyTorch has no reliable expandable segments (ROCm, or before 2.1)",
+        lambda context: _fragmented(context) and not _has_expandable_segments(context),
+        lambda context: f"set {torch_setting(context.report.frameworks)} to max_split_size_mb:{_split_size(context)}",
     ),
     Advice(
         "gradient-checkpointing",
-        "short of memory while training, and half of the live bytes or more are activations",
-        lambda case: _short_of_memory(case) and _training(case) and _activations(case) >= LARGE,
-        lambda case: (
+        "short of memory while training, and at least half of the live bytes are activations",
+        lambda context: _short_of_memory(context) and _training(context) and _activations(context) >= LARGE,
+        lambda context: (
             "use gradient checkpointing (torch.utils.checkpoint): "
-            f"{100 * _activations(case):.0f}% of the live bytes are {_kinds(case)}"
+            f"{100 * _activations(context):.0f}% of the live bytes are {_kinds(context)}"
         ),
     ),
     Advice(
         "mixed-precision",
-        "short of memory while training, and half of the live bytes or more are activations",
-        lambda case: _short_of_memory(case) and _training(case) and _activations(case) >= LARGE,
-        lambda case: "use mixed precision (torch.autocast) if the program doesn't already: it halves most activations",
+        "short of memory while training, and at least half of the live bytes are activations",
+        lambda context: _short_of_memory(context) and _training(context) and _activations(context) >= LARGE,
+        lambda context: (
+            "use mixed precision (torch.autocast) if the program doesn't already: it halves most activations"
+        ),
     ),
     Advice(
         "smaller-batch",
-        "short of memory, and half of the live bytes or more depend on the batch: activations, inputs and results",
-        lambda case: _short_of_memory(case) and _of_the_batch(case) >= LARGE,
-        lambda case: (
+        "short of memory, and at least half of the live bytes depend on the batch: activations, inputs and results",
+        lambda context: _short_of_memory(context) and _of_the_batch(context) >= LARGE,
+        lambda context: (
             "use a smaller batch, with gradient accumulation to keep its effect"
-            if _training(case)
+            if _training(context)
             else "use a smaller batch"
         ),
     ),
     Advice(
         "tensorflow-memory-growth",
-        "short of memory, and a TensorFlow program on the device holds a quarter of it but doesn't use it",
-        lambda case: _preallocates(case, "tensorflow"),
-        lambda case: (
+        "short of memory, and a TensorFlow program on the device holds at least a quarter of it unused",
+        lambda context: _preallocates(context, "tensorflow"),
+        lambda context: (
             "set TF_FORCE_GPU_ALLOW_GROWTH=true, or call tf.config.experimental.set_memory_growth(gpu, True) at the "
-            f"start of {_holders(case, 'tensorflow')}"
+            f"start of {_holders(context, 'tensorflow')}"
         ),
     ),
     Advice(
         "jax-preallocation",
-        "short of memory, and a JAX program on the device holds a quarter of it but doesn't use it",
-        lambda case: _preallocates(case, "jax"),
-        lambda case: (
+        "short of memory, and a JAX program on the device holds at least a quarter of it unused",
+        lambda context: _preallocates(context, "jax"),
+        lambda context: (
             "set XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller XLA_CLIENT_MEM_FRACTION (formerly "
-            f"XLA_PYTHON_CLIENT_MEM_FRACTION), for {_holders(case, 'jax')}"
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION), for {_holders(context, 'jax')}"
         ),
     ),
     Advice(
         "rmm-pool-size",
-        "short of memory, and an RMM pool on the device holds a quarter of it but doesn't use it",
-        lambda case: _preallocates(case, "rmm"),
-        lambda case: (
-            f"create RMM's pool with a smaller initial_pool_size and maximum_pool_size in {_holders(case, 'rmm')}"
+        "short of memory, and an RMM pool on the device holds at least a quarter of it unused",
+        lambda context: _preallocates(context, "rmm"),
+        lambda context: (
+            f"create RMM's pool with a smaller initial_pool_size and maximum_pool_size in {_holders(context, 'rmm')}"
         ),
     ),
 )

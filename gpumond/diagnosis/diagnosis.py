@@ -26,7 +26,7 @@ from gpumond.diagnosis.leak import (
     update_growth,
     updated_leak,
 )
-from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, form as form_of
+from gpumond.diagnosis.leak_criteria import OUTSIDE, Leak, form as form_of
 from gpumond.diagnosis.patterns import REST_MINUTES, UsePattern, has_left, pattern_of
 from gpumond.diagnosis.previous_runs import HELD_MINUTES, EarlierUses
 from gpumond.diagnosis.tracker import Evidence, Fall, TrackedSeries, Tracker

@@ -16,7 +16,7 @@ from math import inf, nan
 from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak_tests import Leak, LeakCase, curve, load_rises
+from gpumond.diagnosis.leak_criteria import CandidateCurve, Leak, curve, load_rises
 from gpumond.diagnosis.trend import least_squares, mann_kendall, sen_slope, spread
 from gpumond.facts.program import StepUsage
 from gpumond.facts.units import MIB
@@ -141,18 +141,18 @@ class _Window(NamedTuple):
     growth: float
 
 
-def may_grow(case: LeakCase, steps: StepRecord) -> bool:
+def may_grow(candidate: CandidateCurve, steps: StepRecord) -> bool:
     """Return False if no test of this module can pass. It is faster than the tests."""
     if steps.count is not None:
         return True
-    columns = (case.series.column(BLOCK, case.what, kind, QUICK_BLOCKS) for kind in (MEDIAN, MIN))
+    columns = (candidate.series.column(BLOCK, candidate.what, kind, QUICK_BLOCKS) for kind in (MEDIAN, MIN))
     return any(len(values) > 1 and not values[-1] - min(values) < GROWING_BYTES / 2 for values in columns)
 
 
-def recent_growth(case: LeakCase, steps: StepRecord) -> Growth | None:
+def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None:
     """Return the rise of the last two minutes, if it is one."""
     for kind in KINDS:
-        window = _window(case, kind, GROWING_BLOCKS, GROWING_BYTES)
+        window = _window(candidate, kind, GROWING_BLOCKS, GROWING_BYTES)
         if window is None:
             continue
         at, values, _, record, slope, growth = window
@@ -182,10 +182,10 @@ def recent_growth(case: LeakCase, steps: StepRecord) -> Growth | None:
     return None
 
 
-def update(found: Growth, case: LeakCase, steps: StepRecord) -> Growth | None:
+def update(found: Growth, candidate: CandidateCurve, steps: StepRecord) -> Growth | None:
     """Return the present state of the rise; None when it has ended or is no longer known."""
-    recent = curve(case.series, BLOCK, case.what, found.kind, ENDED_BLOCKS)
-    if not recent.times or case.series.times(BLOCK, 1)[-1] - recent.times[-1] > ENDED_BLOCKS * BLOCK_SECONDS:
+    recent = curve(candidate.series, BLOCK, candidate.what, found.kind, ENDED_BLOCKS)
+    if not recent.times or candidate.series.times(BLOCK, 1)[-1] - recent.times[-1] > ENDED_BLOCKS * BLOCK_SECONDS:
         return None
     begin = bisect_left(recent.times, found.onset)
     at, values = recent.times[begin:], recent.values[begin:]
@@ -197,21 +197,21 @@ def update(found: Growth, case: LeakCase, steps: StepRecord) -> Growth | None:
     return found._replace(top=max(found.top, values[-1]), slope=slope)
 
 
-def quick_leak(case: LeakCase, steps: StepRecord) -> Leak | None:
+def quick_leak(candidate: CandidateCurve, steps: StepRecord) -> Leak | None:
     """Return the leak that the newest block of 15 s completes, if any."""
     for kind in KINDS:
-        leak = _passes(case, steps, kind)
+        leak = _passes(candidate, steps, kind)
         if leak is not None:
             return leak
     return None
 
 
-def _passes(case: LeakCase, steps: StepRecord, kind: int) -> Leak | None:
-    window = _window(case, kind, QUICK_BLOCKS, QUICK_BYTES)
+def _passes(candidate: CandidateCurve, steps: StepRecord, kind: int) -> Leak | None:
+    window = _window(candidate, kind, QUICK_BLOCKS, QUICK_BYTES)
     if window is None:
         return None
     at, values, before, record, slope, growth = window
-    if at[0] - case.born < QUICK_AFTER_SECONDS or (steps.count is None and slope > STEEP_BYTES_A_SECOND):
+    if at[0] - candidate.born < QUICK_AFTER_SECONDS or (steps.count is None and slope > STEEP_BYTES_A_SECOND):
         return None
     if min(values[len(values) // 4 :]) <= record:
         return None
@@ -228,17 +228,17 @@ def _passes(case: LeakCase, steps: StepRecord, kind: int) -> Leak | None:
         return None
     if sen_slope(*last) < LASTING_MEDIAN_RATIO * sen_slope(*first):
         return None
-    if not _flat(case, kind, len(values), slope, growth) or not _steps_go_on(steps, at):
+    if not _flat(candidate, kind, len(values), slope, growth) or not _steps_go_on(steps, at):
         return None
-    if load_rises(case.device, BLOCK, QUICK_BLOCKS):
+    if load_rises(candidate.device, BLOCK, QUICK_BLOCKS):
         return None
     base = min(median(before[-FLAT_BLOCKS[0] :]), values[0])
     return Leak(
-        what=case.what,
+        what=candidate.what,
         kind=kind,
         tier=MINUTE,
         blocks=LINES_OF_CLEAN_LEAK,
-        onset=max(at[0] - (values[0] - base) / slope, case.born),
+        onset=max(at[0] - (values[0] - base) / slope, candidate.born),
         base=base,
         top=values[-1],
         slope=slope,
@@ -248,17 +248,17 @@ def _passes(case: LeakCase, steps: StepRecord, kind: int) -> Leak | None:
     )
 
 
-def _window(case: LeakCase, kind: int, blocks: int, least: float) -> _Window | None:
+def _window(candidate: CandidateCurve, kind: int, blocks: int, least: float) -> _Window | None:
     """Return the newest blocks, and the slope over them, if they grow by ``least`` bytes and have enough samples."""
-    newest = case.series.column(BLOCK, case.what, kind, blocks)
+    newest = candidate.series.column(BLOCK, candidate.what, kind, blocks)
     if len(newest) < blocks or newest[-1] != newest[-1] or newest[-1] - highest(newest[:2]) < least / 2:
         return None
-    full = curve(case.series, BLOCK, case.what, kind)
-    first = bisect_left(full.times, case.born)
+    full = curve(candidate.series, BLOCK, candidate.what, kind)
+    first = bisect_left(full.times, candidate.born)
     at, values = full.times[first:][-blocks:], full.values[first:][-blocks:]
     if len(values) < blocks or at[-1] - at[0] > MAX_SPAN_RATIO * blocks * BLOCK_SECONDS:
         return None
-    if sum(full.counts[-blocks:]) < MIN_SAMPLES * blocks / case.pace:
+    if sum(full.counts[-blocks:]) < MIN_SAMPLES * blocks / candidate.pace:
         return None
     slope = sen_slope(at, values)
     growth = slope * (at[-1] - at[0])
@@ -271,10 +271,10 @@ def _window(case: LeakCase, kind: int, blocks: int, least: float) -> _Window | N
     return _Window(at, values, before, record, slope, growth)
 
 
-def _flat(case: LeakCase, kind: int, blocks: int, slope: float, growth: float) -> bool:
+def _flat(candidate: CandidateCurve, kind: int, blocks: int, slope: float, growth: float) -> bool:
     """Return True if the minutes before the window are flat."""
-    full = curve(case.series, BLOCK, case.what, kind, blocks + FLAT_BLOCKS[1])
-    first = bisect_right(full.times, case.born)
+    full = curve(candidate.series, BLOCK, candidate.what, kind, blocks + FLAT_BLOCKS[1])
+    first = bisect_right(full.times, candidate.born)
     at, values = full.times[first:-blocks], full.values[first:-blocks]
     if len(values) < FLAT_BLOCKS[0]:
         return False

@@ -14,7 +14,7 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis import leak_tests, sentences, serving_leak
+from gpumond.diagnosis import leak_criteria, sentences, serving_leak
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.diagnosis.growth import BLOCK, Growth, may_grow, quick_leak, recent_growth, update
 from gpumond.diagnosis.growth_curve import (
@@ -26,7 +26,7 @@ from gpumond.diagnosis.growth_curve import (
     fit_curve,
     forecasts,
 )
-from gpumond.diagnosis.leak_tests import OUTSIDE, Leak, LeakCase, curve, load_has_risen
+from gpumond.diagnosis.leak_criteria import OUTSIDE, CandidateCurve, Leak, curve, load_has_risen
 from gpumond.diagnosis.tracker import TrackedSeries
 from gpumond.diagnosis.trend import deviation, least_squares, sen_slope, spread
 from gpumond.facts.frame import GrowthLine, RuledOut, Verdict
@@ -55,22 +55,24 @@ def search(
 
     ``known``: bytes up to which the program's earlier processes have grown.
     """
-    main = _case(tracked, history, size, room)
+    main = _candidate(tracked, history, size, room)
     for what in (tracked.main, OUTSIDE) if tracked.counted else (tracked.main,):
-        case = main._replace(what=what)
-        found = leak_tests.find(case, closed)
+        candidate = main._replace(what=what)
+        found = leak_criteria.find(candidate, closed)
         if found is None and what != OUTSIDE and closed > FIVE_MINUTES:
-            found = serving_leak.find(case, tracked.quartiles)
-        found = confirmed_leak(tracked, case, found, known) if found is not None else None
+            found = serving_leak.find(candidate, tracked.quartiles)
+        found = confirmed_leak(tracked, candidate, found, known) if found is not None else None
         if found is not None:
             return found
     stairs = tracked.levels.stairs(size) if size else ()
     # The steps of a leak that has ended are still known.
     found = (
-        leak_tests.update_stairs(leak_tests.from_stairs(stairs, tracked.main), stairs, history.now) if stairs else None
+        leak_criteria.update_stairs(leak_criteria.from_stairs(stairs, tracked.main), stairs, history.now)
+        if stairs
+        else None
     )
     if found is None and closed > QUARTER and tracked.floors.values:
-        found = leak_tests.from_floors(tracked.floors.rising(), tracked.main)
+        found = leak_criteria.from_floors(tracked.floors.rising(), tracked.main)
         return found if found is None or found.top > max(known, tracked.life.repeated_bytes) else None
     return confirmed_leak(tracked, main, found, known) if found is not None else None
 
@@ -100,7 +102,7 @@ LATE_PARTS, LATE_RATIO = 6, 0.05
 """... has these bytes and this age, and goes on in its last part at this share of its mean rate."""
 
 
-class Filling(NamedTuple):
+class SlowingGrowth(NamedTuple):
     """Growth that slows down; ``rate`` is its present slope."""
 
     growth: WholeGrowth
@@ -108,28 +110,30 @@ class Filling(NamedTuple):
     rate: float
 
 
-def whole_growth(tracked: TrackedSeries, case: LeakCase, found: Leak) -> WholeGrowth | None:
+def whole_growth(tracked: TrackedSeries, candidate: CandidateCurve, found: Leak) -> WholeGrowth | None:
     """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the process,
     and are not shorter than those in which it was found.
     """
-    first = case.born + SKIPPED_SECONDS
+    first = candidate.born + SKIPPED_SECONDS
     if found.by_quartiles:
         times, values = tracked.quartiles.times, tracked.quartiles.values
     else:
-        times, values = _reaching_back(case, found.tier, found.what, found.kind)
+        times, values = _reaching_back(candidate, found.tier, found.what, found.kind)
     begin = bisect_left(times, first)
     return final_growth(times[begin:], values[begin:])
 
 
-def _reaching_back(case: LeakCase, shortest: int, what: int, kind: int) -> tuple[Sequence[float], Sequence[float]]:
+def _reaching_back(
+    candidate: CandidateCurve, shortest: int, what: int, kind: int
+) -> tuple[Sequence[float], Sequence[float]]:
     for tier in range(shortest, len(TIERS)):
-        blocks = curve(case.series, tier, what, kind)
-        if blocks.times and blocks.times[0] <= case.born + 2 * TIERS[tier].seconds:
+        blocks = curve(candidate.series, tier, what, kind)
+        if blocks.times and blocks.times[0] <= candidate.born + 2 * TIERS[tier].seconds:
             break
     return blocks.times, blocks.values
 
 
-def confirmed_leak(tracked: TrackedSeries, case: LeakCase, found: Leak, known: float) -> Leak | None:
+def confirmed_leak(tracked: TrackedSeries, candidate: CandidateCurve, found: Leak, known: float) -> Leak | None:
     """Return the leak that a growth is, from its beginning on; None if it slows down, is too young, or repeats what the
     program did before.
 
@@ -139,29 +143,29 @@ def confirmed_leak(tracked: TrackedSeries, case: LeakCase, found: Leak, known: f
         return None
     if found.pause:
         return found
-    growth = whole_growth(tracked, case, found)
+    growth = whole_growth(tracked, candidate, found)
     if growth is None:
         return None
     whole_leak = replace(found, onset=growth.begin, base=growth.base)
     own = fit_curve(growth)
-    if growth.age < WINDOW_RATIO * found.window or not _goes_on_by_steps(case, found, growth):
+    if growth.age < WINDOW_RATIO * found.window or not _goes_on_by_steps(candidate, found, growth):
         return None
     if found.by_quartiles:
         slows = own is not None and (own.high < FILLING_EXPONENT or own.exponent < NOISY_EXPONENT)
         return None if slows else whole_leak
     if own is None or own.exponent < LINE_EXPONENT or own.low < SURE_EXPONENT:
         return None
-    urgent = case.room is not None and growth.growth >= URGENT_RATIO * (growth.growth + case.room)
+    urgent = candidate.room is not None and growth.growth >= URGENT_RATIO * (growth.growth + candidate.room)
     lasting = LASTING_SECONDS if tracked.counted else UNCOUNTED_SECONDS
     needed = URGENT_SECONDS if urgent or tracked.retained else FLAT_SECONDS if growth.flat else lasting
-    if growth.age < needed or load_has_risen(case.device, growth.age):
+    if growth.age < needed or load_has_risen(candidate.device, growth.age):
         return None
     return whole_leak
 
 
-def _goes_on_by_steps(case: LeakCase, found: Leak, growth: WholeGrowth) -> bool:
+def _goes_on_by_steps(candidate: CandidateCurve, found: Leak, growth: WholeGrowth) -> bool:
     """Return False for growth by few or ever rarer steps between rests; True if it is older than the known minutes."""
-    minutes = curve(case.series, MINUTE, found.what, MIN)
+    minutes = curve(candidate.series, MINUTE, found.what, MIN)
     begin = bisect_left(minutes.times, growth.begin)
     if begin == 0:
         return True
@@ -172,11 +176,11 @@ def _goes_on_by_steps(case: LeakCase, found: Leak, growth: WholeGrowth) -> bool:
     return own is not None and own.exponent >= LINE_EXPONENT and own.low >= SURE_EXPONENT
 
 
-def filling(tracked: TrackedSeries, history: History) -> Filling | None:
+def filling(tracked: TrackedSeries, history: History) -> SlowingGrowth | None:
     """Return the growth of a process if it slows down and still goes on."""
-    case = _case(tracked, history, None, None)
-    times, values = _reaching_back(case, MINUTE, tracked.main, MEDIAN)
-    begin = bisect_left(times, case.born + SKIPPED_SECONDS)
+    candidate = _candidate(tracked, history, None, None)
+    times, values = _reaching_back(candidate, MINUTE, tracked.main, MEDIAN)
+    begin = bisect_left(times, candidate.born + SKIPPED_SECONDS)
     growth = final_growth(times[begin:], values[begin:])
     if growth is None or growth.growth < FILLING_BYTES or growth.age < FILLING_SECONDS:
         return None
@@ -185,11 +189,11 @@ def filling(tracked: TrackedSeries, history: History) -> Filling | None:
         return None
     late = len(growth.values) // LATE_PARTS
     rate = least_squares(growth.times[-late:], growth.values[-late:]) if late > 1 else 0.0
-    return Filling(growth, own, rate) if rate > LATE_RATIO * growth.growth / growth.age else None
+    return SlowingGrowth(growth, own, rate) if rate > LATE_RATIO * growth.growth / growth.age else None
 
 
-def _case(tracked: TrackedSeries, history: History, size: float | None, room: float | None) -> LeakCase:
-    return LeakCase(
+def _candidate(tracked: TrackedSeries, history: History, size: float | None, room: float | None) -> CandidateCurve:
+    return CandidateCurve(
         series=tracked.series,
         device=history.device(tracked.uuid),
         what=tracked.main,
@@ -203,10 +207,10 @@ def _case(tracked: TrackedSeries, history: History, size: float | None, room: fl
 def updated_leak(tracked: TrackedSeries, found: Leak, now: float, closed: int) -> Leak | None:
     """Return the leak's present state; None when it has ended."""
     if found.pause:
-        return leak_tests.update_stairs(found, tracked.levels.steps, now)
+        return leak_criteria.update_stairs(found, tracked.levels.steps, now)
     if found.by_quartiles:
         return serving_leak.update(found, tracked.quartiles, tracked.series) if closed > FIVE_MINUTES else found
-    return leak_tests.update(found, tracked.series, closed)
+    return leak_criteria.update(found, tracked.series, closed)
 
 
 def update_growth(
@@ -217,18 +221,18 @@ def update_growth(
     ``alone``: the series is classified. ``room`` is the device's, ``label`` its name.
     """
     tracked.steps.close(tracked.series.times(BLOCK, 1)[-1])
-    case = _case(tracked, history, None, room)
-    began, rising = False, may_grow(case, tracked.steps)
+    candidate = _candidate(tracked, history, None, room)
+    began, rising = False, may_grow(candidate, tracked.steps)
     if rising and alone and tracked.counted and tracked.leak is None:
-        found = quick_leak(case, tracked.steps)
+        found = quick_leak(candidate, tracked.steps)
         if found is not None and found.top > max(known, tracked.life.repeated_bytes):
             tracked.leak, began = found, True
     if not alone or tracked.leak is not None:
         tracked.growth = None
     elif tracked.growth is None:
-        tracked.growth = recent_growth(case, tracked.steps) if rising else None
+        tracked.growth = recent_growth(candidate, tracked.steps) if rising else None
     else:
-        tracked.growth = update(tracked.growth, case, tracked.steps)
+        tracked.growth = update(tracked.growth, candidate, tracked.steps)
     young = history.now - tracked.born < YOUNG_SECONDS * history.pace
     if tracked.growth is None or young:
         tracked.verdicts.pop("growing", None)
@@ -335,8 +339,8 @@ def _points(
     if leak.pause:
         steps = tracked.levels.steps
         return [step.at for step in steps], [step.after for step in steps], ()
-    case = _case(tracked, history, None, room)
-    growth = whole_growth(tracked, case, leak)
+    candidate = _candidate(tracked, history, None, room)
+    growth = whole_growth(tracked, candidate, leak)
     if growth is None:
         blocks = curve(tracked.series, leak.tier, leak.what, leak.kind, leak.blocks)
         return blocks.times, blocks.values, ()

@@ -44,7 +44,7 @@ def leak(
     if left is not None:
         times = [about(left)]
         if later is not None and about(later) != about(left):
-            times = [about(later), f"{about(left)} if the use returns to the recent peak of {human(peak)}"]
+            times = [about(later), f"{about(left)} if usage returns to the recent peak of {human(peak)}"]
         end = f"; at this rate, {device} will be full in {', or in '.join(times)}"
     return f"{owner} is leaking {pace} on {device} ({', '.join(details)}){end}"
 

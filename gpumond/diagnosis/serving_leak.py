@@ -19,7 +19,7 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak_tests import UNKNOWN_BLOCKS, Leak, LeakCase, curve as curve_of, load_rises
+from gpumond.diagnosis.leak_criteria import UNKNOWN_BLOCKS, CandidateCurve, Leak, curve as curve_of, load_rises
 from gpumond.diagnosis.trend import deviation, mann_kendall, quantile, sen_slope, slopes
 from gpumond.facts.units import HOUR_SECONDS, MIB
 from gpumond.tick.history import FIVE_MINUTES, MINUTE, QUARTER, TIERS, HistoryRows, Series, highest
@@ -147,9 +147,9 @@ class UpperQuartiles:
         return self.rows.column(1, KEPT_BLOCKS)
 
 
-def find(case: LeakCase, curve: UpperQuartiles, tests: Sequence[ServingTest] = SERVING) -> Leak | None:
+def find(candidate: CandidateCurve, curve: UpperQuartiles, tests: Sequence[ServingTest] = SERVING) -> Leak | None:
     """Return the leak that the newest block completes, if any."""
-    return next((leak for test in tests if (leak := _passes(case, curve, test)) is not None), None)
+    return next((leak for test in tests if (leak := _passes(candidate, curve, test)) is not None), None)
 
 
 def update(leak: Leak, curve: UpperQuartiles, series: Series) -> Leak | None:
@@ -161,7 +161,7 @@ def update(leak: Leak, curve: UpperQuartiles, series: Series) -> Leak | None:
     return leak.continued(times, values, sen_slope(times[-count:], values[-count:]))
 
 
-def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | None:
+def _passes(candidate: CandidateCurve, curve: UpperQuartiles, test: ServingTest) -> Leak | None:
     times, values = curve.times, curve.values
     count, recent = test.blocks, test.record_blocks
     if len(values) < test.skipped_blocks + count + 1:
@@ -170,7 +170,7 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
     seconds, span = TIERS[FIVE_MINUTES].seconds, at[-1] - at[0]
     if (
         span > test.max_span_ratio * count * seconds
-        or sum(curve.counts[-count:]) < test.min_samples * count / case.pace
+        or sum(curve.counts[-count:]) < test.min_samples * count / candidate.pace
     ):
         return None
     late = median(window[-recent:])
@@ -179,28 +179,28 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
     pairs = sorted(slopes(at, window))
     slope = median(pairs)
     growth = slope * (count - 1) * seconds
-    margin = max(test.margin_bytes, test.margin_ratio * (case.size or 0.0))
-    if growth <= max(0.0, margin, test.growth_ratio * (case.size or 0.0)):
+    margin = max(test.margin_bytes, test.margin_ratio * (candidate.size or 0.0))
+    if growth <= max(0.0, margin, test.growth_ratio * (candidate.size or 0.0)):
         return None
     if sen_slope(at[-recent:], window[-recent:]) <= 0:
         return None
-    if case.room is not None and case.room > slope * test.full_within_seconds:
+    if candidate.room is not None and candidate.room > slope * test.full_within_seconds:
         return None
-    if not _creeps(case, test, slope):
+    if not _creeps(candidate, test, slope):
         if quantile(pairs, test.consistent_quantile) < test.consistent_ratio * slope:
             return None
-        if len(values) < test.skipped_blocks + count + recent or late <= _forgotten(case, times[0]):
+        if len(values) < test.skipped_blocks + count + recent or late <= _forgotten(candidate, times[0]):
             return None
         if not _exceeds(late - margin, values[:-recent], test):
             return None
-        if not _is_line(case, at, window, slope, test):
+        if not _is_line(candidate, at, window, slope, test):
             return None
-    if load_rises(case.device, FIVE_MINUTES, count):
+    if load_rises(candidate.device, FIVE_MINUTES, count):
         return None
     base = min(median(values[test.skipped_blocks : -count][-count:]), window[0])
     onset = max(times[test.skipped_blocks], at[-1] - (window[-1] - base) / slope)
     return Leak(
-        what=case.what,
+        what=candidate.what,
         tier=FIVE_MINUTES,
         blocks=count,
         onset=onset,
@@ -214,16 +214,16 @@ def _passes(case: LeakCase, curve: UpperQuartiles, test: ServingTest) -> Leak | 
     )
 
 
-def _creeps(case: LeakCase, test: ServingTest, slope: float) -> bool:
+def _creeps(candidate: CandidateCurve, test: ServingTest, slope: float) -> bool:
     """Return True if the curve creeps: between the jumps of the load, most small changes from minute to minute are the
     same rise and do not become smaller, few are rests or falls, and few fell as much before. The window has about the
     same slope.
     """
-    minutes = curve_of(case.series, MINUTE, case.what)
+    minutes = curve_of(candidate.series, MINUTE, candidate.what)
     changes = [
         (value - before) / (at - since)
         for (since, before), (at, value) in pairwise(zip(minutes.times, minutes.values, strict=True))
-        if since >= case.born and at - since < LONGEST_CHANGE
+        if since >= candidate.born and at - since < LONGEST_CHANGE
     ]
     recent = changes[-test.blocks * TIERS[FIVE_MINUTES].seconds // TIERS[MINUTE].seconds :]
     window = sorted(recent)
@@ -242,13 +242,13 @@ def _between(ordered: Sequence[float], low: float, high: float) -> int:
     return bisect_right(ordered, high) - bisect_left(ordered, low)
 
 
-def _forgotten(case: LeakCase, since: float) -> float:
+def _forgotten(candidate: CandidateCurve, since: float) -> float:
     """Return the highest median of a quarter of an hour before ``since``, from where on the blocks are kept."""
-    if case.series.born < case.born:
+    if candidate.series.born < candidate.born:
         return -inf
-    quarters = zip(case.series.times(QUARTER), case.series.column(QUARTER, case.what), strict=True)
+    quarters = zip(candidate.series.times(QUARTER), candidate.series.column(QUARTER, candidate.what), strict=True)
     before = highest(value for at, value in quarters if at + TIERS[QUARTER].seconds <= since)
-    return max(before, case.series.records[QUARTER][case.what])
+    return max(before, candidate.series.records[QUARTER][candidate.what])
 
 
 def _exceeds(level: float, past: Sequence[float], test: ServingTest) -> bool:
@@ -259,7 +259,9 @@ def _exceeds(level: float, past: Sequence[float], test: ServingTest) -> bool:
     return all(median(past[end - length : end]) < level for end in range(len(past), length - 1, -1))
 
 
-def _is_line(case: LeakCase, at: Sequence[float], window: Sequence[float], slope: float, test: ServingTest) -> bool:
+def _is_line(
+    candidate: CandidateCurve, at: Sequence[float], window: Sequence[float], slope: float, test: ServingTest
+) -> bool:
     """Return True if a line describes the window hardly worse than two steps, and the curve rises between more."""
     line = deviation([value - slope * time for time, value in zip(at, window, strict=True)])
     best = _best_steps(window, max(2, test.steps))
@@ -268,7 +270,7 @@ def _is_line(case: LeakCase, at: Sequence[float], window: Sequence[float], slope
     between = [
         rise for begin, end in pairwise(best[test.steps].limits) for rise in slopes(at[begin:end], window[begin:end])
     ]
-    ratio = test.between_steps_ratio * (test.whole_device_multiple if case.series is case.device else 1.0)
+    ratio = test.between_steps_ratio * (test.whole_device_multiple if candidate.series is candidate.device else 1.0)
     return median(between) >= ratio * slope
 
 

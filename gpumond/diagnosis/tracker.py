@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, PoolPeaks, RiseTimes
 from gpumond.diagnosis.growth import Growth, StepRecord
-from gpumond.diagnosis.leak_tests import Leak
+from gpumond.diagnosis.leak_criteria import Leak
 from gpumond.diagnosis.patterns import Plateaus, UsePattern
 from gpumond.diagnosis.previous_runs import Owner, RunMinima, SawtoothLevels
 from gpumond.diagnosis.serving_leak import UpperQuartiles

@@ -98,8 +98,8 @@ FAULTS: Mapping[str, str] = {
     "socket_lost": "remove the other file, or fix the directory; gpumond then binds the socket again automatically",
     "port_in_use": "stop the program that listens there (ss -ltnp), or set `listen` to another port; gpumond retries "
     "automatically; meanwhile, api.sock responds",
-    "limit_refused": "run the daemon as root, in the host's cgroup namespace and with /sys/fs/cgroup, or remove "
-    "cgroup_limit from the quota; gpumond retries automatically",
+    "limit_refused": "run the daemon as root, in the host's cgroup namespace, with the host's /sys/fs/cgroup mounted, "
+    "or remove cgroup_limit from the quota; gpumond retries automatically",
 }
 """Remedy of each kind of fault, in one line; docs/reference/faults.md has a row for each."""
 

@@ -47,7 +47,7 @@ class Sensors:
 
     The ECC counters start when the driver is loaded (volatile) or with the device's lifetime (aggregate).
     ``performance_state`` is 0 (fastest) to 15. ``throttle_reasons`` are the active ones of ``THROTTLE_REASONS``.
-    ``xid_events`` is True while the driver reports Xid errors when they occur. ``numa_node``: the host's NUMA node
+    ``xid_events`` is True if the driver reports Xid errors as they occur. ``numa_node``: the host's NUMA node
     that is the device's memory; ``file_cache_bytes``: the kernel's file cache there.
     """
 
@@ -359,7 +359,7 @@ class ProcessEnd(HasProcessKey):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Excess(HasProcessKey):
+class ExcessClaim(HasProcessKey):
     """One process's claim on one device that exceeds the driver's count or, for one pool, the device's size.
 
     ``ticks``: number of consecutive ticks. ``unmapped_bytes``: the part that is therefore counted as unmapped.
@@ -474,7 +474,7 @@ class Snapshot:
     store_writable: bool | None = None
     private_pid_namespace: bool | None = None
     ends: tuple[ProcessEnd, ...] = ()
-    excesses: tuple[Excess, ...] = ()
+    excesses: tuple[ExcessClaim, ...] = ()
     engines: tuple[EngineReading, ...] = ()
     uptime_seconds: float | None = None
     quotas: tuple[ProcessQuota, ...] = ()

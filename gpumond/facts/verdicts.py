@@ -106,9 +106,9 @@ KINDS = (
     ),
     VerdictKind(
         name="fragmentation",
-        meaning="in the last hour, live and stranded memory peaked at 5% of the device's size or more, and more than a "
-        "quarter of that peak was never live; in addition, the peak has grown by 2% of the device's size or more, or "
-        "an allocation had to be retried in the last ten minutes",
+        meaning="the last hour's peak of live and stranded memory was at least 5% of the device's size, and more than "
+        "a quarter of it was never live; in addition, the peak has grown by at least 2% of the device's size, or an "
+        "allocation had to be retried in the last ten minutes",
         evidence="fragmented ratio, peak live bytes, peak live and stranded bytes, growth of that peak",
         remedy="set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11) or, "
         "outside PyTorch, choose an asynchronous allocator; then restart the program",

@@ -137,10 +137,10 @@ SENSORS: tuple[Quantity[DeviceReading], ...] = (
     _sensor("remapped_rows_pending", "1 if rows will be remapped at the next reset.", boolean=True),
     _sensor("remapped_rows_failed", "1 if remapping a row has failed; the device should be replaced.", boolean=True),
     *(
-        _counter(f"nvlink_{kind}_errors", f"{text} on all NVLinks of the device.", "nvlink_errors_total", kind=kind)
+        _counter(f"nvlink_{kind}_errors", f"{text} on the device's NVLinks.", "nvlink_errors_total", kind=kind)
         for kind, text in (
-            ("crc_flit", "CRC errors of flits"),
-            ("crc_data", "CRC errors of data"),
+            ("crc_flit", "CRC errors in flits"),
+            ("crc_data", "CRC errors in data"),
             ("replay", "Replays"),
             ("recovery", "Recoveries"),
         )
@@ -150,7 +150,7 @@ SENSORS: tuple[Quantity[DeviceReading], ...] = (
         "Page cache of the host's kernel in device memory that is a NUMA node (Grace Hopper). It is unattributed, and "
         "the kernel frees it when memory is low.",
     ),
-    _sensor("xid_events", "1 while the driver reports Xid errors when they occur.", boolean=True, family=""),
+    _sensor("xid_events", "1 if the driver reports Xid errors as they occur, else 0.", boolean=True, family=""),
 )
 
 SHARED_FAMILIES = {
@@ -160,7 +160,7 @@ SHARED_FAMILIES = {
     "(aggregate).",
     "retired_pages": "Retired memory pages (before Ampere).",
     "remapped_rows": "Memory rows remapped to spare rows (Ampere and later).",
-    "nvlink_errors_total": "Errors on all NVLinks of the device by kind.",
+    "nvlink_errors_total": "Errors on the device's NVLinks, by kind.",
 }
 """HELP texts of the families with several sensors; others have the text of their sensor."""
 

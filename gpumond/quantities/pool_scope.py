@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpumond.diagnosis.advice import case_of, sentence, torch_setting
+from gpumond.diagnosis.advice import context_of, sentence, torch_setting
 from gpumond.diagnosis.detectors import FRAGMENTED_FROM, unreclaimable_bytes
 from gpumond.events import oom_text
 from gpumond.facts.alerts import Labels
@@ -66,7 +66,7 @@ def _fragmentation(row: _Pool) -> float | None:
 
 def _advice(row: _Pool) -> str:
     retried = bool(row.recent.increase(row.track.retries, row.track.since))
-    return sentence(case_of(row.report, row.pool.device_uuid, row.snapshot, retried))
+    return sentence(context_of(row.report, row.pool.device_uuid, row.snapshot, retried))
 
 
 def _last_oom(row: _Pool) -> str:

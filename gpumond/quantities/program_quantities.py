@@ -111,10 +111,10 @@ HOST_POOL: tuple[Quantity[HostPool], ...] = tuple(
 
 STEP: tuple[Quantity[StepUsage], ...] = (
     attribute("steps", "Steps that the program has completed.", "steps_total", counted=True),
-    attribute("steps_per_second", "Steps per second, over the last steps.", ""),
+    attribute("steps_per_second", "Steps per second, over the last 20 readings.", ""),
     attribute(
         "step_retained_bytes",
-        "Growth of live memory per step, as the trend over the last steps.",
+        "Growth of live memory per step: the trend over the last 20 readings.",
         field="retained_bytes",
     ),
     attribute(

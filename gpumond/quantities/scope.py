@@ -79,7 +79,7 @@ def _verdict_value(name: str, meaning: str, boolean: bool = False) -> Quantity[R
 
 VERDICTS = (
     *(
-        _verdict_value(kind.rule_value, f"1 while the [verdict](verdicts.md) {kind.name} is active", boolean=True)
+        _verdict_value(kind.rule_value, f"1 while the `{kind.name}` [verdict](verdicts.md) is active", boolean=True)
         for kind in PROBLEMS
     ),
     _verdict_value("leak_bytes_per_second", "growth rate of a leak; 0 without a leak"),

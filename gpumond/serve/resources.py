@@ -473,7 +473,7 @@ async def history(
 
 @router.read(
     "/history/shares",
-    "History of all shares of a device, a process or the machine",
+    "All shares' history, for a device, a process or the machine",
     ShareHistory,
     SHARES_EXAMPLE,
     (404, 422),

@@ -172,7 +172,7 @@ def verify(path: Path, lines: Iterable[str]) -> tuple[int, list[str]]:
     for line in lines:
         source, message = source_and_message(line)
         if source == RENEWED_BY and RENEWED.match(message):
-            problems.append(f"{len(logged)} logged entries were in a store that was corrupt and was set aside")
+            problems.append(f"{len(logged)} logged entries were in a corrupt store, which was renamed")
             logged, removed = {}, {}
         elif source != __name__:
             continue

@@ -48,7 +48,7 @@ ROW_BYTES = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class StoreLimits:
     """Limits of the store; ``max_bytes`` is that of the whole file."""
 
     seconds: float = 90 * DAY_SECONDS
@@ -64,7 +64,7 @@ def same_clock(before: DaemonActivity, now: DaemonActivity) -> bool:
     return abs((now.at - before.at) - (now.monotonic - before.monotonic)) <= CLOCK_SECONDS
 
 
-def remove_old(db: sqlite3.Connection, bounds: Bounds, now: float) -> None:
+def remove_old(db: sqlite3.Connection, bounds: StoreLimits, now: float) -> None:
     """Remove rows that are older than the bounds allow, in the open transaction."""
     cut = now - bounds.seconds
     for table in ("receipts", "past_alerts"):
@@ -72,7 +72,7 @@ def remove_old(db: sqlite3.Connection, bounds: Bounds, now: float) -> None:
     audit_table.remove_old(db, cut)
 
 
-def remove_excess(db: sqlite3.Connection, bounds: Bounds, owner: str = ADMINISTRATORS) -> None:
+def remove_excess(db: sqlite3.Connection, bounds: StoreLimits, owner: str = ADMINISTRATORS) -> None:
     """Remove rows beyond the bounds, in the open transaction. ``owner`` has the newest audit entry."""
     most_entries = bounds.max_entries if owner == ADMINISTRATORS else bounds.max_entries_of_a_user
     if audit_table.count(db, owner) > most_entries:
@@ -141,7 +141,7 @@ class Store:
     def __init__(
         self,
         path: Path,
-        bounds: Bounds = Bounds(),
+        bounds: StoreLimits = StoreLimits(),
         *,
         beat_seconds: float = BEAT_SECONDS,
         clock: Callable[[], DaemonActivity] = _now,

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.program import OTHER, ProcessKey
-from gpumond.facts.snapshot import AgentReport, DeviceReading, Excess, Fault, Snapshot
+from gpumond.facts.snapshot import AgentReport, DeviceReading, ExcessClaim, Fault, Snapshot
 
 MAX_POOLS = 32
 """Most pools of one agent that are kept; the others are summed for each device, with the allocator ``OTHER``."""
@@ -218,7 +218,7 @@ def check_claims(
     previous: Snapshot | None,
     faults: list[Fault],
     person_uid: Callable[[int], int],
-) -> tuple[tuple[AgentReport, ...], tuple[Excess, ...]]:
+) -> tuple[tuple[AgentReport, ...], tuple[ExcessClaim, ...]]:
     """Return the reports, limited to possible values and to their number of pools, and the claims that exceed a limit.
 
     Adds a fault for each report that claims more than the driver counts for its process, unless the excess can be
@@ -231,7 +231,7 @@ def check_claims(
     excessive = previous.excesses if previous else ()
     ticks = {(each.process, each.device_uuid): each.ticks for each in excessive if not each.allocator}
     checked: list[AgentReport] = []
-    excesses: list[Excess] = []
+    excesses: list[ExcessClaim] = []
     shares = most_pools_by_user(reports, person_uid)
     for report in reports:
         process = report.key
@@ -271,7 +271,7 @@ def check_claims(
     return tuple(checked), tuple(excesses)
 
 
-def _excess(report: AgentReport, uuid: str, claimed: int, driver: _Driver, ticks: int) -> Excess | None:
+def _excess(report: AgentReport, uuid: str, claimed: int, driver: _Driver, ticks: int) -> ExcessClaim | None:
     """Return the excess of all pools together over the driver's count; None if there is none."""
     device = driver.devices.get(uuid)
     if device is None or not claimed:
@@ -279,7 +279,7 @@ def _excess(report: AgentReport, uuid: str, claimed: int, driver: _Driver, ticks
     most = limit(device, driver.counts[uuid], report.key) if driver.may_list(report.key, uuid) else 0
     if most is None or claimed <= most + claim_tolerance_bytes(device):
         return None
-    return Excess(
+    return ExcessClaim(
         pid=report.pid,
         start_ticks=report.start_ticks,
         device_uuid=uuid,
@@ -294,7 +294,7 @@ def _is_fresh(report: AgentReport, device: DeviceReading) -> bool:
     return report.age_seconds < FRESH_SECONDS and not device.missed_readings
 
 
-def _fault(excess: Excess, device: DeviceReading) -> Fault:
+def _fault(excess: ExcessClaim, device: DeviceReading) -> Fault:
     detail = (
         f"the agent of pid {excess.pid} claims {excess.claimed_bytes} B on GPU {device.index}, but the driver counts "
         f"{excess.limit_bytes} B"
@@ -302,7 +302,7 @@ def _fault(excess: Excess, device: DeviceReading) -> Fault:
     return Fault("agent", "report_exceeds_driver", None, detail)
 
 
-def _unmapped(excess: Excess, pools: tuple[PoolUsage, ...], driver: _Driver) -> int:
+def _unmapped(excess: ExcessClaim, pools: tuple[PoolUsage, ...], driver: _Driver) -> int:
     """Return the excess if private pools explain it, else 0: then the agent is wrong.
 
     Nothing is known without the driver's count for the process, or if that of an MPS server contains it. At most the
@@ -365,8 +365,8 @@ def _exceeds(pool: PoolUsage, size: int | None) -> bool:
     )
 
 
-def _of_size(report: AgentReport, pool: PoolUsage, driver: _Driver) -> Excess:
-    return Excess(
+def _of_size(report: AgentReport, pool: PoolUsage, driver: _Driver) -> ExcessClaim:
+    return ExcessClaim(
         pid=report.pid,
         start_ticks=report.start_ticks,
         device_uuid=pool.device_uuid,

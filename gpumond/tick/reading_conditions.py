@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpumond.facts.errors import CONDITIONS
-from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, DeviceReading, Excess, Snapshot, Suspension
+from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, DeviceReading, ExcessClaim, Snapshot, Suspension
 from gpumond.facts.units import human
 from gpumond.tick.claims import unmapped_by_device
 
@@ -90,7 +90,7 @@ def _of_suspension(snapshot: Snapshot, suspension: Suspension) -> str:
     return f"{process}: {human(unmapped)} in its allocators; the driver counted {counted} before"
 
 
-def _of_excess(excess: Excess) -> Condition:
+def _of_excess(excess: ExcessClaim) -> Condition:
     process = _process(excess.pid, excess.workload)
     claimed, limit = human(excess.claimed_bytes), human(excess.limit_bytes)
     if excess.allocator:

@@ -182,7 +182,7 @@ IDLE_BYTES = 1 << 30
 """Smaller amounts are ignored: a context alone takes half as much."""
 
 
-class Stuck(NamedTuple):
+class StuckProcess(NamedTuple):
     pid: int
     kind: str
     what: str
@@ -190,7 +190,7 @@ class Stuck(NamedTuple):
     device_uuid: str | None
 
 
-def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
+def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[StuckProcess]:
     """Yield the stuck ones of the API's processes. A process on several devices is yielded once, without a device."""
     named: set[ProcessKey] = set()
     each_process = [(process, ProcessKey(process["pid"], process.get("start_ticks"))) for process in processes]
@@ -210,7 +210,7 @@ def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[Stuck]:
         idle = lately if kind == "idle" or not lately else f", idle{lately}"
         what = f"pid {process['pid']} ({program}{where}) is {word}{more}{idle}{held}"
         uuid = process["device_uuid"] if devices[key] == 1 else None
-        yield Stuck(process["pid"], kind, what, REMEDIES[kind].format(pid=process["pid"]), uuid)
+        yield StuckProcess(process["pid"], kind, what, REMEDIES[kind].format(pid=process["pid"]), uuid)
 
 
 def _kind(process: Mapping[str, Any]) -> str | None:

@@ -69,7 +69,7 @@ def test_invalid_answer_is_refused(program: subprocess.Popen[str], text: bytes) 
     def answer_with_text(pid: int, path: str) -> None:
         Path(path).with_name("answer").write_bytes(text)
 
-    with pytest.raises(CannotAttach, match="answer isn't valid"):
+    with pytest.raises(CannotAttach, match="response is invalid"):
         attach(program.pid, {}, SECONDS, answer_with_text)
 
 
@@ -77,7 +77,7 @@ def test_answer_is_not_read_through_a_symbolic_link(program: subprocess.Popen[st
     def answer_with_a_link(pid: int, path: str) -> None:
         Path(path).with_name("answer").symlink_to("/etc/passwd")
 
-    with pytest.raises(CannotAttach, match="answer isn't valid"):
+    with pytest.raises(CannotAttach, match="response is invalid"):
         attach(program.pid, {}, SECONDS, answer_with_a_link)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpumond import agent
 from gpumond.agent.allocators import cuda
-from gpumond.agent.measure.oom_pool import OomPools, Opened
+from gpumond.agent.measure.oom_pool import OomPools, OpenPool
 from gpumond.agent.measure.oom_record import OOMS
 from tests.helpers.values import make_pool
 
@@ -31,7 +31,7 @@ def ooms():
 
 def test_each_use_is_counted_and_recorded_once(ooms):
     oom_pools, pool = OomPools(), Pool()
-    oom_pools._opened.append(Opened(pool, "GPU-a"))
+    oom_pools._opened.append(OpenPool(pool, "GPU-a"))
     torch_pool, other = make_pool(ooms=1), make_pool(allocator="cupy")
     oom_pools.check()
     assert oom_pools.with_uses((torch_pool, other)) == (torch_pool, other)

@@ -9,7 +9,7 @@ import pytest
 
 from gpumond import agent
 from gpumond.agent.measure.scopes import SCOPE_TOTALS, Block
-from gpumond.agent.measure.steps import DeviceLevel, levels
+from gpumond.agent.measure.steps import DeviceUsage, levels
 from gpumond.facts.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
@@ -77,31 +77,31 @@ def test_peak_below_an_older_one_is_a_lower_bound(allocator: CachingAllocator):
 @pytest.mark.parametrize(
     ("before", "after", "sampled", "peak", "exact"),
     [
-        (DeviceLevel(10, peak_bytes=50), DeviceLevel(20, peak_bytes=80), 30, 80, True),
-        (DeviceLevel(10, peak_bytes=50), DeviceLevel(20, peak_bytes=50), 30, 30, False),
+        (DeviceUsage(10, peak_bytes=50), DeviceUsage(20, peak_bytes=80), 30, 80, True),
+        (DeviceUsage(10, peak_bytes=50), DeviceUsage(20, peak_bytes=50), 30, 30, False),
         (
-            DeviceLevel(50, peak_bytes=50),
-            DeviceLevel(50, peak_bytes=50),
+            DeviceUsage(50, peak_bytes=50),
+            DeviceUsage(50, peak_bytes=50),
             0,
             50,
             True,
         ),  # no room between the sampled peak and the mark
         (
-            DeviceLevel(10, peak_bytes=90),
-            DeviceLevel(20, peak_bytes=40),
+            DeviceUsage(10, peak_bytes=90),
+            DeviceUsage(20, peak_bytes=40),
             30,
             40,
             False,
         ),  # the program has reset the peak
-        (DeviceLevel(10, peak_bytes=None), DeviceLevel(20, peak_bytes=None), 30, 30, False),
-        (DeviceLevel(10, peak_bytes=50, alone=False), DeviceLevel(20, peak_bytes=80, alone=False), 30, 30, False),
+        (DeviceUsage(10, peak_bytes=None), DeviceUsage(20, peak_bytes=None), 30, 30, False),
+        (DeviceUsage(10, peak_bytes=50, alone=False), DeviceUsage(20, peak_bytes=80, alone=False), 30, 30, False),
     ],
 )
-def test_peak_is_exact_or_a_lower_bound(before: DeviceLevel, after: DeviceLevel, sampled: int, peak: int, exact: bool):
+def test_peak_is_exact_or_a_lower_bound(before: DeviceUsage, after: DeviceUsage, sampled: int, peak: int, exact: bool):
     block = Block("x", None)
     block.before = {UUID: before}
     block.sample({UUID: before})
-    block.sample({UUID: DeviceLevel(sampled)})
+    block.sample({UUID: DeviceUsage(sampled)})
     block.end({UUID: after})
     assert block.peaks is not None
     found = block.peaks[UUID]
@@ -115,7 +115,7 @@ def test_pools_of_one_device_are_added_and_those_inside_another_left_out():
         make_pool("GPU-a", live=2, allocator="cupy", inside="rmm"),
         make_pool("GPU-b", live=9, allocator="torch"),
     )
-    assert levels(pools) == {"GPU-a": DeviceLevel(3, 0, 12, 3, alone=False), "GPU-b": DeviceLevel(9, 0, None, 0)}
+    assert levels(pools) == {"GPU-a": DeviceUsage(3, 0, 12, 3, alone=False), "GPU-b": DeviceUsage(9, 0, None, 0)}
 
 
 def test_names_beyond_the_bound_are_counted_together(allocator: CachingAllocator):

@@ -151,7 +151,7 @@ def test_compiled_expressions_of_all_silences_are_limited():
     registry = Registry()
     added = {creator: fill(registry, creator) for creator in "abcde"}
     assert [len(each) for each in added.values()] == [4, 4, 4, 4, 1]
-    with pytest.raises(EntryConflict, match="more memory than they may"):
+    with pytest.raises(EntryConflict, match="exceed their memory limit by"):
         registry.add(r"workload =~ \w{7}", by="e")
     registry.add("workload = train", by="e")
     registry.expire(added["a"][0].id)

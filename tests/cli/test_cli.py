@@ -334,7 +334,7 @@ def test_printed_address_signs_in_once(tmp_path: Path, by: str):
         assert done.returncode == 0, done.stderr
         (address,), (hint,) = done.stdout.splitlines(), done.stderr.splitlines()
         assert address.startswith(f"{daemon.url}/#code=gpm_")
-        assert hint == "the address signs one browser in, within 1 min"
+        assert hint == "open the address within 1 min; it signs one browser in"
         body = json.dumps({"code": address.partition("#code=")[2]}).encode()
         headers = {"Content-Type": "application/json"}
         with urlopen(Request(f"{daemon.url}/api/v1/sessions", body, headers), timeout=60) as answer:

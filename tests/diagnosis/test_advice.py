@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.diagnosis.advice import ADVICE, AdviceCase, advice, sentence, torch_setting
+from gpumond.diagnosis.advice import ADVICE, AdviceContext, advice, sentence, torch_setting
 from gpumond.facts.program import LiveClasses, Oom, OomPool
 from gpumond.facts.snapshot import AgentReport
 from tests.helpers.agents import GIB
@@ -25,9 +25,9 @@ def classes(**sizes: int) -> LiveClasses:
     return LiveClasses(allocator="torch", device_uuid=UUID, live_bytes=sum(sizes.values()), **fields)
 
 
-def torch_case(framework: str = "torch 2.13.0", stranded: int = 0, **fields: Any) -> AdviceCase:
+def torch_case(framework: str = "torch 2.13.0", stranded: int = 0, **fields: Any) -> AdviceContext:
     report = make_report(pools=(make_pool(UUID, live=GIB, stranded=stranded),), frameworks=(framework,))
-    return AdviceCase(report=report, device_uuid=UUID, device=DEVICE, **fields)
+    return AdviceContext(report=report, device_uuid=UUID, device=DEVICE, **fields)
 
 
 def failed(request: int, cached: int, stranded: int = 0) -> Oom:
@@ -35,7 +35,7 @@ def failed(request: int, cached: int, stranded: int = 0) -> Oom:
     return replace(OOM, request_bytes=request, pools=(pool,))
 
 
-def names(case: AdviceCase) -> list[str]:
+def names(case: AdviceContext) -> list[str]:
     return [one.name for one in ADVICE if one.applies(case)]
 
 
@@ -52,7 +52,7 @@ def names(case: AdviceCase) -> list[str]:
         (replace(torch_case(stranded=4 * GIB), device_uuid="GPU-b"), False),
     ],
 )
-def test_fragmentation_of_pytorch_advises_expandable_segments(case: AdviceCase, applies: bool):
+def test_fragmentation_of_pytorch_advises_expandable_segments(case: AdviceContext, applies: bool):
     assert ("expandable-segments" in names(case)) is applies
 
 
@@ -104,7 +104,7 @@ INFERENCE = classes(parameters=30, tensors=40, activations=30)
         (torch_case(retried=True), []),
     ],
 )
-def test_classes_of_live_bytes_advise_a_change_of_the_program(case: AdviceCase, expected: list[str]):
+def test_classes_of_live_bytes_advise_a_change_of_the_program(case: AdviceContext, expected: list[str]):
     assert names(case) == expected
 
 

@@ -283,7 +283,7 @@ def test_leak_summary_has_pace_onset_and_end():
     assert "recent peak" not in found[1].summary
 
 
-RETURNS = r"will be full in about 10 h, or in about 5 h if the use returns to the recent peak of (\d+)\.\d GiB$"
+RETURNS = r"will be full in about 10 h, or in about 5 h if usage returns to the recent peak of (\d+)\.\d GiB$"
 
 
 def test_time_to_full_states_the_peak_from_which_it_is_counted():

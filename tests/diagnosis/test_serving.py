@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from gpumond.diagnosis.leak_tests import Leak, LeakCase
+from gpumond.diagnosis.leak_criteria import CandidateCurve, Leak
 from gpumond.diagnosis.serving_leak import KEPT_BLOCKS, SERVING, ServingTest, UpperQuartiles, find, update
 from gpumond.tick.history import DEVICE_SIGNALS, FIVE_MINUTES, PROCESS_SIGNALS, USED, Series
 from tests.helpers.curves import GIB, HOUR, MIB, MINUTE, by_process, each_onset, first, steps_of
@@ -56,8 +56,8 @@ class Observed:
             self.quartiles.add(self.series, USED)
 
     def leak(self, test: ServingTest = TEST, room: float | None = 16 * GIB, pace: float = 1.0) -> Leak | None:
-        case = LeakCase(self.series, self.device, USED, self.born, SIZE, room, pace)
-        return find(case, self.quartiles, (test,))
+        candidate = CandidateCurve(self.series, self.device, USED, self.born, SIZE, room, pace)
+        return find(candidate, self.quartiles, (test,))
 
 
 def test_serving_test_finds_steady_growth():
@@ -180,19 +180,19 @@ CACHES = {
 @pytest.mark.parametrize("name", CACHES)
 def test_serving_test_refuses_a_cache_that_grows_in_a_few_steps(name: str):
     observed = Observed([float(value) * MIB for value in CACHES[name].split()])
-    case = LeakCase(observed.series, observed.device, USED, observed.born, 80 * GIB, 14 * GIB, 1.0)
+    candidate = CandidateCurve(observed.series, observed.device, USED, observed.born, 80 * GIB, 14 * GIB, 1.0)
     loose = [replace(test, **NO_STEPS) for test in SERVING]
-    assert find(case, observed.quartiles, loose) is not None
-    assert find(case, observed.quartiles) is None
+    assert find(candidate, observed.quartiles, loose) is not None
+    assert find(candidate, observed.quartiles) is None
 
 
 def test_serving_test_requires_more_growth_between_the_steps_of_a_whole_device():
     steps = [20 * GIB + (100 * number + 1200 * (number // 4)) * MIB for number in range(1, 17)]
     observed, loose = Observed(FLAT + steps), replace(TEST, consistent_ratio=-inf, max_two_steps_ratio=inf)
-    case = LeakCase(observed.series, observed.series, USED, observed.born, SIZE, 16 * GIB, 1.0)
+    candidate = CandidateCurve(observed.series, observed.series, USED, observed.born, SIZE, 16 * GIB, 1.0)
     assert observed.leak(loose) is not None
-    assert find(case, observed.quartiles, (loose,)) is None
-    assert find(case, observed.quartiles, (replace(loose, whole_device_multiple=1.0),)) is not None
+    assert find(candidate, observed.quartiles, (loose,)) is None
+    assert find(candidate, observed.quartiles, (replace(loose, whole_device_multiple=1.0),)) is not None
 
 
 def test_serving_test_requires_a_window_of_past():

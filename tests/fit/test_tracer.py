@@ -291,7 +291,7 @@ assert torch.nonzero(x > 0).shape == (1 << 20, 1)
 
 def test_a_selection_by_values_takes_all(trace: Callable[[str], Any]):
     found = trace(SELECTED)
-    assert (found["reason"], found["assumptions"]) == ("", ["a selection by values takes all of them"])
+    assert (found["reason"], found["assumptions"]) == ("", ["boolean indexing selects every element"])
 
 
 def test_operators_of_inference_are_counted_as_those_of_training(trace: Callable[[str], Any]):

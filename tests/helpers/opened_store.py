@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Expected, PoolBytes, Receipt, StepResult
-from gpumond.store.store import Bounds, Store
+from gpumond.store.store import Store, StoreLimits
 
 T = TypeVar("T")
 RECEIPT = Receipt(
@@ -35,7 +35,9 @@ RECEIPT = Receipt(
 )
 
 
-def with_store(path: Path, work: Callable[[Store], Awaitable[T]], bounds: Bounds = Bounds(), **options: Any) -> T:
+def with_store(
+    path: Path, work: Callable[[Store], Awaitable[T]], bounds: StoreLimits = StoreLimits(), **options: Any
+) -> T:
     async def run() -> T:
         store = Store(path, bounds, **options)
         await store.open()

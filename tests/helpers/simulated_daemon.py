@@ -31,7 +31,7 @@ from gpumond.host.peer import PeerIdentity
 from gpumond.kernel import Clock, Dependencies, Tick
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.agent_server import AgentServer
-from gpumond.store.store import Bounds, Store
+from gpumond.store.store import Store, StoreLimits
 from tests.helpers.world import TICK_SECONDS
 
 RULE_NAMES = 20
@@ -155,7 +155,9 @@ class SimulatedDaemon:
     ) -> None:
         self.world, self.receiver = world, receiver or CountingReceiver(world)
         clock = {} if began is None else {"clock": lambda: DaemonActivity(time.time(), began + world.elapsed)}
-        self.store = Store(directory / "gpumond.db", Bounds(max_bytes=store_bytes), beat_seconds=BEAT_SECONDS, **clock)
+        self.store = Store(
+            directory / "gpumond.db", StoreLimits(max_bytes=store_bytes), beat_seconds=BEAT_SECONDS, **clock
+        )
         dependencies = Dependencies(
             devices=SimulatedCollector(world),
             agents=agents or SimulatedAgents(world),

@@ -32,7 +32,7 @@ QUOTA = "limited"
 
 
 @dataclass
-class Figures:
+class DeviceStatistics:
     kills: int = 0
     acknowledged: int = 0
     serving_seconds: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Killing:
     """``round`` starts the daemon, checks the state of the previous one, works, and kills it. Raises AssertionError."""
 
     def __init__(self, directory: Path, driver: FakeDriver, seed: int = 1) -> None:
-        self.figures = Figures()
+        self.figures = DeviceStatistics()
         self._random = random.Random(seed)
         self._directory, self._driver, self._hook = directory, driver, Listener()
         driver.devices = machine(1)

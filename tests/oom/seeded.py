@@ -27,7 +27,7 @@ from gpumond.facts.program import (
 )
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.units import GIB
-from gpumond.features.oom.case import CaseFile
+from gpumond.features.oom.case import OomCase
 from gpumond.features.oom.cases import case_of
 from gpumond.features.oom.remedies import Evidence
 from gpumond.tick.ledger import attribute
@@ -264,7 +264,7 @@ class Run:
             **plan.fields,
         )
 
-    def case(self, error: OutOfMemory) -> CaseFile:
+    def case(self, error: OutOfMemory) -> OomCase:
         """Return the case that a daemon makes of the agent's next report."""
         sizes = self.sizes
         results = 0 if self.plan.trains else sizes["activations"]  # without a graph, they are plain tensors
@@ -313,7 +313,7 @@ class Run:
         return case_of(evidence, self.diagnosis.history)
 
 
-def run(plan: Plan) -> CaseFile | None:
+def run(plan: Plan) -> OomCase | None:
     """Return the case of the program's out-of-memory error; None if it finishes."""
     played = Run(plan)
     try:
@@ -359,7 +359,7 @@ def without(plan: Plan, keep: Callable[[Neighbor], bool]) -> Plan:
     return replace(plan, neighbors=tuple(filter(keep, plan.neighbors)))
 
 
-APPLY: Mapping[str, Callable[[Plan, CaseFile], Plan]] = {
+APPLY: Mapping[str, Callable[[Plan, OomCase], Plan]] = {
     "neighbor-cache": lambda plan, case: replace(plan, borrow=True),
     "idle-engine": lambda plan, case: without(plan, lambda each: not each.engine),
     "preallocation": lambda plan, case: replace(
@@ -384,7 +384,7 @@ APPLY: Mapping[str, Callable[[Plan, CaseFile], Plan]] = {
 }
 
 
-def _parts(case: CaseFile) -> int:
+def _parts(case: OomCase) -> int:
     text = case.remedies[0].text
     return 2 if "half" in text else 4 if "quarter" in text else 8
 

@@ -13,7 +13,7 @@ from gpumond.facts.program import Oom, OomPool, PoolLimit, Program, ScopeDevice,
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB
-from gpumond.features.oom.case import CaseFile, Remedy, document, lacking, plain, remedy_rows, sections
+from gpumond.features.oom.case import OomCase, Remedy, document, lacking, plain, remedy_rows, sections
 from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, case_of, opaque_case, recent_peaks, timeline
 from gpumond.features.oom.remedies import Evidence, remedies
 from gpumond.tick.history import DEVICE_SIGNALS, History
@@ -22,7 +22,7 @@ from gpumond.view.text import moment
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 from tests.oom.seeded import APPLY, SEEDED, Plan, run
 
-CASE = CaseFile(
+CASE = OomCase(
     id="1-10-1", at=1.0, pid=10, start_ticks=100, workload="train", device_uuid="GPU-a", gpu="0", summary="failed"
 )
 
@@ -279,7 +279,7 @@ def test_no_memory_of_the_device_helps_a_program_at_its_own_limit():
     assert [each.name for each in case_of(unlimited, History()).remedies] == ["neighbor-cache"]
 
 
-def limited(number: int, request: int = GIB // 8) -> CaseFile:
+def limited(number: int, request: int = GIB // 8) -> OomCase:
     """The case of a program whose limit by hand is less than it used, and which freed all before its report."""
     device = make_device(used_bytes=10 * GIB, free_bytes=60 * GIB)
     pool = make_pool(live=3 * GIB, cached=GIB, allocator="torch")
@@ -317,7 +317,7 @@ def test_a_limit_that_lacks_little_is_raised_by_a_useful_step():
     oom = replace(oom, limit_bytes=limit)
     case = case_of(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History())
     assert case.missing_bytes == 1
-    assert "from 20.0 GiB by at least 1.0 GiB (5% of it, in multiples of 64 MiB: less would" in case.remedies[0].text
+    assert "from 20.0 GiB by at least 1.0 GiB (5% of it, in multiples of 64 MiB: with less," in case.remedies[0].text
 
 
 def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
@@ -368,7 +368,7 @@ def shared(
     scope: str = "",
     verdicts: Sequence[Verdict] = (),
     peak: float | None = None,
-) -> CaseFile:
+) -> OomCase:
     """A case of train (pid 10), beside lab (pid 11) on GPU 0; GPU 1 has ``other`` GiB free, and used ``peak`` GiB."""
     lab = make_process(11, int((78 - free) * GIB))
     device = make_device(

@@ -49,14 +49,14 @@ from gpumond.serve.limits import (
 )
 from gpumond.serve.listener import HEAD_SECONDS
 from gpumond.serve.live import MAX_STREAMS
-from gpumond.store.store import Bounds
+from gpumond.store.store import StoreLimits
 from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
 from gpumond.tick.history import MAX_PROCESSES
 
 ROOT = Path(__file__).parents[2]
 
 
-BOUNDS = Bounds()
+BOUNDS = StoreLimits()
 LIMITS = SocketLimits()
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -122,8 +122,8 @@ STATED = {
     "silences per caller": f"{silences.MAX_SILENCES}",
     "ended silences per caller": f"{silences.KEEP_ENDED}, for {silences.KEEP_ENDED_SECONDS / 86400:g} days",
     "a silence": f"{silences.MAX_SECONDS / 86400:g} days; {MAX_MATCHERS} matchers with {MAX_VALUE} characters "
-    f"per value; {MAX_EXPRESSION} characters per regular expression, {silences.MAX_EXPRESSIONS} in all of them "
-    f"together, {MAX_COMPILED_BYTES // MIB} MiB each once compiled",
+    f"per value; {MAX_EXPRESSION} characters per regular expression, {silences.MAX_EXPRESSIONS} in total, "
+    f"{MAX_COMPILED_BYTES // MIB} MiB each once compiled",
     "compiled regular expressions in silences": f"{silences.MAX_COMPILED_OF_CREATOR // MIB} MiB per caller, "
     f"{silences.MAX_COMPILED_IN_TOTAL // MIB} MiB in total",
     "silence changes per caller": f"{SILENCES_PER_MINUTE} a minute",

@@ -12,7 +12,15 @@ from gpumond.facts.alerts import Scope
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import TICKS_PER_SECOND, Program, StepUsage
-from gpumond.facts.snapshot import THROTTLE_REASONS, AgentReport, DeviceReading, Excess, ProcessUsage, Sensors, Snapshot
+from gpumond.facts.snapshot import (
+    THROTTLE_REASONS,
+    AgentReport,
+    DeviceReading,
+    ExcessClaim,
+    ProcessUsage,
+    Sensors,
+    Snapshot,
+)
 from gpumond.features.rules.settings import UNITS, VALUES
 from gpumond.quantities import subjects
 from gpumond.quantities.device_quantities import DEVICE_COUNTERS
@@ -210,7 +218,7 @@ def process_snapshot(report: AgentReport | None = REPORT, **fields: Any) -> Snap
 
 
 def test_values_of_a_process():
-    excess = Excess(
+    excess = ExcessClaim(
         pid=42, start_ticks=100, device_uuid="GPU-a", workload="train", claimed_bytes=9, limit_bytes=5, ticks=1
     )
     found = values("process", process_snapshot(uptime_seconds=3601.0, excesses=(excess,)))

@@ -365,7 +365,7 @@ def test_caption_says_what_a_waiting_program_does_then():
     request = {"workload": "embeddings", "need_bytes": GIB, "device_uuid": "GPU-a"}
     frames = [frame | {"queue": [request | {"id": id}]} for id in ("7", "8")]
     found = run_module("captions", "given.map((frame) => m.captionsOf(frame).get('queue').split(', and ')[1])", *frames)
-    assert found == ["resumes once they are free.", "starts once they are free."]
+    assert found == ["resumes once it is free.", "starts once it is free."]
 
 
 def test_difference_agrees_with_the_amounts_as_they_are_shown():

@@ -95,7 +95,7 @@ def test_changes_of_one_caller_are_limited():
     *accepted, refused = asyncio.run(run())
     assert {answer.status_code for answer in accepted} == {201}
     assert refused.status_code == 429
-    assert "too many changes of silences by this caller; retry in" in refused.json()["detail"]
+    assert "too many silence changes by this caller; retry in" in refused.json()["detail"]
     assert refused.headers["retry-after"]
 
 

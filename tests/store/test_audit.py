@@ -13,7 +13,7 @@ import pytest
 from gpumond.host.logs import JsonFormatter, TextFormatter
 from gpumond.store.audit import verify
 from gpumond.store.database import MIGRATIONS
-from gpumond.store.store import Bounds, Store
+from gpumond.store.store import Store, StoreLimits
 from tests.helpers.opened_store import with_store
 from tests.helpers.running import gpumond_here
 
@@ -94,7 +94,7 @@ def test_entries_beyond_the_limits_are_not_missed(path: Path, lines: Callable[[]
         for _ in range(10):
             await fill(store)
 
-    with_store(path, fill_often, Bounds(max_entries=20, max_entries_of_a_user=10))
+    with_store(path, fill_often, StoreLimits(max_entries=20, max_entries_of_a_user=10))
     assert verify(path, lines()) == (20 * ENTRIES, [])
     execute(path, "DELETE FROM audit WHERE seq = 95")
     assert verify(path, lines())[1] == ["entry 95 is missing"]
@@ -104,8 +104,8 @@ def test_audit_of_a_store_that_replaces_a_corrupt_one_is_verified(path: Path, li
     with_store(path, fill)
     path.write_bytes(b"x" * 10_000)
     with_store(path, fill)
-    set_aside = f"{2 * ENTRIES} logged entries were in a store that was corrupt and was set aside"
-    assert verify(path, lines()) == (2 * ENTRIES + 1, [set_aside])
+    renamed = f"{2 * ENTRIES} logged entries were in a corrupt store, which was renamed"
+    assert verify(path, lines()) == (2 * ENTRIES + 1, [renamed])
 
 
 def test_entries_of_chains_are_kept(path: Path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.alerts import DaemonActivity
-from gpumond.store.store import Bounds, Store, same_clock
+from gpumond.store.store import Store, StoreLimits, same_clock
 from tests.helpers.opened_store import RECEIPT, over, with_store
 
 DAY = 86400.0
@@ -22,7 +22,7 @@ def test_audit_is_bounded(path: Path):
             await store.audit("token", "flush", {"pid": number})
         return len(await store.audit_entries())
 
-    assert with_store(path, work, Bounds(max_entries=40)) <= 41
+    assert with_store(path, work, StoreLimits(max_entries=40)) <= 41
 
 
 def test_store_above_its_size_limit_is_trimmed(path: Path):
@@ -30,7 +30,7 @@ def test_store_above_its_size_limit_is_trimmed(path: Path):
         for number in range(100):
             await store.audit("token", "flush", {"pid": number, "text": "x" * 5000})
 
-    with_store(path, work, Bounds(max_bytes=300_000))
+    with_store(path, work, StoreLimits(max_bytes=300_000))
     assert path.stat().st_size < 600_000
 
 
@@ -60,13 +60,13 @@ def test_rows_older_than_the_retention_are_removed(path: Path, days: float, left
     with_store(path, fill_everything)
     aged(path, days)
     with_store(path, fill_everything)
-    assert with_store(path, contents, Bounds(seconds=10 * DAY)) == left
+    assert with_store(path, contents, StoreLimits(seconds=10 * DAY)) == left
 
 
 def test_audit_without_entries_continues_their_numbers(path: Path):
     with_store(path, fill_everything)
     aged(path, 1000)
-    assert with_store(path, contents, Bounds(seconds=DAY)) == ([], 0, 0)
+    assert with_store(path, contents, StoreLimits(seconds=DAY)) == ([], 0, 0)
     with_store(path, fill_everything)
     assert [entry.seq for entry in with_store(path, lambda store: store.audit_entries())] == [2]
 
@@ -78,7 +78,7 @@ def test_resolved_alerts_and_receipts_are_limited_in_number(path: Path):
             await store.add_receipts([replace(RECEIPT, started_at=time.time())])
         return await contents(store)
 
-    assert with_store(path, work, Bounds(max_receipts=10, max_past_alerts=20))[1:] == (10, 20)
+    assert with_store(path, work, StoreLimits(max_receipts=10, max_past_alerts=20))[1:] == (10, 20)
 
 
 @pytest.mark.parametrize(

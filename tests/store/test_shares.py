@@ -11,10 +11,10 @@ from pathlib import Path
 
 from gpumond.facts.pools import Receipt
 from gpumond.store.audit import MAX_READ_BYTES
-from gpumond.store.store import Bounds, Store
+from gpumond.store.store import Store, StoreLimits
 from tests.helpers.opened_store import RECEIPT, over, with_store
 
-SMALL = Bounds(max_bytes=400_000, max_entries=500, max_entries_of_a_user=50, max_receipts=40, max_past_alerts=40)
+SMALL = StoreLimits(max_bytes=400_000, max_entries=500, max_entries_of_a_user=50, max_receipts=40, max_past_alerts=40)
 ADMINISTRATORS = tuple(dict.fromkeys(("token", "token:nightly", "uid:0", f"uid:{os.geteuid()}", "rule:full")))
 
 

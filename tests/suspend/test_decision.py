@@ -16,7 +16,15 @@ from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import Neighbor, reclaim_plan
 from gpumond.features.suspend.decision import HostState, SuspendRequest, already, refusals, settle
-from gpumond.features.suspend.helper import CHECKPOINTED, FAILED, LOCKED, RUNNING, HelperResponse, Order, carry_out
+from gpumond.features.suspend.helper import (
+    CHECKPOINTED,
+    FAILED,
+    LOCKED,
+    RUNNING,
+    HelperRequest,
+    HelperResponse,
+    carry_out,
+)
 from gpumond.features.suspend.routes import ProgramTarget, nothing_to_resume
 from gpumond.host.machine import start_ticks
 from tests.helpers.values import make_pool, make_report
@@ -280,14 +288,14 @@ class Driver:
     ],
 )
 def test_helper_calls_the_driver_in_order(action: Any, state: int, failing: str, calls: str, after: str):
-    order = Order(action=action, pid=os.getpid(), start_ticks=start_ticks(os.getpid()) or 0, uid=os.geteuid())
+    request = HelperRequest(action=action, pid=os.getpid(), start_ticks=start_ticks(os.getpid()) or 0, uid=os.geteuid())
     driver = Driver(state, failing)
-    answer = carry_out(order, driver)
+    answer = carry_out(request, driver)
     assert (" ".join(driver.calls), answer.state) == (calls, after)
     assert bool(answer.error) == bool(failing)
 
 
 def test_helper_does_nothing_to_another_process_with_the_pid():
     driver = Driver()
-    assert carry_out(Order(action="suspend", pid=os.getpid(), start_ticks=1, uid=0), driver).state == "gone"
+    assert carry_out(HelperRequest(action="suspend", pid=os.getpid(), start_ticks=1, uid=0), driver).state == "gone"
     assert driver.calls == []

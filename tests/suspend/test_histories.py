@@ -24,7 +24,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, SourceState
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.suspend.decision import HostState, SuspendRequest
-from gpumond.features.suspend.helper import HelperResponse, Order
+from gpumond.features.suspend.helper import HelperRequest, HelperResponse
 from gpumond.features.suspend.suspender import Suspender
 from gpumond.kernel import Clock
 from gpumond.tick.observe import observe
@@ -153,12 +153,12 @@ class World:
 
     # the driver, and the helper that calls it
 
-    async def ask(self, order: Order, seconds: float) -> HelperResponse | None:
-        program = self.programs[order.pid]
+    async def ask(self, request: HelperRequest, seconds: float) -> HelperResponse | None:
+        program = self.programs[request.pid]
         if program.helper:
             return None
         program.helper = True
-        work = self.loop.create_task(self.help(order, program))
+        work = self.loop.create_task(self.help(request, program))
         self.helpers.add(work)
         await self.perhaps_kill()
         done, _ = await asyncio.wait({work}, timeout=seconds)
@@ -166,10 +166,10 @@ class World:
 
     def forget(self, order_id: str) -> None: ...
 
-    async def help(self, order: Order, program: Program) -> HelperResponse:
+    async def help(self, request: HelperRequest, program: Program) -> HelperResponse:
         """Do what helper.carry_out does, with time between the calls, in which anything may happen."""
         try:
-            if order.action == "suspend" and program.state == "running":
+            if request.action == "suspend" and program.state == "running":
                 program.state = "locked"
                 await self.pass_time(program)
                 if not self.chance(0.1):
@@ -177,7 +177,7 @@ class World:
                     self.cycles += 1
                     return self.answer(program)
                 program.state = "running"
-            elif order.action == "resume" and program.state == "checkpointed":
+            elif request.action == "resume" and program.state == "checkpointed":
                 self.check_grants(program)
                 await self.pass_time(program)
                 self.check_grants(program)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.messages import to_json
-from gpumond.features.suspend.helper import Order
+from gpumond.features.suspend.helper import HelperRequest
 from gpumond.host.machine import start_ticks
 from tests.helpers.namespaces import FIRST_UID, NEW_MOUNTS, NEW_PIDS, NEW_USER, isolated
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 CODE = """
 import os, sys
 from gpumond.facts.messages import from_json
-from gpumond.features.suspend.helper import Order, take_user
-order = from_json(Order, sys.argv[1].encode())
+from gpumond.features.suspend.helper import HelperRequest, take_user
+request = from_json(HelperRequest, sys.argv[1].encode())
 if sys.argv[2] == "outside":
-    os.setgroups([]); os.setresgid(*[order.uid] * 3); os.setresuid(*[order.uid] * 3)
-take_user(order)
+    os.setgroups([]); os.setresgid(*[request.uid] * 3); os.setresuid(*[request.uid] * 3)
+take_user(request)
 try:
-    os.close(os.open(f"/proc/{order.pid}/mem", os.O_RDWR))
+    os.close(os.open(f"/proc/{request.pid}/mem", os.O_RDWR))
     reached = "reached"
 except PermissionError:
     reached = "refused"
@@ -34,8 +34,8 @@ print(os.stat(f"/proc/self").st_uid, os.getgroups(), reached)
 
 def access(pid: int, uid: int, where: str, *prefix: str) -> str:
     """Return the user on the host of a process that took a program's user, and whether it reaches the program."""
-    order = Order(action="settle", pid=pid, start_ticks=start_ticks(pid) or 0, uid=uid)
-    command = [*prefix, sys.executable, "-c", CODE, to_json(order).decode(), where]
+    request = HelperRequest(action="settle", pid=pid, start_ticks=start_ticks(pid) or 0, uid=uid)
+    command = [*prefix, sys.executable, "-c", CODE, to_json(request).decode(), where]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout.strip() or done.stderr
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.units import MIB
-from gpumond.features.suspend.helper import CudaDriver, Order, carry_out, driver_of
+from gpumond.features.suspend.helper import CudaDriver, HelperRequest, carry_out, driver_of
 from gpumond.host.machine import start_ticks
 from gpumond.sim.device import SimDevice, SimDriver, Spec, create
 from tests.helpers.agent_daemon import environment
@@ -37,8 +37,8 @@ def receipts(daemon: RunningDaemon) -> Any:
     return [each for each in daemon.get("suspensions/receipts") if "action" in each]
 
 
-def order(action: str, pid: int) -> Order:
-    return Order(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=os.geteuid())  # type: ignore[arg-type]
+def request(action: str, pid: int) -> HelperRequest:
+    return HelperRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=os.geteuid())  # type: ignore[arg-type]
 
 
 def test_driver_is_that_of_the_devices_that_a_process_uses(
@@ -58,11 +58,11 @@ def test_driver_is_that_of_the_devices_that_a_process_uses(
 def test_restore_waits_until_the_memory_is_free(device: SimDevice) -> None:
     with holder(device, HELD) as process:
         driver = SimDriver(device.directory.parent, process.pid)
-        answer = carry_out(order("suspend", process.pid), driver)
+        answer = carry_out(request("suspend", process.pid), driver)
         assert (answer.state, answer.host_bytes) == ("checkpointed", HELD + CONTEXT)
         assert device.read().used_bytes == 0
         with holder(device, 700 * MIB):
-            restoring = threading.Thread(target=carry_out, args=(order("resume", process.pid), driver))
+            restoring = threading.Thread(target=carry_out, args=(request("resume", process.pid), driver))
             restoring.start()
             assert driver.state(process.pid) == (2, "")
         restoring.join()
@@ -75,7 +75,7 @@ def test_locked_program_is_unlocked(device: SimDevice) -> None:
         driver = SimDriver(device.directory.parent, process.pid)
         driver.lock(process.pid, 0)
         assert driver.state(process.pid) == (1, "")
-        assert carry_out(order("settle", process.pid), driver).state == "running"
+        assert carry_out(request("settle", process.pid), driver).state == "running"
 
 
 @pytest.mark.slow

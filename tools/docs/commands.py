@@ -22,8 +22,8 @@ HEADER = """\
 
 Commands that query a daemon accept `--url` (or `GPUMOND_URL`): `127.0.0.1:9917`, `http://…`, `https://…`, or the
 daemon's socket, `unix:///run/gpumond-api/api.sock`. An empty `GPUMOND_*` variable is treated as not set. Commands that
-print a table accept `--json` and print the same as JSON. The tables below leave out these two options. Times are in
-UTC.
+print a table accept `--json` and print the same as JSON. The tables below leave out these two options. Printed times
+are in UTC.
 """
 FOOTER = """
 ## Exit codes

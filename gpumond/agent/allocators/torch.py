@@ -29,7 +29,7 @@ from gpumond.agent.allocators.torch_formulas import (
     LARGE_PAGE,
     MIB,
     NOTHING,
-    Figures,
+    DeviceStatistics,
     UnmappedBytes,
     UnmappedSegments,
     current,
@@ -80,7 +80,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
             return ()
         native = backend == "native"
         has_context = self._context_query()
-        devices: dict[int, Figures] = {}
+        devices: dict[int, DeviceStatistics] = {}
         for ordinal in range(self._device_count()):
             context = has_context(ordinal)
             if context is not False:
@@ -106,7 +106,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
             pools.append(usage(uuid, statistics, reclaimable, unmapped_bytes))
         return tuple(pools)
 
-    def _unmapped(self, devices: Iterable[Figures]) -> Mapping[int, UnmappedBytes] | None:
+    def _unmapped(self, devices: Iterable[DeviceStatistics]) -> Mapping[int, UnmappedBytes] | None:
         counters = tuple((each.device_allocations, each.device_frees) for each in devices)
         try:
             return self._unmapped_segments.read(counters)

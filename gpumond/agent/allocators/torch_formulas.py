@@ -26,7 +26,7 @@ SMALL_PAGE = 2 * MIB
 LARGE_PAGE = 20 * MIB
 
 
-class Figures(NamedTuple):
+class DeviceStatistics(NamedTuple):
     """The statistics of one device that are used. ``private``: bytes of private pools, None before 2.13."""
 
     held: int
@@ -43,7 +43,7 @@ class Figures(NamedTuple):
     device_frees: int | None
     live_allocations: int | None
 
-    def without(self, unmapped: UnmappedBytes) -> Figures:
+    def without(self, unmapped: UnmappedBytes) -> DeviceStatistics:
         """Return the figures without unmapped segments, which may have been read a moment before. The number of live
         allocations is then unknown, because it includes those of unmapped segments.
         """
@@ -62,7 +62,7 @@ def current(stats: Stats, name: str) -> int:
     return int(found["all"]["current"]) if found else 0
 
 
-def figures(stats: Stats, counted: bool = True) -> Figures:
+def figures(stats: Stats, counted: bool = True) -> DeviceStatistics:
     """Extract the statistics. ``counted``: the backend keeps the counters; the other backend leaves them at 0.
 
     Raises KeyError for the statistics of another allocator.
@@ -70,7 +70,7 @@ def figures(stats: Stats, counted: bool = True) -> Figures:
     held, live = stats["reserved_bytes"]["all"], stats["allocated_bytes"]["all"]
     private = stats.get("reserved_bytes_by_private_pools")
     counter = (stats if counted else {}).get
-    return Figures(
+    return DeviceStatistics(
         held["current"],
         live["current"],
         stats["active_bytes"]["all"]["current"],
@@ -87,7 +87,7 @@ def figures(stats: Stats, counted: bool = True) -> Figures:
     )
 
 
-def from_stats(statistics: Figures, expandable: bool = False) -> Reclaimable:
+def from_stats(statistics: DeviceStatistics, expandable: bool = False) -> Reclaimable:
     """Return the bytes for the native allocator. ``expandable``: the configuration permits expandable segments.
 
     For the likely value, private pools are assumed to be as full as all pools together.
@@ -105,7 +105,7 @@ def from_stats(statistics: Figures, expandable: bool = False) -> Reclaimable:
     return Reclaimable(low, max(low, cached - locked), high, "interval")
 
 
-def from_async_stats(statistics: Figures) -> Reclaimable:
+def from_async_stats(statistics: DeviceStatistics) -> Reclaimable:
     """Return the bytes for cudaMallocAsync: the driver's pool returns unused memory in pieces of unknown size."""
     cached = max(0, statistics.held - statistics.live)
     return Reclaimable(0, cached, cached, "interval")
@@ -144,7 +144,7 @@ def _whole_pages(segment: Mapping[str, Any], page: int) -> int:
     return total
 
 
-def usage(uuid: str, statistics: Figures, reclaimable: Reclaimable, unmapped: int | None) -> PoolUsage:
+def usage(uuid: str, statistics: DeviceStatistics, reclaimable: Reclaimable, unmapped: int | None) -> PoolUsage:
     """Return the pool of a device. ``unmapped``: its unmapped bytes, None if unknown."""
     held, live, _, _, _, private, peak_held, peak_live, ooms, retries, allocations, frees, count = statistics
     cached = max(0, held - live)

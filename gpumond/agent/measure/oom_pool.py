@@ -19,7 +19,7 @@ from gpumond.agent.measure.oom_record import OOMS
 from gpumond.facts.pools import PoolUsage
 
 
-class Opened(NamedTuple):
+class OpenPool(NamedTuple):
     pool: Any
     device_uuid: str
 
@@ -32,7 +32,7 @@ class OomPools:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        self._opened: list[Opened] = []
+        self._opened: list[OpenPool] = []
         self._used: set[int] = set()
         self._uses: Counter[str] = Counter()
 
@@ -50,7 +50,7 @@ class OomPools:
             return "this PyTorch has no MemPool(use_on_oom=True)"
         except Exception as error:  # no room for it, or a build without pools
             return f"{type(error).__name__}: {str(error)[:160]}"
-        self._opened.append(Opened(pool, cuda.device_uuid(ordinal) or ""))
+        self._opened.append(OpenPool(pool, cuda.device_uuid(ordinal) or ""))
         return ""
 
     def check(self) -> None:

@@ -20,7 +20,7 @@ READ_SECONDS = 0.01
 """Longest wait for another reading to end. A flush takes longer, and is not waited for."""
 
 
-class DeviceLevel(NamedTuple):
+class DeviceUsage(NamedTuple):
     """The memory use on one device.
 
     ``peak_bytes`` is the allocators' own peak since the start, None if one of them has none. ``alone``: there is one
@@ -34,25 +34,25 @@ class DeviceLevel(NamedTuple):
     alone: bool = True
 
 
-NOTHING = DeviceLevel()
+NOTHING = DeviceUsage()
 """The level of a device on which nothing has been allocated yet."""
 
-Levels = Mapping[str, DeviceLevel]
+Levels = Mapping[str, DeviceUsage]
 
 
-def levels(pools: Iterable[PoolUsage]) -> dict[str, DeviceLevel]:
+def levels(pools: Iterable[PoolUsage]) -> dict[str, DeviceUsage]:
     """Return the levels by device. A pool inside another is counted there; one with unknown live bytes has no level."""
-    found: dict[str, DeviceLevel] = {}
+    found: dict[str, DeviceUsage] = {}
     for pool in pools:
         if pool.inside is not None or pool.live_bytes is None:
             continue
-        level = DeviceLevel(pool.live_bytes, pool.stranded_bytes, pool.peak_live_bytes, pool.retries or 0)
+        level = DeviceUsage(pool.live_bytes, pool.stranded_bytes, pool.peak_live_bytes, pool.retries or 0)
         before = found.get(pool.device_uuid)
         found[pool.device_uuid] = level if before is None else _sum(before, level)
     return found
 
 
-def read_levels() -> dict[str, DeviceLevel] | None:
+def read_levels() -> dict[str, DeviceUsage] | None:
     """Return the current levels; None while a flush is in progress. Never raises."""
     try:
         pools = LOADED.read(READ_SECONDS)
@@ -61,9 +61,9 @@ def read_levels() -> dict[str, DeviceLevel] | None:
     return None if pools is None else levels(pools)
 
 
-def _sum(one: DeviceLevel, other: DeviceLevel) -> DeviceLevel:
+def _sum(one: DeviceUsage, other: DeviceUsage) -> DeviceUsage:
     peaks = (one.peak_bytes, other.peak_bytes)
-    return DeviceLevel(
+    return DeviceUsage(
         one.live_bytes + other.live_bytes,
         one.stranded_bytes + other.stranded_bytes,
         None if None in peaks else sum(peak or 0 for peak in peaks),

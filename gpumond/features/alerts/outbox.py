@@ -192,7 +192,7 @@ class ReceiverQueue:
                 failures = 0
                 continue
             except Rejected as error:
-                self._count_failure(error.reason, f"{error}; it isn't sent again")
+                self._count_failure(error.reason, f"{error}; it won't be sent again")
                 self._sent_now()
                 await self._remove_batch(batch, accepted=False)
                 continue

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from gpumond.config.models import Strict
+from gpumond.config.models import StrictModel
 from gpumond.facts.pools import ENGINE_STEP
 from gpumond.features.engines.spec import Address, EngineRequest, EngineSpec, ReleaseMethod
 from gpumond.features.engines.supported_engines import KINDS
@@ -33,7 +33,7 @@ def _pointer(text: str) -> str:
 Pointer = Annotated[str, AfterValidator(_pointer)]
 
 
-class AuthConfig(Strict):
+class AuthConfig(StrictModel):
     """Credentials of an engine: exactly one kind, each secret in a file, which is read at each use."""
 
     bearer_token_file: Path | None = None
@@ -52,15 +52,15 @@ class AuthConfig(Strict):
                 "secrets are only read from files"
             )
         if (self.username is None) != (self.password_file is None):
-            raise ValueError("username and password_file belong together")
+            raise ValueError("set both username and password_file, or neither")
         if (self.header is None) != (self.header_file is None):
-            raise ValueError("header and header_file belong together")
+            raise ValueError("set both header and header_file, or neither")
         if self.header is not None and not HEADER.fullmatch(self.header):
             raise ValueError(f"{self.header!r:.80} isn't a header name such as X-Api-Key")
         return self
 
 
-class RequestConfig(Strict):
+class RequestConfig(StrictModel):
     """A request of a generic engine: `get` or `post` with a path, and for `post` a JSON body."""
 
     get: str | None = None
@@ -75,7 +75,7 @@ class RequestConfig(Strict):
         if not re.fullmatch(r"/[!-~]*", path):
             raise ValueError(f"{path!r:.80} isn't a path; expected one such as /unload")
         if self.get is not None and self.body is not None:
-            raise ValueError("body belongs to post")
+            raise ValueError("body is only valid with post")
         return self
 
     @property
@@ -107,7 +107,7 @@ class ReleaseConfig(RequestConfig):
     waits: bool = False
 
 
-class EngineConfig(Strict):
+class EngineConfig(StrictModel):
     """An engine as the configuration declares it. ``models``: those that may be released, also pinned ones; empty for
     all that are not pinned. ``wake``: False if no release is undone.
     """
@@ -193,7 +193,7 @@ class EngineConfig(Strict):
         if self.kind != "generic":
             for key in ("state", "release"):
                 if getattr(self, key) is not None:
-                    return f"{key} belongs to kind generic; remove it, or change the kind"
+                    return f"{key} is only valid with kind: generic; remove it, or change the kind"
             if isinstance(self.wake, RequestConfig):
                 return "wake must be true or false; only the kind generic has a request here"
         if self.allow and (config_error := self.spec.config_error(self)):

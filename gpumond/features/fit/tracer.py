@@ -177,7 +177,7 @@ def tracked(torch: Any, trace: Trace) -> Any:
 
     def all_of(mask: Any) -> list[Any]:
         """Return the indices of a mask's elements."""
-        trace.assumptions.add("a selection by values takes all of them")
+        trace.assumptions.add("boolean indexing selects every element")
         return list(mask.new_empty((mask.dim(), mask.numel()), dtype=torch.int64).unbind())
 
     class Tracked(TorchDispatchMode):  # type: ignore[misc]

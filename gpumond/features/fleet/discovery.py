@@ -553,7 +553,7 @@ async def read_each(
     return answers
 
 
-class Missing(NamedTuple):
+class UnreadMachine(NamedTuple):
     """A machine that was not read, with the reason. Its processes are unknown."""
 
     machine: str
@@ -564,10 +564,10 @@ class Missing(NamedTuple):
         return safe(f"unavailable: {self.machine} ({self.url}): {self.problem}")
 
 
-def missing_of(machines: Iterable[Machine], answers: Iterable[object]) -> list[Missing]:
+def missing_of(machines: Iterable[Machine], answers: Iterable[object]) -> list[UnreadMachine]:
     """Return the machines without an answer."""
     return [
-        Missing(machine.name, machine.url, str(answer))
+        UnreadMachine(machine.name, machine.url, str(answer))
         for machine, answer in zip(machines, answers, strict=True)
         if isinstance(answer, DaemonError)
     ]

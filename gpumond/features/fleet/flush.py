@@ -30,9 +30,9 @@ from gpumond.features.fleet.discovery import (
     PARALLEL,
     SCRAPES,
     Instance,
-    Missing,
     Prometheus,
     QueriedProcess,
+    UnreadMachine,
     chosen,
     confirm,
     data_seconds,
@@ -100,10 +100,10 @@ async def named_processes(prometheus: Prometheus, expression: str) -> Mapping[In
 
 def by_machine(
     machines: Machines, processes: Mapping[Instance, Mapping[int, QueriedProcess]]
-) -> tuple[Sequence[tuple[Machine, Mapping[int, QueriedProcess]]], list[Missing]]:
+) -> tuple[Sequence[tuple[Machine, Mapping[int, QueriedProcess]]], list[UnreadMachine]]:
     """Return the machines of a query's instances, and the instances without an address."""
     found: dict[Machine, dict[int, QueriedProcess]] = {}  # several instances may be names of one machine
-    missing: list[Missing] = []
+    missing: list[UnreadMachine] = []
     clusters = Counter(instance for _, instance in processes)
     for (cluster, instance), own in processes.items():
         try:
@@ -114,7 +114,7 @@ def by_machine(
                 )
             found.setdefault(machine, {}).update(own)
         except DiscoveryError as error:
-            missing.append(Missing(f"{cluster}/{instance}" if cluster else instance, None, str(error)))
+            missing.append(UnreadMachine(f"{cluster}/{instance}" if cluster else instance, None, str(error)))
     return [*found.items()], missing
 
 
@@ -124,7 +124,7 @@ async def plan(
     criteria: Criteria,
     parallel: int,
     done: Callable[[], None] = lambda: None,
-) -> tuple[list[MachineFlush], list[Missing], list[tuple[str, bool]]]:
+) -> tuple[list[MachineFlush], list[UnreadMachine], list[tuple[str, bool]]]:
     """Return the processes that match on the machines' present frames, the machines that do not answer, and the
     serving engines of the others, as `awake` does.
 
@@ -358,7 +358,7 @@ async def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--query requires --prometheus")
     processes = await named_processes(prometheus, arguments.query) if prometheus and arguments.query else None
     machines = await list_machines(arguments, prometheus)
-    missing: list[Missing] = []
+    missing: list[UnreadMachine] = []
     selected: list[tuple[Machine, Mapping[int, QueriedProcess] | None]]
     if processes is None:
         selected = [(machine, None) for machine in chosen(arguments, machines.all)]
@@ -470,7 +470,7 @@ class _Flushes:
 
     planned: Sequence[MachineFlush]
     order: Sequence[Sequence[MachineFlush]]
-    missing: Sequence[Missing]
+    missing: Sequence[UnreadMachine]
     criteria: Criteria
     operation: Operation | None
     results: Sequence[ProcessResult] = ()

@@ -42,8 +42,8 @@ from gpumond.view.text import moment, safe, table
 
 NO_NAME, UNATTRIBUTED = "(none)", "(unattributed)"
 WASTED = "WASTED: memory of idle programs, cached and stranded memory of the others, and unattributed memory"
-COVERED = "COVERED: part of the time for which the values are known; the rest isn't counted"
-SCALED = "COVERED: part of the time for which the values are known; the rest is extrapolated from it"
+COVERED = "COVERED: percentage of the time with known values; the rest isn't counted"
+SCALED = "COVERED: percentage of the time with known values; the rest is extrapolated from it"
 LISTED_GAPS = 5
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings of a formula in a spreadsheet."""
@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--price [MODEL=]AMOUNT",
-        "your price for a GPU hour, for models whose name contains MODEL; repeatable",
+        "your price for a GPU-hour, for models whose name contains MODEL; repeatable",
         type=value(price),
         action="append",
         default=[],
@@ -359,7 +359,7 @@ def _page(report: UsageReport) -> str:
                 "restart programs with stranded memory."
             )
         )
-    return html_report.page(f"Use of GPU memory by {by}", parts)
+    return html_report.page(f"GPU memory use by {by}", parts)
 
 
 def _brief(header: Sequence[str], line: Sequence[str]) -> list[str]:

@@ -18,7 +18,14 @@ from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import StatedFault
 from gpumond.facts.units import plural
 from gpumond.features.fleet.connection import Client, Machine
-from gpumond.features.fleet.discovery import Missing, missing_of, progress, read_each, read_frames, select_machines
+from gpumond.features.fleet.discovery import (
+    UnreadMachine,
+    missing_of,
+    progress,
+    read_each,
+    read_frames,
+    select_machines,
+)
 from gpumond.view.frame import checked_as, frame_of
 from gpumond.view.text import safe, size, table
 
@@ -129,7 +136,7 @@ async def show(client: Client, machines: Sequence[Machine], parallel: int, as_js
 def _texts(
     builds: Mapping[Machine, Build],
     differing: Mapping[Machine, Build],
-    silent: Sequence[Missing],
+    silent: Sequence[UnreadMachine],
     most: Mapping[str, str | None],
 ) -> Iterator[str]:
     header = ("MACHINE", *ASPECTS.values(), "FAILED RELOAD")

@@ -21,7 +21,7 @@ from gpumond.facts.units import caller_text, human, plural
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.audit import AUDIT, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
-from gpumond.features.fleet.discovery import Missing, confirm, missing_of, progress, read_each
+from gpumond.features.fleet.discovery import UnreadMachine, confirm, missing_of, progress, read_each
 from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES, caller_name, new_id
 from gpumond.view.audit import sentence
 from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
@@ -243,7 +243,7 @@ def _result_table(results: Mapping[Machine, Sequence[tuple[Step, str, str]]]) ->
 
 def _document(
     found: Mapping[Machine, Sequence[Step]],
-    missing: Sequence[Missing],
+    missing: Sequence[UnreadMachine],
     results: Mapping[Machine, Sequence[tuple[Step, str, str]]],
 ) -> dict[str, Any]:
     return {

@@ -10,7 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import ConfigDict, Field
 
 from gpumond.config.models import Encodable
-from gpumond.diagnosis.advice import advice, case_of
+from gpumond.diagnosis.advice import advice, context_of
 from gpumond.facts.frame import Frame, device_named
 from gpumond.facts.messages import AgentResponse, RequestKind
 from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
@@ -90,7 +90,7 @@ PROBLEMS = (404, 409, 422, 503, 504, 507)
 
 @router.change(
     "POST /agents/{pid}/limit",
-    "Set the limit of a program that allows it",
+    "Set a limit in a program that allows it",
     list[AppliedLimit],
     [examples.APPLIED_LIMIT],
     PROBLEMS,
@@ -218,7 +218,7 @@ def _advice(frame: Frame | None, pid: int, classes: tuple[LiveClasses, ...]) -> 
     found: dict[str, None] = {}
     for uuid in dict.fromkeys(one.device_uuid for one in classes):
         retried = any(pool.retries or pool.ooms for pool in report.pools if pool.device_uuid == uuid)
-        case = replace(case_of(report, uuid, frame.snapshot, retried), classes=classes)
+        case = replace(context_of(report, uuid, frame.snapshot, retried), classes=classes)
         found.update(dict.fromkeys(advice(case)))
     return tuple(found)
 

@@ -24,7 +24,7 @@ from gpumond.facts.units import byte_size, threshold
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
 from gpumond.features.loadgen.plan import COMMON, TABLE, LoadPlan, find, plan
 from gpumond.features.loadgen.runner import (
-    Executed,
+    CompletedWork,
     ResultsFile,
     RunLimits,
     account,
@@ -227,7 +227,7 @@ def _flush() -> int:
     return sum(receipt.released_bytes for receipt in agent.flush())
 
 
-def _progress(name: str, elapsed: float, carried: Executed) -> None:
+def _progress(name: str, elapsed: float, carried: CompletedWork) -> None:
     line = f"{name}  {_clock(elapsed)}  allocated {carried.takes}, freed {carried.gives}"
     line += f"  peak {size(carried.peak_live_bytes)} live, {size(carried.peak_held_bytes)} held"
     print(f"\r{line[:100]:<100}", end="", file=sys.stderr, flush=True)

@@ -37,12 +37,14 @@ AgentContext = Callable[[], AbstractContextManager[None]]
 """A context manager that runs the agent in the process that holds the memory."""
 
 
-def run(plan: LoadPlan, backend: Callable[[], LoadBackend], limits: RunLimits, agent: AgentContext) -> list[Executed]:
+def run(
+    plan: LoadPlan, backend: Callable[[], LoadBackend], limits: RunLimits, agent: AgentContext
+) -> list[CompletedWork]:
     """Return the outcome of each run of the plan's program. Raises the exceptions of `prepare`."""
     planned_runs = list(runs(plan))
     if len(planned_runs) == 1 and not any(step.action == "end" for step in planned_runs[0][1]):
         return [_alone(plan, backend(), limits, agent)]
-    done: list[Executed] = []
+    done: list[CompletedWork] = []
     started = time.monotonic()
     for number, (start, steps) in enumerate(planned_runs):
         if not _sleep(start, started, limits):
@@ -58,7 +60,7 @@ def run(plan: LoadPlan, backend: Callable[[], LoadBackend], limits: RunLimits, a
     return done
 
 
-def _alone(plan: LoadPlan, backend: LoadBackend, limits: RunLimits, agent: AgentContext) -> Executed:
+def _alone(plan: LoadPlan, backend: LoadBackend, limits: RunLimits, agent: AgentContext) -> CompletedWork:
     try:
         carried = prepare(plan, backend, limits)
         with agent():
@@ -84,7 +86,7 @@ def _child(
     backend: Callable[[], LoadBackend],
     limits: RunLimits,
     agent: AgentContext,
-) -> Executed:
+) -> CompletedWork:
     sys.stdout.flush()
     reader, writer = os.pipe()
     parent = os.getpid()
@@ -102,7 +104,7 @@ def _child(
         raise ERRORS[code](message.decode())
     if not message:
         raise AllocationRefused(f"the load generator's program exited early (wait status {status})")
-    return from_json(Executed, message)
+    return from_json(CompletedWork, message)
 
 
 def _live(
@@ -138,7 +140,7 @@ def _live(
         os._exit(status)
 
 
-def _end_process(ending: ScriptEnding | None, backend: LoadBackend, carried: Executed, writer: int) -> None:
+def _end_process(ending: ScriptEnding | None, backend: LoadBackend, carried: CompletedWork, writer: int) -> None:
     """End the process as if killed by the kernel or an operator."""
     carried.outcome = "crash"
     if ending != "crash":
@@ -174,7 +176,7 @@ PROGRESS_SECONDS = 0.5
 
 
 @dataclass(slots=True)
-class Executed:
+class CompletedWork:
     """Work done so far. Bytes are counted by the backend."""
 
     outcome: Outcome = "done"
@@ -209,7 +211,7 @@ class RunLimits:
     speed: float = 1.0
     flush: Callable[[], int] | None = None
     verify: bool = False
-    progress: Callable[[float, Executed], None] | None = None
+    progress: Callable[[float, CompletedWork], None] | None = None
 
 
 def runs(plan: LoadPlan) -> Iterator[tuple[float, tuple[ScriptStep, ...]]]:
@@ -226,7 +228,7 @@ def runs(plan: LoadPlan) -> Iterator[tuple[float, tuple[ScriptStep, ...]]]:
         yield steps[0].at, tuple(steps)
 
 
-def prepare(plan: LoadPlan, backend: LoadBackend, limits: RunLimits) -> Executed:
+def prepare(plan: LoadPlan, backend: LoadBackend, limits: RunLimits) -> CompletedWork:
     """Open the backend and set its limit. Raises AllocationRefused without enough memory; nothing is allocated then."""
     if plan.truth.kind == "orphan" and not backend.makes_orphans:
         raise AllocationRefused(
@@ -246,13 +248,13 @@ def prepare(plan: LoadPlan, backend: LoadBackend, limits: RunLimits) -> Executed
             f"{human(capacity.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free the device"
         )
     backend.limit(min(limit_bytes, capacity.free_bytes))
-    return Executed(
+    return CompletedWork(
         scale=scale, room_bytes=int(scale * (plan.size_bytes - CONTEXT_BYTES)), device_uuid=capacity.device_uuid
     )
 
 
 def carry_out(
-    steps: Sequence[ScriptStep], until: float, backend: LoadBackend, limits: RunLimits, carried: Executed
+    steps: Sequence[ScriptStep], until: float, backend: LoadBackend, limits: RunLimits, carried: CompletedWork
 ) -> ScriptEnding | None:
     """Execute the steps at their times and update ``carried``. Returns how the program must end, if the plan states it.
 
@@ -286,7 +288,7 @@ def carry_out(
 
 
 class _Run:
-    def __init__(self, backend: LoadBackend, limits: RunLimits, carried: Executed) -> None:
+    def __init__(self, backend: LoadBackend, limits: RunLimits, carried: CompletedWork) -> None:
         self._backend, self._limits, self._carried = backend, limits, carried
         self._started = time.monotonic() - carried.elapsed_seconds / limits.speed
         self._sizes: dict[int, int] = {}
@@ -399,7 +401,7 @@ class ResultsFile:
         os.close(self._descriptor)
 
 
-def account(made: LoadPlan, done: list[Executed], backend: str, speed: float, started_at: float) -> dict[str, Any]:
+def account(made: LoadPlan, done: list[CompletedWork], backend: str, speed: float, started_at: float) -> dict[str, Any]:
     """Return the work done and the truth, in real time and real bytes."""
     last, ended_at = done[-1], time.time()
     sums = ("taken_bytes", "takes", "gives", "flushes", "released_bytes", "checked_bytes", "wrong_words")
@@ -419,7 +421,9 @@ def account(made: LoadPlan, done: list[Executed], backend: str, speed: float, st
     }
 
 
-def _truth(made: LoadPlan, done: list[Executed], speed: float, started_at: float, ended_at: float) -> dict[str, Any]:
+def _truth(
+    made: LoadPlan, done: list[CompletedWork], speed: float, started_at: float, ended_at: float
+) -> dict[str, Any]:
     """Return the truth in Unix time. If the load ended before the injection, no verdict is expected."""
     truth = made.truth
 

@@ -48,7 +48,7 @@ NEARLY_ALL = 0.95
 @scenario(
     "leak-linear",
     "p2",
-    "every iteration keeps a tensor that isn't needed",
+    "every iteration retains a tensor that isn't needed",
     "leak",
     shape=("         ..·'", "    ..·''    ", "..·'         "),
     options=(Option("rate", "size", "2, 8, 32, 128 or 512 MiB", "bytes leaked per minute", 1),),
@@ -148,7 +148,7 @@ def irregular(script: Script) -> None:
 @scenario(
     "leak-compile-cache",
     "p5",
-    "every new shape keeps 20 to 200 MiB of compiled code, in the pool or outside it",
+    "every new shape adds 20 to 200 MiB of compiled code, in the pool or outside it",
     "leak",
     shape=("        _-‾   ", "    _-‾       ", "_-‾           "),
     options=(
@@ -157,7 +157,7 @@ def irregular(script: Script) -> None:
             "where",
             "word",
             "random",
-            "place of the compiled code: pool or outside",
+            "location of the compiled code: pool or outside",
             words=("pool", "outside"),
         ),
     ),

@@ -58,7 +58,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaseFile(HasProcessKey):
+class OomCase(HasProcessKey):
     """What is known about one out-of-memory error, and the remedies, the most effective first.
 
     ``summary`` is one sentence. ``oom`` is the program's record; it's None for a program without an agent, about which
@@ -130,11 +130,11 @@ class RankError:
 class RankedCase:
     """A case, and the errors of all ranks of its job within a minute, first one first."""
 
-    case: CaseFile
+    case: OomCase
     ranks: tuple[RankError, ...] = ()
 
 
-def summary_of(case: CaseFile) -> CaseSummary:
+def summary_of(case: OomCase) -> CaseSummary:
     return CaseSummary(
         id=case.id,
         at=case.at,
@@ -151,7 +151,7 @@ def summary_of(case: CaseFile) -> CaseSummary:
     )
 
 
-def repeated(before: CaseFile, case: CaseFile) -> CaseFile:
+def repeated(before: OomCase, case: OomCase) -> OomCase:
     """Return the case of an error that repeats ``before`` at the same limit.
 
     Its facts are those of the newest error, and the limit is to be raised by the larger of both sizes.
@@ -176,7 +176,7 @@ def lacking(missing: int, request: int | None, free: int | None, returned: int =
     return difference(request, free, returned)
 
 
-def rank_order(case: CaseFile, cases: tuple[CaseFile, ...]) -> tuple[RankError, ...]:
+def rank_order(case: OomCase, cases: tuple[OomCase, ...]) -> tuple[RankError, ...]:
     """Return the errors of all ranks of the job within a minute, first one first; empty for a program of one rank."""
     if case.rank is None:
         return ()
@@ -198,7 +198,7 @@ REMEDY_HEADER = ("ENOUGH", ">BYTES", "SOURCE", "REMEDY")
 MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 
-def plain(case: CaseFile, ranks: Sequence[RankError], width: int | None = None) -> str:
+def plain(case: OomCase, ranks: Sequence[RankError], width: int | None = None) -> str:
     """Return the case for a terminal of that width."""
     parts = [f"case {case.id}, {_when(case)}", text.broken(text.safe(case.summary), width)]
     if case.remedies:
@@ -210,7 +210,7 @@ def plain(case: CaseFile, ranks: Sequence[RankError], width: int | None = None) 
     return "\n\n".join(parts)
 
 
-def document(case: CaseFile, ranks: Sequence[RankError]) -> str:
+def document(case: OomCase, ranks: Sequence[RankError]) -> str:
     """Return the case as HTML."""
     parts = [html.paragraph(_when(case)), html.paragraph(case.summary)]
     if case.remedies:
@@ -227,11 +227,11 @@ def document(case: CaseFile, ranks: Sequence[RankError]) -> str:
     return html.page(f"Out of memory: case {case.id}", parts)
 
 
-def _when(case: CaseFile) -> str:
+def _when(case: OomCase) -> str:
     return moment(case.at) + (f", the last of {case.errors} errors at this limit" if case.errors > 1 else "")
 
 
-def remedy_rows(case: CaseFile) -> Iterator[list[str]]:
+def remedy_rows(case: OomCase) -> Iterator[list[str]]:
     for each in case.remedies:
         about = "about " if each.basis == "estimate" and each.size_bytes is not None else ""
         enough = {True: "yes", False: "no", None: "unknown"}[each.enough]
@@ -239,7 +239,7 @@ def remedy_rows(case: CaseFile) -> Iterator[list[str]]:
         yield [enough, f"{about}{size(each.size_bytes)}", source, each.text]
 
 
-def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
     """Yield title, header and rows of each table of facts."""
     if case.oom is not None and case.oom.stack:
         yield (
@@ -280,7 +280,7 @@ def sections(case: CaseFile, ranks: Sequence[RankError]) -> Iterator[tuple[str, 
         )
 
 
-def _ledger_title(case: CaseFile) -> str:
+def _ledger_title(case: OomCase) -> str:
     if case.lines_at is None:
         return "Ledger of the device"
     own = "" if case.reported_at is None else f" (the program's report: {_from(case.at, case.reported_at)})"
@@ -293,7 +293,7 @@ def _from(error: float, at: float) -> str:
     return f"{abs(error - at):.1f} s {'before' if at <= error else 'after'}"
 
 
-def snapshot_hint(case: CaseFile) -> str:
+def snapshot_hint(case: OomCase) -> str:
     """Return how to get PyTorch's snapshot; empty for other allocators."""
     if case.oom is None or all(pool.allocator != "torch" for pool in case.oom.pools):
         return ""

@@ -13,7 +13,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
 from gpumond.facts.units import human
-from gpumond.features.oom.case import CaseFile, Curve, RankError, Remedy, Timeline, rank_order, repeated
+from gpumond.features.oom.case import Curve, OomCase, RankError, Remedy, Timeline, rank_order, repeated
 from gpumond.features.oom.remedies import Evidence, remedies, sentence
 from gpumond.host.tasks import Tasks
 from gpumond.kernel import Kernel, Part, Tick
@@ -38,56 +38,56 @@ LATEST = "last"
 class Cases:
     """The cases, oldest first."""
 
-    def __init__(self, files: Sequence[CaseFile] = ()) -> None:
-        self._files = {case.id: case for case in files}
+    def __init__(self, cases: Sequence[OomCase] = ()) -> None:
+        self._cases = {case.id: case for case in cases}
 
     def __contains__(self, id: str) -> bool:
-        return id in self._files
+        return id in self._cases
 
-    def all(self) -> tuple[CaseFile, ...]:
-        return tuple(self._files.values())
+    def all(self) -> tuple[OomCase, ...]:
+        return tuple(self._cases.values())
 
-    def find(self, id: str) -> CaseFile | None:
+    def find(self, id: str) -> OomCase | None:
         """Return the case with this id, or the newest for ``last``; None if there is none."""
-        return next(reversed(self._files.values()), None) if id == LATEST else self._files.get(id)
+        return next(reversed(self._cases.values()), None) if id == LATEST else self._cases.get(id)
 
-    def ranks(self, case: CaseFile) -> tuple[RankError, ...]:
+    def ranks(self, case: OomCase) -> tuple[RankError, ...]:
         return rank_order(case, self.all())
 
-    def of_alert(self, process: ProcessKey, uuid: str | None) -> CaseFile | None:
+    def of_alert(self, process: ProcessKey, uuid: str | None) -> OomCase | None:
         """Return the newest case of a process on the alert's device, if possible one with remedies."""
-        own = [each for each in self._files.values() if each.process == process and each.device_uuid in (uuid, None)]
+        own = [each for each in self._cases.values() if each.process == process and each.device_uuid in (uuid, None)]
         return max(reversed(own), key=lambda case: bool(case.known_remedies), default=None)
 
     def newest_numbers(self) -> Mapping[ProcessKey, int]:
         """Return the number of each process's newest error that has a case."""
         found: dict[ProcessKey, int] = {}
-        for each in self._files.values():
+        for each in self._cases.values():
             if each.oom is not None:
                 found[each.process] = max(each.oom.number, found.get(each.process, 0))
         return found
 
-    def merged_with_earlier(self, case: CaseFile) -> CaseFile:
+    def merged_with_earlier(self, case: OomCase) -> OomCase:
         """Return a new case, as one with the case of the same program at the same limit if there is one."""
         cause = case.process, case.device_uuid, case.limit_bytes
         same = (
             each
-            for each in self._files.values()
+            for each in self._cases.values()
             if case.limit_bytes is not None and (each.process, each.device_uuid, each.limit_bytes) == cause
         )
         before = next(same, None)
         return case if before is None else repeated(before, case)
 
-    def add(self, case: CaseFile) -> list[str]:
+    def add(self, case: OomCase) -> list[str]:
         """Add a case as the newest, and return the ids of those that are removed for it."""
-        self._files.pop(case.id, None)
-        self._files[case.id] = case
+        self._cases.pop(case.id, None)
+        self._cases[case.id] = case
         removed = []
-        own = Counter(each.process for each in self._files.values())
-        for id, each in list(self._files.items()):
-            if own[each.process] > PER_PROCESS or len(self._files) > KEPT:
+        own = Counter(each.process for each in self._cases.values())
+        for id, each in list(self._cases.items()):
+            if own[each.process] > PER_PROCESS or len(self._cases) > KEPT:
                 own[each.process] -= 1
-                del self._files[id]
+                del self._cases[id]
                 removed.append(id)
         return removed
 
@@ -97,21 +97,21 @@ class OomPart(Part):
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._table = Table(kernel.store, "oom_cases", CaseFile, key="id")
+        self._table = Table(kernel.store, "oom_cases", OomCase, key="id")
         self.cases = Cases()
         self.loaded = False
         self._frames: deque[Frame] = deque()
         self._with_agent: set[ProcessKey] = set()
         """Processes that had an agent: it leaves before the driver has freed the memory."""
-        self._new: list[tuple[CaseFile, list[str]]] = []
+        self._new: list[tuple[OomCase, list[str]]] = []
         self._tasks = Tasks()
         kernel.provide(Cases, self.cases)
 
     async def load(self) -> Sequence[str]:
         rows = await self._table.rows()
-        files = sorted((row.value for row in rows), key=lambda case: case.at)
+        stored = sorted((row.value for row in rows), key=lambda case: case.at)
         later = [case for case in self.cases.all() if case.id not in {row.name for row in rows}]
-        self.cases = Cases([*files, *later])
+        self.cases = Cases([*stored, *later])
         self._kernel.provide(Cases, self.cases)
         self.loaded = True
         return ()
@@ -139,7 +139,7 @@ class OomPart(Part):
     async def close(self) -> None:
         await self._tasks.finish()
 
-    def _reported(self, tick: Tick) -> Iterator[CaseFile]:
+    def _reported(self, tick: Tick) -> Iterator[OomCase]:
         since, numbers = self._kernel.started_at, self.cases.newest_numbers()
         for report in (*tick.exited_reports, *tick.frame.snapshot.reports):
             for oom in report.program.ooms:
@@ -153,7 +153,7 @@ class OomPart(Part):
         known = [each for each in self._frames if each.snapshot.taken_at <= at]
         return known[-1] if known else self._frames[0] if self._frames else frame
 
-    def _ended(self, frame: Frame) -> Iterator[CaseFile]:
+    def _ended(self, frame: Frame) -> Iterator[OomCase]:
         """Yield the cases of programs without an agent that ended on a full device."""
         before = self._frames[-1] if self._frames else None
         for device in before.snapshot.devices if before else ():
@@ -217,13 +217,13 @@ def case_id(at: float, pid: int, number: int) -> str:
     return f"{int(at)}-{pid}-{number}"
 
 
-def case_of(e: Evidence, history: History) -> CaseFile:
+def case_of(e: Evidence, history: History) -> OomCase:
     """Return the case of an error of a program with an agent."""
     found = remedies(e)
     report = e.report
     kept = tuple(scope for scope in e.oom.scopes if scope.retained_bytes <= e.live)  # others have freed it elsewhere
     oom = replace(e.oom, scopes=kept) if e.pools else e.oom
-    return CaseFile(
+    return OomCase(
         id=case_id(oom.at, report.pid, oom.number),
         at=oom.at,
         pid=report.pid,
@@ -273,7 +273,7 @@ def _ledger(e: Evidence) -> Iterator[Line]:
         )
 
 
-def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, history: History) -> CaseFile | None:
+def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, history: History) -> OomCase | None:
     """Return the case of a program without an agent that ended while its device was full; None if it was not.
 
     The driver does not state why a program ends: the summary says so.
@@ -292,7 +292,7 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
         f"{name} exited while it held {human(used)} on GPU {device.index}, which had only {human(free)} free: it may "
         "have run out of memory. Start it with gpumond run: next time you'll see the request, the line and the remedies"
     )
-    return CaseFile(
+    return OomCase(
         id=case_id(at, process.pid, 0),
         at=at,
         pid=process.pid,

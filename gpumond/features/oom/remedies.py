@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from gpumond.diagnosis.advice import ADVICE, AdviceCase, case_of, torch_setting
+from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, torch_setting
 from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.sentences import program
 from gpumond.events import program_place
@@ -231,7 +231,7 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
         least = int(LIMIT_STEP * size)
         more = -(-max(e.limited_by, least) // LIMIT_UNIT) * LIMIT_UNIT
         unit = f"in multiples of {LIMIT_UNIT >> 20} MiB"
-        why = f"{LIMIT_STEP:.0%} of it, {unit}: less would soon be missing again"
+        why = f"{LIMIT_STEP:.0%} of it, {unit}: with less, the program would soon run out again"
         why = why if e.limited_by < least else f"what was missing, {unit}"
         text = f"raise {what} from {human(size)} by at least {human(more)} ({why}; {where})"
         basis: Basis = "estimate" if e.is_later else "measured"
@@ -351,9 +351,9 @@ def _suspensions(e: Evidence) -> Iterator[Remedy]:
 
 
 def _preallocation(e: Evidence) -> Iterator[Remedy]:
-    case = e.uuid and replace(case_of(e.report, e.uuid, e.snapshot), oom=e.oom, reports=e.snapshot.reports)
-    for advice in ADVICE if isinstance(case, AdviceCase) else ():
-        if advice.name in PREALLOCATING and isinstance(case, AdviceCase) and advice.applies(case):
+    case = e.uuid and replace(context_of(e.report, e.uuid, e.snapshot), oom=e.oom, reports=e.snapshot.reports)
+    for advice in ADVICE if isinstance(case, AdviceContext) else ():
+        if advice.name in PREALLOCATING and isinstance(case, AdviceContext) and advice.applies(case):
             pools = (pool for other in e.others for pool in other.report.pools if pool.device_uuid == e.uuid)
             size = sum(_unused(pool) for pool in pools if advice.name.startswith(pool.allocator))
             yield _remedy(e, "preallocation", advice.text(case), size or None, "reported", "agents of these programs")
@@ -547,7 +547,7 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
         source = "the program's bytes and the GPU's size"
         text = f"no remedy is enough: the program needs {human(over)} more than this GPU has"
     elif found:
-        text = f"no remedy is enough: {lacks} is missing even with all of them"
+        text = f"no remedy is enough: even with all of them, {lacks} is missing"
     else:
         text, source = f"no remedy is known: {lacks} is missing", "the request and the free bytes"
     yield Remedy(name="nothing", text=text, size_bytes=None, enough=False, basis="measured", source=source)

@@ -9,9 +9,9 @@ from fastapi.responses import Response
 
 from gpumond.facts.program import Call, Oom, OomPool
 from gpumond.features.oom.case import (
-    CaseFile,
     CaseSummary,
     Curve,
+    OomCase,
     RankedCase,
     Remedy,
     Timeline,
@@ -27,7 +27,7 @@ router = Router("facts")
 
 Id = Annotated[str, Path(pattern=r"^([0-9]{1,12}-[0-9]{1,20}-[0-9]{1,12}|last)$", description="The `id`, or `last`.")]
 
-EXAMPLE = CaseFile(
+EXAMPLE = OomCase(
     id="1790000000-4242-1",
     at=examples.TAKEN_AT,
     pid=4242,
@@ -79,7 +79,7 @@ EXAMPLE = CaseFile(
 )
 
 
-@router.read("/oom", "Cases of out-of-memory errors, most recent last", list[CaseSummary], [summary_of(EXAMPLE)])
+@router.read("/oom", "Out-of-memory cases, most recent last", list[CaseSummary], [summary_of(EXAMPLE)])
 async def cases(request: Request) -> Response:
     """Returns the latest 200, at most 10 per process, including those from before a restart."""
     return answer(request, list[CaseSummary], [summary_of(case) for case in kernel_of(request).get(Cases).all()])

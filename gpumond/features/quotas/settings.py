@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from gpumond.config.models import Strict
+from gpumond.config.models import StrictModel
 from gpumond.facts import units
 from gpumond.facts.quota import Quota
 from gpumond.facts.units import has_control_characters, human
@@ -40,7 +40,7 @@ def _names(pattern: str | None) -> bool:
     return bool(pattern) and not set(pattern or "") <= {"*", "?"}
 
 
-class QuotaMatch(Strict):
+class QuotaMatch(StrictModel):
     """Patterns with ``*``, ``?`` and ``[...]`` for the attributes of a process. All that are given must match."""
 
     workload: Pattern | None = Field(None, description="the agent's workload; without an agent, the command name")
@@ -59,7 +59,7 @@ class QuotaMatch(Strict):
         return self
 
 
-class QuotaConfig(Strict):
+class QuotaConfig(StrictModel):
     """Limits of each process that matches, on each device. Sizes are texts such as `40GiB`, or integers of bytes."""
 
     name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$", description="name in alerts, `status` and the audit log")

@@ -27,12 +27,13 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "reclaimable-waste": (
         f"{GPU} [{{shortage}}|is at least 80% full, or had too little room for a program in the last 10 minutes], and "
         "[{reclaimable}|{value}] of its memory is unused cache[; the largest cache is that of {top_cache}]",
-        "gpumond flush --device {gpu} releases the cache",
+        "gpumond flush --device {gpu}[| on that machine] releases the cache",
     ),
     "fragmentation": (
         f"{PROGRAM}: {{value}} of the memory held by {{allocator}} was fragmented even at peak use"
         "[ ({stranded} stranded)]",
-        "set [{torch_setting}=]expandable_segments:True (PyTorch), then restart the program",
+        "set [{torch_setting}|PYTORCH_ALLOC_CONF]=expandable_segments:True (PyTorch[|; before 2.11, "
+        "PYTORCH_CUDA_ALLOC_CONF]), then restart the program",
     ),
     "leak": (
         f"[{{verdicts}}|pid {{pid}} {ON} is leaking memory{{time_to_full}}]",
@@ -51,7 +52,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "orphan-memory": (
         f"{GPU} has [{{unattributed}}|{{value}} of its memory] in use that the driver attributes to no process",
         "this is usually managed memory (cudaMallocManaged) of a program without the agent, or memory of an exited "
-        "process; gpumond status lists the programs and the processes that have the GPU open",
+        "process; gpumond status[| on that machine] lists the programs and the processes that have the GPU open",
     ),
     "idle-holder": (
         f"[{{verdicts}}|pid {{pid}} {ON} has held memory for half an hour without GPU activity]",
@@ -60,12 +61,12 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "quota-exceeded": (
         f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the {{quota}} quota ({{soft_limit}})|its "
         "quota]",
-        "[{soft_limit_remedy}|gpumond flush --pid {pid} returns its cache]",
+        "[{soft_limit_remedy}|gpumond flush --pid {pid} on that machine returns its cache]",
     ),
     "reserve-unavailable": (
         f"{{value}} of the [{{reserve}}|memory] reserved for [{{program}} (pid {{pid}}, quota {{reserve_quota}})|pid "
         f"{{pid}}] {ON} is taken by other programs",
-        "gpumond status lists the programs",
+        "gpumond status[| on that machine] lists the programs",
     ),
     "device-lost": (
         "GPU {gpu} [({name}, {uuid})|on {instance} ({uuid})] doesn't respond to its driver",

@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, duration, option, print_answer
 from gpumond.config.loading import key_at, load, read_yaml
-from gpumond.config.models import MISSING, Seconds, Strict, expectation
+from gpumond.config.models import MISSING, Seconds, StrictModel, expectation
 from gpumond.config.settings import Settings
 from gpumond.facts import units
 from gpumond.facts.alerts import AlertStates, Labels, Rule, Scope
@@ -217,30 +217,30 @@ _RUN = re.compile(rf"({_NUMBER})(?:([+-])(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?))?(?:x(
 _BLANK = re.compile(r"_(?:x(\d+))?")
 
 
-class ExpectedAlert(Strict):
+class ExpectedAlert(StrictModel):
     exp_labels: dict[str, str] = Field(default_factory=dict)
     exp_annotations: dict[str, str] | None = None
 
 
-class Expectation(Strict):
+class Expectation(StrictModel):
     eval_time: Seconds
     alertname: str
     exp_alerts: tuple[ExpectedAlert, ...] = ()
 
 
-class InputSeries(Strict):
+class InputSeries(StrictModel):
     series: str
     values: str
 
 
-class RuleTest(Strict):
+class RuleTest(StrictModel):
     name: str = ""
     interval: Seconds = Field(default=60.0, gt=0)
     input_series: tuple[InputSeries, ...]
     alert_rule_test: tuple[Expectation, ...] = Field(min_length=1)
 
 
-class RuleTestFile(Strict):
+class RuleTestFile(StrictModel):
     rule_files: tuple[Path, ...] = ()
     evaluation_interval: Seconds = Field(default=60.0, gt=0)
     tests: tuple[RuleTest, ...] = Field(min_length=1)

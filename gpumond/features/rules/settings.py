@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
-from gpumond.config.models import Seconds, Strict
+from gpumond.config.models import Seconds, StrictModel
 from gpumond.facts import units
 from gpumond.facts.alerts import Action, Rule, Scope
 from gpumond.facts.errors import did_you_mean
@@ -57,7 +57,7 @@ Threshold = Annotated[float, BeforeValidator(units.threshold)]
 LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
-class FlushConfig(Strict):
+class FlushConfig(StrictModel):
     min_reclaimable: Threshold = Field(default=0.0, ge=0)
     steps: Annotated[tuple[str, ...], AfterValidator(ordered_steps)] = DEFAULT_STEPS
     only_idle_for: Seconds = 0.0
@@ -69,7 +69,7 @@ class FlushConfig(Strict):
         return self
 
 
-class ActionConfig(Strict):
+class ActionConfig(StrictModel):
     flush: FlushConfig | None = None
     suspend: bool = False
     cooldown: Seconds = Field(default=600.0, ge=1)
@@ -114,7 +114,7 @@ NAMES_BY_SCOPE: dict[str, Any] = {
 """Names of the values of each scope with their units and meanings, for the page."""
 
 
-class RuleConfig(Strict):
+class RuleConfig(StrictModel):
     name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
     scope: Scope
     value: str = Field(description=_values(), json_schema_extra=NAMES_BY_SCOPE)
@@ -220,7 +220,7 @@ def check_range(threshold: float | None, quantity: Quantity[Any], above: bool) -
     raise ValueError(f"threshold: {threshold:g} is out of range: {never}; set a threshold of {valid}{example}")
 
 
-class OverrideConfig(Strict):
+class OverrideConfig(StrictModel):
     """Fields that replace those of a built-in rule; docs/how-to/rules.md describes them."""
 
     threshold: Threshold | None = Field(default=None, description="replaces the threshold of `above` or `below`")

@@ -120,7 +120,7 @@ def _silences(request: Request) -> Silences:
 
 def _count_change(request: Request, by: str) -> None:
     tokens = request.app.state.tokens
-    count_request(tokens, tokens.silences, by, "too many changes of silences by this caller")
+    count_request(tokens, tokens.silences, by, "too many silence changes by this caller")
 
 
 @router.read("/silences", "Silences and their state, most recent last", list[SilenceEntry], [ENTRY])

@@ -187,7 +187,7 @@ class Silences(SilenceService):
         size = _compiled_bytes(matchers)
         if size > room:
             raise EntryConflict(
-                f"the regular expressions of all silences need {human(size - room)} more memory than they may; shorten "
+                f"the silences' regular expressions exceed their memory limit by {human(size - room)}; shorten "
                 "repetitions, or delete a silence with a regular expression"
             )
         return _test(matchers, size)

@@ -30,7 +30,7 @@ MISSING = "missing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class HelperRequest:
     """What the helper does. ``settle`` reads the state, and unlocks a program that is only locked."""
 
     action: Literal["suspend", "resume", "settle"]
@@ -123,9 +123,9 @@ class CudaDriver:
 
 @dataclass
 class _Run:
-    """One order, and what was found so far."""
+    """One request, and what was found so far."""
 
-    order: Order
+    request: HelperRequest
     driver: Driver
     error: str = ""
     steps: list[tuple[str, float]] = field(default_factory=list)
@@ -137,30 +137,30 @@ class _Run:
         self.error = self.driver.init()
         if self.error:
             return self.answer("")
-        before, self.error = self.driver.state(self.order.pid)
+        before, self.error = self.driver.state(self.request.pid)
         if self.error:
             return self.answer("")
-        if self.order.action == "suspend" and before == RUNNING:
+        if self.request.action == "suspend" and before == RUNNING:
             self.suspend()
-        elif self.order.action == "resume" and before == CHECKPOINTED:
-            if self.step("restore", lambda: self.driver.restore(self.order.pid)):
-                self.step("unlock", lambda: self.driver.unlock(self.order.pid))
+        elif self.request.action == "resume" and before == CHECKPOINTED:
+            if self.step("restore", lambda: self.driver.restore(self.request.pid)):
+                self.step("unlock", lambda: self.driver.unlock(self.request.pid))
         elif before == LOCKED:
-            self.step("unlock", lambda: self.driver.unlock(self.order.pid))
-        after, error = self.driver.state(self.order.pid)
+            self.step("unlock", lambda: self.driver.unlock(self.request.pid))
+        after, error = self.driver.state(self.request.pid)
         self.error = self.error or error
         return self.answer("" if error else STATES[after] if 0 <= after < len(STATES) else "")
 
     def suspend(self) -> None:
-        order, driver, size = self.order, self.driver, self.driver.moved_bytes(self.order.pid)
-        if not self.step("lock", lambda: driver.lock(order.pid, order.lock_milliseconds)):
+        request, driver, size = self.request, self.driver, self.driver.moved_bytes(self.request.pid)
+        if not self.step("lock", lambda: driver.lock(request.pid, request.lock_milliseconds)):
             return
-        if self.step("checkpoint", lambda: driver.checkpoint(order.pid)):
-            after = driver.moved_bytes(order.pid)
+        if self.step("checkpoint", lambda: driver.checkpoint(request.pid)):
+            after = driver.moved_bytes(request.pid)
             self.host_bytes = None if size is None or after is None else max(0, after - size)
             return
         error = self.error  # that of the unlock is of less use
-        self.step("unlock", lambda: driver.unlock(order.pid))
+        self.step("unlock", lambda: driver.unlock(request.pid))
         self.error = error
 
     def step(self, name: str, call: Callable[[], str]) -> bool:
@@ -173,16 +173,16 @@ class _Run:
         return not self.error
 
     def is_gone(self) -> bool:
-        return start_ticks(self.order.pid) != self.order.start_ticks
+        return start_ticks(self.request.pid) != self.request.start_ticks
 
     def answer(self, state: str) -> HelperResponse:
         state = "gone" if self.is_gone() else state
         return HelperResponse(state=state, error=self.error, steps=tuple(self.steps), host_bytes=self.host_bytes)
 
 
-def carry_out(order: Order, driver: Driver) -> HelperResponse:
-    """Carry out an order. A program is left running, or with its memory on the host; locked only if both fail."""
-    return _Run(order, driver).carry_out()
+def carry_out(request: HelperRequest, driver: Driver) -> HelperResponse:
+    """Carry out a request. A program is left running, or with its memory on the host; locked only if both fail."""
+    return _Run(request, driver).carry_out()
 
 
 def host_size(pid: int) -> int | None:
@@ -194,20 +194,20 @@ def host_size(pid: int) -> int | None:
         return None
 
 
-def take_user(order: Order) -> None:
+def take_user(request: HelperRequest) -> None:
     """Take groups, gid, user namespace and uid of the program, if this process may. Raises OSError.
 
     The kernel lets a user access the own programs in its user namespace only.
     """
-    if os.geteuid() != 0 or order.uid == 0:
+    if os.geteuid() != 0 or request.uid == 0:
         return
-    process = f"/proc/{order.pid}"
+    process = f"/proc/{request.pid}"
     ids = _ids(process)
     if "Gid" not in ids:
-        raise ProcessLookupError(order.pid)
+        raise ProcessLookupError(request.pid)
     os.setgroups(ids.get("Groups", []))
     os.setresgid(*[ids["Gid"][1]] * 3)
-    uid = order.uid
+    uid = request.uid
     with suppress(PermissionError):  # without CAP_SYS_PTRACE, which it needs to enter as well
         if os.stat(f"{process}/ns/user").st_ino != os.stat("/proc/self/ns/user").st_ino:
             _enter(f"{process}/ns/user")
@@ -244,10 +244,10 @@ def driver_of(pid: int) -> Driver:
 
 def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the daemon may end first
-    order = from_json(Order, arguments[0].encode())
+    request = from_json(HelperRequest, arguments[0].encode())
     try:
-        take_user(order)
-        answer = carry_out(order, driver_of(order.pid))
+        take_user(request)
+        answer = carry_out(request, driver_of(request.pid))
     except (OSError, OverflowError) as error:
         answer = HelperResponse(error=f"{type(error).__name__}: {error}")
     with suppress(OSError):

@@ -34,7 +34,7 @@ from gpumond.features.suspend.decision import (
     refusals,
     settle,
 )
-from gpumond.features.suspend.helper import HelperResponse, Order
+from gpumond.features.suspend.helper import HelperRequest, HelperResponse
 from gpumond.host.files import lock_file
 from gpumond.host.machine import available_bytes, find_process, is_descendant, is_pending
 from gpumond.host.peer import PeerIdentity
@@ -87,11 +87,11 @@ class Helpers:
         self._environ = {name: text for name, text in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    async def ask(self, order: Order, seconds: float) -> HelperResponse | None:
+    async def ask(self, request: HelperRequest, seconds: float) -> HelperResponse | None:
         """Return the answer of a new helper; None if there is none in time, or if an earlier helper still works."""
         self._processes = [each for each in self._processes if each.poll() is None]
         try:
-            lock = self._locked(order)
+            lock = self._locked(request)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -100,7 +100,7 @@ class Helpers:
             reading, writing = os.pipe()
             try:
                 process = subprocess.Popen(
-                    [*module_command("gpumond.features.suspend.helper"), to_json(order).decode()],
+                    [*module_command("gpumond.features.suspend.helper"), to_json(request).decode()],
                     stdin=subprocess.DEVNULL,
                     stdout=writing,
                     env=self._environ,
@@ -121,7 +121,7 @@ class Helpers:
                 break
             await asyncio.sleep(ENDING_SECONDS)
         if text is None:
-            log.warning("no response from the helper for pid %d in %g s", order.pid, seconds)
+            log.warning("no response from the helper for pid %d in %g s", request.pid, seconds)
             return None
         try:
             return from_json(HelperResponse, text)
@@ -133,9 +133,9 @@ class Helpers:
         with suppress(OSError):
             os.unlink(self._directory / f"{order_id}.lock")
 
-    def _locked(self, order: Order) -> int:
+    def _locked(self, request: HelperRequest) -> int:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return lock_file(self._directory / f"{order.pid}-{order.start_ticks}.lock")
+        return lock_file(self._directory / f"{request.pid}-{request.start_ticks}.lock")
 
 
 def _ending(code: int | None) -> str:
@@ -571,8 +571,8 @@ class Suspender:
     async def _ask(
         self, program: SuspendedProgram, action: Literal["suspend", "resume", "settle"]
     ) -> HelperResponse | None:
-        order = Order(action=action, pid=program.pid, start_ticks=program.start_ticks, uid=program.uid)
-        return await self._helpers.ask(order, BASE_SECONDS + program.resume_bytes / BYTES_PER_SECOND)
+        request = HelperRequest(action=action, pid=program.pid, start_ticks=program.start_ticks, uid=program.uid)
+        return await self._helpers.ask(request, BASE_SECONDS + program.resume_bytes / BYTES_PER_SECOND)
 
     async def _refusal(self, snapshot: Snapshot, report: AgentReport, request: SuspendRequest) -> Refusal | None:
         if report.key in self.programs:

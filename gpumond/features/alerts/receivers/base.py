@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from gpumond.config.models import Strict
+from gpumond.config.models import StrictModel
 from gpumond.facts.errors import ConfigError, GpumondError, HttpError, HttpFailure
 from gpumond.facts.frame import Alert
 from gpumond.host.files import read_secret
@@ -53,7 +53,7 @@ class Rejected(NotSent):
     """The receiver will not accept this notification."""
 
 
-class ReceiverType(Strict):
+class ReceiverType(StrictModel):
     """Base of the types of receivers. Its fields are the keys of its configuration.
 
     A subclass has a field ``type`` with its name. Addresses and secrets must not be logged; files are read at each

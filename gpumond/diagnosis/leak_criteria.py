@@ -197,7 +197,7 @@ def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int =
     return LeakCurve(times, values, counts, record)
 
 
-class LeakCase(NamedTuple):
+class CandidateCurve(NamedTuple):
     """The curve to be tested: one signal of one device or process that begins at ``born``.
 
     ``size`` is the device's, ``room`` the bytes until it is full. ``pace``: seconds of the series in one real
@@ -213,14 +213,14 @@ class LeakCase(NamedTuple):
     pace: float
 
 
-def find(case: LeakCase, closed: int) -> Leak | None:
+def find(candidate: CandidateCurve, closed: int) -> Leak | None:
     """Return the leak in the tiers of which a block has just closed, if any."""
     for test in (*CLEAN, *ROUGH):
         if test.tier < closed:
-            leak = _passes(case, test, MEDIAN)
+            leak = _passes(candidate, test, MEDIAN)
             if leak is None and test in CLEAN:
-                leak = _passes(case, test, MIN)
-            if leak is not None and not load_rises(case.device, test.tier, test.blocks):
+                leak = _passes(candidate, test, MIN)
+            if leak is not None and not load_rises(candidate.device, test.tier, test.blocks):
                 return leak
     return None
 
@@ -298,34 +298,37 @@ def has_stopped(leak: Leak, times: Sequence[float], values: Sequence[float]) -> 
     return max(halves) < STOPPED_RATIO * leak.first_slope
 
 
-def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
-    newest = curve(case.series, test.tier, case.what, kind, round(MAX_SPAN_RATIO * test.blocks)).values
+def _passes(candidate: CandidateCurve, test: LeakTest, kind: int) -> Leak | None:
+    newest = curve(candidate.series, test.tier, candidate.what, kind, round(MAX_SPAN_RATIO * test.blocks)).values
     if not newest or max(newest) - min(newest) < test.min_growth_bytes / 2:
         return None  # as most do: the tests below take longer
-    times, values, counts, record = _since(curve(case.series, test.tier, case.what, kind), case.born)
+    times, values, counts, record = _since(curve(candidate.series, test.tier, candidate.what, kind), candidate.born)
     count, record_blocks = test.blocks, test.record_blocks
     seconds = TIERS[test.tier].seconds
-    first = bisect_left(times, case.born + max(WARM_UP_SECONDS, 2 * seconds))
+    first = bisect_left(times, candidate.born + max(WARM_UP_SECONDS, 2 * seconds))
     if len(values) - first < count:
         return None
     low = min(values[-record_blocks:])
     if low <= record or low <= max(values[:-record_blocks], default=-inf):
         return None
     window, at = values[-count:], times[-count:]
-    if at[-1] - at[0] > MAX_SPAN_RATIO * count * seconds or sum(counts[-count:]) < test.min_samples * count / case.pace:
+    if (
+        at[-1] - at[0] > MAX_SPAN_RATIO * count * seconds
+        or sum(counts[-count:]) < test.min_samples * count / candidate.pace
+    ):
         return None
     significance = mann_kendall(window)
     if significance <= SIGNIFICANT_Z:
         return None
     slope = sen_slope(at, window)
     growth = slope * (at[-1] - at[0])
-    if growth < max(test.min_growth_bytes, test.min_growth_ratio * (case.size or 0.0)):
+    if growth < max(test.min_growth_bytes, test.min_growth_ratio * (candidate.size or 0.0)):
         return None
     if spread(at, window, slope) > test.max_scatter_ratio * growth:
         return None
     if not _in_many_steps(window, growth, test.max_rise_ratio):
         return None
-    if case.room is not None and case.room > slope * test.full_within_seconds:
+    if candidate.room is not None and candidate.room > slope * test.full_within_seconds:
         return None
     if not _goes_on(at, window, slope, test):
         return None
@@ -338,7 +341,7 @@ def _passes(case: LeakCase, test: LeakTest, kind: int) -> Leak | None:
     onset = max(times[first], at[-1] - (window[-1] - base) / slope)
     span = at[-1] - at[0] + seconds
     return Leak(
-        what=case.what,
+        what=candidate.what,
         kind=kind,
         tier=test.tier,
         blocks=count,
