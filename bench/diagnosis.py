@@ -98,7 +98,7 @@ def episode(scenario: str, seed: int, without_fault: bool = False, every: float 
             leak = next((verdict for verdict in active.values() if verdict.kind == "leak"), None)
             half = -1.0 if leak is None else leak.time_to_full_seconds
             full = None if leak is None else _full(leak, snapshot.taken_at - at)
-    noise = float(original.option("noise") or 0)
+    noise = float(dict(original.options).get("noise") or 0)
     onsets.sort(key=lambda onset: (onset.at, onset.kind, onset.pid or 0))
     return Episode(
         scenario,

@@ -348,7 +348,7 @@ def _content(path: Path) -> Any:
         content = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"web_config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         line, problem = yaml_problem(error)
         place = "" if line is None else f", line {line}"
         raise ConfigError(f"web_config {path}{place}: {problem}") from None

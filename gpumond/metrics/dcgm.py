@@ -5,7 +5,7 @@ Covers the exporter's default families that NVML can answer, ECC and retired pag
 ``pod``, ``namespace`` and ``container``, as with dcgm-exporter's Kubernetes mapping. dcgm-exporter reports the pod to
 which the device is assigned; gpumond reports the pod that uses it.
 
-Does not cover the families in ``LEFT_OUT``.
+docs/reference/metrics.md lists the families that it leaves out.
 
 Three dialects: exporter 4.9 renamed fields and the label of the driver version, and changed to base units; exporter
 4.8.3 renamed the label ``Hostname``. Names: etc/default-counters.csv of github.com/NVIDIA/dcgm-exporter at 4.5.3-4.8.2
@@ -172,17 +172,6 @@ FAMILIES = (
     _profiled("NVLINK_TX_BYTES", "NVLINK_TX_BYTES", "Traffic sent over NVLink", "nvlink_transmit_bytes_per_second"),
     _profiled("NVLINK_RX_BYTES", "NVLINK_RX_BYTES", "Traffic received over NVLink", "nvlink_receive_bytes_per_second"),
 )
-
-
-LEFT_OUT: Mapping[str, str] = {
-    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND": (
-        "requires DCGM's own sampling; use PROF_NVLINK_TX_BYTES and _RX_BYTES"
-    ),
-    "DCGM_FI_PROF_PIPE_FP64_ACTIVE, _FP32_ACTIVE, _FP16_ACTIVE, _INT_ACTIVE": "only the tensor pipe is read",
-    "DCGM_FI_DEV_VGPU_LICENSE_STATUS": "licenses aren't read",
-    "DCGM_FI_DEV_POWER_VIOLATION and the other violations": "use the active reasons in gpumond_device_throttle",
-}
-"""Families of dcgm-exporter's lists that are not exported, and the reasons."""
 
 
 def metrics(frame: Frame, compat: Compat = "dcgm", hostname: str = MACHINE_NAME) -> Iterator[Metric]:

@@ -39,19 +39,12 @@ IN_STYLE = re.compile(r" */\*.*?\*/")
 LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
 
 
-def bundle(modules: Mapping[str, str], entry: str) -> str:
-    """Return one module that does what ``entry`` does. ``modules``: texts by name, without the suffix.
+def bundles(modules: Mapping[str, str], entry: str, *later: str) -> tuple[str, ...]:
+    """Return one module that does what ``entry`` does, and those that do what ``later`` do. They import what they share
+    with the first, and export what their entry does under its name (``$later``). ``modules``: texts by name, without
+    the suffix.
 
     Raises ValueError if modules import one another in a circle, or contain another import or export.
-    """
-    return "".join(_joined(modules, entry).values())
-
-
-def bundles(modules: Mapping[str, str], entry: str, *later: str) -> tuple[str, ...]:
-    """Return the module of ``entry``, and those that do what ``later`` do. They import what they share with the first,
-    and export what their entry does under its name (``$later``).
-
-    Raises ValueError as ``bundle`` does.
     """
     first = _joined(modules, entry)
     rest = ["".join(text for name, text in _joined(modules, each).items() if name not in first) for each in later]

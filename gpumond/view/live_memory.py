@@ -1,4 +1,4 @@
-"""Text of what the live memory of a program consists of. Pure."""
+"""Text of what the live memory of a program consists of. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows for the devices, processes and engines of a frame. Pure."""
+"""Rows for the devices, processes and engines of a frame. No I/O."""
 
 from __future__ import annotations
 

@@ -35,6 +35,10 @@ GOOD = {
 BAD = {
     "a rate limit": ("rate_limit: {interval: 1s}", "web_config web.yml: rate_limit: unknown key"),
     "not yaml": ("tls_server_config: {", "web_config web.yml, line 1: invalid YAML: "),
+    "a number in base 60 that no float holds": (
+        f"a: 1{':20' * 300}.5",
+        "web_config web.yml: invalid YAML: int too large",
+    ),
     "a list": ("[]", "web_config web.yml: must be keys and values"),
     "an unknown key": ("tls_config: {}", "web_config web.yml: tls_config: unknown key"),
     "an unknown key of tls": (f"tls_server_config: {{{TLS}, certfile: a}}", "tls_server_config.certfile: unknown key"),

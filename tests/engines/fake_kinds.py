@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import Any, ClassVar
+from typing import Any
 
 from tests.engines.fake_base import InProcess, Response
 from tests.helpers.agents import GIB
@@ -81,7 +81,6 @@ class SgLang(InProcess):
 
 class TensorRtLlm(InProcess):
     kind = "tensorrt-llm"
-    nonces: ClassVar[set[str]] = set()
 
     def call(self, method: str, path: str, query: dict[str, str], body: Any) -> Response:
         parked = "parking" if self.running else "parked"

@@ -4,18 +4,50 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from gpumond.features.rules.built_in import BUILT_IN, prometheus_texts
+from gpumond.facts.alerts import Rule
+from gpumond.features.rules.built_in import BUILT_IN, TEXTS as TEMPLATES, chosen
 from gpumond.features.rules.settings import UNITS
+from gpumond.quantities.quantity import Unit
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FILES = (DEPLOY / "prometheus/gpumond.rules.yaml", DEPLOY / "kubernetes/monitoring/prometheusrule.yaml")
 
 
+_VALUES: Mapping[Unit, str] = {
+    "bytes": "{{ $value | humanize1024 | reReplaceAll `k` `K` }}B",
+    "ratio": "{{ $value | humanizePercentage }}",
+    "seconds": "{{ $value | humanizeDuration }}",
+}
+_EXPRESSIONS: Mapping[str, str] = {
+    "bytes": "{{ $value | humanize1024 | reReplaceAll `k` `K` }}B",
+    "time_to_full": "{{ range printf `gpumond_time_to_full_seconds{cluster=%q, job=%q, instance=%q, uuid=%q, pid=%q}` "
+    "$labels.cluster $labels.job $labels.instance $labels.uuid $labels.pid | query }}; the GPU will be full in "
+    "{{ .Value | humanizeDuration }}{{ end }}",
+    "down_reason": "{{ range printf `gpumond_driver_down_reason{cluster=%q, job=%q, instance=%q}` $labels.cluster "
+    "$labels.job $labels.instance | query }}: {{ .Labels.reason }}{{ end }}",
+}
+
+
 def alert_name(rule: str) -> str:
     """Return the name of a rule's alert in Prometheus: GpumondDeviceNearlyFull for device-nearly-full."""
     return "Gpumond" + "".join(word.capitalize() for word in rule.split("-"))
+
+
+def prometheus_texts(rule: Rule, unit: Unit) -> tuple[str, str]:
+    """Return the summary and the description of the rule's alert in Prometheus, templates of Go.
+
+    ``unit``: that of the rule's value.
+    """
+    words = {**_EXPRESSIONS, "value": _VALUES.get(unit, "{{ $value | humanize }}")}
+
+    def expanded(text: str) -> str:
+        return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], f"{{{{ $labels.{found[1]} }}}}"), text)
+
+    summary, description = (expanded(chosen(text, 2)) for text in TEMPLATES[rule.name])
+    return summary, description
 
 
 TEXTS = {alert_name(rule.name): prometheus_texts(rule, UNITS[rule.scope][rule.value]) for rule in BUILT_IN}

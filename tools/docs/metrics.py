@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gpumond.metrics import dcgm
 from gpumond.metrics.catalog import FAMILIES
@@ -89,19 +89,29 @@ seconds (Hopper and later); PCIe values are 20 ms samples. To count Xid errors, 
 |---|---|---|
 """
 
-LEFT_OUT = """
+NOT_AVAILABLE = """
 Not available:
 
 | name | reason |
 |---|---|
 """
 
+LEFT_OUT: Mapping[str, str] = {
+    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND": (
+        "requires DCGM's own sampling; use PROF_NVLINK_TX_BYTES and _RX_BYTES"
+    ),
+    "DCGM_FI_PROF_PIPE_FP64_ACTIVE, _FP32_ACTIVE, _FP16_ACTIVE, _INT_ACTIVE": "only the tensor pipe is read",
+    "DCGM_FI_DEV_VGPU_LICENSE_STATUS": "licenses aren't read",
+    "DCGM_FI_DEV_POWER_VIOLATION and the other violations": "use the active reasons in gpumond_device_throttle",
+}
+"""Families of dcgm-exporter's lists that are not exported, and the reasons."""
+
 
 def document() -> str:
     ours = HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n" + MEAN
     theirs = DCGM + "".join(map(dcgm_row, dcgm.FAMILIES))
     theirs += "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS | Number of the last Xid error; 0: none so far. |\n"
-    return ours + theirs + LEFT_OUT + "".join(f"| {name} | {why} |\n" for name, why in dcgm.LEFT_OUT.items())
+    return ours + theirs + NOT_AVAILABLE + "".join(f"| {name} | {why} |\n" for name, why in LEFT_OUT.items())
 
 
 def dcgm_row(family: dcgm.DcgmFamily) -> str:

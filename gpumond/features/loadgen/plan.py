@@ -1,4 +1,4 @@
-"""Plans from a scenario and a seed: the steps with their times, and the expected verdict. Pure.
+"""Plans from a scenario and a seed: the steps with their times, and the expected verdict. No I/O.
 
 The same scenario, seed and options give the same plan, in every version of Python.
 """
@@ -91,9 +91,6 @@ class LoadPlan:
 
     def steps_of(self, program: int) -> tuple[ScriptStep, ...]:
         return tuple(step for step in self.steps if step.program == program)
-
-    def option(self, name: str) -> float | str | None:
-        return dict(self.options).get(name)
 
     def without_fault(self) -> LoadPlan | None:
         """The same plan without the injected problem; None if there is none."""

@@ -1,4 +1,4 @@
-"""Scenarios as records, and the builder with which they write the steps of a plan. Pure.
+"""Scenarios as records, and the builder with which they write the steps of a plan. No I/O.
 
 Below the pattern of a scenario, its program behaves as usual: it warms up, works, and its use of memory has noise.
 

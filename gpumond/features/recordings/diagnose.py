@@ -144,11 +144,6 @@ class Changes:
             if key not in before:
                 yield Change(at, True, verdict)
 
-    @property
-    def active_verdicts(self) -> tuple[Verdict, ...]:
-        """The active verdicts."""
-        return tuple(self._active.values())
-
 
 MAX_SERIES = 1000
 MAX_CHANGES = 40

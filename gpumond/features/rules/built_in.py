@@ -11,7 +11,6 @@ from typing import Any
 
 from gpumond.facts.alerts import Rule, Scope
 from gpumond.facts.verdicts import REMEDIES
-from gpumond.quantities.quantity import Unit
 
 GPU = "GPU {gpu}[ ({name})| on {instance}]"
 ON = "on GPU {gpu}[| on {instance}]"
@@ -150,22 +149,10 @@ daemon's only. ``python -m tools.docs.alerts`` writes the texts of deploy/promet
 
 _CHOICE = re.compile(r"\[([^][|]*)(?:\|([^][]*))?\]")
 """The innermost choice: choices may be nested."""
-_VALUES: Mapping[Unit, str] = {
-    "bytes": "{{ $value | humanize1024 | reReplaceAll `k` `K` }}B",
-    "ratio": "{{ $value | humanizePercentage }}",
-    "seconds": "{{ $value | humanizeDuration }}",
-}
-_EXPRESSIONS: Mapping[str, str] = {
-    "bytes": "{{ $value | humanize1024 | reReplaceAll `k` `K` }}B",
-    "time_to_full": "{{ range printf `gpumond_time_to_full_seconds{cluster=%q, job=%q, instance=%q, uuid=%q, pid=%q}` "
-    "$labels.cluster $labels.job $labels.instance $labels.uuid $labels.pid | query }}; the GPU will be full in "
-    "{{ .Value | humanizeDuration }}{{ end }}",
-    "down_reason": "{{ range printf `gpumond_driver_down_reason{cluster=%q, job=%q, instance=%q}` $labels.cluster "
-    "$labels.job $labels.instance | query }}: {{ .Labels.reason }}{{ end }}",
-}
 
 
-def _chosen(template: str, side: int) -> str:
+def chosen(template: str, side: int) -> str:
+    """Return the daemon's text of a template (side 1), or that of Prometheus (side 2)."""
     while _CHOICE.search(template):
         template = _CHOICE.sub(lambda choice: choice[side] or "", template)
     return template.replace(" PID", " {pid}")
@@ -173,21 +160,7 @@ def _chosen(template: str, side: int) -> str:
 
 def daemon_texts(rule: str) -> tuple[str, str]:
     """Return the summary and the description of a built-in rule, with the rule's placeholders."""
-    summary, description = (_chosen(text, 1) for text in TEXTS[rule])
-    return summary, description
-
-
-def prometheus_texts(rule: Rule, unit: Unit) -> tuple[str, str]:
-    """Return the summary and the description of the rule's alert in Prometheus, templates of Go.
-
-    ``unit``: that of the rule's value.
-    """
-    words = {**_EXPRESSIONS, "value": _VALUES.get(unit, "{{ $value | humanize }}")}
-
-    def expanded(text: str) -> str:
-        return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], f"{{{{ $labels.{found[1]} }}}}"), text)
-
-    summary, description = (expanded(_chosen(text, 2)) for text in TEXTS[rule.name])
+    summary, description = (chosen(text, 1) for text in TEXTS[rule])
     return summary, description
 
 
