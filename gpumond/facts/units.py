@@ -105,15 +105,12 @@ def plural(count: float, noun: str) -> str:
     return f"{count:g} {noun}{'' if count == 1 else ending}"
 
 
-CALLERS = {"token": "token (administrator)", "SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end"}
+CALLERS = {"SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end"}
 """Callers whose names people would not know."""
 
 
 def caller_text(name: str, requested_for: str = "") -> str:
-    """Return who caused an action, for people: gpumond itself, if a program of ``name`` waited for memory.
-
-    The daemon's own token, ``token``, has the rights of an administrator.
-    """
+    """Return who caused an action, for people: gpumond itself, if a program of ``name`` waited for memory."""
     caller = CALLERS.get(name, name)
     return f"gpumond for {requested_for} of {caller}" if requested_for else caller
 

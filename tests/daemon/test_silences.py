@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -118,8 +119,8 @@ def test_silenced_alert_is_shown_and_sent_when_the_silence_ends(
     assert [entry["state"] for entry in daemon.get("silences")] == ["ended"]
     entries = [entry for entry in daemon.get("audit") if entry["action"].startswith("silence.")]
     assert [(entry["actor"], entry["action"]) for entry in entries] == [
-        ("token", "silence.create"),
-        ("token", "silence.expire"),
+        (f"token@uid:{os.geteuid()}", "silence.create"),
+        (f"token@uid:{os.geteuid()}", "silence.expire"),
     ]
     assert entries[0]["detail"]["matchers"] == [FULL]
 
@@ -197,7 +198,7 @@ def test_silences_require_the_scope_of_rules(serve: Serve, driver: FakeDriver, t
     assert change(daemon, "POST", "silences", body, token="")[0] == 401
     assert change(daemon, "POST", "silences", body, token="flusher")[0] == 403
     status, made = change(daemon, "POST", "silences", body | {"author": "Research"}, token="ruler")
-    assert (status, made["silence"]["author"], made["silence"]["created_by"]) == (201, "Research", "token:ruler")
+    assert (status, made["silence"]["author"], made["silence"]["created_by"]) == (201, "Research", f"token:ruler@uid:{os.geteuid()}")
     path = f"silences/{made['silence']['id']}"
     assert [change(daemon, "DELETE", path, token=token)[0] for token in ("", "flusher", "ruler")] == [401, 403, 204]
     assert [change(daemon, "POST", "receivers/log/test", {}, token)[0] for token in ("", "flusher")] == [401, 403]
@@ -223,7 +224,7 @@ def test_receiver_test_sends_a_marked_message_and_returns_the_answer(daemon: Run
     status, problem = change(daemon, "POST", "receivers/none/test", {})
     assert (status, problem["detail"]) == (404, "no receiver has the name none; the receivers are hook")
     entries = [entry for entry in daemon.get("audit") if entry["action"] == "receiver.test"]
-    assert [(entry["actor"], entry["detail"]) for entry in entries] == [("token", {"receiver": "hook"})] * 3
+    assert [(entry["actor"], entry["detail"]) for entry in entries] == [(f"token@uid:{os.geteuid()}", {"receiver": "hook"})] * 3
     assert "secret" not in daemon.log.read_text()
 
 
