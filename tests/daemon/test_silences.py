@@ -212,7 +212,7 @@ def test_receiver_test_sends_a_marked_message_and_returns_the_answer(daemon: Run
     assert result["duration_seconds"] > 0
     (alert,) = listener.requests[-1].json["alerts"]
     assert (alert["rule"], alert["labels"]["test"]) == ("gpumond-test", "true")
-    assert alert["annotations"]["summary"].startswith("Test message from gpumond, requested by token.")
+    assert alert["annotations"]["summary"].startswith(f"Test message from gpumond, requested by token@uid:{os.geteuid()}.")
     assert listener.requests[-1].line == "POST /services/T0/secret HTTP/1.1"
     listener.answer = b"HTTP/1.1 403 X\r\nContent-Length: 0\r\n\r\n"
     done = daemon.run("rules", "test-receiver", "hook")
