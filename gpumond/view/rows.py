@@ -608,6 +608,15 @@ def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             yield f"the limit of {program} ({human(limit)}) doesn't include its overhead ({human(overhead)})"
 
 
+def differences(receipt: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why the figures of a receipt differ."""
+    planned, expected = receipt.get("planned"), receipt["expected"]
+    if planned and expected and planned != expected:
+        yield "the program's memory changed between the plan and the flush"
+    if receipt["raced"]:
+        yield "the program allocated or freed memory during the flush"
+
+
 def plain(text: object, most: int = 200) -> str:
     """Return untrusted text as one line of at most ``most`` characters, with a replacement for each character that
     could change the terminal or the adjacent text (control characters, escapes, direction marks, surrogates)."""

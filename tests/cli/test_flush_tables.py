@@ -66,6 +66,11 @@ def test_receipt_table_has_planned_expected_released_and_the_drivers_count():
     header, row, _, total = receipt_table([receipt]).splitlines()
     assert header.split()[4:9] == ["PLANNED", "EXPECTED", "RELEASED", "DRIVER", "TOOK"]
     assert row.split()[4:12] == ["4.0", "GiB", "3.0", "GiB", "2.0", "GiB", "1.0", "GiB"]
+    assert row.endswith("the program's memory changed between the plan and the flush")
+    raced = receipt | {"planned": receipt["expected"], "raced": True, "reason": "busy"}
+    assert (
+        receipt_table([raced]).splitlines()[1].endswith("busy; the program allocated or freed memory during the flush")
+    )
     assert total == f"2.0 GiB released at {moment(1_000_000.0)} by token@uid:0"
 
 
@@ -75,7 +80,7 @@ def test_a_wake_releases_nothing_and_has_no_total():
 
 
 def test_past_receipts_state_when_and_by_whom():
-    past = make_receipt(started_at=1_000_000.0, requested_by="token@uid:0", reason="busy")
+    past = make_receipt(started_at=1_000_000.0, requested_by="token@uid:0", reason="busy", planned=None)
     header, row, *_ = receipt_table([past], past=True).splitlines()
     assert (header.split()[0], header.split()[-2:]) == ("FINISHED", ["BY", "REASON"])
     assert row.startswith(f"{moment(1_000_000.0)}   10  train")
