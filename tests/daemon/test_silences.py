@@ -198,7 +198,11 @@ def test_silences_require_the_scope_of_rules(serve: Serve, driver: FakeDriver, t
     assert change(daemon, "POST", "silences", body, token="")[0] == 401
     assert change(daemon, "POST", "silences", body, token="flusher")[0] == 403
     status, made = change(daemon, "POST", "silences", body | {"author": "Research"}, token="ruler")
-    assert (status, made["silence"]["author"], made["silence"]["created_by"]) == (201, "Research", f"token:ruler@uid:{os.geteuid()}")
+    assert (status, made["silence"]["author"], made["silence"]["created_by"]) == (
+        201,
+        "Research",
+        f"token:ruler@uid:{os.geteuid()}",
+    )
     path = f"silences/{made['silence']['id']}"
     assert [change(daemon, "DELETE", path, token=token)[0] for token in ("", "flusher", "ruler")] == [401, 403, 204]
     assert [change(daemon, "POST", "receivers/log/test", {}, token)[0] for token in ("", "flusher")] == [401, 403]
@@ -212,7 +216,9 @@ def test_receiver_test_sends_a_marked_message_and_returns_the_answer(daemon: Run
     assert result["duration_seconds"] > 0
     (alert,) = listener.requests[-1].json["alerts"]
     assert (alert["rule"], alert["labels"]["test"]) == ("gpumond-test", "true")
-    assert alert["annotations"]["summary"].startswith(f"Test message from gpumond, requested by token@uid:{os.geteuid()}.")
+    assert alert["annotations"]["summary"].startswith(
+        f"Test message from gpumond, requested by token@uid:{os.geteuid()}."
+    )
     assert listener.requests[-1].line == "POST /services/T0/secret HTTP/1.1"
     listener.answer = b"HTTP/1.1 403 X\r\nContent-Length: 0\r\n\r\n"
     done = daemon.run("rules", "test-receiver", "hook")
@@ -224,7 +230,9 @@ def test_receiver_test_sends_a_marked_message_and_returns_the_answer(daemon: Run
     status, problem = change(daemon, "POST", "receivers/none/test", {})
     assert (status, problem["detail"]) == (404, "no receiver has the name none; the receivers are hook")
     entries = [entry for entry in daemon.get("audit") if entry["action"] == "receiver.test"]
-    assert [(entry["actor"], entry["detail"]) for entry in entries] == [(f"token@uid:{os.geteuid()}", {"receiver": "hook"})] * 3
+    assert [(entry["actor"], entry["detail"]) for entry in entries] == [
+        (f"token@uid:{os.geteuid()}", {"receiver": "hook"})
+    ] * 3
     assert "secret" not in daemon.log.read_text()
 
 

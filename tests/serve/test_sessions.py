@@ -62,7 +62,7 @@ def test_receipts_tell_tokens_addresses_and_sessions_apart():
     assert re.fullmatch("uid:1234/session:[0-9a-f]{8}@loopback", first)
     assert first != second
     assert {counted_name(first), counted_name(second)} == {"uid:1234"}
-    assert not any(is_user(name) for name in (socket, token)) and is_user(first)
+    assert [is_user(name) for name in (socket, token, first)] == [False, False, True]
 
 
 def test_code_is_valid_once():
