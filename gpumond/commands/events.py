@@ -10,10 +10,9 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, count, option, print_csv
-from gpumond.events import REPEATS
+from gpumond.events import MARKS, REPEATS
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import plural
-from gpumond.page.files import MARKS
 from gpumond.view.text import broken, moment, output_width, safe
 
 POLL_SECONDS = 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from math import isfinite
+from time import gmtime, strftime
 
 MIB, GIB = 1 << 20, 1 << 30
 MINUTE_SECONDS, HOUR_SECONDS, DAY_SECONDS = 60.0, 3600.0, 86400.0
@@ -97,6 +98,12 @@ def about(seconds: float) -> str:
 def _two(count: int, whole: str, size: int, part: str) -> str:
     rest = count % size
     return f"{count // size} {whole}" + (f" {rest} {part}" if rest else "")
+
+
+def clock(at: float, now: float | None = None) -> str:
+    """Return the time of day (UTC), with its date if that isn't the date of ``now``."""
+    date = "" if now is None or at // DAY_SECONDS == now // DAY_SECONDS else "%Y-%m-%d "
+    return strftime(f"{date}%H:%M:%S UTC", gmtime(at))
 
 
 def plural(count: float, noun: str) -> str:

@@ -28,7 +28,7 @@ interval: 0.1
 receivers: [{{name: hook, type: webhook, url: "{url}/services/T0/secret"}}]
 rules:
   - {{name: full, scope: device, value: used_ratio, above: 50%}}
-  - {{name: present, scope: device, value: up, above: 0}}
+  - {{name: present, scope: device, value: up, above: 0, labels: {{team: ops}}}}
 """
 FULL = {"name": "rule", "operator": "=", "value": "full"}
 
@@ -275,6 +275,9 @@ def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: 
     assert again.stderr.startswith(f"gpumond: silence {id} has already ended, at 20")
     assert id not in daemon.run("silence", "list").stdout
     assert id in daemon.run("silence", "list", "--all").stdout
+    until(lambda: {"full", "present"} <= {each["rule"] for each in daemon.get("alerts")})
+    other = daemon.run("silence", "add", "rule=full", "team=ops", "--for", "1h", "--reason", "x")
+    assert "no active alert of full has the label team; they have alertname, gpu, " in other.stderr
     useless = daemon.run("silence", "add", "rule=ful", "--for", "1h", "--reason", "x")
     assert (useless.returncode, useless.stdout) == (2, "")
     assert "no rule has the name ful; did you mean full?" in useless.stderr
@@ -284,7 +287,7 @@ def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: 
     wrong = daemon.run("silence", "add", "rule=~(", "--for", "1h", "--reason", "x")
     assert wrong.returncode == 2
     assert "not a regular expression" in wrong.stderr
-    wrong = daemon.run("silence", "add", "full", "--for", "1h", "--reason", "x")
-    assert (wrong.returncode, "expected LABEL=TEXT" in wrong.stderr) == (2, True)
+    wrong = daemon.run("silence", "add", "full", "--for", "1h")
+    assert (wrong.returncode, "MATCHER 'full': expected LABEL=TEXT" in wrong.stderr) == (2, True)
     wrong = daemon.run("silence", "add", "rule=full", "--for", "soon", "--reason", "x")
     assert (wrong.returncode, "expected a duration such as 30s" in wrong.stderr) == (2, True)
