@@ -514,6 +514,9 @@ OF_LIBRARIES = (
 """Parts of the names of files that are not the program's own, unless they are of ``WITHOUT_FILE``."""
 WITHOUT_FILE = ("<string>", "<stdin>")
 
+ENDED: EventKind = "process-ended"
+"""Kind of the event from which clients know the earlier processes of a workload."""
+
 REPEATS: dict[EventKind, int] = {"oom": 60}
 """Seconds after an event of a kind within which another one of the same cause is a repeat."""
 

@@ -323,6 +323,13 @@ def get(
     return _exchange("GET", url, path, seconds, True, headers=headers)
 
 
+def events(url: str, last_id: int = 0) -> list[dict[str, Any]]:
+    """Return the events after one of them, oldest first. Raises DaemonError."""
+    headers = {"Accept": "application/json", "Last-Event-ID": str(last_id)}
+    found: list[dict[str, Any]] = get(url, "/api/v1/events", headers)
+    return found
+
+
 def frame(url: str) -> CheckedFrame:
     """Return the daemon's frame. Raises DaemonError."""
     return frame_of(get(url, FRAME))

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, above_zero, option, print_answer, value
+from gpumond.events import ENDED
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, did_you_mean
 from gpumond.facts.shares import SHARES
@@ -102,7 +103,7 @@ def _over_time(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[st
     since = time.time() - arguments.last
     found = [
         entry
-        for subject in _subjects(arguments, uuid, gpus)
+        for subject in _subjects(arguments, uuid, gpus, since)
         for entry in _thinned(_columns(arguments.url, subject, since), every)
     ]
     if not found and arguments.names:
@@ -110,22 +111,29 @@ def _over_time(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[st
     return sorted(found, key=lambda entry: entry["at"])
 
 
-def _subjects(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[str, str]) -> Iterator[Subject]:
-    """Yield what the arguments select. A process that has ended is selected by its pid only."""
+def _subjects(
+    arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[str, str], since: float
+) -> Iterator[Subject]:
+    """Yield what the arguments select: processes that run, or that have ended since a time."""
     if not arguments.names:
         yield Subject(uuid)
         return
-    running = [each for each in client.frame(arguments.url)["processes"] if uuid in (None, each["device_uuid"])]
+    running = client.frame(arguments.url)["processes"]
+    ended = [each for each in client.events(arguments.url) if each["kind"] == ENDED and each["at"] >= since]
+    known = dict.fromkeys(
+        Subject(each["device_uuid"], each["pid"], each["start_ticks"], each["workload"] or each.get("comm") or "")
+        for each in (*ended, *running)
+        if uuid in (None, each["device_uuid"])
+    )
     for name in arguments.names:
-        own = [each for each in running if name in (str(each["pid"]), each["workload"])]
-        for each in own:
-            yield Subject(each["device_uuid"], each["pid"], each["start_ticks"], each["workload"] or each["comm"])
+        own = [each for each in known if name in (str(each.pid), each.name)]
+        yield from own
         if name.isdecimal() and not own:
             yield from (Subject(each, int(name)) for each in gpus if uuid in (None, each))
         elif not own:
-            hint = did_you_mean(name, (each["workload"] for each in running))
-            what = f"no program named {name} holds memory{hint or '; select one that has ended by its pid'}"
-            raise DaemonError(what, client.NOT_FOUND)
+            hint = did_you_mean(name, (each.name for each in known))
+            what = f"no program named {name} holds memory or has ended since {moment(since)}"
+            raise DaemonError(f"{what}{hint or '; choose a longer --last'}", client.NOT_FOUND)
 
 
 def _columns(url: str, subject: Subject, since: float) -> list[Entry]:

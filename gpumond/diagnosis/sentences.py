@@ -11,6 +11,7 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Program, Retainer
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import DAY_SECONDS, about, clock, duration, human, rate
+from gpumond.facts.verdicts import AT_PEAK
 
 NOTABLE_DAYS = 30
 """Days within which the time until a device is full is worth stating."""
@@ -43,7 +44,7 @@ def leak(
     if left is not None:
         times = [about(left)]
         if later is not None and about(later) != about(left):
-            times = [about(later), f"{about(left)} if the use returns to the recent peak of {human(peak)}"]
+            times = [about(later), f"{about(left)} {AT_PEAK} of {human(peak)}"]
         end = f"; at this rate, {device} will be full in {', or in '.join(times)}"
     return f"{owner} is leaking {pace} on {device} ({', '.join(details)}){end}"
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.events import MARKS, OF_LIBRARIES, REPEATS, WITHOUT_FILE, EventKind
+from gpumond.events import ENDED, MARKS, OF_LIBRARIES, REPEATS, WITHOUT_FILE
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.pools import FORCED
 from gpumond.facts.shares import SHARES
@@ -128,10 +128,6 @@ def file(body: bytes, media_type: str, cache: str = "no-cache") -> File:
 
 def _tag(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()[:16]
-
-
-ENDED: EventKind = "process-ended"
-"""Kind of the event from which the page knows the earlier processes of a workload."""
 
 
 def words() -> str:
