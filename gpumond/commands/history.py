@@ -35,11 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=name)
     option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
     seconds: dict[str, Any] = {"type": above_zero(units.typed_seconds), "metavar": "DURATION"}
-    option(parser, "--last DURATION", "how far back, at most a day (default: 15m)", default=900.0, **seconds)
+    option(
+        parser, "--last DURATION", "time that the rows cover, at most a day (default: 15m)", default=900.0, **seconds
+    )
     every = f"time between two rows (default: --last / {ROWS}; with --json and --csv, every value that is kept)"
     option(parser, "--every DURATION", every, **seconds)
+    form = parser.add_mutually_exclusive_group()
+    option(form, "--until TIME", "time of the last row, as for --at (default: now)", type=value(past_time))
     option(
-        parser,
+        form,
         "--at TIME",
         "show who held what at a time: HH:MM or ISO 8601 (UTC unless it has an offset), or how long ago, such as 5m; "
         "twice: the change between two times",
@@ -100,11 +104,11 @@ class Subject(NamedTuple):
 def _over_time(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[str, str]) -> list[Entry]:
     """Return an entry for each time and subject, oldest first."""
     every = arguments.every or (None if arguments.json or arguments.csv else arguments.last / ROWS)
-    since = time.time() - arguments.last
+    since = (arguments.until or time.time()) - arguments.last
     found = [
         entry
         for subject in _subjects(arguments, uuid, gpus, since)
-        for entry in _thinned(_columns(arguments.url, subject, since), every)
+        for entry in _thinned(_columns(arguments.url, subject, since, arguments.until), every)
     ]
     if not found and arguments.names:
         raise DaemonError(f"no history of {' or '.join(arguments.names)}", client.NOT_FOUND)
@@ -136,10 +140,10 @@ def _subjects(
             raise DaemonError(f"{what}{hint or '; choose a longer --last'}", client.NOT_FOUND)
 
 
-def _columns(url: str, subject: Subject, since: float) -> list[Entry]:
-    """Return the shares of a subject since a time, oldest first; none if it has no history."""
-    query = {"uuid": subject.device_uuid, "pid": subject.pid, "start_ticks": subject.start_ticks, "since": since}
-    known = urlencode({name: each for name, each in query.items() if each is not None})
+def _columns(url: str, subject: Subject, since: float, until: float | None) -> list[Entry]:
+    """Return the shares of a subject between two times, oldest first; none if it has no history."""
+    query = {"uuid": subject.device_uuid, "pid": subject.pid, "start_ticks": subject.start_ticks, "until": until}
+    known = urlencode({name: each for name, each in query.items() if each is not None} | {"since": since})
     try:
         found = client.get(url, f"{ROUTE}/shares?{known}")
     except DaemonError as error:

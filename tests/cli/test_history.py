@@ -89,6 +89,14 @@ def test_shares_add_up_to_the_used_bytes_and_the_overcount(fake: FakeDaemon, cap
     assert [row["overcount_bytes"] for row in json.loads(capsys.readouterr().out)] == [GIB, 0]
 
 
+def test_rows_end_at_a_time_in_the_past(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
+    assert shown(fake, "train", "--until", "1970-01-01T00:17:10", "--last", "1m") == 0
+    assert (float(asked(fake)["since"]), float(asked(fake)["until"])) == (970.0, 1030.0)
+    with pytest.raises(SystemExit):
+        shown(fake, "--until", "5m", "--at", "5m")
+    assert "--at: not allowed with argument --until" in capsys.readouterr().err
+
+
 def test_more_than_a_day_is_refused(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
     assert shown(fake, "--last", "3d") == 2
     assert "at most 24h" in capsys.readouterr().err

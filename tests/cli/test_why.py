@@ -82,7 +82,12 @@ def test_findings_state_value_threshold_and_remedy():
     alert = {"pid": 7, "rule": "cache", "phase": "firing", "active_at": 1e6, "fired_at": 2e6, "value": 2 * GIB}
     frame = {
         "verdicts": [verdict, verdict | {"pid": 8}, verdict | {"kind": "steady"}],
-        "alerts": [alert, alert | {"rule": "leak"}, alert | {"pid": None}],
+        "alerts": [
+            alert,
+            alert | {"rule": "leak", "annotations": [["summary", "train leaks"]]},
+            alert | {"rule": "quota-exceeded", "annotations": [["summary", "train uses 1.0 GiB more"]]},
+            alert | {"pid": None},
+        ],
     }
     rules = {"cache": {"value": "reclaimable_bytes", "above": GIB}, "leak": {"value": "leak", "above": 0}}
     first, remedy, *alerts = findings(frame, 7, rules)
@@ -91,6 +96,7 @@ def test_findings_state_value_threshold_and_remedy():
     assert alerts == [
         f"alert cache: firing since {moment(2e6)}; reclaimable_bytes 2.0 GiB, threshold above 1.0 GiB",
         f"alert leak: firing since {moment(2e6)}",
+        f"alert quota-exceeded: firing since {moment(2e6)}: train uses 1.0 GiB more",
     ]
 
 

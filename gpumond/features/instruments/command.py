@@ -16,7 +16,7 @@ from gpumond.facts import units
 from gpumond.facts.alerts import WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import human, typed_size
-from gpumond.facts.verdicts import PATTERNS, REMEDIES
+from gpumond.facts.verdicts import PATTERNS, REMEDIES, VERDICTS
 from gpumond.view.frame import checked_as
 from gpumond.view.live_memory import why_lines
 from gpumond.view.notices import steps_of
@@ -90,10 +90,10 @@ def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str
             yield from (f"  -> {step}" for step in steps if "gpumond why" not in step)
     for alert in frame.get("alerts", ()):
         if alert.get("pid") == pid:
-            since = moment(alert["fired_at"] or alert["active_at"])
-            state = f"{alert['phase']} since {since}{_compared(alert, rules)}"
-            summary = dict(alert.get("annotations", ())).get("summary", "")
-            yield safe(f"alert {alert['rule']}: {summary.partition(WAS)[0] if WAS in summary else state}")
+            state = f"{alert['phase']} since {moment(alert['fired_at'] or alert['active_at'])}"
+            summary, _, past = dict(alert.get("annotations", ())).get("summary", "").partition(WAS)
+            reason = _compared(alert, rules) or (f": {summary}" if alert["rule"] not in VERDICTS else "")
+            yield safe(f"alert {alert['rule']}: {summary if past else state + reason}")
 
 
 def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) -> str:
