@@ -15,7 +15,7 @@ from typing import Literal
 
 from gpumond.diagnosis.advice import advice, context_of
 from gpumond.diagnosis.failed_allocation import FailedAllocation
-from gpumond.diagnosis.sentences import clock, program
+from gpumond.diagnosis.sentences import program
 from gpumond.facts.alerts import OVER, WAS
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt
@@ -23,7 +23,7 @@ from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, Proce
 from gpumond.facts.quota import GrantedRequest, QueuedRequest, only_free
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt
-from gpumond.facts.units import caller_text, duration, human
+from gpumond.facts.units import caller_text, clock, duration, human
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.host.tasks import Signal
 
@@ -45,6 +45,28 @@ EventKind = Literal[
     "device-back",
     "xid",
 ]
+
+MARKS: Mapping[EventKind, str] = {
+    "oom": "✕",
+    "xid": "✕",
+    "device-lost": "○",
+    "device-back": "●",
+    "flush": "▼",
+    "suspend": "■",
+    "resume": "►",
+    "process-ended": "○",
+    "alert-fired": "▲",
+    "verdict-began": "◆",
+    "grant": "●",
+    "wait": "○",
+    "agent-connected": "●",
+    "agent-disconnected": "○",
+    "verdict-ended": "◇",
+    "alert-resolved": "△",
+}
+"""Signs of events on the time axis of a chart, from blocks that all systems' fonts have. Of several events with one
+cause, the first kind tells most.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -491,6 +513,9 @@ OF_LIBRARIES = (
 )
 """Parts of the names of files that are not the program's own, unless they are of ``WITHOUT_FILE``."""
 WITHOUT_FILE = ("<string>", "<stdin>")
+
+ENDED: EventKind = "process-ended"
+"""Kind of the event from which clients know the earlier processes of a workload."""
 
 REPEATS: dict[EventKind, int] = {"oom": 60}
 """Seconds after an event of a kind within which another one of the same cause is a repeat."""

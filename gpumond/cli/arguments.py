@@ -23,6 +23,15 @@ def print_error(message: str) -> None:
     print("\n".join(map(safe, message.split("\n"))), file=sys.stderr, flush=True)
 
 
+def confirm(question: str) -> bool:
+    """Return whether the user answers yes."""
+    print(f"\n{question} [y/N] ", end="", flush=True)
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n"):
+        print()
+    return answer.strip().lower() in ("y", "yes")
+
+
 def print_answer(arguments: argparse.Namespace, answer: object, text: Callable[[], str]) -> None:
     """Print an answer as JSON with ``--json``, a list as CSV with ``--csv``, else as text."""
     if getattr(arguments, "csv", False):

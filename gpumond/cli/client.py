@@ -220,13 +220,17 @@ def gpu_names(url: str) -> Mapping[str, str]:
 
 
 def ask_programs(
-    arguments: argparse.Namespace, request: str, body: Mapping[str, object], timeout: float, one_for: str | None = None
+    arguments: argparse.Namespace,
+    programs: Sequence[TargetProgram],
+    request: str,
+    body: Mapping[str, object],
+    timeout: float,
+    one_for: str | None = None,
 ) -> tuple[list[tuple[TargetProgram, Any]], int]:
-    """Send a request to each program that the arguments select, at the same time, and print the errors.
+    """Send a request to the programs that the arguments select, at the same time, and print the errors.
 
     ``one_for``: the option that only one program can have. Returns the answers, and the exit code. Raises GpumondError.
     """
-    programs = _selected(arguments)
     if one_for is not None and len(programs) > 1:
         names = ", ".join(map(str, programs))
         raise ConfigError(f"{one_for} needs one program, but {len(programs)} match: {names}; select one with --pid")
@@ -276,7 +280,7 @@ def as_json(
     return json.dumps([{**program._asdict(), **({name: found} if name else found)} for program, found in answers])
 
 
-def _selected(arguments: argparse.Namespace) -> list[TargetProgram]:
+def selected(arguments: argparse.Namespace) -> list[TargetProgram]:
     """Return the programs with an agent that ``--pid``, ``--workload`` and ``--device`` select, by pid.
 
     Prints a message if there is none.
@@ -317,6 +321,13 @@ def get(
             note = "the token wasn't sent, because the connection doesn't use TLS; use an https:// address"
             raise DaemonError(f"the daemon requires a token; {note}", error.status, error.problem) from None
     return _exchange("GET", url, path, seconds, True, headers=headers)
+
+
+def events(url: str, last_id: int = 0) -> list[dict[str, Any]]:
+    """Return the events after one of them, oldest first. Raises DaemonError."""
+    headers = {"Accept": "application/json", "Last-Event-ID": str(last_id)}
+    found: list[dict[str, Any]] = get(url, "/api/v1/events", headers)
+    return found
 
 
 def frame(url: str) -> CheckedFrame:

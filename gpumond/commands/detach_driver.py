@@ -8,7 +8,7 @@ import time
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, duration, option
-from gpumond.diagnosis.sentences import clock
+from gpumond.facts.units import clock
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

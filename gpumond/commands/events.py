@@ -10,10 +10,9 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, count, option, print_csv
-from gpumond.events import REPEATS
+from gpumond.events import MARKS, REPEATS
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import plural
-from gpumond.page.files import MARKS
 from gpumond.view.text import broken, moment, output_width, safe
 
 POLL_SECONDS = 1.0
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.csv and arguments.follow:
         raise ConfigError("--csv and --follow can't be combined; --json prints one event a line")
-    past = _after(arguments.url, 0)
+    past = client.events(arguments.url)
     if arguments.csv:
         print_csv(past[-arguments.limit :])
         return DONE
@@ -48,17 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     _print(past, folded(past), arguments.json, arguments.limit)
     while arguments.follow:
         time.sleep(POLL_SECONDS)
-        new = _after(arguments.url, past[-1]["id"] if past else 0)
+        new = client.events(arguments.url, past[-1]["id"] if past else 0)
         _print(new, follower.due(new, time.monotonic()), arguments.json)
         past = new or past
     return DONE
-
-
-def _after(url: str, last_id: int) -> list[dict[str, Any]]:
-    """Return the events of the daemon after one of them, oldest first."""
-    headers = {"Accept": "application/json", "Last-Event-ID": str(last_id)}
-    found: list[dict[str, Any]] = client.get(url, "/api/v1/events", headers)
-    return found
 
 
 class Follower:

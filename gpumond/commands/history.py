@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, above_zero, option, print_answer, value
+from gpumond.events import ENDED
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, did_you_mean
 from gpumond.facts.shares import SHARES
@@ -34,11 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=name)
     option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
     seconds: dict[str, Any] = {"type": above_zero(units.typed_seconds), "metavar": "DURATION"}
-    option(parser, "--last DURATION", "how far back, at most a day (default: 15m)", default=900.0, **seconds)
+    option(
+        parser, "--last DURATION", "time that the rows cover, at most a day (default: 15m)", default=900.0, **seconds
+    )
     every = f"time between two rows (default: --last / {ROWS}; with --json and --csv, every value that is kept)"
     option(parser, "--every DURATION", every, **seconds)
+    form = parser.add_mutually_exclusive_group()
+    option(form, "--until TIME", "time of the last row, as for --at (default: now)", type=value(past_time))
     option(
-        parser,
+        form,
         "--at TIME",
         "show who held what at a time: HH:MM or ISO 8601 (UTC unless it has an offset), or how long ago, such as 5m; "
         "twice: the change between two times",
@@ -99,39 +104,46 @@ class Subject(NamedTuple):
 def _over_time(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[str, str]) -> list[Entry]:
     """Return an entry for each time and subject, oldest first."""
     every = arguments.every or (None if arguments.json or arguments.csv else arguments.last / ROWS)
-    since = time.time() - arguments.last
+    since = (arguments.until or time.time()) - arguments.last
     found = [
         entry
-        for subject in _subjects(arguments, uuid, gpus)
-        for entry in _thinned(_columns(arguments.url, subject, since), every)
+        for subject in _subjects(arguments, uuid, gpus, since)
+        for entry in _thinned(_columns(arguments.url, subject, since, arguments.until), every)
     ]
     if not found and arguments.names:
         raise DaemonError(f"no history of {' or '.join(arguments.names)}", client.NOT_FOUND)
     return sorted(found, key=lambda entry: entry["at"])
 
 
-def _subjects(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[str, str]) -> Iterator[Subject]:
-    """Yield what the arguments select. A process that has ended is selected by its pid only."""
+def _subjects(
+    arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[str, str], since: float
+) -> Iterator[Subject]:
+    """Yield what the arguments select: processes that run, or that have ended since a time."""
     if not arguments.names:
         yield Subject(uuid)
         return
-    running = [each for each in client.frame(arguments.url)["processes"] if uuid in (None, each["device_uuid"])]
+    running = client.frame(arguments.url)["processes"]
+    ended = [each for each in client.events(arguments.url) if each["kind"] == ENDED and each["at"] >= since]
+    known = dict.fromkeys(
+        Subject(each["device_uuid"], each["pid"], each["start_ticks"], each["workload"] or each.get("comm") or "")
+        for each in (*ended, *running)
+        if uuid in (None, each["device_uuid"])
+    )
     for name in arguments.names:
-        own = [each for each in running if name in (str(each["pid"]), each["workload"])]
-        for each in own:
-            yield Subject(each["device_uuid"], each["pid"], each["start_ticks"], each["workload"] or each["comm"])
+        own = [each for each in known if name in (str(each.pid), each.name)]
+        yield from own
         if name.isdecimal() and not own:
             yield from (Subject(each, int(name)) for each in gpus if uuid in (None, each))
         elif not own:
-            hint = did_you_mean(name, (each["workload"] for each in running))
-            what = f"no program named {name} holds memory{hint or '; select one that has ended by its pid'}"
-            raise DaemonError(what, client.NOT_FOUND)
+            hint = did_you_mean(name, (each.name for each in known))
+            what = f"no program named {name} holds memory or has ended since {moment(since)}"
+            raise DaemonError(f"{what}{hint or '; choose a longer --last'}", client.NOT_FOUND)
 
 
-def _columns(url: str, subject: Subject, since: float) -> list[Entry]:
-    """Return the shares of a subject since a time, oldest first; none if it has no history."""
-    query = {"uuid": subject.device_uuid, "pid": subject.pid, "start_ticks": subject.start_ticks, "since": since}
-    known = urlencode({name: each for name, each in query.items() if each is not None})
+def _columns(url: str, subject: Subject, since: float, until: float | None) -> list[Entry]:
+    """Return the shares of a subject between two times, oldest first; none if it has no history."""
+    query = {"uuid": subject.device_uuid, "pid": subject.pid, "start_ticks": subject.start_ticks, "until": until}
+    known = urlencode({name: each for name, each in query.items() if each is not None} | {"since": since})
     try:
         found = client.get(url, f"{ROUTE}/shares?{known}")
     except DaemonError as error:

@@ -149,6 +149,7 @@ COMMANDS = (
         "show past memory use over time, or who held what at one time",
         "gpumond history --device 0 --last 1h",
         "gpumond history train --last 30m --csv",
+        "gpumond history train --until 08:45 --last 1m --every 1s",
         "gpumond history train eval --every 5m",
         "gpumond history --at 10m",
         "gpumond history --at 08:30 --at 08:45",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
 from math import inf
 
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Program, Retainer
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import DAY_SECONDS, about, duration, human, rate
+from gpumond.facts.units import DAY_SECONDS, about, clock, duration, human, rate
+from gpumond.facts.verdicts import AT_PEAK
 
 NOTABLE_DAYS = 30
 """Days within which the time until a device is full is worth stating."""
@@ -44,7 +44,7 @@ def leak(
     if left is not None:
         times = [about(left)]
         if later is not None and about(later) != about(left):
-            times = [about(later), f"{about(left)} if usage returns to the recent peak of {human(peak)}"]
+            times = [about(later), f"{about(left)} {AT_PEAK} of {human(peak)}"]
         end = f"; at this rate, {device} will be full in {', or in '.join(times)}"
     return f"{owner} is leaking {pace} on {device} ({', '.join(details)}){end}"
 
@@ -161,15 +161,6 @@ def pattern(
 
 def program(name: str, pid: int | None, device: str) -> str:
     return device if pid is None else f"{name or 'a program'} (pid {pid})"
-
-
-def clock(at: float, now: float | None = None) -> str:
-    """Return the time of day, with its date if that isn't the date of ``now``."""
-    if now is not None and at // DAY_SECONDS != now // DAY_SECONDS:
-        return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    minutes, seconds = divmod(int(at % DAY_SECONDS), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:02}:{minutes:02}:{seconds:02} UTC"
 
 
 SHOWN = 2

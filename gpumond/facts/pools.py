@@ -149,9 +149,9 @@ class Receipt:
     """Proof of one flush of one pool.
 
     ``released_bytes`` is the decrease of the allocator's held bytes; ``driver_released_bytes`` the decrease of the
-    driver's count for this pid on this device, once it has settled. ``raced``: the program allocated during the flush,
-    so the two may differ. ``planned`` is the prediction of the plan that this flush executes, ``expected`` the
-    prediction when it started. ``start_ticks`` is None in receipts that an agent makes.
+    driver's count for this pid on this device, once it has settled. ``raced``: the program allocated or freed memory
+    during the flush, so the two may differ. ``planned`` is the prediction of the plan that this flush executes,
+    ``expected`` the prediction when it started. ``start_ticks`` is None in receipts that an agent makes.
 
     For a serving engine, ``pid`` is its listener, ``workload`` its name, and ``allocator`` its kind; the bytes are the
     driver's, for all its processes. ``method`` is the release method, and ``models`` what it released. ``wake`` says

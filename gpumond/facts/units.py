@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from math import isfinite
+from time import gmtime, strftime
 
 MIB, GIB = 1 << 20, 1 << 30
 MINUTE_SECONDS, HOUR_SECONDS, DAY_SECONDS = 60.0, 3600.0, 86400.0
@@ -99,21 +100,24 @@ def _two(count: int, whole: str, size: int, part: str) -> str:
     return f"{count // size} {whole}" + (f" {rest} {part}" if rest else "")
 
 
+def clock(at: float, now: float | None = None) -> str:
+    """Return the time of day (UTC), with its date if that isn't the date of ``now``."""
+    date = "" if now is None or at // DAY_SECONDS == now // DAY_SECONDS else "%Y-%m-%d "
+    return strftime(f"{date}%H:%M:%S UTC", gmtime(at))
+
+
 def plural(count: float, noun: str) -> str:
     """Format a count with its noun, whose plural is regular: ``1 time``, ``3 times``, ``2 processes``."""
     ending = "es" if noun.endswith("s") else "s"
     return f"{count:g} {noun}{'' if count == 1 else ending}"
 
 
-CALLERS = {"token": "token (administrator)", "SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end"}
+CALLERS = {"SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end"}
 """Callers whose names people would not know."""
 
 
 def caller_text(name: str, requested_for: str = "") -> str:
-    """Return who caused an action, for people: gpumond itself, if a program of ``name`` waited for memory.
-
-    The daemon's own token, ``token``, has the rights of an administrator.
-    """
+    """Return who caused an action, for people: gpumond itself, if a program of ``name`` waited for memory."""
     caller = CALLERS.get(name, name)
     return f"gpumond for {requested_for} of {caller}" if requested_for else caller
 

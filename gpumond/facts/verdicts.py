@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+AT_PEAK = "if usage returns to the recent peak"
+"""Condition of a time to full, in a summary that states another one without it."""
+
 VerdictName = Literal[
     "warm-up",
     "steady",

@@ -65,6 +65,8 @@ def replace_file(path: Path, content: bytes) -> None:
 def lock_file(path: Path) -> int:
     """Return the descriptor of a file that is locked for its owner until it is closed.
 
+    The file remains: somebody may have opened it before a removal, and would then hold another lock than the next one.
+
     Raises BlockingIOError if it is locked already, and OSError.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import select
 import socket
 import struct
@@ -200,7 +201,14 @@ def person_uid(uid: int) -> int:
     return _uids.person_uid(uid)
 
 
+CALLER = re.compile(r"(uid:([0-9]+)|token(?::[A-Za-z0-9._-]+)?)(?:/session:[0-9a-f]+)*(?:@.*)?")
+"""A caller's name, with the sessions and the place from which it sends requests, as in `token:ci@10.0.0.7`."""
+
+
 def counted_name(name: str) -> str:
-    """Return the name under which a caller is counted: that of the person for ``uid:N``, else the name itself."""
-    uid = name.removeprefix("uid:")
-    return f"uid:{person_uid(int(uid))}" if uid != name and uid.isdecimal() else name
+    """Return the name under which a caller is counted, wherever the requests are from: that of the person for
+    ``uid:N``, that of the token, else the name itself."""
+    found = CALLER.fullmatch(name)
+    if found is None:
+        return name
+    return found[1] if found[2] is None else f"uid:{person_uid(int(found[2]))}"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.events import OF_LIBRARIES, REPEATS, WITHOUT_FILE, EventKind
+from gpumond.events import ENDED, MARKS, OF_LIBRARIES, REPEATS, WITHOUT_FILE
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.pools import FORCED
 from gpumond.facts.shares import SHARES
@@ -121,32 +121,6 @@ def file(body: bytes, media_type: str, cache: str = "no-cache") -> File:
 
 def _tag(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()[:16]
-
-
-MARKS: dict[str, str] = {
-    "oom": "✕",
-    "xid": "✕",
-    "device-lost": "○",
-    "device-back": "●",
-    "flush": "▼",
-    "suspend": "■",
-    "resume": "►",
-    "process-ended": "○",
-    "alert-fired": "▲",
-    "verdict-began": "◆",
-    "grant": "●",
-    "wait": "○",
-    "agent-connected": "●",
-    "agent-disconnected": "○",
-    "verdict-ended": "◇",
-    "alert-resolved": "△",
-}
-"""Signs of events on the time axis of a chart, from blocks that all systems' fonts have. Of several events with one
-cause, the first kind tells most.
-"""
-
-ENDED: EventKind = "process-ended"
-"""Kind of the event from which the page knows the earlier processes of a workload."""
 
 
 def words() -> str:

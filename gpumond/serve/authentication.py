@@ -111,7 +111,8 @@ JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Authenticated client. ``name`` is for receipts and the audit log; ``uid`` limits flushes to that user.
+    """Authenticated client. ``name`` is for receipts and the audit log, such as ``uid:1000`` over the Unix socket,
+    ``token:ci@10.0.0.7``, and ``uid:1000/session:3f2a91c0@10.0.0.7``; ``uid`` limits flushes to that user.
 
     ``sessions``: a browser may have the same rights, since a session ends with the caller's own token.
     """
@@ -127,6 +128,8 @@ class Caller:
 
 CODE_SECONDS, MAX_CODE_SECONDS = 60.0, 600.0
 SESSION_SECONDS = 12 * 3600.0
+SESSION_DIGITS = 8
+"""Digits of the hash of a session's token that tell it from other sessions of its caller."""
 PER_CALLER, IN_TOTAL = 8, 256
 """Limits of codes and of sessions. Above one, the oldest ends."""
 
@@ -211,7 +214,8 @@ class Tokens:
             session = self.sign_ins.session(presented, self.clock())
             if session is None:
                 return None
-            return session.caller if session.origin is None else self._caller(session.origin)
+            caller = session.caller if session.origin is None else self._caller(session.origin)
+            return caller and replace(caller, name=f"{caller.name}/session:{presented.hex()[:SESSION_DIGITS]}")
         entry = found[0]
         name = "token" if entry in self._own else f"token:{entry.name}"
         return Caller(name, entry.scopes | {"read"})
@@ -244,8 +248,10 @@ async def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | Non
         found = tokens.caller_of(state.get("subjects", ()))
         identity = state.get("identity")
         return found if found is None or identity is None else replace(found, name=f"proxy:{identity.name}")
-    caller = tokens.caller(token)
-    if caller is None and tokens.reviews is not None and JWT.fullmatch(token):
+    if caller := tokens.caller(token):
+        source = user(scope)  # several people may have the token
+        return caller if caller.name.startswith(f"{source}/") else replace(caller, name=f"{caller.name}@{source}")
+    if tokens.reviews is not None and JWT.fullmatch(token):
         caller = await _caller_of_account(tokens, tokens.reviews, token, user(scope))
     if caller is None:
         count_failure(tokens, user(scope))

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gpumond.config.web_file import WebSettings
+from gpumond.host.peer import counted_name
 from gpumond.serve.authentication import SESSIONS, Caller, Passwords, Tokens, authenticate, count_failure, header, user
 from gpumond.serve.identity import PARTS, Identity
 from gpumond.serve.responses import LIVENESS, READINESS
@@ -87,7 +88,7 @@ def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
             challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
             detail = f"{caller.name} doesn't have the scope {scope}"
             if not caller.name.startswith("uid:"):
-                detail = f"{caller.name} lacks the `{scope}` scope; add it to its line in tokens_file"
+                detail = f"{counted_name(caller.name)} lacks the `{scope}` scope; add it to its line in tokens_file"
             raise HTTPException(403, detail, {"WWW-Authenticate": challenge})
         return caller
 

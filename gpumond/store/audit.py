@@ -65,7 +65,8 @@ def canonical(value: Any) -> str:
 
 def is_user(actor: str) -> bool:
     """Return True if the actor is a local user who is neither root nor the daemon's own user."""
-    return actor.startswith("uid:") and actor not in ("uid:0", f"uid:{os.geteuid()}")
+    name = actor.partition("/")[0].partition("@")[0]
+    return name.startswith("uid:") and name not in ("uid:0", f"uid:{os.geteuid()}")
 
 
 def append(db: sqlite3.Connection, actor: str, action: str, detail: Any) -> str:

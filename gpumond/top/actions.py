@@ -18,7 +18,7 @@ from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, keep_columns, r
 from gpumond.top.screen import Hints, Panel
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
-from gpumond.view.rows import ProcessRow, by_urgency, plain
+from gpumond.view.rows import ProcessRow, by_urgency, differences, plain
 from gpumond.view.text import Line, Span, fit, table_lines as table, wrapped
 
 TIMEOUT_SECONDS = 30.0
@@ -176,8 +176,7 @@ def _receipt(receipt: Mapping[str, Any]) -> ReceiptRow:
         "-" if driver is None else human(driver),
         f"{receipt['duration_seconds']:.2f} s",
     )
-    raced = "the program allocated during the flush" if receipt["raced"] else ""
-    remark = "; ".join(filter(None, (plain(receipt["reason"]), raced)))
+    remark = "; ".join(filter(None, (plain(receipt["reason"]), *differences(receipt))))
     return ReceiptRow(
         planned=(*subject, outcome, *(_size(expected, name) for name in ("likely", "low", "high"))),
         ended=(*subject, *numbers, outcome),

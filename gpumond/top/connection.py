@@ -10,9 +10,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from gpumond.diagnosis.sentences import clock
 from gpumond.facts.errors import DaemonError, GpumondError
-from gpumond.facts.units import duration
+from gpumond.facts.units import clock, duration
 from gpumond.host.http import LOCAL_HOSTS
 from gpumond.view.frame import CheckedFrame, View, merged, view
 from gpumond.view.notices import FrameNotice

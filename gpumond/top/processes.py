@@ -315,7 +315,7 @@ def share_bar(row: ProcessRow, largest: int, width: int, monochrome: bool) -> Li
 
 
 def _text(column: TableColumn, row: TableRow) -> str:
-    text = column.text(row.process)
+    text = row.process.status_in(column.width) if column.name == "verdict" else column.text(row.process)
     return f"{'  ' * row.depth}{text}" if column.name == "program" else text
 
 
@@ -486,6 +486,7 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
         host=None,
         verdict=verdict,
         status=verdict,
+        more=0,
         level="bad" if any(row.level == "bad" for row in notable) else "warn" if notable else "",
         state="",
     )

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from urllib.parse import urlencode
 
-from gpumond.diagnosis.sentences import clock
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
-from gpumond.facts.units import duration, human, plural
+from gpumond.facts.units import clock, duration, human, plural
 from gpumond.top.connection import DaemonClient, DaemonConnection
 from gpumond.top.processes import ProcessList
 from gpumond.view.frame import View, of_device

@@ -15,6 +15,7 @@ from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.units import duration, human, plural
 from gpumond.facts.verdicts import PATTERNS, VERDICTS
+from gpumond.view.text import cut
 
 Engine = Mapping[str, Any]
 
@@ -157,8 +158,15 @@ class ProcessRow:
     sources: ProcessSources
     alert: str = ""
     """The rule of the alert that ``status`` names."""
+    more: int = 0
+    """The alerts and verdicts on problems that ``status`` does not name."""
     host: HostFacts | None = None
     """Facts of this machine, in `top` if the process runs here."""
+
+    def status_in(self, width: int = 40) -> str:
+        """Return the status in at most ``width`` columns, with the number of the others: ``leak +1``."""
+        end = f" +{self.more}" if self.more else ""
+        return cut(self.status, width - len(end)) + end
 
     @property
     def notable(self) -> bool:
@@ -445,13 +453,12 @@ def _current_alerts(frame: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _most_severe(alerts: Iterable[Mapping[str, Any]]) -> dict[Key, tuple[int, str]]:
-    """Return the severity and the rule of the most severe alert of each process that is firing and not silenced."""
-    found: dict[Key, tuple[int, str]] = {}
-    for alert in alerts:
-        own = severity(alert), alert["rule"]
-        if alert["phase"] == "firing" and not alert.get("silenced_by") and own[0] != INFO:
-            found[_subject(alert)] = min(found.get(_subject(alert), own), own, key=lambda each: each[0])  # the first
+def _firing(alerts: Iterable[Mapping[str, Any]]) -> dict[Key, dict[str, int]]:
+    """Return the rules of each process's alerts that are firing and not silenced, the most severe first."""
+    found: dict[Key, dict[str, int]] = {}
+    for alert in sorted(alerts, key=severity):
+        if alert["phase"] == "firing" and not alert.get("silenced_by") and severity(alert) != INFO:
+            found.setdefault(_subject(alert), {}).setdefault(alert["rule"], severity(alert))
     return found
 
 
@@ -465,7 +472,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     verdicts: dict[Key, list[Mapping[str, Any]]] = {}
     alerts = _current_alerts(frame)
     alerting = {_subject(alert) for alert in alerts if severity(alert) != INFO}
-    most_severe = _most_severe(alerts)
+    firing = _firing(alerts)
     for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in PATTERNS):
         key = (each["device_uuid"], process_of(each))
         if each["kind"] not in PATTERNS or key not in alerting:  # an alert refutes a healthy pattern
@@ -477,10 +484,11 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
         gpu = index.get(uuid, "?")
         program = plain(process["workload"] or process["comm"] or "?", 64)
         user = plain(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
-        verdict = plain(process_verdicts[0]["kind"], 20) if process_verdicts else ""
-        rank, rule = most_severe.get(key, (INFO, ""))
-        notable = bool(process_verdicts) and process_verdicts[0]["kind"] not in PATTERNS
-        alert = plain(rule, 20) if rank == CRITICAL or not notable else ""
+        verdict = process_verdicts[0]["kind"] if process_verdicts else ""
+        rule, rank = next(iter(firing.get(key, {}).items()), ("", INFO))
+        notable = bool(verdict) and verdict not in PATTERNS
+        alert = rule if rank == CRITICAL or not notable else ""
+        problems = {*firing.get(key, ()), *(each["kind"] for each in process_verdicts if each["kind"] not in PATTERNS)}
         trouble = moved.get(key[1]) or (process["state"] if process["state"] != "alive" else "")
         state = _process_state(process, suspended.get(key[1], ""))
         yield ProcessRow(
@@ -498,9 +506,10 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             limit_bytes=process.get("limit_bytes"),
             overhead_parts=overhead_sentence(process),
             kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
-            verdict=verdict,
-            alert="" if trouble else alert,
-            status=plain(trouble or "", 20) or alert or verdict or state.partition(",")[0],
+            verdict=plain(verdict, 20),
+            alert="" if trouble else plain(alert, 20),
+            status=plain(trouble or alert or verdict or state.partition(",")[0], 20),
+            more=len(problems - {trouble or alert or verdict}),
             level="bad" if rank == CRITICAL else "warn" if notable or alert else "",
             state=state,
             flush_policy=report["flush_policy"] if report else None,
@@ -597,6 +606,15 @@ def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         if used and limit and overhead and used > limit:
             program = plain(each["workload"] or each["comm"] or "?", 64)
             yield f"the limit of {program} ({human(limit)}) doesn't include its overhead ({human(overhead)})"
+
+
+def differences(receipt: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why the figures of a receipt differ."""
+    planned, expected = receipt.get("planned"), receipt["expected"]
+    if planned and expected and planned != expected:
+        yield "the program's memory changed between the plan and the flush"
+    if receipt["raced"]:
+        yield "the program allocated or freed memory during the flush"
 
 
 def plain(text: object, most: int = 200) -> str:

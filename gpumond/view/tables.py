@@ -306,7 +306,7 @@ def process_table(content: View, width: int | None = None) -> str:
             *(size(process.shares[name]) for name in shares),
             *([size(process.unmapped_bytes)] if unmapped else []),
             *([size(process.limit_bytes)] if limited else []),
-            process.status,
+            process.status_in(),
         ]
         for process in content.processes
     ]

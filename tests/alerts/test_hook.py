@@ -156,6 +156,15 @@ def test_nothing_is_flushed_if_it_cannot_be_recorded():
     assert setup.outcome(alert()) == "flushed"
 
 
+def test_two_alertmanagers_with_one_token_have_one_effect():
+    setup = Setup(train(10))
+    outcomes = [
+        [each.outcome for each in setup.receive(alert(), by=f"token:am@{place}").alerts]
+        for place in ("10.0.0.7", "10.0.0.8")
+    ]
+    assert outcomes == [["flushed"], ["repeated"]]
+
+
 def test_restarted_daemon_remembers_the_starts_that_had_an_effect():
     store = MemoryStore()
     before = Setup(train(10), store=store, cooldown_seconds=600.0)

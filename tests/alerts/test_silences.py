@@ -200,7 +200,7 @@ def test_expired_silence_ends_at_once_and_stays_listed():
 
 def test_each_creator_has_a_limited_number_of_silences():
     registry = Registry()
-    first, *_ = [registry.add(by="token:a") for _ in range(MAX_SILENCES)]
+    first, *_ = [registry.add(by=f"token:a@10.0.0.{place}") for place in range(MAX_SILENCES)]
     with pytest.raises(EntryConflict, match="100 silences by token:a is reached; delete one first"):
         registry.add(by="token:a")
     registry.add(by="token:b")

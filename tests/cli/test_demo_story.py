@@ -38,7 +38,7 @@ def test_captions_contain_the_figures_of_the_daemon():
     alert = {"labels": [["workload", "finetune"], ["gpu", "1"]], "annotations": [["case", "c1"]]}
     receipt = {"outcome": "freed", "released_bytes": GIB, "workload": "etl", "requested_by": "rule:flush"}
     receipt |= {"requested_for": ""}
-    moved = {"workload": "embeddings", "requested_for": "pretrain (pid 4)", "requested_by": "token"}
+    moved = {"workload": "embeddings", "requested_for": "pretrain (pid 4)", "requested_by": "token@uid:0"}
     back = {"workload": "embeddings", "requested_by": "SIGCONT", "duration_seconds": 28.0}
     found = told(
         queue=[{"need_bytes": 20 * GIB, "workload": "pretrain"}],

@@ -57,16 +57,21 @@ def test_unknown_prediction_is_absent_and_never_0():
     assert row.split()[4:] == ["-", "0", "B", "7.0", "GiB"]
     assert total.startswith("a flush now would release between 0 B and 7.0 GiB; ")
     assert "between 3.0 GiB and 10.0 GiB" in plan_table([unknown, make_receipt(outcome="planned")]).splitlines()[-1]
-    done = make_receipt(planned=None, expected=promise(0, None, 7), started_at=1.0, requested_by="token")
+    done = make_receipt(planned=None, expected=promise(0, None, 7), started_at=1.0, requested_by="token@uid:0")
     assert receipt_table([done]).splitlines()[1].split()[4:6] == ["-", "-"]
 
 
 def test_receipt_table_has_planned_expected_released_and_the_drivers_count():
-    receipt = make_receipt(started_at=1_000_000.0, requested_by="token")
+    receipt = make_receipt(started_at=1_000_000.0, requested_by="token@uid:0")
     header, row, _, total = receipt_table([receipt]).splitlines()
     assert header.split()[4:9] == ["PLANNED", "EXPECTED", "RELEASED", "DRIVER", "TOOK"]
     assert row.split()[4:12] == ["4.0", "GiB", "3.0", "GiB", "2.0", "GiB", "1.0", "GiB"]
-    assert total == f"2.0 GiB released at {moment(1_000_000.0)} by token (administrator)"
+    assert row.endswith("the program's memory changed between the plan and the flush")
+    raced = receipt | {"planned": receipt["expected"], "raced": True, "reason": "busy"}
+    assert (
+        receipt_table([raced]).splitlines()[1].endswith("busy; the program allocated or freed memory during the flush")
+    )
+    assert total == f"2.0 GiB released at {moment(1_000_000.0)} by token@uid:0"
 
 
 def test_a_wake_releases_nothing_and_has_no_total():
@@ -75,11 +80,11 @@ def test_a_wake_releases_nothing_and_has_no_total():
 
 
 def test_past_receipts_state_when_and_by_whom():
-    past = make_receipt(started_at=1_000_000.0, requested_by="token", reason="busy")
+    past = make_receipt(started_at=1_000_000.0, requested_by="token@uid:0", reason="busy", planned=None)
     header, row, *_ = receipt_table([past], past=True).splitlines()
     assert (header.split()[0], header.split()[-2:]) == ("FINISHED", ["BY", "REASON"])
     assert row.startswith(f"{moment(1_000_000.0)}   10  train")
-    assert row.endswith("0.10 s  token (administrator)  busy")
+    assert row.endswith("0.10 s  token@uid:0  busy")
 
 
 def test_plan_of_unknown_size_exits_with_0():
@@ -88,7 +93,7 @@ def test_plan_of_unknown_size_exits_with_0():
 
 
 def test_receipts_fit_a_narrow_terminal_and_name_what_is_hidden():
-    by = {"requested_by": "token", "started_at": 1.0, "steps": []}
+    by = {"requested_by": "uid:0/session:3f2a91c0@10.0.0.7", "started_at": 1.0, "steps": []}
     by |= dict.fromkeys(("device_uuid", "before", "after"))
     receipts = [make_receipt(**by), make_receipt(outcome="refused", reason="the program allocated " * 9, **by)]
     with fake_daemon(busy_frame()) as fake:

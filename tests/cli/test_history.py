@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from collections.abc import Iterator
 from io import StringIO
 from typing import Any
@@ -46,6 +47,7 @@ def fake() -> Iterator[FakeDaemon]:
     with fake_daemon(frame) as daemon:
         daemon.answers["/api/v1/devices"] = (200, frame["snapshot"]["devices"])
         daemon.answers["/api/v1/history/shares"] = (200, columns(2 * GIB, 6 * GIB, 3 * GIB))
+        daemon.answers["/api/v1/events"] = (200, [])
         yield daemon
 
 
@@ -87,6 +89,14 @@ def test_shares_add_up_to_the_used_bytes_and_the_overcount(fake: FakeDaemon, cap
     assert [row["overcount_bytes"] for row in json.loads(capsys.readouterr().out)] == [GIB, 0]
 
 
+def test_rows_end_at_a_time_in_the_past(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
+    assert shown(fake, "train", "--until", "1970-01-01T00:17:10", "--last", "1m") == 0
+    assert (float(asked(fake)["since"]), float(asked(fake)["until"])) == (970.0, 1030.0)
+    with pytest.raises(SystemExit):
+        shown(fake, "--until", "5m", "--at", "5m")
+    assert "--at: not allowed with argument --until" in capsys.readouterr().err
+
+
 def test_more_than_a_day_is_refused(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
     assert shown(fake, "--last", "3d") == 2
     assert "at most 24h" in capsys.readouterr().err
@@ -94,10 +104,27 @@ def test_more_than_a_day_is_refused(fake: FakeDaemon, capsys: pytest.CaptureFixt
 
 def test_unknown_name_is_wrong_use_with_the_nearest_one(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
     assert shown(fake, "trian") == 2
-    assert "no program named trian holds memory; did you mean train?" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "no program named trian holds memory or has ended since " in told
+    assert told.endswith("did you mean train?\n")
     fake.answers["/api/v1/history/shares"] = (404, {"detail": "no history"})
     assert shown(fake, "99") == 2
     assert "no history of 99" in capsys.readouterr().err
+
+
+def test_processes_that_have_ended_are_found_by_name_while_the_rows_reach_back(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+):
+    own = {"kind": "process-ended", "device_uuid": UUID, "workload": "eval"}
+    ended = [own | {"pid": pid, "start_ticks": pid, "at": time.time() - ago} for pid, ago in ((8, 3600), (9, 60))]
+    fake.answers["/api/v1/events"] = (
+        200,
+        [own | {"kind": "oom", "pid": 7, "start_ticks": 7, "at": time.time()}, *ended],
+    )
+    for words, pids in (((), {9}), (("--last", "2h"), {8, 9})):
+        assert shown(fake, "eval", "--json", *words) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert {(row["pid"], row["start_ticks"], row["name"]) for row in rows} == {(pid, pid, "eval") for pid in pids}
 
 
 def test_moment_lists_who_held_what_and_who_has_ended(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):

@@ -151,12 +151,16 @@ def test_neighbor_is_flushed_for_a_program_that_waits(daemon: RunningDaemon, sta
     assert line_of(waiting) == "started\n"
     allocate(waiting, 700)
     (receipt,) = daemon.get("receipts")
-    assert (receipt["pid"], receipt["outcome"], receipt["requested_by"]) == (neighbor.pid, "freed", "token")
+    assert (receipt["pid"], receipt["outcome"], receipt["requested_by"]) == (
+        neighbor.pid,
+        "freed",
+        f"token@uid:{os.geteuid()}",
+    )
     assert receipt["requested_for"] == f"pid {waiting.pid}"
-    caller = f"gpumond for pid {waiting.pid} of token (administrator)"
+    caller = f"gpumond for pid {waiting.pid} of token@uid:{os.geteuid()}"
     assert all(caller in daemon.run(command).stdout for command in ("receipts", "events"))
     audit = daemon.run("audit").stdout
-    assert f"token (administrator)  automatically requested a flush of pid {neighbor.pid}" in audit
+    assert f"token@uid:{os.geteuid()}  automatically requested a flush of pid {neighbor.pid}" in audit
     assert f" for pid {waiting.pid}" in audit
 
 

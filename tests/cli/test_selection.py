@@ -14,11 +14,10 @@ import pytest
 from gpumond.cli.arguments import add_target
 from gpumond.cli.client import COMMANDS, DEFAULT_URL, command, program, with_commands
 from gpumond.commands.main import commands
-from gpumond.diagnosis.sentences import clock
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
 from gpumond.facts.suspension import MemoryHolder
-from gpumond.facts.units import GIB, about, typed_size
+from gpumond.facts.units import GIB, about, clock, typed_size
 from gpumond.features.alerts.command import _runbook
 from gpumond.features.quotas.admission_client import WaitStatusLine, size
 from gpumond.features.quotas.command import no_request, queue_table, queue_text

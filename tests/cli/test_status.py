@@ -19,7 +19,7 @@ from gpumond.facts.program import PoolLimit
 from gpumond.facts.quota import QueuedRequest
 from gpumond.facts.shares import SHARES
 from gpumond.facts.suspension import MemoryHolder
-from gpumond.facts.verdicts import REMEDIES
+from gpumond.facts.verdicts import AT_PEAK, REMEDIES
 from gpumond.features.quotas.command import quota_text
 from gpumond.view.frame import of_device, view
 from gpumond.view.rows import limit_sentences
@@ -303,6 +303,17 @@ def test_verdicts_name_the_alerts_that_status_shows_as_verdicts(capsys: pytest.C
     assert "also firing: out-of-memory of train (pid 10); " in shown
     assert "gpumond alerts" in shown.replace(sys.executable + " -m ", "")
     assert [row.status for row in view(frame).processes] == ["out-of-memory", ""]
+
+
+def test_time_to_full_names_its_condition(capsys: pytest.CaptureFixture[str]):
+    leak = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, time_to_full_seconds=540.0)
+    for summary, shown in (
+        ("train is leaking", "about 9 min"),
+        (f"full {AT_PEAK} of 2.0 GiB", "about 9 min at peak use"),
+    ):
+        with fake_daemon(busy_frame(verdicts=(replace(leak, summary=summary),))) as fake:
+            assert main(["verdicts", "--url", fake.url]) == 0
+        assert f"{shown}  {summary}" in capsys.readouterr().out
 
 
 def test_alert_that_fires_after_its_breach_is_listed_as_ended(capsys: pytest.CaptureFixture[str]):

@@ -33,8 +33,8 @@ def shown(why: Why) -> list[str]:
     return [" ".join(line.split()) for line in lines(WHY.dump_python(why, mode="json"), {})]
 
 
-def gpumond(fake: FakeDaemon, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return gpumond_here(*arguments, "--url", fake.url, GPUMOND_TOKEN="secret")
+def gpumond(fake: FakeDaemon, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+    return gpumond_here(*arguments, "--url", fake.url, GPUMOND_TOKEN="secret", stdin=stdin)
 
 
 def run(fake: FakeDaemon, *options: str) -> subprocess.CompletedProcess[str]:
@@ -82,7 +82,12 @@ def test_findings_state_value_threshold_and_remedy():
     alert = {"pid": 7, "rule": "cache", "phase": "firing", "active_at": 1e6, "fired_at": 2e6, "value": 2 * GIB}
     frame = {
         "verdicts": [verdict, verdict | {"pid": 8}, verdict | {"kind": "steady"}],
-        "alerts": [alert, alert | {"rule": "leak"}, alert | {"pid": None}],
+        "alerts": [
+            alert,
+            alert | {"rule": "leak", "annotations": [["summary", "train leaks"]]},
+            alert | {"rule": "quota-exceeded", "annotations": [["summary", "train uses 1.0 GiB more"]]},
+            alert | {"pid": None},
+        ],
     }
     rules = {"cache": {"value": "reclaimable_bytes", "above": GIB}, "leak": {"value": "leak", "above": 0}}
     first, remedy, *alerts = findings(frame, 7, rules)
@@ -91,6 +96,7 @@ def test_findings_state_value_threshold_and_remedy():
     assert alerts == [
         f"alert cache: firing since {moment(2e6)}; reclaimable_bytes 2.0 GiB, threshold above 1.0 GiB",
         f"alert leak: firing since {moment(2e6)}",
+        f"alert quota-exceeded: firing since {moment(2e6)}: train uses 1.0 GiB more",
     ]
 
 
@@ -142,7 +148,10 @@ AGENTS = [
     {
         "pid": pid,
         "workload": workload,
-        "pools": [{"device_uuid": f"GPU-{device}", "allocator": "torch", "held_bytes": 0}],
+        "allows_limit": workload == "serve",
+        "pools": [
+            {"device_uuid": f"GPU-{device}", "allocator": "torch", "held_bytes": 0, "reclaimable": {"likely": 0}}
+        ],
     }
     for pid, workload, device in ((3, "train", "b"), (1, "train", "a"), (2, "serve", "a"))
 ]
@@ -216,18 +225,37 @@ def test_program_that_refuses_does_not_hide_the_answers_of_others():
     ("live", "cached", "lines"),
     [
         (1, 1, []),
-        (1, 2, ["it flushes its cache (2.0 GiB), and the allocation fails if that isn't enough"]),
-        (3, 1, ["its allocation fails unless it frees 1.0 GiB besides its cache (1.0 GiB)"]),
-        (3, 0, ["its allocation fails unless it frees 1.0 GiB"]),
+        (1, 2, []),
+        (3, 1, ["unless it frees 1.0 GiB besides its cache (1.0 GiB)"]),
+        (3, 0, ["unless it frees 1.0 GiB"]),
     ],
 )
 def test_a_limit_below_what_a_program_holds_states_what_follows(live: int, cached: int, lines: list[str]):
     pool = make_pool(live=live * GIB, cached=cached * GIB)
     agent = json.loads(to_json(make_report(10, (pool,))))
-    limit = {"allocator": "torch", "device_uuid": "GPU-a", "limit_bytes": 2 * GIB, "applied": True}
-    start = f"train (pid 10) holds {live + cached}.0 GiB: when it needs more, "
-    assert list(beyond(agent, [limit])) == [start + line for line in lines]
-    assert not list(beyond(agent, [limit | {"applied": False}]))
+    start = f"train (pid 10) holds {live + cached}.0 GiB: with this limit, its next allocation from the driver fails "
+    assert (
+        list(beyond(agent, 2 * GIB, None)) == list(beyond(agent, 2 * GIB, "GPU-a")) == [start + line for line in lines]
+    )
+    assert not list(beyond(agent, 2 * GIB, "GPU-b"))
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "code", "requests"),
+    [((), b"n\n", 2, 0), ((), b"", 2, 0), (("--json",), b"y\n", 2, 0), ((), b"y\n", 0, 1), (("--yes",), b"", 0, 1)],
+)
+def test_a_limit_below_what_a_program_holds_is_confirmed(
+    options: Sequence[str], answer: bytes, code: int, requests: int
+):
+    agent = AGENTS[1] | {"allows_limit": True, "pools": json.loads(to_json([make_pool(live=3 * GIB)]))}
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers["/api/v1/agents"] = (200, [agent])
+        fake.answers["/api/v1/agents/1/limit"] = (200, [])
+        done = gpumond(fake, "limit", "train", "2GiB", *options, stdin=answer)
+        sent = [path for path, _ in fake.requests if path.endswith("/limit")]
+    assert (done.returncode, len(sent)) == (code, requests), done.stderr
+    assert ("fails unless it frees" in done.stderr) == (not options or code == 2)
+    assert ("nothing was limited; pass --yes" in done.stderr) == (code == 2)
 
 
 def test_limit_above_that_of_a_quota_is_said_to_be_set_again():

@@ -117,8 +117,8 @@ def test_limit_is_set_changed_and_removed_while_programs_run(start: Serve, tmp_p
         has_limit(daemon, process, None)
         entries = [(entry["actor"], entry["action"]) for entry in daemon.get("audit")]
         for expected in (
-            ("token", "quota.create"),
-            ("token", "quota.delete"),
+            (f"token@uid:{os.geteuid()}", "quota.create"),
+            (f"token@uid:{os.geteuid()}", "quota.delete"),
             ("quota:team", "agent.limit"),
             ("quota:small", "agent.limit.answer"),
             ("quota", "agent.limit"),

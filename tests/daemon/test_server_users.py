@@ -99,7 +99,7 @@ def test_token_file_is_reloaded_when_it_changes(tmp_path: Path):
         assert flush("gpm_nightly") == 401
         tokens.write_text(f"nightly flush {digest('gpm_nightly').hex()}\n")
         until(lambda: flush("gpm_nightly") == 404)
-        assert daemon.get("audit")[-1]["actor"] == "token:nightly"
+        assert daemon.get("audit")[-1]["actor"] == f"token:nightly@uid:{os.geteuid()}"
         tokens.write_text("nightly everything\n")
         time.sleep(1.5)  # the file is read at most once a second, when a request has a token
         assert flush("gpm_nightly") == 404

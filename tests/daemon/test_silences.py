@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -27,7 +28,7 @@ interval: 0.1
 receivers: [{{name: hook, type: webhook, url: "{url}/services/T0/secret"}}]
 rules:
   - {{name: full, scope: device, value: used_ratio, above: 50%}}
-  - {{name: present, scope: device, value: up, above: 0}}
+  - {{name: present, scope: device, value: up, above: 0, labels: {{team: ops}}}}
 """
 FULL = {"name": "rule", "operator": "=", "value": "full"}
 
@@ -118,8 +119,8 @@ def test_silenced_alert_is_shown_and_sent_when_the_silence_ends(
     assert [entry["state"] for entry in daemon.get("silences")] == ["ended"]
     entries = [entry for entry in daemon.get("audit") if entry["action"].startswith("silence.")]
     assert [(entry["actor"], entry["action"]) for entry in entries] == [
-        ("token", "silence.create"),
-        ("token", "silence.expire"),
+        (f"token@uid:{os.geteuid()}", "silence.create"),
+        (f"token@uid:{os.geteuid()}", "silence.expire"),
     ]
     assert entries[0]["detail"]["matchers"] == [FULL]
 
@@ -197,7 +198,11 @@ def test_silences_require_the_scope_of_rules(serve: Serve, driver: FakeDriver, t
     assert change(daemon, "POST", "silences", body, token="")[0] == 401
     assert change(daemon, "POST", "silences", body, token="flusher")[0] == 403
     status, made = change(daemon, "POST", "silences", body | {"author": "Research"}, token="ruler")
-    assert (status, made["silence"]["author"], made["silence"]["created_by"]) == (201, "Research", "token:ruler")
+    assert (status, made["silence"]["author"], made["silence"]["created_by"]) == (
+        201,
+        "Research",
+        f"token:ruler@uid:{os.geteuid()}",
+    )
     path = f"silences/{made['silence']['id']}"
     assert [change(daemon, "DELETE", path, token=token)[0] for token in ("", "flusher", "ruler")] == [401, 403, 204]
     assert [change(daemon, "POST", "receivers/log/test", {}, token)[0] for token in ("", "flusher")] == [401, 403]
@@ -211,7 +216,9 @@ def test_receiver_test_sends_a_marked_message_and_returns_the_answer(daemon: Run
     assert result["duration_seconds"] > 0
     (alert,) = listener.requests[-1].json["alerts"]
     assert (alert["rule"], alert["labels"]["test"]) == ("gpumond-test", "true")
-    assert alert["annotations"]["summary"].startswith("Test message from gpumond, requested by token.")
+    assert alert["annotations"]["summary"].startswith(
+        f"Test message from gpumond, requested by token@uid:{os.geteuid()}."
+    )
     assert listener.requests[-1].line == "POST /services/T0/secret HTTP/1.1"
     listener.answer = b"HTTP/1.1 403 X\r\nContent-Length: 0\r\n\r\n"
     done = daemon.run("rules", "test-receiver", "hook")
@@ -223,7 +230,9 @@ def test_receiver_test_sends_a_marked_message_and_returns_the_answer(daemon: Run
     status, problem = change(daemon, "POST", "receivers/none/test", {})
     assert (status, problem["detail"]) == (404, "no receiver has the name none; the receivers are hook")
     entries = [entry for entry in daemon.get("audit") if entry["action"] == "receiver.test"]
-    assert [(entry["actor"], entry["detail"]) for entry in entries] == [("token", {"receiver": "hook"})] * 3
+    assert [(entry["actor"], entry["detail"]) for entry in entries] == [
+        (f"token@uid:{os.geteuid()}", {"receiver": "hook"})
+    ] * 3
     assert "secret" not in daemon.log.read_text()
 
 
@@ -266,6 +275,9 @@ def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: 
     assert again.stderr.startswith(f"gpumond: silence {id} has already ended, at 20")
     assert id not in daemon.run("silence", "list").stdout
     assert id in daemon.run("silence", "list", "--all").stdout
+    until(lambda: {"full", "present"} <= {each["rule"] for each in daemon.get("alerts")})
+    other = daemon.run("silence", "add", "rule=full", "team=ops", "--for", "1h", "--reason", "x")
+    assert "no active alert of full has the label team; they have alertname, gpu, " in other.stderr
     useless = daemon.run("silence", "add", "rule=ful", "--for", "1h", "--reason", "x")
     assert (useless.returncode, useless.stdout) == (2, "")
     assert "no rule has the name ful; did you mean full?" in useless.stderr
@@ -275,7 +287,7 @@ def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: 
     wrong = daemon.run("silence", "add", "rule=~(", "--for", "1h", "--reason", "x")
     assert wrong.returncode == 2
     assert "not a regular expression" in wrong.stderr
-    wrong = daemon.run("silence", "add", "full", "--for", "1h", "--reason", "x")
-    assert (wrong.returncode, "expected LABEL=TEXT" in wrong.stderr) == (2, True)
+    wrong = daemon.run("silence", "add", "full", "--for", "1h")
+    assert (wrong.returncode, "MATCHER 'full': expected LABEL=TEXT" in wrong.stderr) == (2, True)
     wrong = daemon.run("silence", "add", "rule=full", "--for", "soon", "--reason", "x")
     assert (wrong.returncode, "expected a duration such as 30s" in wrong.stderr) == (2, True)

@@ -76,7 +76,7 @@ def test_alert_is_resolved_by_its_flush_and_two_notifications_have_one_effect(se
             (entry,) = hook_entries(daemon)
             assert entry["detail"]["pids"] == [process.pid]
             (receipt,) = flushed(daemon)
-            assert (receipt["pid"], receipt["requested_by"]) == (process.pid, "token")
+            assert (receipt["pid"], receipt["requested_by"]) == (process.pid, f"token@uid:{os.geteuid()}")
             assert not any(manager.alerts() for manager in managers)
 
             run_in_program(process, FILL_CACHE)

@@ -73,6 +73,7 @@ class View:
         self.frame = frame
         self.answer = answer or FlushOutcome("id", (RECEIPT,), RECEIPT.released_bytes)
         self.flush_requests: list[FlushRequest] = []
+        self.requested_by: list[str] = []
         self.silences = Silences(self.store)
         self.events = EventLog(1.0)
         self.agent_requests: list[tuple[object, ...]] = []
@@ -111,6 +112,7 @@ class View:
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
         self.flush_requests.append(request)
+        self.requested_by.append(requested_by)
         if isinstance(self.answer, FlushError):
             raise self.answer
         return self.answer

@@ -35,11 +35,11 @@ def test_limit_returns_the_applied_limits():
     view = view_with_response(AgentResponse("id", "", (AppliedLimit("torch", "GPU-a", 5, True),)))
     answer = ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": 5, "device": "0"})
     assert (answer.status_code, answer.json()[0]["applied"]) == (200, True)
-    assert view.agent_requests == [(10, "limit", 5, examples.UUID, "token", None, None)]
+    assert view.agent_requests == [(10, "limit", 5, examples.UUID, "token@loopback", None, None)]
     unknown = ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": 5, "device": "3"})
     assert (unknown.status_code, examples.UUID in unknown.json()["detail"]) == (404, True)
     assert ask(view, LIMIT, "POST", headers=TOKEN, json={"limit_bytes": None}).status_code == 200
-    assert view.agent_requests[1] == (10, "limit", None, None, "token", None, None)
+    assert view.agent_requests[1] == (10, "limit", None, None, "token@loopback", None, None)
 
 
 def test_snapshot_returns_its_path():
@@ -57,7 +57,7 @@ def test_why_returns_classes_sites_and_advice():
     assert found["classes"][0]["activations_bytes"] == examples.LIVE_CLASSES.activations_bytes
     assert found["sites"][0]["calls"][0] == {"file": "/home/research/train.py", "line": 31, "function": "step"}
     assert (found["unrecorded_bytes"], found["advice"]) == (7, [])
-    assert view.agent_requests == [(10, "classes", None, None, "token", None, 60.0)]
+    assert view.agent_requests == [(10, "classes", None, None, "token@loopback", None, 60.0)]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_file_of_a_snapshot_is_streamed_to_an_administrator():
     assert (answer.status_code, answer.content) == (200, view.CONTENT)
     assert answer.headers["content-length"] == str(len(view.CONTENT))
     assert answer.headers["content-type"] == "application/octet-stream"
-    assert view.agent_requests == [(10, 1, "token")]
+    assert view.agent_requests == [(10, 1, "token@loopback")]
     missing = ask(view, "/api/v1/agents/10/snapshots/2", headers=TOKEN)
     assert (missing.status_code, missing.json()["detail"]) == (409, "kept are: 1")
     assert ask(view, "/api/v1/agents/10/snapshots/3", headers=TOKEN).status_code == 504

@@ -80,7 +80,7 @@ def test_measure_change_measure_compare_delete(tmp_path: Path):
         assert (await api.ask("DELETE", "/n")).status_code == 204
         assert (await api.ask("GET", "/n")).status_code == 404
         audited = [(entry.actor, entry.action) for entry in await api.store.audit_entries()]
-        assert audited == [("token", f"baseline.{what}") for what in ("record", "compare", "delete")]
+        assert audited == [("token@loopback", f"baseline.{what}") for what in ("record", "compare", "delete")]
 
     with_api(tmp_path, work)
 

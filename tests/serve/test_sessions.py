@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from gpumond.config.tokens import Token, digest
+from gpumond.host.peer import counted_name
 from gpumond.serve.authentication import CODE_SECONDS, IN_TOTAL, PER_CALLER, SESSION_SECONDS, Caller, SignIns
 from gpumond.serve.guard import Policy
+from gpumond.store.audit import is_user
 from tests.serve.guarded import ADMIN, FLUSH, OTHERS, RULE, GuardedApi
 
 CLOSED = Policy(open_reads=False)
@@ -47,6 +50,19 @@ def test_session_of_a_unix_user_flushes_only_programs_of_that_user():
     assert api.ask("POST", "/api/v1/flushes", json=FLUSH, **session(api, uid=1234)).status_code == 200
     (request,) = api.view.flush_requests
     assert request.target.uid == 1234
+
+
+def test_receipts_tell_tokens_addresses_and_sessions_apart():
+    """The names of requests over the socket, with a token, and of two browsers that the same user has signed in."""
+    api = GuardedApi()
+    for options in ({"uid": 0}, {"headers": ADMIN}, session(api, uid=1234), session(api, uid=1234)):
+        assert api.ask("POST", "/api/v1/flushes", json=FLUSH, **options).status_code == 200
+    socket, token, first, second = api.view.requested_by
+    assert (socket, token) == ("uid:0", "token@loopback")
+    assert re.fullmatch("uid:1234/session:[0-9a-f]{8}@loopback", first)
+    assert first != second
+    assert {counted_name(first), counted_name(second)} == {"uid:1234"}
+    assert [is_user(name) for name in (socket, token, first)] == [False, False, True]
 
 
 def test_code_is_valid_once():

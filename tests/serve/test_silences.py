@@ -26,7 +26,7 @@ def test_silence_is_created_read_and_ended():
     assert (made.status_code, made.headers["location"]) == (201, f"/api/v1/silences/{id}")
     assert made.json()["state"] == "active"
     silence = made.json()["silence"]
-    assert (silence["matchers"], silence["reason"], silence["author"]) == ([RULE], "known", "token")
+    assert (silence["matchers"], silence["reason"], silence["author"]) == ([RULE], "known", "token@loopback")
     entry = {name: value for name, value in made.json().items() if name != "alerts"}
     assert ask(view, f"/api/v1/silences/{id}").json() == entry
     assert ask(view, "/api/v1/silences").json() == [entry]

@@ -35,7 +35,7 @@ def make_receipt(**fields: Any) -> Receipt:
         "after": None,
         "steps": (),
         "raced": False,
-        "requested_by": "token",
+        "requested_by": "token@10.0.0.7",
         "started_at": 999_990.0,
         "duration_seconds": 0.5,
     }
@@ -196,8 +196,8 @@ def test_flushes_make_events_and_plans_do_not():
     ]
     freed, refused = between(make_frame(), receipts=receipts)
     assert (freed.kind, freed.at, dict(freed.details)["released_bytes"]) == ("flush", 1_000_000.0, GIB)
-    assert freed.summary == "flush of train (pid 10) on GPU 0 by token (administrator): freed, torch released 1.0 GiB"
-    assert refused.summary == "flush of train (pid 10) on GPU 0 by token (administrator): refused (busy)"
+    assert freed.summary == "flush of train (pid 10) on GPU 0 by token@10.0.0.7: freed, torch released 1.0 GiB"
+    assert refused.summary == "flush of train (pid 10) on GPU 0 by token@10.0.0.7: refused (busy)"
 
 
 def test_alerts_fire_and_resolve():

@@ -220,12 +220,15 @@ def test_flush_shows_the_plan_asks_for_confirmation_and_shows_the_receipt(fake: 
         session.press("f")
         session.shows("train (pid 10): plan", "WOULD RELEASE", "train torch", "Flush 12.0 GiB? y: yes")
         assert requested(fake) == [({"pid": 10, "start_ticks": 100}, True)]
-        fake.answers["/api/v1/flushes"] = (200, RECEIPTS | {"receipts": [FREED | {"planned": PLANNED["expected"]}]})
+        freed = FREED | {"planned": dict.fromkeys(PROMISE, 24 * GIB)}
+        fake.answers["/api/v1/flushes"] = (200, RECEIPTS | {"receipts": [freed]})
         session.press("y")
-        screen = session.shows("receipts", "freed", "released 12.0 GiB")
+        screen = session.shows(
+            "receipts", "freed", "released 12.0 GiB", "memory changed between the plan and the flush"
+        )
         head, row = (next(line for line in screen.splitlines() if word in line) for word in ("DRIVER", "train torch"))
         assert head.split() == ["PID", "PROGRAM", "PLANNED", "EXPECTED", "RELEASED", "DRIVER", "TOOK", "OUTCOME"]
-        assert "12.0 GiB  12.0 GiB  12.0 GiB  11.0 GiB  0.50 s  freed" in row
+        assert "24.0 GiB  12.0 GiB  12.0 GiB  11.0 GiB  0.50 s  freed" in row
         session.press("y", "escape")
         session.shows("train", without="released 12.0 GiB")
         process = {"pid": 10, "start_ticks": 100}

@@ -190,15 +190,16 @@ def test_alert_on_a_process_hides_its_healthy_pattern():
 
 
 def test_most_severe_alert_of_a_process_precedes_newer_ones_and_its_verdicts():
-    def status(*alerts: Alert, verdict: Verdict = CHURN) -> tuple[str, str]:
+    def status(*alerts: Alert, verdict: Verdict = CHURN, width: int = 40) -> tuple[str, str]:
         own = (replace(each, pid=10, start_ticks=100, labels=(*each.labels, ("uuid", "GPU-a"))) for each in alerts)
         row = view(busy_frame(alerts=tuple(own), verdicts=(verdict,))).processes[0]
-        return row.status, row.level
+        return row.status_in(width), row.level
 
     error, retries = make_alert("out-of-memory", severity="critical"), make_alert("retries", active_at=999_990.0)
-    assert status(error, retries) == status(retries, error) == ("out-of-memory", "bad")
-    assert status(error, verdict=LEAK) == ("out-of-memory", "bad")
-    assert status(retries, verdict=LEAK) == ("leak", "warn")
+    assert status(error, retries) == status(retries, error) == ("out-of-memory +1", "bad")
+    assert status(error, retries, verdict=LEAK, width=14) == ("out-of-mem… +2", "bad")
+    assert status(retries, verdict=LEAK) == ("leak +1", "warn")
+    assert status(make_alert("leak"), verdict=LEAK) == ("leak", "warn"), "an alert of the verdict is no second problem"
     assert status(retries) == ("retries", "warn")
     quiet = (replace(error, silenced_by=("a",)), make_alert("idle", severity="info"), make_alert("late", "pending"))
     assert status(*quiet[1:2]) == ("churn", "")

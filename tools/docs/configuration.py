@@ -77,9 +77,10 @@ rules:
 Agents connect to `GPUMOND_SOCKET`. If you don't set this variable, they connect to `agent.sock` in
 `GPUMOND_RUNTIME_DIR`, or else in the default directories: your own daemon's and the service's.
 
-The runtime directory (`runtime_dir`) contains the token and `api.sock`. The directory of `socket` and the runtime
-directory must belong to the daemon's user, and no other user may have write access. If containers mount the directory
-of `socket`, use a separate `runtime_dir`. The service uses `/run/gpumond-api`, the image `/tmp/gpumond`.
+The runtime directory (`runtime_dir`) contains the token, `api.sock` and locks, whose files remain when the daemon ends.
+The directory of `socket` and the runtime directory must belong to the daemon's user, and no other user may have write
+access. If containers mount the directory of `socket`, use a separate `runtime_dir`. The service uses
+`/run/gpumond-api`, the image `/tmp/gpumond`.
 
 The command line looks for the token and `api.sock` in `GPUMOND_RUNTIME_DIR`. If you don't set this variable, it
 searches the directory of `GPUMOND_SOCKET`, or else the default directories: your own daemon's and the service's.

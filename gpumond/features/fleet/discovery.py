@@ -503,15 +503,6 @@ def progress(count: int, action: str) -> Iterator[Callable[[], None]]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def confirm(question: str) -> bool:
-    """Return whether the user answers yes."""
-    print(f"\n{question} [y/N] ", end="", flush=True)
-    answer = sys.stdin.readline()
-    if not answer.endswith("\n"):
-        print()
-    return answer.strip().lower() in ("y", "yes")
-
-
 R = TypeVar("R")
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, option, value
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, confirm, duration, option, value
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.flush import MAX_REASON, Operation
 from gpumond.facts.pools import ENGINE_STEP, STEPS, on_command_line
@@ -34,7 +34,6 @@ from gpumond.features.fleet.discovery import (
     QueriedProcess,
     UnreadMachine,
     chosen,
-    confirm,
     data_seconds,
     list_machines,
     make_client,

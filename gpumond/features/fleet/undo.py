@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, option
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, confirm, option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.facts.pools import ENGINE_STEP
@@ -21,7 +21,7 @@ from gpumond.facts.units import caller_text, human, plural
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.audit import AUDIT, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
-from gpumond.features.fleet.discovery import UnreadMachine, confirm, missing_of, progress, read_each
+from gpumond.features.fleet.discovery import UnreadMachine, missing_of, progress, read_each
 from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES, caller_name, new_id
 from gpumond.view.audit import sentence
 from gpumond.view.frame import CheckedFrame, frame_of, receipts_of

@@ -20,6 +20,7 @@ from gpumond.facts.pools import Receipt
 from gpumond.facts.program import TICKS_PER_SECOND, ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import human
+from gpumond.host.peer import counted_name
 from gpumond.kernel import flush_each
 from gpumond.store.audit import AuditEntry
 from gpumond.store.store import Store
@@ -112,9 +113,9 @@ class AlertmanagerHook:
         for entry in entries:
             start = _start_of(entry)
             if start is not None and entry.action == FLUSH:
-                self._remember(entry.actor, start)
+                self._remember(counted_name(entry.actor), start)
             elif start is not None:
-                self._handled[entry.actor].pop(start, None)
+                self._handled[counted_name(entry.actor)].pop(start, None)
 
     async def receive(
         self, alerts: Sequence[HookAlert], snapshot: Snapshot, by: str, uid: int | None = None, dry_run: bool = False
@@ -125,7 +126,7 @@ class AlertmanagerHook:
         recorded.
         """
         dry_run = dry_run or self._dry_run()
-        machine, handled = self._machine(), self._handled[by]
+        machine, handled = self._machine(), self._handled[counted_name(by)]
         results: dict[int, HookResult] = {}
         due: dict[int, tuple[AgentReport, ...]] = {}
         for number, alert in enumerate(alerts):
@@ -136,7 +137,7 @@ class AlertmanagerHook:
             else:
                 due[number] = found
                 if not dry_run:
-                    self._remember(by, alert.start)
+                    self._remember(counted_name(by), alert.start)
         if not dry_run:
             await self._record([(alerts[number], programs) for number, programs in due.items()], by)
         receipts = await self._flush_all(due.values(), by, dry_run)
@@ -165,7 +166,7 @@ class AlertmanagerHook:
                 await self._store.audit(by, FLUSH, _detail(alert) | detail)
         except StoreUnavailable:
             for alert, _ in due:
-                self._handled[by].pop(alert.start, None)
+                self._handled[counted_name(by)].pop(alert.start, None)
             raise
 
     async def _flush_all(
@@ -187,7 +188,7 @@ class AlertmanagerHook:
             del handled[next(iter(handled))]
 
     async def _forget(self, alert: HookAlert, by: str) -> None:
-        self._handled[by].pop(alert.start, None)
+        self._handled[counted_name(by)].pop(alert.start, None)
         try:
             await self._store.audit(by, REFUSED, _detail(alert))
         except StoreUnavailable:

@@ -28,6 +28,7 @@ from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, 
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import caller_text, typed_size
 from gpumond.view.frame import checked_as, receipts_of
+from gpumond.view.rows import differences
 from gpumond.view.text import moment, narrowed_table, size, table
 
 
@@ -174,7 +175,7 @@ def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
             size(receipt["released_bytes"]),
             size(receipt["driver_released_bytes"]),
             f"{receipt['duration_seconds']:.2f} s",
-            _remarks(receipt) + (" (the program allocated during the flush)" if receipt["raced"] else ""),
+            "; ".join(filter(None, (_remarks(receipt), *differences(receipt)))),
         ]
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import add_target, duration, option
+from gpumond.cli.arguments import WRONG_USE, add_target, confirm, duration, option, print_error
 from gpumond.facts import units
 from gpumond.facts.alerts import WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import human, typed_size
-from gpumond.facts.verdicts import PATTERNS, REMEDIES
+from gpumond.facts.verdicts import PATTERNS, REMEDIES, VERDICTS
 from gpumond.view.frame import checked_as
 from gpumond.view.live_memory import why_lines
 from gpumond.view.notices import steps_of
@@ -32,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     body = recording(arguments)
     one_for = None if arguments.folded is None else "--folded"
-    answers, status = client.ask_programs(arguments, "why", body, arguments.record + ANSWER_SECONDS, one_for)
+    answers, status = client.ask_programs(
+        arguments, client.selected(arguments), "why", body, arguments.record + ANSWER_SECONDS, one_for
+    )
     gpus = client.gpu_names(arguments.url) if answers and not arguments.json else {}
     frame, rules = _concluded(arguments.url) if answers and not arguments.json else ({}, {})
     failed = _with_case(arguments.url) if answers and not arguments.json else frozenset()
@@ -87,10 +90,10 @@ def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str
             yield from (f"  -> {step}" for step in steps if "gpumond why" not in step)
     for alert in frame.get("alerts", ()):
         if alert.get("pid") == pid:
-            since = moment(alert["fired_at"] or alert["active_at"])
-            state = f"{alert['phase']} since {since}{_compared(alert, rules)}"
-            summary = dict(alert.get("annotations", ())).get("summary", "")
-            yield safe(f"alert {alert['rule']}: {summary.partition(WAS)[0] if WAS in summary else state}")
+            state = f"{alert['phase']} since {moment(alert['fired_at'] or alert['active_at'])}"
+            summary, _, past = dict(alert.get("annotations", ())).get("summary", "").partition(WAS)
+            reason = _compared(alert, rules) or (f": {summary}" if alert["rule"] not in VERDICTS else "")
+            yield safe(f"alert {alert['rule']}: {summary if past else state + reason}")
 
 
 def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) -> str:
@@ -158,7 +161,9 @@ class SnapshotCommand:
     def run(arguments: argparse.Namespace) -> int:
         body = recording(arguments)
         one_for = None if arguments.out is None else "--out"
-        answers, status = client.ask_programs(arguments, "snapshot", body, arguments.record + ANSWER_SECONDS, one_for)
+        answers, status = client.ask_programs(
+            arguments, client.selected(arguments), "snapshot", body, arguments.record + ANSWER_SECONDS, one_for
+        )
         for program, dump in answers:
             if arguments.out is not None:
                 fetch(arguments.url, program.pid, dump, arguments.out)
@@ -191,6 +196,7 @@ class Limit:
             metavar="SIZE|none",
             help="the most that the program's pools may hold, such as 40GiB; none removes the limit",
         )
+        option(parser, "--yes", "don't ask for confirmation, even if the program already holds more")
         client.add_arguments(parser)
 
     @staticmethod
@@ -201,8 +207,18 @@ class Limit:
             limit_bytes = None if arguments.limit == "none" else typed_size(arguments.limit)
         except ValueError as error:
             raise ConfigError(f"limit {arguments.limit!r:.80}: {error}") from None
+        programs = client.selected(arguments)
+        if (
+            limit_bytes is not None
+            and not arguments.yes
+            and (exceeding := _exceeding(arguments, programs, limit_bytes))
+        ):
+            print(broken("\n".join(exceeding), output_width()), file=sys.stderr)
+            if arguments.json or not confirm(f"Limit to {human(limit_bytes)}?"):
+                print_error("gpumond: nothing was limited; pass --yes to skip the confirmation")
+                return WRONG_USE
         body = {"limit_bytes": limit_bytes, "device": arguments.device}
-        answers, status = client.ask_programs(arguments, "limit", body, LIMIT_SECONDS)
+        answers, status = client.ask_programs(arguments, programs, "limit", body, LIMIT_SECONDS)
         if not answers:
             return status
         gpus = client.gpu_names(arguments.url)
@@ -224,10 +240,6 @@ class Limit:
             print(client.as_json(arguments, answers, "limits"))
             return status
         print(table(header, rows))
-        agents = {agent["pid"]: agent for agent in client.get(arguments.url, "/api/v1/agents")}
-        for program, applied in answers:
-            for line in beyond(agents.get(program.pid, {}), applied):
-                print(client.paragraph(line, arguments.url))
         for line in overruled(client.frame(arguments.url), limit_bytes, {program.pid for program, _ in answers}):
             print(broken(line, output_width()))
         return status
@@ -243,18 +255,21 @@ def overruled(frame: Mapping[str, Any], limit: int | None, pids: Collection[int]
             yield f"the quota {safe(quota['limit_quota'])} sets the limit of {name} to {human(required)} again"
 
 
-def beyond(agent: Mapping[str, Any], applied: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what follows for each pool of a program that holds more than the limit that was applied to it."""
-    limits = {(each["allocator"], each["device_uuid"]): each["limit_bytes"] for each in applied if each["applied"]}
-    for pool in agent.get("pools", ()):
-        held, limit = pool["held_bytes"], limits.get((pool["allocator"], pool["device_uuid"]))
-        if limit is None or held <= limit:
+def _exceeding(arguments: argparse.Namespace, programs: Iterable[client.TargetProgram], limit: int) -> list[str]:
+    """Return a sentence about each pool that a limit makes useless."""
+    uuid = arguments.device and client.resolve_device_uuid(arguments.url, arguments.device)
+    pids = {program.pid for program in programs}
+    agents = [each for each in client.get(arguments.url, "/api/v1/agents") if each["pid"] in pids]
+    return [line for agent in agents if agent["allows_limit"] for line in beyond(agent, limit, uuid)]
+
+
+def beyond(agent: Mapping[str, Any], limit: int, device_uuid: str | None) -> Iterator[str]:
+    """Yield what follows for each pool of a program that holds more than a limit, even without its cache."""
+    for pool in agent["pools"]:
+        held, cached = pool["held_bytes"], pool["reclaimable"]["likely"]
+        if held - cached <= limit or device_uuid not in (None, pool["device_uuid"]):
             continue
-        cached = pool["reclaimable"]["likely"]
-        over, cache = held - cached - limit, f"its cache ({human(cached)})"
-        more = f" besides {cache}" if cached else ""
-        end = f"it flushes {cache}, and the allocation fails if that isn't enough"
-        if over > 0:
-            end = f"its allocation fails unless it frees {human(over)}{more}"
+        more = f" besides its cache ({human(cached)})" if cached else ""
         name = safe(f"{agent['workload'] or 'the program'} (pid {agent['pid']})")
-        yield f"{name} holds {human(held)}: when it needs more, {end}"
+        fails = f"its next allocation from the driver fails unless it frees {human(held - cached - limit)}{more}"
+        yield f"{name} holds {human(held)}: with this limit, {fails}"

@@ -770,7 +770,7 @@ class Admissions:
 
     def _own(self, name: str, owner: str) -> StoredAdmission:
         request = self._queue.find(name)
-        if request is None or request.owner != owner:
+        if request is None or counted_name(request.owner) != counted_name(owner):
             raise NoSuchEntry(
                 f"no request of {owner} has this id: either it wasn't renewed in {LEASE_SECONDS:g} s, or it ended"
             )

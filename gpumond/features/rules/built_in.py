@@ -43,8 +43,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "gpumond oom show --pid {pid}[| on that machine] shows why[{advice}]",
     ),
     "allocation-retries": (
-        f"{PROGRAM} [{{shortage}}|is short of memory]: its allocator emptied its cache {{value}} times in 10 "
-        "minutes to retry allocations, which slows the program down",
+        f"{PROGRAM} [{{shortage}}|is short of memory]: {{value}} allocation retries in 10 minutes slow it down",
         "reduce the batch size[ or {relief}|, free memory on the GPU, or raise the program's limit if it has one]"
         "[{advice}]",
     ),

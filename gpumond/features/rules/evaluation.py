@@ -16,13 +16,13 @@ from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
-from gpumond.diagnosis.sentences import clock
 from gpumond.facts.alerts import OVER, AlertState, AlertStates, Labels, Rule, Scope, ended, past, same_process
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.frame import Alert, Frame, Phase, Verdict, device_uuid
 from gpumond.facts.messages import to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
+from gpumond.facts.units import clock
 from gpumond.quantities import ending_sentence, subjects, unreadable
 from gpumond.quantities.quantity import readable
 from gpumond.quantities.scope import NO_VERDICT, OWNER_LABELS, Row, RuleContext, Subjects, Unreadable, active_verdicts

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_answer, print_error
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_answer, print_error, value
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import plural
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument(
         "matchers",
         nargs="+",
+        type=value(matcher),
         metavar="MATCHER",
         help=f"label matcher with {', '.join(OPERATORS[:-1])} or {OPERATORS[-1]}: rule=leak, 'workload=~train.*'",
     )
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    matchers = [matcher(text) for text in arguments.matchers]
+    matchers: list[dict[str, str]] = arguments.matchers
     body = {
         "matchers": matchers,
         "for_seconds": arguments.duration,
@@ -57,16 +58,19 @@ def _add(arguments: argparse.Namespace) -> int:
     if arguments.start is not None:
         body["starts_at"] = _time(arguments.start)
     rules = {each["name"] for each in client.get(arguments.url, "/api/v1/rules", for_change=True)}
-    if unknown := [each["value"] for each in matchers if _is_rule(each) and each["value"] not in rules]:
+    named = [each["value"] for each in matchers if (each["name"], each["operator"]) == ("rule", "=")]
+    if unknown := [name for name in named if name not in rules]:
         remedy = did_you_mean(unknown[0], rules) or "; `gpumond rules list` shows the rules"
         raise ConfigError(f"no rule has the name {unknown[0]}{remedy}")
     entry = client.post(arguments.url, ROUTE, body, timeout=30)
     print_answer(arguments, entry, lambda: _created(entry))
     alerts = [{"rule": each["rule"], **dict(each["labels"])} for each in client.get(arguments.url, "/api/v1/alerts")]
-    unmatched = [each["name"] for each in matchers if not any(each["name"] in alert for alert in alerts)]
+    own = [alert for alert in alerts if alert["rule"] in named]
+    unmatched = [each["name"] for each in matchers if not any(each["name"] in alert for alert in own or alerts)]
     if alerts and unmatched:
-        known = ", ".join(sorted({name for alert in alerts for name in alert}))
-        print_error(f"gpumond: no active alert has the label {', '.join(unmatched)}; alerts have {known}")
+        known = ", ".join(sorted({name for alert in own or alerts for name in alert}))
+        of_rule = f" of {' and '.join(named)}" if own else ""
+        print_error(f"gpumond: no active alert{of_rule} has the label {', '.join(unmatched)}; they have {known}")
     return DONE
 
 
@@ -78,10 +82,6 @@ def _created(entry: Mapping[str, Any]) -> str:
     matched = f"{verb} {plural(count, 'active alert')}" if count else "matches no active alert"
     created = f"silence {silence['id']}{start} until {moment(silence['ends_at'])}"
     return created if count is None else f"{created}: {matched}"
-
-
-def _is_rule(matcher: Mapping[str, str]) -> bool:
-    return (matcher["name"], matcher["operator"]) == ("rule", "=")
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -112,14 +112,14 @@ def _delete(arguments: argparse.Namespace) -> int:
 
 
 def matcher(text: str) -> dict[str, str]:
-    """Parse a matcher such as ``rule=leak``; a value may be in double quotes. Raises ConfigError."""
+    """Parse a matcher such as ``rule=leak``; a value may be in double quotes. Raises ValueError."""
     found = _MATCHER.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(f"{text!r:.80} isn't a matcher; expected LABEL=TEXT, !=, =~ or !~, for example rule=leak")
-    name, operator, value = found.groups()
-    if quoted := _QUOTED.fullmatch(value):
-        value = _ESCAPE.sub(r"\1", quoted[1])
-    return {"name": name, "operator": operator, "value": value}
+        raise ValueError("expected LABEL=TEXT, !=, =~ or !~, for example rule=leak")
+    name, operator, given = found.groups()
+    if quoted := _QUOTED.fullmatch(given):
+        given = _ESCAPE.sub(r"\1", quoted[1])
+    return {"name": name, "operator": operator, "value": given}
 
 
 def _time(text: str) -> float:

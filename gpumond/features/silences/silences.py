@@ -20,6 +20,7 @@ from gpumond.facts.alerts import Labels
 from gpumond.facts.errors import ConfigError, EntryConflict, NoSuchEntry
 from gpumond.facts.frame import Alert, Matcher, Silence, SilenceState
 from gpumond.facts.units import DAY_SECONDS, human
+from gpumond.host.peer import counted_name
 from gpumond.kernel import Kernel, Part, SilenceService, Tick
 from gpumond.store.table import Actions, Table, Transactions
 
@@ -54,6 +55,10 @@ def _has_times(silence: Silence) -> bool:
     return all(map(isfinite, (silence.starts_at, silence.ends_at, silence.created_at)))
 
 
+def _creator(silence: Silence) -> str:
+    return counted_name(silence.created_by)
+
+
 class Silences(SilenceService):
     """Registry of silences. ``clock`` returns Unix seconds."""
 
@@ -73,7 +78,7 @@ class Silences(SilenceService):
             silence = row.value
             try:
                 if silence.state(self._clock()) != "ended":
-                    self._tests[silence.id] = self._test(silence.matchers, silence.created_by)
+                    self._tests[silence.id] = self._test(silence.matchers, _creator(silence))
             except (ConfigError, EntryConflict) as error:
                 invalid.append(f"{silence.id}: {error}")
             else:
@@ -135,9 +140,10 @@ class Silences(SilenceService):
             created_by=by,
         )
         async with self._lock:
-            if sum(each.created_by == by for each in self.current()) >= MAX_SILENCES:
-                raise EntryConflict(f"the limit of {MAX_SILENCES} silences by {by} is reached; delete one first")
-            await self._put(silence, by, self._test(matchers, by))
+            creator = _creator(silence)
+            if sum(_creator(each) == creator for each in self.current()) >= MAX_SILENCES:
+                raise EntryConflict(f"the limit of {MAX_SILENCES} silences by {creator} is reached; delete one first")
+            await self._put(silence, by, self._test(matchers, creator))
         return silence
 
     async def expire(self, id: str, by: str) -> None:
@@ -181,7 +187,7 @@ class Silences(SilenceService):
         """Return the test of a new silence. Raises ConfigError, EntryConflict."""
         most = dict.fromkeys((creator, ""), 0)
         for silence in self.current():
-            for name in {silence.created_by, ""} & most.keys():
+            for name in {_creator(silence), ""} & most.keys():
                 most[name] += self._tests[silence.id].compiled_bytes
         room = min(MAX_COMPILED_OF_CREATOR - most[creator], MAX_COMPILED_IN_TOTAL - most[""])
         size = _compiled_bytes(matchers)
@@ -193,7 +199,7 @@ class Silences(SilenceService):
         return _test(matchers, size)
 
     async def _put(self, silence: Silence, by: str, test: CompiledMatchers | None = None) -> None:
-        removed = set(self._excess(silence.created_by))
+        removed = set(self._excess(_creator(silence)))
         await self._table.put(silence.id, silence, by, removed=sorted(removed))
         if test is not None:
             self._tests[silence.id] = test
@@ -205,7 +211,7 @@ class Silences(SilenceService):
         ended = sorted(
             (each for each in self._silences.values() if each.state(now) == "ended"), key=attrgetter("ends_at")
         )
-        own = [each for each in ended if each.created_by == creator]
+        own = [each for each in ended if _creator(each) == creator]
         yield from (each.id for each in ended if each.ends_at < now - KEEP_ENDED_SECONDS)
         yield from (each.id for each in own[: max(0, len(own) - KEEP_ENDED + 1)])
 
