@@ -4,10 +4,10 @@ import { linkTo } from "./address.js";
 import { cardsOf, leftOf, lineOf, remedyOf } from "./cards.js";
 import { siteText } from "./calls.js";
 import { $, button, make, named, put } from "./elements.js";
-import { attempt, entryOf, flush } from "./flush.js";
+import { entryOf, flush } from "./flush.js";
 import { capital, clean, clock, human, percent, sum } from "./format.js";
 import { MEANINGS } from "./meanings.js";
-import { save } from "./session.js";
+import { attempt, save } from "./session.js";
 import { allowsFlush, isProblem, label, state } from "./state.js";
 
 const CLASSES = {
@@ -41,7 +41,7 @@ export async function why(pid, subject) {
   const request = async (words, body) => {
     show(words);
     wait(true);
-    const answer = await attempt(`agents/${pid}/why`, body, "The daemon doesn't respond.");
+    const answer = await attempt("POST", `agents/${pid}/why`, body);
     if (own !== newest) return;
     wait(false);
     if (answer) show(answer.detail ?? wordsOf(answer), answer);
@@ -83,7 +83,7 @@ async function saveSnapshot(pid) {
   const own = newest;
   const show = (text) => own === newest && put($("why-words"), text, 600);
   show("Writing the snapshot…");
-  const dump = await attempt(`agents/${pid}/snapshot`, {}, "The daemon doesn't respond.");
+  const dump = await attempt("POST", `agents/${pid}/snapshot`, {});
   if (!dump?.ok) return show(dump?.detail ?? "");
   const name = clean(dump.path.split("/").pop(), 200);
   show(`Fetching ${name} (${human(dump.size_bytes)})…`);
@@ -119,10 +119,10 @@ function nextSteps(rows, subject) {
 }
 
 function entryOfClasses(found, kvCache) {
-  const part = (bytes) => `${human(bytes)} (${Math.round((100 * bytes) / (found.live_bytes || 1))}%)`;
+  const part = (bytes) => `${human(bytes)} (${percent(bytes, found.live_bytes || 1)})`;
   const known = Object.entries(CLASSES).filter(([name]) => found[`${name}_bytes`] !== null);
   const facts = known.map(([name, text]) => [text, found[`${name}_bytes`]]);
-  const rest = found.live_bytes - known.reduce((sum, [name]) => sum + found[`${name}_bytes`], 0);
+  const rest = found.live_bytes - sum(known.map(([name]) => found[`${name}_bytes`]));
   if (known.length < Object.keys(CLASSES).length)
     facts.push([known.length < REGISTERED ? "unknown" : "other tensors and activations", rest]);
   const device = state.devices.get(found.device_uuid);
