@@ -308,7 +308,8 @@ def _oom_summary(report: AgentReport, oom: Oom, frame: Frame, limit: int | None)
     request = "" if oom.request_bytes is None else f" when it requested {human(oom.request_bytes)}"
     scope = f" in {oom.scope}" if oom.scope else ""
     place = program_place(oom.stack)
-    return f"{_name(report)} {oom_text(oom, limit)}{where}{scope}{place}{request}: {amounts(oom)}"
+    later = " a moment later" if oom.seen == "counter" else ""  # the program may have freed memory since its error
+    return f"{_name(report)} {oom_text(oom, limit)}{where}{scope}{place}{request}: {amounts(oom)}{later}"
 
 
 def _flush(receipt: Receipt, frame: Frame) -> Event:

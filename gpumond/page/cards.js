@@ -104,10 +104,10 @@ export function remedyOf(kind, { pid, device }) {
   return textOf(text);
 }
 
-const HERE = { "oom show": "Case", flush: "Flush", why: "Why", status: "Processes" };
+const HERE = { "oom show": "Case", flush: "Flush", suspend: "Suspend", why: "Why", status: "Processes" };
 
 /** A text of the daemon: in place of each command, the name of what does the same here. */
-const textOf = (text) => text.replace(/gpumond (oom show|flush|why|status)\b(?: --\w+ [\w-]+)?/g, (_, verb) => HERE[verb]);
+const textOf = (text) => text.replace(/gpumond (oom show|flush|suspend|why|status)\b(?: --\w+ [\w-]+)?/g, (_, verb) => HERE[verb]);
 
 /** What an alert states. What to do about one of a built-in rule is in its runbook. */
 const sentenceOf = ({ rule, notes }) => alertText(RUNBOOKS.includes(rule) && notes.summary ? { summary: notes.summary } : notes);

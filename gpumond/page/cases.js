@@ -24,6 +24,7 @@ const COLUMNS = [
   plain("Time", ({ at }) => clock(at, now())),
   { title: "Program", text: programOf, name: true },
   { title: "GPU", text: gpuOf, name: true },
+  { title: "Errors", text: ({ errors }) => String(errors), number: true },
   { title: "Missing", text: lacking, number: true },
   { title: "Remedy", text: ({ remedy }) => remedy, long: true },
   { title: "Actions", nodes: () => [make("a", "Case")], update: showLink },
@@ -49,18 +50,21 @@ const REMEDIES = [
 ];
 REMEDIES[1].number = true;
 
+/** The time of the program's own figures: it may have freed memory since an error that only a counter shows. */
+const knownAt = ({ seen }) => (seen === "counter" ? "after the error" : "at the error");
+
 /** When the lines of a case were measured, as `gpumond oom show` says it. */
 function ledgerTitle({ at, oom, lines_at: measured, reported_at: reported }) {
   if (measured === null) return "Ledger of the device";
   const from = (time) => `${Math.abs(at - time).toFixed(1)} s ${time <= at ? "before" : "after"}`;
   const report = reported === null ? "" : ` (the program’s report: ${from(reported)})`;
-  return `Ledger of the device ${from(measured)} the error${oom?.pools.length ? " (the program’s own bytes: at the error)" : report}`;
+  return `Ledger of the device ${from(measured)} the error${oom?.pools.length ? ` (the program’s own bytes: ${knownAt(oom)})` : report}`;
 }
 
 /** Tables of facts of a case: the title, the columns and the rows of each. */
 function* tablesOf(found, ranks) {
   const { oom, lines, device_uuid: uuid, free_bytes: free } = found;
-  if (oom) yield ["The program’s pools at the error", [plain("Allocator", ({ allocator }) => allocator), ...["live", "cached", "stranded"].map((share) => bytes(capital(share), `${share}_bytes`))], oom.pools.filter((pool) => !uuid || pool.device_uuid === uuid)];
+  if (oom) yield [`The program’s pools ${knownAt(oom)}`, [plain("Allocator", ({ allocator }) => allocator), ...["live", "cached", "stranded"].map((share) => bytes(capital(share), `${share}_bytes`))], oom.pools.filter((pool) => !uuid || pool.device_uuid === uuid)];
   const held = lines.filter((line) => line.used_bytes).sort((one, other) => other.used_bytes - one.used_bytes);
   const { reserved_bytes: reserved } = state.devices.get(uuid) ?? {};
   if (held.length && reserved) held.push({ share: "reserved", used_bytes: reserved });
@@ -106,9 +110,9 @@ function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free
   for (const [kind, bytes, text] of [["size", usable, `usable ${human(usable)}`], ["bound", asked, `with the request ${human(asked)}`]]) {
     if (bytes === null) continue;
     drawing.append(svg("path", { class: kind, d: `M0 ${y(bytes)}H1000` }));
-    keys.append(make("span", make(`i.${kind}`), text));
+    keys.append(make("span", make(`i.${kind}`), named(text)));
   }
-  if (free !== null) keys.append(make("span", `${human(free)} free at the error`));
+  if (free !== null) keys.append(named(`${human(free)} free at the error`));
   const plot = make("div.plot", drawing, make("span.top", human(top)), make("span.from", clock(from, now())), make("span.to", `${clock(failed, now())}, the error`));
   return [make("h3", "The GPU before the error"), plot, keys];
 }
@@ -121,17 +125,10 @@ function table(title, columns, rows) {
   return found;
 }
 
-/** What was requested, and what there was. */
-function requestOf(found) {
-  const { oom, request_bytes: request, free_bytes: free, missing_bytes: missing, limit_bytes: limit, errors } = found;
-  const facts = [
-    limit ? `limit ${human(limit)}` : "",
-    errors > 1 ? `last of ${errors} errors` : "",
-    request === null ? "" : `requested ${human(request)}`,
-    free === null ? "" : `${human(free)} was free`,
-    missing === null ? "" : `${lacking(found)} was missing`,
-    oom?.scope ? `in ${oom.scope}` : "",
-  ];
+/** What the summary doesn't state. */
+function factsOf(found) {
+  const { oom, missing_bytes: missing, errors } = found;
+  const facts = [errors > 1 && `last of ${errors} errors at this limit`, missing !== null && `${lacking(found)} was missing`, oom?.scope && `in ${oom.scope}`];
   return capital(facts.filter(Boolean).join(" · "));
 }
 
@@ -152,7 +149,7 @@ function documentOf({ case: found, ranks }) {
   const grid = make("div.compared", ...parts.map(([heading, columns, rows]) => make("div.part", make("h3", heading), table(heading, columns, rows))));
   const drawn = found.timeline.at.length > 1 ? drawTimeline(found.timeline, found) : [];
   const enough = [...(none ? [make("p", named(`${capital(none.text)}.`, 400))] : []), ...(remedies.length ? [make("div.part", table("Remedies", REMEDIES, remedies))] : [])];
-  return [title, make("p", named(`${capital(found.summary)}.`, 800)), make("p", named(requestOf(found), 400)), ...enough, ...drawn, grid];
+  return [title, make("p", named(`${found.summary}.`, 800)), make("p", named(factsOf(found), 400)), ...enough, ...drawn, grid];
 }
 
 const record = (found) => found;

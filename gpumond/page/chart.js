@@ -23,7 +23,7 @@ const LONGEST_PAUSE = 60_000;
 const MINUTE = 60;
 const AFTER = 3; // seconds after an event that are shown with the minute before it
 const DRAGGED = 5; // pixels below which a drag is a click
-const WRITTEN = 200; // milliseconds after which a range is in the address: browsers limit how often it may change
+const WRITTEN = 200; // milliseconds after which what is shown is in the address: browsers limit how often it may change
 const STEP = 0.02; // of the range, by which a key moves the crosshair
 const HELP = "Chart. Left and right: crosshair. Plus and minus: zoom. A and D: earlier and later. Escape: latest. Enter: hold a moment.";
 
@@ -38,8 +38,8 @@ const CONTROLS = [
 const charts = new Set(); // elements
 let range = rangeOf(address.read("range")) ?? newest();
 let writing = 0; // timer
-let cursor = null; // unix time of the crosshair, in all charts
-let held = false; // the crosshair stays, until a click or Escape
+let cursor = Number(address.read("at")) || null; // unix time of the crosshair, in all charts
+let held = cursor !== null; // the crosshair stays, until a click or Escape
 
 /** An element with the history of the machine (`uuid` is empty), a device (`pid` is null) or a process, and its `spans`,
 if it has any: intervals that are marked, and `bound`: a level in bytes. It is drawn until it leaves the page.
@@ -89,8 +89,7 @@ function controls() {
 
 function setRange(changed) {
   range = changed;
-  clearTimeout(writing);
-  writing = setTimeout(writeRange, WRITTEN);
+  writeSoon();
   press();
   for (const node of charts) draw(node);
 }
@@ -105,8 +104,17 @@ export function showMinuteBefore(at) {
   setCursor(at, true);
 }
 
-function writeRange() {
-  address.write("range", range.to === null && range.seconds === newest().seconds ? "" : rangeText(range));
+function writeSoon() {
+  clearTimeout(writing);
+  writing = setTimeout(write, WRITTEN);
+}
+
+/** Writes the range and the held moment, with which the range is closed: later, a link shows the same. */
+function write() {
+  const { from, to } = shownLimits(range);
+  const shown = held ? { seconds: to - from, to } : range;
+  address.write("at", held ? Math.floor(cursor) : "");
+  address.write("range", shown.to === null && shown.seconds === newest().seconds ? "" : rangeText(shown));
 }
 
 function press() {
@@ -143,10 +151,8 @@ async function draw(node) {
 function show(node) {
   const { target, past, range: own } = node;
   if (!past || !state.frame) return;
-  const started = now() - state.frame.snapshot.elapsed_seconds;
-  const { to, ...whole } = limits(own, now());
-  const from = own.to === null && own.seconds <= YOUNG ? Math.max(whole.from, Math.min(started, to - SHORTEST)) : whole.from;
-  const about = { from, to, ...beginning(target, started) };
+  const { from, to } = shownLimits(own);
+  const about = { from, to, ...beginning(target) };
   const last = (past.points.at(-1)?.at ?? -Infinity) + (past.seconds ?? 0);
   node.fresh = node.fresh.filter(({ at }) => at > last);
   const points = [...past.points, ...node.fresh];
@@ -166,8 +172,18 @@ function show(node) {
   node.drawn(node.view);
 }
 
+const startedAt = () => now() - state.frame.snapshot.elapsed_seconds;
+
+/** Start and end of what charts show of a range, as unix times. */
+function shownLimits(own) {
+  const { from, to } = limits(own, now());
+  const young = own.to === null && own.seconds <= YOUNG;
+  return { from: young ? Math.max(from, Math.min(startedAt(), to - SHORTEST)) : from, to };
+}
+
 /** Since when there can be values, and what has started then. */
-function beginning({ uuid, ...target }, started) {
+function beginning({ uuid, ...target }) {
+  const started = startedAt();
   const own = target.pid === null ? null : processOf(uuid, processKey(target))?.started_at;
   return own > started ? { started: own, starter: "process" } : { started, starter: "daemon" };
 }
@@ -228,6 +244,7 @@ function showCursor(node) {
 
 /** `hold`: whether the crosshair stays when the pointer or the focus leaves. */
 function setCursor(at, hold = false) {
+  if (held || hold) writeSoon();
   [cursor, held] = [at, hold];
   for (const node of charts) showCursor(node);
 }

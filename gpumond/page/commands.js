@@ -33,6 +33,7 @@ export function* commandsOf() {
   const rows = rowsOf(state.frame);
   for (const row of rows) yield [`Show ${subjectOf(row)}`, () => visit(() => showProcess(row.key))];
   for (const kind of ["csv", "json"]) yield [`Download processes as ${kind.toUpperCase()}`, () => $(kind).click()];
+  yield ["Download chart as CSV", () => visit(() => $("hero").querySelector(".save").click())];
   if (devices.length > 1) yield ["Show all GPUs", () => visit(() => choose(null))];
   if (rows.some(hasAgent)) yield ["Flush all programs", () => flush({ all: true }, "all programs")];
   for (const device of devices) {

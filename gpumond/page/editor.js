@@ -34,6 +34,8 @@ const createFields = () => ({
   keep_firing_for: ["Keep firing for", input({ title: "such as 5m, so that an alert doesn't resolve and fire again" })],
   severity: ["Severity", input({ pattern: `${WORD}{0,64}`, title: "such as info, warning or critical" })],
   match: ["Match", input({ placeholder: "workload=train-*, user=ann", title: "labels and patterns; all have to match" })],
+  action: ["Action", choice([["", "none"], ["flush"], ["suspend"], ["flush and suspend"]])],
+  cooldown: ["Cooldown", input({ placeholder: "10m", title: "such as 10m, the least time between two actions for an alert" })],
   others: ["Other keys (JSON)", control("textarea", { rows: 2, spellcheck: false })],
   enabled: ["Enabled", control("input", { type: "checkbox" })],
 });
@@ -116,7 +118,11 @@ export async function edit(place, entry) {
   cells.at(-1).hidden = !builtIn;
   const meaning = make("p.quiet");
   cells.splice(3, 0, meaning);
-  const explain = () => put(meaning, meaningOf(controls), 600);
+  const explain = () => {
+    put(meaning, meaningOf(controls), 600);
+    controls.cooldown.parentNode.hidden = !controls.action.value;
+    controls.others.setCustomValidity(problemOf(given(controls)));
+  };
   const submit = control("button", { type: "submit", className: "strong" }, "Save");
   const buttons = make("div.buttons", erase, button("Cancel", close), look, submit);
   const title = make("h3", entry.origin ? `Edit ${clean(entry.name, 80)}` : "New rule");
@@ -126,8 +132,7 @@ export async function edit(place, entry) {
     change(() => save(given(controls), entry));
   });
   controls.scope.addEventListener("change", () => showValues(controls));
-  form.addEventListener("change", explain);
-  controls.others.addEventListener("input", () => controls.others.setCustomValidity(problemOf(controls.others.value)));
+  form.addEventListener("input", explain);
   form.ariaLabel = title.textContent;
   fill(controls, entry);
   explain();

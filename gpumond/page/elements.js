@@ -19,12 +19,17 @@ export function svg(kind, attributes) {
   return node;
 }
 
+const AMOUNTS = /(\d[\d.]* (?:[BWdhs]|[KMGT]iB|min|°C)(?!\w))/; // no line ends in one
+
 /** Sets the text of `node`, which nothing else sets. Equal text is not set again: a screen reader would repeat it. */
 export function put(node, text, most = 1000) {
   if (node.given === text) return;
   node.given = text;
   const safe = clean(text, most);
-  if (node.textContent !== safe) node.textContent = safe;
+  if (node.textContent === safe) return;
+  const parts = safe.split(AMOUNTS);
+  if (parts.length === 1 || parts.join("") === parts[1]) node.textContent = safe;
+  else node.replaceChildren(...parts.map((part, place) => (place % 2 ? make("data", part) : part)));
 }
 
 /** Sets a text that may be cut; the tooltip has more of it. */

@@ -3,7 +3,7 @@
 import { $, make, named, put } from "./elements.js";
 import { capital, clean, clock, extent, human, sum } from "./format.js";
 import { differences } from "./receipts.js";
-import { post } from "./session.js";
+import { change } from "./session.js";
 import { label, processKey, state } from "./state.js";
 import { refresh } from "./live.js";
 
@@ -23,7 +23,7 @@ async function confirm({ word, done, route, planned, result, planArticle, articl
     dialog.scrollTop = 0;
   };
   const request = async (body) => {
-    const answer = await attempt(route, { target, ...body });
+    const answer = await change("POST", `api/v1/${route}`, { target, ...body }).catch(() => ({ ok: false, detail: UNANSWERED }));
     if (answer === null && own === newest) dialog.close();
     return own === newest && dialog.open ? answer : null;
   };
@@ -63,14 +63,6 @@ function folded(receipts, articleOf) {
   if (nothing.length < 2) return receipts.map(articleOf);
   const fold = make("details", make("summary", `Nothing to release: ${nothing.length} of ${receipts.length}`), ...nothing.map(articleOf));
   return [...receipts.filter((receipt) => !nothing.includes(receipt)).map(articleOf), fold];
-}
-
-export async function attempt(route, body, unanswered = UNANSWERED) {
-  try {
-    return await post(`api/v1/${route}`, body);
-  } catch {
-    return { ok: false, detail: unanswered };
-  }
 }
 
 const samePool = (receipt) => (other) =>

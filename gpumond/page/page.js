@@ -17,6 +17,7 @@ import { showProblems } from "./problems.js";
 import { showSilences } from "./silences.js";
 import { drawing, state } from "./state.js";
 import { showProcesses } from "./table.js";
+import "./theme.js";
 import "./tools.js";
 import { openView, requestScript, showViews } from "./views.js";
 import { MISSED_LIMIT } from "./words.js";

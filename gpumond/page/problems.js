@@ -145,10 +145,10 @@ export function actsOf({ rule, active_at: at, pid, labels }) {
   return own.map(([word, { act }]) => [word, () => act(node)]);
 }
 
-/** What the cards offer besides what rows and devices do, as commands: pairs of a text and an action. */
+/** What the cards offer, as commands: pairs of a text and an action. Rows and devices have the others. */
 export const cardCommands = () =>
   [...$("alerts").children].flatMap((node) => {
-    const own = Object.entries(ACTIONS).filter(([word, action]) => !["Flush", "Suspend", "Why"].includes(word) && can(node, action));
+    const own = Object.entries(ACTIONS).filter(([word, action]) => !["Flush", "Suspend"].includes(word) && can(node, action));
     const { card, subject } = node;
     const text = (word) => `${word} ${card.kind} (${subject})`;
     const links = [...node.querySelectorAll(".acts a:not([hidden])")];

@@ -6,7 +6,8 @@ import { VERDICTS } from "./words.js";
 
 const SIZES = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
 const TIMES = [["h", 3600], ["m", 60], ["s", 1]];
-const FIELDS = new Set(["name", "scope", "value", "above", "below", "for", "keep_firing_for", "match", "labels"]);
+const FIELDS = new Set(["name", "scope", "value", "above", "below", "for", "keep_firing_for", "match", "labels", "action"]);
+const ACTIONS = ["flush", "suspend"];
 const UNITS = { bytes: "Bytes", ratio: "Shares, in %", seconds: "Times", boolean: "Yes or no", count: "Counts" };
 const SUFFIX = /_(bytes|ratio|seconds|celsius|watts|hertz|joules)$/;
 
@@ -69,8 +70,9 @@ export const hold = (rule) => (rule.for ? duration(rule.for) : "at once");
 /** The editor's fields for a rule. `others`: the keys without a field, as JSON. */
 export function fieldsOf(rule) {
   const { severity = "", ...labels } = rule.labels ?? {};
+  const { suspend, cooldown, ...action } = rule.action ?? {};
   const rest = Object.fromEntries(Object.entries(rule).filter(([key]) => !FIELDS.has(key)));
-  const others = Object.keys(labels).length ? { labels, ...rest } : rest;
+  const others = { ...(Object.keys(labels).length && { labels }), ...(rule.action && { action }), ...rest };
   return {
     name: rule.name ?? "",
     scope: rule.scope,
@@ -80,23 +82,30 @@ export function fieldsOf(rule) {
     for: secondsText(rule.for),
     keep_firing_for: secondsText(rule.keep_firing_for),
     match: matchText(rule.match),
+    action: ACTIONS.filter((name) => rule.action?.[name]).join(" and "),
+    cooldown: secondsText(cooldown),
     severity,
     others: Object.keys(others).length ? JSON.stringify(others, null, 1) : "",
   };
 }
 
 /** The rule that the fields state; `others` has no problem. */
-export function ruleOf({ name, scope, value, side, threshold, severity, match, others, ...fields }) {
-  const { labels = {}, ...rest } = others ? JSON.parse(others) : {};
+export function ruleOf({ name, scope, value, side, threshold, severity, match, action, cooldown, others, ...fields }) {
+  const { labels = {}, action: more, ...rest } = others ? JSON.parse(others) : {};
   const all = severity ? { ...labels, severity } : labels;
   const rule = { name, scope, value, [side]: threshold, ...rest };
   for (const name of ["for", "keep_firing_for"]) if (fields[name]) rule[name] = fields[name];
   if (match) rule.match = matchOf(match);
+  if (action) {
+    const { flush = {}, ...settings } = more ?? {};
+    const chosen = { flush, suspend: true };
+    rule.action = { ...settings, ...(cooldown && { cooldown }), ...Object.fromEntries(action.split(" and ").map((each) => [each, chosen[each]])) };
+  }
   return Object.keys(all).length ? { ...rule, labels: all } : rule;
 }
 
-/** What is wrong with the text of `others`; empty if it is a JSON object. */
-export function problemOf(others) {
+/** What is wrong with the text of `others`; empty if it is a JSON object that fits the action. */
+export function problemOf({ others, action }) {
   let found = {};
   try {
     if (others.trim()) found = JSON.parse(others);
@@ -104,7 +113,8 @@ export function problemOf(others) {
     found = null;
   }
   const valid = found !== null && typeof found === "object" && !Array.isArray(found);
-  return valid ? "" : 'Expected a JSON object, such as {"receivers": ["team"]}.';
+  if (!valid) return 'Expected a JSON object, such as {"receivers": ["team"]}.';
+  return found.action && !action ? 'Choose an action above, or remove "action" here.' : "";
 }
 
 /** The override that a change of a built-in rule's fields requires, with what the API overrides already. */

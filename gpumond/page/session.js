@@ -19,8 +19,6 @@ export function setToken(value) {
 /** Asks for a token, in the dialog that is open if there is one. False if it was cancelled. */
 const signIn = async (refusal) => (await requestScript("forms")).$forms.signIn(refusal);
 
-export const post = (path, body) => change("POST", path, body);
-
 /** Sends a change with the token, and asks for another token while the daemon refuses it. Null if cancelled. */
 export async function change(method, path, body, own = {}) {
   let refusal = "";

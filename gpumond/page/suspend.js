@@ -1,9 +1,9 @@
 // Suspends a program, or resumes it: a button in the details of a process.
 
 import { button, make, put } from "./elements.js";
-import { attempt, suspend } from "./flush.js";
+import { suspend } from "./flush.js";
 import { WAITING } from "./rows.js";
-import { attempt as change } from "./session.js";
+import { attempt } from "./session.js";
 
 const WAIT_SECONDS = 600;
 
@@ -14,9 +14,9 @@ export function createSuspension(itemOf) {
     const { pid, program, suspended } = itemOf();
     put(words, "");
     if (!suspended) return suspend({ pid }, `${program} (pid ${pid})`);
-    if (suspended === WAITING) return put(words, (await change("DELETE", `resumptions/${pid}`))?.detail ?? "", 400);
+    if (suspended === WAITING) return put(words, (await attempt("DELETE", `resumptions/${pid}`))?.detail ?? "", 400);
     put(words, "Resuming as soon as its memory is free…");
-    const answer = await attempt("resumptions", { target: { pid }, wait_seconds: WAIT_SECONDS }, "The daemon doesn't respond.");
+    const answer = await attempt("POST", "resumptions", { target: { pid }, wait_seconds: WAIT_SECONDS });
     put(words, answer ? wordsOf(answer) : "", 400);
   });
   return make("p.suspension", act, " ", words);

@@ -1,13 +1,13 @@
 // What the live memory of a program consists of: the dialog of a process.
 
 import { linkTo } from "./address.js";
-import { cardsOf, lineOf, remedyOf } from "./cards.js";
+import { cardsOf, leftOf, lineOf, remedyOf } from "./cards.js";
 import { siteText } from "./calls.js";
 import { $, button, make, named, put } from "./elements.js";
-import { attempt, entryOf, flush } from "./flush.js";
+import { entryOf, flush } from "./flush.js";
 import { capital, clean, clock, human, percent, sum } from "./format.js";
 import { MEANINGS } from "./meanings.js";
-import { save } from "./session.js";
+import { attempt, save } from "./session.js";
 import { allowsFlush, isProblem, label, state } from "./state.js";
 
 const CLASSES = {
@@ -30,8 +30,7 @@ export async function why(pid, subject) {
     const rows = state.frame.processes.filter((row) => row.pid === pid);
     const asked = new Set(classes.map((found) => found.device_uuid));
     $("why-classes").replaceChildren(
-      ...entriesOfErrors(pid, subject),
-      ...entriesOfGrowth(pid),
+      ...entriesOfProblems(pid, subject),
       ...(sites.length ? [entryOfSites(sites, answer.unrecorded_bytes)] : []),
       ...rows.flatMap((row) => entryOfShares(row, asked.has(row.device_uuid))),
       ...classes.map((found) => entryOfClasses(found, answer.kv_cache_bytes)),
@@ -42,7 +41,7 @@ export async function why(pid, subject) {
   const request = async (words, body) => {
     show(words);
     wait(true);
-    const answer = await attempt(`agents/${pid}/why`, body, "The daemon doesn't respond.");
+    const answer = await attempt("POST", `agents/${pid}/why`, body);
     if (own !== newest) return;
     wait(false);
     if (answer) show(answer.detail ?? wordsOf(answer), answer);
@@ -58,18 +57,17 @@ export async function why(pid, subject) {
   await request("Waiting for the program, which may pause for up to 250 ms…", {});
 }
 
-/** The newest out-of-memory error, with a link to its case. */
-const entriesOfErrors = (pid, subject) =>
-  cardsOf(state.frame)
-    .filter(({ process, alert }) => process?.pid === pid && alert?.notes.case)
+/** The program's problems as their cards state them, and what retains memory that grows; errors with a link to their case. */
+const entriesOfProblems = (pid, subject) =>
+  [...cardsOf(state.frame), ...state.frame.verdicts.filter((verdict) => !isProblem(verdict) && verdict.retained_by).map((verdict) => ({ kind: verdict.kind, uuid: verdict.device_uuid, process: verdict, verdict }))]
+    .filter(({ process }) => process?.pid === pid)
     .map((card) => {
-      const link = Object.assign(make("a", "Case"), { href: linkTo({ view: "cases", case: card.alert.notes.case }) });
-      return entryOf([make("b", capital(card.kind)), link], [], [capital(lineOf(card, null, 0, subject))]);
+      const found = card.alert?.notes.case;
+      const link = found ? [Object.assign(make("a", "Case"), { href: linkTo({ view: "cases", case: found }) })] : [];
+      const row = state.frame.processes.find((each) => each.pid === pid && each.device_uuid === card.uuid);
+      const texts = [leftOf(card, state.devices), lineOf(card, row, state.frame.snapshot.taken_at, subject)];
+      return entryOf([make("b", capital(card.kind)), ...link], [], [`${capital(texts.filter(Boolean).join(" · "))}.`]);
     });
-
-/** What keeps the memory that grows. */
-const entriesOfGrowth = (pid) =>
-  state.frame.verdicts.filter((verdict) => verdict.pid === pid && verdict.retained_by).map(({ kind, retained_by: kept }) => entryOf([make("b", capital(kind))], [], [`${capital(kept)}.`]));
 
 /** The lines that allocated what is live, after a recording. */
 const entryOfSites = (sites, before) =>
@@ -85,7 +83,7 @@ async function saveSnapshot(pid) {
   const own = newest;
   const show = (text) => own === newest && put($("why-words"), text, 600);
   show("Writing the snapshot…");
-  const dump = await attempt(`agents/${pid}/snapshot`, {}, "The daemon doesn't respond.");
+  const dump = await attempt("POST", `agents/${pid}/snapshot`, {});
   if (!dump?.ok) return show(dump?.detail ?? "");
   const name = clean(dump.path.split("/").pop(), 200);
   show(`Fetching ${name} (${human(dump.size_bytes)})…`);
@@ -121,10 +119,10 @@ function nextSteps(rows, subject) {
 }
 
 function entryOfClasses(found, kvCache) {
-  const part = (bytes) => `${human(bytes)} (${Math.round((100 * bytes) / (found.live_bytes || 1))}%)`;
+  const part = (bytes) => `${human(bytes)} (${percent(bytes, found.live_bytes || 1)})`;
   const known = Object.entries(CLASSES).filter(([name]) => found[`${name}_bytes`] !== null);
   const facts = known.map(([name, text]) => [text, found[`${name}_bytes`]]);
-  const rest = found.live_bytes - known.reduce((sum, [name]) => sum + found[`${name}_bytes`], 0);
+  const rest = found.live_bytes - sum(known.map(([name]) => found[`${name}_bytes`]));
   if (known.length < Object.keys(CLASSES).length)
     facts.push([known.length < REGISTERED ? "unknown" : "other tensors and activations", rest]);
   const device = state.devices.get(found.device_uuid);

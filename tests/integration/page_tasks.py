@@ -1,4 +1,4 @@
-"""Eight tasks of a user, each by mouse and by keyboard. Tests check their results and what they ask of a user, and
+"""Tasks of a user, each by mouse and by keyboard. Tests check their results and what they ask of a user, and
 `bench.page` measures their time.
 """
 
@@ -193,17 +193,57 @@ def _press_export(page: Page) -> None:
     command(page, "download csv")
 
 
-def _exporting(act: Callable[[Page], None]) -> Callable[[Page], None]:
+def _exporting(act: Callable[[Page], None], columns: str) -> Callable[[Page], None]:
     def exported(page: Page) -> None:
         with page.expect_download() as saved:
             act(page)
-        assert saved.value.path().read_text().startswith("taken_at,gpu,")
+        assert saved.value.path().read_text().startswith(columns)
 
     return exported
+
+
+def _click_chart(page: Page) -> None:
+    _button(page, "CSV of the chart").click()
+
+
+def _press_chart(page: Page) -> None:
+    command(page, "chart csv")
+
+
+def explaining(kind: str) -> Task:
+    """Return the task to see what the memory of a program with this problem consists of."""
+
+    def click(page: Page) -> None:
+        _button(page, re.compile(f"^Why {kind} ")).click()
+
+    def press(page: Page) -> None:
+        command(page, f"why {kind}")
+
+    def explained(session: PageSession) -> None:
+        session.page.locator("#why article").get_by_text("Next steps").wait_for()
+
+    return Task("explain a program", click, press, explained)
 
 
 WASTE = Task("find the most waste", _sort_by_waste, lambda page: command(page, "sort waste"), _waste_is_sorted)
 MINUTE = Task("zoom into a minute", _click_minute, _press_minute, _minute_is_shown)
 COMPARE = Task("compare two programs", _click_compare, _press_compare, _two_are_compared)
 LINK = Task("share the view", _click_link, _press_link, _link_is_copied)
-EXPORT = Task("export", _exporting(_click_export), _exporting(_press_export), lambda session: None)
+EXPORT = Task(
+    "export",
+    _exporting(_click_export, "taken_at,gpu,"),
+    _exporting(_press_export, "taken_at,gpu,"),
+    lambda session: None,
+)
+CHART = Task(
+    "export a chart",
+    _exporting(_click_chart, "from,to,gpu,"),
+    _exporting(_press_chart, "from,to,gpu,"),
+    lambda session: None,
+)
+QUEUE = Task(
+    "see the queue",
+    lambda page: _button(page, "Queue").click(),
+    lambda page: command(page, "queue"),
+    lambda session: session.page.get_by_role("heading", name="Queue").wait_for(),
+)

@@ -240,6 +240,26 @@ def test_clicked_moment_stays_until_escape(session: PageSession, demo: RunningDa
     page.unroute(LIVE)
 
 
+def test_link_shows_the_held_moment(session: PageSession, demo: RunningDaemon):
+    page = session.page
+    plot = page.locator("#hero .plot")
+    plot.locator("svg").wait_for()
+    until(lambda: demo.get("frame")["snapshot"]["elapsed_seconds"] > 10)
+    plot.click(position={"x": 0.8 * plot.evaluate("plot => plot.clientWidth"), "y": 60})
+    heading = page.get_by_role("heading", name=re.compile(r"Processes at \d"))
+    heading.wait_for()
+    held = heading.inner_text()
+    page.wait_for_function("() => /at=\\d+&range=\\d+-\\d+$/.test(location.hash)")
+    link = session.address()
+    page.goto("about:blank")
+    page.goto(link)
+    page.get_by_role("heading", name=held).wait_for()
+    page.locator("#hero .plot").focus()
+    page.keyboard.press("Escape")
+    page.get_by_role("heading", name="Processes", exact=True).wait_for()
+    page.wait_for_function("() => location.hash === ''")
+
+
 def test_each_row_of_a_charts_csv_adds_up_to_the_size(session: PageSession, demo: RunningDaemon):
     drawn(session, "900")
     (device,) = demo.get("devices")

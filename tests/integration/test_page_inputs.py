@@ -1,7 +1,8 @@
-"""Eight tasks of a user, each by mouse and by keyboard."""
+"""Tasks of a user, each by mouse and by keyboard."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, get_args
 
 import pytest
@@ -11,14 +12,17 @@ from tests.helpers.browser import needs_chromium, open_page, put_rule, signed_in
 from tests.helpers.running import RunningDaemon, until
 from tests.integration.large_machine import machine, show
 from tests.integration.page_tasks import (
+    CHART,
     COMPARE,
     EXPORT,
     LINK,
     MINUTE,
+    QUEUE,
     WASTE,
     Input,
     Task,
     cached,
+    explaining,
     finding,
     flushing,
     silencing,
@@ -34,7 +38,7 @@ COOLDOWN_SECONDS = 5.0
 """Pause after a user's flush of a program."""
 
 
-@pytest.mark.parametrize("task", [WASTE, COMPARE, LINK, EXPORT], ids=lambda task: str(task.name))
+@pytest.mark.parametrize("task", [WASTE, COMPARE, LINK, EXPORT, CHART, QUEUE], ids=lambda task: str(task.name))
 def test_task_is_done(browser: Browser, demo: RunningDaemon, task: Task, by: Input):
     with open_page(browser, demo) as session:
         session.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -68,6 +72,12 @@ def test_program_is_flushed_with_proof(browser: Browser, demo: RunningDaemon, by
 def _rested(daemon: RunningDaemon) -> bool:
     newest = max((receipt["started_at"] for receipt in daemon.get("receipts")), default=0)
     return bool(daemon.get("snapshot")["taken_at"] > newest + COOLDOWN_SECONDS + 1)
+
+
+def test_memory_of_a_program_with_a_problem_is_explained(browser: Browser, demo: RunningDaemon, by: Input):
+    with signed_in(browser, demo) as session:
+        session.page.get_by_role("button", name=re.compile("^Why leak notebook")).wait_for(timeout=120_000)
+        assert explaining("leak").run(session, by) < MOST_SECONDS
 
 
 def test_alert_is_explained_and_silenced(browser: Browser, demo: RunningDaemon, by: Input):

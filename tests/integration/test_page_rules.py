@@ -47,6 +47,9 @@ def test_rule_is_created_previewed_changed_and_deleted(browser: Browser, demo: R
         assert "used" not in {entry["name"] for entry in demo.get("rules")}
         editor.get_by_label("Other keys").fill("")
         editor.get_by_label("Match").fill("gpu=0")
+        assert not editor.get_by_label("Cooldown").is_visible()
+        editor.get_by_label("Action").select_option("flush")
+        editor.get_by_label("Cooldown").fill("20m")
         editor.get_by_role("button", name="Save").click()
         row = page.get_by_role("row", name="used device (gpu=0): up")
         row.get_by_text("1 firing").wait_for(timeout=60_000)
@@ -56,6 +59,7 @@ def test_rule_is_created_previewed_changed_and_deleted(browser: Browser, demo: R
         editor.wait_for(state="detached")
         entry = demo.get("rules/used")
         assert (entry["rule"]["labels"], entry["rule"]["match"]) == ({"severity": "info"}, {"gpu": "0"})
+        assert (entry["rule"]["action"]["flush"]["min_reclaimable"], entry["rule"]["action"]["cooldown"]) == (0, 1200)
         open_editor(page, "Edit used").get_by_role("button", name="Delete").click()
         row.wait_for(state="detached")
         assert "used" not in {each["name"] for each in demo.get("rules")}

@@ -117,7 +117,10 @@ def test_lines_that_keep_and_allocate_memory_are_shown(browser: Browser, demo: R
         sign_in(session, demo)
         dialog = page.get_by_role("dialog", name="Memory of train-llm")
         articles = dialog.locator("article")
-        articles.first.get_by_text("Retained by `losses` in `train` at train.py:31.").wait_for()
+        left, rest = (page.locator(f".card .line {part}").first.text_content() or "" for part in ("strong", "bdi"))
+        told = " · ".join(filter(None, (left, rest)))
+        assert "retained by `losses` in `train` at train.py:31" in rest
+        articles.first.get_by_text(f"{told[0].upper()}{told[1:]}.", exact=True).wait_for()
         dialog.get_by_role("button", name="Record lines for 30 s").click()
         dialog.get_by_text("Live memory by the line that allocated it").wait_for()
         call = WHY_EXAMPLE.sites[0].calls[0]
@@ -162,7 +165,7 @@ def test_out_of_memory_error_links_to_its_case(browser: Browser, demo: RunningDa
         page.get_by_role("button", name="Memory of train-llm").click()
         sign_in(session, demo)
         dialog = page.get_by_role("dialog", name="Memory of train-llm")
-        dialog.get_by_text("Ran out of memory", exact=True).wait_for()
+        dialog.get_by_text("Ran out of memory.", exact=True).wait_for()
         assert (dialog.get_by_role("link", name="Case").get_attribute("href") or "").endswith("case=1-2-3")
         dialog.get_by_text("parameters").wait_for()
         assert not dialog.get_by_text("gradients").is_visible()

@@ -1,4 +1,4 @@
-"""Words of the web UI: none is broken, and none contradicts the row beside it."""
+"""Words and amounts of the web UI: none is broken, and none contradicts the row beside it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ BROKEN = """() => {
     while (walk.nextNode()) {
         const node = walk.currentNode;
         if (!node.parentElement.checkVisibility() || node.parentElement.closest('svg, .bdi, pre, code')) continue;
-        for (const { index, 0: word } of node.textContent.matchAll(/[\\w.:%°]+/g)) {
+        const words = /\\d[\\d.]* (?:[BWdhs]|[KMGT]iB|min|°C)(?!\\w)|[\\w.:%°]+/g;
+        for (const { index, 0: word } of node.textContent.matchAll(words)) {
             range.setStart(node, index);
             range.setEnd(node, index + word.length);
             const lines = new Set([...range.getClientRects()].map(box => Math.round(box.top)));
@@ -34,7 +35,7 @@ BROKEN = """() => {
 }"""
 
 
-def test_no_word_of_any_view_is_broken(browser: Browser, demo: RunningDaemon):
+def test_no_word_and_no_amount_of_any_view_is_broken(browser: Browser, demo: RunningDaemon):
     put_rule(demo, name="words")
     demo.flush(target={"all": True}, force=True)
     with open_page(browser, demo) as session:

@@ -302,7 +302,8 @@ def limited(number: int, request: int = GIB // 8) -> OomCase:
 def test_the_cause_of_an_error_at_a_limit_is_the_limit():
     case = limited(1)
     assert case.summary == (
-        "etl (pid 10) reached its limit of 2.0 GiB: it requested 128.0 MiB on GPU 0, which had 60.0 GiB free. "
+        "etl (pid 10) reached its limit of 2.0 GiB: it had up to 3.0 GiB in use and requested 128.0 MiB on "
+        "GPU 0, which had 60.0 GiB free. "
         "One change would have been enough: raise the program's limit from 2.0 GiB by at least 1.1 GiB "
         "(what was missing, in multiples of 64 MiB; gpumond limit)"
     )

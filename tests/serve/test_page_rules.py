@@ -22,7 +22,7 @@ BY_MATCH: dict[str, Any] = {
     "for": 90.0,
     "match": {"workload": "train-*", "uid": "1000"},
     "labels": {"team": "research", "severity": "critical"},
-    "action": {"flush": {"min_reclaimable": 1 << 30}},
+    "action": {"flush": {"min_reclaimable": 1 << 30}, "cooldown": 900.0, "max_per_hour": 2},
 }
 RULES = [as_config(rule) for rule in BUILT_IN] + [BY_MATCH]
 
@@ -42,12 +42,23 @@ def test_fields_of_the_editor_state_the_same_rule():
 
 def test_fields_are_as_a_user_writes_them():
     fields = run_module("ruleform", "m.fieldsOf(given[0])", BY_MATCH)
-    assert {name: fields[name] for name in ("side", "threshold", "for", "severity")} == {
+    assert {name: fields[name] for name in ("side", "threshold", "for", "severity", "action", "cooldown")} == {
         "side": "above",
         "threshold": "3GiB",
         "for": "90s",
         "severity": "critical",
+        "action": "flush",
+        "cooldown": "15m",
     }
+
+
+def test_action_that_is_not_chosen_is_refused_and_that_of_no_key_is_the_default():
+    fields = run_module("ruleform", "m.fieldsOf(given[0])", BY_MATCH)
+    without = {**fields, "action": "", "cooldown": ""}
+    chosen = {**without, "action": "flush and suspend", "others": ""}
+    problems = run_module("ruleform", "given.map((fields) => m.problemOf(fields))", fields, without, chosen)
+    assert problems == ["", 'Choose an action above, or remove "action" here.', ""]
+    assert run_module("ruleform", "m.ruleOf(given[0])", chosen)["action"] == {"flush": {}, "suspend": True}
 
 
 EXPRESSIONS = {
@@ -85,7 +96,7 @@ OTHERS = {"": True, '{"a": 1}': True, "[1]": False, "{": False, "1": False}
 
 @pytest.mark.parametrize(("text", "valid"), OTHERS.items())
 def test_other_keys_are_a_json_object(text: str, valid: bool):
-    assert (run_module("ruleform", "m.problemOf(given[0])", text) == "") is valid
+    assert (run_module("ruleform", "m.problemOf({ others: given[0], action: '' })", text) == "") is valid
 
 
 def test_override_contains_what_differs_and_what_the_api_overrides():

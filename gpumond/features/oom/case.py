@@ -253,7 +253,11 @@ def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, S
             for pool in case.oom.pools
             if case.device_uuid in (None, pool.device_uuid)
         ]
-        yield "The program's pools at the error", ("ALLOCATOR", ">LIVE", ">CACHED", ">STRANDED"), rows
+        yield (
+            f"The program's pools {_known_at(case.oom)} the error",
+            ("ALLOCATOR", ">LIVE", ">CACHED", ">STRANDED"),
+            rows,
+        )
     if case.lines:
         lines = sorted(case.lines, key=lambda line: -line.used_bytes)
         rows = [
@@ -285,8 +289,13 @@ def _ledger_title(case: OomCase) -> str:
         return "Ledger of the device"
     own = "" if case.reported_at is None else f" (the program's report: {_from(case.at, case.reported_at)})"
     if case.oom is not None and case.oom.pools:
-        own = " (the program's own bytes: at the error)"
+        own = f" (the program's own bytes: {_known_at(case.oom)} the error)"
     return f"Ledger of the device {_from(case.at, case.lines_at)} the error{own}"
+
+
+def _known_at(oom: Oom) -> str:
+    """Return whether the program's own bytes are those at the error, or after it, when it may have freed some."""
+    return "after" if oom.seen == "counter" else "at"
 
 
 def _from(error: float, at: float) -> str:

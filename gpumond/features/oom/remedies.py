@@ -599,7 +599,9 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
         end = best.text[:1].upper() + best.text[1:]
     if e.is_limited and e.limit is not None:
         own = f"{_name(e.report)} reached its limit of {human(e.limit[0])}"
-        return f"{own}: it requested {what}{place}{gpu}{free}. {end}"
+        held = e.limited_by + e.limit[0] - (e.request or 0)
+        had = f"had up to {human(held)} in use" if e.is_later else f"held {human(held)}"
+        return f"{own}: it {f'{had} and ' if held > 0 else ''}requested {what}{place}{gpu}{free}. {end}"
     holders = f" {holders}." if holders else ""
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
     return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}.{holders} {end}"
