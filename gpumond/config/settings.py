@@ -155,7 +155,6 @@ class Settings:
         return tuple(rule for rule in BUILT_IN if rule.name not in self.disabled_rules)
 
     def receiver_names(self) -> tuple[str, ...]:
-        """Return the names of the receivers."""
         return tuple(receiver.name for receiver in self.receivers)
 
     def differs(self, other: Settings) -> list[str]:

@@ -118,7 +118,6 @@ def described(kind: Any, example: Any, *problems: int, status: int = 200) -> dic
 
 
 def json_response(kind: Any, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a value of this type as JSON."""
     return Response(adapter(kind).dump_json(value), status, headers, media_type="application/json")
 
 

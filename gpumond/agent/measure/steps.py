@@ -88,8 +88,6 @@ class StepSample(NamedTuple):
 
 
 class StepCounter:
-    """The steps of this process."""
-
     def __init__(self) -> None:
         self._forget()
         os.register_at_fork(after_in_child=self._forget)

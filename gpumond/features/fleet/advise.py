@@ -118,7 +118,6 @@ def sizes(values: Mapping[str, Iterable[SeriesSample]], labels: Sequence[str], h
 
 
 def by_model(samples: Iterable[SeriesSample]) -> dict[str, float]:
-    """Return the values by model."""
     return {sample.labels.get("model", ""): sample.value for sample in samples}
 
 

@@ -130,7 +130,6 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: RuleWindow) -> tuple[RuleState, Evaluated]:
-    """Evaluate all rules on a frame."""
     snapshot = frame.snapshot
     unseen = unreadable(snapshot, window)
     facts = RuleContext(snapshot, frame.ledger, window, active_verdicts(frame.verdicts))
