@@ -256,7 +256,7 @@ class SettingsConfig(StrictModel):
     )
     token_review_directory: Path = Field(
         Path("/var/run/secrets/kubernetes.io/serviceaccount"),
-        description="directory with `token` and `ca.crt`, with which the daemon connects to the API server",
+        description="directory with the `token` and `ca.crt` that the daemon uses to connect to the API server",
     )
     identity_proxy: IdentityProxy | None = Field(
         None,
@@ -301,7 +301,7 @@ class SettingsConfig(StrictModel):
         "user",
         description="programs that the daemon flushes when another one "
         "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): "
-        "those of the same `user`, `all`, or none (`off`)",
+        "the same `user`'s, `all`, or none (`off`)",
     )
     allow_end_requests: bool = Field(
         False,

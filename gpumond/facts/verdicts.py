@@ -87,8 +87,8 @@ KINDS = (
     ),
     VerdictKind(
         name="filling",
-        meaning="has grown by at least 512 MiB in at least 15 minutes, and the growth is slowing down, like that of a "
-        "cache that fills; it may stop before the device is full",
+        meaning="has grown by at least 512 MiB in at least 15 minutes, and the growth is slowing down, as when a "
+        "cache fills; it may stop before the device is full",
         evidence="slope, growth, exponent of the curve (1 is a line), seconds until the device is full",
         is_pattern=True,
     ),

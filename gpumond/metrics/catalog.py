@@ -171,7 +171,7 @@ def _device_count(frame: Frame) -> Iterator[Row]:
 
 XID_ERRORS = Family(
     "gpumond_device_xid_errors_total",
-    "Xid errors reported by the driver since the daemon subscribed, including those of devices that are now lost.",
+    "Xid errors reported by the driver since the daemon subscribed, including errors of devices that are now lost.",
     ("uuid", "gpu", "xid"),
     _of_xids(lambda errors: errors.count),
 )

@@ -280,7 +280,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         ),
         Quantity(
             "report_excess_bytes",
-            "bytes by which the agent's report exceeds the driver's count, else 0; unknown without an agent",
+            "how many bytes the agent's report exceeds the driver's count by, else 0; unknown without an agent",
             _claim_excess,
         ),
         REPORT_AGE.of(lambda row: row.report),

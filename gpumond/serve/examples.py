@@ -141,8 +141,8 @@ ALERT = Alert(
     annotations=(
         (
             "summary",
-            "GPU 0 is 98% full, and 40.0 GiB of its memory is unused cache; the largest cache is that of train (pid "
-            "4242)",
+            "GPU 0 is 98% full, and 40.0 GiB of its memory is unused cache; the largest cache belongs to train (pid "
+            "4242, 40.0 GiB)",
         ),
     ),
     value=0.5,

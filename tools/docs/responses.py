@@ -23,9 +23,9 @@ key's type.
 ## Keys
 
 Names with `_bytes`, `_seconds`, `_ratio`, `_hertz`, `_watts`, `_joules` and `_celsius` have that unit. [Memory
-model](../explanation/memory-model.md) defines the shares, [Allocators](allocators.md#what-a-pool-reports) the keys of
-`pools`, [Agent API](agent.md) those of `scopes` and `step`, and [HTTP API](api.md) those of verdicts, receipts and
-events. Other keys that don't explain themselves:
+model](../explanation/memory-model.md) defines the shares, [Allocators](allocators.md#what-a-pool-reports) the keys in
+`pools`, [Agent API](agent.md) the keys in `scopes` and `step`, and [HTTP API](api.md) the keys in verdicts, receipts
+and events. Other keys that don't explain themselves:
 
 | key | meaning |
 |---|---|
@@ -39,11 +39,11 @@ no new values. After three, its values are null |
 process, but it has the device open |
 | `state` (process) | `alive`, `stopped`, `uninterruptible`, `zombie`, or `gone` (the driver lists a pid that no \
 longer exists) |
-| `overcounts` | the amounts by which the processes' memory exceeds each device's used memory |
+| `overcounts` | how much the processes' memory exceeds each device's used memory |
 | `frameworks` | libraries with an allocator that the program has imported |
 | `flush_policy`, `allows_limit`, `suspendable` | what the program [permits](agent.md#start) |
 | `uses_device` | false for a process that never held device memory, such as a data loader's worker |
-| `admission` | the ID of the request for memory with which the program was started |
+| `admission` | the ID of the memory request (`--need`) that the program was started with |
 | `can_suspend`, `may_suspend` | whether gpumond could suspend the program when a user asks, and whether the program \
 has also been idle for long enough to be suspended by a rule or a request for memory |
 | `resume_signals` | SIGCONT signals that the program has received |

@@ -35,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
     )
     option(parser, "--config FILE", "with verify: a stopped daemon's configuration file", type=Path)
-    option(parser, "--state-dir PATH", "with verify: state directory (default: that of the daemon at --url)", type=Path)
+    option(
+        parser,
+        "--state-dir PATH",
+        "with verify: state directory (default: the one that the daemon at --url uses)",
+        type=Path,
+    )
     client.add_arguments(parser)
 
 

@@ -25,7 +25,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "reclaimable-waste": (
         f"{GPU} [{{shortage}}|is at least 80% full, or had too little room for a program in the last 10 minutes], and "
-        "[{reclaimable}|{value}] of its memory is unused cache[; the largest cache is that of {top_cache}]",
+        "[{reclaimable}|{value}] of its memory is unused cache[; the largest cache belongs to {top_cache}]",
         "gpumond flush --device {gpu}[| on that machine] releases the cache",
     ),
     "fragmentation": (
