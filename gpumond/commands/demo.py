@@ -244,7 +244,7 @@ def _welcome(address: str, count: int, opened: str, note: str) -> str:
     """Return the text printed at start: the web UI's address in the first line, then commands to try."""
     words = ("status", "flush --all --dry-run", f"flush {TRAINING}", f"why {TRAINING}")
     names = [name for index in range(count) for name in programs_on(index)]
-    waits = f".\nOne more, {NEED}, waits for memory." if count > 1 else "."
+    waits = f".\nOne more, {NEED}, is waiting for memory." if count > 1 else "."
     commands = "\n".join(f"  {client.command(each, address)}" for each in words)
     return f"""\
 open {opened}

@@ -24,7 +24,7 @@ const BUTTONS = ["pause", "link", "help-open", "sign"]; // of the header: each i
 
 export function* commandsOf() {
   for (const [name, title] of Object.entries(TITLES)) yield [`View ${title}`, () => openView(name)];
-  yield ["Who waits for memory: queue", () => openView("queue")];
+  yield ["Waiting for memory: queue", () => openView("queue")];
   for (const id of BUTTONS) yield [$(id).textContent, () => $(id).click()];
   for (const theme of themes) yield [`Theme ${theme}`, () => setTheme(theme)];
   if (!state.frame) return;

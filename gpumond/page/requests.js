@@ -28,7 +28,7 @@ const COLUMNS = [
 ];
 
 const record = ({ holders = [], ...request }) => ({ ...request, state: stateOf(request), holders: holdersText(holders) });
-const NONE = "No program waits for memory. To start one as soon as its memory is free: gpumond run --need SIZE --wait 10m -- COMMAND";
+const NONE = "No program is waiting for memory. To start one once its memory is free: gpumond run --need SIZE --wait 10m -- COMMAND";
 let section;
 
 async function load() {

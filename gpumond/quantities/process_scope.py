@@ -268,9 +268,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             boolean=True,
         ),
         PROCESS_UTILIZATION.of(_usage),
-        Quantity(
-            "idle_seconds", "time without work on the device, as far as observed", lambda row: row.process.idle_seconds
-        ),
+        Quantity("idle_seconds", "observed time without work on the device", lambda row: row.process.idle_seconds),
         Quantity("age_seconds", "time since the process started", _age),
         Quantity(
             "orphaned",

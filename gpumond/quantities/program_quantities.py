@@ -177,7 +177,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
     ),
     attribute(
         "idle_seconds",
-        "Time without a request and without work on a device, as far as the engine and the driver report it.",
+        "Time without a request and without work on a device, as reported by the engine and the driver.",
     ),
     Quantity(
         "models",

@@ -99,7 +99,7 @@ The daemon keeps a copy of the last valid file, `last-configuration.yaml` in the
 can read. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same fault. Without a
 copy, the daemon exits with status 2. The copy must be in `--state-dir`, `GPUMOND_STATE_DIR` or the default directory;
 the daemon doesn't look in the file's own `state_dir`. The `web_config` and `tokens_file` files have no copy: if one
-of them is invalid at the start, the daemon exits with status 2.
+of them is invalid at startup, the daemon exits with status 2.
 
 You don't need a reload after a change to the files of `web_config` and `tokens_file`, or to a certificate: the daemon
 uses the new contents within a second.

@@ -452,7 +452,7 @@ def autotune(script: Script) -> None:
 @scenario(
     "preallocated",
     "n3",
-    "one pool takes most of the device at the start and keeps it",
+    "one pool takes most of the device at startup and keeps it",
     "",
     shape=(" |‾‾‾‾‾‾‾‾‾", " |         ", "-'         "),
     options=(Option("share", "fraction", "60 to 94%", "fraction of the device", 0.15, 0.95),),

@@ -151,7 +151,7 @@ async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(re
     return _answer([await suspender.resume(key, caller.name, caller.uid, body.wait_seconds) for key in keys])
 
 
-@router.deletion("/resumptions/{pid}", "Cancel a resumption that waits for memory", (404, 422))
+@router.deletion("/resumptions/{pid}", "Cancel a resumption that is waiting for memory", (404, 422))
 async def cancel(
     request: Request, pid: Annotated[int, Path(gt=0)], caller: Caller = Depends(require_flush)
 ) -> Response:

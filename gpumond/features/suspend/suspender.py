@@ -320,7 +320,7 @@ class Suspender:
             if key.pid == pid and program.state == "waiting" and uid in (None, program.uid):
                 self._cancelled[key] = requested_by
                 return
-        raise NoSuchTarget(f"no resumption of pid {pid} waits for memory")
+        raise NoSuchTarget(f"no resumption of pid {pid} is waiting for memory")
 
     async def _run_suspension(self, request: SuspendRequest, requested_by: str, dry_run: bool) -> SuspensionReceipt:
         key, snapshot = request.process, self._snapshot()
