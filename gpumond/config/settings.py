@@ -301,7 +301,7 @@ class SettingsConfig(StrictModel):
         "user",
         description="programs that the daemon flushes when another one "
         "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): "
-        "the same `user`'s, `all`, or none (`off`)",
+        "of the same user (`user`), of all users (`all`), or none (`off`)",
     )
     allow_end_requests: bool = Field(
         False,

@@ -181,7 +181,7 @@ OPERATORS: tuple[Operator, ...] = get_args(Operator)
 
 @dataclass(frozen=True, slots=True)
 class Matcher:
-    """A condition on one label of an alert. A label that the alert does not have is an empty text.
+    """A condition on one label of an alert. A label that the alert doesn't have counts as empty.
 
     With `=~` and `!~`, `value` is a regular expression, which matches the whole text.
     """
@@ -196,7 +196,7 @@ class Matcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """Alerts that all ``matchers`` match are not sent from ``starts_at`` until ``ends_at`` (Unix seconds).
+    """Alerts that all ``matchers`` match aren't sent from ``starts_at`` until ``ends_at`` (Unix seconds).
 
     ``author`` is the name that was given, ``created_by`` the authenticated caller.
     """

@@ -278,7 +278,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         ),
         Quantity(
             "report_excess_bytes",
-            "how many bytes the agent's report exceeds the driver's count by, else 0; unknown without an agent",
+            "bytes that the agent reports beyond the driver's count, else 0; unknown without an agent",
             _claim_excess,
         ),
         REPORT_AGE.of(lambda row: row.report),

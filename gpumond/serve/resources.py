@@ -53,7 +53,7 @@ ENTRIES_AT_ONCE = 500
 class Status:
     """The daemon's status. `host` is the machine's name; in a pod, it's the node's if `NODE_NAME` is set.
 
-    `store_file` is the path of the store on that machine, and `agent_socket` that of the agents' socket. `runtime_dir`
+    `store_file` and `agent_socket` are the paths of the store and the agents' socket on that machine. `runtime_dir`
     is the directory of the daemon's token and `api.sock`, `null` if the command line looks there by default. `url` is
     the address of the web UI on that machine, `null` while another program uses the port. `revision` is the commit of
     the daemon's build, `null` if unknown. `config_hash` and `rules_hash` are the labels of `gpumond_config_info`.

@@ -230,7 +230,7 @@ w | show what a program's memory consists of and, if known, the lines that retai
 x, Space | mark or unmark a process or a group
 U | unmark all
 /, F3, F4 | filter by words: all must match; user:root in one field, -word without it
-Esc | remove the filter, the selected device and all marks
+Esc | clear the filter, the device selection and all marks
 Order
 s, >  and  < | sort by the next and previous column
 r, I | reverse the order
@@ -244,7 +244,7 @@ Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected device, or else all programs with an agent
 z, Z | suspend or resume the program under the cursor; suspending moves its device memory to the host
-S | choose an alert to silence for an hour; those of the program under the cursor come first
+S | choose an alert to silence for an hour; the alerts of the program under the cursor come first
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full

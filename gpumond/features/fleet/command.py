@@ -22,7 +22,7 @@ READS = {
     "status": "show each machine's state, and which machines don't respond",
     "top": "show the GPUs and processes of several machines live in one table",
     "doctor": "list problems on all machines, each with a remedy",
-    "audit": "show several machines' audit entries, such as one operation's",
+    "audit": "show audit entries from several machines, for example about one operation",
 }
 
 OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {

@@ -196,7 +196,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--problems", "show only machines with a fault, a firing alert or a GPU that isn't up")
     option(parser, f"--sort {'|'.join(KEYS)}", "order of the machines (default: as listed)", choices=tuple(KEYS))
     option(parser, "--limit N", "show at most N machines", type=int)
-    option(parser, "--drift", "show the machines whose version, configuration or rules differ from most machines'")
+    option(parser, "--drift", "show the machines whose version, configuration or rules differ from the majority")
 
 
 async def run(arguments: argparse.Namespace) -> int:

@@ -128,7 +128,7 @@ class RankError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedCase:
-    """A case, and the errors of all ranks of its job within a minute, first one first."""
+    """A case, and the errors of all ranks in its job within a minute, earliest first."""
 
     case: OomCase
     ranks: tuple[RankError, ...] = ()

@@ -54,7 +54,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "idle-holder": (
         f"[{{verdicts}}|pid {{pid}} {ON} has held memory for half an hour without GPU activity]",
-        f"[{{idle_remedy}}|{REMEDIES['idle-holder']}]",
+        f"[{{idle_remedy}}|on that machine, {REMEDIES['idle-holder']}]",
     ),
     "quota-exceeded": (
         f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the {{quota}} quota ({{soft_limit}})|its "

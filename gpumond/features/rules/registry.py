@@ -50,7 +50,7 @@ class OverriddenField:
 class RuleEntry:
     """One rule in the format of the configuration file. Only those of origin ``api`` can be changed over the API.
 
-    ``overrides``: the replaced fields of a built-in rule. A rule that is not ``enabled`` is not evaluated.
+    ``overrides``: the replaced fields of a built-in rule. A rule that isn't ``enabled`` isn't evaluated.
     """
 
     name: str
