@@ -123,7 +123,7 @@ alert = Alert(
 asyncio.run(config.settings().receivers[0].send((alert,), ()))
 assert bodies == [{"topic": "gpus", "title": "leak firing", "message": "it grows"}]
 from tools.docs.plugins import document
-assert "| `ntfy` | `topic` | the topic of the messages |" in document()
+assert "| `ntfy` | `topic` | the messages' topic |" in document()
 """
 
 METRIC = """
