@@ -108,7 +108,7 @@ SIZES = tuple(HEADERS)
 
 
 def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the plan as a table: the bytes that each pool would release now, and their total.
+    """Return the plan as a table: the bytes that each pool would release now, the largest first, and their total.
 
     AT LEAST and AT MOST are absent while every prediction is exact: it is so for this moment only.
     """
@@ -126,7 +126,7 @@ def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plan_rows(receipts: Iterable[Mapping[str, Any]], names: Sequence[str]) -> Iterator[list[str]]:
-    for receipt in receipts:
+    for receipt in sorted(receipts, key=lambda each: -each["expected"]["high"] if each["expected"] else 0):
         promised = [_part(receipt["expected"], name) for name in names]
         yield [*_subject(receipt), *promised, _remarks(receipt)]
 
