@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, WRONG_USE, address, option, value
+from gpumond.cli.arguments import DONE, address, option, value
+from gpumond.facts.errors import ConfigError
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame, merged, of_device, view
 from gpumond.view.tables import page, suspended_programs
@@ -63,10 +64,10 @@ def _names(text: str) -> Sequence[str]:
 def run(arguments: argparse.Namespace) -> int:
     urls = arguments.url or [address(client.default_url())]
     if arguments.device is not None and len(urls) > 1:
-        return _wrong_use("--device requires a single --url")
+        raise ConfigError("--device requires a single --url")
     device = None if arguments.device is None else client.resolve_device_uuid(urls[0], arguments.device)
     if arguments.once and arguments.columns:
-        return _wrong_use("--columns has no effect on --once")
+        raise ConfigError("--columns has no effect on --once")
     if arguments.once:
         frames = [client.frame(url) for url in urls]
         if arguments.json:
@@ -80,11 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
             print("\n\n".join(filter(None, tables)))
         return DONE
     if arguments.json:
-        return _wrong_use("--json requires --once")
+        raise ConfigError("--json requires --once")
     if os.environ.get("TERM") == "dumb":
-        return _wrong_use("a dumb terminal can't be drawn on; run gpumond top --once")
+        raise ConfigError("a dumb terminal can't be drawn on; run gpumond top --once")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return _wrong_use("standard input or output isn't a terminal; for scripts, run gpumond top --once")
+        raise ConfigError("standard input or output isn't a terminal; for scripts, run gpumond top --once")
     return _show([HttpDaemonClient(url) for url in urls], device, arguments.columns)
 
 
@@ -95,8 +96,3 @@ def _show(daemons: list[HttpDaemonClient], device: str | None, columns: Sequence
     terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno(), sys.stdout.encoding or "ascii")
     Top(daemons, terminal, colors_of(os.environ), device, columns).run()
     return DONE
-
-
-def _wrong_use(message: str) -> int:
-    print(f"gpumond: {message}", file=sys.stderr)
-    return WRONG_USE

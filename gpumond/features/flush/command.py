@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -14,7 +13,6 @@ from gpumond.cli.arguments import (
     DONE,
     FAILED,
     NOTHING_TO_DO,
-    WRONG_USE,
     add_target,
     count,
     duration,
@@ -23,7 +21,7 @@ from gpumond.cli.arguments import (
     print_error,
     with_typed_option,
 )
-from gpumond.facts.errors import DaemonError
+from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, on_command_line
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import caller_text, typed_size
@@ -55,13 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     names = ("pid", "device", "workload", "user", "all")
     if arguments.wake and arguments.step != [ENGINE_STEP]:
-        print("gpumond: --wake requires --step engine, and no other step", file=sys.stderr)
-        return WRONG_USE
+        raise ConfigError("--wake requires --step engine, and no other step")
     try:
         least = typed_size(arguments.min_reclaimable)
     except ValueError as error:
-        print(f"gpumond: --min-reclaimable {arguments.min_reclaimable!r}: {error}", file=sys.stderr)
-        return WRONG_USE
+        raise ConfigError(f"--min-reclaimable {arguments.min_reclaimable!r}: {error}") from None
     body: dict[str, Any] = {
         "target": {name: getattr(arguments, name) for name in names if getattr(arguments, name)},
         "dry_run": arguments.dry_run,
