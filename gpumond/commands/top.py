@@ -16,7 +16,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame, merged, of_device, view
 from gpumond.view.tables import page, suspended_programs
-from gpumond.view.text import broken, colors_of, output_width
+from gpumond.view.text import broken, output_width
 
 
 class HttpDaemonClient:
@@ -86,13 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("a dumb terminal can't be drawn on; run gpumond top --once")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("standard input or output isn't a terminal; for scripts, run gpumond top --once")
-    return _show([HttpDaemonClient(url) for url in urls], device, arguments.columns)
-
-
-def _show(daemons: list[HttpDaemonClient], device: str | None, columns: Sequence[str] = ()) -> int:
     from gpumond.top.app import Top  # not needed for --once
-    from gpumond.top.terminal import Terminal
 
-    terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno(), sys.stdout.encoding or "ascii")
-    Top(daemons, terminal, colors_of(os.environ), device, columns).run()
+    Top([HttpDaemonClient(url) for url in urls], device, arguments.columns).run()
     return DONE

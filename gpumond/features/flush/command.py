@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -81,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer = error.problem
     shown = plan_table if arguments.dry_run else receipt_table
     receipts = receipts_of(answer)
-    print(json.dumps(answer, indent=2) if arguments.json else shown(receipts))
+    print_answer(arguments, answer, lambda: shown(receipts))
     return _exit_code(receipts)
 
 
