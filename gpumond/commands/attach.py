@@ -19,8 +19,8 @@ from pathlib import Path
 
 import gpumond
 from gpumond.agent.settings import POLICIES, workload_name
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, duration, option, print_error
-from gpumond.facts.errors import GpumondError
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_error
+from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.messages import clean
 
 MAX_ANSWER_BYTES = 4096
@@ -78,13 +78,14 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.workload is not None:
             arguments.workload = workload_name(arguments.workload)
     except ValueError as error:
-        return _fail(f"{error}", WRONG_USE)
+        raise ConfigError(str(error)) from None
     if not os.path.exists(f"/proc/{arguments.pid}"):
-        return _fail(f"there is no process {arguments.pid}", NOTHING_TO_DO)
+        print_error(f"gpumond: there is no process {arguments.pid}")
+        return NOTHING_TO_DO
     started = {"workload": arguments.workload, "flush_policy": arguments.flush_policy}
     answer = attach(arguments.pid, started, arguments.timeout, getattr(sys, "remote_exec", None))
     if why := answer.get("error"):
-        return _fail(f"the agent didn't start in process {arguments.pid}: {clean(why)}", FAILED)
+        raise CannotAttach(f"the agent didn't start in process {arguments.pid}: {clean(why)}")
     print(f"agent {clean(answer['version'])} started in process {arguments.pid} (Python {clean(answer['python'])})")
     return DONE
 
@@ -161,8 +162,3 @@ def _answer(path: Path, user: int, until: float) -> dict[str, str] | None:
         return {name: str(answer[name]) for name in names}
     except (OSError, ValueError, TypeError, KeyError):
         raise CannotAttach("the program's response is invalid") from None
-
-
-def _fail(message: str, status: int) -> int:
-    print_error(f"gpumond: {message}")
-    return status

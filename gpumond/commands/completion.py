@@ -127,41 +127,26 @@ def values(kind: str, url: str) -> list[str]:
         return []
 
 
-def _workloads(agents: Any) -> Iterator[str]:
-    yield from (agent["workload"] for agent in agents)
-
-
-def _pids(processes: Any) -> Iterator[int]:
-    yield from (process["pid"] for process in processes)
-
-
-def _devices(devices: Any) -> Iterator[str]:
-    for device in devices:
-        yield from (str(device["index"]), device["uuid"])
-
-
-def _names(entries: Any) -> Iterator[str]:
-    yield from (entry["name"] for entry in entries)
-
-
-def _silences(entries: Any) -> Iterator[str]:
-    yield from (entry["silence"]["id"] for entry in entries if entry["state"] != "ended")
-
-
-def _labels(alerts: Any) -> Iterator[str]:
-    for alert in alerts:
-        yield from (f"{name}={value}" for name, value in alert["labels"] if value and not re.search(r"\s", value))
-
-
-READERS: Mapping[str, tuple[str, Callable[[Any], Iterator[Any]]]] = {
-    "workloads": ("/api/v1/agents", _workloads),
-    "pids": ("/api/v1/processes", _pids),
-    "devices": ("/api/v1/devices", _devices),
-    "rules": ("/api/v1/rules", _names),
-    "baselines": ("/api/v1/baselines", _names),
-    "labels": ("/api/v1/alerts", _labels),
-    "silences": ("/api/v1/silences", _silences),
-    "cases": ("/api/v1/oom", lambda cases: (case["id"] for case in cases)),
+READERS: Mapping[str, tuple[str, Callable[[Any], Iterable[Any]]]] = {
+    "workloads": ("/api/v1/agents", lambda agents: (each["workload"] for each in agents)),
+    "pids": ("/api/v1/processes", lambda processes: (each["pid"] for each in processes)),
+    "devices": (
+        "/api/v1/devices",
+        lambda devices: (name for each in devices for name in (each["index"], each["uuid"])),
+    ),
+    "rules": ("/api/v1/rules", lambda rules: (each["name"] for each in rules)),
+    "baselines": ("/api/v1/baselines", lambda baselines: (each["name"] for each in baselines)),
+    "labels": (
+        "/api/v1/alerts",
+        lambda alerts: (
+            f"{name}={value}" for each in alerts for name, value in each["labels"] if not re.search(r"\s|^$", value)
+        ),
+    ),
+    "silences": (
+        "/api/v1/silences",
+        lambda entries: (each["silence"]["id"] for each in entries if each["state"] != "ended"),
+    ),
+    "cases": ("/api/v1/oom", lambda cases: (each["id"] for each in cases)),
 }
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, duration, option
+from gpumond.cli.arguments import DONE, duration, option, print_answer
 from gpumond.facts.units import clock
 
 
@@ -26,7 +25,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     answer = client.post(arguments.url, "/api/v1/release", {"for_seconds": arguments.duration}, timeout=30)
     until = clock(answer["released_until"], time.time())
-    print(
-        json.dumps(answer) if arguments.json else f"detached from the driver until {until}; gpumond then attaches again"
-    )
+    print_answer(arguments, answer, lambda: f"detached from the driver until {until}; gpumond then attaches again")
     return DONE

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import gpumond.agent
 from gpumond.agent.settings import POLICIES, workload_name
 from gpumond.cli.arguments import option
+from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import program_socket
 
 CONNECT_SECONDS = 1.0
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Replace this process with the command. Returns an exit code only if that fails."""
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
-        return _fail("no command given; example: gpumond run -- python train.py", 2)
+        raise ConfigError("no command given; example: gpumond run -- python train.py")
     try:
         environ = environment(
             os.environ,
@@ -67,12 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
             allow_limit=arguments.allow_limit,
         )
     except ValueError as error:
-        return _fail(f"{error}", 2)
+        raise ConfigError(str(error)) from None
     if arguments.suspendable:  # a thread of the agent waits for it: the main thread may wait for the driver
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
     if arguments.need is None:
         if arguments.wait or arguments.need_device:
-            return _fail("--wait and --need-device require --need", 2)
+            raise ConfigError("--wait and --need-device require --need")
         if sys.stderr is not None and sys.stderr.isatty():  # elsewhere, the output is the program's alone
             _say_if_unobserved()
         return _replace_process(command, environ)
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         url = address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)
     except argparse.ArgumentTypeError as error:
-        return _fail(f"--url {error}", 2)
+        raise ConfigError(f"--url {error}") from None
     seconds, workload = admission.wait_seconds(arguments.wait), environ.get("GPUMOND_WORKLOAD", "")
     if arguments.need == admission.AUTO:
         need = admission.auto_need(url, workload, arguments.need_device, place_in_job(environ)[1] or 1)

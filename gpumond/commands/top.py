@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, WRONG_USE, address, option, value
+from gpumond.cli.arguments import DONE, address, option, value
+from gpumond.facts.errors import ConfigError
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame, merged, of_device, view
 from gpumond.view.tables import page, suspended_programs
-from gpumond.view.text import broken, colors_of, output_width
+from gpumond.view.text import broken, output_width
 
 
 class HttpDaemonClient:
@@ -63,10 +64,10 @@ def _names(text: str) -> Sequence[str]:
 def run(arguments: argparse.Namespace) -> int:
     urls = arguments.url or [address(client.default_url())]
     if arguments.device is not None and len(urls) > 1:
-        return _wrong_use("--device requires a single --url")
+        raise ConfigError("--device requires a single --url")
     device = None if arguments.device is None else client.resolve_device_uuid(urls[0], arguments.device)
     if arguments.once and arguments.columns:
-        return _wrong_use("--columns has no effect on --once")
+        raise ConfigError("--columns has no effect on --once")
     if arguments.once:
         frames = [client.frame(url) for url in urls]
         if arguments.json:
@@ -80,23 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
             print("\n\n".join(filter(None, tables)))
         return DONE
     if arguments.json:
-        return _wrong_use("--json requires --once")
+        raise ConfigError("--json requires --once")
     if os.environ.get("TERM") == "dumb":
-        return _wrong_use("a dumb terminal can't be drawn on; run gpumond top --once")
+        raise ConfigError("a dumb terminal can't be drawn on; run gpumond top --once")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return _wrong_use("standard input or output isn't a terminal; for scripts, run gpumond top --once")
-    return _show([HttpDaemonClient(url) for url in urls], device, arguments.columns)
-
-
-def _show(daemons: list[HttpDaemonClient], device: str | None, columns: Sequence[str] = ()) -> int:
+        raise ConfigError("standard input or output isn't a terminal; for scripts, run gpumond top --once")
     from gpumond.top.app import Top  # not needed for --once
-    from gpumond.top.terminal import Terminal
 
-    terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno(), sys.stdout.encoding or "ascii")
-    Top(daemons, terminal, colors_of(os.environ), device, columns).run()
+    Top([HttpDaemonClient(url) for url in urls], device, arguments.columns).run()
     return DONE
-
-
-def _wrong_use(message: str) -> int:
-    print(f"gpumond: {message}", file=sys.stderr)
-    return WRONG_USE

@@ -25,7 +25,6 @@ TIMEOUT_SECONDS = 30.0
 ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30
 """Time limit of a flush request; programs are flushed one after another."""
 
-UNAUTHORIZED = 401
 PLAN = (">PID", "PROGRAM", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST")
 EXACT = len(PLAN) - 2
 """Columns of a plan without bounds, which are equal to a prediction that is exact at this moment."""
@@ -152,8 +151,7 @@ def _request(target: FlushTarget, dry_run: bool, plan: str) -> FlushAnswer:
         answer = target.daemon.post("/api/v1/flushes", body, ANSWER_SECONDS)
     except DaemonError as error:
         if "receipts" not in error.problem:
-            remedy = "; set a token with GPUMOND_TOKEN" if error.status == UNAUTHORIZED else ""
-            return FlushAnswer(target, problem=plain(f"{error}{remedy}", 600))
+            return FlushAnswer(target, problem=plain(error, 600))
         answer = error.problem  # only some of the programs answered in time
     receipts = receipts_of(answer)
     released = sum(receipt["released_bytes"] for receipt in receipts)
@@ -335,8 +333,7 @@ class SilenceDialog:
 
         def receive(answer: Any) -> None:
             if isinstance(answer, DaemonError):
-                remedy = "; set a token with GPUMOND_TOKEN" if answer.status == UNAUTHORIZED else ""
-                self.result = plain(f"not silenced: {answer}{remedy}", 600)
+                self.result = plain(f"not silenced: {answer}", 600)
                 return
             id = plain(answer["silence"]["id"], 40)
             ends = with_commands(f"gpumond silence delete {id} ends it", self.daemon.url)

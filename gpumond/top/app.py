@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +41,7 @@ from gpumond.top.terminal import Mouse, Terminal
 from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, of_device, place_of, processes_on
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import Key, ProcessOnDevice, ProcessRow
-from gpumond.view.text import BLOCKS, GAP_SECONDS, Colors, Line, Span, ansi
+from gpumond.view.text import BLOCKS, GAP_SECONDS, Line, Span, ansi, colors_of
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
@@ -56,18 +57,16 @@ class Top:
     def __init__(
         self,
         daemons: Sequence[DaemonClient],
-        terminal: Terminal,
-        colors: Colors,
         device: str | None = None,
         columns: Sequence[str] = (),
     ) -> None:
         urls = [daemon.url for daemon in daemons]
         self.connections = [DaemonConnection(*each) for each in zip(daemons, names(urls), strict=True)]
-        self.terminal, self.colors, self.device = terminal, colors, device
-        self.monochrome = colors == "none"
-        self.requests = Requests(terminal.wake)
+        self.terminal, self.colors, self.device = Terminal(), colors_of(os.environ), device
+        self.monochrome = self.colors == "none"
+        self.requests = Requests(self.terminal.wake)
         self.table = ProcessList(self.monochrome, columns or kept_columns())
-        self.screen = Screen(self.monochrome, terminal.can_show(BLOCKS))
+        self.screen = Screen(self.monochrome, self.terminal.can_show(BLOCKS))
         self.lineages = AncestorCache()
         self.vitals = ProcessStats()
         self.panel: Panel | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -59,16 +60,11 @@ class Requests:
 
         threading.Thread(target=run, name="gpumond-top", daemon=True).start()
 
-    def deliver(self) -> bool:
-        """Call the functions of all answers so far. Returns whether there were any."""
-        found = False
-        while True:
-            try:
-                then = self._answers.get_nowait()
-            except Empty:
-                return found
-            then()
-            found = True
+    def deliver(self) -> None:
+        """Call the functions of all answers so far."""
+        with suppress(Empty):
+            while True:
+                self._answers.get_nowait()()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import signal
+import sys
 import termios
 import tty
 from collections.abc import Sequence
@@ -23,10 +24,11 @@ END = "\x1b[?1006l\x1b[?1000l\x1b[0m\x1b[?25h\x1b[?1049l"
 
 
 class Terminal:
-    """A context manager. SIGTERM and SIGHUP raise SystemExit in it."""
+    """A context manager for standard input and output. SIGTERM and SIGHUP raise SystemExit in it."""
 
-    def __init__(self, keyboard: int, screen: int, encoding: str) -> None:
-        self._keyboard, self._screen, self._encoding = keyboard, screen, encoding
+    def __init__(self) -> None:
+        self._keyboard, self._screen = sys.stdin.fileno(), sys.stdout.fileno()
+        self._encoding = sys.stdout.encoding or "ascii"
         self._before: list[Any] = []
         self._shown: list[str] = []
         self._size = (0, 0)

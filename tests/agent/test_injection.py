@@ -18,11 +18,9 @@ from gpumond.facts.messages import Hello, Report
 from tests.helpers.agent_daemon import SECONDS, FakeDaemon, environment as own_environment, finished, host
 
 RUN = """
-import argparse, sys
-from gpumond.commands.run import add_arguments, run
-parser = argparse.ArgumentParser()
-add_arguments(parser)
-sys.exit(run(parser.parse_args()))
+import sys
+from gpumond.commands.main import main
+sys.exit(main(["run", *sys.argv[1:]]))
 """
 
 

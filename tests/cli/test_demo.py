@@ -310,7 +310,7 @@ def test_log_and_audit_distinguish_plan_flush_refusal_and_forced_flush(demo: Run
     requests = [entry["detail"] for entry in demo.get("audit") if entry["action"] == "flush.request"]
     assert [request.get("force", False) for request in requests] == [False] * (len(requests) - 1) + [True]
     log = demo.log.read_text()
-    subject = f"of pid {training['target']['pid']}, steps ipc,cache,trim, by token"
+    subject = f"of pid {training['target']['pid']}, steps ipc,cache,trim, by token@uid:{os.geteuid()}"
     for line in (f"plan {subject}: 1 planned", f"flush {subject}: refused: ", f"forced flush {subject}: 1 "):
         assert line in log
     assert " released" in log

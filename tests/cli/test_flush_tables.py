@@ -46,6 +46,8 @@ def test_plan_table_has_its_columns_and_a_total():
     changes = "; the amount changes while the programs run"
     assert total == f"a flush now would release 5.0 GiB, between 4.0 GiB and 5.0 GiB{changes}"
     assert "AT LEAST" in header
+    smaller = make_receipt(outcome="planned", pid=11, expected=promise(1, 1, 1))
+    assert [row.split()[0] for row in plan_table([smaller, *plan]).splitlines()[1:4]] == ["10", "10", "11"]
     header, *_, total = plan_table(plan[:1]).splitlines()
     assert total == f"a flush now would release 3.0 GiB{changes}"
     assert "AT LEAST" not in header, "it would be a bound that a running program doesn't keep"

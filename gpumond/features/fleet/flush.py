@@ -11,7 +11,6 @@ import os
 import pwd
 import secrets
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, confirm, duration, option, value
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, confirm, duration, option, value
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.flush import MAX_REASON, Operation
 from gpumond.facts.pools import ENGINE_STEP, STEPS, on_command_line
@@ -384,8 +383,7 @@ async def run(arguments: argparse.Namespace) -> int:
         print(flushes.plan_text(), flush=True)
     if due and not arguments.dry_run:
         if not arguments.yes and not confirm(_question(criteria)):
-            print("gpumond: nothing was flushed; pass --yes to skip the confirmation", file=sys.stderr)
-            return WRONG_USE
+            raise ConfigError("nothing was flushed; pass --yes to skip the confirmation")
         with progress(len(due), "requests completed") as done:
             flushes.results = await carry_out(client, flushes.order, options, done)
         if not arguments.json:

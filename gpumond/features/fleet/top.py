@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,6 @@ from gpumond.features.fleet.discovery import missing_of, read_frames, select_mac
 from gpumond.view.frame import CheckedFrame, View, frame_of, merged, view
 from gpumond.view.rows import plain
 from gpumond.view.tables import page
-from gpumond.view.text import colors_of
 
 MAX_MACHINES = 64
 """Machines that are shown at a time; each is read every second."""
@@ -64,10 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(client: Client, machines: Sequence[Machine]) -> None:
     from gpumond.top.app import Top  # not needed for --once
-    from gpumond.top.terminal import Terminal
 
-    terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno(), sys.stdout.encoding or "ascii")
-    top = Top([MachineClient(client, machine) for machine in machines], terminal, colors_of(os.environ))
+    top = Top([MachineClient(client, machine) for machine in machines])
     for connection, machine in zip(top.connections, machines, strict=True):
         connection.name = plain(machine.name, NAME_WIDTH)
     top.run()

@@ -7,13 +7,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, confirm, option
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, confirm, option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.facts.pools import ENGINE_STEP
@@ -179,8 +178,7 @@ async def run(arguments: argparse.Namespace) -> int:
     results: dict[Machine, list[tuple[Step, str, str]]] = {}
     if due and not arguments.dry_run:
         if not arguments.yes and not confirm("Undo these changes?"):
-            print("gpumond: nothing was undone; pass --yes to skip the confirmation", file=sys.stderr)
-            return WRONG_USE
+            raise ConfigError("nothing was undone; pass --yes to skip the confirmation")
         own = replace(client, operation=new_id())
         if not arguments.json:
             print(f"\noperation {own.operation} by {caller_name()}", flush=True)

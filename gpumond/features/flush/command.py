@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -14,7 +12,6 @@ from gpumond.cli.arguments import (
     DONE,
     FAILED,
     NOTHING_TO_DO,
-    WRONG_USE,
     add_target,
     count,
     duration,
@@ -23,7 +20,7 @@ from gpumond.cli.arguments import (
     print_error,
     with_typed_option,
 )
-from gpumond.facts.errors import DaemonError
+from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, on_command_line
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import caller_text, typed_size
@@ -55,13 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     names = ("pid", "device", "workload", "user", "all")
     if arguments.wake and arguments.step != [ENGINE_STEP]:
-        print("gpumond: --wake requires --step engine, and no other step", file=sys.stderr)
-        return WRONG_USE
+        raise ConfigError("--wake requires --step engine, and no other step")
     try:
         least = typed_size(arguments.min_reclaimable)
     except ValueError as error:
-        print(f"gpumond: --min-reclaimable {arguments.min_reclaimable!r}: {error}", file=sys.stderr)
-        return WRONG_USE
+        raise ConfigError(f"--min-reclaimable {arguments.min_reclaimable!r}: {error}") from None
     body: dict[str, Any] = {
         "target": {name: getattr(arguments, name) for name in names if getattr(arguments, name)},
         "dry_run": arguments.dry_run,
@@ -85,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer = error.problem
     shown = plan_table if arguments.dry_run else receipt_table
     receipts = receipts_of(answer)
-    print(json.dumps(answer, indent=2) if arguments.json else shown(receipts))
+    print_answer(arguments, answer, lambda: shown(receipts))
     return _exit_code(receipts)
 
 
@@ -108,7 +103,7 @@ SIZES = tuple(HEADERS)
 
 
 def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the plan as a table: the bytes that each pool would release now, and their total.
+    """Return the plan as a table: the bytes that each pool would release now, the largest first, and their total.
 
     AT LEAST and AT MOST are absent while every prediction is exact: it is so for this moment only.
     """
@@ -126,7 +121,7 @@ def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plan_rows(receipts: Iterable[Mapping[str, Any]], names: Sequence[str]) -> Iterator[list[str]]:
-    for receipt in receipts:
+    for receipt in sorted(receipts, key=lambda each: -each["expected"]["high"] if each["expected"] else 0):
         promised = [_part(receipt["expected"], name) for name in names]
         yield [*_subject(receipt), *promised, _remarks(receipt)]
 

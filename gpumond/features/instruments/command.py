@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import WRONG_USE, add_target, confirm, duration, option, print_error
+from gpumond.cli.arguments import add_target, confirm, duration, option
 from gpumond.facts import units
 from gpumond.facts.alerts import WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
@@ -215,8 +215,7 @@ class Limit:
         ):
             print(broken("\n".join(exceeding), output_width()), file=sys.stderr)
             if arguments.json or not confirm(f"Limit to {human(limit_bytes)}?"):
-                print_error("gpumond: nothing was limited; pass --yes to skip the confirmation")
-                return WRONG_USE
+                raise ConfigError("nothing was limited; pass --yes to skip the confirmation")
         body = {"limit_bytes": limit_bytes, "device": arguments.device}
         answers, status = client.ask_programs(arguments, programs, "limit", body, LIMIT_SECONDS)
         if not answers:
