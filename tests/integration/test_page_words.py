@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytestmark = [needs_chromium, pytest.mark.timeout(240)]
-VIEWS = ("", "alerts", "rules", "cases", "receipts", "quotas", "compare", "baselines")
+VIEWS = ("", "alerts", "rules", "cases", "receipts", "queue", "quotas", "compare", "baselines")
 BROKEN = """() => {
     const range = document.createRange();
     const broken = [];
