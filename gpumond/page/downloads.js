@@ -40,7 +40,7 @@ const changeOf = ({ change_bytes: bytes = null, partial }) =>
   bytes === null || partial?.has("change") ? {} : { change_bytes: bytes };
 
 /** A unix time as ISO 8601, which pandas and Excel read as a time. */
-export const isoTime = (at) => new Date(1000 * at).toISOString();
+const isoTime = (at) => new Date(1000 * at).toISOString();
 
 const indexOf = (uuid) => state.devices.get(uuid)?.index ?? null;
 

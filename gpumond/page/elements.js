@@ -19,7 +19,7 @@ export function svg(kind, attributes) {
   return node;
 }
 
-const AMOUNTS = /(\d[\d.]* (?:[BWdhs]|[KMGT]iB|min|°C)(?!\w))/; // no line ends in one
+const AMOUNTS = /(\d[\d.]* (?:[BWdhs]|[KMGT]iB|min|°C)(?!\w)|GPU \d+)/; // no line ends in one
 
 /** Sets the text of `node`, which nothing else sets. Equal text is not set again: a screen reader would repeat it. */
 export function put(node, text, most = 1000) {

@@ -1,7 +1,8 @@
 // Declared serving engines: their state, models, requests, and the use of their KV cache.
 
-import { $, make, name, put, sync } from "./elements.js";
+import { $ } from "./elements.js";
 import { duration, human, percent, sum } from "./format.js";
+import { createTable, showTable } from "./lists.js";
 import { processKey, state } from "./state.js";
 import { NOT_READ } from "./words.js";
 
@@ -9,15 +10,15 @@ const count = (value) => (value === null ? "-" : String(value));
 const idle = (seconds) => (seconds === null ? "-" : duration(seconds));
 
 const COLUMNS = [
-  { id: "name", title: "Engine", text: (engine) => engine.name },
-  { id: "kind", title: "Kind", text: (engine) => engine.kind, wide: true },
-  { id: "condition", title: "State", text: condition },
-  { id: "models", title: "Models", text: models, wide: true },
-  { id: "used", title: "Used", text: (engine) => human(used(engine)), number: true },
-  { id: "kv-cache", title: "KV cache in use", text: kvCache, number: true },
-  { id: "running", title: "Running", text: (engine) => count(engine.running), number: true, wide: true },
-  { id: "waiting", title: "Waiting", text: (engine) => count(engine.waiting), number: true, wide: true },
-  { id: "idle", title: "Idle", text: (engine) => idle(engine.idle_seconds), number: true, wide: true },
+  { title: "Engine", text: (engine) => engine.name, long: true },
+  { title: "Kind", text: (engine) => engine.kind, wide: true },
+  { title: "State", text: condition, update: (cell, { up, out_of_service_seconds: out }) => cell.classList.toggle("notable", !up || out !== null) },
+  { title: "Models", text: models, wide: true },
+  { title: "Used", text: (engine) => human(used(engine)), number: true },
+  { title: "KV cache in use", text: kvCache, number: true },
+  { title: "Running", text: (engine) => count(engine.running), number: true, wide: true },
+  { title: "Waiting", text: (engine) => count(engine.waiting), number: true, wide: true },
+  { title: "Idle", text: (engine) => idle(engine.idle_seconds), number: true, wide: true },
 ];
 
 function condition(engine) {
@@ -80,38 +81,12 @@ export function kvCacheOf(process, engine) {
   return `of which KV cache ${size}${percent(engine.kv_cache_used_ratio, 1)} in use`;
 }
 
-function createEngine() {
-  const row = make("tr");
-  for (const column of COLUMNS) {
-    const cell = make(column.id === "name" ? "th" : "td", make("bdi"));
-    cell.className = classes(column);
-    if (column.id === "name") cell.scope = "row";
-    row.append(cell);
-  }
-  return make("tbody", row);
-}
-
-const classes = ({ id, number, wide }) => [`of-${id}`, number && "number", wide && "wide"].filter(Boolean).join(" ");
-
-function updateEngine(body, engine) {
-  const cells = body.firstChild.children;
-  COLUMNS.forEach((column, place) => name(cells[place].firstChild, column.text(engine), 600));
-  body.querySelector(".of-condition").classList.toggle("notable", !engine.up || engine.out_of_service_seconds !== null);
-}
+const table = createTable("Engines", COLUMNS);
 
 export function showEngines() {
   const { engines } = state.frame.snapshot;
   $("engines-section").hidden = !engines.length;
-  sync($("engines"), engines, (engine) => engine.name, createEngine, updateEngine, 1);
+  showTable(table, engines, (engine) => engine.name);
 }
 
-sync(
-  $("engine-columns"),
-  COLUMNS,
-  (column) => column.id,
-  () => Object.assign(make("th"), { scope: "col" }),
-  (cell, column) => {
-    cell.className = classes(column);
-    put(cell, column.title);
-  },
-);
+$("engines-section").append(table);

@@ -1,7 +1,7 @@
 // What is known about one process on one device, in words.
 
 import { engineOf, holder, kvCacheOf } from "./engines.js";
-import { duration, human, many } from "./format.js";
+import { duration, human, many, percent } from "./format.js";
 import { hasAgent, hasPools } from "./state.js";
 import { OF_PROCESSES } from "./words.js";
 
@@ -40,7 +40,7 @@ export function* facts(row, report, now) {
     engine: engine && `${engine.name} (${engine.kind})`,
   };
   for (const [term, value] of Object.entries(known)) if (value) yield [term, value, ["user", "verdict"].includes(term)];
-  if (row.utilization_ratio !== null) yield ["busy", `${Math.round(100 * row.utilization_ratio)}%`];
+  if (row.utilization_ratio !== null) yield ["busy", percent(row.utilization_ratio, 1)];
   if (row.idle_seconds) yield ["idle for", duration(row.idle_seconds)];
   if (hasAgent(row)) yield ["flush", FLUSH_POLICIES[row.flush_policy]];
   if (report) yield* factsOfAgent(report, row.device_uuid);

@@ -39,7 +39,7 @@ function sensors(devices) {
   const known = (key) => devices.map((device) => device.sensors[key]).filter((value) => value !== null);
   const [busy, heat, power] = ["gpu_utilization_ratio", "gpu_temperature_celsius", "power_watts"].map(known);
   const texts = [
-    busy.length ? `${Math.round((100 * sum(busy)) / busy.length)}% busy` : "",
+    busy.length ? `${percent(sum(busy), busy.length)} busy` : "",
     heat.length ? `${Math.round(Math.max(...heat))} °C` : "",
     power.length ? `${Math.round(sum(power))} W` : "",
   ];

@@ -34,9 +34,8 @@ export function stateOf(device) {
   return device.up ? "" : "at fault";
 }
 
-const share = (name) => ({ id: name, title: name, text: ({ sums }) => human(sums[name]), number: true, medium: true });
+const share = (name) => ({ title: name, text: ({ sums }) => human(sums[name]), number: true, medium: true });
 const sensor = (name, title, text) => ({
-  id: title,
   title,
   text: ({ device }) => (device.sensors[name] === null ? "-" : text(device.sensors[name])),
   number: true,
@@ -45,15 +44,15 @@ const sensor = (name, title, text) => ({
 
 /** Columns of the rows, besides the device's name and its bar. */
 export const DEVICE_COLUMNS = [
-  { id: "total", title: "used", text: ({ device }) => total(device), number: true },
+  { title: "used", text: ({ device }) => total(device), number: true },
   share("cached"),
   share("stranded"),
-  sensor("gpu_utilization_ratio", "busy", (ratio) => `${Math.round(100 * ratio)}%`),
+  sensor("gpu_utilization_ratio", "busy", (ratio) => percent(ratio, 1)),
   sensor("gpu_temperature_celsius", "°C", (degrees) => String(Math.round(degrees))),
   sensor("power_watts", "W", (watts) => String(Math.round(watts))),
-  { id: "programs", title: "processes", text: ({ programs }) => String(programs ?? "-"), number: true, wide: true },
-  { id: "spark", title: "15 min", spark: true, wide: true },
-  { id: "remark", title: "problem", text: ({ state, problem }) => state || problem },
+  { title: "processes", text: ({ programs }) => String(programs ?? "-"), number: true, wide: true },
+  { title: "15 min", spark: true, wide: true },
+  { title: "problem", text: ({ state, problem }) => state || problem },
 ];
 
 function total({ used_bytes: used, size_bytes: size }) {

@@ -1,5 +1,4 @@
-// The web UI: draws the latest frame. Each number is from that frame, except in charts, events and receipts. Lists are for
-// the scripts that are requested later.
+// The web UI: draws the latest frame. Each number is from that frame, except in charts, events and receipts.
 
 // The stream is first: the browser answers while the other modules are evaluated.
 import { setPaused } from "./live.js";
@@ -10,7 +9,6 @@ import { showEngines } from "./engines.js";
 import { showEvents } from "./events.js";
 import { clock, duration } from "./format.js";
 import { showHero } from "./hero.js";
-import "./lists.js";
 import { showNotices } from "./notices.js";
 import "./palette.js";
 import { showProblems } from "./problems.js";

@@ -8,6 +8,8 @@ import { addView } from "./views.js";
 
 const now = () => state.frame.snapshot.taken_at;
 const bytes = (field) => (each) => (each[field] === undefined ? "" : human(each[field] === null ? null : Math.max(0, each[field])));
+/** What flushes return before the request is granted, with which the other amounts add up. */
+const flushed = ({ need_bytes: need, available_bytes: available, missing_bytes: missing }) => ((available ?? -1) < 0 ? "" : human(Math.max(0, need - available - missing)));
 const nameOf = ({ workload, pid }) => [workload, pid === null ? "" : `pid ${pid}`].filter(Boolean).join(", ");
 const stateOf = ({ unused_bytes: unused }) => (unused ? `granted, ${human(unused)} not used yet` : "waiting");
 
@@ -21,6 +23,7 @@ const COLUMNS = [
   { title: "GPU", text: ({ device_uuid: uuid }) => String(state.devices.get(uuid)?.index ?? "?"), number: true },
   { title: "Needs", text: bytes("need_bytes"), number: true },
   { title: "Available", text: bytes("available_bytes"), number: true },
+  { title: "Flushes return", text: flushed, number: true },
   { title: "Missing", text: bytes("missing_bytes"), number: true },
   { title: "Since", text: ({ since }) => (since ? `${clock(since, now())}, for ${duration(Math.max(0, now() - since))}` : "") },
   { title: "Behind", text: ahead, none: "No other request comes first." },

@@ -192,7 +192,7 @@ export function find(rows, filter, gpu = "") {
 }
 
 /** The rows in the order of a column; those with equal values by pid. */
-export function ordered(rows, { id, up }) {
+function ordered(rows, { id, up }) {
   const column = COLUMNS.find((each) => each.id === id);
   const sign = up ? 1 : -1;
   for (const row of rows) row.rank = column.of(row); // by which rows are ordered

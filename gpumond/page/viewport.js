@@ -1,6 +1,6 @@
 // The part of a long list that is drawn.
 
-export const MOST = 60; // items that are drawn, besides a pinned one
+const MOST = 60; // items that are drawn, besides a pinned one
 const SLACK = 4; // items drawn before and after those that can be seen
 
 /** The item at a distance from the start of the list. All items have the height `size`; those in `extras`, pairs of

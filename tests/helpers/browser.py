@@ -86,7 +86,7 @@ class PageSession:
 
     def shows_content(self) -> None:
         """Wait for the tables."""
-        self.page.locator("tbody").first.wait_for()
+        self.page.locator("tbody:visible").first.wait_for()
 
     def described(self) -> str:
         """Return what the page shows, and what went wrong."""

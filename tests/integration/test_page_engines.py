@@ -41,7 +41,7 @@ def with_engines(frame: Any) -> None:
 def test_engines_are_listed_with_their_state(browser: Browser, demo: RunningDaemon, viewport: Any):
     with open_page(browser, demo, viewport, rewrite=with_engines) as session:
         session.page.get_by_role("heading", name="Engines").wait_for()
-        rows = session.texts(*(f"#engines tbody:nth-of-type({place}) tr > *" for place in range(1, 5)))
+        rows = session.texts(*(f"#engines-section tbody tr:nth-of-type({place}) > *" for place in range(1, 5)))
         assert session.fits()
     chat, night, down, new = rows
     assert chat == [

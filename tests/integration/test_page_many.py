@@ -102,7 +102,7 @@ def test_64_devices_are_tiles_and_few_of_3200_rows_are_drawn(session: PageSessio
         assert page.locator("tbody.process").count() <= MAX_ROWS
     page.evaluate("""() => {
         const height = document.querySelector('tbody.process tr').offsetHeight;
-        const start = document.querySelector('tbody').getBoundingClientRect().top + scrollY;
+        const start = document.querySelector('#processes tbody').getBoundingClientRect().top + scrollY;
         scrollTo(0, start + 1368 * height);
     }""")
     page.locator("tr[aria-rowindex='1370']").wait_for()

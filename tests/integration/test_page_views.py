@@ -218,7 +218,7 @@ def test_requests_that_wait_and_grants_that_are_not_used_are_listed(browser: Bro
         rows = session.page.get_by_role("table", name="Queue").locator("tbody tr")
         rows.first.wait_for()
         waits, granted = (row.locator("bdi").all_text_contents() for row in rows.all())
-        assert waits[:6] == ["later, pid 42", "waiting", "0", "20.0 GiB", "1.0 GiB", "7.0 GiB"]
-        assert waits[7:] == ["-", "notebook holds 9.0 GiB"]
+        assert waits[:7] == ["later, pid 42", "waiting", "0", "20.0 GiB", "1.0 GiB", "12.0 GiB", "7.0 GiB"]
+        assert waits[8:] == ["-", "notebook holds 9.0 GiB"]
         assert granted[:4] == ["pretrain, pid 43", "granted, 15.0 GiB not used yet", "0", "20.0 GiB"]
         assert session.fits()

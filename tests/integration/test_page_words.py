@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytestmark = [needs_chromium, pytest.mark.timeout(240)]
-VIEWS = ("", "alerts", "rules", "cases", "receipts", "quotas", "compare", "baselines")
+VIEWS = ("", "alerts", "rules", "cases", "receipts", "queue", "quotas", "compare", "baselines")
 BROKEN = """() => {
     const range = document.createRange();
     const broken = [];
@@ -23,7 +23,7 @@ BROKEN = """() => {
     while (walk.nextNode()) {
         const node = walk.currentNode;
         if (!node.parentElement.checkVisibility() || node.parentElement.closest('svg, .bdi, pre, code')) continue;
-        const words = /\\d[\\d.]* (?:[BWdhs]|[KMGT]iB|min|°C)(?!\\w)|[\\w.:%°]+/g;
+        const words = /\\d[\\d.]* (?:[BWdhs]|[KMGT]iB|min|°C)(?!\\w)|GPU \\d+|[\\w.:%°]+/g;
         for (const { index, 0: word } of node.textContent.matchAll(words)) {
             range.setStart(node, index);
             range.setEnd(node, index + word.length);

@@ -331,6 +331,7 @@ def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     assert (newest.at, newest.request_bytes, newest.remedies[0].size_bytes) == (3.0, GIB // 8, 3 * GIB)
     assert "by at least 3.0 GiB" in newest.summary
     assert ", the last of 3 errors at this limit\n" in plain(newest, ())
+    assert known.merged_with_earlier(limited(9)).errors == 9, "also those without a record in a report"
 
 
 NAMES = [f"{number}-{plan.cause}" for number, plan in enumerate(SEEDED)]

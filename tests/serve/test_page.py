@@ -91,7 +91,7 @@ def test_page_names_kinds_as_the_daemon_does():
     }
     assert known.keys() <= used
     kinds = {word for word in (*get_args(EventKind), *PATTERNS) if f'"{word}"' in SCRIPT}
-    assert kinds <= {"flush"}  # an element's name, too
+    assert kinds <= {"flush", "suspend"}  # an element's name, and actions of rules
 
 
 def test_page_names_its_files_by_their_hash():

@@ -151,8 +151,8 @@ def summary_of(case: OomCase) -> CaseSummary:
     )
 
 
-def repeated(before: OomCase, case: OomCase) -> OomCase:
-    """Return the case of an error that repeats ``before`` at the same limit.
+def repeated(before: OomCase, case: OomCase, errors: int) -> OomCase:
+    """Return the case of as many more errors that repeat ``before`` at the same limit.
 
     Its facts are those of the newest error, and the limit is to be raised by the larger of both sizes.
     """
@@ -162,7 +162,7 @@ def repeated(before: OomCase, case: OomCase) -> OomCase:
         id=before.id,
         summary=case.summary.replace(own.text, largest.text),
         remedies=(largest, *case.remedies[1:]),
-        errors=before.errors + 1,
+        errors=before.errors + errors,
     )
 
 

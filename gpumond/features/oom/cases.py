@@ -68,7 +68,10 @@ class Cases:
         return found
 
     def merged_with_earlier(self, case: OomCase) -> OomCase:
-        """Return a new case, as one with the case of the same program at the same limit if there is one."""
+        """Return a new case, as one with the case of the same program at the same limit if there is one.
+
+        A report has the newest records only: earlier errors whose records are missing are counted with the next one.
+        """
         cause = case.process, case.device_uuid, case.limit_bytes
         same = (
             each
@@ -76,7 +79,9 @@ class Cases:
             if case.limit_bytes is not None and (each.process, each.device_uuid, each.limit_bytes) == cause
         )
         before = next(same, None)
-        return case if before is None else repeated(before, case)
+        if before is None or case.oom is None:
+            return case
+        return repeated(before, case, case.oom.number - self.newest_numbers()[case.process])
 
     def add(self, case: OomCase) -> list[str]:
         """Add a case as the newest, and return the ids of those that are removed for it."""
