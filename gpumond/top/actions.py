@@ -116,7 +116,9 @@ class FlushDialog:
     def _lines(self, width: int) -> list[Line]:
         lines: list[Line] = [[Span(f"{self.name}: {self.state}", "bold")], []]
         receipts = [*_receipts(self.answers)]
-        planned = self.state == "plan of a flush"
+        planned = self.state != "receipts"
+        if planned:
+            receipts.sort(key=lambda each: -(each.likely_bytes or 0))
         if receipts:
             exact = all(each.exact for each in receipts)
             rows = [each.planned[: EXACT if exact else None] if planned else each.ended for each in receipts]
@@ -128,18 +130,18 @@ class FlushDialog:
                 lines += wrapped([Span(f"{answer.target.name}: not flushed: {answer.problem}")], width)
         for receipt in receipts:
             lines += wrapped([Span(receipt.remark)], width) if receipt.remark else []
-        return [*lines, [], *self._question(planned)]
+        return [*lines, [], *self._question()]
 
-    def _question(self, planned: bool) -> Iterator[Line]:
-        if planned and self.ready:
+    def _question(self) -> Iterator[Line]:
+        if self.ready:
             sizes = [each.likely_bytes for each in _receipts(self.answers) if each.releases]
             known = [each for each in sizes if each is not None]
             amount = human(sum(known)) if len(known) == len(sizes) else "an unknown amount"
             yield [Span("The amount changes while the program runs.")]
             yield [Span(f"Flush {amount}? y: yes  esc: no", "bold")]
-        elif planned:
+        elif self.state == "plan of a flush":
             yield [Span("Nothing to release.", "bold")]
-        elif any(answer.receipts for answer in self.answers):
+        elif self.state == "receipts" and any(answer.receipts for answer in self.answers):
             yield [Span(self._summary(), "bold")]
 
 

@@ -220,6 +220,13 @@ def test_flush_shows_the_plan_asks_for_confirmation_and_shows_the_receipt(fake: 
         session.press("f")
         session.shows("train (pid 10): plan", "WOULD RELEASE", "train torch", "Flush 12.0 GiB? y: yes")
         assert requested(fake) == [({"pid": 10, "start_ticks": 100}, True)]
+        fake.answers["/api/v1/flushes"] = None
+        session.press("y")
+        session.shows("flushing", "WOULD RELEASE", without="released")
+        session.press("escape")
+        fake.answers["/api/v1/flushes"] = (200, PLAN)
+        session.press("f")
+        session.shows("Flush 12.0 GiB? y: yes")
         freed = FREED | {"planned": dict.fromkeys(PROMISE, 24 * GIB)}
         fake.answers["/api/v1/flushes"] = (200, RECEIPTS | {"receipts": [freed]})
         session.press("y")
@@ -232,8 +239,8 @@ def test_flush_shows_the_plan_asks_for_confirmation_and_shows_the_receipt(fake: 
         session.press("y", "escape")
         session.shows("train", without="released 12.0 GiB")
         process = {"pid": 10, "start_ticks": 100}
-        assert requested(fake) == [(process, True), (process, False)]
-        assert [body.get("plan") for path, body in fake.requests if path == "/api/v1/flushes"] == [None, "1"]
+        assert requested(fake) == [(process, True), (process, False)] * 2
+        assert [body.get("plan") for path, body in fake.requests if path == "/api/v1/flushes"] == [None, "1"] * 2
 
 
 def test_flush_of_marked_processes_has_one_plan(fake: FakeDaemon):
