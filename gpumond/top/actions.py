@@ -260,7 +260,7 @@ class SuspensionDialog:
 
 def _result(receipt: Mapping[str, Any]) -> str:
     size = receipt["released_bytes"] if receipt["released_bytes"] is not None else receipt["expected_bytes"]
-    words = [plain(receipt["outcome"], 20), "" if size is None else human(size)]
+    words = [plain(receipt["outcome"], 20), "" if size is None or receipt["outcome"] == "refused" else human(size)]
     reasons = [plain(receipt[name], 400) for name in ("reason", "remedy") if receipt[name]]
     return ": ".join([" ".join(filter(None, words)), *filter(None, ["; ".join(reasons)])])
 

@@ -52,7 +52,7 @@ def test_refused_suspension_shows_the_reason_and_asks_nothing():
         fake.answers["/api/v1/suspensions"] = (200, {"receipts": [refused]})
         session.shows("notebook")
         session.press("z")
-        session.shows("refused 3.0 GiB: it is busy; try later", without="Suspend it?")
+        session.shows("refused: it is busy; try later", without="Suspend it?")
 
 
 def test_key_shift_z_resumes_after_a_confirmation():
