@@ -121,6 +121,8 @@ RANKS = {"live": 5, "cached": 3, "stranded": 4, "overhead": 7, "opaque": 8}
 SIZE = 9
 """Width of a size, such as `999.9 MiB`."""
 PROGRAM = 14
+LONGER_VERDICT = 7
+"""Columns that a verdict gets first of those that are left: `allocation-retries +1` fits."""
 SHARES = "shares"
 """The column that shows the shares as a bar."""
 COLUMNS = (
@@ -242,8 +244,9 @@ def laid_out(
     columns = fitting(width - 1 - more, without)
     spare = width - 1 - more - sum(column.width + 1 for column in columns)
     last = columns[-1].name == "command"
-    program = min(max(0, spare), 10 if last else 30)
-    change = {"program": program, "command": spare - program if last else 0}
+    verdict = min(max(0, spare), LONGER_VERDICT) if any(column.name == "verdict" for column in columns) else 0
+    program = min(max(0, spare - verdict), 10 if last else 30)
+    change = {"verdict": verdict, "program": program, "command": spare - verdict - program if last else 0}
     missing = min(0, spare + 1)
     for column in columns:
         if missing:

@@ -413,6 +413,12 @@ def test_column_that_had_a_value_stays():
         assert ("opaque" in [column.name for column in table.laid_out(200)]) == shown
 
 
+def test_verdict_has_room_for_its_count_before_longer_programs():
+    columns = {column.name: column.width for column in laid_out(140, view(busy_frame()).processes)}
+    assert columns["verdict"] == len("allocation-retries +1")
+    assert columns["program"] > 14
+
+
 @pytest.mark.parametrize("width", [40, 79, 90, 119, 200])
 def test_columns_fit_the_screen_and_the_verdict_is_hidden_last(width: int):
     columns = laid_out(width, view(busy_frame()).processes)
