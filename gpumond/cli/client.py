@@ -423,8 +423,8 @@ def _content(status: int, body: bytes, route: Route, url: str) -> Any:
     except DaemonError as error:
         reason = str(error) or f"the daemon responded with {status}"
         if status == UNAUTHORIZED:
-            given = f"{reason} (the token is from {route.token_source})" if route.token_source else NO_TOKEN
-            reason = _token_place(url, route.token_source) or given
+            sent = f"{reason} (the token is from {route.token_source}); set GPUMOND_TOKEN to the daemon's"
+            reason = _token_place(url, route.token_source) or (sent if route.token_source else NO_TOKEN)
         raise DaemonError(reason, status, error.problem) from None
 
 
