@@ -20,7 +20,7 @@ MEANINGS: Mapping[str, str] = {
     "stranded": "Free memory that an allocator keeps and a flush can't return: fragmentation (PyTorch: "
     "inactive_split_bytes), private pools and arenas.",
     "overhead": "Memory of the process outside the pools of known allocators: CUDA context, libraries, workspaces, "
-    "NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter; in the "
+    "NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter; for a "
     "second after a process's first report, also what it has taken since.",
     "opaque": "Memory that can't be broken down: all of a process without an agent or before its agent's first report, "
     "a pool that doesn't count live bytes, or what a process has taken in the second since its agent's last report.",

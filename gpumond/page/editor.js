@@ -35,7 +35,7 @@ const createFields = () => ({
   severity: ["Severity", input({ pattern: `${WORD}{0,64}`, title: "such as info, warning or critical" })],
   match: ["Match", input({ placeholder: "workload=train-*, user=ann", title: "labels and patterns; all have to match" })],
   action: ["Action", choice([["", "none"], ["flush"], ["suspend"], ["flush and suspend"]])],
-  cooldown: ["Cooldown", input({ placeholder: "10m", title: "such as 10m, the least time between two actions for an alert" })],
+  cooldown: ["Cooldown", input({ placeholder: "10m", title: "minimum time between two actions for an alert, such as 10m" })],
   others: ["Other keys (JSON)", control("textarea", { rows: 2, spellcheck: false })],
   enabled: ["Enabled", control("input", { type: "checkbox" })],
 });

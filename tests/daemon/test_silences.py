@@ -277,7 +277,7 @@ def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: 
     assert id in daemon.run("silence", "list", "--all").stdout
     until(lambda: {"full", "present"} <= {each["rule"] for each in daemon.get("alerts")})
     other = daemon.run("silence", "add", "rule=full", "team=ops", "--for", "1h", "--reason", "x")
-    assert "no active alert of full has the label team; they have alertname, gpu, " in other.stderr
+    assert "no active alert of full has the label team; the labels are alertname, gpu, " in other.stderr
     useless = daemon.run("silence", "add", "rule=ful", "--for", "1h", "--reason", "x")
     assert (useless.returncode, useless.stdout) == (2, "")
     assert "no rule has the name ful; did you mean full?" in useless.stderr

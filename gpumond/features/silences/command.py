@@ -70,7 +70,7 @@ def _add(arguments: argparse.Namespace) -> int:
     if alerts and unmatched:
         known = ", ".join(sorted({name for alert in own or alerts for name in alert}))
         of_rule = f" of {' and '.join(named)}" if own else ""
-        print_error(f"gpumond: no active alert{of_rule} has the label {', '.join(unmatched)}; they have {known}")
+        print_error(f"gpumond: no active alert{of_rule} has the label {', '.join(unmatched)}; the labels are {known}")
     return DONE
 
 
