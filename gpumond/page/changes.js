@@ -4,7 +4,7 @@ import * as address from "./address.js";
 import { choice } from "./elements.js";
 import { earlierLives } from "./previousprocesses.js";
 import { clock } from "./format.js";
-import { readPoints } from "./queue.js";
+import { readPoints } from "./historyrequests.js";
 import { RANGES } from "./range.js";
 import { changed, state } from "./state.js";
 

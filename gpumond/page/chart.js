@@ -5,7 +5,7 @@ import * as address from "./address.js";
 import { chartTable, csvOf, fileName } from "./downloads.js";
 import { button, make, put, saveBlob } from "./elements.js";
 import { clock, duration, human, sum, words } from "./format.js";
-import { marksAt, marksOf } from "./marks.js";
+import { marksAt, marksOf } from "./chartmarks.js";
 import { readPast } from "./history.js";
 import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
 import { CHART_RANGES, between, limits, moved, newest, rangeOf, rangeText, zoomed } from "./range.js";

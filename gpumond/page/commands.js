@@ -5,7 +5,7 @@ import { $ } from "./elements.js";
 import { newestEvents, showMinute } from "./events.js";
 import { flush } from "./flush.js";
 import { clock } from "./format.js";
-import { isMarked, setMarked } from "./marked.js";
+import { isMarked, setMarked } from "./markedrows.js";
 import { expire, matchersOf } from "./silences.js";
 import { showDevice } from "./hero.js";
 import { visit } from "./palette.js";

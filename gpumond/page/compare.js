@@ -9,7 +9,7 @@ import { intervals, runs } from "./intervals.js";
 import { readPast } from "./history.js";
 import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
 import { layersOf } from "./stack.js";
-import { MOST, isMarked, mark, markedRows } from "./marked.js";
+import { MOST, isMarked, mark, markedRows } from "./markedrows.js";
 import { addressOf, isAt, rowsOf } from "./rows.js";
 import { addShares } from "./shares.js";
 import { label, state } from "./state.js";

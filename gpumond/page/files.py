@@ -178,7 +178,7 @@ def page_files() -> dict[str, File]:
         ("page.js", script, "text/javascript"),
         ("later.js", later, "text/javascript"),
         ("forms.js", forms, "text/javascript"),
-        ("openstream.js", MODULES["openstream"], "text/javascript"),
+        ("earlystream.js", MODULES["earlystream"], "text/javascript"),
         ("page.css", IN_STYLE.sub("", (DIRECTORY / "page.css").read_text("utf-8")), "text/css"),
     ):
         text = _lean(source)

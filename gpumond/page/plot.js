@@ -3,7 +3,7 @@
 import { make, put, svg, sync } from "./elements.js";
 import { clean, clock, human, words } from "./format.js";
 import { NARROW, runs, unknown } from "./intervals.js";
-import { spaceOf, together } from "./marks.js";
+import { spaceOf, together } from "./chartmarks.js";
 import { byteLines, timeLines } from "./range.js";
 import { runsOf, topOf } from "./stack.js";
 import { MARKS, SHARES } from "./words.js";

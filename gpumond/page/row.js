@@ -2,7 +2,7 @@
 
 import { showThinBar, thinBar } from "./bars.js";
 import { createChart } from "./chart.js";
-import { isMarked, setMarked } from "./marked.js";
+import { isMarked, setMarked } from "./markedrows.js";
 import { button, make, name, put, sync } from "./elements.js";
 import { facts } from "./facts.js";
 import { flush } from "./flush.js";

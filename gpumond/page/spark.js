@@ -2,7 +2,7 @@
 // continued by frames.
 
 import { svg } from "./elements.js";
-import { readPoints } from "./queue.js";
+import { readPoints } from "./historyrequests.js";
 import { STEP, add, heightOf, sparkLine } from "./sparkline.js";
 
 const SECONDS = 900;

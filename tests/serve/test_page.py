@@ -24,7 +24,7 @@ from tests.helpers.values import TickState, advance, make_device, make_fault, ma
 from tests.serve.application import View, ask
 
 TEXT = {path: file.body.decode() for path, file in FILES.items()}
-(FORMS_PATH, LATER_PATH, STREAM_PATH, SCRIPT_PATH) = sorted(path for path in PAGE if path.endswith(".js"))
+(STREAM_PATH, FORMS_PATH, LATER_PATH, SCRIPT_PATH) = sorted(path for path in PAGE if path.endswith(".js"))
 (STYLE_PATH,) = (path for path in PAGE if path.endswith(".css"))
 STYLE = TEXT[STYLE_PATH]
 SOURCES = {name: text for name, text in MODULES.items() if name not in ("words", "booleans")}
@@ -106,7 +106,7 @@ def test_page_names_its_files_by_their_hash():
 def test_script_contains_every_module_once():
     scripts = TEXT[SCRIPT_PATH] + TEXT[LATER_PATH] + TEXT[FORMS_PATH]
     joined = re.findall(r"^const \$(\w+) = \(\(\) => \{$", scripts, re.MULTILINE)
-    assert sorted([*joined, "openstream"]) == sorted(MODULES)
+    assert sorted([*joined, "earlystream"]) == sorted(MODULES)
 
 
 MODULES_OF_A_TEST = {

@@ -137,16 +137,16 @@ def test_chart_ends_with_the_newest_point():
 
 def test_close_marks_are_one_group():
     found = run_module(
-        "marks", "m.together(given[0], 10).map((group) => group.length)", [{"at": at} for at in (0, 5, 9, 10, 30)]
+        "chartmarks", "m.together(given[0], 10).map((group) => group.length)", [{"at": at} for at in (0, 5, 9, 10, 30)]
     )
     assert found == [3, 1, 1]
 
 
 def test_groups_of_marks_stay_as_time_goes_on():
-    assert run_module("marks", "given.map(m.spaceOf)", 9, 10, 16, 17, 0.3) == [16, 16, 16, 32, 0.5]
+    assert run_module("chartmarks", "given.map(m.spaceOf)", 9, 10, 16, 17, 0.3) == [16, 16, 16, 32, 0.5]
     expression = "given.map((all) => m.together(all, 16).map((group) => group.length))"
     known = [{"at": at} for at in (3, 12, 18, 25, 40)]
-    assert run_module("marks", expression, known[:4], known, [*known, {"at": 41}]) == [[3, 1], [3, 2], [3, 2, 1]]
+    assert run_module("chartmarks", expression, known[:4], known, [*known, {"at": 41}]) == [[3, 1], [3, 2], [3, 2, 1]]
 
 
 def test_later_points_are_joined_to_known_ones():
@@ -172,8 +172,8 @@ def test_marks_are_those_of_the_device_or_the_process():
         event(7, "unheard-of", 30, **process),
     ]
     expression = "m.marksOf(given[0], given[1]).map((mark) => mark.id)"
-    assert run_module("marks", expression, events, {"uuid": "GPU-0", "pid": None}) == [2, 3, 5]
-    assert run_module("marks", expression, events, {"uuid": "GPU-0", **process}) == [1, 2]
+    assert run_module("chartmarks", expression, events, {"uuid": "GPU-0", "pid": None}) == [2, 3, 5]
+    assert run_module("chartmarks", expression, events, {"uuid": "GPU-0", **process}) == [1, 2]
 
 
 def test_repeats_of_an_error_are_one_mark():
@@ -181,7 +181,7 @@ def test_repeats_of_an_error_are_one_mark():
     given = [(10, 7, limit), (40, 7, limit), (60, 8, limit), (65, 7, []), (95, 7, limit), (200, 7, limit)]
     events = [event(at, "oom", at, pid=pid, start_ticks=1, details=details) for at, pid, details in given]
     expression = "m.marksOf(given[0], given[1]).map(({ id, last, times }) => [id, last, times])"
-    found = run_module("marks", expression, events, {"uuid": "GPU-0", "pid": None})
+    found = run_module("chartmarks", expression, events, {"uuid": "GPU-0", "pid": None})
     assert found == [[10, 95, 3], [60, 60, 1], [65, 65, 1], [200, 200, 1]]
 
 

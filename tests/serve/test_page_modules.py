@@ -386,7 +386,7 @@ def test_rate_has_two_digits():
 
 def test_marks_with_their_numbers_do_not_overlap():
     marks = [{"id": number, "at": number} for number in (0, 1, 2, 50, 52, 99)]
-    found = run_module("marks", "m.together(given[0], 10).map((group) => group.length)", marks)
+    found = run_module("chartmarks", "m.together(given[0], 10).map((group) => group.length)", marks)
     assert found == [3, 2, 1]
 
 
