@@ -172,13 +172,15 @@ class AlertState(NamedTuple):
     """State of one alert. ``*_elapsed`` are monotonic, so no clock change fires or resolves.
 
     ``process`` is that of the alert, as one object: a tick compares thousands of them. ``cleared_elapsed``: the first
-    evaluation without a breach, while ``keep_firing_for`` delays the resolution.
+    evaluation without a breach, while ``keep_firing_for`` delays the resolution. ``returned_at``: when a
+    breach followed.
     """
 
     alert: Alert
     process: ProcessKey | None
     active_elapsed: float
     cleared_elapsed: float | None = None
+    returned_at: float | None = None
 
 
 AlertStates = Mapping[Labels, AlertState]

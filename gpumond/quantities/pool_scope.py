@@ -81,7 +81,7 @@ def _last_oom(row: _Pool) -> str:
 
 def _shortage(row: _Pool) -> str:
     limit = row.track.limit
-    return "is short of memory" if limit is None else f"is at its limit of {human(limit)}"
+    return "was short of memory" if limit is None else f"reached its limit of {human(limit)}"
 
 
 def _relief(row: _Pool) -> str:
@@ -163,7 +163,7 @@ POOL = ScopeSpec(
             "settings and changes that apply to the program, each after a semicolon; empty if none does",
             _advice,
         ),
-        "shortage": ("whether the program is short of memory or at its own limit", _shortage),
+        "shortage": ("whether the program was short of memory or reached its own limit", _shortage),
         "relief": ("what would give the program more memory", _relief),
         "oom": ("what happened in the last out-of-memory error, and at which line; empty without a record", _last_oom),
     },

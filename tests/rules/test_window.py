@@ -232,8 +232,8 @@ def test_a_program_that_reached_its_own_limit_is_no_shortage_of_the_device(limit
 @pytest.mark.parametrize(
     ("limit", "happened", "state", "relief"),
     [
-        (12, "reached its limit of 12.0 GiB", "is at its limit of 12.0 GiB", "raise its limit; its origin: "),
-        (60, "ran out of memory", "is short of memory", "free memory on the GPU"),
+        (12, "reached its limit of 12.0 GiB", "reached its limit of 12.0 GiB", "raise its limit; its origin: "),
+        (60, "ran out of memory", "was short of memory", "free memory on the GPU"),
     ],
 )
 def test_alerts_say_whether_a_program_reached_its_own_limit(limit: int, happened: str, state: str, relief: str):
@@ -258,7 +258,7 @@ def test_alerts_say_whether_a_program_reached_its_own_limit(limit: int, happened
         window = [dict(alert.annotations) for alert in advanced.frame.alerts]
     first, retries = window
     assert f"{happened} (errors in 10 minutes: 6)" in first["summary"]
-    assert retries["summary"].endswith(f" {state}: 6 allocation retries in 10 minutes slow it down")
+    assert retries["summary"].endswith(f" {state}: 6 allocation retries in 10 minutes slowed it down")
     assert retries["description"].startswith(f"reduce the batch size or {relief}")
 
 

@@ -43,7 +43,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "gpumond oom show --pid {pid}[| on that machine] shows why[{advice}]",
     ),
     "allocation-retries": (
-        f"{PROGRAM} [{{shortage}}|is short of memory]: {{value}} allocation retries in 10 minutes slow it down",
+        f"{PROGRAM} [{{shortage}}|was short of memory]: {{value}} allocation retries in 10 minutes slowed it down",
         "reduce the batch size[ or {relief}|, free memory on the GPU, or raise the program's limit if it has one]"
         "[{advice}]",
     ),

@@ -233,6 +233,7 @@ def _advance(
     identity = _identity(rule.name, (*labels, *owner), rule.labels)
     if before is not None and before.alert.labels != identity:
         before = None  # the rule has other labels now: another alert
+    returned_at = None if before is None else before.returned_at if before.cleared_elapsed is None else now
     active_at, since = (before.alert.active_at, before.active_elapsed) if before else (now, elapsed)
     if before and before.process and process and process.start_ticks is None:
         process = before.process  # /proc no longer has the pid
@@ -242,14 +243,14 @@ def _advance(
         rule=rule.name,
         phase=phase,
         labels=identity,
-        annotations=_annotations(rule, subjects, row, value),
+        annotations=_annotations(rule, subjects, row, value, returned_at),
         value=value,
         active_at=active_at,
         fired_at=fired_at,
         pid=process.pid if process else None,
         start_ticks=process.start_ticks if process else None,
     )
-    return AlertState(alert, process, since)
+    return AlertState(alert, process, since, returned_at=returned_at)
 
 
 def _cleared(rule: Rule, before: AlertState, now: float, elapsed: float) -> AlertState | None:
@@ -282,7 +283,7 @@ def _identity(rule: str, labels: Labels, own: Labels) -> Labels:
     return tuple(sorted({"alertname": rule, **dict(labels), **dict(own)}.items()))
 
 
-def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float) -> Labels:
+def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float, returned_at: float | None) -> Labels:
     if not rule.annotations:
         return ()
     threshold, unit = rule.above if rule.above is not None else rule.below, subjects.units[rule.value]
@@ -293,7 +294,11 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float) ->
         text_of = subjects.texts.get(match[1])
         return words.get(match[1]) or (text_of(row) if text_of else match[0])
 
-    return tuple((name, PLACEHOLDER.sub(text, template)) for name, template in rule.annotations)
+    again = "" if returned_at is None else f" (again since {clock(returned_at)})"
+    return tuple(
+        (name, PLACEHOLDER.sub(text, template) + (again if name == "summary" else ""))
+        for name, template in rule.annotations
+    )
 
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
