@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from gpumond.view.live_memory import why_lines as lines
 from gpumond.view.text import moment
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
 from tests.helpers.running import gpumond_here
+from tests.helpers.screens import terminal
 from tests.helpers.values import make_pool, make_quotas, make_report
 
 PATH = "/api/v1/agents/4242"
@@ -33,8 +35,8 @@ def shown(why: Why) -> list[str]:
     return [" ".join(line.split()) for line in lines(WHY.dump_python(why, mode="json"), {})]
 
 
-def gpumond(fake: FakeDaemon, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-    return gpumond_here(*arguments, "--url", fake.url, GPUMOND_TOKEN="secret", stdin=stdin)
+def gpumond(fake: FakeDaemon, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return gpumond_here(*arguments, "--url", fake.url, GPUMOND_TOKEN="secret")
 
 
 def run(fake: FakeDaemon, *options: str) -> subprocess.CompletedProcess[str]:
@@ -241,21 +243,29 @@ def test_a_limit_below_what_a_program_holds_states_what_follows(live: int, cache
 
 
 @pytest.mark.parametrize(
-    ("options", "answer", "code", "requests"),
-    [((), b"n\n", 2, 0), ((), b"", 2, 0), (("--json",), b"y\n", 2, 0), ((), b"y\n", 0, 1), (("--yes",), b"", 0, 1)],
+    ("options", "answer", "limited"), [((), "n", False), ((), "y", True), (("--yes",), "", True), ((), None, True)]
 )
-def test_a_limit_below_what_a_program_holds_is_confirmed(
-    options: Sequence[str], answer: bytes, code: int, requests: int
+def test_on_a_terminal_a_limit_below_what_a_program_holds_is_confirmed(
+    options: Sequence[str], answer: str | None, limited: bool
 ):
     agent = AGENTS[1] | {"allows_limit": True, "pools": json.loads(to_json([make_pool(live=3 * GIB)]))}
     with fake_daemon(busy_frame()) as fake:
         fake.answers["/api/v1/agents"] = (200, [agent])
         fake.answers["/api/v1/agents/1/limit"] = (200, [])
-        done = gpumond(fake, "limit", "train", "2GiB", *options, stdin=answer)
+        arguments = ["limit", "train", "2GiB", *options, "--url", fake.url]
+        if answer is None:
+            done = gpumond_here(*arguments, GPUMOND_TOKEN="secret")
+            code, written = done.returncode, done.stderr
+        else:
+            with terminal([sys.executable, "-m", "gpumond", *arguments], (200, 20), GPUMOND_TOKEN="secret") as session:
+                if answer:
+                    session.shows("Limit to 2.0 GiB?")
+                    session.press(answer, "\n")
+                code, written = session.ends(), session.written
         sent = [path for path, _ in fake.requests if path.endswith("/limit")]
-    assert (done.returncode, len(sent)) == (code, requests), done.stderr
-    assert ("fails unless it frees" in done.stderr) == (not options or code == 2)
-    assert ("nothing was limited; pass --yes" in done.stderr) == (code == 2)
+    assert (code, len(sent)) == ((0, 1) if limited else (2, 0)), written
+    assert ("fails unless it frees" in written) == (not options)
+    assert ("nothing was limited; pass --yes" in written) == (not limited)
 
 
 def test_limit_above_that_of_a_quota_is_said_to_be_set_again():

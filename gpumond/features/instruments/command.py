@@ -196,7 +196,7 @@ class Limit:
             metavar="SIZE|none",
             help="the most that the program's pools may hold, such as 40GiB; none removes the limit",
         )
-        option(parser, "--yes", "don't ask for confirmation, even if the program already holds more")
+        option(parser, "--yes", "don't ask on a terminal whether to limit a program that already holds more")
         client.add_arguments(parser)
 
     @staticmethod
@@ -214,7 +214,8 @@ class Limit:
             and (exceeding := _exceeding(arguments, programs, limit_bytes))
         ):
             print(broken("\n".join(exceeding), output_width()), file=sys.stderr)
-            if arguments.json or not confirm(f"Limit to {human(limit_bytes)}?"):
+            asks = sys.stdin.isatty() and not arguments.json
+            if asks and not confirm(f"Limit to {human(limit_bytes)}?"):
                 raise ConfigError("nothing was limited; pass --yes to skip the confirmation")
         body = {"limit_bytes": limit_bytes, "device": arguments.device}
         answers, status = client.ask_programs(arguments, programs, "limit", body, LIMIT_SECONDS)
