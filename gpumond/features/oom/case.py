@@ -236,7 +236,9 @@ def remedy_rows(case: OomCase) -> Iterator[list[str]]:
         about = "about " if each.basis == "estimate" and each.size_bytes is not None else ""
         enough = {True: "yes", False: "no", None: "unknown"}[each.enough]
         source = f"{each.source} ({each.basis})" if each.basis == "estimate" else each.source
-        yield [enough, f"{about}{size(each.size_bytes)}", source, each.text]
+        own = case.missing_bytes is not None and each.size_bytes == case.missing_bytes
+        bytes = lacking(case.missing_bytes, case.request_bytes, case.free_bytes) if own else size(each.size_bytes)
+        yield [enough, f"{about}{bytes}", source, each.text]
 
 
 def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
