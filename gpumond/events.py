@@ -512,8 +512,8 @@ OF_LIBRARIES = (
     "/gpumond/sim/allocator.py",
     "<",
 )
-"""Parts of the names of files that are not the program's own, unless they are of ``WITHOUT_FILE``."""
-WITHOUT_FILE = ("<string>", "<stdin>")
+"""Parts of the names of files that are not the program's own, unless these end with one of ``OF_PROGRAMS``."""
+OF_PROGRAMS = ("<string>", "<stdin>", "/gpumond/sim/programs.py")
 
 ENDED: EventKind = "process-ended"
 """Kind of the event from which clients know the earlier processes of a workload."""
@@ -567,12 +567,15 @@ def oom_text(oom: Oom, limit: int | None) -> str:
 
 
 def program_place(calls: Sequence[Call]) -> str:
-    """Return the program's own line, such as `` in `step` at train.py:31``; empty if it isn't known."""
+    """Return the program's own line, such as `` in `step` at train.py:31``; empty if it isn't known.
+
+    A line of ``python -c`` isn't in a file: only its function is a place.
+    """
     if not program_line(calls):
         return ""
     call = program_calls(calls)[0]
     where = "" if call.function in ("", "<module>") else f" in `{call.function}`"
-    return f"{where} at {call.file}:{call.line}"[-MAX_CALL:]
+    return (where if call.file == "<string>" else f"{where} at {call.file}:{call.line}")[-MAX_CALL:]
 
 
 def program_line(calls: Sequence[Call]) -> str:
@@ -588,7 +591,7 @@ def program_calls(calls: Sequence[Call]) -> Sequence[Call]:
 
 
 def _is_of_library(call: Call) -> bool:
-    return call.file not in WITHOUT_FILE and any(part in call.file for part in OF_LIBRARIES)
+    return not call.file.endswith(OF_PROGRAMS) and any(part in call.file for part in OF_LIBRARIES)
 
 
 def call_text(call: Call) -> str:

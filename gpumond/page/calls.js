@@ -1,6 +1,6 @@
 // Calls of a program, innermost first, as text.
 
-import { LIBRARIES, WITHOUT_FILE } from "./words.js";
+import { LIBRARIES, OWN_FILES } from "./words.js";
 
 const SHOWN = 3; // calls of a site
 
@@ -9,7 +9,7 @@ export const callText = ({ file, line, function: what }) => `${file}:${line} ${w
 /** The innermost calls of a site. */
 export const siteText = ({ calls }) => calls.slice(0, SHOWN).map(callText).join(" < ") || "no Python stack";
 
-const isOfLibrary = ({ file }) => !WITHOUT_FILE.includes(file) && LIBRARIES.some((part) => file.includes(part));
+const isOfLibrary = ({ file }) => !OWN_FILES.some((end) => file.endsWith(end)) && LIBRARIES.some((part) => file.includes(part));
 
 /** The calls from the innermost one of the program itself on; all if there is none. */
 export const ownCalls = (calls) => calls.slice(Math.max(0, calls.findIndex((call) => !isOfLibrary(call))));

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.events import ENDED, MARKS, OF_LIBRARIES, REPEATS, WITHOUT_FILE
+from gpumond.events import ENDED, MARKS, OF_LIBRARIES, OF_PROGRAMS, REPEATS
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.pools import FORCED
 from gpumond.facts.shares import SHARES
@@ -140,7 +140,7 @@ def words() -> str:
         "NAMES": {"oom": "out of memory", "xid": "Xid error"},
         "RUNBOOKS": sorted(RUNBOOKS),
         "LIBRARIES": OF_LIBRARIES,
-        "WITHOUT_FILE": WITHOUT_FILE,
+        "OWN_FILES": OF_PROGRAMS,
         "FORCED": FORCED,
     }
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())

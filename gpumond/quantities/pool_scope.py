@@ -26,6 +26,9 @@ from gpumond.quantities.scope import (
 )
 from gpumond.quantities.window import CounterTrack, OomNote, RuleWindow, pool_of
 
+SURVIVED_SECONDS = 5.0
+"""Time after an out-of-memory error from which a program that reports has survived it."""
+
 
 class _Pool(NamedTuple):
     device: DeviceReading | None
@@ -70,13 +73,16 @@ def _advice(row: _Pool) -> str:
 
 
 def _last_oom(row: _Pool) -> str:
-    """Return the event of the program's last out-of-memory error on the device, with the program's own line."""
+    """Return the event of the program's last out-of-memory error on the device, with the program's own line, and
+    whether it kept running: it still reports after some seconds, in which the error may have ended it.
+    """
     of_device = (oom for oom in row.report.program.ooms if oom.device_uuid in (None, row.pool.device_uuid))
     last = max(of_device, key=lambda oom: oom.number, default=None)
     if last is None:
         return ""
     note = row.recent.ooms_by_number.get((row.report.key, last.number), OomNote())
-    return oom_text(last, note.limit) + note.place
+    runs = last.seen != "unhandled" and row.snapshot.taken_at - row.report.age_seconds - last.at >= SURVIVED_SECONDS
+    return oom_text(last, note.limit) + note.place + (" and kept running" if runs else "")
 
 
 def _shortage(row: _Pool) -> str:
@@ -87,7 +93,7 @@ def _shortage(row: _Pool) -> str:
 def _relief(row: _Pool) -> str:
     if row.track.limit is None:
         return "free memory on the GPU"
-    return "raise its limit; its origin: gpumond quota"
+    return "raise its limit (gpumond quota shows where it is set)"
 
 
 def _values(*names: str) -> Iterator[Quantity[_Pool]]:
@@ -165,7 +171,11 @@ POOL = ScopeSpec(
         ),
         "shortage": ("whether the program was short of memory or reached its own limit", _shortage),
         "relief": ("what would give the program more memory", _relief),
-        "oom": ("what happened in the last out-of-memory error, and at which line; empty without a record", _last_oom),
+        "oom": (
+            "what happened in the last out-of-memory error, at which line, and whether the program kept running; empty "
+            "without a record",
+            _last_oom,
+        ),
     },
     programs=lambda row: (row.report.workload,),
     process=lambda row: row.report.key,

@@ -434,8 +434,11 @@ def test_another_device_is_no_remedy_if_it_was_fuller_a_moment_ago_or_a_program_
 def test_a_smaller_request_is_the_last_resort_in_a_scope():
     case = shared(scope="batch-32")
     (only,) = case.remedies
-    assert (only.name, only.enough, only.size_bytes) == ("smaller-request", None, None)
+    assert (only.name, only.enough, only.size_bytes) == ("smaller-request", True, case.missing_bytes)
+    assert [row[:2] for row in remedy_rows(case)] == [["yes", "1.7 GiB"]], "as the request and the free bytes are shown"
     assert case.summary.endswith(
-        ". Request less in batch-32 (a smaller batch, or torch.no_grad() in an evaluation): 1.7 GiB is missing"
+        "One change would have been enough: request at least 1.7 GiB less in batch-32 (a smaller batch, or "
+        "torch.no_grad() in an evaluation)"
     )
+    assert [each.name for each in shared(scope="batch-32", free=0.0).remedies] == ["nothing"], "no request has room"
     assert shared(scope="batch-32", other=12.0).remedies[0].name == "other-device"

@@ -10,6 +10,7 @@ import pytest
 from gpumond.facts.alerts import Rule, Scope
 from gpumond.facts.engines import NOT_READ, EngineModel, EngineProcess, EngineReading
 from gpumond.facts.frame import Verdict
+from gpumond.facts.program import Oom, Program
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import LABELS, VALUES
@@ -120,6 +121,23 @@ def test_alert_of_an_out_of_memory_error_ends_with_the_advice_that_applies(stran
     found = subjects("pool", advanced(snapshot))
     words = {**{name: text_of(found.rows[0]) for name, text_of in found.texts.items()}, "value": "", "threshold": ""}
     assert dict(rule.annotations)["description"].format(**words).endswith(ends)
+
+
+@pytest.mark.parametrize(
+    ("seen", "ago", "reported", "text"),
+    [
+        ("scope", 60.0, 0.2, "ran out of memory and kept running"),
+        ("scope", 1.0, 0.2, "ran out of memory"),
+        ("scope", 60.0, 59.0, "ran out of memory"),
+        ("unhandled", 60.0, 0.2, "ran out of memory"),
+    ],
+)
+def test_out_of_memory_text_says_that_the_program_kept_running(seen: Any, ago: float, reported: float, text: str):
+    oom = Oom(number=1, at=1_000_000.0 - ago, seen=seen)
+    report = make_report(42, (make_pool(live=GIB),), program=Program(ooms=(oom,)), age_seconds=reported)
+    snapshot = make_snapshot(make_device(used_bytes=40 * GIB), reports=(report,))
+    found = subjects("pool", advanced(snapshot))
+    assert found.texts["oom"](found.rows[0]) == text
 
 
 def test_verdict_is_a_value_of_its_process_and_its_device():

@@ -232,7 +232,12 @@ def test_a_program_that_reached_its_own_limit_is_no_shortage_of_the_device(limit
 @pytest.mark.parametrize(
     ("limit", "happened", "state", "relief"),
     [
-        (12, "reached its limit of 12.0 GiB", "reached its limit of 12.0 GiB", "raise its limit; its origin: "),
+        (
+            12,
+            "reached its limit of 12.0 GiB",
+            "reached its limit of 12.0 GiB",
+            "raise its limit (gpumond quota shows where it is set)",
+        ),
         (60, "ran out of memory", "was short of memory", "free memory on the GPU"),
     ],
 )
@@ -240,7 +245,7 @@ def test_alerts_say_whether_a_program_reached_its_own_limit(limit: int, happened
     at_error = OomPool(allocator="torch", device_uuid="GPU-a", live_bytes=11 * GIB, cached_bytes=0, stranded_bytes=0)
     oom = Oom(
         number=1,
-        at=1.0,
+        at=1_000_000.0,
         seen="scope",
         device_uuid="GPU-a",
         request_bytes=4 * GIB,

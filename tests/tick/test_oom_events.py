@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpumond.events import EventState, advance_events
+import pytest
+
+from gpumond.events import EventState, advance_events, program_place
 from gpumond.facts.frame import Frame
 from gpumond.facts.program import (
     ByteChange,
@@ -64,6 +66,21 @@ def test_oom_event_has_the_details_of_its_snapshot():
         "retained_bytes epoch": GIB,
         "advice": "set PYTORCH_ALLOC_CONF to expandable_segments:True",
     }
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "place"),
+    [
+        ("/data/train.py", "step", " in `step` at /data/train.py:31"),
+        ("/venv/lib/python3.11/site-packages/gpumond/sim/programs.py", "finetune", " in `finetune` at {}:31"),
+        ("<stdin>", "<module>", " at <stdin>:31"),
+        ("<string>", "step", " in `step`"),
+        ("<string>", "<module>", ""),
+        ("/venv/lib/python3.11/site-packages/torch/nn/functional.py", "linear", ""),
+    ],
+)
+def test_place_of_an_error_is_one_that_a_reader_can_open(file: str, function: str, place: str):
+    assert program_place((Call(file, 31, function), Call("<string>", 1, "<module>"))) == place.format(file)
 
 
 def test_oom_event_at_the_programs_own_limit_says_so():

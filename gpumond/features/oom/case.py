@@ -236,7 +236,10 @@ def remedy_rows(case: OomCase) -> Iterator[list[str]]:
         about = "about " if each.basis == "estimate" and each.size_bytes is not None else ""
         enough = {True: "yes", False: "no", None: "unknown"}[each.enough]
         source = f"{each.source} ({each.basis})" if each.basis == "estimate" else each.source
-        yield [enough, f"{about}{size(each.size_bytes)}", source, each.text]
+        shown = size(each.size_bytes)
+        if case.missing_bytes is not None and each.size_bytes == case.missing_bytes:
+            shown = lacking(case.missing_bytes, case.request_bytes, case.free_bytes)
+        yield [enough, f"{about}{shown}", source, each.text]
 
 
 def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:

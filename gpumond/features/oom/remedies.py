@@ -511,13 +511,11 @@ def _optimizer(e: Evidence) -> Iterator[Remedy]:
 
 
 def _smaller_request(e: Evidence) -> Iterator[Remedy]:
-    """The last resort if nothing else is known: how much less the program then requests is unknown, too."""
-    if e.oom.scope and e.missing:
+    """The last resort if nothing else is known, and part of the request has room."""
+    if e.oom.scope and e.missing and e.free:
         lacks = lacking(e.missing, e.request, e.free)
-        text = (
-            f"request less in {e.oom.scope} (a smaller batch, or torch.no_grad() in an evaluation): {lacks} is missing"
-        )
-        yield _remedy(e, "smaller-request", text, None, "estimate", "the request and the free bytes")
+        text = f"request at least {lacks} less in {e.oom.scope} (a smaller batch, or torch.no_grad() in an evaluation)"
+        yield _remedy(e, "smaller-request", text, e.missing, "measured", "the request and the free bytes")
 
 
 def _is_of_optimizer(e: Evidence) -> bool:
