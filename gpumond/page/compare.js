@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { button, choice, control, make, named, put, showChoices, svg, sync } from "./elements.js";
-import { capital, clean, clock, difference, human } from "./format.js";
+import { capital, clean, clock, human, signed } from "./format.js";
 import { createTable, showTable } from "./lists.js";
 import { earlierLives } from "./previousprocesses.js";
 import { intervals, runs } from "./intervals.js";
@@ -33,7 +33,7 @@ const CHANGES = [
   { title: "Program", text: ({ program }) => program },
   { title: "Before", text: ({ before }) => human(before), number: true },
   { title: "After", text: ({ after }) => human(after), number: true },
-  { title: "Difference", text: ({ before, after }) => difference(after, before), number: true },
+  { title: "Difference", text: ({ before, after }) => signed(after - before), number: true },
 ];
 
 function showShare(cell, { share }) {
@@ -46,7 +46,7 @@ function columnsOf(rows) {
   const of = (row) => ({ title: clean(programOf(row), 60), text: ({ values }) => human(values[row.key]), number: true });
   const from = (row) => ({
     title: rows.length > 2 ? `less ${clean(rows[0].program, 40)}` : "Difference",
-    text: ({ values }) => difference(values[row.key], values[rows[0].key]),
+    text: ({ values }) => signed(values[row.key] - values[rows[0].key]),
     number: true,
   });
   return [CHANGES[0], ...rows.flatMap((row, place) => (place ? [of(row), from(row)] : [of(row)]))];
@@ -231,11 +231,11 @@ function showTables(at, end, present) {
   showTable(changed, entries, (each) => `${each.key} ${each.share}`);
 }
 
-/** The last point until a time. A program that began later, or used nothing, has nothing of any share; beside known live
-memory, what isn't opaque is known. */
-function pointAt({ row, points }, time) {
+/** The last point until a time. A program that used nothing has nothing of any share; beside known live memory, what isn't
+opaque is known. */
+function pointAt({ points }, time) {
   const found = points.findLast(({ at }) => at <= time);
-  if (found ? found.used === 0 : row.started_at > time) return { ...NOTHING, ...found };
+  if (found?.used === 0) return { ...NOTHING, ...found };
   return found?.live === undefined ? found : { opaque: 0, ...found };
 }
 

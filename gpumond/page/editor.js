@@ -3,7 +3,7 @@
 import { button, choice, control, labeled, make, put } from "./elements.js";
 import { clean } from "./format.js";
 import { showPreview } from "./preview.js";
-import { fieldsOf, groupsOf, overrideOf, problemOf, ruleOf, wordsOf } from "./ruleform.js";
+import { fieldsOf, groupsOf, overrideOf, problemOf, refusalText, ruleOf, thresholdProblem, wordsOf } from "./ruleform.js";
 import { attempt } from "./session.js";
 import { read } from "./live.js";
 import { reload } from "./views.js";
@@ -71,7 +71,8 @@ const matching = ({ etag }) => ({ "If-Match": `"${etag}"` });
 function save(fields, entry) {
   if (entry.origin === "built-in") return attempt("PUT", `${routeOf(entry)}/override`, overrideOf(fields, entry), matching(entry));
   const rule = ruleOf(fields);
-  return entry.origin ? attempt("PUT", routeOf(entry), rule, matching(entry)) : attempt("POST", "rules", rule);
+  if (entry.origin) return attempt("PUT", routeOf(entry), rule, matching(entry));
+  return attempt("POST", "rules", { annotations: { summary: `${wordsOf(fields.value)}: {value}, ${fields.side} {threshold}` }, ...rule });
 }
 
 function remove(entry) {
@@ -91,17 +92,19 @@ function preview(place, fields, entry) {
 export async function edit(place, entry) {
   if (!valuesByScope) await readValues();
   const fields = createFields();
-  const controls = Object.fromEntries(Object.entries(fields).map(([name, [, node]]) => [name, node]));
+  const [labels, controls] = [0, 1].map((part) => Object.fromEntries(Object.entries(fields).map(([name, each]) => [name, each[part]])));
+  labels.above = labels.below = labels.threshold;
   const builtIn = entry.origin === "built-in";
   const overridden = Object.values(entry.overrides).some(({ origin }) => origin === "api");
   const refusal = control("p", { role: "alert", className: "refused" });
+  const refuse = (detail = "") => put(refusal, refusalText(detail, labels), 600);
   const drawn = make("div");
   const close = () => place.replaceChildren();
   const change = async (request) => {
     put(refusal, "");
     const answer = await request();
     if (!answer) return;
-    put(refusal, answer.detail ?? "", 600);
+    refuse(answer.detail);
     if (!answer.ok) return;
     close();
     reload();
@@ -109,7 +112,7 @@ export async function edit(place, entry) {
   const erase = button(builtIn ? "Restore defaults" : "Delete", () => change(() => remove(entry)));
   erase.hidden = builtIn ? !overridden : !entry.origin;
   const look = button("Preview", async () => {
-    if (form.reportValidity()) put(refusal, await preview(drawn, given(controls), entry), 600);
+    if (form.reportValidity()) refuse(await preview(drawn, given(controls), entry));
   });
   const cells = Object.entries(fields).map(([name, [label, node]]) => {
     node.disabled = builtIn ? !OVERRIDDEN.includes(name) : entry.origin && name === "name";
@@ -122,6 +125,7 @@ export async function edit(place, entry) {
     put(meaning, meaningOf(controls), 600);
     controls.cooldown.parentNode.hidden = !controls.action.value;
     controls.others.setCustomValidity(problemOf(given(controls)));
+    controls.threshold.setCustomValidity(thresholdProblem(given(controls)));
   };
   const submit = control("button", { type: "submit", className: "strong" }, "Save");
   const buttons = make("div.buttons", erase, button("Cancel", close), look, submit);

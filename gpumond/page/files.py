@@ -147,9 +147,11 @@ def words() -> str:
 
 
 def booleans() -> str:
-    """Return the names of the rule values that are 0 or 1 as a JavaScript module."""
-    names = {value.name for spec in SCOPES.values() for value in spec.values if value.boolean}
-    return f"export const BOOLEANS = {json.dumps(sorted(names))};\n"
+    """Return the rule values that are 0 or 1, and the scopes and values of ratios that can exceed 1, as a module."""
+    all_values = [(scope, value) for scope, spec in SCOPES.items() for value in spec.values]
+    booleans = sorted({value.name for _, value in all_values if value.boolean})
+    exceeding = [f"{scope} {value.name}" for scope, value in all_values if value.exceeds_one]
+    return f"export const BOOLEANS = {json.dumps(booleans)};\nexport const EXCEEDING = {json.dumps(exceeding)};\n"
 
 
 DIRECTORY = Path(__file__).parent

@@ -30,19 +30,8 @@ export function human(bytes) {
   return `${tenths(size)} TiB`;
 }
 
-/** A difference of bytes with its sign. */
-export const signed = (bytes) => (bytes > 0 ? `+${human(bytes)}` : human(bytes));
-
-const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
-const asShown = (bytes) => human(bytes).split(" ").reduce((number, unit) => number * 1024 ** UNITS.indexOf(unit));
-
-/** The difference of two amounts as they are shown, in their unit if they have the same. */
-export function difference(now, before) {
-  const [[more, unit], [less, other]] = [now, before].map((bytes) => human(bytes).split(" "));
-  if (!unit || !other) return "-";
-  if (unit !== other || more === less) return signed(asShown(now) - asShown(before));
-  return `${more - less > 0 ? "+" : ""}${(more - less).toFixed(unit === "B" ? 0 : 1)} ${unit}`;
-}
+/** A difference of bytes with its sign; `-` if one of them is unknown. */
+export const signed = (bytes) => (bytes > 0 ? `+${human(bytes)}` : human(Number.isNaN(bytes) ? null : bytes));
 
 /** Growth per minute with two digits, so that the text is the same in the next seconds: `about 840 MiB/min`. */
 export function rate(bytes) {

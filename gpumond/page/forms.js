@@ -5,7 +5,6 @@ import "./baselines.js";
 import { captionAt, captionsOf } from "./captions.js";
 import { commandsOf as all } from "./commands.js";
 import { drawFit as evidence } from "./evidencechart.js";
-import "./queue.js";
 import "./rules.js";
 import { silence as ofAlert } from "./silenceform.js";
 import { signIn as ask } from "./signin.js";

@@ -6,6 +6,7 @@ import "./cases.js";
 import "./compare.js";
 import "./flushes.js";
 import "./help.js";
+import "./queue.js";
 import "./quotas.js";
 import { why as showWhy } from "./why.js";
 

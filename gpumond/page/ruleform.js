@@ -1,6 +1,6 @@
 // Rules as text, and what the fields of the editor state as a rule.
 
-import { BOOLEANS } from "./booleans.js";
+import { BOOLEANS, EXCEEDING } from "./booleans.js";
 import { duration, human, words } from "./format.js";
 import { VERDICTS } from "./words.js";
 
@@ -29,6 +29,23 @@ export function levelBytes({ value, above, below }, size) {
   if (threshold !== null && value === "used_ratio") return size && threshold * size;
   return ["used_bytes", "live_bytes", "held_bytes"].includes(value) ? threshold : null;
 }
+
+/** Why no value can be beyond a threshold, or what its unit is if it has none; empty if nothing is wrong. */
+export function thresholdProblem({ scope, value, side, threshold }) {
+  const ratio = value.endsWith("_ratio");
+  if (!ratio && !BOOLEANS.includes(value)) return "";
+  const [, number, unit] = /^([\d.]+)\s*(%?)$/.exec(threshold) ?? [];
+  if (ratio && !unit) return "Write the threshold in %, such as 90%.";
+  const never = side === "below" ? number <= 0 : !EXCEEDING.includes(`${scope} ${value}`) && number >= (ratio ? 100 : 1);
+  return never ? `${wordsOf(value)} is never ${side} ${threshold}.` : "";
+}
+
+/** The daemon's refusal of a rule, with the labels of the fields in place of its keys. */
+export const refusalText = (detail, labels) =>
+  detail.replace(/^body[.:] ?(?:([\w.]+):)?/, (_, path = "") => {
+    const key = path.split(".").reverse().find((each) => labels[each]);
+    return labels[key] || path ? `${labels[key] ?? path}:` : "";
+  });
 
 const secondsText = (seconds) => (seconds ? (exactly(seconds, TIMES) ?? `${seconds}s`) : "");
 

@@ -4,7 +4,7 @@ import * as address from "./address.js";
 import { $, button, make, sync } from "./elements.js";
 import { changed } from "./state.js";
 
-const FORMS = ["rules", "baselines", "queue"]; // views of forms.js
+const FORMS = ["rules", "baselines"]; // views of forms.js
 const PAUSE = 5000; // between requests of the open view
 
 /** Titles of the views by name. */

@@ -14,12 +14,11 @@ from gpumond.facts.units import human
 from tests.helpers.browser import LIVE, PHONE, PageSession, check_access, needs_chromium, open_page, show_frame
 from tests.helpers.curves import MIB
 from tests.helpers.running import RunningDaemon, until
-from tests.serve.page_modules import needs_node, run_module
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [needs_chromium, needs_node, pytest.mark.timeout(180)]
+pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 ROWS = """label => [...document.querySelectorAll(`table[aria-label="${label}"] tbody tr`)].map(
     row => [...row.children].map(cell => cell.textContent))"""
 
@@ -49,9 +48,10 @@ def of(frame: Any, workload: str) -> Any:
 
 
 def texts(one: int | None, other: int | None) -> list[str]:
-    """Return two sizes and their difference, which is that of the two texts; an unknown one is ``-``."""
-    shown = ["-" if each is None else human(each) for each in (one, other)]
-    return [*shown, str(run_module("format", "m.difference(...given)", other, one))]
+    """Return two sizes and their difference; an unknown one is ``-``."""
+    more = None if one is None or other is None else other - one
+    shown = ["-" if each is None else human(each) for each in (one, other, more)]
+    return [*shown[:2], f"+{shown[2]}" if more and more > 0 else shown[2]]
 
 
 def test_programs_are_compared_with_one_another(session: PageSession, demo: RunningDaemon):
@@ -96,6 +96,17 @@ def test_program_that_uses_nothing_has_nothing_of_each_share(session: PageSessio
     found = {share: values for share, *values in rows(session, "Differences between programs")}
     live = of(frame, "train-llm")["live_bytes"]
     assert found["live"] == texts(live, 0)
+    page.unroute(LIVE)
+
+
+def test_program_has_no_values_before_its_start(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    of(frame, "etl").update(pid=1, start_ticks=7, started_at=frame["snapshot"]["taken_at"])
+    page.goto("about:blank")
+    page.goto(f"{demo.url}/#view=compare&compare=0:train-llm,0:etl&moment=1")
+    show_frame(session, frame)
+    changed = rows(session, "Differences between two moments")
+    assert {(before, more) for _, name, before, _, more in changed if name.startswith("etl")} == {("-", "-")}
     page.unroute(LIVE)
 
 

@@ -28,14 +28,20 @@ def test_rule_is_created_previewed_changed_and_deleted(browser: Browser, demo: R
         page.on("dialog", lambda dialog: dialog.accept())
         editor = open_editor(page, "New rule")
         editor.get_by_label("Name").fill("used")
-        editor.get_by_label("Threshold").fill("much")
-        editor.get_by_role("button", name="Preview").click()
-        editor.get_by_text("above: ").wait_for()
+        for text, problem in {"90": "Write the threshold in %", "100%": "used is never above 100%"}.items():
+            editor.get_by_label("Threshold").fill(text)
+            editor.get_by_role("button", name="Save").click()
+            found = editor.get_by_label("Threshold").evaluate("input => input.validationMessage")
+            assert found.startswith(problem)
+        assert "used" not in {entry["name"] for entry in demo.get("rules")}
         assert "used_ratio: " in editor.inner_text()
         labels = "all => all.map(group => group.label)"
         assert editor.locator("optgroup").evaluate_all(labels)[:2] == ["Bytes", "Shares, in %"]
         editor.get_by_label("Value").select_option("up")
         assert "up: " in editor.inner_text()
+        editor.get_by_label("Threshold").fill("much")
+        editor.get_by_role("button", name="Preview").click()
+        editor.get_by_text("Threshold: expected a number").wait_for()
         editor.get_by_label("Threshold").fill("0")
         editor.get_by_role("button", name="Preview").click()
         editor.get_by_text(re.compile(r"would have fired \d+ times? between")).wait_for()
@@ -53,6 +59,7 @@ def test_rule_is_created_previewed_changed_and_deleted(browser: Browser, demo: R
         editor.get_by_role("button", name="Save").click()
         row = page.get_by_role("row", name="used device (gpu=0): up")
         row.get_by_text("1 firing").wait_for(timeout=60_000)
+        assert demo.get("rules/used")["rule"]["annotations"] == {"summary": "up: {value}, above {threshold}"}
         editor = open_editor(page, "Edit used")
         editor.get_by_label("Severity").fill("info")
         editor.get_by_role("button", name="Save").click()
@@ -89,7 +96,7 @@ def test_change_of_a_rule_that_another_client_has_changed_is_refused(browser: Br
     with signed_in(browser, demo, "rules") as session:
         editor = open_editor(session.page, "Edit present")
         put_rule(demo, above=5)
-        editor.get_by_label("Threshold").fill("3")
+        editor.get_by_label("Severity").fill("info")
         editor.get_by_role("button", name="Save").click()
         editor.get_by_role("alert").get_by_text("changed").wait_for()
         assert demo.get("rules/present")["rule"]["above"] == 5

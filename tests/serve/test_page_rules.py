@@ -91,6 +91,42 @@ def test_rule_is_shown_as_a_comparison():
     assert {name: shown[name] for name in EXPRESSIONS} == EXPRESSIONS
 
 
+REFUSALS = {
+    "body.above: expected a number": "Threshold: expected a number",
+    "body: match: scope device has no label 'a'": "Match: scope device has no label 'a'",
+    "body.action.cooldown: expected a duration": "Cooldown: expected a duration",
+    "body.annotations.x: expected a text": "annotations.x: expected a text",
+    "body: set exactly one of above and below": "set exactly one of above and below",
+    "name 'used' is taken": "name 'used' is taken",
+}
+
+
+def test_refusal_names_the_field():
+    labels = {"above": "Threshold", "match": "Match", "cooldown": "Cooldown"}
+    found = run_module("ruleform", "given.slice(1).map((text) => m.refusalText(text, given[0]))", labels, *REFUSALS)
+    assert found == list(REFUSALS.values())
+
+
+THRESHOLDS = [
+    ("device", "used_ratio", "above", "90%", True),
+    ("device", "used_ratio", "above", "90", False),
+    ("device", "used_ratio", "above", "0.9", False),
+    ("device", "used_ratio", "above", "100%", False),
+    ("device", "used_ratio", "below", "100%", True),
+    ("device", "used_ratio", "below", "0%", False),
+    ("process", "used_ratio", "above", "120%", True),
+    ("device", "up", "above", "1", False),
+    ("device", "up", "above", "0", True),
+    ("device", "used_bytes", "above", "90", True),
+]
+
+
+def test_threshold_that_no_value_exceeds_is_refused():
+    given = [dict(zip(("scope", "value", "side", "threshold"), each, strict=False)) for each in THRESHOLDS]
+    found = run_module("ruleform", "given.map((fields) => m.thresholdProblem(fields) === '')", *given)
+    assert found == [valid for *_, valid in THRESHOLDS]
+
+
 OTHERS = {"": True, '{"a": 1}': True, "[1]": False, "{": False, "1": False}
 
 
