@@ -16,6 +16,7 @@ from math import inf, isfinite
 
 from gpumond.diagnosis import detectors, sentences
 from gpumond.diagnosis.detectors import idle_seconds
+from gpumond.diagnosis.history_recorder import Evidence, Fall, HistoryRecorder, TrackedSeries
 from gpumond.diagnosis.leak import (
     SKIPPED_SECONDS,
     allocation_growth,
@@ -29,7 +30,6 @@ from gpumond.diagnosis.leak import (
 from gpumond.diagnosis.leak_criteria import OUTSIDE, Leak, form as form_of
 from gpumond.diagnosis.patterns import REST_MINUTES, UsePattern, has_left, pattern_of
 from gpumond.diagnosis.previous_runs import HELD_MINUTES, EarlierUses
-from gpumond.diagnosis.tracker import Evidence, Fall, TrackedSeries, Tracker
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import IDLE_SECONDS
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
@@ -82,7 +82,7 @@ class Diagnosis:
 
     def __init__(self, pace: float = 1.0) -> None:
         self.verdicts: tuple[Verdict, ...] = ()
-        self._tracker = Tracker(pace)
+        self._recorder = HistoryRecorder(pace)
         self._devices: Mapping[str, DeviceReading] = {}
         self._parents: frozenset[str | None] = frozenset()
         self._events: list[tuple[float, Verdict]] = []
@@ -105,19 +105,19 @@ class Diagnosis:
 
     @property
     def history(self) -> History:
-        return self._tracker.history
+        return self._recorder.history
 
     def add(self, snapshot: Snapshot) -> bool:
         """Add the snapshot. False if it is not newer than the last."""
         self._record_endings(snapshot)
-        if not self._tracker.record(snapshot):
+        if not self._recorder.record(snapshot):
             return False
         now = self.history.now
         before, self._devices = self._devices, snapshot.devices_by_uuid
         self._forget(before.keys() - self._devices.keys())
         self._parents = frozenset(device.parent_uuid for device in snapshot.devices)
         self._record_xids(snapshot)
-        for tracked, closed in self._tracker.due:
+        for tracked, closed in self._recorder.due:
             device = self._devices[tracked.uuid]
             if closed > FIVE_MINUTES:
                 tracked.quartiles.add(tracked.series, tracked.main)
@@ -135,7 +135,7 @@ class Diagnosis:
                     self._ramps[tracked.uuid] = (now, left)
                 else:
                     self._ramps.pop(tracked.uuid, None)
-        for fall in self._tracker.falls:
+        for fall in self._recorder.falls:
             if fall.ended:
                 life = fall.tracked.life
                 self.earlier_uses.note(fall.tracked.owner, snapshot.taken_at, life.held, life.returned)
@@ -145,14 +145,14 @@ class Diagnosis:
                 self._explain(fall, snapshot, now)
         while self._awaiting and now - self._awaiting[0][0] >= REPORT_SECONDS * self.history.pace:
             at, fall = self._awaiting.pop(0)
-            if self._tracker.tracked_series.get(fall.tracked.key) is fall.tracked:
+            if self._recorder.tracked_series.get(fall.tracked.key) is fall.tracked:
                 self._explain(fall, snapshot, at)
         for device in snapshot.devices:
-            device_series = self._tracker.tracked_series.get((device.uuid, None))
+            device_series = self._recorder.tracked_series.get((device.uuid, None))
             if device_series is not None and device_series.sampled_at == now:
                 self._check_device(device_series, device)
                 self._check_orphans(device_series, device, snapshot)
-        for tracked in self._tracker.tracked_series.values() if snapshot.unresponsive else ():
+        for tracked in self._recorder.tracked_series.values() if snapshot.unresponsive else ():
             if tracked.process in snapshot.unresponsive:
                 tracked.verdicts.clear()
         self._events = [event for event in self._events if event[0] > now]
@@ -160,7 +160,7 @@ class Diagnosis:
         return True
 
     def active_verdicts(self) -> tuple[Verdict, ...]:
-        tracked_series = self._tracker.tracked_series.values()
+        tracked_series = self._recorder.tracked_series.values()
         active = [verdict for tracked in tracked_series for verdict in tracked.verdicts.values()]
         if any(tracked.leak for tracked in tracked_series):
             instead = self._ranks.verdicts(tracked_series)
@@ -238,7 +238,7 @@ class Diagnosis:
         now, used = self.history.now, float(device.used_bytes or 0)
         if used > detectors.FULL * (device.size_bytes or inf):
             return True
-        own = [one for one in self._tracker.tracked_series.values() if one.uuid == uuid and one.pid is not None]
+        own = [one for one in self._recorder.tracked_series.values() if one.uuid == uuid and one.pid is not None]
         largest = max(own, key=lambda one: one.used, default=None)
         if largest is not None and largest.used <= largest.life.any_repeated_bytes:
             return False
@@ -389,7 +389,7 @@ class Diagnosis:
         reported = idle_seconds(device, process) if process is not None else device.idle_seconds
         if reported is not None:
             return reported * self.history.pace
-        since = self._tracker.idle_at.get(tracked.uuid, inf)
+        since = self._recorder.idle_at.get(tracked.uuid, inf)
         return max(0.0, self.history.now - max(since, tracked.born))
 
     def _check_device(self, tracked: TrackedSeries, device: DeviceReading) -> None:
@@ -411,14 +411,14 @@ class Diagnosis:
         if device.processes is None or not _lists_all(device, snapshot):
             tracked.verdicts.pop("orphan", None)
             return
-        unattributed = self._tracker.unattributed.get(device.uuid, 0.0)
+        unattributed = self._recorder.unattributed.get(device.uuid, 0.0)
         if unattributed >= detectors.ORPHAN_BYTES or "orphan" in tracked.verdicts:
             self._check_orphan(tracked, device, unattributed, None)
         else:
             self._flat.pop(tracked.key, None)
         for process in device.processes:
             if process.state in DEAD and process.used_bytes is not None:
-                own = self._tracker.tracked_series.get((device.uuid, process.key))
+                own = self._recorder.tracked_series.get((device.uuid, process.key))
                 if own is not None:
                     self._check_orphan(own, device, float(process.used_bytes), process)
 
@@ -427,7 +427,7 @@ class Diagnosis:
     ) -> None:
         now, busy = self.history.now, device.sensors.gpu_utilization_ratio
         flat_period = self._flat[tracked.key] = detectors.flat(self._flat.get(tracked.key), size, now)
-        idle = max(0.0, now - self._tracker.idle_at.get(device.uuid, inf))
+        idle = max(0.0, now - self._recorder.idle_at.get(device.uuid, inf))
         if not detectors.orphaned(flat_period, now, busy, idle, device.size_bytes):
             tracked.verdicts.pop("orphan", None)
             return
@@ -502,7 +502,7 @@ class Diagnosis:
         """Record how a program ended until its memory is free, which takes a moment longer."""
         endings = {end.key: end.ending for end in snapshot.ends}
         if endings:
-            for (_, process), tracked in self._tracker.tracked_series.items():
+            for (_, process), tracked in self._recorder.tracked_series.items():
                 if process is not None:
                     tracked.ending = endings.get(process, tracked.ending)
 

@@ -26,8 +26,8 @@ from gpumond.diagnosis.growth_curve import (
     fit_curve,
     forecasts,
 )
+from gpumond.diagnosis.history_recorder import TrackedSeries
 from gpumond.diagnosis.leak_criteria import OUTSIDE, CandidateCurve, Leak, curve, load_has_risen
-from gpumond.diagnosis.tracker import TrackedSeries
 from gpumond.diagnosis.trend import deviation, least_squares, sen_slope, spread
 from gpumond.facts.frame import GrowthLine, RuledOut, Verdict
 from gpumond.facts.units import MIB

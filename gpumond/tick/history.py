@@ -1,6 +1,6 @@
 """Bounded history of each device and of each process on a device: samples in rows of numbers. No I/O.
 
-`diagnosis.tracker` adds the samples, and `store` keeps them over a restart.
+`diagnosis.history_recorder` adds the samples, and `store` keeps them over a restart.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ import pytest
 from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.pools import Expected
+from gpumond.features.engines.engine_readers import KINDS
 from gpumond.features.engines.flush_step import EngineFlusher, Timing
-from gpumond.features.engines.supported_engines import KINDS
 from tests.engines.flushing import ALLOWED, BRIEF, FAST, Short, World, allowed, flush
 from tests.helpers.agents import GIB
 from tests.helpers.engines import device, fake_engine, used_bytes

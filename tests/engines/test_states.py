@@ -11,10 +11,10 @@ import pytest
 
 from gpumond.facts.engines import EngineModel, EngineReading, EngineState
 from gpumond.facts.errors import EngineError, EngineTimeout
+from gpumond.features.engines.engine_readers import KINDS
 from gpumond.features.engines.poller import MAX_MODELS, Engines, idle_seconds, quiet_seconds
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import get
-from gpumond.features.engines.supported_engines import KINDS
 from tests.engines.fake_engine import KINDS as FAKES
 from tests.engines.flushing import declared
 from tests.helpers.agents import GIB

@@ -17,8 +17,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gpumond.config.models import StrictModel
 from gpumond.facts.pools import ENGINE_STEP
+from gpumond.features.engines.engine_readers import KINDS
 from gpumond.features.engines.spec import Address, EngineRequest, EngineSpec, ReleaseMethod
-from gpumond.features.engines.supported_engines import KINDS
 
 POINTER = re.compile(r"(/([^~/]|~[01])*)+")
 HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")

@@ -1,4 +1,4 @@
-"""The tracked devices and processes: their last values, and the falls of their memory. No I/O."""
+"""Recorder of the history, with the tracked devices and processes and the falls of their memory. No I/O."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Fall(NamedTuple):
     device_used: float
 
 
-class Tracker:
+class HistoryRecorder:
     """All tracked devices and processes."""
 
     def __init__(self, pace: float) -> None:
