@@ -406,8 +406,9 @@ def _reachable(url: str, seconds: float) -> Iterator[None]:
         with http.http_errors(seconds):
             yield
     except HttpError as error:
-        if error.reason in ("address", "untrusted", "too_large"):
-            raise DaemonError(f"{url}: {error}") from None
+        if error.reason in ("address", "untrusted", "too_large", "tls"):
+            remedy = "; use an http:// address if the server has no TLS" if error.reason == "tls" else ""
+            raise DaemonError(f"{url}: {error}{remedy}") from None
         raise DaemonError(
             f"no daemon is reachable at {url} ({error}); start one with `gpumond serve`, or pass its address with --url"
         ) from None

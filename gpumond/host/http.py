@@ -221,6 +221,10 @@ def check_token(token: object, where: str) -> str:
     return token
 
 
+NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+"""What OpenSSL, by version, calls a response without TLS."""
+
+
 @contextmanager
 def http_errors(seconds: float = CONNECT_SECONDS) -> Iterator[None]:
     """Raise HttpError for a failure of the network. Its sentence has neither the address nor a header."""
@@ -234,7 +238,8 @@ def http_errors(seconds: float = CONNECT_SECONDS) -> Iterator[None]:
         mismatch = error.verify_message.partition(",")[0]  # the name of the host follows
         raise HttpError("certificate", f"the certificate isn't valid for this address: {mismatch}") from None
     except ssl.SSLError as error:
-        raise HttpError("tls", f"no TLS connection: {error.reason or 'failed'}") from None
+        reason = "the server doesn't use TLS" if error.reason in NO_TLS else error.reason or "failed"
+        raise HttpError("tls", f"no TLS connection: {reason}") from None
     except (ConnectionRefusedError, FileNotFoundError):
         raise HttpError("refused", "nothing is listening at this address") from None
     except (ConnectionResetError, BadStatusLine) as error:

@@ -38,6 +38,7 @@ PAUSE_SECONDS = 0.1
 GRACE_SECONDS = 0.5
 """For answers that are being sent when the listener is closed. A stream of events would never end by itself."""
 PEEKED_BYTES = 8192
+TLS_HANDSHAKE = b"\x16"
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -208,6 +209,8 @@ class HttpListener:
     def _is_settled(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> bool:
         """Return True if the connection needs no further look: its request's head has arrived, or it was closed.
 
+        A client that begins with TLS sends no head: the response to its bad request tells it that this is HTTP.
+
         Until then it costs nothing but its descriptor; nearly every client sends the whole head at once.
         """
         try:
@@ -219,7 +222,7 @@ class HttpListener:
         if not head:
             peer.close()
             return True
-        if b"\r\n\r\n" not in head and len(head) < PEEKED_BYTES:
+        if b"\r\n\r\n" not in head and len(head) < PEEKED_BYTES and not head.startswith(TLS_HANDSHAKE):
             return False
         timer.cancel()
         peer.stage = "serving"  # else a flood could evict it before it is read
