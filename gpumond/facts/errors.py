@@ -148,11 +148,14 @@ class ProtocolError(GpumondError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean NAME?`` with the most similar known name, empty without one."""
+    """Return ``; did you mean NAME?`` with the most similar known name, else with up to three that contain the given
+    one; empty without any.
+    """
     import difflib  # needed for one error only, and not by agents
 
-    similar = difflib.get_close_matches(name, [*known], n=1)
-    return f"; did you mean {similar[0]}?" if similar else ""
+    names = [*known]
+    similar = difflib.get_close_matches(name, names, n=1) or [each for each in names if name and name in each][:3]
+    return f"; did you mean {' or '.join(similar)}?" if similar else ""
 
 
 class FlushError(GpumondError):

@@ -564,7 +564,8 @@ def _facts(
 
 
 def quota_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> str | None:
-    """Return the limits that quotas require, each with its quota, and the limit in effect; None without a quota.
+    """Return the limits that quotas require, each with its quota, the limit in effect, and what is used above the
+    soft limit; None without a quota.
 
     ``report``: that of the process's agent, without which no limit is in effect.
     """
@@ -578,8 +579,12 @@ def quota_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None)
         ("cgroup limit", "cgroup_limit"),
     )
     sizes = ((name, quota[f"{kind}_bytes"], quota[f"{kind}_quota"]) for name, kind in kinds)
+    used, soft = process.get("used_bytes"), quota["soft_limit_bytes"]
+    excess = f"; exceeded by {human(used - soft)}" if used and soft and used > soft else ""
     return ", ".join(
-        _limit_sentence(process, report, size, owner) if name == "limit" else f"{name} {human(size)} ({owner})"
+        _limit_sentence(process, report, size, owner)
+        if name == "limit"
+        else f"{name} {human(size)} ({owner}{excess if name == 'soft limit' else ''})"
         for name, size, owner in sizes
         if size is not None
     )

@@ -92,6 +92,13 @@ def test_closed_output_ends_a_command_like_sigpipe(daemon: RunningDaemon):
     assert status.returncode == 141
 
 
+def test_an_https_address_of_a_server_without_tls_is_said_to_be_one(daemon: RunningDaemon):
+    url = daemon.url.replace("http:", "https:")
+    (refused,) = shown(daemon, "status", "--url", url, code=1)
+    reason = "no TLS connection: the server doesn't use TLS; use an http:// address if the server has no TLS"
+    assert refused == f"gpumond: {url}: {reason}"
+
+
 def test_events_are_listed_and_followed(daemon: RunningDaemon):
     assert any("agent connected" in line for line in shown(daemon, "events"))
     last = json.loads(shown(daemon, "events", "--json")[-1])["id"]
@@ -119,6 +126,8 @@ def test_limit_of_a_program_that_does_not_allow_it_names_the_remedy(daemon: Runn
     assert "GPUMOND_ALLOW_LIMIT=1" in refusal
     (wrong,) = shown(daemon, "limit", "--pid", pid, "much", code=2)
     assert "'much'" in wrong
+    (incomplete,) = shown(daemon, "limit", "train", code=2)
+    assert incomplete == "gpumond: SIZE is required, for example: gpumond limit train 40GiB"
     shown(daemon, "limit", "--pid", "1", "none", code=3)
 
 

@@ -322,6 +322,13 @@ def test_limit_of_a_quota_is_shown_as_far_as_it_is_in_effect(report: dict[str, o
     assert quota_sentence({"device_uuid": "GPU-a", "quota": quota}, report) == shown
 
 
+def test_quota_states_by_how_much_its_soft_limit_is_exceeded():
+    quota = asdict(EffectiveQuota(soft_limit_bytes=8 * GIB, soft_limit_quota="a"))
+    rows = [{"device_uuid": "GPU-a", "quota": quota, "used_bytes": used} for used in (9 * GIB, 8 * GIB, None)]
+    plain = "soft limit 8.0 GiB (a)"
+    assert [quota_sentence(row, None) for row in rows] == ["soft limit 8.0 GiB (a; exceeded by 1.0 GiB)", plain, plain]
+
+
 def test_times_are_those_of_the_summaries_in_each_time_zone(monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patched:
         patched.setenv("TZ", "America/New_York")

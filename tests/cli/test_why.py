@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.messages import to_json
 from gpumond.facts.units import GIB
-from gpumond.features.instruments.command import beyond, findings, overruled
+from gpumond.features.instruments.command import beyond, findings, ineffective, overruled
 from gpumond.features.instruments.routes import WHY_EXAMPLE, Why
 from gpumond.serve.examples import LIVE_CLASSES
 from gpumond.view.live_memory import why_lines as lines
@@ -275,3 +275,10 @@ def test_limit_above_that_of_a_quota_is_said_to_be_set_again():
     again = ["the quota team sets the limit of train (pid 10) to 30.0 GiB again"]
     assert [list(overruled(frame, limit, {10})) for limit in (None, 40 * GIB, 30 * GIB)] == [again, again, []]
     assert list(overruled(frame, None, {11})) == []
+
+
+def test_limit_above_the_size_of_its_gpu_is_said_to_have_no_effect():
+    said = ["this limit has no effect on GPU 0, which has 80.0 GiB in all"]
+    limits = (None, 80 * GIB, 81 * GIB)
+    assert [list(ineffective(busy_frame(), limit, {"GPU-a"})) for limit in limits] == [[], [], said]
+    assert list(ineffective(busy_frame(), 81 * GIB, set())) == []

@@ -93,7 +93,8 @@ def test_limit_and_quota_are_shown_where_there_are_any():
         assert ("30.0 GiB" in table) is shown
         details = described(seen.processes[0])
         assert ("limit 30.0 GiB\n" in details) is shown
-        assert ("quota soft limit 25.0 GiB (small), limit 30.0 GiB (team), reserve" in details) is shown
+        owned = "quota soft limit 25.0 GiB (small; exceeded by 15.0 GiB), limit 30.0 GiB\n(team), reserve"
+        assert (owned in details) is shown
         assert ("not available" in details) is shown
 
 

@@ -201,12 +201,15 @@ class Limit:
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
-        if arguments.pid is None and arguments.workload is None and arguments.device is None:
-            raise ConfigError("one of NAME, --pid, --workload and --device is required; see `gpumond limit --help`")
+        targeted = (arguments.pid, arguments.workload, arguments.device) != (None, None, None)
         try:
             limit_bytes = None if arguments.limit == "none" else typed_size(arguments.limit)
         except ValueError as error:
-            raise ConfigError(f"limit {arguments.limit!r:.80}: {error}") from None
+            given = f"limit {arguments.limit!r:.80}: {error}"
+            example = safe(f"gpumond limit {arguments.limit:.80} 40GiB")
+            raise ConfigError(given if targeted else f"SIZE is required, for example: {example}") from None
+        if not targeted:
+            raise ConfigError("one of NAME, --pid, --workload and --device is required; see `gpumond limit --help`")
         programs = client.selected(arguments)
         if (
             limit_bytes is not None
@@ -240,9 +243,20 @@ class Limit:
             print(client.as_json(arguments, answers, "limits"))
             return status
         print(table(header, rows))
-        for line in overruled(client.frame(arguments.url), limit_bytes, {program.pid for program, _ in answers}):
+        frame = client.frame(arguments.url)
+        limited = {each["device_uuid"] for _, applied in answers for each in applied if each["applied"]}
+        lines = overruled(frame, limit_bytes, {program.pid for program, _ in answers})
+        for line in (*lines, *ineffective(frame, limit_bytes, limited)):
             print(broken(line, output_width()))
         return status
+
+
+def ineffective(frame: Mapping[str, Any], limit: int | None, uuids: Collection[str]) -> Iterator[str]:
+    """Yield the devices of which a limit is larger than the size."""
+    for device in frame["snapshot"]["devices"]:
+        size_bytes = device["size_bytes"]
+        if device["uuid"] in uuids and limit is not None and size_bytes is not None and limit > size_bytes:
+            yield f"this limit has no effect on GPU {device['index']}, which has {human(size_bytes)} in all"
 
 
 def overruled(frame: Mapping[str, Any], limit: int | None, pids: Collection[int]) -> Iterator[str]:

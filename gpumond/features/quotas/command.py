@@ -72,7 +72,7 @@ def quota_text(quotas: Sequence[Mapping[str, Any]], frame: Mapping[str, Any], ur
     sentences = (limits, "\n".join(reserve_sentences(frame)), to_add)
     sections = (
         table(header, [[*_quota(entry)] for entry in quotas]) if quotas else "no quota is defined",
-        table((">PID", "PROGRAM", ">USED", ">SHORTAGE", "LIMITS"), limited) if limited else "",
+        table((">PID", "PROGRAM", ">USED", ">RESERVE SHORTAGE", "LIMITS"), limited) if limited else "",
         cgroup_table(frame),
         *(broken(each, output_width()) for each in sentences),
     )
