@@ -104,3 +104,18 @@ def test_command_line_checks_and_tests_rules(files: Path):
     assert [(failure["alertname"], failure["eval_time"]) for failure in answer["failures"]] == [("hog", 120.0)]
     (files / "rules.yaml").write_text("rules: [{name: hog}]")
     assert gpumond_here("rules", "check", str(files / "rules.yaml")).returncode == 2
+
+
+def test_threshold_that_no_value_exceeds_is_a_warning(files: Path):
+    rule = "rules: [{name: full, scope: device, value: used_ratio, above: 90}]"
+    (files / "rules.yaml").write_text(rule)
+    done = gpumond_here("rules", "check", str(files / "rules.yaml"))
+    (warning,) = [line for line in done.stdout.splitlines() if "warning" in line]
+    assert done.returncode == 0
+    assert warning.startswith("    warning: threshold: 90 is out of range: used_ratio is ")
+    assert warning.endswith(", so the alert could never fire; set a threshold of less than 1, such as 90%")
+    (files / "rules.yaml").write_text(rule.replace("used_ratio", "used"))
+    done = gpumond_here("rules", "check", str(files / "rules.yaml"))
+    assert done.stderr.endswith(
+        "scope device has no value 'used'; did you mean used_bytes or used_ratio or idle_used_ratio?\n"
+    )

@@ -276,8 +276,11 @@ def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: 
     assert id not in daemon.run("silence", "list").stdout
     assert id in daemon.run("silence", "list", "--all").stdout
     until(lambda: {"full", "present"} <= {each["rule"] for each in daemon.get("alerts")})
-    other = daemon.run("silence", "add", "rule=full", "team=ops", "--for", "1h", "--reason", "x")
-    assert "no active alert of full has the label team; the labels are alertname, gpu, " in other.stderr
+    other = daemon.run("silence", "add", "rule=full", "pid=1", "--for", "1h", "--reason", "x")
+    assert "no active alert of full has the label pid; the labels are alertname, gpu, " in other.stderr
+    useless = daemon.run("silence", "add", "rulle=full", "--for", "1h", "--reason", "x")
+    assert (useless.returncode, useless.stdout) == (2, "")
+    assert useless.stderr == "gpumond: no rule's alerts have the label rulle; did you mean rule?\n"
     useless = daemon.run("silence", "add", "rule=ful", "--for", "1h", "--reason", "x")
     assert (useless.returncode, useless.stdout) == (2, "")
     assert "no rule has the name ful; did you mean full?" in useless.stderr

@@ -32,7 +32,7 @@ from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import human
 from gpumond.features.rules.evaluation import evaluate_rule
-from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, as_config
+from gpumond.features.rules.settings import PLACEHOLDERS, QUANTITIES, UNITS, VALUES, as_config, check_range
 from gpumond.quantities.quantity import Unit, readable
 from gpumond.quantities.scope import Subjects, Unreadable
 from gpumond.view.text import LEAST_HANGING, narrowed_table
@@ -171,6 +171,11 @@ def _checked(file: Path, settings: Settings, rules: Sequence[Rule]) -> Iterator[
         if rule.name in overrides:
             origin = f" (built in; the file overrides {', '.join(overrides[rule.name])})"
         yield f"  {rule.name}{origin}: {_sentence(rule)}"
+        above = rule.above is not None
+        try:
+            check_range(rule.above if above else rule.below, QUANTITIES[rule.scope][rule.value], above)
+        except ValueError as error:
+            yield f"    warning: {error}"
     for name, fields in overrides.items():
         if not fields.get("enabled", True):
             yield f"  {name} (built in): disabled in the file"

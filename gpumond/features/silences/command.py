@@ -13,6 +13,8 @@ from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_a
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import plural
+from gpumond.quantities import SCOPES
+from gpumond.quantities.scope import OWNER_LABELS
 from gpumond.view.text import moment, table
 
 ROUTE = "/api/v1/silences"
@@ -57,14 +59,22 @@ def _add(arguments: argparse.Namespace) -> int:
     }
     if arguments.start is not None:
         body["starts_at"] = _time(arguments.start)
-    rules = {each["name"] for each in client.get(arguments.url, "/api/v1/rules", for_change=True)}
+    rules = {each["name"]: each["rule"] for each in client.get(arguments.url, "/api/v1/rules", for_change=True)}
     named = [each["value"] for each in matchers if (each["name"], each["operator"]) == ("rule", "=")]
     if unknown := [name for name in named if name not in rules]:
         remedy = did_you_mean(unknown[0], rules) or "; `gpumond rules list` shows the rules"
         raise ConfigError(f"no rule has the name {unknown[0]}{remedy}")
+    active = client.get(arguments.url, "/api/v1/alerts")
+    labels = {"rule", "alertname", *OWNER_LABELS, *(name for alert in active for name, _ in alert["labels"])}
+    for rule in rules.values():
+        labels.update(rule.get("labels", ()), SCOPES[rule["scope"]].labels if rule["scope"] in SCOPES else ())
+    for name in (each["name"] for each in matchers):
+        if name not in labels:
+            remedy = did_you_mean(name, sorted(labels)) or f"; the labels are {', '.join(sorted(labels))}"
+            raise ConfigError(f"no rule's alerts have the label {name}{remedy}")
     entry = client.post(arguments.url, ROUTE, body, timeout=30)
     print_answer(arguments, entry, lambda: _created(entry))
-    alerts = [{"rule": each["rule"], **dict(each["labels"])} for each in client.get(arguments.url, "/api/v1/alerts")]
+    alerts = [{"rule": each["rule"], **dict(each["labels"])} for each in active]
     own = [alert for alert in alerts if alert["rule"] in named]
     unmatched = [each["name"] for each in matchers if not any(each["name"] in alert for alert in own or alerts)]
     if alerts and unmatched:
