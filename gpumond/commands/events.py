@@ -88,12 +88,16 @@ def _print(
 
 
 def _entry(group: Sequence[Mapping[str, Any]]) -> str:
-    """Return the lines of events with one cause: the one that tells most, then the others, indented."""
+    """Return the lines of events with one cause, in their order, each with its time unless the line before has it."""
     first = group[0]
     repeats = [each for each in group[1:] if first["kind"] in REPEATS and _cause(each) == _cause(first)]
     again = f" ({plural(len(repeats) + 1, 'time')}, the last at {moment(repeats[-1]['at'])})" if repeats else ""
-    others = [_line(each, "") for each in group[1:] if each not in repeats]
-    return "\n".join((_line(first, moment(first["at"])) + again, *others))
+    lines, before = list[str](), ""
+    for each in sorted((each for each in group if each not in repeats), key=lambda each: each["id"]):
+        at = moment(each["at"])
+        lines.append(_line(each, "" if at == before else at) + (again if each is first else ""))
+        before = at
+    return "\n".join(lines)
 
 
 def _line(event: Mapping[str, Any], time: str) -> str:

@@ -76,9 +76,16 @@ def _rows(alerts: Iterable[dict[str, Any]], ends: Mapping[str, float]) -> Iterat
     for alert in alerts:
         labels, texts = dict(alert["labels"]), dict(alert["annotations"])
         phase = "ended" if texts.get("summary", "").startswith(OVER) and alert["phase"] == "firing" else alert["phase"]
+        silenced = ""
         if alert.get("silenced_by") and phase != "resolved":
             until = max((ends[id] for id in alert["silenced_by"] if id in ends), default=None)
-            phase += ", silenced" + (f" until {moment(until)}" if until is not None else "")
+            silenced = "silenced" + (f" until {moment(until)}" if until is not None else "")
         times = [moment(alert["fired_at"] or alert["active_at"])]
         times += [moment(alert["resolved_at"])] if phase == "resolved" else []
-        yield [phase, labels.get("severity") or "-", alert["rule"], *times, texts.get("summary", "")]
+        yield [
+            phase,
+            labels.get("severity") or "-",
+            alert["rule"],
+            *times,
+            ": ".join(filter(None, (silenced, texts.get("summary")))),
+        ]
