@@ -83,6 +83,8 @@ def test_examples_are_valid(name: str, example: str):
         (("flush", "--pid", "x"), "--pid 'x': expected a whole number"),
         (("completion", "tcsh"), "shell 'tcsh': expected one of bash, zsh, fish"),
         (("flush", "--step", "cahce"), "--step 'cahce'; did you mean cache?"),
+        (("oom", "4242"), "what '4242': expected list or show; did you mean gpumond oom show --pid 4242?"),
+        (("oom", "179-42-1"), "what '179-42-1': expected list or show; did you mean gpumond oom show 179-42-1?"),
     ],
 )
 def test_wrong_word_is_named_with_what_was_expected(arguments: tuple[str, ...], message: str):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_error
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_error, value
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.oom.case import CaseSummary, RankedCase, document, lacking, plain
 from gpumond.view import html_report
@@ -24,11 +24,21 @@ NO_CASE = "no program has run out of memory"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="?", choices=("list", "show"), default="list", help="default: list")
+    parser.add_argument(
+        "what", nargs="?", type=value(_what), choices=("list", "show"), default="list", help="default: list"
+    )
     parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's id (default: the latest)")
     option(parser, "--pid N", "cases of this process only", type=int)
     option(parser, "--html FILE", "write the case as an HTML document and print nothing", type=Path)
     client.add_arguments(parser)
+
+
+def _what(text: str) -> str:
+    """Refuse a case's id, or a pid, in place of the subcommand. Raises ValueError."""
+    if text[:1].isdecimal():
+        target = f"--pid {text}" if text.isdecimal() else text
+        raise ValueError(f"expected list or show; did you mean gpumond oom show {target}?")
+    return text
 
 
 def run(arguments: argparse.Namespace) -> int:
