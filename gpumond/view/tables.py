@@ -238,11 +238,14 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line
 def device_table(content: View, verbose: bool = False, width: int | None = None, bars: bool = False) -> str:
     """Return a table of devices; empty without a device.
 
-    It has UUID and PCI address if ``verbose``, and a bar of the shares if ``bars``. ``width``: that of the terminal,
+    It has UUID and PCI address if ``verbose``, what the driver reserves if it states that, and a bar of the shares if
+    ``bars``. ``width``: that of the terminal,
     which the table fits.
     """
     bar_header, shares = [">MEMORY"] if bars else [], ("cached", "stranded", "unattributed")
-    header = ["GPU", "NAME", *bar_header, ">SIZE", ">USED", *(f">{share.upper()}" for share in shares), "STATE"]
+    reserved = [">RESERVED"] if any(device.reserved_bytes for device in content.devices) else []
+    columns = [*bar_header, ">SIZE", ">USED", *reserved, *(f">{share.upper()}" for share in shares)]
+    header = ["GPU", "NAME", *columns, "STATE"]
     rows = [
         [
             str(device.index),
@@ -250,6 +253,7 @@ def device_table(content: View, verbose: bool = False, width: int | None = None,
             *([bar_text(device)] if bars else []),
             size(device.size_bytes),
             size(device.used_bytes),
+            *([size(device.reserved_bytes)] if reserved else []),
             *(size(device.shares.get(share)) for share in shares),
             device.state or "up",
             *((device.uuid, device.pci_bus_id or "-") if verbose else ()),
@@ -271,9 +275,8 @@ def bar_text(device: DeviceRow) -> str:
 
 def bar_legend(content: View) -> str:
     """Return the characters of the shares that some device has."""
-    shares = [share for share in FILLS if any(device.shares.get(share) for device in content.devices)]
-    waiting = ["waiting"] if any(device.waiting_bytes for device in content.devices) else []
-    return "  ".join(f"{FILLS[part]} {part}" for part in (*shares, "free", *waiting))
+    known = {"free", *(part for device in content.devices for part in _parts(device))}
+    return "  ".join(f"{character} {part}" for part, character in FILLS.items() if part in known)
 
 
 def process_table(content: View, width: int | None = None) -> str:
@@ -422,7 +425,7 @@ def page(content: View, one_line: bool = False, completed: Callable[[str], str] 
 BAR = 20
 
 
-DEVICE_HIDEABLE = (">UNATTRIBUTED", ">STRANDED", ">MEMORY", ">CACHED")
+DEVICE_HIDEABLE = (">RESERVED", ">UNATTRIBUTED", ">STRANDED", ">MEMORY", ">CACHED")
 
 
 PROCESS_HIDEABLE = (">OPAQUE", ">OVERHEAD", "USER", ">LIMIT", ">UNMAPPED", ">STRANDED", ">LIVE", ">CACHED", ">PID")

@@ -165,6 +165,16 @@ def test_bar_shows_the_shares():
     assert table.splitlines()[-1] == "# live  + cached  x stranded  = overhead  ? opaque  . free"
 
 
+def test_reserved_memory_is_shown_where_the_driver_states_it():
+    assert "RESERVED" not in device_table(view(busy_frame()))
+    (device,) = view(busy_frame()).devices
+    reserving = replace(view(busy_frame()), devices=(replace(device, reserved_bytes=2 * GIB),))
+    header, row, legend = device_table(reserving, bars=True).splitlines()
+    assert header.split().index("RESERVED") == header.split().index("USED") + 1
+    assert "50.0 GiB   2.0 GiB" in row
+    assert legend.endswith("  - reserved  . free")
+
+
 def test_what_waits_takes_the_end_of_the_free_memory():
     (device,) = view(busy_frame()).devices
     waiting = replace(view(busy_frame()), devices=(replace(device, waiting_bytes=10 * GIB),))
