@@ -8,10 +8,8 @@ import { MISSED_LIMIT } from "./words.js";
 const SHOWN = 8;
 
 function unanswered() {
-  const { failures, cause, frame } = state;
-  const kept = failures > MISSED_LIMIT ? "Data is hidden." : "Data may be stale.";
-  const last = frame ? ` The last update was at ${clock(frame.snapshot.taken_at)}.` : "";
-  const what = `${kept}${last}`;
+  const { cause, frame } = state;
+  const what = frame ? `You see the values of ${clock(frame.snapshot.taken_at)}.` : "";
   if (cause === "connections")
     return [
       "bad",
