@@ -2,11 +2,18 @@
 
 import { FORCED, NAMES } from "./words.js";
 
-/** The text without characters that change how other text reads: controls, escapes and direction marks, and with the
-command that does what a key of the API does. */
+/** A time of the daemon's texts, which are in UTC, in the browser's time zone. */
+function local(_, day, time) {
+  const at = Date.parse(`${day ?? new Date().toISOString().slice(0, 10)}T${time}Z`) / 1000;
+  return clock(at, day ? Date.now() / 1000 : at);
+}
+
+/** The text without characters that change how other text reads: controls, escapes and direction marks, in the browser's
+time zone, and with the command that does what a key of the API does. */
 export function clean(text, most = 300) {
   const safe = String(text ?? "")
     .replace(FORCED, "with gpumond flush --force")
+    .replace(/(?:([\d-]{10}) )?\b(\d\d:\d\d:\d\d) UTC\b/g, local)
     .slice(0, most + 1)
     .replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, "\uFFFD");
   return safe.length > most ? safe.slice(0, most - 1) + "…" : safe;

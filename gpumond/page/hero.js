@@ -58,7 +58,8 @@ function entriesOf(devices, sums) {
   const known = devices.filter((device) => device.used_bytes !== null);
   if (!known.length) return [];
   const free = known.every((device) => device.free_bytes !== null) ? [["free", total(known, "free_bytes")]] : [];
-  return [...Object.entries(extra), ...free, ...[...SHARES].reverse().map((share) => [share, sums[share] ?? 0])];
+  const claimed = Object.entries(claimedParts(claimsOfFrame(), known)).filter(([, bytes]) => bytes);
+  return [...Object.entries(extra), ...free, ...claimed, ...[...SHARES].reverse().map((share) => [share, sums[share] ?? 0])];
 }
 
 /** A button that hides a share in the picture, or shows it again. */
@@ -80,10 +81,10 @@ function showLegend() {
     present.entries,
     ([share]) => share,
     ([share]) => {
-      const sign = [make(`i.${share}`), share];
+      const sign = [make(`i.${share}`), CLAIMS[share] ? `of it ${words(share)}` : share];
       const term = make("dt", ...(SHARES.includes(share) ? [toggle(share, sign)] : sign));
       const entry = make("div", term, make("dd"));
-      entry.title = MEANINGS[share];
+      entry.title = MEANINGS[share] ?? CLAIMS[share];
       return entry;
     },
     (entry, [share, now]) => {
@@ -92,7 +93,7 @@ function showLegend() {
       const opener = entry.querySelector("button");
       if (opener) opener.ariaPressed = String(!hidden.has(share));
       entry.classList.toggle("none", !bytes);
-      entry.hidden = !bytes && share === "overcount";
+      entry.hidden = !bytes && (share === "overcount" || CLAIMS[share] !== undefined);
     },
   );
 }

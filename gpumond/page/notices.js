@@ -1,17 +1,18 @@
 // Notices above everything else: faults, and reasons why the web UI shows no or stale data.
 
+import * as address from "./address.js";
 import { $, make, name, put, sync } from "./elements.js";
 import { clock, duration, words } from "./format.js";
+import { chosen } from "./selection.js";
 import { label, state } from "./state.js";
+import { TITLES } from "./views.js";
 import { MISSED_LIMIT } from "./words.js";
 
 const SHOWN = 8;
 
 function unanswered() {
-  const { failures, cause, frame } = state;
-  const kept = failures > MISSED_LIMIT ? "Data is hidden." : "Data may be stale.";
-  const last = frame ? ` The last update was at ${clock(frame.snapshot.taken_at)}.` : "";
-  const what = `${kept}${last}`;
+  const { cause, frame } = state;
+  const what = frame ? `You see the values of ${clock(frame.snapshot.taken_at)}.` : "";
   if (cause === "connections")
     return [
       "bad",
@@ -56,6 +57,9 @@ function* notices() {
     yield withoutFrame();
     return;
   }
+  const view = address.read("view");
+  if (view && !Object.hasOwn(TITLES, view)) yield ["warn", `This link's view, ${view}, doesn't exist`, "You see the overview."];
+  if (address.read("gpu") && !chosen()) yield ["warn", `This link's GPU, ${address.read("gpu")}, doesn't exist`, "You see all GPUs."];
   const { snapshot, faults, conditions } = state.frame;
   const { source, seq, elapsed_seconds } = snapshot;
   const interval = elapsed_seconds / Math.max(1, seq);

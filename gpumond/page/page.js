@@ -18,15 +18,13 @@ import { showProcesses } from "./table.js";
 import "./theme.js";
 import "./tools.js";
 import { openView, requestScript, showViews } from "./views.js";
-import { MISSED_LIMIT } from "./words.js";
 
 function show() {
   const { frame, failures } = state;
   showNotices();
-  const hidden = failures > MISSED_LIMIT || !frame;
-  const present = showViews(hidden);
-  $("content").classList.toggle("old", failures > 0);
-  if (hidden) {
+  const present = showViews(!frame);
+  $("content").parentNode.classList.toggle("old", failures > 0);
+  if (!frame) {
     document.title = `gpumond ${location.host}`;
     put($("moment"), "");
     return;
@@ -34,7 +32,7 @@ function show() {
   const { seq, elapsed_seconds } = frame.snapshot;
   showMoment();
   name($("host"), frame.host, 80);
-  put($("version"), `gpumond ${frame.version}, up for ${duration(elapsed_seconds)}`);
+  put($("version"), `gpumond ${frame.version}${failures ? "" : `, up for ${duration(elapsed_seconds)}`}`);
   showProblems();
   showSilences();
   if (present) showPresent();
@@ -46,7 +44,8 @@ function showMoment() {
   const { driver_version: version, name: of } = source;
   const driver = version && !version.startsWith(of) && `driver ${version}`; // that of a simulation is no driver's
   const paused = state.paused && `paused ${duration((performance.now() - state.receivedAt) / 1000)} ago`;
-  put($("moment"), [clock(taken_at), driver, paused].filter(Boolean).join(" · "));
+  const zone = new Date().toLocaleTimeString("en", { timeZoneName: "short" }).split(" ").at(-1);
+  put($("moment"), [`${state.failures ? "no answer since " : ""}${clock(taken_at)} (${zone})`, driver, paused].filter(Boolean).join(" · "));
 }
 
 async function showStory() {

@@ -23,9 +23,10 @@ export function visit(show) {
 function search() {
   const [, verb, , , words] = ASKED.exec($("palette-text").value.trim());
   const terms = words.toLowerCase().split(/\s+/).filter(Boolean);
-  const starts = ([text]) => text.toLowerCase().startsWith(terms[0] ?? "");
+  const asked = terms.join(" ");
+  const rank = (text) => (text === asked || text === `view ${asked}` ? 2 : text.startsWith(terms[0] ?? ""));
   const matching = commands.filter(([text]) => terms.every((term) => text.toLowerCase().includes(term)));
-  found = matching.sort((one, other) => starts(other) - starts(one)).slice(0, SHOWN);
+  found = matching.sort(([one], [other]) => rank(other.toLowerCase()) - rank(one.toLowerCase())).slice(0, SHOWN);
   if (words && (verb || !found.length) && state.frame) found.unshift([`Filter processes by ${words}`, () => visit(() => filterBy(words))]);
   $("palette-list").replaceChildren(
     ...found.map(([text, act], place) => {

@@ -16,9 +16,11 @@ const KINDS = ["soft_limit", "limit", "reserve", "cgroup_limit"];
 function users({ name }) {
   const applies = ({ quota }) => quota && KINDS.some((kind) => quota[`${kind}_quota`] === name);
   const own = state.frame.processes.filter(applies);
-  const remarks = (row) => [human(row.used_bytes), row.quota.limit_quota === name ? unset(row) || uncounted(row) : ""].filter(Boolean).join("; ");
+  const remarks = (row) => [human(row.used_bytes), row.quota.soft_limit_quota === name && excess(row), row.quota.limit_quota === name && (unset(row) || uncounted(row))].filter(Boolean).join("; ");
   return own.map((row) => `${row.workload || row.comm || "?"} (${remarks(row)})`).join(", ");
 }
+
+const excess = ({ used_bytes: used, quota: { soft_limit_bytes: soft } }) => (used > soft ? `${human(used - soft)} more than the soft limit` : "");
 
 /** Why a process uses more than its limit; empty if it doesn't. */
 const uncounted = ({ used_bytes: used, limit_bytes: limit, overhead_bytes: overhead }) =>
@@ -31,7 +33,7 @@ const COLUMNS = [
   { title: "Limit", text: amount("limit"), number: true },
   { title: "Reserve", text: amount("reserve"), number: true },
   { title: "Container limit", text: amount("cgroup_limit"), number: true },
-  { title: "Processes", text: users, long: true },
+  { title: "Processes", text: users, long: true, update: (cell, entry) => cell.classList.toggle("notable", users(entry).includes(" soft limit")) },
   { title: "Origin", text: ({ origin }) => origin },
 ];
 

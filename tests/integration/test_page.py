@@ -642,6 +642,10 @@ def test_quota_and_missing_reserve_of_a_process_are_shown(session: PageSession):
     process |= {"limit_bytes": 8 * GIB, "used_bytes": 9 * GIB, "overhead_bytes": GIB}
     show_frame(session, frame)
     session.page.get_by_text("train-llm (9.0 GiB; the limit doesn't count 1.0 GiB of overhead)").wait_for()
+    quota.update(soft_limit_bytes=5 * GIB, soft_limit_quota="research", limit_quota=None)
+    show_frame(session, frame)
+    exceeded = session.page.locator("td.notable")
+    exceeded.get_by_text("train-llm (9.0 GiB; 4.0 GiB more than the soft limit)").wait_for()
     session.page.get_by_role("button", name="Overview").click()
     session.page.unroute("**/api/v1/quotas")
     session.page.unroute(LIVE)

@@ -89,6 +89,25 @@ def test_palette_filters_by_what_follows_the_verb(session: PageSession, verb: st
     assert page.get_by_label("Filter", exact=True).input_value() == "train"
 
 
+def test_palette_opens_the_comparison_of_marked_rows(session: PageSession):
+    page = session.page
+    for name in ("Compare train-llm", "Compare etl"):
+        page.get_by_role("button", name=name).click()
+    page.keyboard.press("Control+k")
+    page.keyboard.type("compare")
+    page.locator("#palette-list li", has_text="View Compare").wait_for()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Compare", exact=True).wait_for()
+    assert page.locator(".chosen bdi").all_inner_texts() == ["train-llm", "etl"]
+
+
+def test_link_that_names_what_does_not_exist_says_so(session: PageSession, demo: RunningDaemon):
+    session.page.goto("about:blank")
+    session.page.goto(f"{demo.url}/#gpu=9&view=foo")
+    session.shows("This link's view, foo, doesn't exist")
+    session.shows("This link's GPU, 9, doesn't exist")
+
+
 def test_palette_lists_problems_before_orders_and_opens_a_runbook(session: PageSession):
     page = session.page
     page.keyboard.press("Control+k")

@@ -305,6 +305,12 @@ def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browse
             "#hero-queue li", has_text=re.compile("notebook .*suspended for .*needs 9.0 GiB to resume")
         ).wait_for()
         until(card.get_by_role("button", name="Suspend").is_disabled)
+        legend = page.locator(".legend div", has_text="of it suspended")
+        legend.wait_for()
+        signs = page.locator(":is(.legend, .edge, #hero-queue) .suspended").evaluate_all(
+            "all => all.map(sign => getComputedStyle(sign).backgroundImage)"
+        )
+        assert (len(signs), len(set(signs))) == (3, 1)
 
 
 def test_palette_suspends_compares_and_ends_silences(browser: Browser, demo: RunningDaemon):

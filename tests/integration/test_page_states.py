@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpumond import __version__
+from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.units import human
 from tests.fakenvml import FakeDriver, Process, machine
 from tests.helpers.agents import GIB
@@ -50,7 +52,7 @@ def test_page_names_a_hanging_driver_and_withdraws_its_values(browser: Browser, 
         assert set(session.texts(".legend dd")[0]) <= {human(0)}
 
 
-def test_page_shows_how_to_start_an_agent_and_no_values_without_the_daemon(
+def test_page_shows_how_to_start_an_agent_and_the_last_values_without_the_daemon(
     browser: Browser, serve: Serve, driver: FakeDriver
 ):
     driver.devices = machine(1)
@@ -65,4 +67,7 @@ def test_page_shows_how_to_start_an_agent_and_no_values_without_the_daemon(
         session.shows("of 141.0 GiB used")
         daemon.process.send_signal(signal.SIGKILL)
         session.shows("The daemon doesn't respond")
-        session.page.locator("#content").wait_for(state="hidden", timeout=20_000)
+        session.page.wait_for_timeout(1000 * (MISSED_LIMIT + 2))  # each second, another request fails
+        session.page.locator("header").get_by_text("no answer since ").wait_for()
+        assert session.texts("tbody .of-opaque", "#version") == [[human(3 * GIB)], [f"gpumond {__version__}"]]
+        assert session.page.locator("#content").evaluate("node => getComputedStyle(node).opacity") == "0.55"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -372,6 +373,14 @@ def test_difference_is_that_of_the_bytes():
     pairs = [[980 * MIB, 1246 * MIB], [3.9 * GIB, 3.1 * GIB], [GIB, GIB]]
     found = run_module("format", "[...given.map(([before, now]) => m.signed(now - before)), m.signed(NaN)]", *pairs)
     assert found == ["+266.0 MiB", "-819.2 MiB", "0 B", "-"]
+
+
+def test_times_of_the_daemon_are_in_the_time_zone_of_the_browser():
+    texts = "since 13:58:20 UTC", "until 2026-01-02 03:04:05 UTC", "UTC 1.5"
+    expression = """(process.env.TZ = "Asia/Tokyo", [...given.map((text) => m.clean(text)), m.clock(0)])"""
+    since, until, other, epoch = run_module("format", expression, *texts)
+    assert (since, other, epoch) == ("since 22:58:20", "UTC 1.5", "09:00:00")
+    assert re.fullmatch(r"until \w+ 12:04:05", until)
 
 
 def test_rate_has_two_digits():
