@@ -123,7 +123,7 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """Tracker of verdicts by device, process and kind. Verdicts on pools without a pid are assigned to the device."""
+    """Tracker of verdicts by device, process and kind. Verdicts on pools without a pid are attributed to the device."""
 
     def __init__(self) -> None:
         self._active: dict[VerdictKey, Verdict] = {}
