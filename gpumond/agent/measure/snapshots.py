@@ -57,7 +57,7 @@ def write(path: str, max_bytes: int = MAX_BYTES, guarded: bool = False) -> Dump:
 
 
 class RequestedSnapshots:
-    """Snapshots that the user or an administrator requests: in the user's own directory, at a limited rate and number."""
+    """Snapshots that a user or administrator requests: in the user's directory, at a limited rate and number."""
 
     def __init__(self) -> None:
         self._at = -REQUEST_SECONDS
