@@ -75,7 +75,8 @@ def start(
         socket: Path of the daemon's Unix socket (``GPUMOND_SOCKET``).
         main_thread: Permit flush steps that are safe in the main thread only; a flush then interrupts it between two
             bytecodes (``GPUMOND_MAIN_THREAD=1``).
-        allow_limit: Permit an administrator to call `limit` from outside (``GPUMOND_ALLOW_LIMIT=1``).
+        allow_limit: Permit its user, administrators and quotas to limit the program from outside
+            (``GPUMOND_ALLOW_LIMIT=1``).
         suspendable: Permit the daemon to suspend the program while it is idle: its GPU memory moves to the host, and
             its CUDA calls wait until it is resumed (``GPUMOND_SUSPENDABLE=1``).
 

@@ -444,7 +444,8 @@ VLLM = EngineSpec(
     kind="vllm",
     summary="vLLM",
     read=read_vllm,
-    warning="vLLM serves no requests until you wake it; everyone who reaches its port can use its development routes",
+    warning="vLLM serves no requests until you wake it; the routes that gpumond uses need no key, so everyone who "
+    "reaches its port can use them",
     methods=(VLLM_RELEASE_KV_CACHE, VLLM_SLEEP),
 )
 """Releases its KV cache, or its KV cache and weights, while the server is paused.
