@@ -20,7 +20,6 @@ from gpumond.view.rows import Key, ProcessRow, plain
 from gpumond.view.tables import device_block, flush_estimate
 from gpumond.view.text import (
     BLOCKS,
-    GAP_SECONDS,
     Line,
     Span,
     StackCell,
