@@ -112,7 +112,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=value(_devices),
         default=2,
     )
-    add_common_arguments(parser, "0.2s; 1s with --config or --sim-device")
+    otherwise = "with --config or --sim-device"
+    add_common_arguments(parser, f"0.2s; 1s {otherwise}", f"error; info {otherwise}")
 
 
 def _devices(text: str) -> int:
@@ -128,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
             from gpumond.config.loading import load
 
             given = {name: value for name, value in flags(arguments).items() if value is not None}
-            own = {"rules": RULES, "quotas": QUOTAS, "interval": INTERVAL_SECONDS} | SUSPENSIONS
+            own = {"rules": RULES, "quotas": QUOTAS, "interval": INTERVAL_SECONDS, "log_level": "error"} | SUSPENSIONS
             own = {} if arguments.config or arguments.sim_device else own
             return load(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
 

@@ -140,6 +140,7 @@ COMMANDS = (
         "Memory",
         "show GPUs and processes, and what their memory is used for",
         "gpumond status",
+        "gpumond status train",
         "gpumond status --wide",
         "gpumond status -v --url http://127.0.0.1:9917",
     ),

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_arguments(parser)
 
 
-def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s") -> None:
-    """Add the options that ``serve`` and ``demo`` share. ``interval``: the default, in words."""
+def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s", log_level: str = "info") -> None:
+    """Add the options that ``serve`` and ``demo`` share. ``interval`` and ``log_level``: the defaults, in words."""
     option(parser, "--config FILE", "your configuration file (YAML)", type=Path)
     option(
         parser,
@@ -55,7 +55,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s") 
     )
     option(parser, "--tokens-file FILE", "file with your tokens and their scopes", type=Path)
     option(parser, "--log-format text|json", "log format on standard error (default: text)")
-    option(parser, "--log-level, --log.level debug|info|warning|error", "minimum log level (default: info)")
+    option(parser, "--log-level, --log.level debug|info|warning|error", f"minimum log level (default: {log_level})")
 
 
 def run(arguments: argparse.Namespace) -> int:

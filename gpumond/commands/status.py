@@ -8,10 +8,10 @@ import textwrap
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option
-from gpumond.facts.errors import ConfigError
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_error
+from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.shares import MEANINGS, SHARES
-from gpumond.view.frame import of_device, view
+from gpumond.view.frame import of_device, of_programs, view
 from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table, suspended_programs
 from gpumond.view.text import broken, output_width
 
@@ -19,6 +19,7 @@ LIMIT = "What the program's allocators may hold: live, cached and stranded memor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these workloads, or processes by their pids")
     option(parser, "--healthy", "only check that the daemon responds (for health checks)")
     option(
         parser,
@@ -40,8 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.healthy:
         client.get(arguments.url, "/-/healthy")
         return DONE
-    if arguments.json and arguments.device is not None:
-        raise ConfigError("--device and --json can't be combined; the JSON has each GPU's uuid")
+    if arguments.json and (arguments.names or arguments.device is not None):
+        raise ConfigError("NAME, --device and --json can't be combined; the JSON has each process and each GPU's uuid")
     device = None if arguments.device is None else client.resolve_device_uuid(arguments.url, arguments.device)
     frame = client.frame(arguments.url)
     if arguments.json:
@@ -49,12 +50,19 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_combined(frame, answers), indent=2))
         return DONE
     content, width = of_device(view(frame), device), output_width()
+    known = {each for row in content.processes for each in (row.program, str(row.pid))}
+    if missing := [name for name in arguments.names if name not in known]:
+        print_error(f"gpumond: no process is named {' or '.join(missing)}{did_you_mean(missing[0], known)}")
+        if len(missing) == len(arguments.names):
+            return NOTHING_TO_DO
+    if arguments.names:
+        content = of_programs(content, arguments.names)
     limit = None if arguments.wide else width
     tables = (
         device_table(content, arguments.verbose, limit, bars=width is not None),
         process_table(content, limit),
-        engine_table(frame["snapshot"], limit, device),
-        broken(suspended_programs(frame, device), limit),
+        "" if arguments.names else engine_table(frame["snapshot"], limit, device),
+        "" if arguments.names else broken(suspended_programs(frame, device), limit),
     )
     paragraphs = (broken(client.with_commands(note, arguments.url), limit) for note in notes(content))
     sections = (*tables, overheads(content) if arguments.verbose else "", *paragraphs)

@@ -20,7 +20,6 @@ from gpumond.view.rows import Key, ProcessRow, plain
 from gpumond.view.tables import device_block, flush_estimate
 from gpumond.view.text import (
     BLOCKS,
-    GAP_SECONDS,
     Line,
     Span,
     StackCell,
@@ -185,7 +184,7 @@ class SensorHistory:
         line = Line()
         for title, own, top in curves:
             start, until = own[0][0], points[-1][0]
-            title += f"in the last {duration(until - start)} " if start - points[0][0] > GAP_SECONDS else ""
+            title += f"in {duration(round(until - start, -1) or until - start)} "
             room = max(1, width // len(curves) - cells(title) - 2)
             curve = "".join(map(block, stack(own, start, until, room, 1, top)[0]))
             line += [Span(title, "dim"), Span(f"{curve}  ")]

@@ -326,6 +326,18 @@ def of_device(view: View, uuid: str | None) -> View:
     )
 
 
+def of_programs(view: View, names: Iterable[str]) -> View:
+    """Return the view of the processes with these names or pids, of their devices, and what concerns them."""
+    processes = tuple(row for row in view.processes if {row.program, str(row.pid)} & {*names})
+    uuids = {row.key[0] for row in processes}
+    programs = {f"{row.program} (pid {row.pid})" for row in processes}
+    notices: dict[str, Any] = {
+        field: tuple(each for each in getattr(view, field) if each.program in programs) for field in NOTICES
+    }
+    devices = tuple(device for device in view.devices if device.uuid in uuids)
+    return replace(view, **notices, devices=devices, processes=processes, reclaimable_bytes=None, elsewhere=0)
+
+
 def key_of(device: DeviceRow) -> Key:
     """Return the key of the history of a whole device."""
     return device.uuid, None

@@ -64,7 +64,7 @@ def test_examples_are_valid(name: str, example: str):
         (("silence", "delete", "--all"), "gpumond silence delete: unknown option '--all'"),
         (("flush", "--devcie", "0"), "unknown option '--devcie'; did you mean --device?"),
         (("run", "--device", "0", "--", "true"), "unknown option '--device'; did you mean --need-device?"),
-        (("status", "train"), "gpumond status: unknown argument 'train'"),
+        (("queue", "train"), "gpumond queue: unknown argument 'train'"),
         (("baseline", "record", "x", "--workloads=a"), "unknown option '--workloads=a'; did you mean --workload?"),
         (("status", "--zzz"), "unknown option '--zzz'"),
         (("status", "--gpu"), "unknown option '--gpu'"),

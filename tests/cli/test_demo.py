@@ -54,9 +54,7 @@ def test_first_line_is_the_address_of_the_page(tmp_path: Path):
     ) as demo:
         try:
             assert demo.stdout is not None
-            lines = iter(demo.stdout.readline, "")
-            first = next(line for line in lines if not re.match(r"\d{4}-", line))  # not the daemon's log
-            assert re.fullmatch(rf"open http://{listen}/#code=\S+\n", first)
+            assert re.fullmatch(rf"open http://{listen}/#code=\S+\n", demo.stdout.readline())
             with urllib.request.urlopen(f"http://{listen}/", timeout=60) as answer:
                 assert b"<title>gpumond</title>" in answer.read()
         finally:
@@ -290,7 +288,8 @@ def test_waiting_program_ends_with_a_killed_demo(serve: Callable[..., RunningDae
     until(lambda: not program.exists())
 
 
-def test_log_and_audit_distinguish_plan_flush_refusal_and_forced_flush(demo: RunningDaemon):
+def test_log_and_audit_distinguish_plan_flush_refusal_and_forced_flush(serve: Callable[..., RunningDaemon]):
+    demo = ready(serve("--log-level", "info", command="demo"))
     training = {"target": {"pid": next(a["pid"] for a in demo.get("agents") if a["workload"] == "train-llm")}}
     plan = demo.flush(**training, dry_run=True)[1]
     (first, *_) = until(lambda: demo.flush(**training, plan=plan["id"])[1].get("receipts"))

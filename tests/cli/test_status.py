@@ -159,6 +159,24 @@ def test_one_device_shows_its_own_notices_and_counts_the_problems_of_others():
     assert suspended_programs(frame, "GPU-b") == "" != suspended_programs(frame, "GPU-a") == suspended_programs(frame)
 
 
+def test_named_programs_are_shown_with_their_devices_and_what_concerns_them(capsys: pytest.CaptureFixture[str]):
+    verdicts = tuple(
+        Verdict(device_uuid="GPU-a", pid=pid, start_ticks=100, kind="leak", since=1.0, summary=name)
+        for pid, name in ((10, "train"), (11, "python"))
+    )
+    frame = busy_frame(verdicts=verdicts)
+    with fake_daemon(frame) as fake:
+        for names, shown in (["train"], {"train"}), (["11"], {"python"}), (["train", "python"], {"train", "python"}):
+            assert main(["status", *names, "--url", fake.url]) == 0
+            text = capsys.readouterr().out
+            assert {name for name in ("train", "python") if f"verdict leak: {name}" in text} == shown
+            assert "H100" in text
+        assert main(["status", "train", "trian", "--url", fake.url]) == 0
+        assert capsys.readouterr().err == "gpumond: no process is named trian; did you mean train?\n"
+        assert main(["status", "trian", "--url", fake.url]) == 3
+        assert capsys.readouterr().out == ""
+
+
 def test_bar_shows_the_shares():
     table = device_table(view(busy_frame()), bars=True)
     assert "#" * 5 + "+" * 3 + "x" in table
