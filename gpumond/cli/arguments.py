@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from gpumond.facts import units
+from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.view.text import safe
 
 DONE, FAILED, WRONG_USE, NOTHING_TO_DO = 0, 1, 2, 3
@@ -23,13 +24,18 @@ def print_error(message: str) -> None:
     print("\n".join(map(safe, message.split("\n"))), file=sys.stderr, flush=True)
 
 
-def confirm(question: str) -> bool:
-    """Return whether the user answers yes."""
+def confirm(question: str, otherwise: str) -> None:
+    """Ask a question. Raises GpumondError with the text ``otherwise`` unless the answer is yes, and ConfigError if
+    standard input ends without an answer.
+    """
     print(f"\n{question} [y/N] ", end="", flush=True)
     answer = sys.stdin.readline()
-    if not answer.endswith("\n"):
-        print()
-    return answer.strip().lower() in ("y", "yes")
+    if answer.strip().lower() in ("y", "yes"):
+        return
+    if answer:
+        raise GpumondError(otherwise)
+    print()
+    raise ConfigError(f"{otherwise}: standard input ended without an answer; pass --yes to skip the confirmation")
 
 
 def print_answer(arguments: argparse.Namespace, answer: object, text: Callable[[], str]) -> None:

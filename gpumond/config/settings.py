@@ -283,7 +283,7 @@ class SettingsConfig(StrictModel):
     )
     rule_overrides: dict[str, OverrideConfig] = Field(
         {},
-        description="[overrides](../how-to/rules.md#override-a-built-in-rule) of single fields of built-in rules: "
+        description="[overrides](../how-to/rules.md#override-a-built-in-rule) of individual fields of built-in rules: "
         "`threshold`, `for`, `severity`, `enabled`, by rule name",
     )
     rules: tuple[RuleConfig, ...] = Field(

@@ -16,7 +16,7 @@ from gpumond.facts.verdicts import AT_PEAK
 NOTABLE_DAYS = 30
 """Days within which the time until a device is full is worth stating."""
 
-FORMS = {"linear": (), "stairs": ("in steps",), "load-proportional": ("under the present load",)}
+FORMS = {"linear": (), "stairs": ("in steps",), "load-proportional": ("at the current load",)}
 
 
 def leak(

@@ -64,12 +64,12 @@ FAULTS: Mapping[str, str] = {
     "device_access_lost": "recreate the container with CDI or explicit --device options",
     "lib_rm_version_mismatch": "reboot, or stop all programs that use the GPU and reload the kernel module",
     "timeout": "look for Xid 119, 79 or 45 in dmesg; this GPU's values are hidden until the driver call returns",
-    "crashed": "look for Xid errors in dmesg, and check that driver and library match; the driver process is restarted "
-    "automatically",
+    "crashed": "look for Xid errors in dmesg, and check that the driver and its library match; the driver process is "
+    "restarted automatically",
     "starting": "wait: gpumond is opening the driver for the first time",
     "released": "no action needed: gpumond was asked to detach from the driver, and attaches again automatically",
     "skipped": "look for Xid errors in dmesg; gpumond reads the GPU again when the hung driver call returns "
-    "or, after a crash, in 5 s to 10 min",
+    "or, after a crash, 5 s to 10 min later",
     "gpu_is_lost": _HARDWARE,
     "gpu_not_found": _HARDWARE,
     "reset_required": _HARDWARE,
@@ -219,7 +219,7 @@ class HttpError(GpumondError):
 
 
 class EngineError(GpumondError):
-    """A serving engine does not answer, or not as its kind does."""
+    """A serving engine does not answer, or answers in a way that its kind does not."""
 
 
 class EngineRejected(EngineError):

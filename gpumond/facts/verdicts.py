@@ -141,9 +141,9 @@ KINDS = (
     ),
     VerdictKind(
         name="crash",
-        meaning="the process exited with an unhandled out-of-memory error, within three minutes after a failed "
-        "allocation or an Xid error that terminates programs, or while it was filling a device that was 98.5% full; "
-        "active for 15 minutes",
+        meaning="an unhandled out-of-memory error terminated the process; or the process exited with another error, or "
+        "for an unknown reason, within three minutes after a failed allocation or an Xid error that terminates "
+        "programs, or while it was filling a device that was 98.5% full; active for 15 minutes",
         evidence="bytes",
         remedy="read the program's log; look for Xid errors in dmesg",
     ),

@@ -168,10 +168,10 @@ REMEDIES = {
     "(nvidia-smi --gpu-reset)",
     "zombie": "stop or restart its parent (ps -o ppid= -p {pid}), which hasn't collected the status of the exited "
     "process",
-    "uninterruptible": "check the kernel log (dmesg), then reset the GPU or reboot if this lasts: the process waits in "
-    "the kernel, often in the driver, and no signal terminates it",
+    "uninterruptible": "check the kernel log (dmesg), then reset the GPU or reboot if this persists: the process waits "
+    "in the kernel, often in the driver, and no signal terminates it",
     "stopped": "it keeps its memory while stopped; resume it with kill -CONT {pid}, or terminate it with kill {pid}",
-    "holder": "it has the GPU open, and part of the GPU's memory belongs to no listed process; look at it with ps -fp "
+    "holder": "it has the GPU open, and part of the GPU's memory belongs to no listed process; inspect it with ps -fp "
     "{pid}, and if you don't need it, kill {pid}",
     "orphaned": "its parent has exited, and no service manager runs it (a program started with nohup looks the same); "
     "if you don't need it, kill {pid}",

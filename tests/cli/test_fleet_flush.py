@@ -193,11 +193,14 @@ def test_instance_without_an_address_is_reported(tmp_path: Path, machines: list[
     assert found["missing"] == [{"machine": "node-9", "url": None, "problem": "no address of node-9 is known"}]
 
 
-@pytest.mark.parametrize("answer", ["n\n", "", "\n"])
-def test_nothing_is_flushed_without_confirmation(tmp_path: Path, machines: list[SimulatedMachine], answer: str):
+@pytest.mark.parametrize(("answer", "code"), [("n\n", 1), ("\n", 1), ("n", 1), ("", 2)])
+def test_nothing_is_flushed_without_confirmation(
+    tmp_path: Path, machines: list[SimulatedMachine], answer: str, code: int
+):
     shown = fleet("flush", *options(tmp_path, machines), "--workload", "train", stdin=answer)
-    assert shown.returncode == 2
+    assert shown.returncode == code
     assert "nothing was flushed" in shown.stderr
+    assert ("pass --yes" in shown.stderr) == (not answer)
     assert [each.flushed() for each in machines] == [[], []]
 
 

@@ -134,7 +134,7 @@ def test_server_that_does_not_serve_after_a_release_is_an_alert(tmp_path: Path, 
             until(lambda: daemon.value("gpumond_engine_memory_used_bytes", engine="chat") == 7 * GIB)
             daemon.run("flush", "--workload", "chat", "--step", "engine")
             (alert,) = until(lambda: [each for each in daemon.get("alerts") if each["rule"] == "engine-out-of-service"])
-            assert "chat (vllm) hasn't served requests for" in dict(alert["annotations"])["summary"]
+            assert "chat (vllm) has been out of service for" in dict(alert["annotations"])["summary"]
             assert "out of service" in daemon.run("status").stdout
             until(lambda: not [each for each in daemon.get("alerts") if each["rule"] == "engine-out-of-service"])
             assert [each["outcome"] for each in daemon.get("receipts")] == ["refused", "woken"]

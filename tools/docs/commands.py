@@ -31,7 +31,7 @@ FOOTER = """
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | failed, or refused |
+| 1 | failed or refused, or you answered no to a question |
 | 2 | usage or configuration error: an unknown option, value, user or GPU |
 | 3 | an action had nothing to do: no program matches, or nothing is reclaimable |
 | 141 | the reader of the output closed it, as `head` does |

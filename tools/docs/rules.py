@@ -35,7 +35,7 @@ or two hours if it's about a verdict.
 Put rules into the configuration file below `rules:`, or send them in JSON to `POST /api/v1/rules`. A rule in the file
 with a built-in rule's name replaces it; `disabled_rules: [name]` disables one. Over the API, you can't replace or
 delete built-in rules or the file's rules. `rule_overrides`, `PUT /api/v1/rules/NAME/override` and `gpumond rules
-override` replace [single fields of a built-in rule](../how-to/rules.md#override-a-built-in-rule).
+override` replace [individual fields of a built-in rule](../how-to/rules.md#override-a-built-in-rule).
 
 | key | meaning |
 |---|---|

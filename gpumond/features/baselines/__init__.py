@@ -12,7 +12,7 @@ FEATURE = Feature(
         Command(
             "baseline",
             "Analysis",
-            "measure memory usage and compare it after a change",
+            "measure memory use and compare it after a change",
             (
                 "gpumond baseline record before --workload train --for 10m",
                 "gpumond baseline compare before --for 10m --fail-above 5%",

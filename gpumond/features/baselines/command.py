@@ -29,7 +29,7 @@ DIFFERENCES = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95%
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="record|compare|list|delete", required=True)
-    record = what.add_parser("record", help="measure memory usage and store it")
+    record = what.add_parser("record", help="measure memory use and store it")
     compare = what.add_parser("compare", help="measure again and show what changed")
     entries = what.add_parser("list", help="list the stored baselines")
     delete = what.add_parser("delete", help="delete a baseline")
@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         compare,
         "--fail-if COMPARISON",
-        "exit with 1 if this is true; repeatable: 'held_typical>1GiB', 'retries_rate>0', 'utilization_typical<-10%%'",
+        "exit with 1 if a measure changed by more than this; repeatable: 'held_typical>1GiB' (grew by more than "
+        "1 GiB), 'retries_rate>0', 'utilization_typical<-10%%' (fell by more than 10%%)",
         type=value(threshold),
         **limit,
     )

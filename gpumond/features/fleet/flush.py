@@ -382,8 +382,8 @@ async def run(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(flushes.plan_text(), flush=True)
     if due and not arguments.dry_run:
-        if not arguments.yes and not confirm(_question(criteria)):
-            raise ConfigError("nothing was flushed; pass --yes to skip the confirmation")
+        if not arguments.yes:
+            confirm(_question(criteria), "nothing was flushed")
         with progress(len(due), "requests completed") as done:
             flushes.results = await carry_out(client, flushes.order, options, done)
         if not arguments.json:

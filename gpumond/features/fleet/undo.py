@@ -177,8 +177,8 @@ async def run(arguments: argparse.Namespace) -> int:
         print("\n\n".join(filter(None, (_plan(found), "\n".join(map(str, missing)), _total(due)))), flush=True)
     results: dict[Machine, list[tuple[Step, str, str]]] = {}
     if due and not arguments.dry_run:
-        if not arguments.yes and not confirm("Undo these changes?"):
-            raise ConfigError("nothing was undone; pass --yes to skip the confirmation")
+        if not arguments.yes:
+            confirm("Undo these changes?", "nothing was undone")
         own = replace(client, operation=new_id())
         if not arguments.json:
             print(f"\noperation {own.operation} by {caller_name()}", flush=True)

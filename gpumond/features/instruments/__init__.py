@@ -25,7 +25,7 @@ FEATURE = Feature(
         Command(
             "snapshot",
             "Programs",
-            "download the memory snapshot of your program's framework",
+            "make programs write their framework's memory snapshot, and download it with --out",
             ("gpumond snapshot --pid 4242 --out memory.pickle",),
             module="command:SnapshotCommand",
         ),

@@ -196,7 +196,11 @@ class Limit:
             metavar="SIZE|none",
             help="the most that the program's pools may hold, such as 40GiB; none removes the limit",
         )
-        option(parser, "--yes", "don't ask on a terminal whether to limit a program that already holds more")
+        option(
+            parser,
+            "--yes",
+            "skip the warning about a program that already holds more than SIZE and, on a terminal, the confirmation",
+        )
         client.add_arguments(parser)
 
     @staticmethod
@@ -217,9 +221,8 @@ class Limit:
             and (exceeding := _exceeding(arguments, programs, limit_bytes))
         ):
             print(broken("\n".join(exceeding), output_width()), file=sys.stderr)
-            asks = sys.stdin.isatty() and not arguments.json
-            if asks and not confirm(f"Limit to {human(limit_bytes)}?"):
-                raise ConfigError("nothing was limited; pass --yes to skip the confirmation")
+            if sys.stdin.isatty() and not arguments.json:
+                confirm(f"Limit to {human(limit_bytes)}?", "nothing was limited")
         body = {"limit_bytes": limit_bytes, "device": arguments.device}
         answers, status = client.ask_programs(arguments, programs, "limit", body, LIMIT_SECONDS)
         if not answers:

@@ -130,9 +130,9 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "check whether the program is hung or stopped",
     ),
     "engine-out-of-service": (
-        "{engine} ({kind})[| on {instance}] hasn't served requests for {value}[ ({reason})]",
+        "{engine} ({kind})[| on {instance}] has been out of service for {value}[ ({reason})]",
         "a release of this engine's memory failed or returned too little, and the engine hasn't resumed since, though "
-        "gpumond keeps trying; if it stays out of service, restart the server",
+        "gpumond keeps trying to resume it; if it stays out of service, restart the server",
     ),
     "store-not-writable": (
         "gpumond[| on {instance}] can't write to its store",

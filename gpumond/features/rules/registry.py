@@ -1,7 +1,7 @@
 """Rules in effect: the built-in rules, those of the configuration file, and those created over the API.
 
-The store keeps the last kind. The first two are read-only here, but single fields of a built-in rule can be overridden
-in the file and over the API; the store keeps the latter. An hour of frames is kept for previews.
+The store keeps the last kind. The first two are read-only here, but individual fields of a built-in rule can be
+overridden in the file and over the API; the store keeps the latter. An hour of frames is kept for previews.
 """
 
 from __future__ import annotations
