@@ -213,7 +213,7 @@ def test_requests_that_wait_and_grants_that_are_not_used_are_listed(browser: Bro
         assert part == pytest.approx(9 / float(size.split()[0]), abs=0.02)
         assert "gradient(45deg" in hatched.evaluate("node => getComputedStyle(node).backgroundImage")
         session.page.keyboard.press("Control+k")
-        session.page.keyboard.type("who waits")
+        session.page.keyboard.type("waiting for")
         session.page.keyboard.press("Enter")
         rows = session.page.get_by_role("table", name="Queue").locator("tbody tr")
         rows.first.wait_for()
