@@ -4,7 +4,7 @@ import * as address from "./address.js";
 import { callText, ownCalls, siteText } from "./calls.js";
 import { button, make, named, svg } from "./elements.js";
 import { flush } from "./flush.js";
-import { capital, clean, clock, difference, duration, human } from "./format.js";
+import { capital, clean, clock, duration, human } from "./format.js";
 import { createListing, createTable, showTable } from "./lists.js";
 import { state } from "./state.js";
 import { read } from "./live.js";
@@ -25,16 +25,10 @@ const COLUMNS = [
   { title: "Program", text: programOf, name: true },
   { title: "GPU", text: gpuOf, name: true },
   { title: "Errors", text: ({ errors }) => String(errors), number: true },
-  { title: "Missing", text: lacking, number: true },
+  bytes("Missing", "missing_bytes"),
   { title: "Remedy", text: ({ remedy }) => remedy, long: true },
   { title: "Actions", nodes: () => [make("a", "Case")], update: showLink },
 ];
-
-/** The missing bytes as they follow from those that are shown beside them; what a limit lacks does not. */
-function lacking({ request_bytes: request, free_bytes: free, missing_bytes: missing }) {
-  const follows = missing && free !== null && Math.abs(request - free - missing) <= 2 ** 21;
-  return follows ? difference(request, free).slice(1) : human(missing);
-}
 
 function showLink(cell, { id, ...found }) {
   cell.firstChild.href = address.linkTo({ view: "cases", case: id });
@@ -128,7 +122,7 @@ function table(title, columns, rows) {
 /** What the summary doesn't state. */
 function factsOf(found) {
   const { oom, missing_bytes: missing, errors } = found;
-  const facts = [errors > 1 && `last of ${errors} errors at this limit`, missing !== null && `${lacking(found)} was missing`, oom?.scope && `in ${oom.scope}`];
+  const facts = [errors > 1 && `last of ${errors} errors at this limit`, missing !== null && `${human(missing)} was missing`, oom?.scope && `in ${oom.scope}`];
   return capital(facts.filter(Boolean).join(" · "));
 }
 

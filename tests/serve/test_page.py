@@ -109,6 +109,15 @@ def test_script_contains_every_module_once():
     assert sorted([*joined, "earlystream"]) == sorted(MODULES)
 
 
+def test_each_imported_name_is_exported():
+    for name, text in MODULES.items():
+        for names, module in re.findall(r"^import \{([^}]+)\} from \"./(\w+).js\";$", text, re.MULTILINE):
+            exported = set(
+                re.findall(r"^export (?:async )?(?:function\*?|class|const) ([\w$]+)", MODULES[module], re.MULTILINE)
+            )
+            assert {each.split(" as ")[0].strip() for each in names.split(",")} <= exported, (name, module)
+
+
 MODULES_OF_A_TEST = {
     "page": 'import { one, two as second } from "./values.js";\nimport * as all from "./values.js";\nuse(second);\n',
     "values": "export const one = 1;\nconst hidden = 2;\nexport function* two() {\n  yield hidden;\n}\n",
