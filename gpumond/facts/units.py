@@ -135,15 +135,6 @@ def human(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-def difference(whole: int, *parts: int) -> str:
-    """Format ``whole`` less the parts so that it agrees with all of them as `human` formats them, in their unit."""
-    shown = [human(each).split() for each in (whole, *filter(None, parts))]
-    size, *less = (float(number) for number, _ in shown)
-    rest = f"{size - sum(less):.1f}"
-    agrees = {unit for _, unit in shown} == {shown[0][1]} != {"B"} and float(rest) > 0
-    return f"{rest} {shown[0][1]}" if agrees else human(whole - sum(parts))
-
-
 def rate(per_minute: float) -> str:
     """Format growth that is known roughly, with two digits in the unit that `human` uses: ``about 840 MiB/min``.
 

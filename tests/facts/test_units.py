@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.facts.units import GIB, MIB, accepts, difference, human, plural, rate, seconds, typed_seconds
+from gpumond.facts.units import GIB, MIB, accepts, human, plural, rate, seconds, typed_seconds
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,3 @@ def test_name_is_accepted_if_it_is_listed_with_a_weight(header: str, accepted: b
 )
 def test_rate_is_rounded_so_that_it_stays(per_minute: float, text: str) -> None:
     assert rate(per_minute) == text
-
-
-def test_difference_agrees_with_the_two_numbers_as_they_are_shown() -> None:
-    assert difference(round(15.36 * GIB), round(13.44 * GIB)) == "2.0 GiB"
-    assert difference(round(7.66 * GIB), round(6.04 * GIB)) == "1.7 GiB"
-    assert difference(2 * GIB, 512 * MIB) == "1.5 GiB"
-    assert difference(700, 200) == "500 B"
-    assert difference(round(8.04 * GIB), round(2.46 * GIB), round(3.76 * GIB)) == "1.7 GiB"
-    assert difference(round(8.04 * GIB), round(7.96 * GIB)) == "81.9 MiB", "not 0"

@@ -9,7 +9,7 @@ from typing import Literal
 from gpumond.events import MAX_CALL, call_text, program_calls
 from gpumond.facts.frame import Line
 from gpumond.facts.program import CLASSES, Call, HasProcessKey, LiveClasses, Oom
-from gpumond.facts.units import difference, human
+from gpumond.facts.units import human
 from gpumond.view import html_report as html, text
 from gpumond.view.text import moment, size
 
@@ -18,8 +18,6 @@ Basis = Literal["measured", "reported", "estimate"]
 an estimate.
 """
 
-SEGMENT_BYTES = 2 << 20
-"""Granularity in which allocators take memory from a device."""
 RANK_SECONDS = 60.0
 """Errors of the ranks of one job within this time belong together."""
 
@@ -166,16 +164,6 @@ def repeated(before: OomCase, case: OomCase, errors: int) -> OomCase:
     )
 
 
-def lacking(missing: int, request: int | None, free: int | None, returned: int = 0) -> str:
-    """Format the missing bytes so that they agree with the request, the free and the returned bytes shown beside them.
-
-    Those that a limit lacks, or that an allocator rounds up to its granularity, aren't such a difference.
-    """
-    if request is None or free is None or abs(request - free - returned - missing) > SEGMENT_BYTES:
-        return human(missing)
-    return difference(request, free, returned)
-
-
 def rank_order(case: OomCase, cases: tuple[OomCase, ...]) -> tuple[RankError, ...]:
     """Return the errors of all ranks of the job within a minute, first one first; empty for a program of one rank."""
     if case.rank is None:
@@ -236,10 +224,7 @@ def remedy_rows(case: OomCase) -> Iterator[list[str]]:
         about = "about " if each.basis == "estimate" and each.size_bytes is not None else ""
         enough = {True: "yes", False: "no", None: "unknown"}[each.enough]
         source = f"{each.source} ({each.basis})" if each.basis == "estimate" else each.source
-        shown = size(each.size_bytes)
-        if case.missing_bytes is not None and each.size_bytes == case.missing_bytes:
-            shown = lacking(case.missing_bytes, case.request_bytes, case.free_bytes)
-        yield [enough, f"{about}{shown}", source, each.text]
+        yield [enough, f"{about}{size(each.size_bytes)}", source, each.text]
 
 
 def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:

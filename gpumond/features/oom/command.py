@@ -12,10 +12,10 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_error, value
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.features.oom.case import CaseSummary, RankedCase, document, lacking, plain
+from gpumond.features.oom.case import CaseSummary, RankedCase, document, plain
 from gpumond.view import html_report
 from gpumond.view.frame import checked_as
-from gpumond.view.text import moment, output_width, table
+from gpumond.view.text import moment, output_width, size, table
 
 ROUTE = "/api/v1/oom"
 
@@ -78,11 +78,10 @@ def _list(arguments: argparse.Namespace) -> int:
             moment(each["at"]),
             each["workload"] or "-",
             str(each["errors"]),
-            "-" if missing is None else lacking(missing, each["request_bytes"], each["free_bytes"]),
+            size(each["missing_bytes"]),
             client.with_commands(each["remedy"], arguments.url) or "-",
         ]
         for each in cases
-        for missing in (each["missing_bytes"],)
     ]
     print(table(header, rows) if rows else _no_case(arguments))
     return DONE

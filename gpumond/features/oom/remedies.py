@@ -20,7 +20,7 @@ from gpumond.facts.program import LiveClasses
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import duration, human
-from gpumond.features.oom.case import SEGMENT_BYTES, Basis, Remedy, lacking
+from gpumond.features.oom.case import Basis, Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,8 @@ class Evidence(FailedAllocation):
         return None if size is None or self.missing is None else size >= self.missing
 
 
+SEGMENT_BYTES = 2 << 20
+"""Granularity in which allocators take memory from a device."""
 IDLE_SECONDS = 60.0
 """Time without work from which a serving engine or a program may release its memory for another."""
 NOTABLE = 0.1
@@ -513,8 +515,8 @@ def _optimizer(e: Evidence) -> Iterator[Remedy]:
 def _smaller_request(e: Evidence) -> Iterator[Remedy]:
     """The last resort if nothing else is known, and part of the request has room."""
     if e.oom.scope and e.missing and e.free:
-        lacks = lacking(e.missing, e.request, e.free)
-        text = f"request at least {lacks} less in {e.oom.scope} (a smaller batch, or torch.no_grad() in an evaluation)"
+        less = f"about {human(e.missing)} less in {e.oom.scope}"
+        text = f"request {less} (a smaller batch, or torch.no_grad() in an evaluation)"
         yield _remedy(e, "smaller-request", text, e.missing, "measured", "the request and the free bytes")
 
 
@@ -539,7 +541,7 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
     size = None if e.device is None else e.device.size_bytes
     over = 0 if size is None else e.live + e.overhead + (e.request or 0) - size
     left = max(over, missing - total)
-    lacks = lacking(left, e.request, e.free, total)
+    lacks = human(left)
     source = "sum of these"
     if 0 < over == left:
         source = "the program's bytes and the GPU's size"

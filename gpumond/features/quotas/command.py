@@ -8,7 +8,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_answer
-from gpumond.facts.units import difference, duration, human
+from gpumond.facts.units import duration, human
 from gpumond.view.rows import (
     claimed_room,
     grant_sentences,
@@ -195,14 +195,13 @@ def queue_table(frame: Mapping[str, Any]) -> str:
     for request in frame["queue"]:
         need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
         flushed, claimed = _by_flushes(request), claimed_room(request) is not None
-        missing_text = difference(need, available, flushed) if missing and available and flushed else human(missing)
         rows.append(
             [
                 indexes.get(request["device_uuid"], "?"),
                 human(need),
                 size(available and max(0, available)),
                 size(flushed),
-                "-" if claimed else missing_text,
+                "-" if claimed else human(missing),
                 str(request["ahead"]),
                 "-" if request["pid"] is None else str(request["pid"]),
                 request["workload"] or "-",
