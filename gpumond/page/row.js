@@ -72,11 +72,14 @@ export function refusalOf(row) {
   return cached ? "" : `${who} has nothing to flush: its cache is empty.`;
 }
 
-/** Shows a number; nothing and 0 are dim. */
+/** Shows a number, exactly on hover; nothing and 0 are dim. */
 function putSize(cell, column, item) {
   put(cell, column.text(item));
-  if (column.tip) cell.title = column.tip(item);
-  if (column.bytes) cell.classList.toggle("zero", !item[column.bytes]);
+  if (!column.bytes) return;
+  const bytes = item[column.bytes];
+  const tip = column.tip ? column.tip(item) : bytes ? `${bytes} B` : "";
+  if (cell.title !== tip) cell.title = tip;
+  cell.classList.toggle("zero", !bytes);
 }
 
 function updateGroup(cells, opener, group) {

@@ -77,6 +77,10 @@ def test_numbers_of_the_page_equal_those_of_the_api_in_the_same_frame(session: P
         )
     ]
     assert sizes == [size(value) for value in expected]
+    titles = "all => all.map(cell => cell.title)"
+    assert session.page.locator("tbody .of-used").evaluate_all(titles) == [
+        f"{process['used_bytes']} B" for process in processes
+    ]
 
 
 def test_views_of_a_frame_agree(session: PageSession, demo: RunningDaemon):
