@@ -39,7 +39,7 @@ class FrameNotice:
     full_in: float = inf
 
     @property
-    def led(self) -> tuple[str, str]:
+    def split_subject(self) -> tuple[str, str]:
         """Return the subject (program and GPU) and the rest of the text; without a subject, title and text."""
         subject = " on ".join(filter(None, (self.program, self.gpu)))
         rule = self.kind.removeprefix("alert ")
