@@ -45,7 +45,7 @@ LIMIT_REFUSED = (
 )
 
 
-def answers(allow_limit: bool, may_end: bool) -> tuple[str, ...]:
+def supported_requests(allow_limit: bool, may_end: bool) -> tuple[str, ...]:
     """Return the kinds of AgentRequest that are not refused."""
     kinds = ("snapshot", "classes", "fetch", "retainers")
     return (*(("limit",) if allow_limit else ()), *kinds, *(("end",) if may_end else ()))

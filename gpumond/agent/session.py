@@ -20,7 +20,7 @@ from gpumond.agent.allocators.borrowing import BORROWING
 from gpumond.agent.loaded_allocators import LOADED, collected
 from gpumond.agent.measure.oom_record import OOMS, causes, is_oom
 from gpumond.agent.program_report import account_of, components, is_rank, job_of, place_in_job, program_report, sample
-from gpumond.agent.requests import STEP_SECONDS, RequestHandler, answers
+from gpumond.agent.requests import STEP_SECONDS, RequestHandler, supported_requests
 from gpumond.agent.settings import AgentSettings
 from gpumond.agent.transport import Transport
 from gpumond.agent.wakeup import WakeupPipe
@@ -186,7 +186,7 @@ class AgentSession:
         self._transport.reset()
 
     def _connect(self) -> None:
-        allowed = answers(self._settings.allow_limit, bool(self._settings.end_functions))
+        allowed = supported_requests(self._settings.allow_limit, bool(self._settings.end_functions))
         introduced = (self._settings.socket, self._settings.workload, allowed)
         if self._transport.connected:
             if introduced == self._introduced:

@@ -247,18 +247,18 @@ def ask_programs(
     for program, error in refused:
         print_error(f"gpumond: {error}" if len(programs) == 1 else f"gpumond: {program}: {error}")
     nothing = all(error.status == NOT_FOUND for _, error in refused)
-    status = FAILED if not nothing else nothing_selected(arguments) if len(refused) == len(programs) else DONE
+    status = FAILED if not nothing else no_match_exit_code(arguments) if len(refused) == len(programs) else DONE
     return [(program, answer) for program, answer in answers if not isinstance(answer, DaemonError)], status
 
 
-def refused(arguments: argparse.Namespace, error: DaemonError) -> int:
+def exit_code_of(arguments: argparse.Namespace, error: DaemonError) -> int:
     """Return the exit code after an error about the programs that are selected."""
     if error.status == NOT_FOUND:
-        return nothing_selected(arguments)
+        return no_match_exit_code(arguments)
     return WRONG_USE if error.status == UNPROCESSABLE else FAILED
 
 
-def nothing_selected(arguments: argparse.Namespace) -> int:
+def no_match_exit_code(arguments: argparse.Namespace) -> int:
     """Return the exit code if no program matches a selection: wrong use if no device has the name."""
     try:
         if (name := getattr(arguments, "device", None)) is not None:

@@ -120,7 +120,7 @@ def _has_devices(spec: SourceSpec) -> bool:
 def _source(name: str, absent: State, simulated: bool = False) -> Iterator[Finding]:
     state, reading = asyncio.run(probe(name))
     if reading is None:
-        detail, advice = _stated(state.reason, state.detail)
+        detail, advice = _problem_and_remedy(state.reason, state.detail)
         instead = "; the daemon reads simulated GPUs" if simulated else ""
         yield Finding("driver", absent, detail + instead, "" if simulated else advice)
         return
@@ -140,7 +140,7 @@ def _source(name: str, absent: State, simulated: bool = False) -> Iterator[Findi
         )
 
 
-def _stated(kind: str, detail: str) -> tuple[str, str]:
+def _problem_and_remedy(kind: str, detail: str) -> tuple[str, str]:
     """Return the problem and its remedy. The remedy is removed from details that end with it."""
     advice = remedy(kind)
     return f"{kind}: {detail.removesuffix(advice).rstrip(': ')}", advice
@@ -241,7 +241,7 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
         return
     source = status["source"]
     state: State = "good" if source["up"] else "bad"
-    detail, advice = ("up", "") if source["up"] else _stated(source["reason"], source["detail"])
+    detail, advice = ("up", "") if source["up"] else _problem_and_remedy(source["reason"], source["detail"])
     yield Finding("daemon", state, f"version {status['version']}, source {source['name']} {detail}", advice)
     yield from other_socket(status.get("agent_socket"))
     for fault in status["faults"]:

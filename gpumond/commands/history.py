@@ -185,7 +185,7 @@ def _table_over_time(entries: Sequence[Entry], gpus: Mapping[str, str]) -> str:
     if not entries:
         return "nothing is known about that time"
     programs = any(entry["pid"] for entry in entries)
-    header = (">TIME", "GPU", *((">PID", "PROGRAM") if programs else ()), ">USED", ">PEAK", *_shares(entries))
+    header = (">TIME", "GPU", *((">PID", "PROGRAM") if programs else ()), ">USED", ">PEAK", *_share_columns(entries))
     rows = [
         [
             moment(entry["at"]),
@@ -193,20 +193,20 @@ def _table_over_time(entries: Sequence[Entry], gpus: Mapping[str, str]) -> str:
             *((str(entry["pid"]), entry["name"] or "-") if programs else ()),
             size(entry["used_bytes"]),
             size(entry["peak_bytes"]),
-            *(size(entry[f"{share}_bytes"]) for share in _known(entries)),
+            *(size(entry[f"{share}_bytes"]) for share in _known_shares(entries)),
         ]
         for entry in entries
     ]
     return _fitted(header, rows)
 
 
-def _known(entries: Sequence[Entry]) -> list[str]:
+def _known_shares(entries: Sequence[Entry]) -> list[str]:
     """Return the shares that an entry has."""
     return [share for share in SHARES if any(entry[f"{share}_bytes"] is not None for entry in entries)]
 
 
-def _shares(entries: Sequence[Entry]) -> Iterator[str]:
-    return (f">{share.upper()}" for share in _known(entries))
+def _share_columns(entries: Sequence[Entry]) -> Iterator[str]:
+    return (f">{share.upper()}" for share in _known_shares(entries))
 
 
 def _at(arguments: argparse.Namespace, at: float, uuid: str | None) -> list[Entry]:
@@ -241,12 +241,12 @@ def _table_at(times: Sequence[float], moments: Sequence[Sequence[Entry]], gpus: 
         return f"{title}\n{_changes(moments[0], moments[1], gpus)}"
     entries = moments[0]
     ended = any(entry["ended_at"] for entry in entries)
-    header = ("GPU", ">PID", "PROGRAM", ">USED", *_shares(entries), *(["ENDED"] if ended else []))
+    header = ("GPU", ">PID", "PROGRAM", ">USED", *_share_columns(entries), *(["ENDED"] if ended else []))
     rows = [
         [
             *_subject_cells(entry, gpus),
             size(entry["used_bytes"]),
-            *(size(entry[f"{share}_bytes"]) for share in _known(entries)),
+            *(size(entry[f"{share}_bytes"]) for share in _known_shares(entries)),
             *([moment(entry["ended_at"])] if ended else []),
         ]
         for entry in entries
@@ -265,7 +265,7 @@ def _fitted(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _changes(before: Sequence[Entry], after: Sequence[Entry], gpus: Mapping[str, str]) -> str:
     """Return a table of what changed between two times: the used bytes, and each share's change."""
-    known = _known([*before, *after])
+    known = _known_shares([*before, *after])
     old, new = ({_key(entry): entry for entry in entries} for entries in (before, after))
     header = ("GPU", ">PID", "PROGRAM", ">BEFORE", ">AFTER", ">CHANGE", *(f">{share.upper()}" for share in known))
     rows = [

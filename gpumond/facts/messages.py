@@ -254,13 +254,13 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-def _stated_fields(value: Any) -> dict[str, Any]:
+def _non_default_fields(value: Any) -> dict[str, Any]:
     fields = value.__dataclass_fields__.values()
     return {field.name: own for field in fields if (own := getattr(value, field.name)) is not field.default}
 
 
 _TO_JSON = json.JSONEncoder(default=_fields, separators=(",", ":"))
-_MESSAGE_TO_JSON = json.JSONEncoder(default=_stated_fields, separators=(",", ":"))
+_MESSAGE_TO_JSON = json.JSONEncoder(default=_non_default_fields, separators=(",", ":"))
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -250,7 +250,7 @@ def check_claims(
             unmapped = _unmapped(excess, pools, driver)
             if unmapped and excess.ticks >= UNMAPPED_TICKS:
                 excess = replace(excess, unmapped_bytes=unmapped)
-                pools = _without(pools, uuid, unmapped)
+                pools = _subtract_unmapped(pools, uuid, unmapped)
             elif not unmapped and excess.ticks >= FAULT_TICKS and _is_fresh(report, driver.devices[uuid]):
                 fault = fault or _fault(excess, driver.devices[uuid])
             excesses.append(excess)
@@ -258,8 +258,10 @@ def check_claims(
             faults.append(fault)
         over = [pool for pool in pools if _exceeds(pool, driver.sizes.get(pool.device_uuid))]
         if over:
-            excesses += (_of_size(report, each, driver) for each in over if driver.may_list(process, each.device_uuid))
-            pools = tuple(_capped(pool, driver.sizes.get(pool.device_uuid)) for pool in pools)
+            excesses += (
+                _size_excess(report, each, driver) for each in over if driver.may_list(process, each.device_uuid)
+            )
+            pools = tuple(_limit_to_size(pool, driver.sizes.get(pool.device_uuid)) for pool in pools)
         uses = bool(
             (earlier is not None and earlier.uses_device)
             or process in driver.processes
@@ -323,7 +325,7 @@ def _private_bytes(pool: PoolUsage) -> int:
     return pool.held_bytes if pool.private_bytes is None else min(pool.private_bytes, pool.held_bytes)
 
 
-def _without(pools: tuple[PoolUsage, ...], uuid: str, unmapped: int) -> tuple[PoolUsage, ...]:
+def _subtract_unmapped(pools: tuple[PoolUsage, ...], uuid: str, unmapped: int) -> tuple[PoolUsage, ...]:
     """Subtract unmapped bytes from the private pools on a device. A program in sleep mode has them in use."""
     outer, changed = {id(pool) for pool in outermost_pools(pools) if not pool.managed}, []
     for pool in pools:
@@ -331,14 +333,16 @@ def _without(pools: tuple[PoolUsage, ...], uuid: str, unmapped: int) -> tuple[Po
         if own:
             unmapped -= own
             pool = replace(
-                _limited(pool, None if pool.live_bytes is None else pool.live_bytes - own, pool.held_bytes - own),
+                _limit_live_and_held(
+                    pool, None if pool.live_bytes is None else pool.live_bytes - own, pool.held_bytes - own
+                ),
                 unmapped_bytes=(pool.unmapped_bytes or 0) + own,
             )
         changed.append(pool)
     return tuple(changed)
 
 
-def _limited(pool: PoolUsage, most: int | None, held: int) -> PoolUsage:
+def _limit_live_and_held(pool: PoolUsage, most: int | None, held: int) -> PoolUsage:
     """Return the pool with at most these live and held bytes. The number of allocations is then unknown, if the live
     bytes are fewer. Unknown live bytes stay unknown.
     """
@@ -365,7 +369,7 @@ def _exceeds(pool: PoolUsage, size: int | None) -> bool:
     )
 
 
-def _of_size(report: AgentReport, pool: PoolUsage, driver: _Driver) -> ExcessClaim:
+def _size_excess(report: AgentReport, pool: PoolUsage, driver: _Driver) -> ExcessClaim:
     return ExcessClaim(
         pid=report.pid,
         start_ticks=report.start_ticks,
@@ -378,9 +382,9 @@ def _of_size(report: AgentReport, pool: PoolUsage, driver: _Driver) -> ExcessCla
     )
 
 
-def _capped(pool: PoolUsage, size: int | None) -> PoolUsage:
+def _limit_to_size(pool: PoolUsage, size: int | None) -> PoolUsage:
     """Limit each figure of a pool to the size of its device."""
     if size is None or not _exceeds(pool, size):
         return pool
     unmapped = None if pool.unmapped_bytes is None else min(pool.unmapped_bytes, size)
-    return replace(_limited(pool, size, min(pool.held_bytes, size)), unmapped_bytes=unmapped)
+    return replace(_limit_live_and_held(pool, size, min(pool.held_bytes, size)), unmapped_bytes=unmapped)

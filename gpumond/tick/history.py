@@ -308,12 +308,12 @@ class History:
         records = tuple(
             tuple(
                 # Blocks of the longest tier are stored themselves.
-                _known(record if place == QUARTER else max(record, highest(series.column(place, signal))))
+                _finite_or_none(record if place == QUARTER else max(record, highest(series.column(place, signal))))
                 for signal, record in enumerate(series.records[place])
             )
             for place in range(len(TIERS))
         )
-        blocks = tuple((self.unix(at), *map(_known, row)) for at, row in series.tiers[QUARTER].each())
+        blocks = tuple((self.unix(at), *map(_finite_or_none, row)) for at, row in series.tiers[QUARTER].each())
         uuid, process = key
         return CoarseSeries(
             device_uuid=uuid,
@@ -388,7 +388,7 @@ def _sum(first: Shares, others: Iterable[Shares]) -> Shares:
     return Shares(first.at, sum(low), sum(high), sum(used), *(sum(values) if values else None for values in known))
 
 
-def _known(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
@@ -616,7 +616,7 @@ class Series:
                 fresh, self._minutes[place - 2] = self._minutes[place - 2], 0
                 summary = _of_blocks(self.tiers[MINUTE].newest(fresh), self.signals) if fresh else None
             if summary is not None:
-                self._keep(place, begin, summary)
+                self._append(place, begin, summary)
                 if place == MINUTE:
                     self._minutes[0] += 1
                     self._minutes[1] += 1
@@ -624,7 +624,7 @@ class Series:
             closed = place + 1
         return closed
 
-    def _keep(self, place: int, at: float, row: Sequence[float]) -> None:
+    def _append(self, place: int, at: float, row: Sequence[float]) -> None:
         rows, record = self.tiers[place], self.records[place]
         for signal, median in enumerate(rows.replaced()[1 + MEDIAN :: 3]):
             if median > record[signal]:

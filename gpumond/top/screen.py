@@ -589,14 +589,14 @@ def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[
     spare, lines = rows - len(shown), list[Line]()
     for group in shown:
         first, more = group[0], _more(group, hidden if group is shown[-1] else 0, width)
-        subject, text = first.led
+        subject, text = first.split_subject
         rest = "; ".join(filter(None, (text, *first.steps)))
         full = [] if more else wrapped(_styled(first, subject, rest if text else f": {rest}"), width)
         if 1 < len(full) <= 1 + spare:
             spare -= len(full) - 1
             lines += full
         else:
-            line = _styled(first, *in_one_line(*first.led, first.advice, width - cells(more)))
+            line = _styled(first, *in_one_line(*first.split_subject, first.advice, width - cells(more)))
             lines.append([*line, Span(more)] if more else line)
     return lines
 

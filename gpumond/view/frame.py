@@ -18,7 +18,7 @@ from gpumond.facts.messages import to_json
 from gpumond.facts.pools import Receipt
 from gpumond.facts.typed_json import Mismatch, Validator
 from gpumond.facts.units import duration, human
-from gpumond.view.notices import FrameNotice, alerts, notices, once, stuck, verdicts
+from gpumond.view.notices import FrameNotice, alerts, blank_repeated_texts, notices, stuck, verdicts
 from gpumond.view.rows import (
     DeviceRow,
     Key,
@@ -213,7 +213,7 @@ def view(answer: object) -> View:
         devices=tuple(devices(frame, refusing)),
         processes=tuple(processes(frame)),
         notices=(*about_itself, *_queue(frame), *_grants(frame), *_without_memory(frame)),
-        alerts=tuple(once(alerts(frame), about_itself)),
+        alerts=tuple(blank_repeated_texts(alerts(frame), about_itself)),
         verdicts=tuple(verdicts(frame)),
         stuck=tuple(
             FrameNotice("warn", plain(e.what), "", e.kind, plain(e.remedy, 400), e.device_uuid)

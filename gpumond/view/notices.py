@@ -39,7 +39,7 @@ class FrameNotice:
     full_in: float = inf
 
     @property
-    def led(self) -> tuple[str, str]:
+    def split_subject(self) -> tuple[str, str]:
         """Return the subject (program and GPU) and the rest of the text; without a subject, title and text."""
         subject = " on ".join(filter(None, (self.program, self.gpu)))
         rule = self.kind.removeprefix("alert ")
@@ -120,7 +120,7 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         yield FrameNotice(level, title, text, kind, advice, uuid, *_subject(frame, alert, uuid), full_in)
 
 
-def once(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:
+def blank_repeated_texts(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:
     """Remove texts that repeat an earlier notice."""
     for candidate in candidates:
         again = any(other.text and other.text in candidate.text for other in others)

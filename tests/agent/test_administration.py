@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.requests import ENCODED_BYTES, RequestHandler, answers
+from gpumond.agent.requests import ENCODED_BYTES, RequestHandler, supported_requests
 from gpumond.agent.settings import AgentSettings
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResponse, encode
 from gpumond.facts.pools import FlushPolicy
@@ -97,8 +97,8 @@ def test_only_files_of_snapshots_are_sent(handler: RequestHandler, tmp_path: Pat
 
 def test_all_requests_but_the_limit_are_answered_without_permission():
     kinds = ("snapshot", "classes", "fetch", "retainers")
-    assert answers(allow_limit=False, may_end=False) == kinds
-    assert answers(allow_limit=True, may_end=True) == ("limit", *kinds, "end")
+    assert supported_requests(allow_limit=False, may_end=False) == kinds
+    assert supported_requests(allow_limit=True, may_end=True) == ("limit", *kinds, "end")
 
 
 def test_repeated_request_gets_the_last_result_with_its_age(allocator: CachingAllocator, handler: RequestHandler):

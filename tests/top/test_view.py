@@ -232,11 +232,11 @@ def test_alert_begins_with_its_program_and_gpu_and_is_as_urgent_as_its_verdict()
     alert = replace(make_alert("leak"), labels=labels, annotations=texts, pid=10, start_ticks=100)
     content = view(busy_frame(alerts=(alert, replace(alert, pid=None, start_ticks=None)), verdicts=(LEAK,)))
     leak, device = content.alerts
-    assert (leak.led, leak.full_in) == (("train (pid 10) on GPU 0", " is leaking (since 1 min)"), 60.0)
-    assert device.led[0] == "GPU 0"
+    assert (leak.split_subject, leak.full_in) == (("train (pid 10) on GPU 0", " is leaking (since 1 min)"), 60.0)
+    assert device.split_subject[0] == "GPU 0"
     both = merged([("a", content), ("b", content)])
-    assert [alert.led[0] for alert in both.alerts[:2]] == ["a: train (pid 10) on GPU 0", "a: GPU 0"]
-    assert both.alerts[0].led[1] == leak.led[1]
+    assert [alert.split_subject[0] for alert in both.alerts[:2]] == ["a: train (pid 10) on GPU 0", "a: GPU 0"]
+    assert both.alerts[0].split_subject[1] == leak.led[1]
 
 
 def test_alerts_are_sorted_by_phase_and_severity():

@@ -71,12 +71,12 @@ def is_oom(error: BaseException) -> bool:
 
 def request_bytes(error: BaseException) -> int | None:
     """Return the requested bytes, if the error states them."""
-    return _stated(REQUEST, error)
+    return _parse_size(REQUEST, error)
 
 
 def free_bytes(error: BaseException) -> int | None:
     """Return the free bytes of the device, if the error states them."""
-    return _stated(FREE, error)
+    return _parse_size(FREE, error)
 
 
 def allocator_of(error: BaseException) -> str:
@@ -107,7 +107,7 @@ def _own_limit(allocator: str, device: str | None) -> int | None:
     return next((own[device] for own in limits if device in own), None) if device else None
 
 
-def _stated(pattern: str, error: BaseException) -> int | None:
+def _parse_size(pattern: str, error: BaseException) -> int | None:
     found = re.search(pattern, _text(error))
     if found is None:
         return None
@@ -174,7 +174,7 @@ class OomRecords:
             record = self._record(pools, devices, seen, request, self.scope(), details)
             allocator, device = allocator_of(error), record.device_uuid or _device_of(error)
             known = replace(record, device_uuid=device, free_bytes=free_bytes(error), allocator=allocator)
-            self._publish(replace(known, limit_bytes=_stated(LIMIT, error) or _own_limit(allocator, device)))
+            self._publish(replace(known, limit_bytes=_parse_size(LIMIT, error) or _own_limit(allocator, device)))
         except Exception:  # the program must receive its own error
             return
 

@@ -63,10 +63,10 @@ class Metrics:
 
     def total(self, *names: str) -> float | None:
         """Return the sum of the samples of the first name that the page has; None if it has none."""
-        return next((sum(values) for values in self._known(names)), None)
+        return next((sum(values) for values in self._values_of_each(names)), None)
 
     def mean(self, *names: str) -> float | None:
-        return next((sum(values) / len(values) for values in self._known(names)), None)
+        return next((sum(values) / len(values) for values in self._values_of_each(names)), None)
 
     def count(self, *names: str) -> int | None:
         total = self.total(*names)
@@ -82,7 +82,7 @@ class Metrics:
         totals = [self.total(name) for name in names]
         return None if all(total is None for total in totals) else tuple(total or 0.0 for total in totals)
 
-    def _known(self, names: Iterable[str]) -> Iterator[list[float]]:
+    def _values_of_each(self, names: Iterable[str]) -> Iterator[list[float]]:
         return ([value for _, value in self._of(name)] for name in names if self._of(name))
 
     def _of(self, name: str) -> list[tuple[bytes, float]]:
@@ -125,14 +125,14 @@ class EngineRequest:
 
 
 def get(path: str, of_metrics: bool = False, **query: str) -> EngineRequest:
-    return EngineRequest(method="GET", path=_with(path, query), of_metrics=of_metrics)
+    return EngineRequest(method="GET", path=_with_query(path, query), of_metrics=of_metrics)
 
 
 def post(path: str, body: Any = None, seconds: float | None = None, **query: str) -> EngineRequest:
-    return EngineRequest(method="POST", path=_with(path, query), body=body, seconds=seconds)
+    return EngineRequest(method="POST", path=_with_query(path, query), body=body, seconds=seconds)
 
 
-def _with(path: str, query: Mapping[str, str]) -> str:
+def _with_query(path: str, query: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(query, quote_via=quote)}" if query else path
 
 

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     except DaemonError as error:
         print_error(f"gpumond: {on_command_line(with_typed_option(error, arguments))}")
         if "receipts" not in error.problem:
-            return client.refused(arguments, error)
+            return client.exit_code_of(arguments, error)
         answer = error.problem
     shown = plan_table if arguments.dry_run else receipt_table
     receipts = receipts_of(answer)

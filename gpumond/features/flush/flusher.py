@@ -588,7 +588,7 @@ class FlushPart(Part, FlushService):
         own = {"operation": request.operation.id} if request.operation else {}
         if not request.dry_run:
             detail = {"target": str(request.target), "steps": request.steps, **_flags(request)}
-            await self._store.audit(requested_by, "flush.request", detail | _stated(request))
+            await self._store.audit(requested_by, "flush.request", detail | _request_details(request))
         try:
             outcome = await self.flusher.flush(request, requested_by)
         except FlushError as error:
@@ -624,7 +624,7 @@ def _flags(request: FlushRequest) -> dict[str, bool]:
     return {name: True for name in ("force", "wake") if getattr(request, name)}
 
 
-def _stated(request: FlushRequest) -> dict[str, str]:
+def _request_details(request: FlushRequest) -> dict[str, str]:
     """Return the waiting program, the operation's id, and the reason and the requester that the caller states."""
     operation, stated = request.operation, {"for": request.requested_for}
     if operation is not None:

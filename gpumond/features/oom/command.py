@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what", nargs="?", type=value(_what), choices=("list", "show"), default="list", help="default: list"
     )
-    parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's id (default: the latest)")
+    parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's id, or `last` (default)")
     option(parser, "--pid N", "cases of this process only", type=int)
     option(parser, "--html FILE", "write the case as an HTML document and print nothing", type=Path)
     client.add_arguments(parser)

@@ -84,7 +84,7 @@ class QuotaRegistry(Registry[Quota, QuotaEntry]):
             "reserve": quota.reserve_bytes,
             "cgroup_limit": quota.cgroup_limit_bytes,
         }
-        return {"name": quota.name, "match": _known(match)} | _known(limits)
+        return {"name": quota.name, "match": _drop_none(match)} | _drop_none(limits)
 
     def _entry(self, name: str, etag: str, body: dict[str, Any]) -> QuotaEntry:
         return QuotaEntry(name, "api", etag, body)
@@ -94,7 +94,7 @@ class QuotaRegistry(Registry[Quota, QuotaEntry]):
         self.table = QuotaTable([registered.value for registered in self._registered.values()])
 
 
-def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -230,20 +230,20 @@ class OverrideConfig(StrictModel):
     )
     enabled: StrictBool | None = Field(default=None, description="false: the rule isn't evaluated")
 
-    _stated: str = PrivateAttr("")
+    _threshold_text: str = PrivateAttr("")
     """The threshold as it was written, with its unit."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _keep_unit(cls, body: Any, read: ModelWrapValidatorHandler[OverrideConfig]) -> OverrideConfig:
         override = read(body)
-        override._stated = str(body.get("threshold")) if isinstance(body, Mapping) else ""
+        override._threshold_text = str(body.get("threshold")) if isinstance(body, Mapping) else ""
         return override
 
     def check(self, rule: Rule) -> None:
         """Refuse a threshold without the unit or the range of the rule's value. Raises ValueError."""
         quantity = QUANTITIES[rule.scope][rule.value]
-        check_unit("threshold", self._stated, rule.value, quantity.unit)
+        check_unit("threshold", self._threshold_text, rule.value, quantity.unit)
         check_range(self.threshold, quantity, above=rule.below is None)
 
     @model_validator(mode="after")

@@ -75,7 +75,7 @@ def request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any], w
             answer["receipts"] = done + answer["receipts"]
     except DaemonError as error:
         print_error(f"gpumond: {with_typed_option(error, arguments)}")
-        return client.refused(arguments, error)
+        return client.exit_code_of(arguments, error)
     receipts = answer["receipts"]
     print(json.dumps(answer, indent=2) if arguments.json else receipt_table(receipts, arguments.url))
     outcomes = {each["outcome"] for each in receipts}
