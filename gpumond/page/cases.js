@@ -3,7 +3,7 @@
 import * as address from "./address.js";
 import { callText, ownCalls, siteText } from "./calls.js";
 import { button, make, named, svg } from "./elements.js";
-import { flush } from "./flush.js";
+import { flush } from "./flushdialog.js";
 import { capital, clean, clock, duration, human } from "./format.js";
 import { createListing, createTable, showTable } from "./lists.js";
 import { state } from "./state.js";

@@ -3,11 +3,11 @@
 import { showRange } from "./chart.js";
 import { $ } from "./elements.js";
 import { newestEvents, showMinute } from "./events.js";
-import { flush } from "./flush.js";
+import { flush } from "./flushdialog.js";
 import { clock } from "./format.js";
 import { isMarked, setMarked } from "./markedrows.js";
 import { expire, matchersOf } from "./silences.js";
-import { showDevice } from "./hero.js";
+import { showDevice } from "./shareschart.js";
 import { visit } from "./palette.js";
 import { choose } from "./selection.js";
 import { cardCommands } from "./problems.js";

@@ -6,7 +6,7 @@ import { showMinuteBefore } from "./chart.js";
 import { eventRecord, saveCsv } from "./downloads.js";
 import { $, button, make, put, showChoices, sync } from "./elements.js";
 import { clean, clock, words } from "./format.js";
-import { showDevice } from "./hero.js";
+import { showDevice } from "./shareschart.js";
 import { chosen } from "./selection.js";
 import { state } from "./state.js";
 import { REPEATS } from "./words.js";

@@ -8,7 +8,7 @@ import { $, name, put } from "./elements.js";
 import { showEngines } from "./engines.js";
 import { showEvents } from "./events.js";
 import { clock, duration } from "./format.js";
-import { showHero } from "./hero.js";
+import { showHero } from "./shareschart.js";
 import { showNotices } from "./notices.js";
 import "./palette.js";
 import { showProblems } from "./problems.js";

@@ -5,9 +5,9 @@ import { alertText, cardsOf, ceilingOf, ageOf, isEnded, leftOf, levelOf, lineOf,
 import { showSince } from "./chart.js";
 import { $, button, make, name, put, svg, sync } from "./elements.js";
 import { shapes } from "./evidence.js";
-import { flush, suspend } from "./flush.js";
+import { flush, suspend } from "./flushdialog.js";
 import { clean, many } from "./format.js";
-import { showDevice } from "./hero.js";
+import { showDevice } from "./shareschart.js";
 import { rowsOf } from "./rows.js";
 import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";

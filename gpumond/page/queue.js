@@ -1,7 +1,7 @@
 // The view of the queue: requests for memory that wait, or are granted and not all used.
 
 import { clock, duration, human } from "./format.js";
-import { holdersText } from "./hero.js";
+import { holdersText } from "./shareschart.js";
 import { createListing } from "./lists.js";
 import { state } from "./state.js";
 import { addView } from "./views.js";

@@ -5,7 +5,7 @@ import { createChart } from "./chart.js";
 import { isMarked, setMarked } from "./markedrows.js";
 import { button, make, name, put, sync } from "./elements.js";
 import { facts } from "./facts.js";
-import { flush } from "./flush.js";
+import { flush } from "./flushdialog.js";
 import { clean, human, many } from "./format.js";
 import { read } from "./live.js";
 import { COLUMNS, kindOf } from "./rows.js";

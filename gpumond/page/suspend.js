@@ -1,7 +1,7 @@
 // Suspends a program, or resumes it: a button in the details of a process.
 
 import { button, make, put } from "./elements.js";
-import { suspend } from "./flush.js";
+import { suspend } from "./flushdialog.js";
 import { WAITING } from "./rows.js";
 import { attempt } from "./session.js";
 

@@ -4,7 +4,7 @@ import { linkTo } from "./address.js";
 import { cardsOf, leftOf, lineOf, remedyOf } from "./cards.js";
 import { siteText } from "./calls.js";
 import { $, button, make, named, put } from "./elements.js";
-import { entryOf, flush } from "./flush.js";
+import { entryOf, flush } from "./flushdialog.js";
 import { capital, clean, clock, human, percent, sum } from "./format.js";
 import { MEANINGS } from "./meanings.js";
 import { attempt, save } from "./session.js";

@@ -102,7 +102,7 @@ def test_report_has_a_chart_the_verdicts_and_a_conclusion():
     assert [line for line in lines if line.startswith("  2024-05-01 12:") and " leak: " in line]
     assert lines[-2] == "3000 readings over 50 min: 1 device, 0 processes"
     assert lines[-1].startswith("found: 1 leak")
-    assert done.stderr == ""
+    assert all(line.endswith(" snapshots read") for line in done.stderr.splitlines()), "the progress of a slow machine"
 
 
 def test_a_recording_names_the_workload_and_the_measure_of_each_chart():

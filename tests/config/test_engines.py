@@ -63,7 +63,7 @@ def test_addresses_of_this_machine_are_accepted(tmp_path: Path, url: str, addres
         ({"wake": {"post": "/x"}}, "wake must be true or false"),
         ({"auth": {"bearer_token_file": "a", "hmac_key_file": "b"}}, "exactly one of bearer_token_file"),
         ({"auth": {"password_file": "a"}}, "set both username and password_file, or neither"),
-        ({"auth": {"token": "a"}}, "engines[0].auth.token: unknown key; expected one of bearer_token_file"),
+        ({"auth": {"token": "a"}}, "engines[0].auth.token: unknown key; did you mean bearer_token_file"),
         ({"auth": {"header": "X:\n", "header_file": "a"}}, "isn't a header name"),
         ({"ca_file": "a"}, "ca_file and server_name require an https:// url"),
         (GENERIC, "kind generic requires state"),

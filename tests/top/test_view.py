@@ -236,7 +236,7 @@ def test_alert_begins_with_its_program_and_gpu_and_is_as_urgent_as_its_verdict()
     assert device.split_subject[0] == "GPU 0"
     both = merged([("a", content), ("b", content)])
     assert [alert.split_subject[0] for alert in both.alerts[:2]] == ["a: train (pid 10) on GPU 0", "a: GPU 0"]
-    assert both.alerts[0].split_subject[1] == leak.led[1]
+    assert both.alerts[0].split_subject[1] == leak.split_subject[1]
 
 
 def test_alerts_are_sorted_by_phase_and_severity():
