@@ -10,13 +10,13 @@ OURS = "gpumond"
 NO_COST = "cpu_of_other_programs_s"
 """CPU time of programs that are not measured: a busy machine makes every figure larger."""
 LINES = {
-    "CPU time, s a minute": "{cpu_s:.2f}",
+    "CPU time per minute, s": "{cpu_s:.2f}",
     "scrape, p50 / p99, ms": "{kept_p50_ms:.2f} / {kept_p99_ms:.2f}",
     "scrape with a new connection, p50 / p99, ms": "{new_p50_ms:.2f} / {new_p99_ms:.2f}",
     "size of a scrape, plain / gzip, kB": "{page_bytes:.0f} / {page_gzip_bytes:.1f}",
     "memory (PSS), MiB": "{pss_mib:.1f}",
     "first scrape with all devices after the start, s": "{first_data_s:.2f}",
-    "CPU time of other programs, s a minute": "{cpu_of_other_programs_s:.1f}",
+    "CPU time of other programs per minute, s": "{cpu_of_other_programs_s:.1f}",
 }
 """Lines of a comparison, each formatted with the measures of an exporter."""
 LAST = {line: text.rpartition("{")[2].partition(":")[0] for line, text in LINES.items()}

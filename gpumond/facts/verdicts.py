@@ -53,8 +53,8 @@ class VerdictKind:
 KINDS = (
     VerdictKind(
         name="warm-up",
-        meaning="the first five minutes, or growth since the start that is slowing down; growth at a constant rate has "
-        "no pattern",
+        meaning="the first five minutes, or growth since the start that is slowing down; growth at a constant rate gets "
+        "no pattern verdict",
         evidence="amount",
         is_pattern=True,
     ),
@@ -121,8 +121,8 @@ KINDS = (
         meaning="more than 95% of the device is used (until less than 93% is), or more than 80% is used and growth "
         "will fill it within ten minutes; growth in a program's first five minutes is ignored",
         evidence="used ratio, free bytes",
-        remedy="flush the GPU (gpumond flush --device INDEX), reduce a batch size or what an engine takes "
-        "(--gpu-memory-utilization, --mem-fraction-static), or stop a program",
+        remedy="flush the GPU (gpumond flush --device INDEX), reduce a program's batch size or an engine's "
+        "memory fraction (--gpu-memory-utilization, --mem-fraction-static), or stop a program",
     ),
     VerdictKind(
         name="orphan",

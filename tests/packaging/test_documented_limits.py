@@ -92,13 +92,13 @@ STATED = {
     "flushes per program": f"one every {COOLDOWN_SECONDS:g} s by rules",
     "limits that quotas set per user": f"{SENT_PER_HOUR} an hour",
     "flushes per caller": f"{FLUSHES_PER_MINUTE} a minute",
-    "requests to [borrow](../how-to/borrow.md) memory that flush programs, per user": f"{PER_HOUR} an hour",
+    "[borrow](../how-to/borrow.md) requests that lead to a flush, per user": f"{PER_HOUR} an hour",
     "alerts in one Alertmanager notification": f"{MAX_ALERTS}, with {MAX_LABELS} labels of {MAX_LABEL:,} characters",
     "Alertmanager alerts whose start the daemon remembers, per caller": f"{REMEMBERED:,}",
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
     f"{REVIEW_SECONDS:g} s each",
-    "result of a token review": f"{KNOWN_SECONDS:g} s",
+    "age of a token review's result": f"{KNOWN_SECONDS:g} s",
     "HTTP connections": f"a quarter of the file descriptors, at most {MAX_CONNECTIONS:,}; "
     f"at most {max_http_connections_per_user(MAX_CONNECTIONS)} per user",
     "connections reserved for `/metrics` and probes": f"{RESERVED_CONNECTIONS} more",
@@ -127,9 +127,9 @@ STATED = {
     "compiled regular expressions in silences": f"{silences.MAX_COMPILED_OF_CREATOR // MIB} MiB per caller, "
     f"{silences.MAX_COMPILED_IN_TOTAL // MIB} MiB in total",
     "silence changes per caller": f"{SILENCES_PER_MINUTE} a minute",
-    "test messages": f"{RECEIVER_TESTS_PER_MINUTE} a minute",
+    "test messages to alert receivers": f"{RECEIVER_TESTS_PER_MINUTE} a minute",
     "quotas over the API": f"{MAX_QUOTAS}",
-    "containers for which the daemon remembers that it set the driver's limit": f"{MAX_OWN:,}",
+    "containers whose [`cgroup_limit`](../how-to/container-limits.md) the daemon remembers having set": f"{MAX_OWN:,}",
     "baselines": f"{MAX_BASELINES}",
     "receipts, events in memory": f"{RECEIPTS_KEPT:,} each",
     "the audit log: entries of administrators, rules and gpumond itself": (
@@ -139,7 +139,7 @@ STATED = {
     "receipts in the store": f"{BOUNDS.max_receipts:,}",
     "past alerts": f"{BOUNDS.max_past_alerts:,}",
     "the store": f"{BOUNDS.max_bytes // MIB} MiB",
-    "alerts waiting for one receiver": f"{QUEUE_LIMIT:,}",
+    "alerts queued for one receiver": f"{QUEUE_LIMIT:,}",
     "a log line": f"{MAX_CHARACTERS:,} characters",
     "log lines of one kind": f"{PER_SECOND} a second",
     "a driver call": f"{DEADLINE_SECONDS:g} s",

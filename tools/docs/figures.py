@@ -40,9 +40,10 @@ UNITS = {
     "kB": 1e-3,
     "seconds": 1e-3,
     "minutes": 1 / 60,
-    "MiB_of_KiB": 2**-10,
+        "GiB_of_MiB": 2**-10,
+
 }
-"""Factors: ``seconds`` for milliseconds, ``minutes`` for seconds, ``MiB_of_KiB`` for KiB, the others for bytes and
+"""Factors: ``seconds`` for milliseconds, ``minutes`` for seconds, ``GiB_of_MiB`` for MiB, the others for bytes and
 ratios."""
 LISTS: Mapping[str, Callable[[list[Any]], float]] = {
     "min": min,
