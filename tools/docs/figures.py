@@ -40,8 +40,7 @@ UNITS = {
     "kB": 1e-3,
     "seconds": 1e-3,
     "minutes": 1 / 60,
-        "GiB_of_MiB": 2**-10,
-
+    "GiB_of_MiB": 2**-10,
 }
 """Factors: ``seconds`` for milliseconds, ``minutes`` for seconds, ``GiB_of_MiB`` for MiB, the others for bytes and
 ratios."""
