@@ -139,7 +139,7 @@ def test_engines_sleep_and_wake(tmp_path: Path, command: str, sleeping: bool, ou
         assert shown.returncode == 0, shown.stdout + shown.stderr
         assert "2 engines on 2 machines in 2 waves" in shown.stdout
         assert total in shown.stdout.splitlines()
-        assert fleet(command, "--targets", str(file), "--engine", "ch*", stdin="n\n").returncode == 2
+        assert fleet(command, "--targets", str(file), "--engine", "ch*", stdin="n\n").returncode == 1
         assert fleet(command, "--targets", str(file), "--engine", "other", "--yes").returncode == 3
         bodies = [json.loads(body) for each in (first, second) for _, _, body in each.requests if body]
     operations = [body.pop("operation") for body in bodies]

@@ -106,7 +106,7 @@ def test_agents_directory_has_their_socket_and_no_file_of_the_daemon(place: Path
     assert names(place / "agents") == {"agent.sock"}
     assert names(place / "own") == {"agent.sock.lock", "api.sock", "api.sock.lock", "token"}
     assert (token.stat().st_mode & 0o777, (place / "own").stat().st_mode & 0o777) == (0o600, 0o755)
-    assert caller_of(daemon) == "token"
+    assert caller_of(daemon) == f"token@uid:{os.geteuid()}"
     token.unlink()
     assert caller_of(daemon) == f"uid:{os.geteuid()}"
 
@@ -152,7 +152,7 @@ def test_two_daemons_do_not_share_their_own_files(place: Path, daemon: RunningDa
             *(place / "third", "--source", "sim", "--runtime-dir", str(place / "own")),
             *("--socket", str(place / "third" / "other.sock")),
         )
-    assert caller_of(daemon) == "token"
+    assert caller_of(daemon) == f"token@uid:{os.geteuid()}"
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link", "open directory"])

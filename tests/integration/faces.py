@@ -188,7 +188,8 @@ def of_command(frame: Any, face: str, text: str) -> Iterator[str]:
             parts += [f"{share} {held}" for share, held in _legend(frame, device)]
         else:
             held = [_held(frame, device, share) for share in ("cached", "stranded", "unattributed")]
-            sizes = (device["size_bytes"], device["used_bytes"], *held)
+            reserved = [device["reserved_bytes"]] if device["reserved_bytes"] else []
+            sizes = (device["size_bytes"], device["used_bytes"], *reserved, *held)
             parts = [" ".join((str(device["index"]), device["name"], *map(size, sizes), "up"))]
         yield from (f"{face}: {part!r} is not on it" for part in parts if not any(part in line for line in lines))
     known = {(_gpu(frame, process), str(process["pid"])) for process in frame["processes"]}
