@@ -62,9 +62,11 @@ def _save_card(browser: Browser, daemon: RunningDaemon) -> None:
     answers = json.loads(gzip.decompress(ANSWERS.read_bytes()))
 
     def answer(route: Route) -> None:
-        live = "/live" in route.request.url
-        kind, name = ("text/event-stream", "live") if live else ("application/json", "shares")
-        route.fulfill(content_type=kind, body=answers[name])
+        if "/live" in route.request.url:
+            route.fulfill(content_type="text/event-stream", body=answers["live"])
+        else:
+            shares = "/shares" in route.request.url
+            route.fulfill(content_type="application/json", body=answers["shares"] if shares else '{"points": []}')
 
     with open_page(browser, daemon, SIZE, guard=answer, color_scheme="light") as session:
         session.page.clock.install(time=answers["time"])
