@@ -255,7 +255,7 @@ class Limit:
 
 
 def ineffective(frame: Mapping[str, Any], limit: int | None, uuids: Collection[str]) -> Iterator[str]:
-    """Yield the devices of which a limit is larger than the size."""
+    """Yield a sentence for each device that is smaller than the limit."""
     for device in frame["snapshot"]["devices"]:
         size_bytes = device["size_bytes"]
         if device["uuid"] in uuids and limit is not None and size_bytes is not None and limit > size_bytes:
