@@ -84,7 +84,7 @@ def flushing(workload: str) -> Task:
         _button(page.get_by_role("dialog", name="Flush"), "Flush now").click()
 
     def press(page: Page) -> None:
-        ready, empty = page.locator("#flush-now:focus"), page.get_by_text("Nothing to release")
+        ready, empty = page.locator("#flush-now:focus"), page.locator("#flush-words", has_text="Nothing to flush.")
         command(page, f"flush {workload}")
         ready.or_(empty).first.wait_for()
         while empty.is_visible():  # the program has just used its cache
