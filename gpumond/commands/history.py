@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         entries = _over_time(arguments, uuid, gpus)
         print_answer(arguments, entries, lambda: _table_over_time(entries, gpus))
         return DONE
-    moments = [_at(arguments, at, uuid) for at in sorted(arguments.at)]
+    moments = [_holdings_at(arguments, at, uuid) for at in sorted(arguments.at)]
     entries = [entry for entries in moments for entry in entries]
     print_answer(arguments, entries, lambda: _table_at(sorted(arguments.at), moments, gpus))
     return DONE
@@ -209,7 +209,7 @@ def _share_columns(entries: Sequence[Entry]) -> Iterator[str]:
     return (f">{share.upper()}" for share in _known_shares(entries))
 
 
-def _at(arguments: argparse.Namespace, at: float, uuid: str | None) -> list[Entry]:
+def _holdings_at(arguments: argparse.Namespace, at: float, uuid: str | None) -> list[Entry]:
     """Return what each GPU and each program held at a time, by GPU, the largest first."""
     query = {"at": at} | ({} if uuid is None else {"uuid": uuid})
     try:

@@ -350,7 +350,7 @@ class SettingsConfig(StrictModel):
         return names
 
     @model_validator(mode="after")
-    def _safe(self) -> SettingsConfig:
+    def _check_listen_and_names(self) -> SettingsConfig:
         if host_of(self.listen) not in LOOPBACK and not self.insecure and self.web_config is None:
             raise ValueError(
                 f"listen: {self.listen} is reachable from other machines, so it requires TLS and authentication; "

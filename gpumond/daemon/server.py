@@ -65,8 +65,8 @@ async def serve(
     file. However this ends, sockets are removed and tasks have ended.
     """
     raise_limit()
-    web, reviews = _web(settings), make_token_reviews(settings)
-    others, identities = _others(settings, web), _identities(settings)
+    web, reviews = _web_settings(settings), make_token_reviews(settings)
+    others, identities = _other_tokens(settings, web), _identities(settings)
     async with AsyncExitStack() as stack:
         try:
             listener, problem = stack.enter_context(_listen(settings)), ""
@@ -210,14 +210,14 @@ class _Server(uvicorn.Server):
         self._stopping.set()
 
 
-def _web(settings: Settings) -> Callable[[], WebSettings]:
+def _web_settings(settings: Settings) -> Callable[[], WebSettings]:
     """Return a function that reads the web configuration when its files change. Raises ConfigError if it is invalid at
     the start."""
     reloading = ReloadingFile(settings.web, lambda web: web.files)
     return lambda: reloading.value
 
 
-def _others(settings: Settings, web: Callable[[], WebSettings]) -> Callable[[], tuple[Token, ...]]:
+def _other_tokens(settings: Settings, web: Callable[[], WebSettings]) -> Callable[[], tuple[Token, ...]]:
     """Return a function that reads the tokens when their file changes. Raises ConfigError if it is invalid at the
     start."""
     if settings.tokens_file is None:

@@ -78,11 +78,13 @@ def duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     if whole < 600:
-        return _two(whole, "min", 60, "s")
+        return _two_units(whole, "min", 60, "s")
     minutes = int(seconds / 60 + 0.5)
     if minutes < 60:
         return f"{minutes} min"
-    return _two(minutes, "h", 60, "min") if minutes < 1440 else _two(int(seconds / 3600 + 0.5), "d", 24, "h")
+    return (
+        _two_units(minutes, "h", 60, "min") if minutes < 1440 else _two_units(int(seconds / 3600 + 0.5), "d", 24, "h")
+    )
 
 
 def about(seconds: float) -> str:
@@ -95,7 +97,7 @@ def about(seconds: float) -> str:
     return f"about {round(minutes / 60)} h" if minutes < 2880 else f"about {round(minutes / 1440)} d"
 
 
-def _two(count: int, whole: str, size: int, part: str) -> str:
+def _two_units(count: int, whole: str, size: int, part: str) -> str:
     rest = count % size
     return f"{count // size} {whole}" + (f" {rest} {part}" if rest else "")
 

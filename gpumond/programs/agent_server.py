@@ -167,7 +167,7 @@ class AgentServer:
         for peer in list(self._peers.values()):
             report = self._report_of(peer)
             if report is not None:
-                newest[peer.identity] = _newer(report, newest.get(peer.identity))
+                newest[peer.identity] = _newer_report(report, newest.get(peer.identity))
         self._reported(self._reports_received)
         self._reports_received = 0
         return tuple(newest.values())
@@ -178,7 +178,7 @@ class AgentServer:
         newest: AgentReport | None = None
         for peer in [peer for peer in self._peers.values() if peer.identity == identity]:
             report = self._report_of(peer)
-            newest = newest if report is None else _newer(report, newest)
+            newest = newest if report is None else _newer_report(report, newest)
         return newest
 
     def silent(self) -> tuple[AgentReport, ...]:
@@ -502,5 +502,5 @@ class AgentServer:
             self._loop.remove_reader(self._listener.fileno())
 
 
-def _newer(report: AgentReport, other: AgentReport | None) -> AgentReport:
+def _newer_report(report: AgentReport, other: AgentReport | None) -> AgentReport:
     return report if other is None or report.age_seconds < other.age_seconds else other

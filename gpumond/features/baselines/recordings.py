@@ -101,12 +101,12 @@ class BaselineService:
         """Delete a baseline. Raises NoSuchEntry."""
         stopped = [self._recordings.pop((name, side), None) for side in _SIDES]
         if not await self._tables["before"].delete(name, by) and not any(stopped):
-            raise _none("before", name)
+            raise _no_baseline("before", name)
 
     async def _kept(self, side: Side, name: str) -> Baseline:
         rows = await self._tables[side].rows(name)
         if not rows:
-            raise _none(side, name)
+            raise _no_baseline(side, name)
         return rows[0].value
 
     async def _save_quietly(self) -> None:
@@ -136,7 +136,7 @@ def _unsaved(recording: BaselineRecorder) -> Baseline:
     return replace(baseline, complete=False) if baseline.complete else baseline
 
 
-def _none(side: Side, name: str) -> NoSuchEntry:
+def _no_baseline(side: Side, name: str) -> NoSuchEntry:
     if side == "before":
         return NoSuchEntry(f"there is no baseline {name}; record one with: gpumond baseline record {name} --for 10m")
     return NoSuchEntry(

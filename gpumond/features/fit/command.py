@@ -116,7 +116,7 @@ def traced(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
         interpreter, program = split(command)
         tracer = [*interpreter, "-m", "gpumond.features.fit.tracer", os.fspath(out), str(size_bytes), *program]
         try:
-            status = _ran(tracer, environ)
+            status = _run_and_show(tracer, environ)
         except subprocess.TimeoutExpired:
             return {"reason": f"the program's optimizer didn't complete two steps in {SECONDS:.0f} s"}
         except OSError as error:
@@ -127,7 +127,7 @@ def traced(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
         return found
 
 
-def _ran(command: Sequence[str], environ: Mapping[str, str]) -> int:
+def _run_and_show(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command, and show for how long. Raises OSError, or TimeoutExpired after ``SECONDS``."""
     start, progress = time.monotonic(), Progress()
     with subprocess.Popen(command, env=environ, stdout=sys.stderr, stdin=subprocess.DEVNULL) as process:

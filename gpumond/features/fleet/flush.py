@@ -195,9 +195,9 @@ class _Operation:
     async def flush(self, wave: Sequence[MachineFlush], number: int) -> list[ProcessResult]:
         """Flush the processes of a wave at the same time."""
         on_machine = Counter(one.machine.url for one in wave)
-        return await asyncio.gather(*(self._one(one, number, on_machine[one.machine.url]) for one in wave))
+        return await asyncio.gather(*(self._flush_process(one, number, on_machine[one.machine.url]) for one in wave))
 
-    async def _one(self, planned: MachineFlush, wave: int, on_machine: int) -> ProcessResult:
+    async def _flush_process(self, planned: MachineFlush, wave: int, on_machine: int) -> ProcessResult:
         async with self._free:
             if self.stopped:
                 return ProcessResult(planned=planned, result="skipped", wave=wave, reason=self.stopped)

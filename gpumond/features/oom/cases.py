@@ -149,11 +149,11 @@ class OomPart(Part):
         for report in (*tick.exited_reports, *tick.frame.snapshot.reports):
             for oom in report.program.ooms:
                 if oom.at >= since and oom.number > numbers.get(report.key, 0):
-                    before, history = self._before(oom.at, tick.frame), self._kernel.history
+                    before, history = self._frame_before(oom.at, tick.frame), self._kernel.history
                     peaks = recent_peaks(before, history)
                     yield case_of(Evidence(oom, report, before, tick.frame.verdicts, peaks), history)
 
-    def _before(self, at: float, frame: Frame) -> Frame:
+    def _frame_before(self, at: float, frame: Frame) -> Frame:
         """Return the last frame before a time, or the oldest."""
         known = [each for each in self._frames if each.snapshot.taken_at <= at]
         return known[-1] if known else self._frames[0] if self._frames else frame
@@ -358,7 +358,7 @@ def timeline(history: History, frame: Frame, uuid: str, at: float) -> Timeline:
             curves.append(Curve(pid=key.pid, workload=names[key], used_bytes=_values(known, times, step)))
     curves.sort(key=lambda curve: -max((value or 0 for value in curve.used_bytes), default=0))
     shown = curves[:CURVES]
-    rest = _rest(_values(whole, times, step), shown)
+    rest = _uncovered_use(_values(whole, times, step), shown)
     if any(rest):
         shown.append(Curve(pid=None, workload=REST, used_bytes=rest))
     return Timeline(tuple(round(time, 1) for time in times), tuple(shown))
@@ -371,7 +371,7 @@ def _values(points: Sequence[Point], times: Sequence[float], step: float) -> tup
     return tuple(int(points[place - 1].median) if place else None for place in places)
 
 
-def _rest(whole: Sequence[int | None], curves: Sequence[Curve]) -> tuple[int | None, ...]:
+def _uncovered_use(whole: Sequence[int | None], curves: Sequence[Curve]) -> tuple[int | None, ...]:
     """Return the use of the device besides these curves.
 
     It is 0 where only one point differs: the medians of the device and of a program are there those of other readings.

@@ -243,15 +243,17 @@ def reclaim_plan(
             chosen.append(each)
             short_bytes -= each.reclaimable_bytes
     suspended: list[Neighbor] = []
-    while short_bytes > 0 and (left := [each for each in neighbors if _gain(each) > 0 and each not in suspended]):
-        enough = [each for each in left if _gain(each) >= short_bytes]
-        suspended.append(min(enough, key=_gain) if enough else max(left, key=_gain))
-        short_bytes -= _gain(suspended[-1])
+    while short_bytes > 0 and (
+        left := [each for each in neighbors if _suspension_gain(each) > 0 and each not in suspended]
+    ):
+        enough = [each for each in left if _suspension_gain(each) >= short_bytes]
+        suspended.append(min(enough, key=_suspension_gain) if enough else max(left, key=_suspension_gain))
+        short_bytes -= _suspension_gain(suspended[-1])
     chosen = [each for each in chosen if each not in suspended]
     return AdmissionPlan(available, _needed(chosen, -short_bytes), max(0, short_bytes), tuple(suspended))
 
 
-def _gain(neighbor: Neighbor) -> int:
+def _suspension_gain(neighbor: Neighbor) -> int:
     """Return what a suspension returns after a flush."""
     return neighbor.suspendable_bytes - neighbor.reclaimable_bytes
 
@@ -547,13 +549,13 @@ class Admissions:
         Raises NoSuchEntry.
         """
         self._expire()
-        request = self._own(name, owner)
+        request = self._request_of(name, owner)
         self._leased_until[name] = self._clock() + LEASE_SECONDS
         return self._answer(snapshot, request)
 
     def cancel(self, name: str, owner: str) -> None:
         """Remove a request, or release what it was granted. Raises NoSuchEntry."""
-        self._own(name, owner)
+        self._request_of(name, owner)
         self._queue = self._queue.without(name)
 
     def queue(self, snapshot: Snapshot) -> tuple[QueuedRequest, ...]:
@@ -600,7 +602,7 @@ class Admissions:
 
     def extend(self, name: str, owner: str) -> None:
         """Give a grant its whole time again when half of it has passed. Raises NoSuchEntry."""
-        self._own(name, owner)
+        self._request_of(name, owner)
         deadline = self._clock() + PROCESS_GRANT_SECONDS
         grants = (
             replace(grant, deadline=deadline)
@@ -768,7 +770,7 @@ class Admissions:
         request = self._queue.find(key)
         return request.device_uuid if request else key
 
-    def _own(self, name: str, owner: str) -> StoredAdmission:
+    def _request_of(self, name: str, owner: str) -> StoredAdmission:
         request = self._queue.find(name)
         if request is None or counted_name(request.owner) != counted_name(owner):
             raise NoSuchEntry(

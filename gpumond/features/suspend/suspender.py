@@ -264,7 +264,7 @@ class Suspender:
             if program.state == "resuming":  # a helper may still be restoring it
                 self._extend(program)
             if not self._is_alive(key):
-                self._tasks.start(self._gone(program))
+                self._tasks.start(self._conclude_gone(program))
             elif key in self._ask_at:
                 if now >= self._ask_at[key]:
                     self._tasks.start(self._settle(key))
@@ -272,7 +272,7 @@ class Suspender:
                 self._ask_at[key] = now + PAUSE_SECONDS
             elif program.state == "suspended" and key in ended:  # its exit waits for the driver
                 self._tasks.start(self.resume(key, "exit", wait_seconds=RESUME_SECONDS))
-            elif program.state == "suspended" and self._continued(program, snapshot):
+            elif program.state == "suspended" and self._was_continued(program, snapshot):
                 self._tasks.start(self.resume(key, "SIGCONT", wait_seconds=RESUME_SECONDS))
             elif program.state == "suspended" and _counted(program, snapshot.devices):
                 if now - self._listed_since.setdefault(key, now) > LISTED_SECONDS:
@@ -280,7 +280,7 @@ class Suspender:
             else:
                 self._listed_since.pop(key, None)
 
-    def _continued(self, program: SuspendedProgram, snapshot: Snapshot) -> bool:
+    def _was_continued(self, program: SuspendedProgram, snapshot: Snapshot) -> bool:
         """Return whether a program has received SIGCONT. Its agent has counted the signal, or is blocked itself."""
         report = snapshot.reports_by_process.get(program.key)
         pending = self._is_continued(program.key)
@@ -561,7 +561,7 @@ class Suspender:
         if left is not None and left.state == "waiting":
             await self.resume(key, program.requested_by, wait_seconds=RESUME_SECONDS)
 
-    async def _gone(self, program: SuspendedProgram) -> None:
+    async def _conclude_gone(self, program: SuspendedProgram) -> None:
         async with self._lock(program.key):
             if self.programs.get(program.key) is not program:
                 return
