@@ -653,7 +653,7 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=kept)
         self._published = Signal()
 
-    def flushed(self, receipt: Receipt) -> None:
+    def add_receipt(self, receipt: Receipt) -> None:
         """Record a receipt; its event is published with the next frame."""
         self._receipts.append(receipt)
 

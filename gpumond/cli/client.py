@@ -48,7 +48,7 @@ from gpumond.host.http import (
     exchange,
     is_loopback,
     response_to,
-    trust,
+    tls_context,
 )
 from gpumond.host.runtime_directory import TOKEN_FILE, nonstandard_directory, runtime_directories
 from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decoded, frame_of
@@ -463,7 +463,7 @@ def _route(url: str, seconds: float, secret: bool) -> Route:
                 continue
             return Route(connection, "", token if named else "", source if named else "")
     connection = connection_to(
-        parts, lambda: trust(os.environ.get("GPUMOND_CA_FILE") or None), seconds, _trusted() if token else None
+        parts, lambda: tls_context(os.environ.get("GPUMOND_CA_FILE") or None), seconds, _trusted() if token else None
     )
     return Route(connection, parts.path.rstrip("/"), token, source)
 

@@ -87,7 +87,7 @@ async def serve(
             Guard(
                 Api(daemon.kernel, tokens, daemon.running, routers),
                 tokens,
-                _policy(settings, web, identities, daemon.kernel.telemetry.http_rejected),
+                _policy(settings, web, identities, daemon.kernel.telemetry.count_http_rejection),
             ),
             lifespan="on",
             log_config=None,
@@ -106,7 +106,7 @@ async def serve(
             daemon.kernel.url = url
             bound(f"{url}/")
             log.info("serving %s/, agents at %s, source %s", url, settings.agent_socket(), source)
-        server = _Server(config, web, daemon.kernel.telemetry.http_rejected)
+        server = _Server(config, web, daemon.kernel.telemetry.count_http_rejection)
         _handle_signals(stack, server, daemon)
         await stack.enter_async_context(background(systemd.keep_alive(lambda: daemon.kernel.frame)))
         if listener is None:
@@ -183,7 +183,7 @@ class _Server(uvicorn.Server):
         connections = http_connections()
         self.http = listener = HttpListener(
             sockets,
-            lambda peer: self._protocol(peer, listener.gone),
+            lambda peer: self._protocol(peer, listener.remove),
             connections=connections,
             per_user=max_http_connections_per_user(connections),
             tls=self._tls,

@@ -221,7 +221,7 @@ class Diagnosis:
                 ("exponent", found.curve.exponent),
             ]
             if room is not None:
-                evidence.append(("full_seconds", found.curve.left(room, found.curve.exponent) / pace))
+                evidence.append(("full_seconds", found.curve.seconds_left(room, found.curve.exponent) / pace))
             tracked.filling = UsePattern("filling", found.growth.begin, tuple(evidence))
         return tracked.filling
 

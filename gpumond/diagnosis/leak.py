@@ -72,7 +72,7 @@ def search(
         else None
     )
     if found is None and closed > QUARTER and tracked.floors.values:
-        found = leak_criteria.from_floors(tracked.floors.rising(), tracked.main)
+        found = leak_criteria.from_floors(tracked.floors.rising_floors(), tracked.main)
         return found if found is None or found.top > max(known, tracked.life.repeated_bytes) else None
     return confirmed_leak(tracked, main, found, known) if found is not None else None
 
@@ -312,7 +312,7 @@ def fit(
         own = [one.slope for one in courses]
         slope = _Slopes(min(own), own[0], max(own))
         if room is not None:
-            lefts = [one.left(room, one.exponent) for one in courses]
+            lefts = [one.seconds_left(room, one.exponent) for one in courses]
             full, earliest, latest = lefts[0], min(lefts), max(lefts)
     rest = [value - slope.middle * at for at, value in zip(times, values, strict=True)]
     if full is not None and earliest is not None:

@@ -173,7 +173,7 @@ class RunMinima:
         self._quarters = []
         return True
 
-    def rising(self) -> Sequence[tuple[float, float]]:
+    def rising_floors(self) -> Sequence[tuple[float, float]]:
         """Return the floors that rise evenly, one after another or from day to day; empty if they do not."""
         last = self.values[-MIN_FLOORS:]
         if len(last) == MIN_FLOORS and _is_even([b[1] - a[1] for a, b in pairwise(last)], last):

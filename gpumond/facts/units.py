@@ -87,7 +87,7 @@ def duration(seconds: float) -> str:
     )
 
 
-def about(seconds: float) -> str:
+def rough_duration(seconds: float) -> str:
     """Format a time that is known roughly: ``less than 1 min``, ``about 7 min``, ``about 2 h``, ``about 3 d``."""
     if seconds < 60:
         return "less than 1 min"

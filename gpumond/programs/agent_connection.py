@@ -111,7 +111,7 @@ class AgentConnection:
         if future is not None and not future.done():
             future.set_result(message)
 
-    def left(self) -> None:
+    def cancel_waits(self) -> None:
         """Cancel all waits for an answer of this agent."""
         waiting: list[asyncio.Future[Any]] = [*self.answers.values(), *self.requests.values()]
         for future in waiting:

@@ -128,7 +128,7 @@ POOL = ScopeSpec(
             "ooms_increase",
             f"increase of `ooms` {IN_WINDOW}, except errors after which `retry_on_oom` made another attempt; "
             f"{FROM_A_FULL_WINDOW}",
-            lambda row: row.recent.ooms(row.report, row.track),
+            lambda row: row.recent.oom_increase(row.report, row.track),
         ),
         *_values("retries"),
         Quantity(

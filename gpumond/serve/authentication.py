@@ -29,7 +29,7 @@ from gpumond.config.settings import Settings
 from gpumond.config.tokens import PREFIX, Token, digest
 from gpumond.facts.errors import ConfigError, GpumondError, HttpError, TokenReviewError
 from gpumond.host.files import read_secret, read_text
-from gpumond.host.http import Connection, HttpRequest, HttpResponse, exchange_async, trust
+from gpumond.host.http import Connection, HttpRequest, HttpResponse, exchange_async, tls_context
 from gpumond.host.peer import counted_name
 from gpumond.serve.limits import (
     FAILURES_PER_MINUTE,
@@ -366,7 +366,7 @@ class KubernetesTokenReviews:
         spec = {"token": token, "audiences": [self._audience]}
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
         try:
-            token_of_pod, authorities = read_secret(self._directory / "token"), trust(self._directory / "ca.crt")
+            token_of_pod, authorities = read_secret(self._directory / "token"), tls_context(self._directory / "ca.crt")
             fields = {"Authorization": f"Bearer {token_of_pod}", "Content-Type": "application/json"}
             request = HttpRequest("POST", REVIEW_ROUTE, fields, json.dumps(review).encode())
             connection = Connection(self._host, self._port, tls=authorities)

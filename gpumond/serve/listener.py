@@ -138,7 +138,7 @@ class HttpListener:
     async def wait_closed(self) -> None:
         await self._starting.finish()
 
-    def gone(self, peer: HttpPeer) -> None:
+    def remove(self, peer: HttpPeer) -> None:
         self._amounts(peer).remove(peer.user, peer)
 
     def _amounts(self, peer: HttpPeer) -> UserAmounts[HttpPeer]:
@@ -183,7 +183,7 @@ class HttpListener:
         if longest is None:
             return False
         self._rejected("crowd")
-        self.gone(longest)
+        self.remove(longest)
         longest.close()
         return True
 
@@ -235,7 +235,7 @@ class HttpListener:
 
     def _abandon(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
         timer.cancel()
-        self.gone(peer)
+        self.remove(peer)
         self._loop.remove_reader(connection.fileno())
         connection.close()
 
@@ -251,10 +251,10 @@ class HttpListener:
             )
         except (OSError, ssl.SSLError):  # no TLS, a wrong certificate, too slow, or closed
             self._rejected("handshake")
-            self.gone(peer)
+            self.remove(peer)
             connection.close()
         except asyncio.CancelledError:
-            self.gone(peer)
+            self.remove(peer)
             connection.close()
             raise
 

@@ -30,7 +30,7 @@ from gpumond.serve.full_frame import full_frame
 from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.limits import UserAmounts
 from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
-from gpumond.serve.routes import KIND, json_response, kernel_of, present, problem_responses
+from gpumond.serve.routes import KIND, existing_frame, json_response, kernel_of, problem_responses
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -350,7 +350,7 @@ async def live(request: Request) -> Response:
     stream of the user with the most streams.
     """
     state, tenant = request.app.state, tenant_of(request)
-    present(state.kernel.frame)
+    existing_frame(state.kernel.frame)
     compressed = accepts(request.headers.get("accept-encoding", ""), "gzip")
     headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if compressed else {})
     whole = None if tenant is None else own_frames(state.kernel, tenant, compressed)

@@ -279,7 +279,7 @@ class Store:
 
         await self.run(replace)
 
-    async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
+    async def record_delivery(self, notices: Sequence[Notice], accepted: bool) -> None:
         """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""
 
         def deliver(db: sqlite3.Connection) -> None:

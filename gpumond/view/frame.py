@@ -23,7 +23,6 @@ from gpumond.view.rows import (
     DeviceRow,
     Key,
     ProcessRow,
-    behind,
     cached_lines,
     devices,
     earlier_requests,
@@ -35,6 +34,7 @@ from gpumond.view.rows import (
     reclaimable,
     request_advice,
     requester,
+    requests_ahead,
 )
 from gpumond.view.text import safe
 
@@ -244,7 +244,7 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
     index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
         who = requester(request)
-        before = f", {behind(request['ahead'], earlier_requests(frame, request))}" if request["ahead"] else ""
+        before = f", {requests_ahead(request['ahead'], earlier_requests(frame, request))}" if request["ahead"] else ""
         lasted = duration(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
         device = index.get(request["device_uuid"], request["device_uuid"])
         sentence = safe(
@@ -370,7 +370,7 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
 
 
 def _named(place: int, name: str, view: View) -> View:
-    def about(notices: Iterable[FrameNotice]) -> tuple[FrameNotice, ...]:
+    def prefixed(notices: Iterable[FrameNotice]) -> tuple[FrameNotice, ...]:
         return tuple(
             replace(
                 notice,
@@ -385,7 +385,7 @@ def _named(place: int, name: str, view: View) -> View:
     def uuid(own: str) -> str:
         return f"{place}{PLACE_END}{own}"
 
-    notices: dict[str, Any] = {field: about(getattr(view, field)) for field in NOTICES}
+    notices: dict[str, Any] = {field: prefixed(getattr(view, field)) for field in NOTICES}
 
     return replace(
         view,

@@ -298,7 +298,7 @@ def requester(request: Mapping[str, Any]) -> str:
     return f"{first} ({', '.join(more)})" if more else first
 
 
-def behind(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
+def requests_ahead(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
     """Return which requests precede one, such as ``behind pretrain (20.0 GiB) and 2 more``."""
     named = [each["workload"] or ("a program" if each["pid"] is None else f"pid {each['pid']}") for each in earlier]
     shown = [f"{plain(name)} ({human(each['need_bytes'])})" for name, each in zip(named, earlier, strict=True)]
@@ -325,7 +325,7 @@ def earlier_requests(frame: Mapping[str, Any], request: Mapping[str, Any]) -> li
 def place_sentence(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     """Return the place of a request in the queue, as a sentence; empty for the first."""
     ahead = request["ahead"]
-    before = behind(ahead, earlier_requests(frame, request))
+    before = requests_ahead(ahead, earlier_requests(frame, request))
     room = claimed_room(request)
     claim = f"; the available {human(room)} is kept for earlier requests" if room else ""
     return f"{requester(request)} is number {ahead + 1} in the queue, {before}{claim}" if ahead else ""

@@ -17,12 +17,12 @@ from gpumond.commands.main import commands
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
 from gpumond.facts.suspension import MemoryHolder
-from gpumond.facts.units import GIB, about, clock, typed_size
+from gpumond.facts.units import GIB, clock, rough_duration, typed_size
 from gpumond.features.alerts.command import _runbook
 from gpumond.features.quotas.admission_client import WaitStatusLine, size
 from gpumond.features.quotas.command import no_request, queue_table, queue_text
 from gpumond.view.frame import view
-from gpumond.view.rows import behind, quota_sentence, reserve_sentences
+from gpumond.view.rows import quota_sentence, requests_ahead, reserve_sentences
 from gpumond.view.text import moment
 from tests.helpers.frames import fake_daemon, make_frame
 from tests.helpers.running import gpumond_here
@@ -72,7 +72,7 @@ def test_size_without_a_unit_is_refused():
     ],
 )
 def test_time_that_is_known_roughly_is_round(seconds: float, text: str):
-    assert about(seconds) == text
+    assert rough_duration(seconds) == text
 
 
 QUEUED = QueuedRequest(
@@ -137,7 +137,7 @@ def test_queue_states_room_that_earlier_requests_claim():
     ],
 )
 def test_requests_ahead_are_named_and_the_rest_is_counted(ahead: int, names: list[str], text: str):
-    assert behind(ahead, [{"workload": name, "pid": 7, "need_bytes": GIB} for name in names]) == text
+    assert requests_ahead(ahead, [{"workload": name, "pid": 7, "need_bytes": GIB} for name in names]) == text
 
 
 def test_what_a_quota_reserves_is_named_where_a_program_waits():

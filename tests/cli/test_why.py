@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.messages import to_json
 from gpumond.facts.units import GIB
-from gpumond.features.instruments.command import beyond, findings, ineffective, overruled
+from gpumond.features.instruments.command import findings, notes_on_excess, notes_on_quotas, notes_on_small_devices
 from gpumond.features.instruments.routes import WHY_EXAMPLE, Why
 from gpumond.serve.examples import LIVE_CLASSES
 from gpumond.view.live_memory import why_lines as lines
@@ -237,9 +237,11 @@ def test_a_limit_below_what_a_program_holds_states_what_follows(live: int, cache
     agent = json.loads(to_json(make_report(10, (pool,))))
     start = f"train (pid 10) holds {live + cached}.0 GiB: with this limit, its next allocation from the driver fails "
     assert (
-        list(beyond(agent, 2 * GIB, None)) == list(beyond(agent, 2 * GIB, "GPU-a")) == [start + line for line in lines]
+        list(notes_on_excess(agent, 2 * GIB, None))
+        == list(notes_on_excess(agent, 2 * GIB, "GPU-a"))
+        == [start + line for line in lines]
     )
-    assert not list(beyond(agent, 2 * GIB, "GPU-b"))
+    assert not list(notes_on_excess(agent, 2 * GIB, "GPU-b"))
 
 
 @pytest.mark.parametrize(
@@ -274,12 +276,12 @@ def test_limit_above_that_of_a_quota_is_said_to_be_set_again():
     report = make_report(10, (pool,))
     frame = busy_frame(reports=(report,), quotas=make_quotas(report, (25 * GIB, ""), (30 * GIB, "team"), (1, "team")))
     again = ["the quota team sets the limit of train (pid 10) to 30.0 GiB again"]
-    assert [list(overruled(frame, limit, {10})) for limit in (None, 40 * GIB, 30 * GIB)] == [again, again, []]
-    assert list(overruled(frame, None, {11})) == []
+    assert [list(notes_on_quotas(frame, limit, {10})) for limit in (None, 40 * GIB, 30 * GIB)] == [again, again, []]
+    assert list(notes_on_quotas(frame, None, {11})) == []
 
 
 def test_limit_above_the_size_of_its_gpu_is_said_to_have_no_effect():
     said = ["this limit has no effect on GPU 0, which has 80.0 GiB in all"]
     limits = (None, 80 * GIB, 81 * GIB)
-    assert [list(ineffective(busy_frame(), limit, {"GPU-a"})) for limit in limits] == [[], [], said]
-    assert list(ineffective(busy_frame(), 81 * GIB, set())) == []
+    assert [list(notes_on_small_devices(busy_frame(), limit, {"GPU-a"})) for limit in limits] == [[], [], said]
+    assert list(notes_on_small_devices(busy_frame(), 81 * GIB, set())) == []

@@ -172,7 +172,7 @@ class ReceiverQueue:
         if len(self._queue) >= self._limit:
             if not self._full:
                 log.error("receiver %s: the queue is full; further notifications wait", self._receiver.name)
-                self._counts.not_notified(self._receiver.name, "queue_full")
+                self._counts.count_failed_notification(self._receiver.name, "queue_full")
             self._full = True
             return
         self.queue_up(Notice(self._receiver.name, self._seq + 1, "raised" if kind == "raised" else "resolved", alert))
@@ -246,7 +246,7 @@ class ReceiverQueue:
             raised, resolved = self._firing_again(batch) | raised, self._resolved_again(batch) | resolved
         if raised or resolved:
             await self._receiver.send(tuple(raised.values()), tuple(resolved.values()))
-            self._counts.notified(self._receiver.name)
+            self._counts.count_notification(self._receiver.name)
         if due:
             self._sent_now()
         await self._remove_batch(batch, accepted=True)
@@ -280,7 +280,7 @@ class ReceiverQueue:
             self._full = False
         if batch:
             try:
-                await self._outbox.journal.delivered(batch, accepted)
+                await self._outbox.journal.record_delivery(batch, accepted)
             except StoreUnavailable:
                 pass  # the store logs it; after a crash now, the notification is sent twice
 
@@ -303,8 +303,8 @@ class ReceiverQueue:
         return random.uniform(least, max(least, backoff(least, failures, most)))
 
     def _count_failure(self, reason: str, text: str) -> None:
-        self._counts.notified(self._receiver.name)
-        self._counts.not_notified(self._receiver.name, reason)
+        self._counts.count_notification(self._receiver.name)
+        self._counts.count_failed_notification(self._receiver.name, reason)
         log.warning("receiver %s: %s", self._receiver.name, text)
 
 

@@ -58,10 +58,10 @@ class BaselineService:
         if self._saving is not None:
             await self._saving
 
-    def flushed(self, receipt: Receipt) -> None:
+    def add_receipt(self, receipt: Receipt) -> None:
         for recording in self._recordings.values():
             if not recording.complete:
-                recording.flushed(receipt)
+                recording.add_receipt(receipt)
 
     async def record(self, name: str, for_seconds: float, workload: str | None, by: str) -> None:
         """Record a baseline; one of that name is replaced at the end. Raises StoreUnavailable, EntryConflict."""
@@ -208,7 +208,7 @@ class BaselineRecorder:
                 workload.blocks["utilization"].add(sum(busy) / len(busy))
         self._count_retries(frame)
 
-    def flushed(self, receipt: Receipt) -> None:
+    def add_receipt(self, receipt: Receipt) -> None:
         workload = self._workloads.get(receipt.workload)
         if workload is not None and receipt.outcome not in ("planned", "refused"):
             workload.flushes += 1

@@ -457,7 +457,7 @@ class Flusher:
         order = FlushCommand(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
         async with nullcontext() if request.dry_run else self._locks.hold(report):
             started_at, began = time.time(), self._clock()
-            silent = None if request.dry_run else self._locks.unanswering(report, self._agents.flushing)
+            silent = None if request.dry_run else self._locks.unanswering(report, self._agents.is_flushing)
             if silent is not None:
                 reason = f"pid {silent.pid} of the same workload or job may still be executing a flush"
                 return [receipt("refused", reason)]
@@ -548,7 +548,7 @@ class FlushPart(Part, FlushService):
         self.flusher = Flusher(
             kernel.programs,
             kernel.read_driver,
-            done=kernel.flushed,
+            done=kernel.add_receipt,
             cooldown_seconds=kernel.settings.flush_cooldown,
             engines=kernel.find(EngineStep),
             keep=self._keep,

@@ -28,7 +28,7 @@ from gpumond.features.suspend.decision import (
     HostState,
     Refusal,
     SuspendRequest,
-    already,
+    already_suspended,
     marked,
     memory_of,
     refusals,
@@ -576,7 +576,7 @@ class Suspender:
 
     async def _refusal(self, snapshot: Snapshot, report: AgentReport, request: SuspendRequest) -> Refusal | None:
         if report.key in self.programs:
-            return already(self.programs[report.key])
+            return already_suspended(self.programs[report.key])
         if self._flushing(report):
             return Refusal("a flush of the program is in progress", "wait for its receipt")
         if not self.loaded:
@@ -759,7 +759,7 @@ class SuspendPart(Suspender, Part):
             host_state=host_state,
             is_alive=is_alive,
             is_continued=lambda each: is_pending(each.pid, signal.SIGCONT),
-            flushing=lambda each: kernel.programs.flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
+            flushing=lambda each: kernel.programs.is_flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
             store=kernel.store,
             note=kernel.note,
             publish=kernel.events.suspended,
