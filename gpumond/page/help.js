@@ -3,7 +3,7 @@
 import { $, make, put } from "./elements.js";
 import { words } from "./format.js";
 import { FLUSH, MEANINGS } from "./meanings.js";
-import { FILTER } from "./rows.js";
+import { FILTER } from "./processlist.js";
 import { CLAIMS } from "./shares.js";
 import { MARKS, VERDICTS } from "./words.js";
 

@@ -10,7 +10,7 @@ import { clock, duration, human, percent, sum, words } from "./format.js";
 import { stateOf } from "./matrix.js";
 import { MEANINGS } from "./meanings.js";
 import { holdMoment } from "./selectedtime.js";
-import { suspensionSentence } from "./rows.js";
+import { suspensionSentence } from "./processlist.js";
 import { CLAIMS, besides, claimedParts } from "./shares.js";
 import { choose, chooseIndex, chosen } from "./selection.js";
 import { claimsOfFrame, estimate, hasAgent, label, reclaimableOf, roots, sharesOfAll, state } from "./state.js";

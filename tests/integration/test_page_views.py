@@ -174,10 +174,10 @@ def test_view_is_accessible_and_fits_on_a_phone(browser: Browser, demo: RunningD
 def test_view_that_cannot_be_loaded_says_so(browser: Browser, demo: RunningDaemon):
     with open_page(browser, demo) as session:
         session.shows_content()
-        session.page.route("**/later-*.js", lambda route: route.fulfill(status=404))
+        session.page.route("**/lazyviews-*.js", lambda route: route.fulfill(status=404))
         session.page.get_by_role("button", name="Alerts", exact=True).click()
         session.shows("the daemon may have been updated")
-        session.page.unroute("**/later-*.js")
+        session.page.unroute("**/lazyviews-*.js")
         session.page.reload()
         session.page.get_by_role("table", name="Alert history").wait_for()
 

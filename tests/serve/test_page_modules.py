@@ -99,7 +99,7 @@ FLUSHES: list[tuple[dict[str, Any], list[str]]] = [
 def test_receipt_explains_differing_figures():
     receipts = [receipt for receipt, _ in FLUSHES]
     expression = "given[1].map((receipt) => [...m.differences(receipt, given[0])])"
-    found = run_module("receipts", expression, flushed(4, 0, None), receipts)
+    found = run_module("receipttexts", expression, flushed(4, 0, None), receipts)
     for sentences, (_, reasons) in zip(found, FLUSHES, strict=True):
         assert len(sentences) == len(reasons)
         assert all(reason in sentence for reason, sentence in zip(reasons, sentences, strict=True)), sentences
@@ -109,7 +109,7 @@ def test_receipt_states_no_amounts_that_look_equal():
     plan, receipt = flushed(4, 0, None), flushed(4, 4, 4)
     amount = 4 * GIB - (64 << 20)
     receipt |= {"expected": dict.fromkeys(("low", "likely", "high"), amount), "released_bytes": amount}
-    (found,) = run_module("receipts", "[...m.differences(given[1], given[0])]", plan, receipt)
+    (found,) = run_module("receipttexts", "[...m.differences(given[1], given[0])]", plan, receipt)
     assert found == "The program's memory changed between the plan and the flush."
 
 
@@ -307,7 +307,7 @@ def test_repeats_of_an_out_of_memory_error_are_one_event():
 
 def test_amounts_of_a_flush_without_those_of_its_plan_are_left_out():
     plan = {"expected": flushed(4, 0, None)["expected"]}
-    (found, *_) = run_module("receipts", "[...m.differences(given[1], given[0])]", plan, flushed(3, 3, 3))
+    (found, *_) = run_module("receipttexts", "[...m.differences(given[1], given[0])]", plan, flushed(3, 3, 3))
     assert found == "The program's memory changed between the plan and the flush."
 
 
