@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
-from gpumond.facts.fact import fact
+from gpumond.facts.fast_dataclass import fast_dataclass
 from gpumond.facts.pools import FlushPolicy
 from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
@@ -20,7 +20,7 @@ from gpumond.facts.verdicts import VerdictName
 Phase = Literal["pending", "firing", "resolved"]
 
 
-@fact(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """Bytes of one share on one device; without a process for ``unattributed``."""
 
@@ -268,7 +268,7 @@ def device_named(name: str, frame: Frame | None, uid: int | None = None, others:
     return device_uuid(name, frame.snapshot.devices, (*pools, *others))
 
 
-@fact(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessHolding:
     """One process on one device: the driver's values, and its shares. Unknown values are null.
 

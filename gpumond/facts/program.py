@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NewType
 
-from gpumond.facts.fact import fact
+from gpumond.facts.fast_dataclass import fast_dataclass
 
 TICKS_PER_SECOND = 100
 """Linux's USER_HZ, the unit of ``start_ticks``, on all architectures that have GPUs."""
@@ -115,7 +115,7 @@ class ScopeUsage:
     devices: tuple[ScopeDevice, ...] = ()
 
 
-@fact(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class StepUsage:
     """The program's steps.
 
@@ -273,7 +273,7 @@ class Retainer:
     tensors: int
 
 
-@fact(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """Facts about one program besides its pools.
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import FaultKind, ReturnCode
-from gpumond.facts.fact import fact
+from gpumond.facts.fast_dataclass import fast_dataclass
 from gpumond.facts.pools import FlushPolicy, HostPool, PoolUsage
 from gpumond.facts.program import MAX_PID, SILENT, Ending, HasProcessKey, PoolLimit, ProcessKey, Program
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest
@@ -148,7 +148,7 @@ MISSED_LIMIT = 3
 """Number of consecutive readings without a device after which its values are withheld."""
 
 
-@fact(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUsage(HasProcessKey):
     """One process on one device, as the driver lists it; all other facts about the process come from /proc.
 
@@ -302,7 +302,7 @@ class SourceState:
     cuda_version: str | None = None
 
 
-@fact(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport(HasProcessKey):
     """The newest report of one process. ``pid``, ``start_ticks`` and ``uid`` come from the kernel.
 

@@ -14,7 +14,7 @@ from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB
 from gpumond.features.oom.case import OomCase, Remedy, document, plain, remedy_rows, sections
-from gpumond.features.oom.cases import KEPT, PER_PROCESS, Cases, case_of, opaque_case, recent_peaks, timeline
+from gpumond.features.oom.case_service import KEPT, PER_PROCESS, Cases, case_of, opaque_case, recent_peaks, timeline
 from gpumond.features.oom.remedies import Evidence, remedies
 from gpumond.tick.history import DEVICE_SIGNALS, History
 from gpumond.tick.ledger import attribute

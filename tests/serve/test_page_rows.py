@@ -217,7 +217,9 @@ def test_rows_keep_their_order_while_the_user_points_at_one():
         const after = m.listed([first, ...rows], by, given[1], open, keys(before));
         return [keys(before), keys(after)];
     }))(m.rowsOf(given[0]))"""
-    (plain, plain_after), (groups, groups_after) = run_module("processlist", expression, frame_of_two_devices(), BY_USED)
+    (plain, plain_after), (groups, groups_after) = run_module(
+        "processlist", expression, frame_of_two_devices(), BY_USED
+    )
     assert plain_after == [*plain, "new"]
     assert len(groups) == 6
     place = groups.index("group user ann") + 3  # after the two rows of the group
