@@ -30,11 +30,11 @@ GROUPS, EACH = 8, 4
 """Number of groups of equal tensors, and of tensors of each, whose referrers are searched."""
 MAX_OBJECTS = 32
 """Number of tensors with a graph whose referrers are searched."""
-RETAINERS = 3
+MAX_RETAINERS = 3
 MAX_FILE, MAX_NAME = 160, 80
 
 
-LEVELS = 7
+MAX_LEVELS = 7
 """Number of objects of one level whose referrers are searched: the collector compares each with every reference."""
 MAX_REFERRERS = 2000
 MAX_EXTRA = 16
@@ -128,7 +128,7 @@ def _retainers(kept: Sequence[TrackedTensor], graphs: Sequence[TrackedTensor]) -
         total.size += unheld.size // len(holders)
         total.tensors += unheld.tensors / len(holders)
     ordered = sorted(totals.items(), key=lambda entry: -entry[1].size)
-    return tuple(_retainer(place, total.size, round(total.tensors)) for place, total in ordered[:RETAINERS])
+    return tuple(_retainer(place, total.size, round(total.tensors)) for place, total in ordered[:MAX_RETAINERS])
 
 
 def _holders_of_graphs(graphs: Sequence[TrackedTensor], totals: dict[Place, Total]) -> list[Total]:
@@ -174,7 +174,7 @@ def places(objects: Sequence[Any]) -> list[Place | None]:
     for number, tensor in enumerate(objects):
         level.setdefault(id(tensor), (tensor, set()))[1].add(number)
     ignored, visited = {id(level), id(objects)}, set[int]()
-    for _ in range(LEVELS):
+    for _ in range(MAX_LEVELS):
         # Variables of running functions are not among the referrers that the collector knows.
         for key in level.keys() & variables.keys():
             _assign_place(found, level[key][1], _of_code(*variables[key]))

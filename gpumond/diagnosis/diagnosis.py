@@ -236,7 +236,7 @@ class Diagnosis:
     def _is_beyond_start(self, uuid: str, device: DeviceReading) -> bool:
         """Return whether no process that is starting fills the device, and it is fuller than what it returned from."""
         now, used = self.history.now, float(device.used_bytes or 0)
-        if used > detectors.FULL * (device.size_bytes or inf):
+        if used > detectors.FULL_RATIO * (device.size_bytes or inf):
             return True
         own = [one for one in self._recorder.tracked_series.values() if one.uuid == uuid and one.pid is not None]
         largest = max(own, key=lambda one: one.used, default=None)

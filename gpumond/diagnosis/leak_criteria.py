@@ -26,11 +26,11 @@ from gpumond.tick.history import (
     FIVE_MINUTES,
     HELD,
     LOAD,
+    MAX_SAMPLES,
     MEDIAN,
     MIN,
     MINUTE,
     QUARTER,
-    SAMPLES,
     TIERS,
     USED,
     UTILIZATION,
@@ -182,7 +182,7 @@ class LeakCurve(NamedTuple):
     """The highest value before the first one."""
 
 
-def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int = SAMPLES) -> LeakCurve:
+def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int = MAX_SAMPLES) -> LeakCurve:
     """Return the blocks of one tier in which the signal is known."""
     times, counts = series.times(tier, count), series.counts(tier, count)
     values: Sequence[float]

@@ -163,7 +163,7 @@ def program(name: str, pid: int | None, device: str) -> str:
     return device if pid is None else f"{name or 'a program'} (pid {pid})"
 
 
-SHOWN = 2
+MAX_SHOWN = 2
 MAX_PLACE = 240
 """Longest text of a line: an agent may send any."""
 
@@ -184,7 +184,7 @@ def _with_retainers(verdict: Verdict, snapshot: Snapshot) -> Verdict:
 def retained_by(program: Program) -> str:
     """Return the lines that retain memory, else the scope that retains the most; empty if neither is known."""
     if program.retainers:
-        return "retained by " + ", ".join(map(_line, program.retainers[:SHOWN]))
+        return "retained by " + ", ".join(map(_line, program.retainers[:MAX_SHOWN]))
     kept = {
         scope.name: sum(device.retained_bytes for device in scope.devices)
         for scope in program.scopes

@@ -215,7 +215,7 @@ class Silence:
 
 
 NAMED_BY = "an index, a UUID or its prefix, or a PCI address"
-LISTED = 16
+MAX_LISTED = 16
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-9a-f])", re.IGNORECASE)
 
 
@@ -252,8 +252,8 @@ def _address(text: str) -> tuple[int, ...] | None:
 def _listed(devices: Sequence[DeviceReading], uuids: Iterable[str]) -> str:
     indices = {device.uuid: device.index for device in devices}
     names = [f"{indices[uuid]} ({uuid})" if uuid in indices else uuid for uuid in uuids]
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
 
 
 def device_named(name: str, frame: Frame | None, uid: int | None = None, others: Iterable[str] = ()) -> str:

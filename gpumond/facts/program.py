@@ -72,13 +72,13 @@ Ending = Literal["exit", "error", "out-of-memory"]
 MAX_RANKS = 1 << 20
 """Maximum number of ranks of a job."""
 
-SCOPES = 32
+MAX_SCOPES = 32
 """Maximum number of a program's scopes by name; the others are summed in ``OTHER``."""
 
 OTHER = "other"
 """Name of a sum over scopes or pools beyond the maximum."""
 
-OOMS = 4
+MAX_OOMS = 4
 """Maximum number of OOM snapshots in a report."""
 
 OOM_POOLS = 8

@@ -21,7 +21,7 @@ from typing import Literal
 
 from gpumond.host.machine import RESERVED_CONNECTIONS
 from gpumond.host.peer import loopback_uid, peer_uid
-from gpumond.host.runtime_directory import BACKLOG
+from gpumond.host.runtime_directory import BACKLOG_CONNECTIONS
 from gpumond.host.tasks import Tasks
 from gpumond.serve.limits import LOOPBACK, UserAmounts, user_of
 
@@ -33,7 +33,7 @@ CLOSABLE: tuple[ClientState, ...] = ("idle", "streaming")
 
 HEAD_SECONDS = HANDSHAKE_SECONDS = 10.0
 LISTEN_SECONDS = 0.1
-ACCEPTS = 8
+MAX_ACCEPTS = 8
 PAUSE_SECONDS = 0.1
 GRACE_SECONDS = 0.5
 """For answers that are being sent when the listener is closed. A stream of events would never end by itself."""
@@ -106,7 +106,7 @@ class HttpListener:
         self._accept_on(listener)
 
     def _accept_on(self, listener: socket.socket) -> None:
-        listener.listen(BACKLOG)
+        listener.listen(BACKLOG_CONNECTIONS)
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._accept, listener)
 
@@ -145,7 +145,7 @@ class HttpListener:
         return self._reserved if peer.reserved else self._connections
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(ACCEPTS):
+        for _ in range(MAX_ACCEPTS):
             try:
                 connection, address = listener.accept()
             except BlockingIOError:

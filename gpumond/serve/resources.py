@@ -39,7 +39,7 @@ from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.responses import problem
 from gpumond.serve.routes import Router, existing_frame, json_response, kernel_of
 from gpumond.store.table import adapter
-from gpumond.tick.history import SAMPLES, SIGNALS, TIERS, History, HistorySignal, Shares
+from gpumond.tick.history import MAX_SAMPLES, SIGNALS, TIERS, History, HistorySignal, Shares
 
 router = Router("facts")
 
@@ -556,7 +556,7 @@ Each = TypeVar("Each")
 
 def sampled(points: Sequence[Each]) -> Sequence[Each]:
     """Return every n-th point, at most 901 of them: accelerated time has more samples in 15 minutes."""
-    return points[:: max(1, ceil((len(points) - 1) / SAMPLES))]
+    return points[:: max(1, ceil((len(points) - 1) / MAX_SAMPLES))]
 
 
 def _process(known: History, uuid: str, pid: int | None, start_ticks: int | None) -> ProcessKey | None:
@@ -575,7 +575,7 @@ def _fitting(known: History, ages: Sequence[float], since: float | None, resolut
     if resolution is not None or since is None:
         return resolution
     seconds = min((known.taken_at - since) * known.pace, max(ages, default=0.0))
-    if seconds <= SAMPLES * known.pace * SLACK:
+    if seconds <= MAX_SAMPLES * known.pace * SLACK:
         return None
     return next((tier.seconds for tier in TIERS if seconds <= tier.seconds * tier.rows * SLACK), TIERS[-1].seconds)
 

@@ -10,7 +10,7 @@ import pytest
 from gpumond import agent
 from gpumond.agent.measure.scopes import SCOPE_TOTALS, Block
 from gpumond.agent.measure.steps import DeviceUsage, levels
-from gpumond.facts.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
+from gpumond.facts.program import MAX_SCOPES, OTHER, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
 from tests.helpers.simulated import UUID
@@ -119,11 +119,11 @@ def test_pools_of_one_device_are_added_and_those_inside_another_left_out():
 
 
 def test_names_beyond_the_bound_are_counted_together(allocator: CachingAllocator):
-    for number in range(SCOPES + 10):
+    for number in range(MAX_SCOPES + 10):
         with agent.scope(f"s{number}"):
             pass
     scopes = agent.program().scopes
-    assert len(scopes) == SCOPES + 1
+    assert len(scopes) == MAX_SCOPES + 1
     assert usage(OTHER).entries == 10
     with agent.scope("s0"):
         pass

@@ -225,7 +225,7 @@ def _returned(pool: Any, ordinal: int, used: int, idle: int, exact: bool) -> int
 
 MAX_CHUNKS = 50_000
 """Largest number of chunks that are visited: more would hold the pool's lock and the GIL for many milliseconds."""
-TRIES = 3
+MAX_TRIES = 3
 
 
 def whole_bytes(pool: Any, ordinal: int) -> int | None:
@@ -235,7 +235,7 @@ def whole_bytes(pool: Any, ordinal: int) -> int | None:
     with a reference is not freed.
     """
     try:
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             if pool.n_free_blocks() > MAX_CHUNKS:
                 return None
             whole = pieces = 0

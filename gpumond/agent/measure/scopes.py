@@ -23,7 +23,7 @@ from gpumond.agent.loaded_allocators import LOADED
 from gpumond.agent.measure import is_async, refuse_generators
 from gpumond.agent.measure.oom_record import OOMS, is_oom, request_bytes
 from gpumond.agent.measure.steps import NOTHING, Levels, read_levels
-from gpumond.facts.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeRetained, ScopeUsage
+from gpumond.facts.program import MAX_SCOPES, OTHER, ByteChange, ScopeDevice, ScopeRetained, ScopeUsage
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -281,7 +281,7 @@ class Scopes:
 
     def _total_of(self, name: str) -> ScopeTotal:
         known = self._totals.get(name)
-        if known is None and (len(self._totals) - (OTHER in self._totals) >= SCOPES or len(name) > MAX_NAME):
+        if known is None and (len(self._totals) - (OTHER in self._totals) >= MAX_SCOPES or len(name) > MAX_NAME):
             name = OTHER
         return self._totals.setdefault(name, ScopeTotal())
 

@@ -46,7 +46,7 @@ COMMANDS = {
     "test-receiver": "send a test message to one of your receivers",
 }
 ROUTE = "/api/v1/rules"
-INVALID = 422
+INVALID_STATUS = 422
 HEADER = ("RULE", "ORIGIN", "SEVERITY", "FIRES WHEN")
 
 
@@ -112,7 +112,7 @@ def _change(arguments: argparse.Namespace) -> int:
         try:
             entry = client.put(arguments.url, f"{route}/override", fields)
         except DaemonError as error:
-            if error.status != INVALID:
+            if error.status != INVALID_STATUS:
                 raise
             raise ConfigError(str(error).replace("body.", "--")) from None
     else:
