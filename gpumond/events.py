@@ -22,7 +22,7 @@ from gpumond.facts.pools import Receipt
 from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site
 from gpumond.facts.quota import GrantedRequest, QueuedRequest, only_free
 from gpumond.facts.snapshot import AgentReport, Snapshot
-from gpumond.facts.suspension import SuspensionReceipt
+from gpumond.facts.suspension import SuspensionReceipt, largest_programs
 from gpumond.facts.units import caller_text, clock, duration, human
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.host.tasks import Signal
@@ -306,7 +306,7 @@ def _counted_ooms(report: AgentReport, before: AgentReport, frame: Frame) -> Ite
 def _oom_summary(report: AgentReport, oom: Oom, frame: Frame, limit: int | None) -> str:
     where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
     request = "" if oom.request_bytes is None else f" when it requested {human(oom.request_bytes)}"
-    scope = f" in {oom.scope}" if oom.scope else ""
+    scope = f" in the scope {oom.scope}" if oom.scope else ""
     place = program_place(oom.stack)
     later = " a moment later" if oom.seen == "counter" else ""  # the program may have freed memory since its error
     return f"{_name(report)} {oom_text(oom, limit)}{where}{scope}{place}{request}: {amounts(oom)}{later}"
@@ -384,9 +384,8 @@ def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
     granted = {each.id for each in (before.grants if before else ())}
     for request in frame.queue:
         if request.id in _waiting(frame) - known:
-            names = ", ".join(map(str, request.holders))
-            held = f"; the largest programs there are {names}" if names else ""
-            where = _gpu(frame, request.device_uuid)
+            where, holders = _gpu(frame, request.device_uuid), [*map(str, request.holders)]
+            held = f"; {largest_programs(where, holders)}" if holders else ""
             summary = f"{_requester(request)} waits for {human(request.need_bytes)} of {where}{held}"
             yield _of_request("wait", summary, request)
     for grant in frame.grants:

@@ -299,7 +299,9 @@ def selected(arguments: argparse.Namespace) -> list[TargetProgram]:
         names = (("workload", arguments.workload), ("device", arguments.device))
         target = " and ".join(f"{name} {value}" for name, value in names if value is not None)
         hint = did_you_mean(arguments.workload or "", (agent["workload"] for agent in agents))
-        print_error(f"gpumond: no connected agent matches {target}{hint or '; `gpumond status` lists the agents'}")
+        print_error(
+            f"gpumond: no program with an agent matches {target}{hint or '; `gpumond status` lists the programs'}"
+        )
     return sorted(found)
 
 

@@ -40,7 +40,7 @@ def _alerts(frame: Mapping[str, Any]) -> str:
     """Return the programs' alerts that aren't verdicts, the most urgent first; empty without one."""
     programs = {process_of(each): each["workload"] or each["comm"] or "?" for each in frame["processes"]}
     shown = [
-        f"{alert['rule']} of {plain(programs[process_of(alert)], 64)} (pid {alert['pid']})"
+        f"{alert['rule']} ({plain(programs[process_of(alert)], 64)}, pid {alert['pid']})"
         for alert, _ in by_urgency(frame["alerts"], ())
         if alert["phase"] == "firing" and alert["rule"] not in VERDICTS and process_of(alert) in programs
         if not dict(alert["annotations"]).get("summary", "").startswith(OVER)

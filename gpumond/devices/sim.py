@@ -27,7 +27,7 @@ class SimSource:
     def open(self) -> None:
         directory = self._environ.get("GPUMOND_SIM_DIR")
         if not directory:
-            raise SourceUnavailable("unset", f"GPUMOND_SIM_DIR isn't set: {remedy('unset')}")
+            raise SourceUnavailable("unset", f"no directory of simulated devices is set; {remedy('unset')}")
         self._root = Path(directory)
         if not self._root.is_dir():
             raise SourceUnavailable(

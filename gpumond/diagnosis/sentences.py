@@ -10,7 +10,7 @@ from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Program, Retainer
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import DAY_SECONDS, clock, duration, human, rate, rough_duration
+from gpumond.facts.units import DAY_SECONDS, clock, duration, human, listed, rate, rough_duration
 from gpumond.facts.verdicts import AT_PEAK
 
 NOTABLE_DAYS = 30
@@ -184,7 +184,8 @@ def _with_retainers(verdict: Verdict, snapshot: Snapshot) -> Verdict:
 def retained_by(program: Program) -> str:
     """Return the lines that retain memory, else the scope that retains the most; empty if neither is known."""
     if program.retainers:
-        return "retained by " + ", ".join(map(_line, program.retainers[:MAX_SHOWN]))
+        lines = [_line(retainer) for retainer in program.retainers[:MAX_SHOWN]]
+        return f"{listed(lines)} {'retains' if len(lines) == 1 else 'retain'} the memory"
     kept = {
         scope.name: sum(device.retained_bytes for device in scope.devices)
         for scope in program.scopes

@@ -26,7 +26,7 @@ ENGINE_STEP = "engine"
 
 ALL_STEPS = (*STEPS, ENGINE_STEP)
 
-SUSPENDED = "suspended: not flushed; flush it again after you resume it"
+SUSPENDED = "suspended, so not flushed; resume it, then flush it"
 """Reason of the outcome ``deferred`` for a process that the driver has locked or suspended."""
 
 FORCED = 'with "force": true'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from math import isfinite
 from time import gmtime, strftime
 
@@ -112,6 +113,12 @@ def plural(count: float, noun: str) -> str:
     """Format a count with its noun, whose plural is regular: ``1 time``, ``3 times``, ``2 processes``."""
     ending = "es" if noun.endswith("s") else "s"
     return f"{count:g} {noun}{'' if count == 1 else ending}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a part of a sentence: ``a, b and c``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 CALLERS = {"SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end"}

@@ -249,7 +249,7 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         device = index.get(request["device_uuid"], request["device_uuid"])
         sentence = safe(
             f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{before}{_missing(request)}"
-        ) + (f"; the largest programs there are {holders}" if (holders := held_by(request)) else "")
+        ) + (f"; {holders}" if (holders := held_by(request, device)) else "")
         advice = request_advice(frame, request)
         text = f"{sentence}; {advice}" if advice else sentence
         yield FrameNotice("note", "waiting", text, "waiting", device_uuid=request["device_uuid"], program=who)
@@ -269,9 +269,9 @@ def _missing(request: Mapping[str, Any]) -> str:
     if not missing or (request["ahead"] and available is not None and available < 0):
         return ""
     flushed = 0 if available is None else need - available - missing
-    after = f"flushes return {human(flushed)}, " if flushed > 0 else ""
-    room = "" if available is None else f"{human(max(0, available))} is available, {after}"
-    return f"; {room}{human(missing)} is missing"
+    after = f"flushes would release {human(flushed)}, " if flushed > 0 else ""
+    room = "" if available is None else f"{human(max(0, available))} is available, {after}and "
+    return f"; {room}{human(missing)} {'would still be' if after else 'is'} missing"
 
 
 def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:

@@ -183,7 +183,7 @@ NOBODY = "nobody-has-this-name"
     ("command", "status", "text"),
     [
         ("flush notebok", 3, "did you mean notebook?"),
-        (f"flush {NOBODY}", 3, f"no connected agent matches workload {NOBODY}"),
+        (f"flush {NOBODY}", 3, f"no program with an agent matches workload {NOBODY}"),
         (f"flush --user {NOBODY}", 2, f"no program of the user {NOBODY} is on a GPU"),
         ("flush --device 7", 2, "no GPU '7'"),
         (f"suspend {NOBODY}", 3, f"workload {NOBODY}"),
@@ -317,7 +317,7 @@ def test_log_and_audit_distinguish_plan_flush_refusal_and_forced_flush(serve: Ca
     assert verified.stdout.startswith(f"{demo.get('status')['store_file']}: ")
     assert verified.stdout.endswith(" logged entries are unchanged\n")
     pid = training["target"]["pid"]
-    assert f"requested a flush of pid {pid}, steps ipc, cache, trim" in demo.run("audit").stdout
+    assert f"requested a flush of pid {pid} with the steps ipc, cache and trim" in demo.run("audit").stdout
 
 
 def test_command_line_shows_and_flushes_programs(demo: RunningDaemon):

@@ -91,7 +91,7 @@ QUEUED = QueuedRequest(
 
 def test_queue_is_shown_with_what_is_missing_and_since_when():
     frame = make_frame(make_device(used_bytes=GIB), queue=(QUEUED,))
-    missing = "8.0 GiB is available, flushes return 5.0 GiB, 7.0 GiB is missing"
+    missing = "8.0 GiB is available, flushes would release 5.0 GiB, and 7.0 GiB would still be missing"
     sentence = f"pretrain (pid 4242, ann) has waited 1 min for 20.0 GiB of GPU 0, behind 1 other request; {missing}"
     row = queue_table(frame).splitlines()[1].split("  ")
     assert [cell.strip() for cell in row if cell] == [
@@ -206,17 +206,17 @@ def test_waiting_is_one_line_in_a_log_until_something_changes(capsys: pytest.Cap
 def test_holders_of_the_memory_are_named_where_a_program_waits():
     held = (MemoryHolder(7, "embeddings", 9 * GIB), MemoryHolder(8, "finetune", GIB))
     frame = make_frame(make_device(used_bytes=GIB), queue=(replace(QUEUED, holders=held),))
-    names = "embeddings (pid 7, 9.0 GiB), finetune (pid 8, 1.0 GiB)"
+    names = "largest programs are embeddings (pid 7, 9.0 GiB) and finetune (pid 8, 1.0 GiB)"
     (notice,) = [notice for notice in view(frame).notices if notice.kind == "waiting"]
-    assert notice.text.endswith(f"; the largest programs there are {names}")
-    assert f"pretrain (pid 4242, ann) waits; the largest programs there are {names}" in queue_text(frame)
+    assert notice.text.endswith(f"; GPU 0's {names}")
+    assert f"pretrain (pid 4242, ann) waits; GPU 0's {names}" in queue_text(frame)
 
 
 def test_granted_memory_that_another_program_uses_is_stated_and_not_a_negative_number():
     short = replace(QUEUED, available_bytes=-3 * GIB // 2, missing_bytes=43 * GIB // 2, ahead=0)
     text = queue_text(make_frame(make_device(used_bytes=GIB), queue=(short,)))
     assert "-1.5" not in text
-    assert "1.5 GiB of GPU 0 that is granted or reserved is used by other programs" in text
+    assert "other programs use 1.5 GiB of GPU 0 that is granted or reserved" in text
     assert "other programs" not in queue_text(make_frame(make_device(), queue=(replace(short, ahead=1),)))
 
 

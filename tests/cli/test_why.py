@@ -200,7 +200,7 @@ def test_selection_of_no_program_is_nothing_to_do(command: str):
         none = gpumond(fake, command, *size, "--workload", "other")
         device = gpumond(fake, command, *size, "--device", "7")
         missing = gpumond(fake, command, *size)
-    assert (none.returncode, "no connected agent matches workload other" in none.stderr) == (3, True)
+    assert (none.returncode, "no program with an agent matches workload other" in none.stderr) == (3, True)
     assert (device.returncode, missing.returncode) == (2, 2)
     assert "--workload" in missing.stderr
 

@@ -29,11 +29,13 @@ def summary(program: Program, verdict: Verdict = LEAK) -> str:
 
 
 def test_leak_names_the_line_that_retains_its_memory():
-    text = "train grows; retained by `losses` in `train` at /home/a/train.py:31 (12 tensors added in 20 s)"
+    text = "train grows; `losses` in `train` at /home/a/train.py:31 (12 tensors added in 20 s) retains the memory"
     scopes = (scope("epoch", 5 * GIB, GIB),)
     assert summary(Program(retainers=(RETAINER,), scopes=scopes)) == text
     both = (RETAINER, replace(RETAINER, name="", line=50))
-    assert summary(Program(retainers=both)).endswith(", `train` at /home/a/train.py:50 (12 tensors added in 20 s)")
+    assert summary(Program(retainers=both)).endswith(
+        " and `train` at /home/a/train.py:50 (12 tensors added in 20 s) retain the memory"
+    )
 
 
 @pytest.mark.parametrize(

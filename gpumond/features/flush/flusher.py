@@ -531,7 +531,7 @@ class Flusher:
 
 def _cooldown_message(report: AgentReport, ago: float, wait: float) -> str:
     who = report.workload or f"pid {report.process.pid}"
-    return f"{who} was flushed {ago:.0f} s ago; try again in {math.ceil(wait)} s, or now {FORCED}"
+    return f"{who} was flushed {int(ago)} s ago; try again in {math.ceil(wait)} s, or now {FORCED}"
 
 
 log = logging.getLogger(__name__)

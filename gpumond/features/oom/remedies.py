@@ -232,10 +232,7 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
             what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
         least = int(LIMIT_STEP * size)
         more = -(-max(e.limited_by, least) // LIMIT_UNIT) * LIMIT_UNIT
-        unit = f"in multiples of {LIMIT_UNIT >> 20} MiB"
-        why = f"{LIMIT_STEP:.0%} of it, {unit}: with less, the program would soon run out again"
-        why = why if e.limited_by < least else f"what was missing, {unit}"
-        text = f"raise {what} from {human(size)} by at least {human(more)} ({why}; {where})"
+        text = f"raise {what} from {human(size)} by at least {human(more)} ({where})"
         basis: Basis = "estimate" if e.is_later else "measured"
         source = "the program's peak" if e.is_later else "the bytes held at the error"
         yield _remedy(e, "limit", text, more, basis, f"the limit in force, and {source}")
@@ -468,7 +465,7 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
         usual, times, failed, who = sum(peaks), step.steps, e.oom.number - 1, "this step"
         change = "limit the longest input of a step (sequence length, image size)"
         if e.oom.scope:
-            change = f"use a smaller batch in {e.oom.scope} (or torch.no_grad(), if it is an evaluation)"
+            change = f"use a smaller batch in the scope {e.oom.scope} (or torch.no_grad(), if it is an evaluation)"
     else:
         return
     extra = e.live + e.request - usual
@@ -515,7 +512,7 @@ def _optimizer(e: Evidence) -> Iterator[Remedy]:
 def _smaller_request(e: Evidence) -> Iterator[Remedy]:
     """The last resort if nothing else is known, and part of the request has room."""
     if e.oom.scope and e.missing and e.free:
-        less = f"about {human(e.missing)} less in {e.oom.scope}"
+        less = f"about {human(e.missing)} less in the scope {e.oom.scope}"
         text = f"request {less} (a smaller batch, or torch.no_grad() in an evaluation)"
         yield _remedy(e, "smaller-request", text, e.missing, "measured", "the request and the free bytes")
 
@@ -583,7 +580,7 @@ OF_DEVICE = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphan
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     """Return what was asked, by which line, what held the device, and what alone would have been enough."""
     what = "memory" if e.request is None else human(e.request)
-    place = program_place(e.oom.stack) or (f" in {e.oom.scope}" if e.oom.scope else "")
+    place = program_place(e.oom.stack) or (f" in the scope {e.oom.scope}" if e.oom.scope else "")
     gpu = "" if e.device is None else f" on GPU {e.device.index}"
     free = "" if e.free is None else f", which had {human(e.free)} free"
     owners = enumerate(_holders(e)[:3])

@@ -16,7 +16,7 @@ from gpumond.cli.arguments import print_error
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.messages import MAX_WORKLOAD
-from gpumond.facts.units import human
+from gpumond.facts.units import human, listed
 from gpumond.view.rows import claimed_room, requests_ahead
 from gpumond.view.text import cut, safe
 
@@ -182,4 +182,4 @@ def _steps(plan: Sequence[Mapping[str, Any]]) -> str:
     for each in plan:
         named = f"{safe(each['workload']) or 'pid'} (pid {each['pid']}, {human(each['reclaimable_bytes'])})"
         programs.setdefault("suspending" if each.get("method") == "suspend" else "flushing", []).append(named)
-    return " and ".join(f"{verb} {', '.join(named)}" for verb, named in programs.items())
+    return " and ".join(f"{verb} {listed(named)}" for verb, named in programs.items())

@@ -23,7 +23,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import Admission
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, Suspension
 from gpumond.facts.suspension import SuspendedProgram, SuspensionReceipt
-from gpumond.facts.units import human
+from gpumond.facts.units import human, listed
 from gpumond.features.suspend.decision import (
     HostState,
     Refusal,
@@ -329,7 +329,9 @@ class Suspender:
         receipt = replace(receipt, requested_for=request.requested_for)
         began = self._clock.monotonic()
         if snapshot is None or report is None or key.start_ticks is None:
-            return replace(receipt, reason="no connected agent has this pid", remedy="gpumond status lists the agents")
+            return replace(
+                receipt, reason="no program with an agent has this pid", remedy="gpumond status lists the programs"
+            )
         async with self._one_at_a_time, self._lock(key):
             refused = await self._refusal(snapshot, report, request)
             memory = memory_of(snapshot, key)
@@ -501,12 +503,11 @@ class Suspender:
         grants = self._grants.granted(snapshot) if snapshot else ()
         found = snapshot.holders(missing.device_uuid, program.key, grants) if snapshot else ()
         lacks = missing.need_bytes - max(0, missing.available_bytes or 0)
-        names = ", ".join(map(str, found))
         reason = f"{human(lacks)} of {human(missing.need_bytes)} is missing on GPU {missing.device_index}"
         remedy = f"gpumond resume --pid {program.pid} --wait 10m waits for it"
         return replace(
             receipt,
-            reason=f"{reason}, held by {names}" if names else reason,
+            reason=f"{reason}, held by {listed([*map(str, found)])}" if found else reason,
             remedy=remedy,
             state="suspended",
             missing_bytes=lacks,
