@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, above_zero, option, print_answer, value
+from gpumond.cli.arguments import DONE, option, positive, print_answer, value
 from gpumond.events import ENDED
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, did_you_mean
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     name = "a workload, or a process by its pid; without one: all GPUs together or, with --at, every program"
     parser.add_argument("names", nargs="*", metavar="NAME", help=name)
     option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
-    seconds: dict[str, Any] = {"type": above_zero(units.typed_seconds), "metavar": "DURATION"}
+    seconds: dict[str, Any] = {"type": positive(units.typed_seconds), "metavar": "DURATION"}
     option(
         parser, "--last DURATION", "time that the rows cover, at most a day (default: 15m)", default=900.0, **seconds
     )

@@ -90,7 +90,7 @@ def _remove_bytes(db: sqlite3.Connection, most: int) -> None:
     while _bytes(db, "audit WHERE owner = 'administrators'", "detail") > most // 2:
         audit_table.remove_oldest(db, ADMINISTRATORS)
     while _bytes(db, "audit WHERE owner <> 'administrators'", "detail") > most // 8:
-        audit_table.remove_oldest(db, audit_table.largest_user(db))
+        audit_table.remove_oldest(db, audit_table.user_with_most_bytes(db))
     for table in ("receipts", "past_alerts"):
         while _bytes(db, table, "body") > most // 8:
             owner = _largest_owner(db, table, "sum(length(body))")

@@ -13,7 +13,8 @@ from gpumond.cli.client import with_commands
 from gpumond.facts.errors import DaemonError
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.top import screen
-from gpumond.top.actions import (
+from gpumond.top.connection import STALE_INTERVALS, DaemonClient, DaemonConnection, Requests, combined, names
+from gpumond.top.dialogs import (
     ColumnDialog,
     FlushDialog,
     FlushTarget,
@@ -22,7 +23,6 @@ from gpumond.top.actions import (
     SuspensionDialog,
     why_panel,
 )
-from gpumond.top.connection import STALE_INTERVALS, DaemonClient, DaemonConnection, Requests, combined, names
 from gpumond.top.processes import TREE, AncestorCache, ProcessList, ProcessStats, column_at, kept_columns
 from gpumond.top.screen import (
     HistoryChart,

@@ -435,7 +435,7 @@ def test_a_smaller_request_is_the_last_resort_in_a_scope():
     assert (only.name, only.enough, only.size_bytes) == ("smaller-request", True, case.missing_bytes)
     assert [row[:2] for row in remedy_rows(case)] == [["yes", "1.6 GiB"]]
     assert case.summary.endswith(
-        "One change would have been enough: request about 1.6 GiB less in batch-32 (a smaller batch, or "
+        "One change would have been enough: request about 1.6 GiB less in the scope batch-32 (a smaller batch, or "
         "torch.no_grad() in an evaluation)"
     )
     assert [each.name for each in shared(scope="batch-32", free=0.0).remedies] == ["nothing"], "no request has room"

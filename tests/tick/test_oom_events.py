@@ -50,7 +50,7 @@ def test_oom_event_has_the_details_of_its_snapshot():
     )
     assert (event.kind, event.at, event.device_uuid, event.pid) == ("oom", 1_000_000.0, UUID, 10)
     assert event.summary == (
-        "train (pid 10) ran out of memory on GPU 0 in epoch/forward when it requested 3.0 GiB: "
+        "train (pid 10) ran out of memory on GPU 0 in the scope epoch/forward when it requested 3.0 GiB: "
         "5.0 GiB live, 2.0 GiB cached, 1.0 GiB stranded"
     )
     assert dict(event.details) == {

@@ -57,6 +57,6 @@ def test_leak_names_the_scope_if_no_line_is_known(scopes: tuple[ScopeUsage, ...]
 def test_other_verdicts_and_unknown_programs_are_unchanged():
     program = Program(retainers=(RETAINER,))
     assert summary(program, replace(LEAK, kind="steady")) == "train grows"
-    assert summary(program, replace(LEAK, kind="growing")).startswith("train grows; retained by ")
+    assert summary(program, replace(LEAK, kind="growing")).startswith("train grows; `losses` in ")
     assert summary(program, replace(LEAK, start_ticks=101)) == "train grows"
     assert summary(program, replace(LEAK, pid=None, start_ticks=None)) == "train grows"

@@ -33,7 +33,7 @@ driver, so it is not the agent's.
 
 class RmmAdapter(CudaAdapter):
     name = "rmm"
-    step = "trim"
+    flush_step = "trim"
 
     def __init__(self, rmm: Any, settled_seconds: float = SETTLED_SECONDS) -> None:
         self._rmm, self._mr, self._settled_seconds = rmm, rmm.mr, settled_seconds
