@@ -96,9 +96,9 @@ def test_findings_state_value_threshold_and_remedy():
     assert first == f"verdict leak since {moment(1e6)}: train leaks"
     assert remedy == "  -> restart the program before the GPU is full"
     assert alerts == [
-        f"alert cache: firing since {moment(2e6)}; reclaimable_bytes 2.0 GiB, threshold above 1.0 GiB",
-        f"alert leak: firing since {moment(2e6)}",
-        f"alert quota-exceeded: firing since {moment(2e6)}: train uses 1.0 GiB more",
+        f"alert cache firing since {moment(2e6)}; reclaimable_bytes 2.0 GiB, threshold above 1.0 GiB",
+        f"alert leak firing since {moment(2e6)}",
+        f"alert quota-exceeded firing since {moment(2e6)}: train uses 1.0 GiB more",
     ]
 
 
@@ -106,7 +106,11 @@ def test_sites_of_a_recording_and_advice_follow_the_classes():
     text = "\n".join(shown(WHY_EXAMPLE))
     assert "12.0 GiB train.py:31 step < train.py:50 main" in text
     assert "1.0 GiB allocated before the recording" in text
-    for name in ("snapshot: /home/research", "folded: /home/research", "advice: use a smaller batch"):
+    for name in (
+        "memory snapshot: /home/research",
+        "stacks for flame graphs: /home/research",
+        "advice: use a smaller batch",
+    ):
         assert name in text
 
 

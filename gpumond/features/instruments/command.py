@@ -93,7 +93,7 @@ def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str
             state = f"{alert['phase']} since {moment(alert['fired_at'] or alert['active_at'])}"
             summary, _, past = dict(alert.get("annotations", ())).get("summary", "").partition(WAS)
             reason = _compared(alert, rules) or (f": {summary}" if alert["rule"] not in VERDICTS else "")
-            yield safe(f"alert {alert['rule']}: {summary if past else state + reason}")
+            yield safe(f"alert {alert['rule']} {summary if past else state + reason}")
 
 
 def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) -> str:
