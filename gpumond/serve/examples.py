@@ -30,7 +30,13 @@ TAKEN_AT = 1_790_000_000.0
 START_TICKS = 81_234_567
 
 PROCESS = ProcessUsage(
-    pid=4242, start_ticks=START_TICKS, used_bytes=78 * GIB, kinds=("compute",), comm="python", uid=1000
+    pid=4242,
+    start_ticks=START_TICKS,
+    used_bytes=78 * GIB,
+    kinds=("compute",),
+    comm="python",
+    uid=1000,
+    command="python train.py",
 )
 DEVICE = DeviceReading(
     uuid=UUID,
