@@ -1,7 +1,7 @@
 // What the cards of problems contain. No element of the document.
 
-import { about, clock, duration, human, percent, rate } from "./format.js";
-import { isProblem, label, ordinary, processKey } from "./state.js";
+import { clock, duration, human, percent, rate } from "./format.js";
+import { isProblem, ordinary, processKey } from "./state.js";
 import { REMEDIES, RUNBOOKS } from "./words.js";
 
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
@@ -126,17 +126,8 @@ const LINES = {
     `${amountsOf(row)}; when last measured, at most ${human(live)} of ${human(kept)} was live: ${percent(ratio, 1)} fragmented`,
 };
 
-/** The time until the device is full, in words, and what that is counted from; empty if it is unknown. */
-export function leftOf({ uuid, verdict }, devices) {
-  const left = verdict?.time_to_full_seconds;
-  const device = devices.get(verdict?.fit?.device_uuid ?? uuid);
-  if (left === null || left === undefined || !device) return "";
-  const full = `${device.uuid === uuid ? "" : `${label(device)}: `}${about(left)} left`;
-  const { device_peak_bytes: peak, slope_bytes_per_second: slope } = Object.fromEntries(verdict.evidence);
-  if (!(peak > device.used_bytes)) return full;
-  const later = about((device.size_bytes - device.used_bytes) / slope);
-  return later === about(left) ? full : `${full} if it returns to its peak of ${human(peak)}, else ${later}`;
-}
+/** When the device will be full, as the verdict's summary states it; empty if it is unknown. */
+export const leftOf = ({ verdict }) => /at this rate, ([^;]*)/.exec(verdict?.summary)?.[1] ?? "";
 
 /** The bytes that the memory of a row or a device can reach: its limit, or until its device is full. Null if it is unknown. */
 export function ceilingOf(row, device) {

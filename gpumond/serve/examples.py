@@ -164,7 +164,7 @@ VERDICT = Verdict(
     evidence=(("slope_bytes_per_second", 559_240.0),),
     time_to_full_seconds=3840.0,
     summary="train (pid 4242) is leaking about 32 MiB/min on GPU 0 (since 13:58:20 UTC); at this rate, "
-    "GPU 0 will be full in about 1 h",
+    "GPU 0 will be full in about 65 min",
     form="linear",
     fit=GrowthLine(
         points=tuple((TAKEN_AT - 60 * ago, 33 * GIB - 33_554_400.0 * ago) for ago in (3, 2, 1)),
