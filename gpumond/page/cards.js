@@ -59,6 +59,8 @@ export function levelOf(card, row) {
   return { critical: "bad", page: "bad", info: "note" }[alert.labels.severity] ?? "warn";
 }
 
+const AGAIN = / \((again since [\d:]+ UTC)\)/; // in the text of an alert whose breach has ended and come back
+
 /** The state of a card at the time of the frame. */
 export function ageOf(card, now, silences) {
   const { alert, verdict } = card;
@@ -67,7 +69,9 @@ export function ageOf(card, now, silences) {
   if (isEnded(alert)) return "ended";
   const firing = alert.phase === "firing";
   const seconds = now - (alert.fired_at ?? alert.active_at);
-  return `${firing ? alert.labels.severity || "firing" : "pending"} for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}`;
+  const word = firing ? alert.labels.severity || "firing" : "pending";
+  const again = AGAIN.exec(alert.notes.summary)?.[1];
+  return `${word} for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}${again ? `, ${again}` : ""}`;
 }
 
 const silencesOf = (alert, silences) => silences.filter(({ id }) => alert?.silenced_by.includes(id));
@@ -87,7 +91,7 @@ export function lineOf({ alert, verdict }, row, now, subject = "") {
   const write = verdict && row && LINES[verdict.kind];
   if (!verdict && row && alert.rule === "fragmentation") return `${amountsOf(row)}; ${percent(alert.value, 1)} fragmented at its peak so far`;
   const text = write ? write(evidence, row, verdict, now) : withoutSubject(verdict ? textOf(verdict.summary) : sentenceOf(alert), subject);
-  return text.replace(/ \/\S+\//g, " "); // of paths, the names of the files
+  return text.replace(AGAIN, "").replace(/ \/\S+\//g, " "); // of paths, the names of the files
 }
 
 const SUBJECT = /^(?:(GPU \d+)(?: \([^)]*\))?|(\S+) \(pid \d+\)(?: on GPU \d+)?:?) /;
