@@ -63,6 +63,6 @@ def _named(device: DeviceReading, owners: Mapping[int, ProcessOwner]) -> DeviceR
     for process in device.processes or ():
         owner = owners[process.pid]
         if owner.start_ticks == process.start_ticks:
-            process = replace(process, comm=owner.comm, uid=owner.uid, user=owner.user)
+            process = replace(process, comm=owner.comm, uid=owner.uid, user=owner.user, command=owner.command)
         processes.append(process)
     return replace(device, processes=tuple(processes))

@@ -272,9 +272,10 @@ def device_named(name: str, frame: Frame | None, uid: int | None = None, others:
 class ProcessHolding:
     """One process on one device: the driver's values, and its shares. Unknown values are null.
 
-    `started_at` is the Unix time at which the process started. `unmapped_bytes` are counted by allocators while their
-    pages are released (sleep mode); they aren't part of `used_bytes`. `overhead_parts` are names and bytes of the parts
-    of the overhead. `limit_bytes` is its allocators' limit, and `quota` what its quotas require.
+    `started_at` is the Unix time at which the process started. `command` is the program, with the script or module that
+    it runs if it is a Python interpreter, and without other arguments. `unmapped_bytes` are counted by allocators while
+    their pages are released (sleep mode); they aren't part of `used_bytes`. `overhead_parts` are names and bytes of the
+    parts of the overhead. `limit_bytes` is its allocators' limit, and `quota` what its quotas require.
     `reserve_shortage_bytes` is the part of its reserve that it doesn't use and that isn't free. `flush_policy` is null
     without an agent.
     """
@@ -286,6 +287,7 @@ class ProcessHolding:
     comm: str | None
     uid: int | None
     user: str | None
+    command: str | None
     container: str | None
     container_name: str | None
     pod_name: str | None

@@ -158,7 +158,8 @@ class ProcessUsage(HasProcessKey):
     (for seconds in a system call that no signal ends), zombie (exited, and not yet waited for by its parent), or gone
     (the driver lists a pid that no longer exists). ``utilization_ratio``: recent use of the device's busiest hardware
     unit, if the driver reports it by process. ``idle_seconds``: observed time without work on the device. ``orphaned``:
-    its parent has exited and no service manager supervises it; None if unknown.
+    its parent has exited and no service manager supervises it; None if unknown. ``command``: the program, with the
+    script or module that it runs if it is a Python interpreter; it never contains other arguments.
     """
 
     pid: int
@@ -168,6 +169,7 @@ class ProcessUsage(HasProcessKey):
     comm: str | None = None
     uid: int | None = None
     user: str | None = None
+    command: str | None = None
     container: str | None = None
     container_name: str | None = None
     pod_name: str | None = None

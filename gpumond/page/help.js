@@ -41,6 +41,7 @@ function showHelp() {
   $("help-verdicts").replaceChildren(...entries(VERDICTS, (kind) => [kind]));
   $("help-marks").replaceChildren(...entries(kindsBySign(), (sign) => [sign]));
   $("help-keys").replaceChildren(...entries(KEYS, (key) => [make("kbd", key)]));
+  $("help-pace").hidden = $("caption").hidden;
   $("help").showModal();
   $("help-title").focus();
   $("help").scrollTop = 0;

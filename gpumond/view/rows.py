@@ -543,7 +543,7 @@ def pod_of(process: Mapping[str, Any]) -> str:
 def _facts(
     state: str, process: Mapping[str, Any], report: Mapping[str, Any] | None, engine: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, object]]:
-    yield "command", process["comm"]
+    yield "command", process["command"] or process["comm"]
     yield "state", state
     yield "kinds", ", ".join(process["kinds"])
     yield "container", process["container_name"] or process["container"]
