@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.agents import GIB
-from tests.helpers.running import RunningDaemon, free_port, until
+from tests.helpers.running import RunningDaemon, until
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {"train-llm", "chat-api", "notebook", "etl"}
