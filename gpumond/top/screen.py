@@ -245,7 +245,7 @@ Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected device, or else all programs with an agent
 z, Z | suspend or resume the program under the cursor; suspending moves its device memory to the host
-S | choose an alert to silence for an hour; the alerts of the program under the cursor come first
+S | choose an alert to silence for an hour, and type why; the alerts of the program under the cursor come first
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full

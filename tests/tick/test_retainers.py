@@ -34,6 +34,8 @@ def test_leak_names_the_line_that_retains_its_memory():
     assert summary(Program(retainers=(RETAINER,), scopes=scopes)) == text
     both = (RETAINER, replace(RETAINER, name="", line=50))
     assert summary(Program(retainers=both)).endswith(", `train` at /home/a/train.py:50 (12 tensors added in 20 s)")
+    package = replace(RETAINER, file="/venv/lib/python3.11/site-packages/trainer/loop.py")
+    assert "at trainer/loop.py:31 (" in summary(Program(retainers=(package,)))
 
 
 @pytest.mark.parametrize(
