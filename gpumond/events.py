@@ -19,7 +19,7 @@ from gpumond.diagnosis.sentences import program
 from gpumond.facts.alerts import OVER, WAS
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt
-from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site
+from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site, place_of
 from gpumond.facts.quota import GrantedRequest, QueuedRequest, only_free
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt, largest_programs
@@ -574,7 +574,7 @@ def program_place(calls: Sequence[Call]) -> str:
         return ""
     call = program_calls(calls)[0]
     where = "" if call.function in ("", "<module>") else f" in `{call.function}`"
-    return (where if call.file == "<string>" else f"{where} at {call.file}:{call.line}")[-MAX_CALL:]
+    return (where if call.file == "<string>" else f"{where} at {place_of(call)}")[-MAX_CALL:]
 
 
 def program_line(calls: Sequence[Call]) -> str:
@@ -594,7 +594,7 @@ def _is_of_library(call: Call) -> bool:
 
 
 def call_text(call: Call) -> str:
-    return f"{call.file}:{call.line} {call.function}"[-MAX_CALL:]
+    return f"{place_of(call)} {call.function}"[-MAX_CALL:]
 
 
 def calls_text(calls: Sequence[Call]) -> str:

@@ -105,13 +105,13 @@ class TargetProgram(NamedTuple):
         return f"{self.workload} (pid {self.pid})" if self.workload else f"pid {self.pid}"
 
 
-def add_arguments(parser: argparse.ArgumentParser, entries: bool = False) -> None:
-    """Add the daemon's address and the forms of the output. ``entries``: it is a list, which CSV can hold."""
+def add_arguments(parser: argparse.ArgumentParser, entries: str = "") -> None:
+    """Add the daemon's address and the forms of the output. ``entries``: what CSV has a row for."""
     add_url(parser)
     form = parser.add_mutually_exclusive_group()
     option(form, "--json", "print JSON")
     if entries:
-        option(form, "--csv", "print CSV with the keys of the JSON as columns")
+        option(form, "--csv", f"print {entries} as CSV with the keys of the JSON as columns")
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:

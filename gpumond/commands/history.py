@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
     )
-    client.add_arguments(parser, entries=True)
+    client.add_arguments(parser, entries="values")
 
 
 def past_time(text: str, now: float | None = None) -> float:

@@ -17,7 +17,7 @@ from gpumond.view.text import moment, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--all", "also show healthy patterns, such as steady and periodic")
-    client.add_arguments(parser, entries=True)
+    client.add_arguments(parser, entries="verdicts")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -97,7 +97,8 @@ async def serve(
             timeout_keep_alive=75,  # longer than a scrape interval, so Prometheus keeps its connection
         )
         scheme = "http" if web().tls is None else "https"
-        url = f"{scheme}://{settings.listen}"
+        port = listener.getsockname()[1] if listener else settings.port  # any free port was asked for with 0
+        url = f"{scheme}://{settings.listen.rpartition(':')[0]}:{port}"
         if listener is None:
             log.error("%s; retrying every %g s, and %s responds meanwhile", problem, PORT_SECONDS, own / API_SOCKET)
             daemon.kernel.faults["http"] = Fault("http", "port_in_use", None, problem)

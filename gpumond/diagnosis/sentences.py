@@ -8,7 +8,7 @@ from math import inf
 
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.facts.frame import Verdict
-from gpumond.facts.program import Program, Retainer
+from gpumond.facts.program import Program, Retainer, place_of
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import DAY_SECONDS, clock, duration, human, listed, rate, rough_duration
 from gpumond.facts.verdicts import AT_PEAK
@@ -197,5 +197,5 @@ def retained_by(program: Program) -> str:
 
 def _line(retainer: Retainer) -> str:
     name = f"`{retainer.name}` in " if retainer.name else ""
-    place = f"{name}`{retainer.function}` at {retainer.file}:{retainer.line}"
+    place = f"{name}`{retainer.function}` at {place_of(retainer)}"
     return f"{place[-MAX_PLACE:]} ({retainer.tensors} tensors added in 20 s)"

@@ -5,6 +5,7 @@ All counters start with the process, so a lost report loses no information.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NewType
@@ -294,6 +295,14 @@ class Program:
 
 
 SILENT = Program()
+
+
+PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
+
+
+def place_of(code: Call | Retainer) -> str:
+    """Return a line of code, such as ``torch/nn/modules/linear.py:125``: packages without the directory they are in."""
+    return f"{PACKAGES.sub('', code.file)}:{code.line}"
 
 
 @dataclass(frozen=True, slots=True)

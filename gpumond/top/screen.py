@@ -199,7 +199,8 @@ Hints = Sequence[tuple[str, str]]
 class Panel:
     """Text that scrolls. ``lines`` returns it for a width. ``first``: the first line that is shown.
 
-    ``hints`` returns the keys to show, if they are not those that close and scroll.
+    ``hints`` returns the keys to show, if they are not those that close and scroll. ``entry`` is None, or the text that
+    the user edits.
     """
 
     def __init__(
@@ -212,6 +213,7 @@ class Panel:
         self.lines, self.closing, self.keys = lines, ("escape", "q", *closing), keys
         self._hints = hints
         self.first = 0
+        self.entry: str | None = None
 
     @property
     def hints(self) -> Hints:
@@ -244,7 +246,7 @@ Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected device, or else all programs with an agent
 z, Z | suspend or resume the program under the cursor; suspending moves its device memory to the host
-S | choose an alert to silence for an hour; the alerts of the program under the cursor come first
+S | choose an alert to silence for an hour, and type why; the alerts of the program under the cursor come first
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full
@@ -527,9 +529,21 @@ def estimate_line(view: View | None, width: int) -> list[Line]:
 def filter_line(words: str, active: bool) -> list[Line]:
     if not active:
         return [[Span(f"filter: {words}", "bold"), Span("  Esc removes it", "dim")]] if words else []
-    return [
-        [Span("filter: ", "bold"), Span(words), Span(" ", "chosen"), *([] if words else [Span(FILTER_HINT, "dim")])]
-    ]
+    return [entry_line("filter", words, FILTER_HINT)]
+
+
+def entry_line(name: str, entry: str, hint: str) -> Line:
+    """Return the line in which a text is edited. ``hint`` stands in it while it is empty."""
+    return [Span(f"{name}: ", "bold"), Span(entry), Span(" ", "chosen"), *([] if entry else [Span(hint, "dim")])]
+
+
+def edited(entry: str, key: str) -> str:
+    """Return a text after a key: a character, or one that removes the last character or all."""
+    if key == "backspace":
+        return entry[:-1]
+    if key == "ctrl-u":
+        return ""
+    return entry + key if len(key) == 1 and key.isprintable() else entry
 
 
 def hint_line(hints: Hints, width: int) -> Line:

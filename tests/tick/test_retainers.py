@@ -36,6 +36,8 @@ def test_leak_names_the_line_that_retains_its_memory():
     assert summary(Program(retainers=both)).endswith(
         " and `train` at /home/a/train.py:50 (12 tensors added in 20 s) retain the memory"
     )
+    package = replace(RETAINER, file="/venv/lib/python3.11/site-packages/trainer/loop.py")
+    assert "at trainer/loop.py:31 (" in summary(Program(retainers=(package,)))
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ class ReceiptsCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         option(parser, "--limit N", "number of receipts, most recent last (default: 100)", type=count, default=100)
-        client.add_arguments(parser, entries=True)
+        client.add_arguments(parser, entries="receipts")
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:

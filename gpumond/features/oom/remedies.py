@@ -16,7 +16,7 @@ from gpumond.events import program_place
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Ledger, Line, Verdict
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import LiveClasses
+from gpumond.facts.program import LiveClasses, place_of
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import duration, human
@@ -304,7 +304,7 @@ def _leak(e: Evidence) -> Iterator[Remedy]:
         kept = 0
     if not kept and verdict is None:
         return
-    where = "".join(f"; {each.name} at {each.file}:{each.line} retains tensors" for each in retainers[:1])
+    where = "".join(f"; {each.name} at {place_of(each)} retains tensors" for each in retainers[:1])
     retaining = [scope for scope in e.oom.scopes if 0 < scope.retained_bytes <= e.live]
     if not where and retaining:
         where = f"; {retaining[0].name} retains {human(retaining[0].retained_bytes)}"

@@ -638,8 +638,7 @@ class Admissions:
 
     def _decide(self, snapshot: Snapshot) -> None:
         queue, now = self._queue, self._clock()
-        programs = {grant.id: program for grant in queue.grants if (program := program_of(grant))}
-        ended = {name for name, program in programs.items() if not self._is_alive(program)}
+        ended = {grant.id for grant in queue.grants if self._has_ended(grant)}
         concerned = {request.device_uuid for request in queue.waiting} | snapshot.unused_reserves.keys()
         devices = [device for device in snapshot.devices if device.uuid in concerned]
         own_capacities, held = (
@@ -670,9 +669,11 @@ class Admissions:
             elif now >= (grant.deadline or 0.0) and 2 * held.get(grant.id, 0) < grant.need_bytes:
                 self._unused[user] = times + 1, max(largest, grant.need_bytes)
 
-    def _is_alive(self, process: ProcessKey) -> bool:
-        found = self._find(process.pid)
-        return found is not None and found[0] == process
+    def _has_ended(self, request: StoredAdmission) -> bool:
+        """Return whether the process of a request has ended; False if it is unknown."""
+        process = program_of(request)
+        found = self._find(process.pid) if process else None
+        return process is not None and (found is None or found[0] != process)
 
     def _answer(self, snapshot: Snapshot | None, request: StoredAdmission) -> Admission:
         answer = Admission(
@@ -780,5 +781,5 @@ class Admissions:
 
     def _expire(self) -> None:
         now = self._clock()
-        waiting = tuple(each for each in self._queue.waiting if self._leased_until.get(each.id, 0.0) >= now)
-        self._queue = replace(self._queue, waiting=waiting)
+        leased = (each for each in self._queue.waiting if self._leased_until.get(each.id, 0.0) >= now)
+        self._queue = replace(self._queue, waiting=tuple(each for each in leased if not self._has_ended(each)))
