@@ -7,8 +7,10 @@ import csv
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -120,6 +122,26 @@ count = value(_count)
 """A number of lines or entries, at least 1."""
 duration = value(units.typed_seconds)
 """A duration such as ``90s`` or ``1h30m``, in seconds."""
+
+
+def typed_time(text: str, now: float | None = None, ahead: bool = False) -> float:
+    """Convert a time that a user types to Unix time: ISO 8601 (UTC unless it has an offset), the last ``HH:MM``, or how
+    long ago, such as ``5m``. ``ahead``: the next ``HH:MM``, or in how long. Raises ValueError.
+    """
+    now = time.time() if now is None else now
+    with suppress(ValueError):
+        return now + units.typed_seconds(text) * (1 if ahead else -1)
+    today = datetime.fromtimestamp(now, timezone.utc)
+    is_clock = ":" in text and "-" not in text
+    try:
+        at = datetime.fromisoformat(f"{today:%Y-%m-%d} " * is_clock + text.replace("Z", "+00:00"))
+    except ValueError:
+        distance = "in how long" if ahead else "how long ago"
+        raise ValueError(f"expected HH:MM, a time such as 2026-11-01T08:00, or {distance}, such as 5m") from None
+    at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
+    if is_clock and ahead != (at > today):
+        at += timedelta(days=1 if ahead else -1)
+    return at.timestamp()
 
 
 def option(parser: argparse._ActionsContainer, form: str, help: str, **settings: Any) -> None:

@@ -64,7 +64,9 @@ class CannotAttach(GpumondError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "pid", type=int, help="your program's pid; it must run the same Python version as gpumond (3.14 or newer)"
+        "pid",
+        type=int,
+        help="your program's pid; the program must run the same Python version as gpumond (3.14 or newer)",
     )
     option(parser, "--workload NAME", "workload name under which your program's memory is reported")
     option(parser, "--flush-policy", "when the daemon may flush your program (default: allow)", choices=POLICIES)

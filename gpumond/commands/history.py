@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from datetime import datetime, timedelta, timezone
 from itertools import groupby
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option, positive, print_answer, value
+from gpumond.cli.arguments import DONE, option, positive, print_answer, typed_time, value
 from gpumond.events import ENDED
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, did_you_mean
@@ -41,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     every = f"time between two rows (default: --last / {ROWS}; with --json and --csv, every value that is kept)"
     option(parser, "--every DURATION", every, **seconds)
     form = parser.add_mutually_exclusive_group()
-    option(form, "--until TIME", "time of the last row, as for --at (default: now)", type=value(past_time))
+    option(form, "--until TIME", "time of the last row, written as for --at (default: now)", type=value(past_time))
     option(
         form,
         "--at TIME",
@@ -55,24 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def past_time(text: str, now: float | None = None) -> float:
-    """Convert a time that a user types to Unix time: ISO 8601, the last ``HH:MM``, or how long ago, such as ``5m``.
-
-    Raises ValueError.
-    """
+    """Convert a time that a user types, at most ``now``, to Unix time. Raises ValueError."""
     now = time.time() if now is None else now
-    with suppress(ValueError):
-        return now - units.typed_seconds(text)
-    today = datetime.fromtimestamp(now, timezone.utc)
-    is_clock = ":" in text and "-" not in text
-    try:
-        at = datetime.fromisoformat(f"{today:%Y-%m-%d} " * is_clock + text.replace("Z", "+00:00"))
-    except ValueError:
-        raise ValueError("expected HH:MM, a time such as 2026-11-01T08:00, or how long ago, such as 5m") from None
-    at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
-    at -= timedelta(days=is_clock and at > today)
-    if at > today:
+    at = typed_time(text, now)
+    if at > now:
         raise ValueError("must not be in the future")
-    return at.timestamp()
+    return at
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ def overview(commands: Iterable[Command]) -> str:
     for group, members in groupby(commands, key=lambda command: command.group):
         lines += ["", f"{group}:", *(f"  {command.name:14} {command.help}" for command in members)]
     lines += ["", "`gpumond COMMAND --help` shows options and examples."]
-    lines.append("Exit codes: 0 success, 1 failure, 2 usage or configuration error,\n3 nothing to do.")
+    lines.append("Exit codes: 0 success, 1 failure, 2 usage or configuration error,\n3 nothing to do or to show.")
     lines.append("`gpumond run` exits with its command's status; see its help.")
     return "\n".join(lines)
 

@@ -43,10 +43,16 @@ def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s", 
     option(
         parser,
         "--state-dir PATH",
-        "directory for persistent state (default: /var/lib/gpumond as root, else gpumond in $XDG_STATE_HOME)",
+        "directory of the store and of the configuration's copy (default: /var/lib/gpumond as root, "
+        "else gpumond in $XDG_STATE_HOME)",
     )
     option(parser, "--interval DURATION", f"time between readings (default: {interval})", type=duration)
-    option(parser, "--insecure", "allow non-loopback addresses without TLS", default=None)
+    option(
+        parser,
+        "--insecure",
+        "allow non-loopback addresses without TLS; everyone who reaches them can read",
+        default=None,
+    )
     option(
         parser,
         "--web-config, --web.config.file FILE",

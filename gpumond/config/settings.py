@@ -45,7 +45,7 @@ RELOADED = (
     "engines",
     "quotas",
     "reclaim",
-    "allow_end_requests",
+    "allow_request_end",
     "allow_suspend",
     "suspend_after_idle",
     "alertmanager_dry_run",
@@ -85,7 +85,7 @@ class Settings:
     engines: tuple[EngineConfig, ...] = ()
     quotas: tuple[Quota, ...] = ()
     reclaim: ReclaimPolicy = "user"
-    allow_end_requests: bool = False
+    allow_request_end: bool = False
     allow_suspend: bool = False
     suspend_after_idle: float = 600.0
     alertmanager_dry_run: bool = False
@@ -231,11 +231,15 @@ class SettingsConfig(StrictModel):
     )
     state_dir: Path | None = Field(
         None,
-        description="directory of the [store](store.md); by default `/var/lib/gpumond` for root, else "
-        "`gpumond` in `$XDG_STATE_HOME` (`~/.local/state`)",
+        description="directory of the [store](store.md) and of the configuration's [copy](#reload); by default "
+        "`/var/lib/gpumond` for root, else `gpumond` in `$XDG_STATE_HOME` (`~/.local/state`)",
     )
     interval: Seconds = Field(1.0, ge=0.1, le=60, description="time between two ticks (readings and evaluations)")
-    insecure: bool = Field(False, description="allows an address other than loopback without TLS and authentication")
+    insecure: bool = Field(
+        False,
+        description="allows an address other than loopback without TLS; everyone who reaches it can then read, unless "
+        "`web_config` defines users",
+    )
     hosts: tuple[str, ...] = Field(
         (), description="[host names](../how-to/access.md#host-names) that the daemon accepts in addition to its own"
     )
@@ -303,7 +307,7 @@ class SettingsConfig(StrictModel):
         "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): "
         "of the same user (`user`), of all users (`all`), or none (`off`)",
     )
-    allow_end_requests: bool = Field(
+    allow_request_end: bool = Field(
         False,
         description="allows [actions](../how-to/rules.md#ask-idle-programs-to-exit) with the `request_end` key to ask "
         "programs to exit",

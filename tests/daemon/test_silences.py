@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from gpumond.view.text import moment
 from tests.fakenvml import FakeDriver, machine
 from tests.helpers.alert_listener import Listener
-from tests.helpers.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, gpumond, until
 
 Serve = Callable[..., RunningDaemon]
 
@@ -251,6 +252,13 @@ def rss(daemon: RunningDaemon) -> int:
     """Return the KiB of the daemon's resident memory."""
     status = Path(f"/proc/{daemon.process.pid}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0])
+
+
+def test_start_is_in_utc_like_what_commands_print(daemon: RunningDaemon):
+    day = datetime.now(timezone.utc) + timedelta(days=1)
+    options = ("--for", "1h", "--reason", "x", "--start", f"{day:%Y-%m-%dT18:00}")
+    added = gpumond("silence", "add", "rule=leak", *options, **{**daemon.environ, "TZ": "Asia/Tokyo"})
+    assert f" from {day:%Y-%m-%d} 18:00:00Z until {day:%Y-%m-%d} 19:00:00Z: " in added.stdout
 
 
 def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: FakeDriver):

@@ -101,9 +101,9 @@ def test_receipt_explains_differing_figures():
     receipts = [receipt for receipt, _ in FLUSHES]
     expression = "given[1].map((receipt) => [...m.differences(receipt, given[0])])"
     found = run_module("receipttexts", expression, flushed(4, 0, None), receipts)
-    for sentences, (_, reasons) in zip(found, FLUSHES, strict=True):
-        assert len(sentences) == len(reasons)
-        assert all(reason in sentence for reason, sentence in zip(reasons, sentences, strict=True)), sentences
+    for texts, (_, reasons) in zip(found, FLUSHES, strict=True):
+        assert len(texts) == len(reasons)
+        assert all(reason in sentence for reason, sentence in zip(reasons, texts, strict=True)), texts
 
 
 def test_receipt_states_no_amounts_that_look_equal():

@@ -22,8 +22,8 @@ HEADER = """\
 
 Commands that query a daemon accept `--url` (or `GPUMOND_URL`): `127.0.0.1:9917`, `http://…`, `https://…`, or the
 daemon's socket, `unix:///run/gpumond-api/api.sock`. An empty `GPUMOND_*` variable is treated as not set. Commands that
-print a table accept `--json` and print the same as JSON. The tables below leave out these two options. Printed times
-are in UTC.
+print a table accept `--json` and print the same as JSON. The tables below list these two options only where they mean
+something else. Printed times are in UTC.
 """
 FOOTER = """
 ## Exit codes
@@ -33,7 +33,7 @@ FOOTER = """
 | 0 | done |
 | 1 | failed or refused, or you answered no to a question |
 | 2 | usage or configuration error: an unknown option, value, user or GPU |
-| 3 | an action had nothing to do: no program matches, or nothing is reclaimable |
+| 3 | nothing to do or to show: no program matches, nothing is reclaimable, or the flush is deferred |
 | 141 | the reader of the output closed it, as `head` does |
 
 `gpumond run` exits with its command's status, with 127 if the command doesn't exist, and with 126 if it can't be
@@ -71,9 +71,9 @@ your own programs on the same machine. With `NO_COLOR`, and on terminals with fe
 characters.
 
 The chart shows the last ten minutes by share, for the selected device or else the process under the cursor. Columns
-without a value are hidden, and so are the users while there's only one. On a wide terminal, you also see the age,
-processor use, host memory and command line of programs on this machine. Problems are below the table, the worst first:
-by severity, then by the time until the GPU is full.
+without a value are hidden, and so is the USER column while there's only one user. On a wide terminal, you also see the
+age, processor use, host memory and command line of programs on this machine. Problems are below the table, the worst
+first: by severity, then by the time until the GPU is full.
 
 If the daemon doesn't respond, you see how long it has been silent, and the last values stay visible, dimmed. With
 several daemons, each device has its daemon's name, such as `node1:0`, and the rows of a silent daemon are hidden.
@@ -81,7 +81,8 @@ several daemons, each device has its daemon's name, such as `node1:0`, and the r
 NOTES = {
     "gpumond open": "[Access](../how-to/access.md#the-web-ui) explains the sign-in.",
     "gpumond top": "`?` lists the [keys](#gpumond-top-keys). With several `--url`, their machines appear in one view.",
-    "gpumond flush": "Without `--all`, name one target. [Flush](../explanation/flush.md) explains what happens.",
+    "gpumond flush": "Without `--all`, name one target. [Flush](../explanation/flush.md) explains what happens, "
+    "and [Flush steps](flush-steps.md) what each `--step` does.",
     "gpumond queue": "[Wait for GPU memory](../how-to/wait-for-memory.md) explains requests and grants.",
     "gpumond quota": "[Set quotas](../how-to/quotas.md) shows how to add them.",
     "gpumond suspend": "[Suspend and resume](../how-to/suspend.md) says what has to be allowed first.",
@@ -102,7 +103,8 @@ NOTES = {
     "gpumond audit": "[The audit log](store.md#the-audit-log) says what it contains.",
     "gpumond fleet": "[Several machines](../how-to/fleet/index.md) shows how to list them. `report` and `advise` query "
     "Prometheus only, so they don't have the options for daemons.",
-    "gpumond fleet flush": "[Flush programs on several machines](../how-to/fleet/flush.md) explains waves and limits.",
+    "gpumond fleet flush": "Pass at least one of `--query`, `--workload`, `--user`, `--machine` and `--label`. [Flush "
+    "programs on several machines](../how-to/fleet/flush.md) explains waves and limits.",
     "gpumond fleet report": "[Report](../how-to/fleet/report.md) explains the columns.",
     "gpumond fleet advise": "[Sizes](../how-to/fleet/size.md) explains the proposals.",
 }

@@ -95,11 +95,11 @@ To apply a changed file, send SIGHUP or `POST /-/reload`. If the file is invalid
 log show the error, `gpumond_config_last_reload_successful` is 0, and the fault `not_loaded` (`gpumond doctor`) names
 the line. If you changed a setting that requires a restart, the response names it.
 
-The daemon keeps a copy of the last valid file, `last-configuration.yaml` in the state directory, which only its user
-can read. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same fault. Without a
-copy, the daemon exits with status 2. The copy must be in `--state-dir`, `GPUMOND_STATE_DIR` or the default directory;
-the daemon doesn't look in the file's own `state_dir`. The `web_config` and `tokens_file` files have no copy: if one
-of them is invalid at startup, the daemon exits with status 2.
+The daemon keeps a copy of the last valid file, `last-configuration.yaml` in the state directory. Only the daemon's user
+can read the copy. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same fault.
+Without a copy, the daemon exits with status 2. The copy must be in `--state-dir`, `GPUMOND_STATE_DIR` or the default
+directory; the daemon doesn't look in the file's own `state_dir`. The `web_config` and `tokens_file` files have no copy:
+if one of them is invalid at startup, the daemon exits with status 2.
 
 You don't need a reload after a change to the files of `web_config` and `tokens_file`, or to a certificate: the daemon
 uses the new contents within a second.
@@ -107,8 +107,8 @@ uses the new contents within a second.
 ## Logs
 
 The daemon logs to standard error, as text or, with `log_format: json`, as JSON objects (`at`, `level`, `logger`,
-`message`). Control characters are escaped. The daemon writes at most ten lines of the same kind per second and counts
-the rest in `gpumond_log_dropped_total`.
+`message`). Control characters are escaped. The daemon writes at most ten lines of the same kind per second, except for
+the audit log's digests, and counts the rest in `gpumond_log_dropped_total`.
 """
 
 TYPES: Mapping[Any, str] = {str: "text", Path: "path", float: "duration", bool: "true or false"}

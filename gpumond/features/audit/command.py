@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the entries (default), or verify them against the daemon's log; run verify on the daemon's machine",
     )
     option(parser, "--limit N", "number of entries to show, most recent last (default: 100)", type=count, default=100)
-    option(parser, "--operation ID", "only the entries of one operation, by the ID that `gpumond fleet` printed")
+    option(parser, "--operation ID", "only the entries of the operation with this ID, which `gpumond fleet` printed")
     option(
         parser,
         "--log FILE",

@@ -23,7 +23,7 @@ async def audit(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=100_000)] = 1000,
     operation: Annotated[
-        str | None, Query(pattern=OPERATION_ID, description="Only entries of the operation with this id.")
+        str | None, Query(pattern=OPERATION_ID, description="Only entries of the operation with this ID.")
     ] = None,
 ) -> Response:
     """Returns the latest entries. The daemon also logs each entry's number and digest; `gpumond audit verify` compares

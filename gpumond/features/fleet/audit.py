@@ -32,7 +32,7 @@ class _Entry:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--operation ID", "only the entries of one operation; its command printed this ID")
+    option(parser, "--operation ID", "only the entries of the operation with this ID, which `gpumond fleet` printed")
     option(parser, "--limit N", "number of entries per machine, most recent last (default: 100)", type=int, default=100)
 
 

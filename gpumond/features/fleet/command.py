@@ -46,9 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     undone = what.add_parser("undo", help="undo an operation's changes, where possible")
     discovery.add_arguments(undone)
     undo.add_arguments(undone)
-    report.add_arguments(what.add_parser("report", help="report how much memory was used and wasted, from Prometheus"))
+    report.add_arguments(
+        what.add_parser("report", help="report how much memory was used and wasted, based on Prometheus' data")
+    )
     advise.add_arguments(
-        what.add_parser("advise", help="propose limits, reserves and MIG profiles for programs, from Prometheus")
+        what.add_parser(
+            "advise", help="propose limits, reserves and MIG profiles for programs, based on Prometheus' data"
+        )
     )
 
 

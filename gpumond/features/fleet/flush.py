@@ -300,7 +300,9 @@ ENGINES = ("sleep", "wake")
 
 def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the options of ``flush``, ``sleep`` or ``wake``."""
-    selection = parser.add_argument_group("selection", "at least one is required; a process must match all of them")
+    selection = parser.add_argument_group(
+        "selection", "pass one of these, --machine or --label; a process must match all that you pass"
+    )
     option(selection, "--query PROMQL", "processes that a query returns (labels instance, pid and uuid)")
     option(selection, "--workload PATTERN", "processes of matching workloads, such as 'train-*'")
     option(selection, "--user PATTERN", "processes of matching users")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_error, value
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_error, typed_time, value
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration as readable
 from gpumond.features.fleet.accounting import (
@@ -50,14 +49,6 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 SECONDS_OF_A_DAY = 86_400.0
 
 
-def moment_of(text: str) -> float:
-    """Return the Unix time of a date or a time, local unless it has an offset. Raises ValueError."""
-    try:
-        return datetime.fromisoformat(re.sub(r"Z$", "+00:00", text)).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise ValueError("expected a date or a time such as 2026-11-01 or 2026-11-01T08:00") from None
-
-
 def price(text: str) -> Price:
     """Return the price of ``MODEL=AMOUNT`` or ``AMOUNT``. Raises ValueError."""
     pattern, _, amount = text.rpartition("=")
@@ -80,8 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="user",
     )
     option(parser, "--teams FILE", "your teams and their members (YAML), for --by team", type=Path)
-    option(parser, "--from TIME", "start of the period, such as 2026-11-01", dest="begin", type=value(moment_of))
-    option(parser, "--to TIME", "end of the period (default: now)", dest="end", type=value(moment_of))
+    begin = "start of the period: HH:MM or ISO 8601 (UTC unless it has an offset), or how long ago, such as 30d"
+    option(parser, "--from TIME", begin, dest="begin", type=value(typed_time))
+    end = "end of the period, written as for --from (default: now)"
+    option(parser, "--to TIME", end, dest="end", type=value(typed_time))
     option(
         parser, "--for DURATION", "the period's length, instead of --from (default: 7d)", dest="duration", type=duration
     )

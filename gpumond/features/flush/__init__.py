@@ -12,7 +12,7 @@ FEATURE = Feature(
         Command(
             "flush",
             "Memory",
-            "make programs release cached memory and print receipts",
+            "make programs release cached memory, and print the receipts",
             (
                 "gpumond flush --workload train --dry-run",
                 "gpumond flush --pid 4242",

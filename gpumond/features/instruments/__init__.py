@@ -12,7 +12,7 @@ FEATURE = Feature(
         Command(
             "limit",
             "Memory",
-            "limit how much memory your program's allocators may hold",
+            "limit how much memory each of your program's allocators may hold",
             ("gpumond limit --pid 4242 40GiB", "gpumond limit --workload train --device 0 none"),
             module="command:Limit",
         ),

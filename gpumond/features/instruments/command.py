@@ -194,7 +194,7 @@ class Limit:
         parser.add_argument(
             "limit",
             metavar="SIZE|none",
-            help="the most that the program's pools may hold, such as 40GiB; none removes the limit",
+            help="the most that each allocator may hold, such as 40GiB; none removes the limit",
         )
         option(
             parser,

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what", nargs="?", type=value(_check_subcommand), choices=("list", "show"), default="list", help="default: list"
     )
-    parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's id, or `last` (default)")
+    parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's ID, or `last` (default)")
     option(parser, "--pid N", "cases of this process only", type=int)
     option(parser, "--html FILE", "write the case as an HTML document and print nothing", type=Path)
     client.add_arguments(parser)
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(arguments)
     html_report.check(arguments.html)
     if not re.fullmatch("[0-9]{1,12}-[0-9]{1,20}-[0-9]{1,12}|last", arguments.id):
-        raise ConfigError(f"{arguments.id!r:.80} isn't a case id; `gpumond oom list` shows the ids")
+        raise ConfigError(f"{arguments.id!r:.80} isn't a case's ID; `gpumond oom list` shows the IDs")
     id = arguments.id
     if id == "last":
         known = _cases(arguments)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from functools import partial
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_answer, print_error, value
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_answer, print_error, typed_time, value
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import plural
@@ -35,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option(add, "--for DURATION", "how long, such as 1h or 30m", dest="duration", type=duration, required=True)
     option(add, "--reason TEXT", "why you are silencing them", required=True)
-    option(add, "--start TIME", "start in local time, such as 2026-11-22T18:00 (default: now)")
+    option(
+        add,
+        "--start TIME",
+        "start: HH:MM or ISO 8601 (UTC unless it has an offset), or in how long, such as 30m (default: now)",
+        type=value(partial(typed_time, ahead=True)),
+    )
     option(add, "--author NAME", "who is responsible (default: you)", default="")
     entries = what.add_parser("list", help="list silences")
     option(entries, "--all", "include silences that have ended")
@@ -58,7 +63,7 @@ def _add(arguments: argparse.Namespace) -> int:
         "reason": arguments.reason,
     }
     if arguments.start is not None:
-        body["starts_at"] = _time(arguments.start)
+        body["starts_at"] = arguments.start
     rules = {each["name"]: each["rule"] for each in client.get(arguments.url, "/api/v1/rules", for_change=True)}
     named = [each["value"] for each in matchers if (each["name"], each["operator"]) == ("rule", "=")]
     if unknown := [name for name in named if name not in rules]:
@@ -106,7 +111,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _delete(arguments: argparse.Namespace) -> int:
     for id in arguments.ids:
         if not re.fullmatch("[0-9a-f]{16}", id):
-            raise ConfigError(f"{id!r:.80} isn't a silence id; `gpumond silence list` shows the ids")
+            raise ConfigError(f"{id!r:.80} isn't a silence's ID; `gpumond silence list` shows the IDs")
     ended = []
     for id in arguments.ids:
         entry = client.get(arguments.url, f"{ROUTE}/{id}", for_change=True)
@@ -130,13 +135,6 @@ def matcher(text: str) -> dict[str, str]:
     if quoted := _QUOTED.fullmatch(given):
         given = _ESCAPE.sub(r"\1", quoted[1])
     return {"name": name, "operator": operator, "value": given}
-
-
-def _time(text: str) -> float:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise ConfigError(f"--start {text!r:.80}: expected a time such as 2026-11-22T18:00") from None
 
 
 def _row(entry: Mapping[str, Any]) -> Iterator[str]:

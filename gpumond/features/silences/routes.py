@@ -31,7 +31,7 @@ EXAMPLE_BODY: dict[str, Any] = {
     "reason": "known leak, fixed on Monday",
 }
 
-Id = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="The id of the silence")]
+Id = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="The silence's ID.")]
 
 
 @dataclass(frozen=True, slots=True)

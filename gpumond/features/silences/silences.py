@@ -104,7 +104,7 @@ class Silences(SilenceService):
     def get(self, id: str) -> Silence:
         """Return the silence. Raises NoSuchEntry."""
         if id not in self._silences:
-            raise NoSuchEntry(f"no silence has the id {id!r:.80}; `gpumond silence list` shows the ids")
+            raise NoSuchEntry(f"no silence has the ID {id!r:.80}; `gpumond silence list` shows the IDs")
         return self._silences[id]
 
     async def add(
