@@ -203,7 +203,7 @@ def main() -> None:
             first = [visit(browser, Path(directory) / str(number)) for number in range(FIRST_VISITS)]
             visits = {"milliseconds": [round(each) for each in first], "median_milliseconds": round(median(first))}
             found |= {"first_visitor": visits, "tasks": tasks(browser, Path(directory) / "tasks")}
-    sent = [file for path, file in PAGE.items() if not path.startswith(("/later", "/forms"))]
+    sent = [file for path, file in PAGE.items() if not path.startswith(("/lazyviews", "/forms"))]
     compressed = sum(len(file.compressed) for file in sent)
     publish("page", {"compressed_bytes": compressed, "files": len(sent), "bounds": BOUNDS, **found})
 

@@ -19,10 +19,10 @@ from gpumond.diagnosis.sentences import program
 from gpumond.facts.alerts import OVER, WAS
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt
-from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site
+from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site, place_of
 from gpumond.facts.quota import GrantedRequest, QueuedRequest, only_free
 from gpumond.facts.snapshot import AgentReport, Snapshot
-from gpumond.facts.suspension import SuspensionReceipt
+from gpumond.facts.suspension import SuspensionReceipt, largest_programs
 from gpumond.facts.units import caller_text, clock, duration, human
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.host.tasks import Signal
@@ -130,7 +130,7 @@ def advance_events(
         *_devices(before.frame, frame, lost),
         *_xids(before.frame, frame),
         *_agents(earlier, now, frame.snapshot),
-        *_ends(before.frame, frame, left),
+        *_process_ends(before.frame, frame, left),
         *(
             event
             for process, report in (*((last.key, last) for last in exited_reports), *now.items())
@@ -235,7 +235,7 @@ def _agents(
             yield _by_report(report, "agent-disconnected", summary, details=details)
 
 
-def _ends(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]) -> Iterator[Event]:
+def _process_ends(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]) -> Iterator[Event]:
     """Yield the ends of processes that held memory. A crash has the event of its verdict."""
     snapshot = frame.snapshot
     for device in before.snapshot.devices if before else ():
@@ -267,7 +267,7 @@ def _ooms(
     if not report.program.ooms:
         earlier = before.snapshot.reports_by_process.get(process) if before else None
         if earlier is not None:
-            yield from _counted(report, earlier, frame)
+            yield from _counted_ooms(report, earlier, frame)
         return
     last = reported.pop(process, 0)  # moved to the end: the newest processes are kept
     snapshots = [oom for oom in report.program.ooms if oom.number > last]
@@ -288,7 +288,7 @@ def _advice(report: AgentReport, oom: Oom, frame: Frame) -> Details:
     return (("advice", "; ".join(clauses)),) if clauses else ()
 
 
-def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator[Event]:
+def _counted_ooms(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator[Event]:
     """Yield the out-of-memory errors of an agent that sends no OOM snapshots."""
     counts = {(pool.allocator, pool.device_uuid): pool.ooms for pool in before.pools}
     for pool in report.pools:
@@ -306,7 +306,7 @@ def _counted(report: AgentReport, before: AgentReport, frame: Frame) -> Iterator
 def _oom_summary(report: AgentReport, oom: Oom, frame: Frame, limit: int | None) -> str:
     where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
     request = "" if oom.request_bytes is None else f" when it requested {human(oom.request_bytes)}"
-    scope = f" in {oom.scope}" if oom.scope else ""
+    scope = f" in the scope {oom.scope}" if oom.scope else ""
     place = program_place(oom.stack)
     later = " a moment later" if oom.seen == "counter" else ""  # the program may have freed memory since its error
     return f"{_name(report)} {oom_text(oom, limit)}{where}{scope}{place}{request}: {amounts(oom)}{later}"
@@ -384,9 +384,8 @@ def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
     granted = {each.id for each in (before.grants if before else ())}
     for request in frame.queue:
         if request.id in _waiting(frame) - known:
-            names = ", ".join(map(str, request.holders))
-            held = f"; the largest programs there are {names}" if names else ""
-            where = _gpu(frame, request.device_uuid)
+            where, holders = _gpu(frame, request.device_uuid), [*map(str, request.holders)]
+            held = f"; {largest_programs(where, holders)}" if holders else ""
             summary = f"{_requester(request)} waits for {human(request.need_bytes)} of {where}{held}"
             yield _of_request("wait", summary, request)
     for grant in frame.grants:
@@ -424,9 +423,9 @@ def _verdicts(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]
                 continue
             known, process = _names(frame), verdict.process
             workload, name = known.get(process) or _names(before, left).get(process) or ("", "")
-            who = _on(program(name, process.pid, "") if process else "", _gpu(frame, verdict.device_uuid))
+            who = _who_on_device(program(name, process.pid, "") if process else "", _gpu(frame, verdict.device_uuid))
             if kind == "verdict-began":
-                summary = _began(verdict, who, at)
+                summary = _sentence_with_onset(verdict, who, at)
             else:
                 gone = ", because the process has exited" if process and process not in known else ""
                 summary = f"{verdict.kind} ended: {who}{gone}"
@@ -446,7 +445,7 @@ def _verdicts_by_key(frame: Frame | None) -> Mapping[object, Verdict]:
     return {(verdict.device_uuid, verdict.process, verdict.kind): verdict for verdict in verdicts}
 
 
-def _began(verdict: Verdict, who: str, at: float) -> str:
+def _sentence_with_onset(verdict: Verdict, who: str, at: float) -> str:
     """Return the verdict's sentence, with its onset if that was before now."""
     summary = verdict.summary or f"{who}: {verdict.kind}"
     states_onset = at - verdict.since < 1.0 or "since " in summary
@@ -473,7 +472,7 @@ def _alert(kind: EventKind, alert: Alert) -> Event:
     labels, annotations = dict(alert.labels), dict(alert.annotations)
     pid, workload = labels.get("pid", ""), labels.get("workload", "")
     process = alert.process or (ProcessKey(int(pid), None) if pid.isdecimal() else None)
-    who = _on(program(workload, process.pid, "") if process else workload, _index(labels))
+    who = _who_on_device(program(workload, process.pid, "") if process else workload, _index(labels))
     summary = annotations.get("summary") or f"{alert.rule}: {who}".removesuffix(": ")
     if kind == "alert-resolved" and WAS not in summary:
         summary = f"{alert.rule} resolved{WAS}{summary}"
@@ -487,7 +486,7 @@ def _index(labels: Mapping[str, str]) -> str:
     return f"GPU {labels['gpu']}" if labels.get("gpu") else labels.get("uuid", "")
 
 
-def _on(who: str, device: str) -> str:
+def _who_on_device(who: str, device: str) -> str:
     return " on ".join(part for part in (who, device) if part)
 
 
@@ -533,7 +532,7 @@ def amounts(oom: Oom) -> str:
 def oom_details(oom: Oom, limit: int | None = None) -> Details:
     """Return the known values for the details of an event. ``limit``: the program's own, if it was reached."""
     live, cached, stranded = _sums(oom)
-    largest = [pool.largest_free_bytes for pool in _concerned(oom) if pool.largest_free_bytes is not None]
+    largest = [pool.largest_free_bytes for pool in _pools_of_full_device(oom) if pool.largest_free_bytes is not None]
     known: list[tuple[str, int | float | str | None]] = [
         ("number", oom.number),
         ("seen", oom.seen),
@@ -575,7 +574,7 @@ def program_place(calls: Sequence[Call]) -> str:
         return ""
     call = program_calls(calls)[0]
     where = "" if call.function in ("", "<module>") else f" in `{call.function}`"
-    return (where if call.file == "<string>" else f"{where} at {call.file}:{call.line}")[-MAX_CALL:]
+    return (where if call.file == "<string>" else f"{where} at {place_of(call)}")[-MAX_CALL:]
 
 
 def program_line(calls: Sequence[Call]) -> str:
@@ -595,7 +594,7 @@ def _is_of_library(call: Call) -> bool:
 
 
 def call_text(call: Call) -> str:
-    return f"{call.file}:{call.line} {call.function}"[-MAX_CALL:]
+    return f"{place_of(call)} {call.function}"[-MAX_CALL:]
 
 
 def calls_text(calls: Sequence[Call]) -> str:
@@ -624,7 +623,7 @@ def _sites(sites: Sequence[Site]) -> Iterator[tuple[str, str]]:
 
 
 def _sums(oom: Oom) -> tuple[int, int, int]:
-    pools = _concerned(oom)
+    pools = _pools_of_full_device(oom)
     return (
         sum(pool.live_bytes for pool in pools),
         sum(pool.cached_bytes for pool in pools),
@@ -632,7 +631,7 @@ def _sums(oom: Oom) -> tuple[int, int, int]:
     )
 
 
-def _concerned(oom: Oom) -> list[OomPool]:
+def _pools_of_full_device(oom: Oom) -> list[OomPool]:
     """Return the pools of the device that was full; all of them if the device is unknown."""
     return [pool for pool in oom.pools if oom.device_uuid in (None, pool.device_uuid)]
 
@@ -653,7 +652,7 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=kept)
         self._published = Signal()
 
-    def flushed(self, receipt: Receipt) -> None:
+    def add_receipt(self, receipt: Receipt) -> None:
         """Record a receipt; its event is published with the next frame."""
         self._receipts.append(receipt)
 

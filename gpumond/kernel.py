@@ -119,7 +119,7 @@ class Part:
     def act(self, tick: Tick) -> None:
         """Carry out what the current frame shows; wait for nothing. No other task has run since ``conclude``."""
 
-    def flushed(self, receipt: Receipt) -> None:
+    def add_receipt(self, receipt: Receipt) -> None:
         """Note a receipt."""
 
     async def configure(self, settings: Settings) -> None:
@@ -333,15 +333,17 @@ class Kernel:
                 idle_seconds[key] = None if idle is None or other is None else min(idle, other)
         return idle_seconds
 
-    def flushed(self, receipt: Receipt) -> None:
+    def add_receipt(self, receipt: Receipt) -> None:
         """Note a receipt in counters, events and all parts."""
         named = (
             None if self.frame is None or self.frame.owners is None else {each.workload for each in self.frame.owners}
         )
-        self.telemetry.flushed(receipt if named is None or receipt.workload in named else replace(receipt, workload=""))
-        self.events.flushed(receipt)
+        self.telemetry.add_receipt(
+            receipt if named is None or receipt.workload in named else replace(receipt, workload="")
+        )
+        self.events.add_receipt(receipt)
         for part in self.parts:
-            part.flushed(receipt)
+            part.add_receipt(receipt)
 
     async def note(self, actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
         """Audit a completed change. A store that cannot be written logs its error and does not fail the request."""

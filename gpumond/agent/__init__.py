@@ -131,7 +131,7 @@ def step() -> None:
         _mark_step = STEPS.mark
     _mark_step()
     if _thread is not None and _thread.waiting:
-        _thread.step()
+        _thread.at_training_step()
 
 
 @overload

@@ -71,7 +71,7 @@ class RefilledFlushes:
         self._releases: dict[PoolKey, FlushedPool] = {}
         self._counts: dict[PoolKey, int] = {}
 
-    def flushed(self, changes: Iterable[PoolChange], now: float) -> None:
+    def add_changes(self, changes: Iterable[PoolChange], now: float) -> None:
         for change in changes:
             released = change.before.held_bytes - change.after.held_bytes
             if released > 0:
@@ -129,7 +129,7 @@ def carry_out(
                 except Exception as error:  # of a hook or the library; the steps before it count
                     failure = clean(f"{step}: {type(error).__name__}: {error}")
         compared = changes(before, adapter.read(), command.steps, hook_bytes)
-        stranded.flushed(compared, [step.step for step in done if not step.detail.startswith(REFUSED)])
+        stranded.add_changes(compared, [step.step for step in done if not step.detail.startswith(REFUSED)])
         if obstacle and not done:
             return FlushResult(command.id, obstacle, clean(f"{failure}; nothing was done"))
         if failure:
@@ -271,7 +271,7 @@ def released_bytes(change: PoolChange) -> int:
     return change.before.held_bytes - change.after.held_bytes
 
 
-def raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool:
+def has_raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool:
     """Return whether the program allocated or freed during the flush, based on changes that no step can cause."""
     allocated = (after.device_allocations or 0) > (before.device_allocations or 0)
     if before.live_bytes is None or after.live_bytes is None:
@@ -311,4 +311,4 @@ def flush_outcome(
 def _change(before: PoolUsage, after: PoolUsage | None, steps: Sequence[str], predicted: Expected) -> PoolChange:
     if after is None:  # the pool no longer exists
         after = replace(before, live_bytes=0, held_bytes=0, reclaimable=Reclaimable(0, 0, 0), stranded_bytes=0)
-    return PoolChange(before, after, predicted, raced(before, after, steps))
+    return PoolChange(before, after, predicted, has_raced(before, after, steps))

@@ -147,7 +147,7 @@ class LoadedAllocators:
             except Exception as error:  # any error of the library
                 return FlushResult(command.id, "failed", clean(f"{type(error).__name__}: {error}"))
             if not command.dry_run:
-                self._refilled_flushes.flushed(result.pools, time.monotonic())
+                self._refilled_flushes.add_changes(result.pools, time.monotonic())
             return result
 
     def limits(self) -> tuple[PoolLimit, ...]:

@@ -68,7 +68,7 @@ class StrandedEstimate:
     def __init__(self) -> None:
         self._remainders: dict[tuple[str, str], FlushRemainder] = {}
 
-    def flushed(self, changes: Iterable[PoolChange], steps: Iterable[str]) -> None:
+    def add_changes(self, changes: Iterable[PoolChange], steps: Iterable[str]) -> None:
         """Record the free bytes that a flush left, without those that were certainly returnable before it: something
         else kept them, such as work in progress. After a flush during which the program allocated or freed, they may
         be bytes that the program has cached since.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpumond.agent.measure.oom_record import OOMS
-from gpumond.agent.measure.steps import STEPS, levels
+from gpumond.agent.measure.steps import STEPS, usage_by_device
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import MAX_RANKS, SILENT, Program, Retainer
 
@@ -27,7 +27,7 @@ def sample(pools: Sequence[PoolUsage], last: bool = False) -> None:
     """
     scopes = _scopes()
     if scopes is not None and scopes.has_open_blocks:
-        scopes.sample(levels(pools))
+        scopes.sample(usage_by_device(pools))
     OOMS.record_counters(pools, last)
 
 

@@ -30,11 +30,11 @@ GROUPS, EACH = 8, 4
 """Number of groups of equal tensors, and of tensors of each, whose referrers are searched."""
 MAX_OBJECTS = 32
 """Number of tensors with a graph whose referrers are searched."""
-RETAINERS = 3
+MAX_RETAINERS = 3
 MAX_FILE, MAX_NAME = 160, 80
 
 
-LEVELS = 7
+MAX_LEVELS = 7
 """Number of objects of one level whose referrers are searched: the collector compares each with every reference."""
 MAX_REFERRERS = 2000
 MAX_EXTRA = 16
@@ -128,7 +128,7 @@ def _retainers(kept: Sequence[TrackedTensor], graphs: Sequence[TrackedTensor]) -
         total.size += unheld.size // len(holders)
         total.tensors += unheld.tensors / len(holders)
     ordered = sorted(totals.items(), key=lambda entry: -entry[1].size)
-    return tuple(_retainer(place, total.size, round(total.tensors)) for place, total in ordered[:RETAINERS])
+    return tuple(_retainer(place, total.size, round(total.tensors)) for place, total in ordered[:MAX_RETAINERS])
 
 
 def _holders_of_graphs(graphs: Sequence[TrackedTensor], totals: dict[Place, Total]) -> list[Total]:
@@ -174,10 +174,10 @@ def places(objects: Sequence[Any]) -> list[Place | None]:
     for number, tensor in enumerate(objects):
         level.setdefault(id(tensor), (tensor, set()))[1].add(number)
     ignored, visited = {id(level), id(objects)}, set[int]()
-    for _ in range(LEVELS):
+    for _ in range(MAX_LEVELS):
         # Variables of running functions are not among the referrers that the collector knows.
         for key in level.keys() & variables.keys():
-            _settle(found, level[key][1], _of_code(*variables[key]))
+            _assign_place(found, level[key][1], _of_code(*variables[key]))
         level = {key: entry for key, entry in level.items() if any(found[number] is None for number in entry[1])}
         visited.update(level)
         if not level:
@@ -186,7 +186,7 @@ def places(objects: Sequence[Any]) -> list[Place | None]:
     return found
 
 
-def _settle(found: list[Place | None], numbers: set[int], place: Place) -> None:
+def _assign_place(found: list[Place | None], numbers: set[int], place: Place) -> None:
     for number in numbers:
         found[number] = found[number] or place
 
@@ -208,7 +208,7 @@ def _next_level(
                 numbers |= level[id(target)][1]
                 place = _place(referrer, target, budget)
                 if place is not None:
-                    _settle(found, level[id(target)][1], place)
+                    _assign_place(found, level[id(target)][1], place)
         left = {number for number in numbers if found[number] is None}
         if left:
             following.setdefault(id(referrer), (referrer, set()))[1].update(left)
@@ -219,7 +219,7 @@ def _place(referrer: Any, target: Any, budget: SearchBudget) -> Place | None:
     """Return the place that a referrer names, None for a container."""
     kind = type(referrer)
     if kind is FrameType:
-        return _of_code(referrer.f_code, referrer.f_lineno or 0, _variable(referrer, target))
+        return _of_code(referrer.f_code, referrer.f_lineno or 0, _variable_name(referrer, target))
     if kind is GeneratorType or kind.__name__ in ("coroutine", "async_generator"):
         frames = (getattr(referrer, f"{prefix}_frame", None) for prefix in ("gi", "cr", "ag"))
         frame = next(filter(None, frames), None)
@@ -251,13 +251,13 @@ def _of_cell(cell: CellType, budget: SearchBudget) -> Place | None:
 
 def _of_dict(holder: dict[Any, Any], target: Any, budget: SearchBudget) -> Place | None:
     """Return a module's variable or an object's attribute; None for other dictionaries."""
-    name = _key(holder, target)
+    name = _name_of(holder, target)
     if name is None:
         return None
     file, module = holder.get("__file__"), holder.get("__name__")
     if type(module) is str and "__builtins__" in holder:
         source = file if type(file) is str else f"<{module}>"
-        return Place(source, _grows(source, re.escape(name), 1, None) or 1, "<module>", name)
+        return Place(source, _line_of_growth(source, re.escape(name), 1, None) or 1, "<module>", name)
     if name.isidentifier():
         for owner in budget.referrers(holder):
             if _dictionary(owner) is holder:
@@ -268,7 +268,7 @@ def _of_dict(holder: dict[Any, Any], target: Any, budget: SearchBudget) -> Place
 def _of_attribute(owner: Any, target: Any) -> Place | None:
     kind = type(owner)
     attributes = None if kind.__module__ == "builtins" else _dictionary(owner)
-    name = None if attributes is None or attributes is target else _key(attributes, target)
+    name = None if attributes is None or attributes is target else _name_of(attributes, target)
     return None if name is None else attribute_place(kind, name)
 
 
@@ -294,23 +294,23 @@ def attribute_place(kind: type, name: str) -> Place | None:
     pattern, shown = rf"\w+\.{re.escape(name)}", f"{kind.__name__}.{name}"
     for suffix in (GROWS, SET):
         for code in codes:
-            line = _line(code.co_filename, pattern + suffix, code.co_firstlineno, _end(code))
+            line = _first_match(code.co_filename, pattern + suffix, code.co_firstlineno, _last_line(code))
             if line is not None:
                 return Place(code.co_filename, line, getattr(code, "co_qualname", code.co_name), shown)
     return Place(codes[0].co_filename, codes[0].co_firstlineno, kind.__name__, shown) if codes else None
 
 
-def _key(holder: dict[Any, Any], target: Any) -> str | None:
+def _name_of(holder: dict[Any, Any], target: Any) -> str | None:
     for key, value in list(holder.items()):
         if value is target and type(key) is str:
             return key
     return None
 
 
-def _variable(frame: FrameType, target: Any) -> str:
+def _variable_name(frame: FrameType, target: Any) -> str:
     """Return the name of a variable of a frame that does not run, which is safe to read."""
     try:
-        return _key(dict(frame.f_locals), target) or ""
+        return _name_of(dict(frame.f_locals), target) or ""
     except Exception:
         return ""
 
@@ -318,24 +318,24 @@ def _variable(frame: FrameType, target: Any) -> str:
 def _of_code(code: CodeType, line: int, name: str) -> Place:
     """Return the place of a function's variable. ``line`` is used if the source does not show where it grows."""
     function = getattr(code, "co_qualname", code.co_name)
-    found = _grows(code.co_filename, re.escape(name), code.co_firstlineno, _end(code)) if name else None
+    found = _line_of_growth(code.co_filename, re.escape(name), code.co_firstlineno, _last_line(code)) if name else None
     return Place(code.co_filename, line if found is None else found, function, name)
 
 
-def _end(code: CodeType) -> int:
+def _last_line(code: CodeType) -> int:
     """Return the last line of a function."""
     lines = [line for _, _, line in islice(code.co_lines(), 10 * MAX_LINES) if line is not None]
     return max(lines, default=code.co_firstlineno)
 
 
-def _grows(file: str, pattern: str, first: int, last: int | None) -> int | None:
+def _line_of_growth(file: str, pattern: str, first: int, last: int | None) -> int | None:
     """Return the first line of a part of a file where a variable grows, else where it is set, best from itself."""
     own = rf"{SET}.*(?<![\w.]){pattern}(?!\w)"
-    lines = (_line(file, pattern + suffix, first, last) for suffix in (GROWS, own, SET))
+    lines = (_first_match(file, pattern + suffix, first, last) for suffix in (GROWS, own, SET))
     return next((line for line in lines if line is not None), None)
 
 
-def _line(file: str, pattern: str, first: int, last: int | None) -> int | None:
+def _first_match(file: str, pattern: str, first: int, last: int | None) -> int | None:
     searched = re.compile(rf"(?<![\w.]){pattern}")
     part = enumerate(_lines(file)[first - 1 : last], first)
     return next((number for number, line in part if searched.search(line)), None)

@@ -113,9 +113,9 @@ class AgentSession:
             elif isinstance(message, AgentRequest):
                 self._requests.append(message)
             elif isinstance(message, Borrowed):
-                BORROWING.resolve(message)
+                BORROWING.deliver(message)
         if not self._transport.connected:
-            BORROWING.disconnected()
+            BORROWING.end_all()
             self._commands.clear()
             self.waiting.clear()
             self._requests.clear()
@@ -128,7 +128,7 @@ class AgentSession:
         self._report()
         self._transport.push(time.monotonic())
 
-    def step(self) -> None:
+    def at_training_step(self) -> None:
         """Carry out the waiting flushes in the program's own thread."""
         for name, (command, deadline) in list(self.waiting.items()):
             if time.monotonic() >= deadline or self.waiting.pop(name, None) is None:
@@ -166,7 +166,7 @@ class AgentSession:
         except Exception:  # the program and its libraries are about to end
             pass
         self._transport.push(0.0)
-        BORROWING.disconnected()
+        BORROWING.end_all()
         self._transport.send(Goodbye(ending() if exiting else None))
         self._transport.push(0.0)
         self._transport.reset()

@@ -71,10 +71,10 @@ class AgentThread:
         session = self._session  # the agent's own thread may remove it
         return session is not None and bool(session.waiting)
 
-    def step(self) -> None:
+    def at_training_step(self) -> None:
         session = self._session
         if session is not None:
-            session.step()
+            session.at_training_step()
 
     def _at_exit(self) -> None:
         self._exiting, seconds = True, EXIT_SECONDS
@@ -122,7 +122,7 @@ class AgentThread:
         except Exception:  # a module of the program may have the name of one that is imported here
             self._log()
         finally:
-            keep_registered()
+            reregister_thread()
 
     def _report(self, end: threading.Event, previous: threading.Thread | None) -> None:
         import signal
@@ -167,7 +167,7 @@ class AgentThread:
 
     def _after_in_parent(self) -> None:
         if self._enabled and self._end.is_set():
-            call_soon(self._relaunch, sys._getframe(1))
+            call_after_fork(self._relaunch, sys._getframe(1))
 
     def _relaunch(self) -> None:
         if self._enabled and self._end.is_set():
@@ -203,7 +203,7 @@ def in_main_interpreter() -> bool:
     return bool(interpreters.get_current() == interpreters.get_main())
 
 
-def keep_registered() -> None:
+def reregister_thread() -> None:
     """Register this thread under its present ident: `gevent.monkey.patch_all()` gives a running thread another one, and
     `threading`, which removes the thread at its end, would write a KeyError to standard error.
     """
@@ -222,7 +222,7 @@ def wait_until_ended(thread: threading.Thread) -> None:
         time.sleep(0)
 
 
-def call_soon(call: Callable[[], None], forking: FrameType | None) -> None:
+def call_after_fork(call: Callable[[], None], forking: FrameType | None) -> None:
     """Call it when the fork in the frame is over; at once if there is no warning, or no other way.
 
     Python counts the threads after the at-fork functions have run, so such a function must not start one. The main

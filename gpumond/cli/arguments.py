@@ -88,16 +88,16 @@ def value(read: Callable[[str], T]) -> Callable[[str], T]:
     return parse
 
 
-def above_zero(read: Callable[[str], float]) -> Callable[[str], float]:
+def positive(read: Callable[[str], float]) -> Callable[[str], float]:
     """Return the type of an option that is more than 0."""
 
-    def positive(text: str) -> float:
+    def parse(text: str) -> float:
         number = read(text)
         if number <= 0:
             raise ValueError("must be above 0")
         return number
 
-    return value(positive)
+    return value(parse)
 
 
 def _count(text: str) -> int:
@@ -155,7 +155,7 @@ def option(parser: argparse._ActionsContainer, form: str, help: str, **settings:
     parser.add_argument(*aliases, name, help=help, **settings)
 
 
-class Selected(argparse.Action):
+class SelectTarget(argparse.Action):
     """Selects a workload by its name, or a process by its pid."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
@@ -173,7 +173,7 @@ def add_target(parser: argparse.ArgumentParser, purpose: str, device: bool = Tru
     target.add_argument(
         "selected",
         nargs="?",
-        action=Selected,
+        action=SelectTarget,
         metavar="NAME",
         help=f"{purpose} one workload, or one process by its pid",
     )

@@ -48,7 +48,7 @@ from gpumond.host.http import (
     exchange,
     is_loopback,
     response_to,
-    trust,
+    tls_context,
 )
 from gpumond.host.runtime_directory import TOKEN_FILE, nonstandard_directory, runtime_directories
 from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decoded, frame_of
@@ -105,13 +105,13 @@ class TargetProgram(NamedTuple):
         return f"{self.workload} (pid {self.pid})" if self.workload else f"pid {self.pid}"
 
 
-def add_arguments(parser: argparse.ArgumentParser, entries: bool = False) -> None:
-    """Add the daemon's address and the forms of the output. ``entries``: it is a list, which CSV can hold."""
+def add_arguments(parser: argparse.ArgumentParser, entries: str = "") -> None:
+    """Add the daemon's address and the forms of the output. ``entries``: what CSV has a row for."""
     add_url(parser)
     form = parser.add_mutually_exclusive_group()
     option(form, "--json", "print JSON")
     if entries:
-        option(form, "--csv", "print CSV with the keys of the JSON as columns")
+        option(form, "--csv", f"print {entries} as CSV with the keys of the JSON as columns")
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
@@ -299,7 +299,9 @@ def selected(arguments: argparse.Namespace) -> list[TargetProgram]:
         names = (("workload", arguments.workload), ("device", arguments.device))
         target = " and ".join(f"{name} {value}" for name, value in names if value is not None)
         hint = did_you_mean(arguments.workload or "", (agent["workload"] for agent in agents))
-        print_error(f"gpumond: no connected agent matches {target}{hint or '; `gpumond status` lists the agents'}")
+        print_error(
+            f"gpumond: no program with an agent matches {target}{hint or '; `gpumond status` lists the programs'}"
+        )
     return sorted(found)
 
 
@@ -463,7 +465,7 @@ def _route(url: str, seconds: float, secret: bool) -> Route:
                 continue
             return Route(connection, "", token if named else "", source if named else "")
     connection = connection_to(
-        parts, lambda: trust(os.environ.get("GPUMOND_CA_FILE") or None), seconds, _trusted() if token else None
+        parts, lambda: tls_context(os.environ.get("GPUMOND_CA_FILE") or None), seconds, _trusted() if token else None
     )
     return Route(connection, parts.path.rstrip("/"), token, source)
 

@@ -148,7 +148,7 @@ def _problem_and_remedy(kind: str, detail: str) -> tuple[str, str]:
 
 def device_nodes(dev: str) -> Iterator[Finding]:
     nodes = sorted(glob.glob(f"{dev}/nvidia*"))
-    closed = [node for node in nodes if os.path.exists(node) and not os.path.isdir(node) and not _opens(node)]
+    closed = [node for node in nodes if os.path.exists(node) and not os.path.isdir(node) and not _can_open(node)]
     if closed:
         status = os.stat(closed[0])
         group, mode = _name(grp.getgrgid, status.st_gid), stat.S_IMODE(status.st_mode)
@@ -313,7 +313,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _opens(node: str) -> bool:
+def _can_open(node: str) -> bool:
     try:
         os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
     except PermissionError:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, above_zero, option, print_answer, typed_time, value
+from gpumond.cli.arguments import DONE, option, positive, print_answer, typed_time, value
 from gpumond.events import ENDED
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, did_you_mean
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     name = "a workload, or a process by its pid; without one: all GPUs together or, with --at, every program"
     parser.add_argument("names", nargs="*", metavar="NAME", help=name)
     option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
-    seconds: dict[str, Any] = {"type": above_zero(units.typed_seconds), "metavar": "DURATION"}
+    seconds: dict[str, Any] = {"type": positive(units.typed_seconds), "metavar": "DURATION"}
     option(
         parser, "--last DURATION", "time that the rows cover, at most a day (default: 15m)", default=900.0, **seconds
     )
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
     )
-    client.add_arguments(parser, entries=True)
+    client.add_arguments(parser, entries="values")
 
 
 def past_time(text: str, now: float | None = None) -> float:
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         entries = _over_time(arguments, uuid, gpus)
         print_answer(arguments, entries, lambda: _table_over_time(entries, gpus))
         return DONE
-    moments = [_at(arguments, at, uuid) for at in sorted(arguments.at)]
+    moments = [_holdings_at(arguments, at, uuid) for at in sorted(arguments.at)]
     entries = [entry for entries in moments for entry in entries]
     print_answer(arguments, entries, lambda: _table_at(sorted(arguments.at), moments, gpus))
     return DONE
@@ -195,7 +195,7 @@ def _share_columns(entries: Sequence[Entry]) -> Iterator[str]:
     return (f">{share.upper()}" for share in _known_shares(entries))
 
 
-def _at(arguments: argparse.Namespace, at: float, uuid: str | None) -> list[Entry]:
+def _holdings_at(arguments: argparse.Namespace, at: float, uuid: str | None) -> list[Entry]:
     """Return what each GPU and each program held at a time, by GPU, the largest first."""
     query = {"at": at} | ({} if uuid is None else {"uuid": uuid})
     try:

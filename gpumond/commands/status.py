@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
+from dataclasses import replace
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_error
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_csv, print_error
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.view.frame import of_device, of_programs, view
+from gpumond.view.rows import ProcessRow
 from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table, suspended_programs
 from gpumond.view.text import broken, output_width
 
@@ -28,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option(parser, "-w, --wide", "show complete tables, even if they are wider than the terminal")
     option(parser, "--device GPU", "show one GPU: index, UUID or its prefix, or PCI address")
-    client.add_arguments(parser)
+    order = "order of the processes (default: used); waste is cached and stranded memory"
+    option(parser, "--sort used|waste", order, choices=("used", "waste"))
+    client.add_arguments(parser, entries="processes")
     columns = {share: MEANINGS[share] for share in (*SHARES, "unmapped")} | {"limit": LIMIT}
     meanings = (
         textwrap.fill(f"{name.upper():13}{meaning}", 79, subsequent_indent=13 * " ")
@@ -41,8 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.healthy:
         client.get(arguments.url, "/-/healthy")
         return DONE
-    if arguments.json and (arguments.names or arguments.device is not None):
-        raise ConfigError("NAME, --device and --json can't be combined; the JSON has each process and each GPU's uuid")
+    if arguments.json and (arguments.names or arguments.device is not None or arguments.sort):
+        what = "NAME, --device and --sort can't be combined with --json"
+        raise ConfigError(f"{what}, which has each process and each GPU's uuid; --csv can")
     device = None if arguments.device is None else client.resolve_device_uuid(arguments.url, arguments.device)
     frame = client.frame(arguments.url)
     if arguments.json:
@@ -57,6 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
             return NOTHING_TO_DO
     if arguments.names:
         content = of_programs(content, arguments.names)
+    if arguments.sort == "waste":
+        content = replace(content, processes=tuple(sorted(content.processes, key=_waste, reverse=True)))
+    if arguments.csv:
+        print_csv([row.sources.process for row in content.processes])
+        return DONE
     limit = None if arguments.wide else width
     tables = (
         device_table(content, arguments.verbose, limit, bars=width is not None),
@@ -68,6 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
     sections = (*tables, overheads(content) if arguments.verbose else "", *paragraphs)
     print("\n\n".join(section for section in sections if section))
     return DONE
+
+
+def _waste(row: ProcessRow) -> int:
+    """Return the cached and stranded bytes of a process; -1 if they are unknown."""
+    known = [size for name in ("cached", "stranded") if (size := row.shares[name]) is not None]
+    return sum(known) if known else -1
 
 
 def _combined(frame: dict[str, Any], answers: dict[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--device requires a single --url")
     device = None if arguments.device is None else client.resolve_device_uuid(urls[0], arguments.device)
     if arguments.once and arguments.columns:
-        raise ConfigError("--columns has no effect on --once")
+        raise ConfigError("--columns has no effect with --once")
     if arguments.once:
         frames = [client.frame(url) for url in urls]
         if arguments.json:

@@ -9,7 +9,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, option, print_answer
 from gpumond.facts.alerts import OVER
-from gpumond.facts.units import about
+from gpumond.facts.units import rough_duration
 from gpumond.facts.verdicts import AT_PEAK, PATTERNS, VERDICTS
 from gpumond.view.rows import by_urgency, plain, process_of
 from gpumond.view.text import moment, table
@@ -17,7 +17,7 @@ from gpumond.view.text import moment, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--all", "also show healthy patterns, such as steady and periodic")
-    client.add_arguments(parser, entries=True)
+    client.add_arguments(parser, entries="verdicts")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def _alerts(frame: Mapping[str, Any]) -> str:
     """Return the programs' alerts that aren't verdicts, the most urgent first; empty without one."""
     programs = {process_of(each): each["workload"] or each["comm"] or "?" for each in frame["processes"]}
     shown = [
-        f"{alert['rule']} of {plain(programs[process_of(alert)], 64)} (pid {alert['pid']})"
+        f"{alert['rule']} ({plain(programs[process_of(alert)], 64)}, pid {alert['pid']})"
         for alert, _ in by_urgency(frame["alerts"], ())
         if alert["phase"] == "firing" and alert["rule"] not in VERDICTS and process_of(alert) in programs
         if not dict(alert["annotations"]).get("summary", "").startswith(OVER)
@@ -56,6 +56,6 @@ def _rows(verdicts: Iterable[dict[str, Any]], gpus: Mapping[str, str]) -> Iterat
             "-" if pid is None else str(pid),
             verdict["kind"],
             moment(verdict["since"]),
-            "-" if left is None else about(left) + (" at peak use" if AT_PEAK in verdict["summary"] else ""),
+            "-" if left is None else rough_duration(left) + (" at peak use" if AT_PEAK in verdict["summary"] else ""),
             verdict["summary"],
         ]

@@ -170,7 +170,7 @@ def host_of(listen: str) -> str:
 
 MACHINE_SETTINGS = ("listen", "hosts", "socket", "runtime_dir", "state_dir")
 """Settings that differ between machines with the same configuration: addresses and directories."""
-DIGITS = 12
+HASH_DIGITS = 12
 ANY: TypeAdapter[Any] = TypeAdapter(Any)
 
 
@@ -186,7 +186,7 @@ def hash_of_rules(rules: Iterable[Rule]) -> str:
 
 
 def _hash(value: object) -> str:
-    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:DIGITS]
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:HASH_DIGITS]
 
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
@@ -354,7 +354,7 @@ class SettingsConfig(StrictModel):
         return names
 
     @model_validator(mode="after")
-    def _safe(self) -> SettingsConfig:
+    def _check_listen_and_names(self) -> SettingsConfig:
         if host_of(self.listen) not in LOOPBACK and not self.insecure and self.web_config is None:
             raise ValueError(
                 f"listen: {self.listen} is reachable from other machines, so it requires TLS and authentication; "

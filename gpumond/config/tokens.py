@@ -172,7 +172,7 @@ class IdentityProxy(StrictModel):
         return texts
 
     @model_validator(mode="after")
-    def _some(self) -> IdentityProxy:
+    def _check_origin(self) -> IdentityProxy:
         if not self.addresses and self.user is None:
             raise ValueError("set the proxy's addresses or, if it runs on this machine, its user")
         return self

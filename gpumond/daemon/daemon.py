@@ -64,7 +64,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
                 agent_socket.listener,
                 limits=SocketLimits(reserved_descriptors=reserved_descriptors()),
                 reported=telemetry.reported,
-                rejected=telemetry.rejected,
+                rejected=telemetry.count_rejection,
                 restored=restore_agent_socket,
             ),
             store=Store(settings.store_file(), StoreLimits(settings.retention)),
@@ -191,7 +191,7 @@ class Daemon(Operations):
             faults=(*kernel.store.faults(), *kernel.faults.values()),
             private_pid_namespace=dependencies.private_pid_namespace,
             ends=kernel.programs.ends(),
-            silent=kernel.programs.silent(),
+            silent=kernel.programs.silent_reports(),
             uptime_seconds=kernel.clock.uptime(),
             person_uid=person_uid,
         )
@@ -209,7 +209,7 @@ class Daemon(Operations):
         events = kernel.events.publish(tick.frame, tick.raised, tick.resolved, tick.exited_reports)
         kernel.telemetry.count_events(events)
         kernel.telemetry.store_writable.set(kernel.store.writable)
-        kernel.telemetry.configured(*kernel.config_hashes())
+        kernel.telemetry.set_config_hashes(*kernel.config_hashes())
 
     async def _run_forever(self) -> None:
         """Tick on a monotonic schedule. A tick that comes too late is skipped and counted, never queued."""

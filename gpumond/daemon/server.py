@@ -65,8 +65,8 @@ async def serve(
     file. However this ends, sockets are removed and tasks have ended.
     """
     raise_limit()
-    web, reviews = _web(settings), make_token_reviews(settings)
-    others, identities = _others(settings, web), _identities(settings)
+    web, reviews = _web_settings(settings), make_token_reviews(settings)
+    others, identities = _other_tokens(settings, web), _identities(settings)
     async with AsyncExitStack() as stack:
         try:
             listener, problem = stack.enter_context(_listen(settings)), ""
@@ -87,7 +87,7 @@ async def serve(
             Guard(
                 Api(daemon.kernel, tokens, daemon.running, routers),
                 tokens,
-                _policy(settings, web, identities, daemon.kernel.telemetry.http_rejected),
+                _policy(settings, web, identities, daemon.kernel.telemetry.count_http_rejection),
             ),
             lifespan="on",
             log_config=None,
@@ -97,7 +97,8 @@ async def serve(
             timeout_keep_alive=75,  # longer than a scrape interval, so Prometheus keeps its connection
         )
         scheme = "http" if web().tls is None else "https"
-        url = f"{scheme}://{settings.listen}"
+        port = listener.getsockname()[1] if listener else settings.port  # any free port was asked for with 0
+        url = f"{scheme}://{settings.listen.rpartition(':')[0]}:{port}"
         if listener is None:
             log.error("%s; retrying every %g s, and %s responds meanwhile", problem, PORT_SECONDS, own / API_SOCKET)
             daemon.kernel.faults["http"] = Fault("http", "port_in_use", None, problem)
@@ -106,7 +107,7 @@ async def serve(
             daemon.kernel.url = url
             bound(f"{url}/")
             log.info("serving %s/, agents at %s, source %s", url, settings.agent_socket(), source)
-        server = _Server(config, web, daemon.kernel.telemetry.http_rejected)
+        server = _Server(config, web, daemon.kernel.telemetry.count_http_rejection)
         _handle_signals(stack, server, daemon)
         await stack.enter_async_context(background(systemd.keep_alive(lambda: daemon.kernel.frame)))
         if listener is None:
@@ -183,7 +184,7 @@ class _Server(uvicorn.Server):
         connections = http_connections()
         self.http = listener = HttpListener(
             sockets,
-            lambda peer: self._protocol(peer, listener.gone),
+            lambda peer: self._protocol(peer, listener.remove),
             connections=connections,
             per_user=max_http_connections_per_user(connections),
             tls=self._tls,
@@ -210,14 +211,14 @@ class _Server(uvicorn.Server):
         self._stopping.set()
 
 
-def _web(settings: Settings) -> Callable[[], WebSettings]:
+def _web_settings(settings: Settings) -> Callable[[], WebSettings]:
     """Return a function that reads the web configuration when its files change. Raises ConfigError if it is invalid at
     the start."""
     reloading = ReloadingFile(settings.web, lambda web: web.files)
     return lambda: reloading.value
 
 
-def _others(settings: Settings, web: Callable[[], WebSettings]) -> Callable[[], tuple[Token, ...]]:
+def _other_tokens(settings: Settings, web: Callable[[], WebSettings]) -> Callable[[], tuple[Token, ...]]:
     """Return a function that reads the tokens when their file changes. Raises ConfigError if it is invalid at the
     start."""
     if settings.tokens_file is None:

@@ -147,6 +147,7 @@ def _process(pid: int, usage: DriverUsage, owner: ProcessOwner, utilization_rati
         comm=owner.comm,
         uid=owner.uid,
         user=owner.user,
+        command=owner.command,
         utilization_ratio=utilization_ratio,
         idle_seconds=0.0 if utilization_ratio else None,  # the daemon counts from here
     )

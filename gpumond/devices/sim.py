@@ -27,7 +27,7 @@ class SimSource:
     def open(self) -> None:
         directory = self._environ.get("GPUMOND_SIM_DIR")
         if not directory:
-            raise SourceUnavailable("unset", f"GPUMOND_SIM_DIR isn't set: {remedy('unset')}")
+            raise SourceUnavailable("unset", f"no directory of simulated devices is set; {remedy('unset')}")
         self._root = Path(directory)
         if not self._root.is_dir():
             raise SourceUnavailable(
@@ -63,6 +63,6 @@ def _named(device: DeviceReading, owners: Mapping[int, ProcessOwner]) -> DeviceR
     for process in device.processes or ():
         owner = owners[process.pid]
         if owner.start_ticks == process.start_ticks:
-            process = replace(process, comm=owner.comm, uid=owner.uid, user=owner.user)
+            process = replace(process, comm=owner.comm, uid=owner.uid, user=owner.user, command=owner.command)
         processes.append(process)
     return replace(device, processes=tuple(processes))

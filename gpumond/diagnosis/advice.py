@@ -20,11 +20,11 @@ EXPANDABLE_SINCE = (2, 1)
 OLD_NAME = "PYTORCH_CUDA_ALLOC_CONF"
 NEW_NAME = "PYTORCH_ALLOC_CONF"
 
-FRAGMENTED = 0.05
+FRAGMENTED_RATIO = 0.05
 """Stranded part of a device from which fragmentation is worth a setting."""
-UNUSED = 0.25
+UNUSED_RATIO = 0.25
 """Part of a device that an allocator holds without use from which its size is worth a setting."""
-LARGE = 0.5
+LARGE_RATIO = 0.5
 """Part of live bytes from which a class is worth a change."""
 LOWEST_SPLIT, HIGHEST_SPLIT = 32, 512
 """Limits of the advised max_split_size_mb. PyTorch rejects 20 and less; above 512 little is protected."""
@@ -124,7 +124,7 @@ def _fragmented(context: AdviceContext) -> bool:
         if 0 < context.oom.request_bytes <= free:
             return True
     stranded = sum(pool.stranded_bytes for pool in context.pools("torch"))
-    return context.size is not None and stranded >= FRAGMENTED * context.size
+    return context.size is not None and stranded >= FRAGMENTED_RATIO * context.size
 
 
 def _has_expandable_segments(context: AdviceContext) -> bool:
@@ -190,7 +190,7 @@ def _unused(context: AdviceContext, allocator: str) -> list[tuple[AgentReport, i
         if pools and not all(pool.held_known for pool in pools) and context.device is not None:
             process = context.device.processes_by_key.get(report.key)
             held = max(held, process.used_bytes or 0) if process is not None else held
-        if pools and context.size and held - live >= UNUSED * context.size:
+        if pools and context.size and held - live >= UNUSED_RATIO * context.size:
             found.append((report, held - live))
     return found
 
@@ -224,7 +224,7 @@ ADVICE = (
     Advice(
         "gradient-checkpointing",
         "short of memory while training, and at least half of the live bytes are activations",
-        lambda context: _short_of_memory(context) and _training(context) and _activations(context) >= LARGE,
+        lambda context: _short_of_memory(context) and _training(context) and _activations(context) >= LARGE_RATIO,
         lambda context: (
             "use gradient checkpointing (torch.utils.checkpoint): "
             f"{100 * _activations(context):.0f}% of the live bytes are {_kinds(context)}"
@@ -233,7 +233,7 @@ ADVICE = (
     Advice(
         "mixed-precision",
         "short of memory while training, and at least half of the live bytes are activations",
-        lambda context: _short_of_memory(context) and _training(context) and _activations(context) >= LARGE,
+        lambda context: _short_of_memory(context) and _training(context) and _activations(context) >= LARGE_RATIO,
         lambda context: (
             "use mixed precision (torch.autocast) if the program doesn't already: it halves most activations"
         ),
@@ -241,7 +241,7 @@ ADVICE = (
     Advice(
         "smaller-batch",
         "short of memory, and at least half of the live bytes depend on the batch: activations, inputs and results",
-        lambda context: _short_of_memory(context) and _of_the_batch(context) >= LARGE,
+        lambda context: _short_of_memory(context) and _of_the_batch(context) >= LARGE_RATIO,
         lambda context: (
             "use a smaller batch, with gradient accumulation to keep its effect"
             if _training(context)

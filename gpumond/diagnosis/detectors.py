@@ -16,7 +16,7 @@ from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, duration
 from gpumond.facts.verdicts import VerdictName
 from gpumond.tick.history import MAX, USED, Series
 
-FULL = 0.95
+FULL_RATIO = 0.95
 FULL_CLEAR = 0.93
 
 RAMP_FROM = 0.80
@@ -48,7 +48,7 @@ IDLE_RATIO = 0.05
 
 FRAGMENTED_FROM = 0.05
 """Share of the device that a pool must keep before its fragmentation is reported."""
-FRAGMENTED = 0.25
+FRAGMENTED_RATIO = 0.25
 FRAGMENTED_CLEAR = 0.20
 MIN_MINUTES = 5
 START_MINUTES = 6
@@ -173,7 +173,7 @@ class PoolPeaks:
             return None
         live, unreclaimable = max(own[1::3]), max(own[2::3])
         ratio = fragmented_ratio(live, unreclaimable)
-        least = FRAGMENTED_CLEAR if active else FRAGMENTED
+        least = FRAGMENTED_CLEAR if active else FRAGMENTED_RATIO
         if unreclaimable < FRAGMENTED_FROM * size or ratio <= least:
             return None
         growth = 0.0 if self.lowest is None else unreclaimable - self.lowest
@@ -400,7 +400,7 @@ class Detection(NamedTuple):
 
 def pressure(case: DeviceState) -> Detection | None:
     ratio, left = case.used / case.size, case.seconds_left
-    if left is None and ratio <= (FULL_CLEAR if case.active else FULL):
+    if left is None and ratio <= (FULL_CLEAR if case.active else FULL_RATIO):
         return None
     evidence = (("used_ratio", ratio), ("free_bytes", float(case.size - case.used)))
     end = "" if left is None else f" and will be full in {duration(left)}"

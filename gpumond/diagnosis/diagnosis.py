@@ -221,7 +221,7 @@ class Diagnosis:
                 ("exponent", found.curve.exponent),
             ]
             if room is not None:
-                evidence.append(("full_seconds", found.curve.left(room, found.curve.exponent) / pace))
+                evidence.append(("full_seconds", found.curve.seconds_left(room, found.curve.exponent) / pace))
             tracked.filling = UsePattern("filling", found.growth.begin, tuple(evidence))
         return tracked.filling
 
@@ -236,7 +236,7 @@ class Diagnosis:
     def _is_beyond_start(self, uuid: str, device: DeviceReading) -> bool:
         """Return whether no process that is starting fills the device, and it is fuller than what it returned from."""
         now, used = self.history.now, float(device.used_bytes or 0)
-        if used > detectors.FULL * (device.size_bytes or inf):
+        if used > detectors.FULL_RATIO * (device.size_bytes or inf):
             return True
         own = [one for one in self._recorder.tracked_series.values() if one.uuid == uuid and one.pid is not None]
         largest = max(own, key=lambda one: one.used, default=None)
@@ -282,7 +282,7 @@ class Diagnosis:
             left = None if room is None else room / per_second
         shaped = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device(tracked.uuid))
         who = sentences.program(tracked.name, tracked.pid, _label(device))
-        since = self._since(tracked, "leak", leak.onset)
+        since = self._onset_time(tracked, "leak", leak.onset)
         evidence: list[tuple[str, float]] = [
             ("slope_bytes_per_second", per_second),
             ("growth_bytes", leak.growth),
@@ -328,7 +328,7 @@ class Diagnosis:
         if found is not None:
             label = _label(self._devices[tracked.uuid])
             who = sentences.program(tracked.name, tracked.pid, label)
-            since = self._since(tracked, found.kind, found.at)
+            since = self._onset_time(tracked, found.kind, found.at)
             evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in found.evidence)
             now = self.history.unix(self.history.now)
             tracked.verdicts[found.kind] = tracked.verdict(
@@ -355,7 +355,7 @@ class Diagnosis:
         who = sentences.program(tracked.name, tracked.pid, "")
         summary = sentences.fragmentation(who, _label(device), found.unreclaimable, found.live)
         tracked.verdicts["fragmentation"] = tracked.verdict(
-            "fragmentation", self._since(tracked, "fragmentation", found.since), evidence, summary
+            "fragmentation", self._onset_time(tracked, "fragmentation", found.since), evidence, summary
         )
 
     def _freed(self, tracked: TrackedSeries, kept: float) -> bool:
@@ -379,7 +379,7 @@ class Diagnosis:
         seconds /= self.history.pace
         who = sentences.program(tracked.name, tracked.pid, _label(device))
         evidence = (("idle_seconds", seconds), ("held_bytes", held))
-        since = self._since(tracked, "idle-holder", self.history.now - seconds * self.history.pace)
+        since = self._onset_time(tracked, "idle-holder", self.history.now - seconds * self.history.pace)
         tracked.verdicts["idle-holder"] = tracked.verdict(
             "idle-holder", since, evidence, sentences.idle(who, _label(device), held, seconds)
         )
@@ -405,7 +405,7 @@ class Diagnosis:
             if found is None:
                 tracked.verdicts.pop(kind, None)
             else:
-                tracked.verdicts[kind] = tracked.verdict(kind, self._since(tracked, kind, now), *found)
+                tracked.verdicts[kind] = tracked.verdict(kind, self._onset_time(tracked, kind, now), *found)
 
     def _check_orphans(self, tracked: TrackedSeries, device: DeviceReading, snapshot: Snapshot) -> None:
         if device.processes is None or not _lists_all(device, snapshot):
@@ -437,7 +437,7 @@ class Diagnosis:
         who = "" if process is None else sentences.program(process.comm or tracked.name, process.pid, "")
         programs = sum("holder" not in one.kinds and one.state not in DEAD for one in device.processes or ())
         evidence = (("unattributed_bytes" if process is None else "held_bytes", size), ("unchanged_seconds", seconds))
-        since = self._since(tracked, "orphan", flat_period.since)
+        since = self._onset_time(tracked, "orphan", flat_period.since)
         tracked.verdicts["orphan"] = tracked.verdict(
             "orphan", since, evidence, sentences.orphan(_label(device), size, seconds, who, holder, programs)
         )
@@ -456,14 +456,14 @@ class Diagnosis:
         evidence = (("released_bytes", fall.size_bytes),)
         if why and (fall.ended or tracked.process is None or tracked.process.start_ticks is None):
             summary = sentences.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED)
-            self._event(tracked, "crash", CRASH_SECONDS, evidence, summary, at)
-            self._loop(tracked, device)
+            self._add_event_verdict(tracked, "crash", CRASH_SECONDS, evidence, summary, at)
+            self._detect_restart_loop(tracked, device)
         elif fall.emptied and (not fall.ended or (tracked.process and snapshot.may_contain(tracked.process))):
             failed = now - tracked.peaks.failed_at <= detectors.CRASH_SECONDS
             summary = sentences.release(who if tracked.pid else "", label, fall.size_bytes, failed)
-            self._event(tracked, "memory-freed", RELEASE_SECONDS, evidence, summary, at)
+            self._add_event_verdict(tracked, "memory-freed", RELEASE_SECONDS, evidence, summary, at)
 
-    def _loop(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+    def _detect_restart_loop(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         now, key = self.history.now, (tracked.uuid, *tracked.owner)
         self._crashes[key] = [*self._crashes.get(key, ()), now]
         lately = ((key, [at for at in own if now - at < detectors.LOOP_SECONDS]) for key, own in self._crashes.items())
@@ -483,7 +483,7 @@ class Diagnosis:
             )
             self._loops[key] = until, verdict
 
-    def _event(
+    def _add_event_verdict(
         self, tracked: TrackedSeries, kind: VerdictName, seconds: float, evidence: Evidence, summary: str, at: float
     ) -> None:
         verdict = tracked.verdict(kind, self.history.unix(at), evidence, summary)
@@ -515,7 +515,7 @@ class Diagnosis:
             self._xids[key] = error.count
         self._begun = True
 
-    def _since(self, tracked: TrackedSeries, kind: str, at: float) -> float:
+    def _onset_time(self, tracked: TrackedSeries, kind: str, at: float) -> float:
         """Return the onset in Unix time; a step of the wall clock does not move the onset of an active verdict."""
         active = tracked.verdicts.get(kind)
         return self.history.unix(at) if active is None else active.since
@@ -559,7 +559,7 @@ class RankGroup:
             name: representative for name, representative in self._representatives.items() if name in leaking
         }
         for name, alike in leaking.items():
-            group = _together(alike) if len({tracked.uuid for tracked in alike}) >= MIN_DEVICES * MIN_RATIO else []
+            group = _simultaneous(alike) if len({tracked.uuid for tracked in alike}) >= MIN_DEVICES * MIN_RATIO else []
             peers = (
                 [tracked for tracked in tracked_series if tracked.name == name and tracked.process is not None]
                 if group
@@ -582,7 +582,7 @@ class RankGroup:
         return representative
 
 
-def _together(alike: Collection[TrackedSeries]) -> list[TrackedSeries]:
+def _simultaneous(alike: Collection[TrackedSeries]) -> list[TrackedSeries]:
     """Return the largest group whose onsets lie within one window; the earliest of such groups."""
     onsets = sorted((tracked.leak.onset, i) for i, tracked in enumerate(alike) if tracked.leak is not None)
     ordered = list(alike)

@@ -16,7 +16,7 @@ from math import inf, nan
 from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak_criteria import CandidateCurve, Leak, curve, load_rises
+from gpumond.diagnosis.leak_criteria import CandidateCurve, Leak, curve, is_load_rising
 from gpumond.diagnosis.trend import least_squares, mann_kendall, sen_slope, spread
 from gpumond.facts.program import StepUsage
 from gpumond.facts.units import MIB
@@ -164,7 +164,7 @@ def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None
         if growth < GROWING_SCATTER_MULTIPLE * spread(at, values, slope):
             continue
         first, second = sen_slope(at[:half], values[:half]), sen_slope(at[half:], values[half:])
-        if not _within(second, first, HALVES_RATIO):
+        if not _is_within(second, first, HALVES_RATIO):
             continue
         changes = [after - before for before, after in pairwise(values)]
         if min(changes) < -FALL_RATIO * growth or max(changes) > RISE_RATIO * growth:
@@ -218,7 +218,7 @@ def _passes(candidate: CandidateCurve, steps: StepRecord, kind: int) -> Leak | N
     if spread(at, values, slope) > QUICK_SCATTER_RATIO * growth:
         return None
     parts = [slice(begin, end) for begin, end in pairwise(_limits(len(values), QUICK_PARTS))]
-    if not all(_within(sen_slope(at[part], values[part]), slope, PART_RATIO) for part in parts):
+    if not all(_is_within(sen_slope(at[part], values[part]), slope, PART_RATIO) for part in parts):
         return None
     if max(after - before for before, after in pairwise(values)) > JUMP_RATIO * (values[-1] - values[0]):
         return None
@@ -228,9 +228,9 @@ def _passes(candidate: CandidateCurve, steps: StepRecord, kind: int) -> Leak | N
         return None
     if sen_slope(*last) < LASTING_MEDIAN_RATIO * sen_slope(*first):
         return None
-    if not _flat(candidate, kind, len(values), slope, growth) or not _steps_go_on(steps, at):
+    if not _was_flat(candidate, kind, len(values), slope, growth) or not _steps_go_on(steps, at):
         return None
-    if load_rises(candidate.device, BLOCK, QUICK_BLOCKS):
+    if is_load_rising(candidate.device, BLOCK, QUICK_BLOCKS):
         return None
     base = min(median(before[-FLAT_BLOCKS[0] :]), values[0])
     return Leak(
@@ -271,7 +271,7 @@ def _window(candidate: CandidateCurve, kind: int, blocks: int, least: float) -> 
     return _Window(at, values, before, record, slope, growth)
 
 
-def _flat(candidate: CandidateCurve, kind: int, blocks: int, slope: float, growth: float) -> bool:
+def _was_flat(candidate: CandidateCurve, kind: int, blocks: int, slope: float, growth: float) -> bool:
     """Return True if the minutes before the window are flat."""
     full = curve(candidate.series, BLOCK, candidate.what, kind, blocks + FLAT_BLOCKS[1])
     first = bisect_right(full.times, candidate.born)
@@ -294,5 +294,5 @@ def _limits(count: int, parts: int) -> list[int]:
     return [round(count * part / parts) for part in range(parts + 1)]
 
 
-def _within(value: float, middle: float, limits: tuple[float, float]) -> bool:
+def _is_within(value: float, middle: float, limits: tuple[float, float]) -> bool:
     return limits[0] * middle <= value <= limits[1] * middle

@@ -67,7 +67,7 @@ class GrowthCurve(NamedTuple):
         narrow = self.high <= ACCELERATING_RANGE * self.low and self.high < EXPONENTS[-1]
         return narrow and self.low > ACCELERATING_EXPONENT and self.age >= ACCELERATING_SECONDS
 
-    def left(self, room: float, exponent: float) -> float:
+    def seconds_left(self, room: float, exponent: float) -> float:
         """Return the time until the growth has taken ``room`` bytes more."""
         return self.age * float((1 + room / self.height) ** (1 / exponent) - 1)
 

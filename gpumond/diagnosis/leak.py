@@ -27,7 +27,7 @@ from gpumond.diagnosis.growth_curve import (
     forecasts,
 )
 from gpumond.diagnosis.history_recorder import TrackedSeries
-from gpumond.diagnosis.leak_criteria import OUTSIDE, CandidateCurve, Leak, curve, load_has_risen
+from gpumond.diagnosis.leak_criteria import OUTSIDE, CandidateCurve, Leak, curve, has_risen_with_load
 from gpumond.diagnosis.trend import deviation, least_squares, sen_slope, spread
 from gpumond.facts.frame import GrowthLine, RuledOut, Verdict
 from gpumond.facts.units import MIB
@@ -72,7 +72,7 @@ def search(
         else None
     )
     if found is None and closed > QUARTER and tracked.floors.values:
-        found = leak_criteria.from_floors(tracked.floors.rising(), tracked.main)
+        found = leak_criteria.from_floors(tracked.floors.rising_floors(), tracked.main)
         return found if found is None or found.top > max(known, tracked.life.repeated_bytes) else None
     return confirmed_leak(tracked, main, found, known) if found is not None else None
 
@@ -158,7 +158,7 @@ def confirmed_leak(tracked: TrackedSeries, candidate: CandidateCurve, found: Lea
     urgent = candidate.room is not None and growth.growth >= URGENT_RATIO * (growth.growth + candidate.room)
     lasting = LASTING_SECONDS if tracked.counted else UNCOUNTED_SECONDS
     needed = URGENT_SECONDS if urgent or tracked.retained else FLAT_SECONDS if growth.flat else lasting
-    if growth.age < needed or load_has_risen(candidate.device, growth.age):
+    if growth.age < needed or has_risen_with_load(candidate.device, growth.age):
         return None
     return whole_leak
 
@@ -306,13 +306,13 @@ def fit(
     slope = _interval(times, values)
     now, pace = history.unix(history.now), history.pace
     full, earliest, latest = (
-        None if room is None else _left(room, one) for one in (slope.middle, slope.high, slope.low)
+        None if room is None else _seconds_to_full(room, one) for one in (slope.middle, slope.high, slope.low)
     )
     if courses:
         own = [one.slope for one in courses]
         slope = _Slopes(min(own), own[0], max(own))
         if room is not None:
-            lefts = [one.left(room, one.exponent) for one in courses]
+            lefts = [one.seconds_left(room, one.exponent) for one in courses]
             full, earliest, latest = lefts[0], min(lefts), max(lefts)
     rest = [value - slope.middle * at for at, value in zip(times, values, strict=True)]
     if full is not None and earliest is not None:
@@ -328,7 +328,7 @@ def fit(
         full_at=None if full is None else now + full / pace,
         full_at_earliest=None if earliest is None else now + earliest / pace,
         full_at_latest=None if latest is None else now + latest / pace,
-        ruled_out=(*_ruled_out(times, values, slope.middle, leak, tracked, history), *_larger(allocations)),
+        ruled_out=(*_ruled_out(times, values, slope.middle, leak, tracked, history), *_larger_allocations(allocations)),
     )
 
 
@@ -362,7 +362,7 @@ def _interval(times: Sequence[float], values: Sequence[float]) -> _Slopes:
     return _Slopes(slope - half, slope, slope + half)
 
 
-def _left(room: float, slope: float) -> float | None:
+def _seconds_to_full(room: float, slope: float) -> float | None:
     return room / slope if slope > 0 else None
 
 
@@ -387,7 +387,7 @@ def _ruled_out(
         )
 
 
-def _larger(allocations: AllocationGrowth | None) -> Iterator[RuledOut]:
+def _larger_allocations(allocations: AllocationGrowth | None) -> Iterator[RuledOut]:
     if allocations and allocations.rises and allocations.ratio is not None:
         yield RuledOut(
             "larger-allocations",

@@ -26,11 +26,11 @@ from gpumond.tick.history import (
     FIVE_MINUTES,
     HELD,
     LOAD,
+    MAX_SAMPLES,
     MEDIAN,
     MIN,
     MINUTE,
     QUARTER,
-    SAMPLES,
     TIERS,
     USED,
     UTILIZATION,
@@ -182,7 +182,7 @@ class LeakCurve(NamedTuple):
     """The highest value before the first one."""
 
 
-def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int = SAMPLES) -> LeakCurve:
+def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int = MAX_SAMPLES) -> LeakCurve:
     """Return the blocks of one tier in which the signal is known."""
     times, counts = series.times(tier, count), series.counts(tier, count)
     values: Sequence[float]
@@ -220,7 +220,7 @@ def find(candidate: CandidateCurve, closed: int) -> Leak | None:
             leak = _passes(candidate, test, MEDIAN)
             if leak is None and test in CLEAN:
                 leak = _passes(candidate, test, MIN)
-            if leak is not None and not load_rises(candidate.device, test.tier, test.blocks):
+            if leak is not None and not is_load_rising(candidate.device, test.tier, test.blocks):
                 return leak
     return None
 
@@ -330,7 +330,7 @@ def _passes(candidate: CandidateCurve, test: LeakTest, kind: int) -> Leak | None
         return None
     if candidate.room is not None and candidate.room > slope * test.full_within_seconds:
         return None
-    if not _goes_on(at, window, slope, test):
+    if not _growth_lasts(at, window, slope, test):
         return None
     past = slice(max(first, len(values) - count - SCATTER_BLOCKS), len(values) - count)
     if growth < test.min_scatter_multiple * _scatter(times[past], values[past]):
@@ -369,20 +369,20 @@ def _in_many_steps(window: Sequence[float], growth: float, max_rise_ratio: float
     return rises >= MIN_RISES and max(changes) <= max_rise_ratio * (window[-1] - window[0])
 
 
-def load_rises(device: Series, tier: int, blocks: int) -> bool:
+def is_load_rising(device: Series, tier: int, blocks: int) -> bool:
     """Return True if the device's utilization or its engines' requests rise: growth with the load is not yet a leak."""
     return any(
-        _rises(device.column(tier, what, MEDIAN, blocks), blocks, rise, LIKELY_Z)
+        _load_series_rises(device.column(tier, what, MEDIAN, blocks), blocks, rise, LIKELY_Z)
         for what, rise in ((UTILIZATION, BUSIER_RATIO), (LOAD, None))
     )
 
 
-def load_has_risen(device: Series, age: float) -> bool:
+def has_risen_with_load(device: Series, age: float) -> bool:
     """Return True if one of them has risen since growth of this age began."""
     tier = next((tier for tier in (MINUTE, FIVE_MINUTES) if age <= TIERS[tier].seconds * TIERS[tier].rows), QUARTER)
     blocks = round(age / TIERS[tier].seconds)
     return any(
-        _rises(
+        _load_series_rises(
             downsampled(range(blocks), device.column(tier, what, MEDIAN, blocks), LOAD_POINTS)[1],
             8,
             rise,
@@ -392,7 +392,7 @@ def load_has_risen(device: Series, age: float) -> bool:
     )
 
 
-def _rises(load: Sequence[float], count: int, least: float | None, significance: float) -> bool:
+def _load_series_rises(load: Sequence[float], count: int, least: float | None, significance: float) -> bool:
     """Return True if the load rises significantly, by ``least`` or a tenth of its level, in so many known blocks."""
     if len(load) < count or any(value != value for value in load):
         return False
@@ -408,7 +408,7 @@ def _scatter(times: Sequence[float], values: Sequence[float]) -> float:
     return spread(times, values, sen_slope(times, values)) if len(values) else 0.0
 
 
-def _goes_on(at: Sequence[float], window: Sequence[float], slope: float, test: LeakTest) -> bool:
+def _growth_lasts(at: Sequence[float], window: Sequence[float], slope: float, test: LeakTest) -> bool:
     if test in CLEAN and window[-1] - window[-2] < LAST_RISE_RATIO * slope * (at[-1] - at[-2]):
         return False
     length = -(-len(window) // test.parts)
@@ -441,7 +441,7 @@ def form(leak: Leak, series: Series, device: Series) -> str:
     idle: list[float] = []
     busy: list[float] = []
     for (_, before), (at, after) in pairwise(zip(times, values, strict=True)):
-        ratio = _nearest(*use, at)
+        ratio = _nearest_utilization(*use, at)
         if ratio is not None:
             (idle if ratio < BUSY_RATIO else busy).append(after - before)
     if min(len(idle), len(busy)) >= MIN_MINUTES:
@@ -463,7 +463,7 @@ def _in_stairs(changes: list[float]) -> bool:
     )
 
 
-def _nearest(times: Sequence[float], use: Sequence[float], at: float) -> float | None:
+def _nearest_utilization(times: Sequence[float], use: Sequence[float], at: float) -> float | None:
     """Return the utilization at the nearest time, since series close their minutes at different times."""
     after = bisect_left(times, at)
     found = min((after - 1, after), key=lambda i: abs(times[i] - at) if 0 <= i < len(times) else inf)

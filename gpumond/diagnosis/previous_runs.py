@@ -173,19 +173,19 @@ class RunMinima:
         self._quarters = []
         return True
 
-    def rising(self) -> Sequence[tuple[float, float]]:
+    def rising_floors(self) -> Sequence[tuple[float, float]]:
         """Return the floors that rise evenly, one after another or from day to day; empty if they do not."""
         last = self.values[-MIN_FLOORS:]
-        if len(last) == MIN_FLOORS and _even([b[1] - a[1] for a, b in pairwise(last)], last):
+        if len(last) == MIN_FLOORS and _is_even([b[1] - a[1] for a, b in pairwise(last)], last):
             return last
         days = self.values[-2 * DAY_FLOORS :]
         half = len(days) // 2
-        if half == DAY_FLOORS and _even([b[1] - a[1] for a, b in zip(days, days[half:], strict=False)], days):
+        if half == DAY_FLOORS and _is_even([b[1] - a[1] for a, b in zip(days, days[half:], strict=False)], days):
             return days
         return ()
 
 
-def _even(rises: Sequence[float], floors: Sequence[tuple[float, float]]) -> bool:
+def _is_even(rises: Sequence[float], floors: Sequence[tuple[float, float]]) -> bool:
     middle, half = median(rises), len(rises) // 2
     if floors[-1][1] - floors[0][1] < MIN_SLOW_BYTES or middle <= 0:
         return False

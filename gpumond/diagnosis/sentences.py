@@ -8,9 +8,9 @@ from math import inf
 
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.facts.frame import Verdict
-from gpumond.facts.program import Program, Retainer
+from gpumond.facts.program import Program, Retainer, place_of
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import DAY_SECONDS, about, clock, duration, human, rate
+from gpumond.facts.units import DAY_SECONDS, clock, duration, human, listed, rate, rough_duration
 from gpumond.facts.verdicts import AT_PEAK
 
 NOTABLE_DAYS = 30
@@ -42,9 +42,9 @@ def leak(
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
     end = ""
     if left is not None:
-        times = [about(left)]
-        if later is not None and about(later) != about(left):
-            times = [about(later), f"{about(left)} {AT_PEAK} of {human(peak)}"]
+        times = [rough_duration(left)]
+        if later is not None and rough_duration(later) != rough_duration(left):
+            times = [rough_duration(later), f"{rough_duration(left)} {AT_PEAK} of {human(peak)}"]
         end = f"; at this rate, {device} will be full in {', or in '.join(times)}"
     return f"{owner} is leaking {pace} on {device} ({', '.join(details)}){end}"
 
@@ -150,7 +150,7 @@ def pattern(
     if kind == "filling":
         left = evidence.get("full_seconds", inf)
         is_notable = left < NOTABLE_DAYS * DAY_SECONDS
-        end = f"; the GPU will be full in {about(left)}, unless growth stops" if is_notable else ""
+        end = f"; the GPU will be full in {rough_duration(left)}, unless growth stops" if is_notable else ""
         pace = rate(60 * evidence["slope_bytes_per_second"])
         return f"{who} has been growing more and more slowly since {at}, now by {pace}{end}"
     low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])
@@ -163,7 +163,7 @@ def program(name: str, pid: int | None, device: str) -> str:
     return device if pid is None else f"{name or 'a program'} (pid {pid})"
 
 
-SHOWN = 2
+MAX_SHOWN = 2
 MAX_PLACE = 240
 """Longest text of a line: an agent may send any."""
 
@@ -184,7 +184,8 @@ def _with_retainers(verdict: Verdict, snapshot: Snapshot) -> Verdict:
 def retained_by(program: Program) -> str:
     """Return the lines that retain memory, else the scope that retains the most; empty if neither is known."""
     if program.retainers:
-        return "retained by " + ", ".join(map(_line, program.retainers[:SHOWN]))
+        lines = [_line(retainer) for retainer in program.retainers[:MAX_SHOWN]]
+        return f"{listed(lines)} {'retains' if len(lines) == 1 else 'retain'} the memory"
     kept = {
         scope.name: sum(device.retained_bytes for device in scope.devices)
         for scope in program.scopes
@@ -196,5 +197,5 @@ def retained_by(program: Program) -> str:
 
 def _line(retainer: Retainer) -> str:
     name = f"`{retainer.name}` in " if retainer.name else ""
-    place = f"{name}`{retainer.function}` at {retainer.file}:{retainer.line}"
+    place = f"{name}`{retainer.function}` at {place_of(retainer)}"
     return f"{place[-MAX_PLACE:]} ({retainer.tensors} tensors added in 20 s)"

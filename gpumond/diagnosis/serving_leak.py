@@ -19,7 +19,7 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak_criteria import UNKNOWN_BLOCKS, CandidateCurve, Leak, curve as curve_of, load_rises
+from gpumond.diagnosis.leak_criteria import UNKNOWN_BLOCKS, CandidateCurve, Leak, curve as curve_of, is_load_rising
 from gpumond.diagnosis.trend import deviation, mann_kendall, quantile, sen_slope, slopes
 from gpumond.facts.units import HOUR_SECONDS, MIB
 from gpumond.tick.history import FIVE_MINUTES, MINUTE, QUARTER, TIERS, HistoryRows, Series, highest
@@ -186,16 +186,16 @@ def _passes(candidate: CandidateCurve, curve: UpperQuartiles, test: ServingTest)
         return None
     if candidate.room is not None and candidate.room > slope * test.full_within_seconds:
         return None
-    if not _creeps(candidate, test, slope):
+    if not _is_creeping(candidate, test, slope):
         if quantile(pairs, test.consistent_quantile) < test.consistent_ratio * slope:
             return None
-        if len(values) < test.skipped_blocks + count + recent or late <= _forgotten(candidate, times[0]):
+        if len(values) < test.skipped_blocks + count + recent or late <= _peak_before(candidate, times[0]):
             return None
-        if not _exceeds(late - margin, values[:-recent], test):
+        if not _exceeds_past(late - margin, values[:-recent], test):
             return None
         if not _is_line(candidate, at, window, slope, test):
             return None
-    if load_rises(candidate.device, FIVE_MINUTES, count):
+    if is_load_rising(candidate.device, FIVE_MINUTES, count):
         return None
     base = min(median(values[test.skipped_blocks : -count][-count:]), window[0])
     onset = max(times[test.skipped_blocks], at[-1] - (window[-1] - base) / slope)
@@ -214,7 +214,7 @@ def _passes(candidate: CandidateCurve, curve: UpperQuartiles, test: ServingTest)
     )
 
 
-def _creeps(candidate: CandidateCurve, test: ServingTest, slope: float) -> bool:
+def _is_creeping(candidate: CandidateCurve, test: ServingTest, slope: float) -> bool:
     """Return True if the curve creeps: between the jumps of the load, most small changes from minute to minute are the
     same rise and do not become smaller, few are rests or falls, and few fell as much before. The window has about the
     same slope.
@@ -230,19 +230,19 @@ def _creeps(candidate: CandidateCurve, test: ServingTest, slope: float) -> bool:
     falls = sorted(-change for change in changes)
     low, high = 1 - ALIKE_RATIO, 1 + ALIKE_RATIO
     for rise in window[bisect_left(window, CREEP_RATIO[0] * slope) : bisect_right(window, CREEP_RATIO[1] * slope)]:
-        others = _between(window, -1.5 * rise, 0.5 * rise), _between(falls, low * rise, high * rise)
-        if _between(window, low * rise, high * rise) >= max(test.min_creeps, OTHERS_MULTIPLE * max(others)):
+        others = _count_between(window, -1.5 * rise, 0.5 * rise), _count_between(falls, low * rise, high * rise)
+        if _count_between(window, low * rise, high * rise) >= max(test.min_creeps, OTHERS_MULTIPLE * max(others)):
             near = [change for change in recent if NEAR_RATIO[0] * rise <= change <= NEAR_RATIO[1] * rise]
             half = len(near) // 2
             return median(near[half:]) >= LASTING_RATIO * median(near[:half])
     return False
 
 
-def _between(ordered: Sequence[float], low: float, high: float) -> int:
+def _count_between(ordered: Sequence[float], low: float, high: float) -> int:
     return bisect_right(ordered, high) - bisect_left(ordered, low)
 
 
-def _forgotten(candidate: CandidateCurve, since: float) -> float:
+def _peak_before(candidate: CandidateCurve, since: float) -> float:
     """Return the highest median of a quarter of an hour before ``since``, from where on the blocks are kept."""
     if candidate.series.born < candidate.born:
         return -inf
@@ -251,7 +251,7 @@ def _forgotten(candidate: CandidateCurve, since: float) -> float:
     return max(before, candidate.series.records[QUARTER][candidate.what])
 
 
-def _exceeds(level: float, past: Sequence[float], test: ServingTest) -> bool:
+def _exceeds_past(level: float, past: Sequence[float], test: ServingTest) -> bool:
     """Return True if the level is above most of the past, and the median of every part as long as the last blocks."""
     if level <= quantile(sorted(past), test.past_quantile):
         return False

@@ -219,7 +219,7 @@ class HttpError(GpumondError):
 
 
 class EngineError(GpumondError):
-    """A serving engine does not answer, or answers in a way that its kind does not."""
+    """A serving engine doesn't respond, or its response isn't one of its kind."""
 
 
 class EngineRejected(EngineError):

@@ -109,7 +109,7 @@ def no_agent(target: Target, reports: Iterable[AgentReport]) -> NoSuchTarget:
     """Return the error about a target without a program; it names the workload with the most similar name."""
     known = (report.workload for report in reports if target.uid in (None, report.uid))
     hint = did_you_mean(target.workload, known) if target.workload else ""
-    return NoSuchTarget(f"no connected agent matches {target}{hint or '; `gpumond status` lists the agents'}")
+    return NoSuchTarget(f"no program with an agent matches {target}{hint or '; `gpumond status` lists the programs'}")
 
 
 def empty_receipt(report: AgentReport, outcome: Outcome, reason: str, requested_by: str, started_at: float) -> Receipt:

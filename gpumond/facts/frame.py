@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
-from gpumond.facts.fact import fact
+from gpumond.facts.fast_dataclass import fast_dataclass
 from gpumond.facts.pools import FlushPolicy
 from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
@@ -20,7 +20,7 @@ from gpumond.facts.verdicts import VerdictName
 Phase = Literal["pending", "firing", "resolved"]
 
 
-@fact(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """Bytes of one share on one device; without a process for ``unattributed``."""
 
@@ -215,7 +215,7 @@ class Silence:
 
 
 NAMED_BY = "an index, a UUID or its prefix, or a PCI address"
-LISTED = 16
+MAX_LISTED = 16
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-9a-f])", re.IGNORECASE)
 
 
@@ -252,8 +252,8 @@ def _address(text: str) -> tuple[int, ...] | None:
 def _listed(devices: Sequence[DeviceReading], uuids: Iterable[str]) -> str:
     indices = {device.uuid: device.index for device in devices}
     names = [f"{indices[uuid]} ({uuid})" if uuid in indices else uuid for uuid in uuids]
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
 
 
 def device_named(name: str, frame: Frame | None, uid: int | None = None, others: Iterable[str] = ()) -> str:
@@ -268,13 +268,14 @@ def device_named(name: str, frame: Frame | None, uid: int | None = None, others:
     return device_uuid(name, frame.snapshot.devices, (*pools, *others))
 
 
-@fact(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessHolding:
     """One process on one device: the driver's values, and its shares. Unknown values are null.
 
-    `started_at` is the Unix time at which the process started. `unmapped_bytes` are counted by allocators while their
-    pages are released (sleep mode); they aren't part of `used_bytes`. `overhead_parts` are names and bytes of the parts
-    of the overhead. `limit_bytes` is its allocators' limit, and `quota` what its quotas require.
+    `started_at` is the Unix time at which the process started. `command` is the program, with the script or module that
+    it runs if it is a Python interpreter, and without other arguments. `unmapped_bytes` are counted by allocators while
+    their pages are released (sleep mode); they aren't part of `used_bytes`. `overhead_parts` are names and bytes of the
+    parts of the overhead. `limit_bytes` is its allocators' limit, and `quota` what its quotas require.
     `reserve_shortage_bytes` is the part of its reserve that it doesn't use and that isn't free. `flush_policy` is null
     without an agent.
     """
@@ -286,6 +287,7 @@ class ProcessHolding:
     comm: str | None
     uid: int | None
     user: str | None
+    command: str | None
     container: str | None
     container_name: str | None
     pod_name: str | None

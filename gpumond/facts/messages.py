@@ -15,7 +15,7 @@ from sys import float_info
 from typing import Any, Literal, TypeVar
 
 from gpumond.facts.errors import ProtocolError
-from gpumond.facts.fact import fact
+from gpumond.facts.fast_dataclass import fast_dataclass
 from gpumond.facts.pools import Expected, FlushPolicy, HostPool, Outcome, PoolUsage, StepResult
 from gpumond.facts.program import SILENT, AppliedLimit, ByteChange, Dump, Ending, LiveClasses, PoolLimit, Program, Site
 from gpumond.facts.typed_json import ABSENT, Converter, Mismatch, Validator
@@ -52,7 +52,7 @@ class Hello:
     account: str = ""
 
 
-@fact(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Report:
     """The agent's allocators, once a second.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpumond.facts.fact import fact
+from gpumond.facts.fast_dataclass import fast_dataclass
 
 Exactness = Literal["exact", "interval", "not_releasable"]
 FlushPolicy = Literal["allow", "step", "never"]
@@ -26,7 +26,7 @@ ENGINE_STEP = "engine"
 
 ALL_STEPS = (*STEPS, ENGINE_STEP)
 
-SUSPENDED = "suspended: not flushed; flush it again after you resume it"
+SUSPENDED = "suspended, so not flushed; resume it, then flush it"
 """Reason of the outcome ``deferred`` for a process that the driver has locked or suspended."""
 
 FORCED = 'with "force": true'
@@ -41,7 +41,7 @@ def on_command_line(message: str) -> str:
 DEFAULT_STEPS: tuple[str, ...] = ("ipc", "cache", "trim")
 
 
-@fact(frozen=True, slots=True)
+@fast_dataclass(frozen=True, slots=True)
 class Reclaimable:
     """Bytes that a flush would return to the driver: between ``low`` and ``high``, most probably ``likely``."""
 
@@ -51,7 +51,7 @@ class Reclaimable:
     exactness: Exactness = "exact"
 
 
-@fact(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class PoolUsage:
     """One allocator's pool on one device: ``held = live + reclaimable.likely + stranded``.
 

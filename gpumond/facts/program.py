@@ -5,11 +5,12 @@ All counters start with the process, so a lost report loses no information.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NewType
 
-from gpumond.facts.fact import fact
+from gpumond.facts.fast_dataclass import fast_dataclass
 
 TICKS_PER_SECOND = 100
 """Linux's USER_HZ, the unit of ``start_ticks``, on all architectures that have GPUs."""
@@ -72,13 +73,13 @@ Ending = Literal["exit", "error", "out-of-memory"]
 MAX_RANKS = 1 << 20
 """Maximum number of ranks of a job."""
 
-SCOPES = 32
+MAX_SCOPES = 32
 """Maximum number of a program's scopes by name; the others are summed in ``OTHER``."""
 
 OTHER = "other"
 """Name of a sum over scopes or pools beyond the maximum."""
 
-OOMS = 4
+MAX_OOMS = 4
 """Maximum number of OOM snapshots in a report."""
 
 OOM_POOLS = 8
@@ -115,7 +116,7 @@ class ScopeUsage:
     devices: tuple[ScopeDevice, ...] = ()
 
 
-@fact(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class StepUsage:
     """The program's steps.
 
@@ -273,7 +274,7 @@ class Retainer:
     tensors: int
 
 
-@fact(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """Facts about one program besides its pools.
 
@@ -294,6 +295,14 @@ class Program:
 
 
 SILENT = Program()
+
+
+PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
+
+
+def place_of(code: Call | Retainer) -> str:
+    """Return a line of code, such as ``torch/nn/modules/linear.py:125``: packages without the directory they are in."""
+    return f"{PACKAGES.sub('', code.file)}:{code.line}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import FaultKind, ReturnCode
-from gpumond.facts.fact import fact
+from gpumond.facts.fast_dataclass import fast_dataclass
 from gpumond.facts.pools import FlushPolicy, HostPool, PoolUsage
 from gpumond.facts.program import MAX_PID, SILENT, Ending, HasProcessKey, PoolLimit, ProcessKey, Program
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest
@@ -148,7 +148,7 @@ MISSED_LIMIT = 3
 """Number of consecutive readings without a device after which its values are withheld."""
 
 
-@fact(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUsage(HasProcessKey):
     """One process on one device, as the driver lists it; all other facts about the process come from /proc.
 
@@ -158,7 +158,8 @@ class ProcessUsage(HasProcessKey):
     (for seconds in a system call that no signal ends), zombie (exited, and not yet waited for by its parent), or gone
     (the driver lists a pid that no longer exists). ``utilization_ratio``: recent use of the device's busiest hardware
     unit, if the driver reports it by process. ``idle_seconds``: observed time without work on the device. ``orphaned``:
-    its parent has exited and no service manager supervises it; None if unknown.
+    its parent has exited and no service manager supervises it; None if unknown. ``command``: the program, with the
+    script or module that it runs if it is a Python interpreter; it never contains other arguments.
     """
 
     pid: int
@@ -168,6 +169,7 @@ class ProcessUsage(HasProcessKey):
     comm: str | None = None
     uid: int | None = None
     user: str | None = None
+    command: str | None = None
     container: str | None = None
     container_name: str | None = None
     pod_name: str | None = None
@@ -302,7 +304,7 @@ class SourceState:
     cuda_version: str | None = None
 
 
-@fact(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport(HasProcessKey):
     """The newest report of one process. ``pid``, ``start_ticks`` and ``uid`` come from the kernel.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from gpumond.facts.program import HasProcessKey
-from gpumond.facts.units import human
+from gpumond.facts.units import human, listed
 
 SuspensionState = Literal["suspending", "suspended", "waiting", "resuming", "stuck"]
 """``waiting``: to be resumed as soon as its memory is granted. ``stuck``: the driver reports an error that it cannot
@@ -76,6 +77,11 @@ class MemoryHolder:
         used = human(self.used_bytes) if self.used_bytes else ""
         pid = "" if self.pid is None else f"pid {self.pid}"
         return f"{self.workload or 'a process'} ({', '.join(filter(None, (pid, used, granted)))})"
+
+
+def largest_programs(device: str, holders: Sequence[str]) -> str:
+    """Return which programs hold most of a device, such as GPU 0."""
+    return f"{device}'s largest program{'s are' if len(holders) > 1 else ' is'} {listed(holders)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

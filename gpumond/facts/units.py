@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from math import isfinite
 from time import gmtime, strftime
 
@@ -78,14 +79,16 @@ def duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     if whole < 600:
-        return _two(whole, "min", 60, "s")
+        return _two_units(whole, "min", 60, "s")
     minutes = int(seconds / 60 + 0.5)
     if minutes < 60:
         return f"{minutes} min"
-    return _two(minutes, "h", 60, "min") if minutes < 1440 else _two(int(seconds / 3600 + 0.5), "d", 24, "h")
+    return (
+        _two_units(minutes, "h", 60, "min") if minutes < 1440 else _two_units(int(seconds / 3600 + 0.5), "d", 24, "h")
+    )
 
 
-def about(seconds: float) -> str:
+def rough_duration(seconds: float) -> str:
     """Format a time that is known roughly: ``less than 1 min``, ``about 7 min``, ``about 2 h``, ``about 3 d``."""
     if seconds < 60:
         return "less than 1 min"
@@ -95,7 +98,7 @@ def about(seconds: float) -> str:
     return f"about {round(minutes / 60)} h" if minutes < 2880 else f"about {round(minutes / 1440)} d"
 
 
-def _two(count: int, whole: str, size: int, part: str) -> str:
+def _two_units(count: int, whole: str, size: int, part: str) -> str:
     rest = count % size
     return f"{count // size} {whole}" + (f" {rest} {part}" if rest else "")
 
@@ -110,6 +113,12 @@ def plural(count: float, noun: str) -> str:
     """Format a count with its noun, whose plural is regular: ``1 time``, ``3 times``, ``2 processes``."""
     ending = "es" if noun.endswith("s") else "s"
     return f"{count:g} {noun}{'' if count == 1 else ending}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a part of a sentence: ``a, b and c``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 CALLERS = {"SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end"}

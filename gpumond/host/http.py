@@ -201,12 +201,12 @@ def verify_server(url: str, seconds: float, trusted: frozenset[int]) -> None:
     with http_errors():
         parts = split_address(url)
         if parts.scheme != "https":
-            probe = connection_to(parts, trust, seconds, trusted)
+            probe = connection_to(parts, tls_context, seconds, trusted)
             probe.connect()
             probe.close()
 
 
-def trust(authorities: str | Path | None = None) -> ssl.SSLContext:
+def tls_context(authorities: str | Path | None = None) -> ssl.SSLContext:
     """Return a TLS context with the authorities in a file, else those of the system. Raises ConfigError."""
     try:
         return ssl.create_default_context(cafile=authorities)

@@ -14,7 +14,7 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 PER_SECOND = 10
-KINDS = 256
+MAX_KINDS = 256
 UNLIMITED = "gpumond.store.audit"
 """Logger of the audit entries' digests: a dropped one couldn't be verified. Requests of users are limited."""
 MAX_CHARACTERS = 8192
@@ -44,7 +44,7 @@ class RateLimitFilter(logging.Filter):
         left_out = 0
         if now - started >= 1.0:
             left_out, started, count = max(0, count - PER_SECOND), now, 0
-        if kind not in self._kinds and len(self._kinds) >= KINDS:
+        if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
             self._kinds.clear()
         self._kinds[kind] = started, count + 1
         if count >= PER_SECOND:

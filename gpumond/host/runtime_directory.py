@@ -20,7 +20,7 @@ from gpumond.facts.messages import SERVICE_SOCKET, default_socket
 from gpumond.host import systemd
 from gpumond.host.files import lock_file, replace_file
 
-BACKLOG = 4096
+BACKLOG_CONNECTIONS = 4096
 TOKEN_FILE = "token"
 API_SOCKET = "api.sock"
 SERVICE_RUNTIME_DIRECTORY = "/run/gpumond-api"
@@ -131,7 +131,7 @@ def _listening(path: Path, mode: int, choice: str) -> socket.socket:
     finally:
         os.umask(previous_umask)
     os.chmod(path, mode)
-    listener.listen(BACKLOG)
+    listener.listen(BACKLOG_CONNECTIONS)
     return listener
 
 

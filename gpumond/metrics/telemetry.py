@@ -62,7 +62,7 @@ class Workloads:
         for workload in sorted(self._connected - self._known.keys()):
             self._admit(workload)
 
-    def flushed(self, receipt: Receipt) -> None:
+    def add_receipt(self, receipt: Receipt) -> None:
         """Count a receipt whose outcome is not ``planned``."""
         workload = receipt.workload
         if workload not in self._known and not self._admit(workload):
@@ -199,7 +199,7 @@ class Telemetry:
         self._reload_successful.set(1)
         self._reload_success_time.set_to_current_time()
 
-    def configured(self, settings_hash: str, rules_hash: str) -> None:
+    def set_config_hashes(self, settings_hash: str, rules_hash: str) -> None:
         """Replace the hashes of the settings and of the rules in effect."""
         if (settings_hash, rules_hash) != self._hashes:
             self._hashes = settings_hash, rules_hash
@@ -212,16 +212,16 @@ class Telemetry:
         if loaded_at is not None:
             self._reload_success_time.set(loaded_at)
 
-    def rejected(self, reason: str) -> None:
+    def count_rejection(self, reason: str) -> None:
         self._rejects.labels(reason).inc()
 
-    def http_rejected(self, reason: str) -> None:
+    def count_http_rejection(self, reason: str) -> None:
         self._http_rejected.labels(reason).inc()
 
-    def notified(self, receiver: str) -> None:
+    def count_notification(self, receiver: str) -> None:
         self._notifications.labels(receiver).inc()
 
-    def not_notified(self, receiver: str, reason: str) -> None:
+    def count_failed_notification(self, receiver: str, reason: str) -> None:
         self._notifications_failed.labels(receiver, reason).inc()
 
     def count_silences(self, states: Iterable[SilenceState]) -> None:
@@ -241,11 +241,11 @@ class Telemetry:
         for event in events:
             self._events.labels(event.kind).inc()
 
-    def flushed(self, receipt: Receipt) -> None:
+    def add_receipt(self, receipt: Receipt) -> None:
         self._flushes.labels(receipt.outcome).inc()
         if receipt.outcome == "planned":
             return
-        self.workloads.flushed(receipt)
+        self.workloads.add_receipt(receipt)
         self._flush_duration.observe(receipt.duration_seconds)
         self._released.inc(max(0, receipt.released_bytes))
         if receipt.expected is not None and receipt.expected.likely is not None:

@@ -1,7 +1,7 @@
 // What the cards of problems contain. No element of the document.
 
-import { about, clock, duration, human, percent, rate } from "./format.js";
-import { isProblem, label, ordinary, processKey } from "./state.js";
+import { clock, duration, human, percent, rate } from "./format.js";
+import { isProblem, ordinary, processKey } from "./state.js";
 import { REMEDIES, RUNBOOKS } from "./words.js";
 
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
@@ -59,6 +59,8 @@ export function levelOf(card, row) {
   return { critical: "bad", page: "bad", info: "note" }[alert.labels.severity] ?? "warn";
 }
 
+const AGAIN = / \((again since [\d:]+ UTC)\)/; // in the text of an alert whose breach has ended and come back
+
 /** The state of a card at the time of the frame. */
 export function ageOf(card, now, silences) {
   const { alert, verdict } = card;
@@ -67,7 +69,9 @@ export function ageOf(card, now, silences) {
   if (isEnded(alert)) return "ended";
   const firing = alert.phase === "firing";
   const seconds = now - (alert.fired_at ?? alert.active_at);
-  return `${firing ? alert.labels.severity || "firing" : "pending"} for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}`;
+  const word = firing ? alert.labels.severity || "firing" : "pending";
+  const again = AGAIN.exec(alert.notes.summary)?.[1];
+  return `${word} for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}${again ? `, ${again}` : ""}`;
 }
 
 const silencesOf = (alert, silences) => silences.filter(({ id }) => alert?.silenced_by.includes(id));
@@ -87,7 +91,7 @@ export function lineOf({ alert, verdict }, row, now, subject = "") {
   const write = verdict && row && LINES[verdict.kind];
   if (!verdict && row && alert.rule === "fragmentation") return `${amountsOf(row)}; ${percent(alert.value, 1)} fragmented at its peak so far`;
   const text = write ? write(evidence, row, verdict, now) : withoutSubject(verdict ? textOf(verdict.summary) : sentenceOf(alert), subject);
-  return text.replace(/ \/\S+\//g, " "); // of paths, the names of the files
+  return text.replace(AGAIN, "").replace(/ \/\S+\//g, " "); // of paths, the names of the files
 }
 
 const SUBJECT = /^(?:(GPU \d+)(?: \([^)]*\))?|(\S+) \(pid \d+\)(?: on GPU \d+)?:?) /;
@@ -126,17 +130,8 @@ const LINES = {
     `${amountsOf(row)}; when last measured, at most ${human(live)} of ${human(kept)} was live: ${percent(ratio, 1)} fragmented`,
 };
 
-/** The time until the device is full, in words, and what that is counted from; empty if it is unknown. */
-export function leftOf({ uuid, verdict }, devices) {
-  const left = verdict?.time_to_full_seconds;
-  const device = devices.get(verdict?.fit?.device_uuid ?? uuid);
-  if (left === null || left === undefined || !device) return "";
-  const full = `${device.uuid === uuid ? "" : `${label(device)}: `}${about(left)} left`;
-  const { device_peak_bytes: peak, slope_bytes_per_second: slope } = Object.fromEntries(verdict.evidence);
-  if (!(peak > device.used_bytes)) return full;
-  const later = about((device.size_bytes - device.used_bytes) / slope);
-  return later === about(left) ? full : `${full} if it returns to its peak of ${human(peak)}, else ${later}`;
-}
+/** When the device will be full, as the verdict's summary states it; empty if it is unknown. */
+export const leftOf = ({ verdict }) => /at this rate, ([^;]*)/.exec(verdict?.summary)?.[1] ?? "";
 
 /** The bytes that the memory of a row or a device can reach: its limit, or until its device is full. Null if it is unknown. */
 export function ceilingOf(row, device) {

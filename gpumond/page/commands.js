@@ -12,7 +12,7 @@ import { visit } from "./palette.js";
 import { choose } from "./selection.js";
 import { cardCommands } from "./problems.js";
 import { CHART_RANGES } from "./range.js";
-import { COLUMNS, GROUPS, rowsOf } from "./rows.js";
+import { COLUMNS, GROUPS, rowsOf } from "./processlist.js";
 import { allowsFlush, hasAgent, hasPools, label, reclaimableOf, state } from "./state.js";
 import { wordOf } from "./suspend.js";
 import { groupBy, showProcess, sortById, suspendRow } from "./table.js";

@@ -10,7 +10,7 @@ import { readPast } from "./history.js";
 import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
 import { layersOf } from "./stack.js";
 import { MOST, isMarked, mark, markedRows } from "./markedrows.js";
-import { addressOf, isAt, rowsOf } from "./rows.js";
+import { addressOf, isAt, rowsOf } from "./processlist.js";
 import { addShares } from "./shares.js";
 import { label, state } from "./state.js";
 import { addView } from "./views.js";

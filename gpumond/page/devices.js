@@ -6,7 +6,7 @@ import { $, button, make, name, put, sync } from "./elements.js";
 import { DEVICE_COLUMNS, devicesOf, layoutOf, tileLabel, usedShare } from "./matrix.js";
 import { choose, chosen } from "./selection.js";
 import { claimedParts } from "./shares.js";
-import { createSpark, showSpark } from "./spark.js";
+import { createSpark, showSpark } from "./recentuse.js";
 import { claimsOfFrame, label, sharesOfFrame, state } from "./state.js";
 
 const classesOf = (column) => ["number", "wide", "medium"].filter((kind) => column[kind]).join(" ");

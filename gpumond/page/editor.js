@@ -23,6 +23,8 @@ async function readValues() {
 
 const input = (properties) => control("input", { type: "text", autocomplete: "off", spellcheck: false, ...properties });
 
+const area = (properties) => control("textarea", { rows: 2, spellcheck: false, ...properties });
+
 /** Labels and controls of the fields, by name. */
 const createFields = () => ({
   name: ["Name", input({ required: true, pattern: `${WORD}{1,64}`, title: "1 to 64 of a-z, 0-9, _ and -" })],
@@ -36,7 +38,9 @@ const createFields = () => ({
   match: ["Match", input({ placeholder: "workload=train-*, user=ann", title: "labels and patterns; all have to match" })],
   action: ["Action", choice([["", "none"], ["flush"], ["suspend"], ["flush and suspend"]])],
   cooldown: ["Cooldown", input({ placeholder: "10m", title: "minimum time between two actions for an alert, such as 10m" })],
-  others: ["Other keys (JSON)", control("textarea", { rows: 2, spellcheck: false })],
+  labels: ["Labels", area({ placeholder: "team=ml", title: "name=value, one a line" })],
+  annotations: ["Annotations", area({ placeholder: "summary=…", title: "name=text, one a line; {value} and {threshold} are replaced" })],
+  others: ["Other keys (JSON)", area({})],
   enabled: ["Enabled", control("input", { type: "checkbox" })],
 });
 

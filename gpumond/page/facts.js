@@ -28,7 +28,7 @@ export function* facts(row, report, now) {
   if (row.quota) yield ["quota", quotaSentence(row)];
   if (row.reserve_shortage_bytes) yield ["reserve", `${human(row.reserve_shortage_bytes)} taken by other programs`];
   const known = {
-    command: row.comm,
+    command: row.command ?? row.comm,
     user: row.owner,
     verdict: row.verdict,
     state: row.suspension || row.state,

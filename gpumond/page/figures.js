@@ -12,7 +12,7 @@ export function summary(fit, now = fit.at) {
   const left = about(fit.full_at - now);
   const limit = (at, word) => (at === null || about(at - now) === left ? "" : `${about(at - now)} at the ${word}`);
   const interval = [limit(fit.full_at_earliest, "earliest"), limit(fit.full_at_latest, "latest")].filter(Boolean).join(", ");
-  return `${rate}; the GPU will be full in ${left}${interval && ` (${interval})`}.`;
+  return `${rate}; counted from its recent peak, the GPU will be full in ${left}${interval && ` (${interval})`}.`;
 }
 
 const UNITS = [

@@ -170,15 +170,15 @@ def _lean(text: str) -> str:
 def page_files() -> dict[str, File]:
     """Return the files of the page by path. The document names scripts and style, whose names contain their hash.
 
-    ``later.js`` and ``forms.js`` are requested when one of their views or dialogs is opened.
+    ``lazyviews.js`` and ``forms.js`` are requested when one of their views or dialogs is opened.
     """
     found = {}
     page = _lean((DIRECTORY / "index.html").read_text("utf-8"))
-    script, later, forms = bundles(MODULES, "page", "later", "forms")
+    script, lazyviews, forms = bundles(MODULES, "page", "lazyviews", "forms")
     names: dict[str, str] = {}
     for name, source, media_type in (
         ("page.js", script, "text/javascript"),
-        ("later.js", later, "text/javascript"),
+        ("lazyviews.js", lazyviews, "text/javascript"),
         ("forms.js", forms, "text/javascript"),
         ("earlystream.js", MODULES["earlystream"], "text/javascript"),
         ("page.css", IN_STYLE.sub("", (DIRECTORY / "page.css").read_text("utf-8")), "text/css"),

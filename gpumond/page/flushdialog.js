@@ -2,7 +2,7 @@
 
 import { $, make, named, put } from "./elements.js";
 import { capital, clean, clock, extent, human, sum } from "./format.js";
-import { differences } from "./receipts.js";
+import { differences } from "./receipttexts.js";
 import { change } from "./session.js";
 import { label, processKey, state } from "./state.js";
 import { refresh } from "./live.js";

@@ -3,7 +3,7 @@
 import { $, make, put } from "./elements.js";
 import { words } from "./format.js";
 import { FLUSH, MEANINGS } from "./meanings.js";
-import { FILTER } from "./rows.js";
+import { FILTER } from "./processlist.js";
 import { CLAIMS } from "./shares.js";
 import { MARKS, VERDICTS } from "./words.js";
 
@@ -41,6 +41,7 @@ function showHelp() {
   $("help-verdicts").replaceChildren(...entries(VERDICTS, (kind) => [kind]));
   $("help-marks").replaceChildren(...entries(kindsBySign(), (sign) => [sign]));
   $("help-keys").replaceChildren(...entries(KEYS, (key) => [make("kbd", key)]));
+  $("help-pace").hidden = $("caption").hidden;
   $("help").showModal();
   $("help-title").focus();
   $("help").scrollTop = 0;

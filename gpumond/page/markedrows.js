@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { $, put } from "./elements.js";
-import { addressOf, isAt, rowsOf } from "./rows.js";
+import { addressOf, isAt, rowsOf } from "./processlist.js";
 import { state } from "./state.js";
 import { openView } from "./views.js";
 

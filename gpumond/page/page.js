@@ -16,7 +16,7 @@ import { showSilences } from "./silences.js";
 import { drawing, state } from "./state.js";
 import { showProcesses } from "./table.js";
 import "./theme.js";
-import "./tools.js";
+import "./toolbar.js";
 import { openView, requestScript, showViews } from "./views.js";
 
 function show() {
@@ -72,7 +72,7 @@ function pause() {
 
 put($("host"), location.host);
 $("pause").addEventListener("click", pause);
-$("help-open").addEventListener("click", () => requestScript("later").then(() => $("help-open").click()), { once: true });
+$("help-open").addEventListener("click", () => requestScript("lazyviews").then(() => $("help-open").click()), { once: true });
 const KEYS = { a: () => openView("alerts"), p: pause, "?": () => $("help-open").click() };
 addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -8,10 +8,10 @@ import { shapes } from "./evidence.js";
 import { flush, suspend } from "./flushdialog.js";
 import { clean, many } from "./format.js";
 import { showDevice } from "./shareschart.js";
-import { rowsOf } from "./rows.js";
+import { rowsOf } from "./processlist.js";
 import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
-import { usedPaths } from "./spark.js";
+import { usedPaths } from "./recentuse.js";
 import { allowsFlush, hasPools, label, processKey, reclaimableOf, state } from "./state.js";
 import { movedWithin, showProcess } from "./table.js";
 import { isOpen, openView, requestScript, why } from "./views.js";
@@ -114,7 +114,7 @@ function update(node, card) {
   age.title = clean(reasonsOf(card, state.frame.silences), 600);
   name(node.querySelector(".line bdi"), lineOf(card, row, now, subject), 600);
   node.querySelector(".line").title = clean(card.alert ? alertText(card.alert.notes) : card.verdict.summary, 600);
-  put(node.querySelector("strong"), leftOf(card, state.devices));
+  put(node.querySelector("strong"), leftOf(card));
   drawTrend(node.querySelector(".trend"), card, row);
   const buttons = node.querySelectorAll(".acts button");
   Object.entries(ACTIONS).forEach(([word, action], place) => {

@@ -6,7 +6,7 @@ import { VERDICTS } from "./words.js";
 
 const SIZES = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
 const TIMES = [["h", 3600], ["m", 60], ["s", 1]];
-const FIELDS = new Set(["name", "scope", "value", "above", "below", "for", "keep_firing_for", "match", "labels", "action"]);
+const FIELDS = new Set(["name", "scope", "value", "above", "below", "for", "keep_firing_for", "match", "labels", "annotations", "action"]);
 const ACTIONS = ["flush", "suspend"];
 const UNITS = { bytes: "Bytes", ratio: "Shares, in %", seconds: "Times", boolean: "Yes or no", count: "Counts" };
 const SUFFIX = /_(bytes|ratio|seconds|celsius|watts|hertz|joules)$/;
@@ -64,17 +64,18 @@ function readable(value, threshold) {
   return value.endsWith("_seconds") ? duration(threshold) : thresholdText(value, threshold);
 }
 
-const matchText = (match = {}) => Object.entries(match).map(([label, pattern]) => `${label}=${pattern}`).join(", ");
+const pairsText = (pairs = {}, separator = "\n") => Object.entries(pairs).map(([name, value]) => `${name}=${value}`).join(separator);
 
-/** The labels and patterns that a text such as `workload=train-*, user=ann` states. */
-function matchOf(text) {
-  const pairs = text.split(/,\s*(?=\w+=)/).map((each) => each.split(/=(.*)/s));
-  return Object.fromEntries(pairs.map(([label, pattern = ""]) => [label.trim(), pattern.trim()]));
+/** The pairs that a text such as `workload=train-*, user=ann` states, or one with a pair on each line; null for what
+isn't stated, which the daemon refuses. */
+function pairsOf(text, separator = /\n\s*(?=\w+\s*=)/) {
+  const pairs = text ? text.split(separator).map((each) => each.split(/=(.*)/s)) : [];
+  return Object.fromEntries(pairs.map(([name, value]) => [name.trim(), value?.trim() ?? null]));
 }
 
 /** When a rule fires, in words, such as `device: used above 80%`. */
 export function expression({ scope, value, above, below, match }) {
-  const labels = matchText(match);
+  const labels = pairsText(match, ", ");
   const subject = labels ? `${scope} (${labels})` : scope;
   const kind = value.replaceAll("_", "-");
   if (VERDICTS[kind] && above === 0) return `${subject} with the verdict ${kind}`;
@@ -89,7 +90,7 @@ export function fieldsOf(rule) {
   const { severity = "", ...labels } = rule.labels ?? {};
   const { suspend, cooldown, ...action } = rule.action ?? {};
   const rest = Object.fromEntries(Object.entries(rule).filter(([key]) => !FIELDS.has(key)));
-  const others = { ...(Object.keys(labels).length && { labels }), ...(rule.action && { action }), ...rest };
+  const others = { ...(rule.action && { action }), ...rest };
   return {
     name: rule.name ?? "",
     scope: rule.scope,
@@ -98,27 +99,29 @@ export function fieldsOf(rule) {
     threshold: thresholdText(rule.value, rule.above ?? rule.below),
     for: secondsText(rule.for),
     keep_firing_for: secondsText(rule.keep_firing_for),
-    match: matchText(rule.match),
+    match: pairsText(rule.match, ", "),
     action: ACTIONS.filter((name) => rule.action?.[name]).join(" and "),
     cooldown: secondsText(cooldown),
     severity,
+    labels: pairsText(labels),
+    annotations: pairsText(rule.annotations),
     others: Object.keys(others).length ? JSON.stringify(others, null, 1) : "",
   };
 }
 
 /** The rule that the fields state; `others` has no problem. */
-export function ruleOf({ name, scope, value, side, threshold, severity, match, action, cooldown, others, ...fields }) {
-  const { labels = {}, action: more, ...rest } = others ? JSON.parse(others) : {};
-  const all = severity ? { ...labels, severity } : labels;
-  const rule = { name, scope, value, [side]: threshold, ...rest };
+export function ruleOf({ name, scope, value, side, threshold, severity, match, labels, annotations, action, cooldown, others, ...fields }) {
+  const { action: more, ...rest } = others ? JSON.parse(others) : {};
+  const rule = { name, scope, value, [side]: threshold, labels: { ...pairsOf(labels), ...(severity && { severity }) }, ...rest };
   for (const name of ["for", "keep_firing_for"]) if (fields[name]) rule[name] = fields[name];
-  if (match) rule.match = matchOf(match);
+  if (match) rule.match = pairsOf(match, /,\s*(?=\w+=)/);
+  if (annotations) rule.annotations = pairsOf(annotations);
   if (action) {
     const { flush = {}, ...settings } = more ?? {};
     const chosen = { flush, suspend: true };
     rule.action = { ...settings, ...(cooldown && { cooldown }), ...Object.fromEntries(action.split(" and ").map((each) => [each, chosen[each]])) };
   }
-  return Object.keys(all).length ? { ...rule, labels: all } : rule;
+  return rule;
 }
 
 /** What is wrong with the text of `others`; empty if it is a JSON object that fits the action. */

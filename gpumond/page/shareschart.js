@@ -10,7 +10,7 @@ import { clock, duration, human, percent, sum, words } from "./format.js";
 import { stateOf } from "./matrix.js";
 import { MEANINGS } from "./meanings.js";
 import { holdMoment } from "./selectedtime.js";
-import { suspensionSentence } from "./rows.js";
+import { suspensionSentence } from "./processlist.js";
 import { CLAIMS, besides, claimedParts } from "./shares.js";
 import { choose, chooseIndex, chosen } from "./selection.js";
 import { claimsOfFrame, estimate, hasAgent, label, reclaimableOf, roots, sharesOfAll, state } from "./state.js";
@@ -132,13 +132,13 @@ function sentenceOf({ device_uuid: uuid, workload, pid, user, need_bytes: need, 
     return [first, `${more.length ? `(${more.join(", ")}) ` : ""}is granted ${human(need)} of ${of}; ${human(unused)} of it isn't used yet${short}`];
   }
   const flushed = available === null ? 0 : need - available - missing;
-  const room = available === null ? "" : `${human(Math.max(0, available))} is available, ${flushed > 0 ? `flushes return ${human(flushed)}, ` : ""}`;
+  const room = available === null ? "" : `${human(Math.max(0, available))} is available, ${flushed > 0 ? `flushes would release ${human(flushed)}, ` : ""}and `;
   const claimed = ahead && available !== null && available < 0; // by earlier requests, more than there is
   const rest = [
     more.length ? `(${more.join(", ")}) ` : "",
     `has waited ${duration(Math.max(0, now - since))} for ${human(need)} of ${of}`,
     ahead ? `, behind ${ahead}` : "",
-    missing && !claimed ? `; ${room}${human(missing)} is missing` : "",
+    missing && !claimed ? `; ${room}${human(missing)} ${flushed > 0 ? "would still be" : "is"} missing` : "",
     holders.length ? `; ${holdersText(holders)}` : "",
   ];
   return [first, rest.join("")];

@@ -2,7 +2,7 @@
 
 import { button, make, put } from "./elements.js";
 import { suspend } from "./flushdialog.js";
-import { WAITING } from "./rows.js";
+import { WAITING } from "./processlist.js";
 import { attempt } from "./session.js";
 
 const WAIT_SECONDS = 600;

@@ -69,15 +69,15 @@ const missing = make("p.quiet", "This view can’t be loaded: the daemon may hav
 missing.hidden = true;
 $("view").append(loading, missing);
 
-/** Requests `later` or `forms`. */
-export const requestScript = (name) => import(`./${document.querySelector("[data-later]").dataset[name]}`);
+/** Requests `lazyviews` or `forms`. */
+export const requestScript = (name) => import(`./${document.querySelector("[data-lazyviews]").dataset[name]}`);
 
 /** Opens the dialog of what a program's memory consists of. */
-export const why = async (pid, subject) => (await requestScript("later")).$later.why(pid, subject);
+export const why = async (pid, subject) => (await requestScript("lazyviews")).$lazyviews.why(pid, subject);
 
 async function requestViews() {
   try {
-    await requestScript(FORMS.includes(open) ? "forms" : "later");
+    await requestScript(FORMS.includes(open) ? "forms" : "lazyviews");
     changed();
   } catch {
     showOnly(missing);

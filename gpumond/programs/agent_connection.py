@@ -22,7 +22,7 @@ from gpumond.facts.messages import (
     decode,
     encode,
 )
-from gpumond.facts.program import MAX_RANKS, SCOPES, PoolLimit
+from gpumond.facts.program import MAX_RANKS, MAX_SCOPES, PoolLimit
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import PeerIdentity
 from gpumond.tick.claims import MAX_REPORTED_POOLS, bounded
@@ -111,7 +111,7 @@ class AgentConnection:
         if future is not None and not future.done():
             future.set_result(message)
 
-    def left(self) -> None:
+    def cancel_waits(self) -> None:
         """Cancel all waits for an answer of this agent."""
         waiting: list[asyncio.Future[Any]] = [*self.answers.values(), *self.requests.values()]
         for future in waiting:
@@ -139,8 +139,8 @@ def check_report(report: Report) -> None:
     wrong = next((name for name in names if not SCOPE.fullmatch(name)), None)
     if wrong is not None:
         raise ProtocolError("value", f"report.program.scopes: {clean(wrong)!r:.80} isn't [A-Za-z0-9._/-]{{1,128}}")
-    if len(names) > SCOPES + 1:
-        raise ProtocolError("value", f"report.program.scopes: {len(names)}, more than {SCOPES + 1}")
+    if len(names) > MAX_SCOPES + 1:
+        raise ProtocolError("value", f"report.program.scopes: {len(names)}, more than {MAX_SCOPES + 1}")
 
 
 def agent_report(

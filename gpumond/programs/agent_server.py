@@ -167,7 +167,7 @@ class AgentServer:
         for peer in list(self._peers.values()):
             report = self._report_of(peer)
             if report is not None:
-                newest[peer.identity] = _newer(report, newest.get(peer.identity))
+                newest[peer.identity] = _newer_report(report, newest.get(peer.identity))
         self._reported(self._reports_received)
         self._reports_received = 0
         return tuple(newest.values())
@@ -178,10 +178,10 @@ class AgentServer:
         newest: AgentReport | None = None
         for peer in [peer for peer in self._peers.values() if peer.identity == identity]:
             report = self._report_of(peer)
-            newest = newest if report is None else _newer(report, newest)
+            newest = newest if report is None else _newer_report(report, newest)
         return newest
 
-    def silent(self) -> tuple[AgentReport, ...]:
+    def silent_reports(self) -> tuple[AgentReport, ...]:
         """Return the last report of each agent that is connected and reported too long ago."""
         reports = (self._report_of(peer, silent=True) for peer in list(self._peers.values()))
         return tuple(report for report in reports if report is not None)
@@ -236,7 +236,7 @@ class AgentServer:
             self._awaited -= 1
             answers.pop(request.id, None)
 
-    def flushing(self, identity: PeerIdentity) -> bool:
+    def is_flushing(self, identity: PeerIdentity) -> bool:
         """Return True if a flush of that process may still run: its agent is connected and has not answered."""
         return any(peer.answers or peer.unanswered for peer in self._peers.values() if peer.identity == identity)
 
@@ -465,7 +465,7 @@ class AgentServer:
         if peer.pidfd is not None:
             self._loop.remove_reader(peer.pidfd)
             os.close(peer.pidfd)
-        peer.left()
+        peer.cancel_waits()
 
     def _sweep(self) -> None:
         """Drop peers that have timed out, and accept again. Runs once a second."""
@@ -502,5 +502,5 @@ class AgentServer:
             self._loop.remove_reader(self._listener.fileno())
 
 
-def _newer(report: AgentReport, other: AgentReport | None) -> AgentReport:
+def _newer_report(report: AgentReport, other: AgentReport | None) -> AgentReport:
     return report if other is None or report.age_seconds < other.age_seconds else other

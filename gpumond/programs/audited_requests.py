@@ -111,7 +111,7 @@ class AuditedRequests:
     def _report(self, pid: int, uid: int | None) -> AgentReport:
         report = next((report for report in self._agents.reports() if report.pid == pid), None)
         if report is None:
-            raise NoSuchTarget(f"no connected agent has pid {pid}; `gpumond status` lists the agents")
+            raise NoSuchTarget(f"no program with an agent has pid {pid}; `gpumond status` lists the programs")
         if uid not in (None, report.uid):
             raise NoSuchTarget(
                 f"pid {pid} is another user's program; requests to it require an administrator: root, "

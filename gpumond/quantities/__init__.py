@@ -18,7 +18,7 @@ from gpumond.quantities.pool_scope import POOL
 from gpumond.quantities.process_scope import PROCESS, WORKLOAD
 from gpumond.quantities.quantity import Quantity
 from gpumond.quantities.scope import RuleContext, ScopeSpec, Subjects, Unreadable
-from gpumond.quantities.window import RuleWindow, unlisted
+from gpumond.quantities.window import RuleWindow, unlisted_devices
 
 
 def daemon(context: RuleContext) -> Sequence[Snapshot]:
@@ -66,7 +66,7 @@ def unreadable(snapshot: Snapshot, recent: RuleWindow) -> Unreadable:
     """Return devices that were not read completely, processes whose agent is silent or that may be suspended, connected
     processes, and suspended ones.
     """
-    suspended, failed = snapshot.unresponsive, unlisted(snapshot)
+    suspended, failed = snapshot.unresponsive, unlisted_devices(snapshot)
     silent = recent.silent - suspended
     return Unreadable(
         frozenset(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from gpumond.facts.frame import Line, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, Sensors, Snapshot
-from gpumond.facts.units import MINUTE_SECONDS, plural
+from gpumond.facts.units import MINUTE_SECONDS, listed, plural
 from gpumond.quantities.device_quantities import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS
 from gpumond.quantities.quantity import Quantity, Unit, readable
 from gpumond.quantities.scope import (
@@ -147,7 +147,7 @@ def _shortage(row: _Device) -> str:
         return f"is {row.used_ratio:.0%} full"
     names = sorted({line.workload or f"pid {line.pid}" for line in row.lines if line.process in row.short})
     minutes = WINDOW_SECONDS / MINUTE_SECONDS
-    return f"had too little room for {' and '.join(names) or 'a program'} in the last {minutes:.0f} minutes"
+    return f"had too little room for {listed(names or ['a program'])} in the last {minutes:.0f} minutes"
 
 
 def _idle_used(row: _Device) -> float | None:

@@ -93,7 +93,7 @@ def _shortage(row: _Pool) -> str:
 def _relief(row: _Pool) -> str:
     if row.track.limit is None:
         return "free memory on the GPU"
-    return "raise its limit (gpumond quota shows where it is set)"
+    return "raise the program's limit (gpumond quota shows where it is set)"
 
 
 def _values(*names: str) -> Iterator[Quantity[_Pool]]:
@@ -128,7 +128,7 @@ POOL = ScopeSpec(
             "ooms_increase",
             f"increase of `ooms` {IN_WINDOW}, except errors after which `retry_on_oom` made another attempt; "
             f"{FROM_A_FULL_WINDOW}",
-            lambda row: row.recent.ooms(row.report, row.track),
+            lambda row: row.recent.oom_increase(row.report, row.track),
         ),
         *_values("retries"),
         Quantity(

@@ -167,16 +167,20 @@ def _idle_remedy(row: _Process) -> str:
         return f"gpumond suspend --pid {pid} returns {size(used)}; if you don't need the program, stop it"
     if flushed:
         return f"gpumond flush --pid {pid} returns {size(flushed)}; if you don't need the program, stop it"
-    return "no flush releases its memory; if you don't need the program, stop it"
+    return "a flush of this program would release nothing; if you don't need the program, stop it"
 
 
 def _soft_limit_remedy(row: _Process) -> str:
     """Return what a flush contributes to a program that is above its soft limit, and what else there is to do."""
     excess, flushed = (row.process.used_bytes or 0) - (row.quota.soft_limit_bytes or 0), _reclaimable_bytes(row)
     if not flushed:
-        return "no flush releases its memory; make it use less, or raise the soft limit"
+        return "a flush of this program would release nothing; reduce the program's memory use, or raise the soft limit"
     flush = f"gpumond flush --pid {row.process.pid} returns {size(flushed)}"
-    return flush if flushed >= excess else f"{flush}, which isn't enough; make it use less, or raise the soft limit"
+    return (
+        flush
+        if flushed >= excess
+        else f"{flush}, which isn't enough; reduce the program's memory use, or raise the soft limit"
+    )
 
 
 def _reclaimable_bytes(row: _Process) -> int:

@@ -121,7 +121,7 @@ class RuleWindow:
             return None
         return float(growth.increase) if growth.grown or self.elapsed - since >= WINDOW_SECONDS else None
 
-    def ooms(self, report: AgentReport, track: CounterTrack) -> float | None:
+    def oom_increase(self, report: AgentReport, track: CounterTrack) -> float | None:
         """Return the increase of a pool's errors within the window, without those after which `retry_on_oom`
         tried again.
 
@@ -238,7 +238,7 @@ def _present(before: RuleWindow, reporting: Mapping[ProcessKey, Workload], snaps
     """Return the processes that are on a device; all previous ones while a device is not read completely."""
     if before.agents.keys() <= reporting.keys():
         return frozenset()  # not needed: every agent reports
-    if unlisted(snapshot) or any(device.missed_readings >= MISSED_LIMIT for device in snapshot.devices):
+    if unlisted_devices(snapshot) or any(device.missed_readings >= MISSED_LIMIT for device in snapshot.devices):
         return frozenset(before.agents)
     return frozenset(
         process
@@ -248,7 +248,7 @@ def _present(before: RuleWindow, reporting: Mapping[ProcessKey, Workload], snaps
     )
 
 
-def unlisted(snapshot: Snapshot) -> frozenset[str]:
+def unlisted_devices(snapshot: Snapshot) -> frozenset[str]:
     """Return the devices whose process list could not be read now, without those that never have one."""
     if not snapshot.faults:
         return frozenset()

@@ -29,7 +29,7 @@ from gpumond.config.settings import Settings
 from gpumond.config.tokens import PREFIX, Token, digest
 from gpumond.facts.errors import ConfigError, GpumondError, HttpError, TokenReviewError
 from gpumond.host.files import read_secret, read_text
-from gpumond.host.http import Connection, HttpRequest, HttpResponse, exchange_async, trust
+from gpumond.host.http import Connection, HttpRequest, HttpResponse, exchange_async, tls_context
 from gpumond.host.peer import counted_name
 from gpumond.serve.limits import (
     FAILURES_PER_MINUTE,
@@ -42,8 +42,8 @@ from gpumond.serve.limits import (
 
 UNKNOWN_USER_HASH = b"$2b$10$xLSGjgzBOIiTV1zpTNensurpReGXXQg6by1XpoS.X4ArnUoHNy6PG"
 """Hash that is checked for unknown users, so the duration does not reveal which users exist."""
-REMEMBERED = 100
-WAITING = 16
+MAX_REMEMBERED = 100
+MAX_WAITING = 16
 
 
 class Passwords:
@@ -64,7 +64,7 @@ class Passwords:
         if key in self._accepted:
             return True
         admit(self._tokens.failures, client, self._tokens.clock(), "too many wrong tokens or passwords")
-        if self._waiting >= WAITING:
+        if self._waiting >= MAX_WAITING:
             raise HTTPException(503, "too many password checks are pending", {"Retry-After": "1"})
         self._waiting += 1
         try:
@@ -74,7 +74,7 @@ class Passwords:
             self._waiting -= 1
         if not matches or user not in users:
             return False
-        if len(self._accepted) >= REMEMBERED:
+        if len(self._accepted) >= MAX_REMEMBERED:
             self._accepted.pop(next(iter(self._accepted)))
         self._accepted[key] = None
         return True
@@ -366,7 +366,7 @@ class KubernetesTokenReviews:
         spec = {"token": token, "audiences": [self._audience]}
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
         try:
-            token_of_pod, authorities = read_secret(self._directory / "token"), trust(self._directory / "ca.crt")
+            token_of_pod, authorities = read_secret(self._directory / "token"), tls_context(self._directory / "ca.crt")
             fields = {"Authorization": f"Bearer {token_of_pod}", "Content-Type": "application/json"}
             request = HttpRequest("POST", REVIEW_ROUTE, fields, json.dumps(review).encode())
             connection = Connection(self._host, self._port, tls=authorities)

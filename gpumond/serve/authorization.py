@@ -21,7 +21,7 @@ ALWAYS_OPEN = (*LIVENESS, *READINESS)
 RESERVED = ("/metrics", *ALWAYS_OPEN)
 """Paths that are served regardless of load, so monitoring continues."""
 
-TENANT_ROUTES = frozenset(f"/api/v1/{name}" for name in PARTS)
+FRAME_ROUTES = frozenset(f"/api/v1/{name}" for name in PARTS)
 TOKEN_REQUIRED = (
     "a change needs the `Authorization: Bearer TOKEN` header; the daemon's user finds a token in the `token` file of "
     "the runtime directory, and `tokens_file` defines others"
@@ -68,7 +68,7 @@ def check_tenant(scope: Mapping[str, Any], identity: Identity) -> None:
     from gpumond.page.files import PAGE
 
     path = scope["path"]
-    is_for_tenants = path in PAGE or path.startswith("/docs") or path == "/openapi.json" or path in TENANT_ROUTES
+    is_for_tenants = path in PAGE or path.startswith("/docs") or path == "/openapi.json" or path in FRAME_ROUTES
     if scope["method"] not in SAFE_METHODS or not is_for_tenants:
         raise HTTPException(
             403,

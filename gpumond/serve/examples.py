@@ -30,7 +30,13 @@ TAKEN_AT = 1_790_000_000.0
 START_TICKS = 81_234_567
 
 PROCESS = ProcessUsage(
-    pid=4242, start_ticks=START_TICKS, used_bytes=78 * GIB, kinds=("compute",), comm="python", uid=1000
+    pid=4242,
+    start_ticks=START_TICKS,
+    used_bytes=78 * GIB,
+    kinds=("compute",),
+    comm="python",
+    uid=1000,
+    command="python train.py",
 )
 DEVICE = DeviceReading(
     uuid=UUID,
@@ -158,7 +164,7 @@ VERDICT = Verdict(
     evidence=(("slope_bytes_per_second", 559_240.0),),
     time_to_full_seconds=3840.0,
     summary="train (pid 4242) is leaking about 32 MiB/min on GPU 0 (since 13:58:20 UTC); at this rate, "
-    "GPU 0 will be full in about 1 h",
+    "GPU 0 will be full in about 65 min",
     form="linear",
     fit=GrowthLine(
         points=tuple((TAKEN_AT - 60 * ago, 33 * GIB - 33_554_400.0 * ago) for ago in (3, 2, 1)),

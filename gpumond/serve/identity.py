@@ -78,7 +78,7 @@ class IdentityHeaders:
         if not self._is_proxy(scope):
             return None
         headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
-        user, email, groups = (_only(headers, name) for name in (USER, EMAIL, GROUPS))
+        user, email, groups = (_single_header(headers, name) for name in (USER, EMAIL, GROUPS))
         if not user and not email:
             raise HTTPException(401, "the proxy sent no user: X-Forwarded-User and X-Forwarded-Email are missing")
         names = tuple(dict.fromkeys(filter(None, (each.strip() for each in groups.split(",")))))
@@ -92,7 +92,7 @@ class IdentityHeaders:
         return Tenant(identity.user, frozenset(found))
 
 
-def _only(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
+def _single_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
     """Return the value of a header, empty without one. Raises 400."""
     values = [value.decode("latin-1").strip() for key, value in headers if key == name]
     text = values[0] if values else ""

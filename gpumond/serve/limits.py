@@ -19,11 +19,11 @@ FAILURES_PER_MINUTE = 10
 FLUSHES_PER_MINUTE = 30
 SILENCES_PER_MINUTE = 30
 RECEIVER_TESTS_PER_MINUTE = 10
-KEYS = 4096
+MAX_KEYS = 4096
 CONCURRENT_REQUESTS = 4
 CHANGES_AT_ONCE, CHANGES_PER_SECOND = 8, 50
 """Limits on a user's requests other than reads. Further requests wait."""
-WAITING = 512
+MAX_WAITING = 512
 MAX_PREVIEWS = 2
 """Limit of previews of rules in progress; one per user."""
 
@@ -32,7 +32,7 @@ class TokenBucket:
     """Token bucket per key: bursts of ``count``, refilled within ``seconds``. The least recently used keys are
     dropped."""
 
-    def __init__(self, count: int, seconds: float, keys: int = KEYS) -> None:
+    def __init__(self, count: int, seconds: float, keys: int = MAX_KEYS) -> None:
         self._count, self._per_second, self._keys = count, count / seconds, keys
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
@@ -77,7 +77,7 @@ class _Slots(asyncio.Semaphore):
 
 
 class RequestSlots:
-    """At most ``CONCURRENT_REQUESTS`` per user, and a queue of at most ``WAITING`` more.
+    """At most ``CONCURRENT_REQUESTS`` per user, and a queue of at most ``MAX_WAITING`` more.
 
     A user with a thousand requests therefore delays other users no more than a user with a few.
     """
@@ -89,8 +89,8 @@ class RequestSlots:
     async def take(self, key: object) -> Callable[[], None]:
         """Wait for a slot, and return a function that releases it once. Raises 503 if the queue is full."""
         slots = self._of.get(key) or self._of.setdefault(key, _Slots(CONCURRENT_REQUESTS))
-        if slots.waiting >= WAITING:
-            detail = f"too many requests by this user: {WAITING} are already waiting"
+        if slots.waiting >= MAX_WAITING:
+            detail = f"too many requests by this user: {MAX_WAITING} are already waiting"
             raise HTTPException(503, detail, {"Retry-After": "1"})
         waits = slots.locked()
         slots.waiting += waits

@@ -21,7 +21,7 @@ from typing import Literal
 
 from gpumond.host.machine import RESERVED_CONNECTIONS
 from gpumond.host.peer import loopback_uid, peer_uid
-from gpumond.host.runtime_directory import BACKLOG
+from gpumond.host.runtime_directory import BACKLOG_CONNECTIONS
 from gpumond.host.tasks import Tasks
 from gpumond.serve.limits import LOOPBACK, UserAmounts, user_of
 
@@ -33,7 +33,7 @@ CLOSABLE: tuple[ClientState, ...] = ("idle", "streaming")
 
 HEAD_SECONDS = HANDSHAKE_SECONDS = 10.0
 LISTEN_SECONDS = 0.1
-ACCEPTS = 8
+MAX_ACCEPTS = 8
 PAUSE_SECONDS = 0.1
 GRACE_SECONDS = 0.5
 """For answers that are being sent when the listener is closed. A stream of events would never end by itself."""
@@ -106,7 +106,7 @@ class HttpListener:
         self._accept_on(listener)
 
     def _accept_on(self, listener: socket.socket) -> None:
-        listener.listen(BACKLOG)
+        listener.listen(BACKLOG_CONNECTIONS)
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._accept, listener)
 
@@ -138,14 +138,14 @@ class HttpListener:
     async def wait_closed(self) -> None:
         await self._starting.finish()
 
-    def gone(self, peer: HttpPeer) -> None:
+    def remove(self, peer: HttpPeer) -> None:
         self._amounts(peer).remove(peer.user, peer)
 
     def _amounts(self, peer: HttpPeer) -> UserAmounts[HttpPeer]:
         return self._reserved if peer.reserved else self._connections
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(ACCEPTS):
+        for _ in range(MAX_ACCEPTS):
             try:
                 connection, address = listener.accept()
             except BlockingIOError:
@@ -183,7 +183,7 @@ class HttpListener:
         if longest is None:
             return False
         self._rejected("crowd")
-        self.gone(longest)
+        self.remove(longest)
         longest.close()
         return True
 
@@ -235,7 +235,7 @@ class HttpListener:
 
     def _abandon(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
         timer.cancel()
-        self.gone(peer)
+        self.remove(peer)
         self._loop.remove_reader(connection.fileno())
         connection.close()
 
@@ -251,10 +251,10 @@ class HttpListener:
             )
         except (OSError, ssl.SSLError):  # no TLS, a wrong certificate, too slow, or closed
             self._rejected("handshake")
-            self.gone(peer)
+            self.remove(peer)
             connection.close()
         except asyncio.CancelledError:
-            self.gone(peer)
+            self.remove(peer)
             connection.close()
             raise
 

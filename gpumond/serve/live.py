@@ -30,7 +30,7 @@ from gpumond.serve.full_frame import full_frame
 from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.limits import UserAmounts
 from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
-from gpumond.serve.routes import KIND, json_response, kernel_of, present, problem_responses
+from gpumond.serve.routes import KIND, existing_frame, json_response, kernel_of, problem_responses
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -141,7 +141,7 @@ class LiveFrames:
             yield GZIP_HEADER + START.packed if compressed else START.plain
             number = -1
             while True:
-                for message in await self._after(number):
+                for message in await self._messages_after(number):
                     number = message.number
                     yield message.packed if compressed else message.plain
                 if number == self.number:
@@ -152,13 +152,13 @@ class LiveFrames:
                 self._wanted.clear()
                 self._forget()
 
-    async def _after(self, number: int) -> Iterable[LiveMessage]:
+    async def _messages_after(self, number: int) -> Iterable[LiveMessage]:
         """Return the messages that follow ``number``; the complete frame if these are no longer kept."""
         if self._later and self._later[0].number - 1 <= number:
             return [message for message in self._later if message.number > number]
         async with self._encoding:
             if self._whole is None:
-                self._take(self._kernel.frame)
+                self._start_from(self._kernel.frame)
             if self._first is None and self._whole is not None:
                 newest = self._kernel.events.newest()[-EVENTS_SENT:]
                 events = EVENTS.dump_json([event for event in newest if event.id <= self._last_event])
@@ -168,7 +168,7 @@ class LiveFrames:
     async def _advance(self) -> None:
         async with self._encoding:
             before, last_event = self._whole, self._last_event
-            self._take(self._kernel.frame)
+            self._start_from(self._kernel.frame)
             if before is None or self._whole is None:
                 return
             events: list[Event] = [e for e in self._kernel.events.after(last_event) if e.id <= self._last_event]
@@ -177,7 +177,7 @@ class LiveFrames:
             work = encoded(self.number + 1, "changes", body, EVENTS.dump_json(events))
             self._publish(work)
 
-    def _take(self, frame: Frame | None) -> None:
+    def _start_from(self, frame: Frame | None) -> None:
         self._frame, self._first = frame, None
         self._whole = live_frame(full_frame(frame)) if frame else None
         self._last_event = self._kernel.events.last_id
@@ -350,7 +350,7 @@ async def live(request: Request) -> Response:
     stream of the user with the most streams.
     """
     state, tenant = request.app.state, tenant_of(request)
-    present(state.kernel.frame)
+    existing_frame(state.kernel.frame)
     compressed = accepts(request.headers.get("accept-encoding", ""), "gzip")
     headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if compressed else {})
     whole = None if tenant is None else own_frames(state.kernel, tenant, compressed)

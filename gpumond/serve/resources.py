@@ -37,9 +37,9 @@ from gpumond.serve import examples
 from gpumond.serve.full_frame import REVISION, faults_with_remedies, full_frame, holdings, stated_conditions
 from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.responses import problem
-from gpumond.serve.routes import Router, json_response, kernel_of, present
+from gpumond.serve.routes import Router, existing_frame, json_response, kernel_of
 from gpumond.store.table import adapter
-from gpumond.tick.history import SAMPLES, SIGNALS, TIERS, History, HistorySignal, Shares
+from gpumond.tick.history import MAX_SAMPLES, SIGNALS, TIERS, History, HistorySignal, Shares
 
 router = Router("facts")
 
@@ -165,7 +165,7 @@ def _json(request: Request, body: bytes, compressed: dict[str, bytes]) -> Respon
 
 def current_frame(request: Request) -> Frame:
     """Return the current frame, of a tenant its own part. Raises 503 before the first one."""
-    frame, tenant = present(kernel_of(request).frame), tenant_of(request)
+    frame, tenant = existing_frame(kernel_of(request).frame), tenant_of(request)
     return frame if tenant is None else own_part(frame, tenant)
 
 
@@ -178,7 +178,7 @@ def tenant_of(request: Request) -> Tenant | None:
 @router.read("/frame", "The complete result of the last tick", FullFrame, EXAMPLE_FRAME, (503,))
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns all values of one moment. With `If-None-Match`, you get 304 until the next frame."""
-    frame, tenant = present(kernel_of(request).frame), tenant_of(request)
+    frame, tenant = existing_frame(kernel_of(request).frame), tenant_of(request)
     part = "" if tenant is None else "-" + sha256(repr((tenant.user, sorted(tenant.namespaces))).encode()).hexdigest()
     etag = f'"{kernel_of(request).started_at:.3f}-{frame.snapshot.seq}{part}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
@@ -556,7 +556,7 @@ Each = TypeVar("Each")
 
 def sampled(points: Sequence[Each]) -> Sequence[Each]:
     """Return every n-th point, at most 901 of them: accelerated time has more samples in 15 minutes."""
-    return points[:: max(1, ceil((len(points) - 1) / SAMPLES))]
+    return points[:: max(1, ceil((len(points) - 1) / MAX_SAMPLES))]
 
 
 def _process(known: History, uuid: str, pid: int | None, start_ticks: int | None) -> ProcessKey | None:
@@ -575,7 +575,7 @@ def _fitting(known: History, ages: Sequence[float], since: float | None, resolut
     if resolution is not None or since is None:
         return resolution
     seconds = min((known.taken_at - since) * known.pace, max(ages, default=0.0))
-    if seconds <= SAMPLES * known.pace * SLACK:
+    if seconds <= MAX_SAMPLES * known.pace * SLACK:
         return None
     return next((tier.seconds for tier in TIERS if seconds <= tier.seconds * tier.rows * SLACK), TIERS[-1].seconds)
 

@@ -47,7 +47,7 @@ def kernel_of(request: Request) -> Kernel:
     return kernel
 
 
-def present(frame: Frame | None) -> Frame:
+def existing_frame(frame: Frame | None) -> Frame:
     """Return the frame. Raises 503 before the first one."""
     if frame is None:
         raise starting()

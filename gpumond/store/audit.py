@@ -136,7 +136,7 @@ def remove_oldest(db: sqlite3.Connection, owner: str) -> None:
     _log_removal(owner, through)
 
 
-def largest_user(db: sqlite3.Connection) -> str:
+def user_with_most_bytes(db: sqlite3.Connection) -> str:
     """Return the user whose entries have the most bytes; there is one."""
     query = "SELECT owner FROM audit WHERE owner <> ? GROUP BY owner ORDER BY sum(length(detail) + 300) DESC LIMIT 1"
     return str(db.execute(query, (ADMINISTRATORS,)).fetchone()[0])

@@ -79,7 +79,7 @@ def remove_excess(db: sqlite3.Connection, bounds: StoreLimits, owner: str = ADMI
         audit_table.remove_oldest(db, owner)
     for table, most in (("receipts", bounds.max_receipts), ("past_alerts", bounds.max_past_alerts)):
         while (excess := _count(db, table) - most) > 0:
-            _remove_oldest(db, table, _largest(db, table, "count(*)"), excess)
+            _remove_oldest(db, table, _largest_owner(db, table, "count(*)"), excess)
     if _size(db) > bounds.max_bytes:
         _remove_bytes(db, bounds.max_bytes)
 
@@ -90,10 +90,10 @@ def _remove_bytes(db: sqlite3.Connection, most: int) -> None:
     while _bytes(db, "audit WHERE owner = 'administrators'", "detail") > most // 2:
         audit_table.remove_oldest(db, ADMINISTRATORS)
     while _bytes(db, "audit WHERE owner <> 'administrators'", "detail") > most // 8:
-        audit_table.remove_oldest(db, audit_table.largest_user(db))
+        audit_table.remove_oldest(db, audit_table.user_with_most_bytes(db))
     for table in ("receipts", "past_alerts"):
         while _bytes(db, table, "body") > most // 8:
-            owner = _largest(db, table, "sum(length(body))")
+            owner = _largest_owner(db, table, "sum(length(body))")
             rows = db.execute(f"SELECT count(*) FROM {table} WHERE owner = ?", (owner,)).fetchone()[0]
             _remove_oldest(db, table, owner, 1 + rows // 10)
 
@@ -103,7 +103,7 @@ def _remove_oldest(db: sqlite3.Connection, table: str, owner: object, rows: int)
     db.execute(f"DELETE FROM {table} WHERE seq IN ({oldest})", (owner, rows))
 
 
-def _largest(db: sqlite3.Connection, table: str, measure: str) -> object:
+def _largest_owner(db: sqlite3.Connection, table: str, measure: str) -> object:
     """Return the user with the most, if users have more than half; else the largest of the others."""
     sizes = db.execute(f"SELECT owner, {measure} AS size FROM {table} GROUP BY owner ORDER BY size DESC").fetchall()
     users = [(owner, size) for owner, size in sizes if audit_table.is_user(str(owner))]
@@ -128,7 +128,7 @@ def _size(db: sqlite3.Connection) -> int:
     return int((pages - free) * size)
 
 
-def _now() -> DaemonActivity:
+def _current_activity() -> DaemonActivity:
     return DaemonActivity(time.time(), time.monotonic())
 
 
@@ -144,7 +144,7 @@ class Store:
         bounds: StoreLimits = StoreLimits(),
         *,
         beat_seconds: float = BEAT_SECONDS,
-        clock: Callable[[], DaemonActivity] = _now,
+        clock: Callable[[], DaemonActivity] = _current_activity,
     ) -> None:
         self.path, self.bounds = path, bounds
         self._clock = clock
@@ -279,7 +279,7 @@ class Store:
 
         await self.run(replace)
 
-    async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
+    async def record_delivery(self, notices: Sequence[Notice], accepted: bool) -> None:
         """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""
 
         def deliver(db: sqlite3.Connection) -> None:
@@ -333,7 +333,7 @@ class Store:
         return done
 
     def _failed(self, error: Exception) -> StoreUnavailable:
-        full = "full" in str(error) or _full(self.path.parent)
+        full = "full" in str(error) or _is_disk_full(self.path.parent)
         trouble = f"the store {self.path} can't be written: {error}{' (the disk is full)' if full else ''}"
         if trouble != self.trouble:
             log.error("%s; monitoring and alerting continue, changes are refused", trouble)
@@ -386,7 +386,7 @@ def _owner(alert: Alert) -> str:
     return counted_name(f"uid:{uid}") if uid else alert.rule
 
 
-def _full(directory: Path) -> bool:
+def _is_disk_full(directory: Path) -> bool:
     try:
         return os.statvfs(directory).f_bavail == 0
     except OSError:

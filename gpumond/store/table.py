@@ -192,7 +192,7 @@ class Table(Generic[V]):
 
         Raises EntryChanged if ``if_match`` is given and is not the present etag.
         """
-        plain = _plain(value)
+        plain = _plain_value(value)
         detail = {"name": name, "body": plain} if isinstance(value, dict) else plain
         etag, row = etag_of(plain), self._row(name, plain)
 
@@ -229,7 +229,7 @@ class Table(Generic[V]):
 
     async def replace(self, values: Iterable[V]) -> None:
         """Store these values instead of all present ones, without an entry in the audit."""
-        rows = [self._row(str(getattr(value, self._key)), _plain(value)) for value in values]
+        rows = [self._row(str(getattr(value, self._key)), _plain_value(value)) for value in values]
 
         def replace(db: sqlite3.Connection) -> None:
             db.execute(f"DELETE FROM {self._name}")
@@ -268,7 +268,7 @@ class Table(Generic[V]):
         return Row(text(name), value, text(etag))
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     return value if isinstance(value, dict) else asdict(value)
 
 

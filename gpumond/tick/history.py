@@ -109,7 +109,7 @@ class History:
         self._awaited: dict[SeriesKey, CoarseSeries] = {}
         self._awaited_until = inf
         self._born = 0
-        self._samples = SAMPLES if pace == 1 else int(SAMPLES * pace / ACCELERATED_SECONDS)
+        self._samples = MAX_SAMPLES if pace == 1 else int(MAX_SAMPLES * pace / ACCELERATED_SECONDS)
 
     def unix(self, at: float) -> float:
         """Convert a time of this clock to Unix time."""
@@ -392,7 +392,7 @@ def _finite_or_none(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-SAMPLES = 900
+MAX_SAMPLES = 900
 SHORTEST_SECONDS = 0.75
 """Minimum distance of two samples; a closer one is dropped."""
 GAP_RATIO = 3.0
@@ -514,7 +514,7 @@ class Series:
     program, empty if it is unknown.
     """
 
-    def __init__(self, signals: int, born: float, phase: float, samples: int = SAMPLES) -> None:
+    def __init__(self, signals: int, born: float, phase: float, samples: int = MAX_SAMPLES) -> None:
         self.signals = signals
         self.name = ""
         self.born = born
@@ -553,17 +553,17 @@ class Series:
         self._count += 1
         return closed
 
-    def column(self, tier: int, signal: int, kind: int = MEDIAN, count: int = SAMPLES) -> array[float]:
+    def column(self, tier: int, signal: int, kind: int = MEDIAN, count: int = MAX_SAMPLES) -> array[float]:
         """Return one number of each of the newest ``count`` closed blocks, oldest first; NaN where it is unknown."""
         rows = self.tiers[tier]
         if signal >= self.signals:
             return array("f", (nan,)) * min(count, len(rows))
         return rows.column(1 + 3 * signal + kind, count)
 
-    def times(self, tier: int, count: int = SAMPLES) -> array[float]:
+    def times(self, tier: int, count: int = MAX_SAMPLES) -> array[float]:
         return self.tiers[tier].times(count)
 
-    def counts(self, tier: int, count: int = SAMPLES) -> array[float]:
+    def counts(self, tier: int, count: int = MAX_SAMPLES) -> array[float]:
         return self.tiers[tier].column(0, count)
 
     @property
@@ -579,7 +579,7 @@ class Series:
     def running(self, tier: int) -> list[float] | None:
         """Return the row of the block that has not closed yet; None if it has no sample."""
         begin = self.open_since(tier)
-        fresh = sum(1 for at in self.rows.times(SAMPLES) if at >= begin)
+        fresh = sum(1 for at in self.rows.times(MAX_SAMPLES) if at >= begin)
         return [begin, *_of_samples(self.rows.newest(fresh), self.signals)] if fresh else None
 
     def samples(self, signal: int, count: int | None = None) -> array[float]:

@@ -49,7 +49,7 @@ def detect_suspensions(
     ``silent``: last reports of silent agents. An agent may block for a minute before the driver stops to list its
     process, while the memory is copied.
     """
-    absent = _absent(devices, previous) if previous is not None else {}
+    absent = _absent_processes(devices, previous) if previous is not None else {}
     if previous is None or not absent:
         return tuple(reports), ()
     kept = {each.device_uuid for each in previous.suspensions}
@@ -69,7 +69,7 @@ def detect_suspensions(
             if is_confirmed(device.counts, report.key, complete=True):
                 continue
             if known is None and last is not None:
-                known = _begun(last, last.processes_by_key[report.key], elapsed_seconds)
+                known = _begun_suspension(last, last.processes_by_key[report.key], elapsed_seconds)
             held = sum(pool.held_bytes for pool in report.pools if pool.device_uuid == device.uuid)
             after = known and _continued(known, device, held, report.age_seconds, elapsed_seconds)
             own += [after] if after else []
@@ -83,7 +83,9 @@ def detect_suspensions(
     return tuple(checked), tuple(suspensions)
 
 
-def _absent(devices: Sequence[DeviceReading], previous: Snapshot) -> Mapping[ProcessKey, Sequence[DeviceReading]]:
+def _absent_processes(
+    devices: Sequence[DeviceReading], previous: Snapshot
+) -> Mapping[ProcessKey, Sequence[DeviceReading]]:
     """Return the processes that have left a device since the previous snapshot, and those of its suspensions."""
     found: dict[ProcessKey, list[DeviceReading]] = {}
     known = {each.device_uuid: set[ProcessKey]() for each in previous.suspensions}
@@ -97,7 +99,7 @@ def _absent(devices: Sequence[DeviceReading], previous: Snapshot) -> Mapping[Pro
     return found
 
 
-def _begun(last: DeviceReading, listed: ProcessUsage, elapsed_seconds: float) -> Suspension | None:
+def _begun_suspension(last: DeviceReading, listed: ProcessUsage, elapsed_seconds: float) -> Suspension | None:
     unattributed = _unattributed(last)
     return None if unattributed is None else Suspension(last.uuid, listed, unattributed, elapsed_seconds)
 
@@ -215,7 +217,11 @@ def _devices(known: Sequence[DeviceReading], reading: Reading | None, seconds: f
             yield with_idle_times(fresh.pop(device.uuid), device, seconds)
         elif reading is None or _at_fault(device, reading.faults):
             missed, up = device.missed_readings + 1, device.up and reading is None
-            yield replace(device, missed_readings=missed, up=up) if missed < MISSED_LIMIT else _unknown(device, missed)
+            yield (
+                replace(device, missed_readings=missed, up=up)
+                if missed < MISSED_LIMIT
+                else _without_values(device, missed)
+            )
     yield from (with_idle_times(device, None, seconds) for device in fresh.values())
 
 
@@ -229,7 +235,7 @@ def _at_fault(device: DeviceReading, faults: Iterable[Fault]) -> bool:
     )
 
 
-def _unknown(device: DeviceReading, missed: int) -> DeviceReading:
+def _without_values(device: DeviceReading, missed: int) -> DeviceReading:
     return DeviceReading(
         uuid=device.uuid,
         index=device.index,
@@ -250,12 +256,12 @@ def with_idle_times(device: DeviceReading, before: DeviceReading | None, seconds
     A driver samples: work that is shorter than its sampling period may be missed, and the time starts with the first
     reading. Where the utilization is unknown, the idle time is unknown; but an idle device's processes are idle.
     """
-    use = _use(device)
+    use = _utilization(device)
     known = before.processes_by_key if before and device.processes else {}
     processes = device.processes and tuple(
         _process(process, use, known.get(process.key), seconds) for process in device.processes
     )
-    idle = _longer(use, before.idle_seconds if before else None, seconds)
+    idle = _extended_idle_time(use, before.idle_seconds if before else None, seconds)
     if idle is None and processes == device.processes:
         return device
     return replace(device, processes=processes, idle_seconds=idle)
@@ -265,11 +271,11 @@ def _process(process: ProcessUsage, use: float | None, before: ProcessUsage | No
     own = process.utilization_ratio
     if own is None and use == 0.0:
         own = use
-    idle = _longer(own, before.idle_seconds if before else None, seconds)
+    idle = _extended_idle_time(own, before.idle_seconds if before else None, seconds)
     return process if idle == process.idle_seconds else replace(process, idle_seconds=idle)
 
 
-def _use(device: DeviceReading) -> float | None:
+def _utilization(device: DeviceReading) -> float | None:
     """Return the utilization of the busiest engine; None where the driver does not report whether kernels run."""
     sensors = device.sensors
     if sensors.gpu_utilization_ratio is None:
@@ -278,7 +284,7 @@ def _use(device: DeviceReading) -> float | None:
     return max(sensors.gpu_utilization_ratio, *coders)
 
 
-def _longer(use: float | None, before: float | None, seconds: float) -> float | None:
+def _extended_idle_time(use: float | None, before: float | None, seconds: float) -> float | None:
     if use is None:
         return None
     return 0.0 if use > 0 or before is None else before + seconds

@@ -13,7 +13,8 @@ from gpumond.cli.client import with_commands
 from gpumond.facts.errors import DaemonError
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.top import screen
-from gpumond.top.actions import (
+from gpumond.top.connection import STALE_INTERVALS, DaemonClient, DaemonConnection, Requests, combined, names
+from gpumond.top.dialogs import (
     ColumnDialog,
     FlushDialog,
     FlushTarget,
@@ -22,7 +23,6 @@ from gpumond.top.actions import (
     SuspensionDialog,
     why_panel,
 )
-from gpumond.top.connection import STALE_INTERVALS, DaemonClient, DaemonConnection, Requests, combined, names
 from gpumond.top.processes import TREE, AncestorCache, ProcessList, ProcessStats, column_at, kept_columns
 from gpumond.top.screen import (
     HistoryChart,
@@ -30,6 +30,7 @@ from gpumond.top.screen import (
     Screen,
     described,
     drawn,
+    edited,
     extended,
     help_lines,
     read_history,
@@ -267,7 +268,9 @@ class Top:
         return {"pageup": -page, "pagedown": page}.get(key) or _MOVES[key]
 
     def _press_in_panel(self, panel: Panel, key: str) -> None:
-        if key in panel.closing:
+        if panel.entry is not None and (entry := edited(panel.entry, key)) != panel.entry:
+            panel.entry = entry
+        elif key in panel.closing:
             self.panel = None
         elif key in panel.keys:
             panel.keys[key]()
@@ -279,12 +282,8 @@ class Top:
         if key in ("enter", "escape"):
             self._filtering = False
             table.words = "" if key == "escape" else table.words
-        elif key == "backspace":
-            table.words = table.words[:-1]
-        elif key == "ctrl-u":
-            table.words = ""
-        elif len(key) == 1 and key.isprintable():
-            table.words += key
+        else:
+            table.words = edited(table.words, key)
 
     def _mouse(self, mouse: Mouse) -> None:
         if mouse.action != "press":

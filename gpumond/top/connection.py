@@ -22,7 +22,7 @@ SILENT_SECONDS = 3.0
 WITHDRAWN_SECONDS = 6.0
 """Time without a response after which the values are those of the past."""
 STALE_SECONDS, STALE_INTERVALS = 5.0, 3.0
-STARTING = 503
+STARTING_STATUS = 503
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class ConnectionState:
         if isinstance(answer, View):
             fresh = now if answer.seq != self.seq else self.fresh_at
             return ConnectionState(now, fresh, answer.seq, answer.interval_seconds)
-        if answer.status == STARTING:
+        if answer.status == STARTING_STATUS:
             return ConnectionState(now, starting=plain(answer))
         return replace(self, error=plain(answer, 400), starting="")
 

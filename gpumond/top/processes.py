@@ -472,17 +472,17 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
     """Return one row for several processes. The sum of values that are all unknown is unknown."""
     first = members[0]
     notable = [row for row in members if row.notable]
-    verdict = _common(
+    verdict = _common_value(
         {row.status for row in notable or members if row.status}, f"{len(notable)} affected" if notable else ""
     )
     return replace(
         first,
         key=(key, ProcessKey(0, None)),
-        gpu=_common((row.gpu for row in members), "*"),
+        gpu=_common_value((row.gpu for row in members), "*"),
         pid=0,
         program=name,
-        user=_common((row.user for row in members), ""),
-        container=_common((row.container for row in members), ""),
+        user=_common_value((row.user for row in members), ""),
+        container=_common_value((row.container for row in members), ""),
         busy_ratio=_total(row.busy_ratio for row in members),
         used_bytes=_total(row.used_bytes for row in members),
         shares={share: _total(row.shares[share] for row in members) for share in HOLDINGS},
@@ -495,7 +495,7 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
     )
 
 
-def _common(values: Iterable[str], otherwise: str) -> str:
+def _common_value(values: Iterable[str], otherwise: str) -> str:
     found = set(values)
     return found.pop() if len(found) == 1 else otherwise
 

@@ -31,8 +31,8 @@ from gpumond.view.text import (
     wrapped,
 )
 
-SECONDS = 600
-UNKNOWN = 404
+CHART_SECONDS = 600
+NOT_FOUND = 404
 
 Bands = Mapping[str, int]
 """Bytes of each share, from below."""
@@ -40,7 +40,7 @@ Bands = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class HistoryChart:
-    """History of ``SECONDS`` before ``until``. ``points``: (unix time, bands), oldest first."""
+    """History of ``CHART_SECONDS`` before ``until``. ``points``: (unix time, bands), oldest first."""
 
     of: Key
     until: float
@@ -51,11 +51,11 @@ def read_history(daemon: DaemonClient, uuid: str, of: Key, until: float) -> Hist
     """Return the history of a process or a device, which the daemon knows as ``uuid``. Raises DaemonError."""
     process = of[1]
     known = {name: value for name, value in (process._asdict() if process else {}).items() if value is not None}
-    query = urlencode({"uuid": uuid, **known, "since": until - SECONDS})
+    query = urlencode({"uuid": uuid, **known, "since": until - CHART_SECONDS})
     try:
         found = daemon.get(f"/api/v1/history/shares?{query}")
     except DaemonError as error:
-        if error.status != UNKNOWN:
+        if error.status != NOT_FOUND:
             raise
         return HistoryChart(of, until, ())
     columns = [found[share] for share in SHARES]
@@ -79,7 +79,7 @@ def extended(past: HistoryChart, view: View) -> HistoryChart:
     if found is None or found[0] is None or view.taken_at <= past.until:
         return past
     point = (view.taken_at, _bands(found[1].get(share) for share in SHARES))
-    kept = tuple(each for each in past.points if each[0] >= view.taken_at - SECONDS)
+    kept = tuple(each for each in past.points if each[0] >= view.taken_at - CHART_SECONDS)
     return replace(past, until=view.taken_at, points=(*kept, point))
 
 
@@ -90,7 +90,7 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
     """
     if not past.points:
         return [clipped([Span(f"{name}no history yet")], width)]
-    start = max(past.until - SECONDS, min(past.points[0][0], past.until - 10))
+    start = max(past.until - CHART_SECONDS, min(past.points[0][0], past.until - 10))
     sums = [sum(bands.values()) for _, bands in past.points]
     limits = " to ".join(dict.fromkeys((human(min(sums)), human(max(sums)))))
     length = duration(past.until - start)
@@ -137,13 +137,14 @@ def _piece(cell: StackCell, count: int) -> Span:
 
 
 def read_utilization(daemon: DaemonClient, uuid: str, until: float) -> list[tuple[float, float]]:
-    """Return the utilization of a device in the last ``SECONDS``: unix times and ratios. Raises DaemonError."""
-    query = urlencode({"uuid": uuid, "signal": "utilization", "since": until - SECONDS})
+    """Return the utilization of a device in the last ``CHART_SECONDS``: unix times and ratios. Raises DaemonError."""
+    query = urlencode({"uuid": uuid, "signal": "utilization", "since": until - CHART_SECONDS})
     return [(float(each["at"]), float(each["median"])) for each in daemon.get(f"/api/v1/history?{query}")["points"]]
 
 
 class SensorHistory:
-    """Utilization and power of each device in the last ``SECONDS``. The daemon keeps no power before the first view.
+    """Utilization and power of each device in the last ``CHART_SECONDS``. The daemon keeps no power before the
+    first view.
 
     ``unread``: devices that are shown and whose earlier utilization has not been requested.
     """
@@ -159,7 +160,7 @@ class SensorHistory:
             own = self._points[device.uuid]
             if not own or own[-1][0] != view.taken_at:
                 own.append((view.taken_at, device.busy_ratio, device.watts))
-            while own[0][0] < view.taken_at - SECONDS:
+            while own[0][0] < view.taken_at - CHART_SECONDS:
                 own.popleft()
 
     def precede(self, uuid: str, busy: Iterable[tuple[float, float]]) -> None:
@@ -198,7 +199,8 @@ Hints = Sequence[tuple[str, str]]
 class Panel:
     """Text that scrolls. ``lines`` returns it for a width. ``first``: the first line that is shown.
 
-    ``hints`` returns the keys to show, if they are not those that close and scroll.
+    ``hints`` returns the keys to show, if they are not those that close and scroll. ``entry`` is None, or the text that
+    the user edits.
     """
 
     def __init__(
@@ -211,6 +213,7 @@ class Panel:
         self.lines, self.closing, self.keys = lines, ("escape", "q", *closing), keys
         self._hints = hints
         self.first = 0
+        self.entry: str | None = None
 
     @property
     def hints(self) -> Hints:
@@ -243,7 +246,7 @@ Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected device, or else all programs with an agent
 z, Z | suspend or resume the program under the cursor; suspending moves its device memory to the host
-S | choose an alert to silence for an hour; the alerts of the program under the cursor come first
+S | choose an alert to silence for an hour, and type why; the alerts of the program under the cursor come first
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full
@@ -526,9 +529,21 @@ def estimate_line(view: View | None, width: int) -> list[Line]:
 def filter_line(words: str, active: bool) -> list[Line]:
     if not active:
         return [[Span(f"filter: {words}", "bold"), Span("  Esc removes it", "dim")]] if words else []
-    return [
-        [Span("filter: ", "bold"), Span(words), Span(" ", "chosen"), *([] if words else [Span(FILTER_HINT, "dim")])]
-    ]
+    return [entry_line("filter", words, FILTER_HINT)]
+
+
+def entry_line(name: str, entry: str, hint: str) -> Line:
+    """Return the line in which a text is edited. ``hint`` stands in it while it is empty."""
+    return [Span(f"{name}: ", "bold"), Span(entry), Span(" ", "chosen"), *([] if entry else [Span(hint, "dim")])]
+
+
+def edited(entry: str, key: str) -> str:
+    """Return a text after a key: a character, or one that removes the last character or all."""
+    if key == "backspace":
+        return entry[:-1]
+    if key == "ctrl-u":
+        return ""
+    return entry + key if len(key) == 1 and key.isprintable() else entry
 
 
 def hint_line(hints: Hints, width: int) -> Line:

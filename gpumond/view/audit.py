@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpumond.facts.units import duration, human, plural
+from gpumond.facts.units import duration, human, listed, plural
 from gpumond.view.text import moment
 
 PAIRS_LENGTH, QUOTE = 100, '"'
@@ -46,9 +46,13 @@ def _pids(detail: Detail) -> str:
 def _flush(detail: Detail) -> str:
     forced = ", despite the cooldown" if detail.get("force") else ""
     action = "wake" if detail.get("wake") else "flush"
-    waits = f", for {detail['for']}" if detail.get("for") else ""
-    requested, steps = f"{_automatically(waits)}requested", ", ".join(detail["steps"])
-    return f"{requested} a {action} of {detail['target']}, steps {steps}{forced}{waits}{_operation(detail)}"
+    waits = f" for {detail['for']}" if detail.get("for") else ""
+    requested, steps = f"{_automatically(waits)}requested", _steps(detail["steps"])
+    return f"{requested} a {action} of {detail['target']} with {steps}{waits}{forced}{_operation(detail)}"
+
+
+def _steps(steps: Sequence[str]) -> str:
+    return f"the step{'s' if len(steps) > 1 else ''} {listed(steps)}"
 
 
 def _operation(detail: Detail) -> str:
@@ -84,7 +88,7 @@ def _suspension(detail: Detail) -> str:
 def _action(detail: Detail) -> str:
     gpu = dict(detail["labels"]).get("gpu")
     engines = f" and {', '.join(detail['engines'])}" if detail.get("engines") else ""
-    return f"ran its action on {_pids(detail)}{engines}" + (f", for GPU {gpu}" if gpu else "")
+    return f"ran its action on {_pids(detail)}{engines}" + (f" for GPU {gpu}" if gpu else "")
 
 
 def _limit(detail: Detail) -> str:

@@ -23,7 +23,6 @@ from gpumond.view.rows import (
     DeviceRow,
     Key,
     ProcessRow,
-    behind,
     cached_lines,
     devices,
     earlier_requests,
@@ -35,6 +34,7 @@ from gpumond.view.rows import (
     reclaimable,
     request_advice,
     requester,
+    requests_ahead,
 )
 from gpumond.view.text import safe
 
@@ -244,12 +244,12 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
     index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
         who = requester(request)
-        before = f", {behind(request['ahead'], earlier_requests(frame, request))}" if request["ahead"] else ""
+        before = f", {requests_ahead(request['ahead'], earlier_requests(frame, request))}" if request["ahead"] else ""
         lasted = duration(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
         device = index.get(request["device_uuid"], request["device_uuid"])
         sentence = safe(
             f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{before}{_missing(request)}"
-        ) + (f"; the largest programs there are {holders}" if (holders := held_by(request)) else "")
+        ) + (f"; {holders}" if (holders := held_by(request, device)) else "")
         advice = request_advice(frame, request)
         text = f"{sentence}; {advice}" if advice else sentence
         yield FrameNotice("note", "waiting", text, "waiting", device_uuid=request["device_uuid"], program=who)
@@ -269,9 +269,9 @@ def _missing(request: Mapping[str, Any]) -> str:
     if not missing or (request["ahead"] and available is not None and available < 0):
         return ""
     flushed = 0 if available is None else need - available - missing
-    after = f"flushes return {human(flushed)}, " if flushed > 0 else ""
-    room = "" if available is None else f"{human(max(0, available))} is available, {after}"
-    return f"; {room}{human(missing)} is missing"
+    after = f"flushes would release {human(flushed)}, " if flushed > 0 else ""
+    room = "" if available is None else f"{human(max(0, available))} is available, {after}and "
+    return f"; {room}{human(missing)} {'would still be' if after else 'is'} missing"
 
 
 def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:
@@ -370,7 +370,7 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
 
 
 def _named(place: int, name: str, view: View) -> View:
-    def about(notices: Iterable[FrameNotice]) -> tuple[FrameNotice, ...]:
+    def prefixed(notices: Iterable[FrameNotice]) -> tuple[FrameNotice, ...]:
         return tuple(
             replace(
                 notice,
@@ -385,7 +385,7 @@ def _named(place: int, name: str, view: View) -> View:
     def uuid(own: str) -> str:
         return f"{place}{PLACE_END}{own}"
 
-    notices: dict[str, Any] = {field: about(getattr(view, field)) for field in NOTICES}
+    notices: dict[str, Any] = {field: prefixed(getattr(view, field)) for field in NOTICES}
 
     return replace(
         view,

@@ -41,9 +41,9 @@ def why_lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str
         for site in found["sites"]:
             yield f"  {human(site['size_bytes']):>10}  {_stack(site['calls'])}"
         yield f"  {human(found['unrecorded_bytes']):>10}  allocated before the recording"
-    for name in ("snapshot", "folded"):
+    for name, title in (("snapshot", "memory snapshot"), ("folded", "stacks for flame graphs")):
         if found[name] is not None and found[name]["path"] is not None:
-            yield f"{name}: {found[name]['path']}"
+            yield f"{title}: {found[name]['path']}"
     for clause in found["advice"]:
         yield f"advice: {clause}"
 

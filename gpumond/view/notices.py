@@ -25,7 +25,7 @@ class FrameNotice:
     """A notice. ``kind`` is the part of the title that notices about other subjects have in common; empty if no other
     notice is like it. ``advice``: the next steps, the first one first. ``device_uuid``: the device that it concerns;
     None if it concerns several. ``program`` and ``gpu`` name the subject as the text does. ``full_in``: seconds until a
-    GPU is full.
+    GPU is full. ``state``: why an alert informs nobody, such as ``pending``.
     """
 
     level: Level
@@ -37,10 +37,11 @@ class FrameNotice:
     program: str = ""
     gpu: str = ""
     full_in: float = inf
+    state: str = ""
 
     @property
     def split_subject(self) -> tuple[str, str]:
-        """Return the subject (program and GPU) and the rest of the text; without a subject, title and text."""
+        """Return state and subject (program and GPU), and the rest of the text; without a subject, title and text."""
         subject = " on ".join(filter(None, (self.program, self.gpu)))
         rule = self.kind.removeprefix("alert ")
         if not (subject and self.text):
@@ -48,10 +49,11 @@ class FrameNotice:
             return name, self.text and f": {self.text}"
         if self.text.startswith(OVER):
             return subject, f": {rule} {self.text}"
+        who = ": ".join(filter(None, (self.state, subject)))
         rest = self.text.removeprefix(self.program or self.gpu)
         if rest == self.text:
-            return subject, f": {self.text}"
-        return subject, re.sub(rf" on {self.gpu}\b", "", rest, count=1) if self.program and self.gpu else rest
+            return who, f": {self.text}"
+        return who, re.sub(rf" on {self.gpu}\b", "", rest, count=1) if self.program and self.gpu else rest
 
     @property
     def fact(self) -> str:
@@ -115,9 +117,10 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         over = text.startswith(OVER)
         phase = "" if over else f" {'firing' if firing else 'pending'} for {age}"
         title = f"{rule}{phase}{silenced}"
+        state = f"{'' if firing else 'pending'}{silenced}".removeprefix(", ")
         level: Level = _MARKS[severity(alert)] if firing and not silenced and not over else "note"
         kind, uuid = f"alert {rule}{'' if firing else ' pending'}{silenced}", dict(alert["labels"]).get("uuid")
-        yield FrameNotice(level, title, text, kind, advice, uuid, *_subject(frame, alert, uuid), full_in)
+        yield FrameNotice(level, title, text, kind, advice, uuid, *_subject(frame, alert, uuid), full_in, state)
 
 
 def blank_repeated_texts(candidates: Iterable[FrameNotice], others: Collection[FrameNotice]) -> Iterator[FrameNotice]:

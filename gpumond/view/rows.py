@@ -12,8 +12,8 @@ from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.quota import SHOWN_EARLIER, only_free
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
-from gpumond.facts.suspension import MemoryHolder
-from gpumond.facts.units import duration, human, plural
+from gpumond.facts.suspension import MemoryHolder, largest_programs
+from gpumond.facts.units import duration, human, listed, plural
 from gpumond.facts.verdicts import PATTERNS, VERDICTS
 from gpumond.view.text import cut
 
@@ -298,16 +298,16 @@ def requester(request: Mapping[str, Any]) -> str:
     return f"{first} ({', '.join(more)})" if more else first
 
 
-def behind(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
+def requests_ahead(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
     """Return which requests precede one, such as ``behind pretrain (20.0 GiB) and 2 more``."""
     named = [each["workload"] or ("a program" if each["pid"] is None else f"pid {each['pid']}") for each in earlier]
     shown = [f"{plain(name)} ({human(each['need_bytes'])})" for name, each in zip(named, earlier, strict=True)]
     shown = shown[:SHOWN_EARLIER]
     if not shown:
         return f"behind {plural(ahead, 'other request')}"
-    more = ahead - len(shown)
-    last = f"{more} more" if more else shown.pop()
-    return f"behind {' and '.join(filter(None, (', '.join(shown), last)))}"
+    if more := ahead - len(shown):
+        shown.append(f"{more} more")
+    return f"behind {listed(shown)}"
 
 
 def claimed_room(request: Mapping[str, Any]) -> int | None:
@@ -325,7 +325,7 @@ def earlier_requests(frame: Mapping[str, Any], request: Mapping[str, Any]) -> li
 def place_sentence(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     """Return the place of a request in the queue, as a sentence; empty for the first."""
     ahead = request["ahead"]
-    before = behind(ahead, earlier_requests(frame, request))
+    before = requests_ahead(ahead, earlier_requests(frame, request))
     room = claimed_room(request)
     claim = f"; the available {human(room)} is kept for earlier requests" if room else ""
     return f"{requester(request)} is number {ahead + 1} in the queue, {before}{claim}" if ahead else ""
@@ -354,12 +354,13 @@ def _unused_reserves(frame: Mapping[str, Any], uuid: str) -> Mapping[str, int]:
     return {name: size for name, size in unused.items() if size > 0}
 
 
-def held_by(request: Mapping[str, Any]) -> str:
+def held_by(request: Mapping[str, Any], device: str) -> str:
     """Return who holds or is granted most of the device that a request waits for; empty if nobody does."""
-    return ", ".join(
+    holders = [
         plain(str(MemoryHolder(**{name: each[name] for name in MemoryHolder.__slots__})))
         for each in request.get("holders") or ()
-    )
+    ]
+    return largest_programs(device, holders) if holders else ""
 
 
 def taken_memory_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
@@ -369,7 +370,7 @@ def taken_memory_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
         short = -(request["available_bytes"] or 0)
         if short > 0 and not request["ahead"]:  # the earlier requests would count as well
             gpu = f"GPU {index.get(request['device_uuid'], '?')}"
-            yield f"{human(short)} of {gpu} that is granted or reserved is used by other programs"
+            yield f"other programs use {human(short)} of {gpu} that is granted or reserved"
 
 
 def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
@@ -397,10 +398,12 @@ def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     return f"GPU {-place} has {human(size)} free: to use it, start {requester(request)} with --need-device {-place}"
 
 
-def held_sentence(request: Mapping[str, Any]) -> str:
-    """Return the largest programs on the device that a request waits for, as a sentence; empty without one."""
-    holders = held_by(request)
-    return f"{requester(request)} waits; the largest programs there are {holders}" if holders else ""
+def held_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
+    """Yield, for each request that waits, a sentence about the largest programs on its device."""
+    index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
+    for request in frame["queue"]:
+        if holders := held_by(request, index.get(request["device_uuid"], "its GPU")):
+            yield f"{requester(request)} waits; {holders}"
 
 
 def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
@@ -540,7 +543,7 @@ def pod_of(process: Mapping[str, Any]) -> str:
 def _facts(
     state: str, process: Mapping[str, Any], report: Mapping[str, Any] | None, engine: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, object]]:
-    yield "command", process["comm"]
+    yield "command", process["command"] or process["comm"]
     yield "state", state
     yield "kinds", ", ".join(process["kinds"])
     yield "container", process["container_name"] or process["container"]

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from gpumond.agent.flushing import outcome_of, raced
+from gpumond.agent.flushing import has_raced, outcome_of
 from gpumond.facts.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Report
 from gpumond.facts.pools import Expected, PoolUsage, Reclaimable
 from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, finished, host, run_in_program
@@ -265,7 +265,7 @@ def test_race_is_a_change_that_no_step_causes(
             device_allocations=device_allocations,
         )
 
-    assert raced(pool(10, 3), pool(live, device_allocations), steps) is expected
+    assert has_raced(pool(10, 3), pool(live, device_allocations), steps) is expected
 
 
 CACHE = """

@@ -64,7 +64,7 @@ def driver_pool(live: int, held: int, exactness: Exactness = "interval", allocat
 
 def estimate_after(change: PoolUsage, *steps: str) -> StrandedEstimate:
     stranded = StrandedEstimate()
-    stranded.flushed([PoolChange(driver_pool(100, 400), change, predicted(change, steps))], steps)
+    stranded.add_changes([PoolChange(driver_pool(100, 400), change, predicted(change, steps))], steps)
     return stranded
 
 
@@ -99,7 +99,7 @@ def test_exact_pools_and_pools_without_a_flush_are_not_adjusted(pool: PoolUsage)
 def test_flush_during_which_the_program_allocated_teaches_nothing():
     before, after = driver_pool(100, 400), driver_pool(120, 400)
     stranded = StrandedEstimate()
-    stranded.flushed([PoolChange(before, after, predicted(before, ("cache",)), raced=True)], ("cache",))
+    stranded.add_changes([PoolChange(before, after, predicted(before, ("cache",)), raced=True)], ("cache",))
     assert stranded.adjusted([after]) == [after]
 
 
@@ -108,7 +108,7 @@ def test_bytes_that_were_certainly_returnable_are_not_stranded_by_a_flush_that_l
     left = driver_pool(100, 400)
     before = replace(left, reclaimable=Reclaimable(290, 290, 300, "interval"), stranded_bytes=10)
     stranded = StrandedEstimate()
-    stranded.flushed([PoolChange(before, left, predicted(before, ("cache",)))], ("cache",))
+    stranded.add_changes([PoolChange(before, left, predicted(before, ("cache",)))], ("cache",))
     (adjusted,) = stranded.adjusted([left])
     assert (adjusted.reclaimable.likely, adjusted.stranded_bytes) == (290, 10)
 
@@ -120,7 +120,7 @@ def pool(held: int, device_allocations: int | None = 5, device: str = "GPU-a") -
 def flushed(before: int = 10, after: int = 2, device_allocations: int | None = 5) -> RefilledFlushes:
     counter = RefilledFlushes()
     change = PoolChange(pool(before, device_allocations), pool(after, device_allocations), Expected(0, 0, 0))
-    counter.flushed([change], now=100.0)
+    counter.add_changes([change], now=100.0)
     return counter
 
 

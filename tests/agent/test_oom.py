@@ -8,7 +8,7 @@ import pytest
 
 from gpumond import agent
 from gpumond.agent.measure.oom_record import OOMS, allocator_of, free_bytes, is_oom, request_bytes
-from gpumond.facts.program import OOMS as KEPT
+from gpumond.facts.program import MAX_OOMS as KEPT
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
 from tests.helpers.simulated import UUID

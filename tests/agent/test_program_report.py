@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResponse, Hello, Report, encode
 from gpumond.facts.pools import FlushPolicy, HostPool
-from gpumond.facts.program import SCOPES, Oom, Program
+from gpumond.facts.program import MAX_SCOPES, Oom, Program
 from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, eventually, finished, host, run_in_program
 from tests.helpers.scoped_program import MIB, WORKLOAD, attempt, program
 from tests.helpers.simulated import UUID
@@ -55,7 +55,7 @@ def test_report_never_exceeds_the_message_limit(daemon: FakeDaemon, tmp_path: Pa
         daemon.wait(lambda _: newest_program(daemon).scopes or None)
         report = daemon.received(Report)[-1]
         assert len(report.pools) == 16
-        assert 0 < len(report.program.scopes) <= SCOPES + 1
+        assert 0 < len(report.program.scopes) <= MAX_SCOPES + 1
         assert len(encode(report)) <= MAX_MESSAGE_BYTES
         finished(process)
 

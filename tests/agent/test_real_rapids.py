@@ -89,8 +89,8 @@ from rmm.allocators.cupy import rmm_cupy_allocator
 from gpumond.agent.allocators.cupy import CupyAdapter
 adapter = CupyAdapter(cupy)
 for allocator in ((), (rmm_cupy_allocator,), (cupy.cuda.malloc_managed,), (lambda size: None,)):
-    print(adapter._inside(cupy.cuda.MemoryPool(*allocator), 0))
-print(adapter._inside(cupy.get_default_memory_pool(), 0), hasattr(cupy.cuda.MemoryAsyncPool, "_pools"))
+    print(adapter._upstream(cupy.cuda.MemoryPool(*allocator), 0))
+print(adapter._upstream(cupy.get_default_memory_pool(), 0), hasattr(cupy.cuda.MemoryAsyncPool, "_pools"))
 from gpumond.agent.allocators.cupy import managed_pool
 for function in (None, cupy.cuda.malloc_managed):
     pool = cupy.cuda.MemoryPool(*filter(None, [function]))

@@ -9,8 +9,8 @@ import pytest
 
 from gpumond import agent
 from gpumond.agent.measure.scopes import SCOPE_TOTALS, Block
-from gpumond.agent.measure.steps import DeviceUsage, levels
-from gpumond.facts.program import OTHER, SCOPES, ScopeDevice, ScopeUsage
+from gpumond.agent.measure.steps import DeviceUsage, usage_by_device
+from gpumond.facts.program import MAX_SCOPES, OTHER, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
 from tests.helpers.simulated import UUID
@@ -68,7 +68,7 @@ def test_peak_below_an_older_one_is_a_lower_bound(allocator: CachingAllocator):
     assert (device("small").peak_bytes, device("small").peak_exact) == (20 * MIB, False)
     with agent.scope("sampled"):
         more = allocator.malloc(40 * MIB)
-        SCOPE_TOTALS.sample(levels(agent.report()))  # as a report does, once a second
+        SCOPE_TOTALS.sample(usage_by_device(agent.report()))  # as a report does, once a second
         allocator.free(more)
     assert (device("sampled").peak_bytes, device("sampled").peak_exact) == (60 * MIB, False)
     allocator.free(held)
@@ -115,15 +115,18 @@ def test_pools_of_one_device_are_added_and_those_inside_another_left_out():
         make_pool("GPU-a", live=2, allocator="cupy", inside="rmm"),
         make_pool("GPU-b", live=9, allocator="torch"),
     )
-    assert levels(pools) == {"GPU-a": DeviceUsage(3, 0, 12, 3, alone=False), "GPU-b": DeviceUsage(9, 0, None, 0)}
+    assert usage_by_device(pools) == {
+        "GPU-a": DeviceUsage(3, 0, 12, 3, alone=False),
+        "GPU-b": DeviceUsage(9, 0, None, 0),
+    }
 
 
 def test_names_beyond_the_bound_are_counted_together(allocator: CachingAllocator):
-    for number in range(SCOPES + 10):
+    for number in range(MAX_SCOPES + 10):
         with agent.scope(f"s{number}"):
             pass
     scopes = agent.program().scopes
-    assert len(scopes) == SCOPES + 1
+    assert len(scopes) == MAX_SCOPES + 1
     assert usage(OTHER).entries == 10
     with agent.scope("s0"):
         pass

@@ -131,7 +131,7 @@ def test_amd_device_has_the_daemons_name(tmp_path: Path, properties: Any, shape:
     directory.mkdir(parents=True)
     for name, text in shape.items():
         (directory / name).write_text(f"{text}\n")
-    assert torch_xpu.amd(properties, str(tmp_path)) == uuid
+    assert torch_xpu.amd_device_uuid(properties, str(tmp_path)) == uuid
 
 
 def test_agent_and_daemon_agree_on_a_device_name(tmp_path: Path):
@@ -140,7 +140,7 @@ def test_agent_and_daemon_agree_on_a_device_name(tmp_path: Path):
     (card,) = drm_devices(str(tmp_path))
     uuid = (card.unique_id or "").encode().hex()
     properties = amd(uuid, **PCI) if card.unique_id else amd(None, **PCI)
-    assert torch_xpu.amd(properties, str(tmp_path)) == card.uuid
+    assert torch_xpu.amd_device_uuid(properties, str(tmp_path)) == card.uuid
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_intel_device_is_identified_if_its_model_is_unique(
         for node in (f"card{number}", f"renderD{128 + number}"):
             (tmp_path / "class/drm" / node).mkdir(parents=True)
             (tmp_path / "class/drm" / node / "device").symlink_to(device)
-    assert torch_xpu.intel(SimpleNamespace(uuid=uuid, device_id=0x0BDA), str(tmp_path)) == found
+    assert torch_xpu.intel_device_uuid(SimpleNamespace(uuid=uuid, device_id=0x0BDA), str(tmp_path)) == found
 
 
 def test_pending_blocks_are_in_the_cache(world: Any, sysfs: str):

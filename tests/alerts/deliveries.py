@@ -58,7 +58,7 @@ class UnwritableStore:
     async def undelivered(self, receivers: object) -> tuple[list[Notice], list[tuple[str, Alert]]]:
         raise StoreUnavailable("no")
 
-    async def delivered(self, notices: Sequence[Notice], accepted: bool) -> None:
+    async def record_delivery(self, notices: Sequence[Notice], accepted: bool) -> None:
         raise StoreUnavailable("no")
 
 
@@ -67,10 +67,10 @@ class DeliveryCounts:
         self.sent: list[str] = []
         self.failed: list[tuple[str, str]] = []
 
-    def notified(self, receiver: str) -> None:
+    def count_notification(self, receiver: str) -> None:
         self.sent.append(receiver)
 
-    def not_notified(self, receiver: str, reason: str) -> None:
+    def count_failed_notification(self, receiver: str, reason: str) -> None:
         self.failed.append((receiver, reason))
 
 

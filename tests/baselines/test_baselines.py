@@ -227,9 +227,9 @@ def test_recording_has_flushes_and_released_bytes():
         started_at=0.0,
         duration_seconds=0.0,
     )
-    measuring.flushed(receipt)
-    measuring.flushed(replace(receipt, outcome="planned", released_bytes=99))
-    measuring.flushed(replace(receipt, workload="another"))
+    measuring.add_receipt(receipt)
+    measuring.add_receipt(replace(receipt, outcome="planned", released_bytes=99))
+    measuring.add_receipt(replace(receipt, workload="another"))
     assert measured(measuring)["flush_yield"].levels == (5,)
     assert measuring.baseline().workloads[0].flushes == 1
 

@@ -15,13 +15,13 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
         (
             "flush.request",
             {"target": "workload train", "steps": ["gc", "cache"], "force": True},
-            "requested a flush of workload train, steps gc, cache, despite the cooldown",
+            "requested a flush of workload train with the steps gc and cache, despite the cooldown",
         ),
         (
             "flush.request",
             {"target": "workload chat", "steps": ["engine"], "wake": True, "operation": "o-1", "by": "ada@ops",
              "reason": "OPS-7"},
-            "requested a wake of workload chat, steps engine (operation o-1 by ada@ops: OPS-7)",
+            "requested a wake of workload chat with the step engine (operation o-1 by ada@ops: OPS-7)",
         ),
         (
             "flush.receipts",
@@ -31,7 +31,7 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
         (
             "flush.request",
             {"target": "pid 7", "steps": ["cache"], "for": "pretrain (pid 9)"},
-            "automatically requested a flush of pid 7, steps cache, for pretrain (pid 9)",
+            "automatically requested a flush of pid 7 with the step cache for pretrain (pid 9)",
         ),
         (
             "suspend.receipt",
@@ -55,7 +55,7 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
         (
             "action",
             {"labels": [["alertname", "idle"], ["gpu", "3"]], "pids": [*range(10)], "uid": None},
-            "ran its action on pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more, for GPU 3",
+            "ran its action on pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more for GPU 3",
         ),
         (
             "agent.limit",

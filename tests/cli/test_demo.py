@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.agents import GIB
-from tests.helpers.running import RunningDaemon, free_port, until
+from tests.helpers.running import RunningDaemon, until
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {"train-llm", "chat-api", "notebook", "etl"}
@@ -48,14 +48,14 @@ def demo_on(listen: str, directory: Path) -> list[str]:
 
 
 def test_first_line_is_the_address_of_the_page(tmp_path: Path):
-    listen = f"127.0.0.1:{free_port()}"
     with subprocess.Popen(
-        demo_on(listen, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        demo_on("127.0.0.1:0", tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as demo:
         try:
             assert demo.stdout is not None
-            assert re.fullmatch(rf"open http://{listen}/#code=\S+\n", demo.stdout.readline())
-            with urllib.request.urlopen(f"http://{listen}/", timeout=60) as answer:
+            first = re.fullmatch(r"open (http://127\.0\.0\.1:\d+/)#code=\S+\n", demo.stdout.readline())
+            assert first
+            with urllib.request.urlopen(first[1], timeout=60) as answer:
                 assert b"<title>gpumond</title>" in answer.read()
         finally:
             demo.terminate()
@@ -183,7 +183,7 @@ NOBODY = "nobody-has-this-name"
     ("command", "status", "text"),
     [
         ("flush notebok", 3, "did you mean notebook?"),
-        (f"flush {NOBODY}", 3, f"no connected agent matches workload {NOBODY}"),
+        (f"flush {NOBODY}", 3, f"no program with an agent matches workload {NOBODY}"),
         (f"flush --user {NOBODY}", 2, f"no program of the user {NOBODY} is on a GPU"),
         ("flush --device 7", 2, "no GPU '7'"),
         (f"suspend {NOBODY}", 3, f"workload {NOBODY}"),
@@ -317,7 +317,7 @@ def test_log_and_audit_distinguish_plan_flush_refusal_and_forced_flush(serve: Ca
     assert verified.stdout.startswith(f"{demo.get('status')['store_file']}: ")
     assert verified.stdout.endswith(" logged entries are unchanged\n")
     pid = training["target"]["pid"]
-    assert f"requested a flush of pid {pid}, steps ipc, cache, trim" in demo.run("audit").stdout
+    assert f"requested a flush of pid {pid} with the steps ipc, cache and trim" in demo.run("audit").stdout
 
 
 def test_command_line_shows_and_flushes_programs(demo: RunningDaemon):

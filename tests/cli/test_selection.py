@@ -17,12 +17,12 @@ from gpumond.commands.main import commands
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
 from gpumond.facts.suspension import MemoryHolder
-from gpumond.facts.units import GIB, about, clock, typed_size
+from gpumond.facts.units import GIB, clock, rough_duration, typed_size
 from gpumond.features.alerts.command import _runbook
 from gpumond.features.quotas.admission_client import WaitStatusLine, size
 from gpumond.features.quotas.command import no_request, queue_table, queue_text
 from gpumond.view.frame import view
-from gpumond.view.rows import behind, quota_sentence, reserve_sentences
+from gpumond.view.rows import quota_sentence, requests_ahead, reserve_sentences
 from gpumond.view.text import moment
 from tests.helpers.frames import fake_daemon, make_frame
 from tests.helpers.running import gpumond_here
@@ -72,7 +72,7 @@ def test_size_without_a_unit_is_refused():
     ],
 )
 def test_time_that_is_known_roughly_is_round(seconds: float, text: str):
-    assert about(seconds) == text
+    assert rough_duration(seconds) == text
 
 
 QUEUED = QueuedRequest(
@@ -91,7 +91,7 @@ QUEUED = QueuedRequest(
 
 def test_queue_is_shown_with_what_is_missing_and_since_when():
     frame = make_frame(make_device(used_bytes=GIB), queue=(QUEUED,))
-    missing = "8.0 GiB is available, flushes return 5.0 GiB, 7.0 GiB is missing"
+    missing = "8.0 GiB is available, flushes would release 5.0 GiB, and 7.0 GiB would still be missing"
     sentence = f"pretrain (pid 4242, ann) has waited 1 min for 20.0 GiB of GPU 0, behind 1 other request; {missing}"
     row = queue_table(frame).splitlines()[1].split("  ")
     assert [cell.strip() for cell in row if cell] == [
@@ -137,7 +137,7 @@ def test_queue_states_room_that_earlier_requests_claim():
     ],
 )
 def test_requests_ahead_are_named_and_the_rest_is_counted(ahead: int, names: list[str], text: str):
-    assert behind(ahead, [{"workload": name, "pid": 7, "need_bytes": GIB} for name in names]) == text
+    assert requests_ahead(ahead, [{"workload": name, "pid": 7, "need_bytes": GIB} for name in names]) == text
 
 
 def test_what_a_quota_reserves_is_named_where_a_program_waits():
@@ -206,17 +206,17 @@ def test_waiting_is_one_line_in_a_log_until_something_changes(capsys: pytest.Cap
 def test_holders_of_the_memory_are_named_where_a_program_waits():
     held = (MemoryHolder(7, "embeddings", 9 * GIB), MemoryHolder(8, "finetune", GIB))
     frame = make_frame(make_device(used_bytes=GIB), queue=(replace(QUEUED, holders=held),))
-    names = "embeddings (pid 7, 9.0 GiB), finetune (pid 8, 1.0 GiB)"
+    names = "largest programs are embeddings (pid 7, 9.0 GiB) and finetune (pid 8, 1.0 GiB)"
     (notice,) = [notice for notice in view(frame).notices if notice.kind == "waiting"]
-    assert notice.text.endswith(f"; the largest programs there are {names}")
-    assert f"pretrain (pid 4242, ann) waits; the largest programs there are {names}" in queue_text(frame)
+    assert notice.text.endswith(f"; GPU 0's {names}")
+    assert f"pretrain (pid 4242, ann) waits; GPU 0's {names}" in queue_text(frame)
 
 
 def test_granted_memory_that_another_program_uses_is_stated_and_not_a_negative_number():
     short = replace(QUEUED, available_bytes=-3 * GIB // 2, missing_bytes=43 * GIB // 2, ahead=0)
     text = queue_text(make_frame(make_device(used_bytes=GIB), queue=(short,)))
     assert "-1.5" not in text
-    assert "1.5 GiB of GPU 0 that is granted or reserved is used by other programs" in text
+    assert "other programs use 1.5 GiB of GPU 0 that is granted or reserved" in text
     assert "other programs" not in queue_text(make_frame(make_device(), queue=(replace(short, ahead=1),)))
 
 

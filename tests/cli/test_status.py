@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -177,6 +178,24 @@ def test_named_programs_are_shown_with_their_devices_and_what_concerns_them(caps
         assert capsys.readouterr().out == ""
 
 
+def test_processes_are_sorted_by_waste_and_are_csv(capsys: pytest.CaptureFixture[str]):
+    pools = (make_pool("GPU-a", 12 * GIB, GIB), make_pool("GPU-a", 2 * GIB, GIB, 4 * GIB))
+    reports = tuple(make_report(pid, (pool,)) for pid, pool in zip((10, 12), pools, strict=True))
+    processes = (make_process(10, 14 * GIB), make_process(11, 10 * GIB), make_process(12, 8 * GIB))
+    device = make_device(used_bytes=32 * GIB, processes=processes)
+
+    def pids(*words: str) -> list[int]:
+        assert main(["status", "--csv", *words, "--url", fake.url]) == 0
+        return [int(row["pid"]) for row in csv.DictReader(capsys.readouterr().out.splitlines())]
+
+    with fake_daemon(make_frame(device, reports=reports)) as fake:
+        assert pids() == pids("--sort", "used") == [10, 11, 12]
+        assert pids("--sort", "waste") == [12, 10, 11], "what is unknown comes last"
+        assert pids("11", "12") == [11, 12]
+        assert main(["status", "--sort", "waste", "--json", "--url", fake.url]) == 2
+        assert "--sort can't be combined with --json" in capsys.readouterr().err
+
+
 def test_bar_shows_the_shares():
     table = device_table(view(busy_frame()), bars=True)
     assert "#" * 5 + "+" * 3 + "x" in table
@@ -329,7 +348,7 @@ def test_verdicts_name_the_alerts_that_status_shows_as_verdicts(capsys: pytest.C
     with fake_daemon(frame) as fake:
         assert main(["verdicts", "--url", fake.url]) == 0
     shown = capsys.readouterr().out
-    assert "also firing: out-of-memory of train (pid 10); " in shown
+    assert "also firing: out-of-memory (train, pid 10); " in shown
     assert "gpumond alerts" in shown.replace(sys.executable + " -m ", "")
     assert [row.status for row in view(frame).processes] == ["out-of-memory", ""]
 

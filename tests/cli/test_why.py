@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.messages import to_json
 from gpumond.facts.units import GIB
-from gpumond.features.instruments.command import beyond, findings, ineffective, overruled
+from gpumond.features.instruments.command import findings, notes_on_excess, notes_on_quotas, notes_on_small_devices
 from gpumond.features.instruments.routes import WHY_EXAMPLE, Why
 from gpumond.serve.examples import LIVE_CLASSES
 from gpumond.view.live_memory import why_lines as lines
@@ -96,9 +96,9 @@ def test_findings_state_value_threshold_and_remedy():
     assert first == f"verdict leak since {moment(1e6)}: train leaks"
     assert remedy == "  -> restart the program before the GPU is full"
     assert alerts == [
-        f"alert cache: firing since {moment(2e6)}; reclaimable_bytes 2.0 GiB, threshold above 1.0 GiB",
-        f"alert leak: firing since {moment(2e6)}",
-        f"alert quota-exceeded: firing since {moment(2e6)}: train uses 1.0 GiB more",
+        f"alert cache firing since {moment(2e6)}; reclaimable_bytes 2.0 GiB, threshold above 1.0 GiB",
+        f"alert leak firing since {moment(2e6)}",
+        f"alert quota-exceeded firing since {moment(2e6)}: train uses 1.0 GiB more",
     ]
 
 
@@ -106,7 +106,11 @@ def test_sites_of_a_recording_and_advice_follow_the_classes():
     text = "\n".join(shown(WHY_EXAMPLE))
     assert "12.0 GiB train.py:31 step < train.py:50 main" in text
     assert "1.0 GiB allocated before the recording" in text
-    for name in ("snapshot: /home/research", "folded: /home/research", "advice: use a smaller batch"):
+    for name in (
+        "memory snapshot: /home/research",
+        "stacks for flame graphs: /home/research",
+        "advice: use a smaller batch",
+    ):
         assert name in text
 
 
@@ -200,7 +204,7 @@ def test_selection_of_no_program_is_nothing_to_do(command: str):
         none = gpumond(fake, command, *size, "--workload", "other")
         device = gpumond(fake, command, *size, "--device", "7")
         missing = gpumond(fake, command, *size)
-    assert (none.returncode, "no connected agent matches workload other" in none.stderr) == (3, True)
+    assert (none.returncode, "no program with an agent matches workload other" in none.stderr) == (3, True)
     assert (device.returncode, missing.returncode) == (2, 2)
     assert "--workload" in missing.stderr
 
@@ -237,9 +241,11 @@ def test_a_limit_below_what_a_program_holds_states_what_follows(live: int, cache
     agent = json.loads(to_json(make_report(10, (pool,))))
     start = f"train (pid 10) holds {live + cached}.0 GiB: with this limit, its next allocation from the driver fails "
     assert (
-        list(beyond(agent, 2 * GIB, None)) == list(beyond(agent, 2 * GIB, "GPU-a")) == [start + line for line in lines]
+        list(notes_on_excess(agent, 2 * GIB, None))
+        == list(notes_on_excess(agent, 2 * GIB, "GPU-a"))
+        == [start + line for line in lines]
     )
-    assert not list(beyond(agent, 2 * GIB, "GPU-b"))
+    assert not list(notes_on_excess(agent, 2 * GIB, "GPU-b"))
 
 
 @pytest.mark.parametrize(
@@ -274,12 +280,12 @@ def test_limit_above_that_of_a_quota_is_said_to_be_set_again():
     report = make_report(10, (pool,))
     frame = busy_frame(reports=(report,), quotas=make_quotas(report, (25 * GIB, ""), (30 * GIB, "team"), (1, "team")))
     again = ["the quota team sets the limit of train (pid 10) to 30.0 GiB again"]
-    assert [list(overruled(frame, limit, {10})) for limit in (None, 40 * GIB, 30 * GIB)] == [again, again, []]
-    assert list(overruled(frame, None, {11})) == []
+    assert [list(notes_on_quotas(frame, limit, {10})) for limit in (None, 40 * GIB, 30 * GIB)] == [again, again, []]
+    assert list(notes_on_quotas(frame, None, {11})) == []
 
 
 def test_limit_above_the_size_of_its_gpu_is_said_to_have_no_effect():
     said = ["this limit has no effect on GPU 0, which has 80.0 GiB in all"]
     limits = (None, 80 * GIB, 81 * GIB)
-    assert [list(ineffective(busy_frame(), limit, {"GPU-a"})) for limit in limits] == [[], [], said]
-    assert list(ineffective(busy_frame(), 81 * GIB, set())) == []
+    assert [list(notes_on_small_devices(busy_frame(), limit, {"GPU-a"})) for limit in limits] == [[], [], said]
+    assert list(notes_on_small_devices(busy_frame(), 81 * GIB, set())) == []

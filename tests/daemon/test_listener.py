@@ -66,7 +66,7 @@ class StageProtocol(asyncio.Protocol):
         self.transport.write(b"!")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.listener.gone(self.peer)
+        self.listener.remove(self.peer)
 
 
 def uid_of_source(connection: socket.socket) -> int:

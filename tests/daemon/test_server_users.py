@@ -34,7 +34,7 @@ def test_unix_socket_requires_no_token_of_the_daemons_user(daemon: RunningDaemon
         done = daemon.run("flush", "--all")
     finally:
         (daemon.directory / "hidden").rename(daemon.directory / "token")
-    assert "no connected agent matches all" in done.stderr
+    assert "no program with an agent matches all" in done.stderr
     assert done.returncode == 3
     by = daemon.get("audit")[-1]["actor"]
     assert by == f"uid:{os.geteuid()}"
@@ -81,7 +81,7 @@ for path, body in json.loads(sys.argv[2]): print(*ask(path, body))
         command = [sys.executable, "-c", program, str(daemon.directory / "api.sock"), json.dumps(asked)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.stdout.splitlines() == [
-            "404 no connected agent matches pid 1 of uid 4242; `gpumond status` lists the agents",
+            "404 no program with an agent matches pid 1 of uid 4242; `gpumond status` lists the programs",
             "403 uid:4242 doesn't have the scope admin",
             "403 uid:4242 doesn't have the scope admin",
         ], done.stderr

@@ -40,6 +40,7 @@ def test_devices_and_processes_are_read(source: SimSource, tmp_path: Path) -> No
     assert processes is not None
     assert [(p.pid, p.used_bytes, p.uid) for p in processes] == [(process.pid, 116 * MIB, os.getuid())]
     assert processes[0].comm
+    assert (processes[0].command or "").startswith("python")
     assert reading.faults == ()
 
 

@@ -7,7 +7,7 @@ from math import exp, inf, nan
 
 import pytest
 
-from gpumond.diagnosis.detectors import FRAGMENTED, LiveAllocations, fragmented_ratio, idle_seconds
+from gpumond.diagnosis.detectors import FRAGMENTED_RATIO, LiveAllocations, fragmented_ratio, idle_seconds
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.diagnosis.patterns import Plateaus, pattern_of
 from gpumond.facts.frame import Verdict
@@ -347,7 +347,7 @@ def test_fragmentation_is_judged_at_the_peak_and_only_if_it_grows():
     fragmented = next(
         each.taken_at
         for each in splitting(GIB)
-        if fragmented_ratio(30 * GIB, (each.devices[0].used_bytes or 0) - GIB) > FRAGMENTED
+        if fragmented_ratio(30 * GIB, (each.devices[0].used_bytes or 0) - GIB) > FRAGMENTED_RATIO
     )
     assert abs(found[1].since - fragmented) <= MINUTE, "not the program's start, when nothing was stranded"
     assert "leak" not in kinds(onsets(splitting(GIB)))

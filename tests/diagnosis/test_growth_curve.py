@@ -67,7 +67,7 @@ def test_time_to_full_of_accelerating_growth_follows_its_course():
     assert found is not None
     assert found.accelerates
     best = forecasts(growth)[0]
-    assert best.left(60 * GIB, best.exponent) == pytest.approx(2 * HOUR, rel=0.1)
+    assert best.seconds_left(60 * GIB, best.exponent) == pytest.approx(2 * HOUR, rel=0.1)
 
 
 def test_exponential_growth_is_full_sooner_than_its_visible_part_says():
@@ -77,8 +77,8 @@ def test_exponential_growth_is_full_sooner_than_its_visible_part_says():
     room = 40 * GIB
     left = HOUR * math.log(1 + room / (GIB * math.exp(2)))
     best = forecasts(growth)[0]
-    assert left < best.left(room, best.exponent) < 1.25 * left
-    assert found.left(room, found.exponent) > 1.4 * left
+    assert left < best.seconds_left(room, best.exponent) < 1.25 * left
+    assert found.seconds_left(room, found.exponent) > 1.4 * left
 
 
 @pytest.mark.parametrize("curve", [lambda at: 300 * MIB * at / MINUTE, lambda at: 20 * GIB * (at / HOUR) ** 0.5])

@@ -61,7 +61,7 @@ def test_floors_that_rise_from_day_to_day_are_a_rise():
     for quarter in range(12 * 16):
         hour = quarter / 4
         floors.add(hour * HOUR, (20 + 4 * (hour % 24 > 12)) * GIB + 20 * MIB * hour)
-    assert len(floors.rising()) == 12
+    assert len(floors.rising_floors()) == 12
 
 
 def test_records_are_limited_to_the_newest_programs():

@@ -35,7 +35,7 @@ class NoAgents:
     async def flush(self, identity: PeerIdentity, request: FlushCommand) -> FlushResult | None:
         return None
 
-    def flushing(self, identity: PeerIdentity) -> bool:
+    def is_flushing(self, identity: PeerIdentity) -> bool:
         return False
 
 

@@ -424,7 +424,7 @@ def test_targets_select_engines(tmp_path: Path):
             for target in (Target(pid=1), Target(workload="x"), Target(all=True, uid=12345)):
                 with pytest.raises(NoSuchTarget, match="no configured serving engine matches"):
                     await world.flusher.flush(FlushRequest(target=target, steps=("engine",)), "test")
-            with pytest.raises(NoSuchTarget, match="no connected agent"):
+            with pytest.raises(NoSuchTarget, match="no program with an agent"):
                 await world.flusher.flush(FlushRequest(target=Target(workload="e")), "test")
             return found
 

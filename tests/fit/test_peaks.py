@@ -14,7 +14,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.snapshot import ProcessEnd, Snapshot
 from gpumond.facts.units import GIB
-from gpumond.features.fit.part import KEPT_RUNS, AutoNeed, PeaksPart, RunPeak, RunPeaks, upper_bound
+from gpumond.features.fit.run_peaks import KEPT_RUNS, AutoNeed, PeaksPart, RunPeak, RunPeaks, upper_bound
 from gpumond.features.quotas.admission_client import auto_need
 from tests.helpers.frames import busy_frame, fake_daemon
 from tests.helpers.memory_store import MemoryStore

@@ -12,7 +12,7 @@ import pytest
 
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import StatedFault
-from gpumond.features.fleet.status import Build, build_of, differences, usual
+from gpumond.features.fleet.status import Build, build_of, differences, most_frequent
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.running import free_port
@@ -143,7 +143,7 @@ def test_what_a_daemon_runs_is_read_from_its_status():
 
 def test_differences_are_from_the_most_frequent_known_values():
     builds = [Build("1", "c1", "r1"), Build("1", "c1", "r2"), Build("2", "c2", "r1"), Build("1", None, None)]
-    most = usual(builds)
+    most = most_frequent(builds)
     assert most == {"version": "1", "config": "c1", "rules": "r1"}
     assert [differences(each, most) for each in builds] == [[], ["rules"], ["version", "config"], ["config", "rules"]]
 

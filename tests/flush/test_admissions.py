@@ -260,6 +260,16 @@ async def test_grant_ends_with_a_process_that_ended_while_the_daemon_was_stopped
 
 
 @in_event_loop
+async def test_process_that_ended_while_the_daemon_was_stopped_has_no_place():
+    world = await World(reclaim="off").restarted()
+    world.ask(20, pid=1)
+    await world.admissions.keep()
+    world = await world.restarted()
+    world.alive = False
+    assert world.ask(20).ahead == 0
+
+
+@in_event_loop
 async def test_grant_of_a_machine_that_was_started_again_does_not_last_longer():
     world = await World(now=1e6).restarted()
     world.ask(8)

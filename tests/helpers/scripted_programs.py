@@ -54,7 +54,7 @@ class ScriptedPrograms:
         self.running -= 1
         return self.respond(self, identity, request)
 
-    def flushing(self, identity: PeerIdentity) -> bool:
+    def is_flushing(self, identity: PeerIdentity) -> bool:
         return identity in self.unanswered
 
     async def read_driver(self) -> Reading | None:

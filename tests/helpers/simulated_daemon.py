@@ -95,7 +95,7 @@ class SimulatedAgents:
     def report(self, identity: PeerIdentity) -> AgentReport | None:
         return next((report for report in self.reports() if report.pid == identity.pid), None)
 
-    def silent(self) -> tuple[AgentReport, ...]:
+    def silent_reports(self) -> tuple[AgentReport, ...]:
         return ()
 
     def set_suspended(self, suspended: Collection[ProcessKey]) -> None:
@@ -116,7 +116,7 @@ class SimulatedAgents:
     async def ask(self, identity: PeerIdentity, request: AgentRequest) -> AgentResponse | None:
         return None
 
-    def flushing(self, identity: PeerIdentity) -> bool:
+    def is_flushing(self, identity: PeerIdentity) -> bool:
         return False
 
     def close(self) -> None:

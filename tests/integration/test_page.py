@@ -500,9 +500,11 @@ def test_filter_searches_fields_and_says_so(session: PageSession, demo: RunningD
 
 
 def test_help_explains_every_share(session: PageSession):
+    session.page.locator("#caption").wait_for()
     session.page.keyboard.press("?")
     dialog = session.page.get_by_role("dialog", name="Help")
     dialog.wait_for()
+    assert dialog.get_by_text("A minute of diagnosis takes 3 s.").is_visible()
     terms, sentences = session.texts("#help-shares dt", "#help-shares dd")
     assert terms[: len(SHARES)] == list(SHARES)
     assert all(sentence.endswith(".") and sentence.count(".") == 1 for sentence in sentences)

@@ -52,6 +52,10 @@ def test_rule_is_created_previewed_changed_and_deleted(browser: Browser, demo: R
         editor.get_by_role("button", name="Save").click()
         assert "used" not in {entry["name"] for entry in demo.get("rules")}
         editor.get_by_label("Other keys").fill("")
+        editor.get_by_label("Labels").fill("team")
+        editor.get_by_role("button", name="Save").click()
+        editor.get_by_text("Labels: ").wait_for()
+        editor.get_by_label("Labels").fill("team=ml\ntier=a")
         editor.get_by_label("Match").fill("gpu=0")
         assert not editor.get_by_label("Cooldown").is_visible()
         editor.get_by_label("Action").select_option("flush")
@@ -64,8 +68,8 @@ def test_rule_is_created_previewed_changed_and_deleted(browser: Browser, demo: R
         editor.get_by_label("Severity").fill("info")
         editor.get_by_role("button", name="Save").click()
         editor.wait_for(state="detached")
-        entry = demo.get("rules/used")
-        assert (entry["rule"]["labels"], entry["rule"]["match"]) == ({"severity": "info"}, {"gpu": "0"})
+        entry, labels = demo.get("rules/used"), {"team": "ml", "tier": "a", "severity": "info"}
+        assert (entry["rule"]["labels"], entry["rule"]["match"]) == (labels, {"gpu": "0"})
         assert (entry["rule"]["action"]["flush"]["min_reclaimable"], entry["rule"]["action"]["cooldown"]) == (0, 1200)
         open_editor(page, "Edit used").get_by_role("button", name="Delete").click()
         row.wait_for(state="detached")

@@ -174,10 +174,10 @@ def test_view_is_accessible_and_fits_on_a_phone(browser: Browser, demo: RunningD
 def test_view_that_cannot_be_loaded_says_so(browser: Browser, demo: RunningDaemon):
     with open_page(browser, demo) as session:
         session.shows_content()
-        session.page.route("**/later-*.js", lambda route: route.fulfill(status=404))
+        session.page.route("**/lazyviews-*.js", lambda route: route.fulfill(status=404))
         session.page.get_by_role("button", name="Alerts", exact=True).click()
         session.shows("the daemon may have been updated")
-        session.page.unroute("**/later-*.js")
+        session.page.unroute("**/lazyviews-*.js")
         session.page.reload()
         session.page.get_by_role("table", name="Alert history").wait_for()
 
@@ -199,7 +199,7 @@ def test_requests_that_wait_and_grants_that_are_not_used_are_listed(browser: Bro
         session.page.locator("#hero-queue li").first.wait_for()
         assert session.page.locator("#hero-queue li").all_text_contents() == [
             "later (pid 42, dev) has waited 1 min for 20.0 GiB of GPU 0; 1.0 GiB is available, "
-            "flushes return 12.0 GiB, 7.0 GiB is missing; notebook holds 9.0 GiB",
+            "flushes would release 12.0 GiB, and 7.0 GiB would still be missing; notebook holds 9.0 GiB",
             "pretrain (pid 43, dev) is granted 20.0 GiB of GPU 0; 15.0 GiB of it isn't used yet; only 9.0 GiB is free",
         ]
         signs = session.page.locator("#hero-queue i")

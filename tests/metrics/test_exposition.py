@@ -110,9 +110,9 @@ def test_connected_workload_begins_at_zero():
 
 def test_receipts_of_a_workload_are_summed_without_plans():
     telemetry = Telemetry()
-    telemetry.flushed(make_receipt())
-    telemetry.flushed(make_receipt(outcome="partial", released_bytes=2 * GIB))
-    telemetry.flushed(make_receipt(outcome="planned"))
+    telemetry.add_receipt(make_receipt())
+    telemetry.add_receipt(make_receipt(outcome="partial", released_bytes=2 * GIB))
+    telemetry.add_receipt(make_receipt(outcome="planned"))
     assert bytes_of(telemetry.registry) == [12 * GIB, 7 * GIB, 18 * GIB, 8 * GIB]
     assert [count(telemetry.registry, outcome) for outcome in ("freed", "partial", "planned")] == [1, 1, None]
 
@@ -120,14 +120,14 @@ def test_receipts_of_a_workload_are_summed_without_plans():
 @pytest.mark.parametrize("missing", ["before", "after"])
 def test_held_bytes_count_only_if_before_and_after_are_known(missing: str):
     registry = CollectorRegistry()
-    Workloads(registry).flushed(make_receipt(**{missing: None}, expected=None, outcome="failed", released_bytes=0))
+    Workloads(registry).add_receipt(make_receipt(**{missing: None}, expected=None, outcome="failed", released_bytes=0))
     assert bytes_of(registry) == [0, 0, 0, 0]
     assert count(registry, "failed") == 1
 
 
 def test_released_bytes_are_never_counted_below_zero():
     registry = CollectorRegistry()
-    Workloads(registry).flushed(make_receipt(released_bytes=-GIB))
+    Workloads(registry).add_receipt(make_receipt(released_bytes=-GIB))
     assert bytes_of(registry)[1] == 0
 
 
@@ -140,14 +140,14 @@ def test_new_workload_replaces_a_stale_one_and_never_a_connected_one():
     assert [count(registry, "freed", name) for name in "abc"] == [None, 0, 0]
     assert bytes_of(registry, "a") == [None] * 4
     workloads.connected(["b", "c", "d"])
-    workloads.flushed(make_receipt(workload="d"))
+    workloads.add_receipt(make_receipt(workload="d"))
     assert [count(registry, "freed", name) for name in "bcd"] == [0, 0, None]
 
 
 def test_returning_workload_starts_at_zero():
     registry = CollectorRegistry()
     workloads = Workloads(registry, most=1)
-    workloads.flushed(make_receipt(workload="a"))
-    workloads.flushed(make_receipt(workload="b"))
-    workloads.flushed(make_receipt(workload="a"))
+    workloads.add_receipt(make_receipt(workload="a"))
+    workloads.add_receipt(make_receipt(workload="b"))
+    workloads.add_receipt(make_receipt(workload="a"))
     assert (count(registry, "freed", "a"), count(registry, "freed", "b")) == (1, None)

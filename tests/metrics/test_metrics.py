@@ -65,9 +65,9 @@ def full_frame() -> Frame:
 
 def busy_telemetry(receipt: Receipt) -> Telemetry:
     telemetry = Telemetry()
-    telemetry.rejected("oversize")
+    telemetry.count_rejection("oversize")
     telemetry.faults([Fault("nvml", "timeout", None, "")])
-    telemetry.flushed(receipt)
+    telemetry.add_receipt(receipt)
     return telemetry
 
 

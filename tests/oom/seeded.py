@@ -28,7 +28,7 @@ from gpumond.facts.program import (
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.units import GIB
 from gpumond.features.oom.case import OomCase
-from gpumond.features.oom.cases import case_of
+from gpumond.features.oom.case_service import case_of
 from gpumond.features.oom.remedies import Evidence
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot

@@ -12,7 +12,7 @@ from gpumond.agent.measure.oom_record import MAX_RECORD_BYTES
 from gpumond.agent.requests import MAX_RECORD_SECONDS
 from gpumond.devices.child.supervisor import DEADLINE_SECONDS
 from gpumond.facts.messages import MAX_MESSAGE_BYTES
-from gpumond.facts.program import OOMS, SCOPES
+from gpumond.facts.program import MAX_OOMS, MAX_SCOPES
 from gpumond.features.alerts.outbox import QUEUE_LIMIT
 from gpumond.features.baselines.recordings import MAX_BASELINES
 from gpumond.features.flush.alertmanager_hook import REMEMBERED
@@ -43,9 +43,9 @@ from gpumond.serve.limits import (
     FLUSHES_PER_MINUTE,
     MAX_BODY_BYTES,
     MAX_PREVIEWS,
+    MAX_WAITING,
     RECEIVER_TESTS_PER_MINUTE,
     SILENCES_PER_MINUTE,
-    WAITING,
 )
 from gpumond.serve.listener import HEAD_SECONDS
 from gpumond.serve.live import MAX_STREAMS
@@ -79,15 +79,15 @@ STATED = {
     "pools per agent": f"{MAX_POOLS}",
     "pools per user": f"{MAX_POOLS_OF_UID:,}; if a user has more, each of the user's agents gets an equal part",
     "size of an out-of-memory record": f"{MAX_RECORD_BYTES // KIB} KiB",
-    "out-of-memory records in a report": number(OOMS),
+    "out-of-memory records in a report": number(MAX_OOMS),
     "time to record an out-of-memory error": "50 ms",
     "snapshots that you request": f"one every {snapshots.REQUEST_SECONDS:g} s per program",
-    "a program's snapshot files": f"the latest {number(snapshots.KEPT)}, {snapshots.MAX_BYTES // MIB} MiB each",
+    "a program's snapshot files": f"the latest {number(snapshots.MAX_FILES)}, {snapshots.MAX_BYTES // MIB} MiB each",
     "length of a recording (`--record`)": f"{MAX_RECORD_SECONDS / 60:g} minutes",
     "entries of a recording": f"{MAX_ENTRIES:,}",
     "recordings at a time per program": "one",
     "pools per message": f"{MAX_REPORTED_POOLS}",
-    "scopes per program": f"{SCOPES} names",
+    "scopes per program": f"{MAX_SCOPES} names",
     "commands that an agent executes": f"a burst of {FLUSHES[0]}, then one every {FLUSHES[1]:g} s",
     "flushes per program": f"one every {COOLDOWN_SECONDS:g} s by rules",
     "limits that quotas set per user": f"{SENT_PER_HOUR} an hour",
@@ -103,7 +103,7 @@ STATED = {
     f"at most {max_http_connections_per_user(MAX_CONNECTIONS)} per user",
     "connections reserved for `/metrics` and probes": f"{RESERVED_CONNECTIONS} more",
     "requests on a connection waiting for an earlier response": f"{MAX_PIPELINED}",
-    "concurrent reads per user": f"{CONCURRENT_REQUESTS} at once, {WAITING} more wait",
+    "concurrent reads per user": f"{CONCURRENT_REQUESTS} at once, {MAX_WAITING} more wait",
     "other requests per user": f"{CHANGES_PER_SECOND} a second, {CHANGES_AT_ONCE} at once",
     "unread responses": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB per user",
     "a request's head": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s",

@@ -45,17 +45,17 @@ async def test_cancelled_flush_is_in_progress_until_its_result_or_the_end_of_the
         with harness.connect() as agent:
             agent.sendall(HELLO + REPORT)
             await harness.reports()
-            assert not harness.server.flushing(OWN)
+            assert not harness.server.is_flushing(OWN)
             for name in ("one", "two"):
                 assert await harness.server.flush(OWN, FlushCommand(name, "torch", (), timeout_seconds=0.02)) is None
             agent.sendall(encode(FlushResult("another", "freed")) + encode(FlushResult("two", "deferred")) + REPORT)
             await asyncio.sleep(0.05)
-            assert harness.server.flushing(OWN)
+            assert harness.server.is_flushing(OWN)
             agent.sendall(encode(FlushResult("one", "freed")))
-            await eventually(lambda: not harness.server.flushing(OWN))
+            await eventually(lambda: not harness.server.is_flushing(OWN))
             assert await harness.server.flush(OWN, FlushCommand("three", "torch", (), timeout_seconds=0.02)) is None
-            assert harness.server.flushing(OWN)
-        await eventually(lambda: not harness.server.flushing(OWN))
+            assert harness.server.is_flushing(OWN)
+        await eventually(lambda: not harness.server.is_flushing(OWN))
 
 
 @in_event_loop
@@ -72,7 +72,7 @@ async def test_request_is_sent_only_to_an_agent_that_answers_its_kind(tmp_path: 
             await asyncio.sleep(0)
             agent.settimeout(60)
             assert decode(agent.recv(4096)) == AgentRequest("two", "snapshot")
-            assert not harness.server.flushing(OWN)
+            assert not harness.server.is_flushing(OWN)
             answer = AgentResponse("two", dump=Dump("torch", "/tmp/x", 5))
             agent.sendall(encode(AgentResponse("another")) + encode(answer))
             assert await pending == answer

@@ -20,7 +20,7 @@ from gpumond.facts.messages import (
     Report,
     encode,
 )
-from gpumond.facts.program import SCOPES, Program, ScopeUsage
+from gpumond.facts.program import MAX_SCOPES, Program, ScopeUsage
 from gpumond.programs.agent_connection import SocketLimits
 from tests.helpers.agent_server import HELLO, REPORT, closed, eventually, in_event_loop, serving
 from tests.helpers.fuzzing import mutated
@@ -45,7 +45,10 @@ from tests.helpers.values import make_pool
         (HELLO + encode(AgentRequest("id", "snapshot")), "type"),
         (HELLO + encode(Report(program=Program(scopes=(ScopeUsage(name="no spaces", entries=1),)))), "value"),
         (HELLO + encode(Report(program=Program(scopes=(ScopeUsage(name="x" * 129, entries=1),)))), "value"),
-        (HELLO + encode(Report(program=Program(scopes=(ScopeUsage(name="x", entries=1),) * (SCOPES + 2)))), "value"),
+        (
+            HELLO + encode(Report(program=Program(scopes=(ScopeUsage(name="x", entries=1),) * (MAX_SCOPES + 2)))),
+            "value",
+        ),
         (HELLO + b"x" * (MAX_MESSAGE_BYTES + 1), "oversize"),
         (b"GET / HTTP/1.1\r\n", "json"),
     ],

@@ -187,8 +187,8 @@ def test_leak_alert_continues_without_the_agent_and_ends_with_the_process():
         (make_pool(live=29 * GIB), {"can_suspend": True}, "gpumond suspend --pid 10 returns 30.0 GiB"),
         (make_pool(live=9 * GIB, cached=20 * GIB), {"can_suspend": True}, "gpumond flush --pid 10 returns 20.0 GiB"),
         (make_pool(live=28 * GIB, cached=GIB), {}, "gpumond flush --pid 10 returns 1.0 GiB"),
-        (make_pool(live=29 * GIB), {}, "no flush releases its memory"),
-        (make_pool(cached=29 * GIB), {"flush_policy": "never"}, "no flush releases its memory"),
+        (make_pool(live=29 * GIB), {}, "a flush of this program would release nothing"),
+        (make_pool(cached=29 * GIB), {"flush_policy": "never"}, "a flush of this program would release nothing"),
     ],
 )
 def test_alert_on_an_idle_holder_advises_what_releases_its_memory(pool: PoolUsage, fields: dict[str, Any], remedy: str):

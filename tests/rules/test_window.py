@@ -236,7 +236,7 @@ def test_a_program_that_reached_its_own_limit_is_no_shortage_of_the_device(limit
             12,
             "reached its limit of 12.0 GiB",
             "reached its limit of 12.0 GiB",
-            "raise its limit (gpumond quota shows where it is set)",
+            "raise the program's limit (gpumond quota shows where it is set)",
         ),
         (60, "ran out of memory", "was short of memory", "free memory on the GPU"),
     ],

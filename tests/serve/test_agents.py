@@ -125,7 +125,7 @@ def test_file_of_a_snapshot_requires_the_scope_admin():
         (AgentResponse("id", "no", (AppliedLimit("jax", None, 5, False, "no"),)), 409, "no"),
         (AgentResponse("id", "records its history", dump=Dump(None, None, 0, "records its history")), 409, "records"),
         (None, 504, "didn't respond"),
-        (NoSuchTarget("no connected agent has pid 10"), 404, "pid 10"),
+        (NoSuchTarget("no program with an agent has pid 10"), 404, "pid 10"),
         (StoreUnavailable("the disk is full", full=True), 507, "nothing was changed"),
     ],
 )

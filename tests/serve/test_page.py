@@ -95,7 +95,7 @@ def test_page_names_kinds_as_the_daemon_does():
 
 
 def test_page_names_its_files_by_their_hash():
-    found = re.findall(r'(?:src|href|data-later|data-forms)="([a-z]+-[0-9a-f]{16}\.(?:css|js))"', TEXT["/"])
+    found = re.findall(r'(?:src|href|data-lazyviews|data-forms)="([a-z]+-[0-9a-f]{16}\.(?:css|js))"', TEXT["/"])
     assert [f"/{name}" for name in found] == [STREAM_PATH, STYLE_PATH, SCRIPT_PATH, LATER_PATH, FORMS_PATH]
     assert all(f'from ".{SCRIPT_PATH}";' in TEXT[path] for path in (LATER_PATH, FORMS_PATH))
     for name in found:

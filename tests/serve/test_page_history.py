@@ -231,7 +231,7 @@ def test_summary_states_the_time_left():
     fit = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")["fit"]
     text = run_module("figures", "m.summary(given[0], given[1])", fit, TAKEN_AT)
     rate = "32.0 MiB/min (31.6 MiB to 32.4 MiB) in the 2 min shown"
-    assert text.startswith(f"{rate}; the GPU will be full in about 65 min")
+    assert text.startswith(f"{rate}; counted from its recent peak, the GPU will be full in about 65 min")
     certain = fit | {f"slope_{name}_bytes_per_second": fit["slope_bytes_per_second"] for name in ("low", "high")}
     assert run_module("figures", "m.summary(given[0], given[1])", certain, TAKEN_AT).startswith("32.0 MiB/min in the")
 
@@ -249,7 +249,7 @@ def test_summary_rounds_the_time_left_and_its_interval(earliest: float, latest: 
     fit |= {"full_at": TAKEN_AT + 431, "full_at_earliest": TAKEN_AT + earliest}
     fit |= {"full_at_latest": latest and TAKEN_AT + latest}
     text = run_module("figures", "m.summary(given[0], given[1])", fit, TAKEN_AT)
-    assert text.endswith(f"; the GPU will be full in {expected}.")
+    assert text.endswith(f"; counted from its recent peak, the GPU will be full in {expected}.")
 
 
 def test_figures_of_a_verdict_have_units():

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from gpumond.diagnosis import sentences
 from gpumond.facts.pools import FORCED, Receipt
 from gpumond.serve.examples import RECEIPT
 from gpumond.view.text import size
@@ -99,17 +100,17 @@ FLUSHES: list[tuple[dict[str, Any], list[str]]] = [
 def test_receipt_explains_differing_figures():
     receipts = [receipt for receipt, _ in FLUSHES]
     expression = "given[1].map((receipt) => [...m.differences(receipt, given[0])])"
-    found = run_module("receipts", expression, flushed(4, 0, None), receipts)
-    for sentences, (_, reasons) in zip(found, FLUSHES, strict=True):
-        assert len(sentences) == len(reasons)
-        assert all(reason in sentence for reason, sentence in zip(reasons, sentences, strict=True)), sentences
+    found = run_module("receipttexts", expression, flushed(4, 0, None), receipts)
+    for texts, (_, reasons) in zip(found, FLUSHES, strict=True):
+        assert len(texts) == len(reasons)
+        assert all(reason in sentence for reason, sentence in zip(reasons, texts, strict=True)), texts
 
 
 def test_receipt_states_no_amounts_that_look_equal():
     plan, receipt = flushed(4, 0, None), flushed(4, 4, 4)
     amount = 4 * GIB - (64 << 20)
     receipt |= {"expected": dict.fromkeys(("low", "likely", "high"), amount), "released_bytes": amount}
-    (found,) = run_module("receipts", "[...m.differences(given[1], given[0])]", plan, receipt)
+    (found,) = run_module("receipttexts", "[...m.differences(given[1], given[0])]", plan, receipt)
     assert found == "The program's memory changed between the plan and the flush."
 
 
@@ -241,6 +242,15 @@ def test_alert_whose_breach_has_ended_is_not_alarming():
     assert run_module("cards", "[m.levelOf(given[0]), m.ageOf(given[0], 20, [])]", card) == ["quiet", "ended"]
 
 
+def test_card_of_an_alert_that_came_back_says_since_when():
+    notes = {"summary": "etl (pid 7) is idle (again since 07:32:05 UTC)"}
+    alert = {"rule": "mine", "phase": "firing", "silenced_by": [], "labels": {}, "notes": notes, "fired_at": 10.0}
+    found = run_module(
+        "cards", "[m.ageOf(given[0], 20, []), m.lineOf(given[0], null, 20)]", {"alert": alert, "verdict": None}
+    )
+    assert found == ["firing for 10 s, again since 07:32:05 UTC", "etl (pid 7) is idle"]
+
+
 @pytest.mark.parametrize(
     ("text", "subject", "line"),
     [
@@ -256,29 +266,23 @@ def test_line_of_a_card_does_not_repeat_its_head(text: str, subject: str, line: 
     assert run_module("cards", "m.lineOf(given[0], null, 0, given[1])", card, subject) == line
 
 
-def test_leak_states_the_window_of_its_rate_and_what_will_be_full():
-    device = {"uuid": "GPU-a", "index": 1, "size_bytes": 24 * GIB, "used_bytes": 10 * GIB}
+def test_leak_states_the_window_of_its_rate_and_when_its_device_will_be_full():
     evidence = [["slope_bytes_per_second", 1 << 20], ["window_seconds", 120.0]]
-    verdict = {"kind": "leak", "since": 10.0, "evidence": evidence, "fit": None, "time_to_full_seconds": 600.0}
+    verdict = {"kind": "leak", "since": 10.0, "evidence": evidence, "summary": "train is leaking"}
     line = "m.lineOf({ verdict: given[0] }, given[1], 130)"
     for kept, end in (("", ""), ("retained by f at /b/a.py:3, g at c:7", "; retained by f at a.py:3, g at c:7")):
         found = run_module("cards", line, verdict | {"retained_by": kept}, {"live_bytes": GIB})
         assert found.startswith("since ")
         assert found.endswith(f", about 60 MiB/min in the last 2 min{end}")
-    card = {"verdict": verdict, "uuid": "GPU-a"}
-    left = "m.leftOf(given[0], new Map(given[1]))"
-    assert run_module("cards", left, card, [["GPU-a", device]]) == "about 10 min left"
-    for slope, peak, end in (
-        (14 * GIB / 840, 16, " if it returns to its peak of 16.0 GiB, else about 14 min"),
-        (14 * GIB / 840, 10, ""),
-        (14 * GIB / 610, 12, ""),
+    rate = (60 * 2.0**20, 10.0, 130.0, 600.0, "linear", False, None, 16.0 * GIB)
+    for later, end in (
+        (None, "10 min"),
+        (840.0, "14 min, or in about 10 min if usage returns to the recent peak of 16.0 GiB"),
     ):
-        verdict["evidence"] = [["slope_bytes_per_second", slope], ["device_peak_bytes", peak * GIB]]
-        found = run_module("cards", left, card, [["GPU-a", device]])
-        assert found == f"about 10 min left{end}"
-    assert run_module("cards", left, card, []) == ""
-    verdict["fit"], other = {"device_uuid": "GPU-b"}, device | {"uuid": "GPU-b", "index": 2}
-    assert run_module("cards", left, card, [["GPU-b", other]]).startswith("GPU 2: about 10 min left")
+        text = f"{sentences.leak('train (pid 4242)', 'GPU 1', *rate, later)}; retained by f at a.py:3"
+        found = run_module("cards", "m.leftOf(given[0])", {"verdict": {"summary": text}})
+        assert found == f"GPU 1 will be full in about {end}"
+    assert run_module("cards", "[m.leftOf(given[0]), m.leftOf({ verdict: null })]", {"verdict": verdict}) == ["", ""]
 
 
 def test_events_with_one_cause_are_one():
@@ -307,7 +311,7 @@ def test_repeats_of_an_out_of_memory_error_are_one_event():
 
 def test_amounts_of_a_flush_without_those_of_its_plan_are_left_out():
     plan = {"expected": flushed(4, 0, None)["expected"]}
-    (found, *_) = run_module("receipts", "[...m.differences(given[1], given[0])]", plan, flushed(3, 3, 3))
+    (found, *_) = run_module("receipttexts", "[...m.differences(given[1], given[0])]", plan, flushed(3, 3, 3))
     assert found == "The program's memory changed between the plan and the flush."
 
 

@@ -46,7 +46,7 @@ def frame_of_two_devices() -> dict[str, Any]:
 def listed(frame: Any, by: str = "", order: Any = BY_USED, unfolded: tuple[str, ...] = ()) -> list[Any]:
     expression = """m.listed(m.rowsOf(given[0]), given[1], given[2], new Set(given[3])).map(
         (item) => item.rows ? [item.title, item.rows.length, item.used_bytes, [...item.partial].sort()] : item.pid)"""
-    found: list[Any] = run_module("rows", expression, frame, by, order, unfolded)
+    found: list[Any] = run_module("processlist", expression, frame, by, order, unfolded)
     return found
 
 
@@ -91,7 +91,7 @@ def test_verdict_is_that_of_the_command_line():
         ]
         frame["snapshot"]["suspended_programs"] = chance.choice(([], [], [suspended]))
         frames.append(frame)
-    found = run_module("rows", "given.map((frame) => m.rowsOf(frame)[0].verdict)", *frames)
+    found = run_module("processlist", "given.map((frame) => m.rowsOf(frame)[0].verdict)", *frames)
     assert found == [next(processes(frame)).status for frame in frames]
     assert {"", "steady", "leak", "out-of-memory", "quota-exceeded", "suspended", "orphaned"} <= set(found)
 
@@ -115,15 +115,15 @@ def test_remarks_are_what_the_verdict_does_not_say():
         ("leak", [critical | {"rule": "leak"}], ["leak", [], True]),
     ):
         frame |= {"verdicts": [{**of_train, "kind": kind}], "alerts": alerts}
-        assert run_module("rows", expression, frame) == shown
+        assert run_module("processlist", expression, frame) == shown
 
 
 def test_columns_of_pools_appear_together():
     expression = "m.filled(m.rowsOf(given[0]), 1)"
     pools = {"waste", "live", "cached", "stranded", "overhead", "verdict"}
-    assert pools <= set(run_module("rows", expression, frame_of_two_devices()))
+    assert pools <= set(run_module("processlist", expression, frame_of_two_devices()))
     bare = make_frame(make_device("GPU-0", used_bytes=GIB, processes=(make_process(10, GIB),)))
-    assert not pools & set(run_module("rows", expression, bare))
+    assert not pools & set(run_module("processlist", expression, bare))
 
 
 def test_groups_have_sums_of_what_is_known():
@@ -149,7 +149,7 @@ def test_sums_of_groups_equal_those_of_the_frames():
     fields = ["used_bytes", *(f"{share}_bytes" for share in SHARES[:5])]
     expression = """given[0].map((frame) => m.grouped(m.rowsOf(frame), "device", given[2]).map(
         (group) => [group.rows[0].device_uuid, given[1].map((field) => group[field])]))"""
-    for frame, groups in zip(FRAMES, run_module("rows", expression, FRAMES, fields, BY_USED), strict=True):
+    for frame, groups in zip(FRAMES, run_module("processlist", expression, FRAMES, fields, BY_USED), strict=True):
         expected: dict[str, list[Any]] = defaultdict(list)
         for process in frame["processes"]:
             expected[process["device_uuid"]].append([process[field] for field in fields])
@@ -172,9 +172,9 @@ BY_CHANGE = {"id": "change", "up": False}
 def test_change_of_a_group_is_known_if_those_of_all_members_are():
     frame = frame_of_two_devices()
     changes = {10: -GIB, 11: 3 * GIB, 20: GIB}
-    rows = run_module("rows", CHANGED, frame, changes, "", BY_CHANGE)
+    rows = run_module("processlist", CHANGED, frame, changes, "", BY_CHANGE)
     assert rows == [[11, "+3.0 GiB"], [20, "+1.0 GiB"], [10, "-1.0 GiB"], [21, ""]]
-    groups = run_module("rows", CHANGED, frame, changes, "user", BY_CHANGE)
+    groups = run_module("processlist", CHANGED, frame, changes, "user", BY_CHANGE)
     assert groups == [["ann", "+2.0 GiB"], ["bob", ""]]
 
 
@@ -203,7 +203,7 @@ FILTERS: dict[tuple[str, str], list[int]] = {
 
 def test_filter_finds_each_word_in_names_and_numbers():
     expression = "given[1].map(([text, gpu]) => m.find(m.rowsOf(given[0]), text, gpu).map((row) => row.pid))"
-    found = run_module("rows", expression, frame_of_two_devices(), list(FILTERS))
+    found = run_module("processlist", expression, frame_of_two_devices(), list(FILTERS))
     assert dict(zip(FILTERS, found, strict=True)) == FILTERS
 
 
@@ -217,7 +217,9 @@ def test_rows_keep_their_order_while_the_user_points_at_one():
         const after = m.listed([first, ...rows], by, given[1], open, keys(before));
         return [keys(before), keys(after)];
     }))(m.rowsOf(given[0]))"""
-    (plain, plain_after), (groups, groups_after) = run_module("rows", expression, frame_of_two_devices(), BY_USED)
+    (plain, plain_after), (groups, groups_after) = run_module(
+        "processlist", expression, frame_of_two_devices(), BY_USED
+    )
     assert plain_after == [*plain, "new"]
     assert len(groups) == 6
     place = groups.index("group user ann") + 3  # after the two rows of the group
@@ -389,7 +391,7 @@ def test_csv_contains_what_is_listed():
     frame = frame_of_two_devices()
     frame["processes"][0]["comm"] = HOSTILE
     rows_of, download = "m.rowsOf(given[0])", "m.csvOf(m.tableOf(m.records(given[0])))"
-    rows = run_module("rows", rows_of, frame)
+    rows = run_module("processlist", rows_of, frame)
     table = list(csv.DictReader(io.StringIO(run_module("downloads", download, rows), newline="")))
     assert [row["pid"] for row in table] == [str(row["pid"]) for row in rows]
     assert [row["gpu"] for row in table] == ["0", "0", "1", "1"]
@@ -398,7 +400,7 @@ def test_csv_contains_what_is_listed():
     assert [row["waste_bytes"] for row in table] == [
         "" if row["cached_bytes"] is None else str(row["cached_bytes"] + (row["stranded_bytes"] or 0)) for row in rows
     ]
-    groups = run_module("rows", "m.grouped(m.rowsOf(given[0]), 'user', given[1])", frame, BY_USED)
+    groups = run_module("processlist", "m.grouped(m.rowsOf(given[0]), 'user', given[1])", frame, BY_USED)
     table = list(csv.DictReader(io.StringIO(run_module("downloads", download, groups), newline="")))
     assert [(row["group"], row["processes"], row["used_bytes"]) for row in table] == [
         ("ann", "2", str(59 * GIB)),

@@ -52,6 +52,17 @@ def test_fields_are_as_a_user_writes_them():
     }
 
 
+def test_labels_and_annotations_are_lines():
+    labels = {"team": "a=b", "severity": "critical"}
+    rule = BY_MATCH | {"labels": labels, "annotations": {"summary": "x, y=1", "description": "one\ntwo"}}
+    fields = run_module("ruleform", "m.fieldsOf(given[0])", rule)
+    assert (fields["labels"], fields["annotations"]) == ("team=a=b", "summary=x, y=1\ndescription=one\ntwo")
+    assert "labels" not in fields["others"]
+    for text, own in {"team = ml\n tier = a": {"team": "ml", "tier": "a"}, "team": {"team": None}}.items():
+        found = run_module("ruleform", "m.ruleOf(given[0])", fields | {"labels": text})
+        assert found["labels"] == own | {"severity": "critical"}
+
+
 def test_action_that_is_not_chosen_is_refused_and_that_of_no_key_is_the_default():
     fields = run_module("ruleform", "m.fieldsOf(given[0])", BY_MATCH)
     without = {**fields, "action": "", "cooldown": ""}

@@ -30,7 +30,7 @@ from gpumond.facts.messages import (
     decode,
     encode,
 )
-from gpumond.facts.program import SCOPES, Dump, Oom, Program, ScopeUsage
+from gpumond.facts.program import MAX_SCOPES, Dump, Oom, Program, ScopeUsage
 from gpumond.programs.agent_connection import check_hello, check_report
 from tests.helpers.fuzzing import fuzzed
 from tests.helpers.values import make_pool
@@ -45,7 +45,9 @@ SEEDS = (
         Report(pools=(make_pool(live=7), make_pool("GPU-b", live=1 << 33, cached=1 << 30)), frameworks=("torch 2",))
     ),
     encode(
-        Report(program=Program(scopes=tuple(ScopeUsage(name=f"epoch/{number}", entries=1) for number in range(SCOPES))))
+        Report(
+            program=Program(scopes=tuple(ScopeUsage(name=f"epoch/{number}", entries=1) for number in range(MAX_SCOPES)))
+        )
     ),
     encode(Report(program=Program(ooms=(Oom(number=1, at=1000.0, seen="scope", device_uuid="GPU-a"),)))),
     encode(FlushResult("one", "freed")),

@@ -88,7 +88,7 @@ async def fill(store: Store) -> None:
         alert = replace(ALERT, labels=(("alertname", f"full-{number}"),))
         notices = [Notice("log", number, "raised", alert), Notice("log", 10 + number, "raised", alert)]
         await store.keep([StoredAlert((), alert, 5.0)] * 3, notices, [over("a")])
-        await store.delivered(notices[1:], accepted=True)
+        await store.record_delivery(notices[1:], accepted=True)
         await store.add_receipts([replace(RECEIPT, started_at=time.time())])
         silence = replace(SILENCE, id=f"{number:016}")
         await silence_table(store).put(silence.id, silence, "token")

@@ -15,7 +15,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sna
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import Neighbor, reclaim_plan
-from gpumond.features.suspend.decision import HostState, SuspendRequest, already, refusals, settle
+from gpumond.features.suspend.decision import HostState, SuspendRequest, already_suspended, refusals, settle
 from gpumond.features.suspend.helper import (
     CHECKPOINTED,
     FAILED,
@@ -164,7 +164,7 @@ def test_program_whose_state_is_unknown_states_the_reason_and_has_one_receipt():
     ],
 )
 def test_program_that_is_not_running_is_not_suspended_again(state: Any, reason: str, remedy: str):
-    found = already(replace(PROGRAM, state=state, reason="CUDA_ERROR"))
+    found = already_suspended(replace(PROGRAM, state=state, reason="CUDA_ERROR"))
     assert (found.reason, found.remedy) == (reason, remedy)
 
 

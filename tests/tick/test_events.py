@@ -110,7 +110,7 @@ def test_request_that_waits_and_is_granted_makes_two_events():
     assert (wait.kind, wait.device_uuid, wait.pid, wait.workload) == ("wait", UUID, 7, "pretrain")
     assert (
         wait.summary
-        == "pretrain (pid 7) waits for 16.0 GiB of GPU 0; the largest programs there are train (pid 10, 9.0 GiB)"
+        == "pretrain (pid 7) waits for 16.0 GiB of GPU 0; GPU 0's largest program is train (pid 10, 9.0 GiB)"
     )
     assert wait.details == (("request", "a"), ("need_bytes", 16 * GIB), ("user", "ann"))
     (grant,) = between(waiting, granted)
@@ -293,7 +293,7 @@ def test_events_are_in_the_order_of_their_times():
     ring, events = EventLog(0.0), list[Event]()
     for frame, receipts in frames:
         for receipt in receipts:
-            ring.flushed(receipt)
+            ring.add_receipt(receipt)
         events += ring.publish(frame)
     assert len(events) == 6
     assert [event.at for event in events] == sorted(event.at for event in events)
@@ -318,6 +318,6 @@ def test_ids_increase_by_one_also_over_a_restart():
 
 def test_receipt_is_an_event_of_the_next_frame_once():
     ring = EventLog(0.0)
-    ring.flushed(make_receipt())
+    ring.add_receipt(make_receipt())
     assert [event.kind for event in ring.publish(make_frame(), (), ())] == ["flush"]
     assert ring.publish(make_frame(), (), ()) == ()

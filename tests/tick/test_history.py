@@ -13,12 +13,12 @@ from gpumond.tick.history import (
     DEVICE_SIGNALS,
     LIVE,
     MAX,
+    MAX_SAMPLES,
     MEDIAN,
     MIN,
     MINUTE,
     PROCESS_SIGNALS,
     QUARTER,
-    SAMPLES,
     TIERS,
     USED,
     CoarseSeries,
@@ -123,7 +123,10 @@ def test_history_of_64_devices_and_500_processes_needs_at_most_72_mib():
     """Measured with every row of every tier in use."""
     process, device = Series(PROCESS_SIGNALS, 0.0, 0.0), Series(DEVICE_SIGNALS, 0.0, 0.0)
     for series in (process, device):
-        for rows, capacity in ((series.rows, SAMPLES), *zip(series.tiers, (tier.rows for tier in TIERS), strict=True)):
+        for rows, capacity in (
+            (series.rows, MAX_SAMPLES),
+            *zip(series.tiers, (tier.rows for tier in TIERS), strict=True),
+        ):
             for _ in range(capacity + 10):
                 rows.append([0.0] * (1 + rows.width))
             assert len(rows) == capacity

@@ -29,11 +29,15 @@ def summary(program: Program, verdict: Verdict = LEAK) -> str:
 
 
 def test_leak_names_the_line_that_retains_its_memory():
-    text = "train grows; retained by `losses` in `train` at /home/a/train.py:31 (12 tensors added in 20 s)"
+    text = "train grows; `losses` in `train` at /home/a/train.py:31 (12 tensors added in 20 s) retains the memory"
     scopes = (scope("epoch", 5 * GIB, GIB),)
     assert summary(Program(retainers=(RETAINER,), scopes=scopes)) == text
     both = (RETAINER, replace(RETAINER, name="", line=50))
-    assert summary(Program(retainers=both)).endswith(", `train` at /home/a/train.py:50 (12 tensors added in 20 s)")
+    assert summary(Program(retainers=both)).endswith(
+        " and `train` at /home/a/train.py:50 (12 tensors added in 20 s) retain the memory"
+    )
+    package = replace(RETAINER, file="/venv/lib/python3.11/site-packages/trainer/loop.py")
+    assert "at trainer/loop.py:31 (" in summary(Program(retainers=(package,)))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,6 @@ def test_leak_names_the_scope_if_no_line_is_known(scopes: tuple[ScopeUsage, ...]
 def test_other_verdicts_and_unknown_programs_are_unchanged():
     program = Program(retainers=(RETAINER,))
     assert summary(program, replace(LEAK, kind="steady")) == "train grows"
-    assert summary(program, replace(LEAK, kind="growing")).startswith("train grows; retained by ")
+    assert summary(program, replace(LEAK, kind="growing")).startswith("train grows; `losses` in ")
     assert summary(program, replace(LEAK, start_ticks=101)) == "train grows"
     assert summary(program, replace(LEAK, pid=None, start_ticks=None)) == "train grows"

@@ -128,8 +128,8 @@ def test_frame_of_an_earlier_version_has_defaults_and_one_of_a_later_version_no_
 def test_path_that_a_daemon_does_not_serve_is_of_a_newer_command():
     with pytest.raises(DaemonError, match="older than this command's"):
         decoded(404, b'{"status": 404, "detail": "Not Found"}')
-    with pytest.raises(DaemonError, match="no connected agent"):
-        decoded(404, b'{"status": 404, "detail": "no connected agent matches"}')
+    with pytest.raises(DaemonError, match="no program with an agent"):
+        decoded(404, b'{"status": 404, "detail": "no program with an agent matches"}')
 
 
 @pytest.mark.parametrize("value", ["Infinity", "1e999", "NaN", "9" * 4000, "1" + "0" * 400, "1.5", '"8"', "true", "{}"])

@@ -28,7 +28,7 @@ def alert(rule: str, pid: int | None, **labels: str) -> dict[str, Any]:
     }
 
 
-def test_key_shift_s_silences_the_chosen_alert_after_a_confirmation():
+def test_key_shift_s_silences_the_chosen_alert_with_the_typed_reason():
     with fake_daemon(FRAME) as fake, top(fake.url, size=(100, 24)) as session:
         full = alert("memory-pressure", None)
         leak = alert("leak", 42, workload="notebook")
@@ -36,15 +36,19 @@ def test_key_shift_s_silences_the_chosen_alert_after_a_confirmation():
         fake.answers["/api/v1/silences"] = (201, {"silence": {"id": "0123456789abcdef"}})
         session.shows("notebook")
         session.press("S")
-        session.shows("leak firing (1 of 2)", "Silence rule=leak workload=notebook for 1 h? y: yes", without="idle")
+        session.shows("leak firing (1 of 2)", "Silence rule=leak workload=notebook for 1 h? enter: yes", without="idle")
         session.press("right")
         session.shows("Silence rule=memory-pressure uuid=GPU-a for 1 h?")
-        session.press("left", "y")
+        session.press("left", *"known, nqy", "backspace")
+        session.shows("Silence rule=leak", "reason: known, nq", without="nqy")
+        session.press("enter")
         session.shows("silence 0123456789abcdef for 1 h;", "silence delete", f"GPUMOND_URL={fake.url}")
         (sent,) = [body for path, body in fake.requests if path == "/api/v1/silences"]
         matchers = [("rule", "leak"), ("workload", "notebook")]
         assert sent["matchers"] == [{"name": name, "operator": "=", "value": value} for name, value in matchers]
-        assert sent["for_seconds"] == 3600
+        assert (sent["for_seconds"], sent["reason"]) == (3600, "known, nq")
+        session.press("q")
+        session.shows("no history yet")
 
 
 def test_alerts_of_other_programs_are_the_most_urgent_first_and_ended_ones_last():
@@ -65,9 +69,11 @@ def test_silence_that_is_refused_states_why():
         fake.answers["/api/v1/silences"] = (401, {"detail": "a token is required"})
         session.shows("notebook")
         session.press("S")
-        session.shows("Silence rule=leak uuid=GPU-a for 1 h?")
-        session.press("y")
+        session.shows("Silence rule=leak uuid=GPU-a for 1 h?", "reason:  silenced in gpumond top")
+        session.press("enter")
         session.shows("not silenced: ", "GPUMOND_TOKEN")
+        (sent,) = [body for path, body in fake.requests if path == "/api/v1/silences"]
+        assert sent["reason"] == "silenced in gpumond top"
         session.press("escape")
         fake.answers["/api/v1/alerts"] = (200, [])
         session.press("S")

@@ -234,6 +234,8 @@ def test_alert_begins_with_its_program_and_gpu_and_is_as_urgent_as_its_verdict()
     leak, device = content.alerts
     assert (leak.split_subject, leak.full_in) == (("train (pid 10) on GPU 0", " is leaking (since 1 min)"), 60.0)
     assert device.split_subject[0] == "GPU 0"
+    (pending,) = view(busy_frame(alerts=(replace(alert, phase="pending", fired_at=None),))).alerts
+    assert pending.split_subject == ("pending: train (pid 10) on GPU 0", " is leaking (since 1 min)")
     both = merged([("a", content), ("b", content)])
     assert [alert.split_subject[0] for alert in both.alerts[:2]] == ["a: train (pid 10) on GPU 0", "a: GPU 0"]
     assert both.alerts[0].split_subject[1] == leak.split_subject[1]
@@ -244,14 +246,15 @@ def test_alerts_are_sorted_by_phase_and_severity():
     assert view(busy_frame(alerts=alerts)).alerts == (
         FrameNotice("bad", "leak firing for 1 min 40 s", "leak it is", "alert leak"),
         FrameNotice("warn", "full firing for 1 min 40 s", "full it is", "alert full"),
-        FrameNotice("note", "idle pending for 1 min 40 s", "idle it is", "alert idle pending"),
+        FrameNotice("note", "idle pending for 1 min 40 s", "idle it is", "alert idle pending", state="pending"),
     )
 
 
 def test_silenced_alert_is_a_note():
     silenced = replace(make_alert("full"), silenced_by=("0" * 16,))
     (shown,) = view(busy_frame(alerts=(silenced,))).alerts
-    assert shown == FrameNotice("note", "full firing for 1 min 40 s, silenced", "full it is", "alert full, silenced")
+    title = "full firing for 1 min 40 s, silenced"
+    assert shown == FrameNotice("note", title, "full it is", "alert full, silenced", state="silenced")
 
 
 def test_faults_and_conditions_are_named_with_their_remedies():

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpumond.facts.alerts import Rule
-from gpumond.features.rules.built_in import BUILT_IN, TEXTS as TEMPLATES, chosen
+from gpumond.features.rules.built_in import BUILT_IN, TEXTS as TEMPLATES, text_for
 from gpumond.features.rules.settings import UNITS
 from gpumond.quantities.quantity import Unit
 
@@ -46,7 +46,7 @@ def prometheus_texts(rule: Rule, unit: Unit) -> tuple[str, str]:
     def expanded(text: str) -> str:
         return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], f"{{{{ $labels.{found[1]} }}}}"), text)
 
-    summary, description = (expanded(chosen(text, 2)) for text in TEMPLATES[rule.name])
+    summary, description = (expanded(text_for(text, 2)) for text in TEMPLATES[rule.name])
     return summary, description
 
 

@@ -99,7 +99,7 @@ class AllocatorAdapter:
 
     name: str
 
-    step = ""
+    flush_step = ""
     """The step that `release` carries out, if there is only one."""
 
     main_thread_steps: frozenset[str] = frozenset()
@@ -125,11 +125,11 @@ class AllocatorAdapter:
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Carry out those of ``steps`` that the library has, in order. Raises FlushRefused."""
         self.check()
-        if self.step not in steps:
+        if self.flush_step not in steps:
             return ()
         started = time.perf_counter()
         released, detail = self.release()
-        return (StepResult(self.step, max(0, released), time.perf_counter() - started, detail),)
+        return (StepResult(self.flush_step, max(0, released), time.perf_counter() - started, detail),)
 
     def release(self) -> tuple[int, str]:
         """Carry out the only step. Return the released bytes, and a detail or an empty text. Raises FlushRefused."""

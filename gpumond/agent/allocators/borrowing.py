@@ -61,14 +61,14 @@ class Borrowing:
             found.append(self._outgoing.popleft())
         return [each for each in found if each.id in self._waiting]
 
-    def resolve(self, answer: Borrowed) -> None:
+    def deliver(self, answer: Borrowed) -> None:
         """Pass an answer to the thread that waits for it."""
         waiting = self._waiting.get(answer.id)
         if waiting is not None:
             waiting[1].append(answer)
             waiting[0].set()
 
-    def disconnected(self) -> None:
+    def end_all(self) -> None:
         """End all waits: no answer will arrive."""
         self.wake = None
         self._outgoing.clear()

@@ -29,7 +29,7 @@ _search_at, _pause = 0.0, FIRST_PAUSE
 
 class CudaCoreAdapter(CudaAdapter):
     name = "cuda.core"
-    step = "trim"
+    flush_step = "trim"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         if exact:

@@ -50,7 +50,9 @@ class CupyAdapter(CudaAdapter):
 
     def bytes_left_by_flush(self) -> Mapping[str, int]:
         pools = [pool for pool in self._pools() if _is_async(pool)]
-        counted = ((i, pool._pools[i]) for i in cuda.contexts() for pool in pools if self._inside(pool, i) is not None)
+        counted = (
+            (i, pool._pools[i]) for i in cuda.contexts() for pool in pools if self._upstream(pool, i) is not None
+        )
         return bytes_left_by_trim(
             (ordinal, amounts[1]) for ordinal, handle in counted if (amounts := cuda.pool_bytes(handle))
         )
@@ -65,7 +67,7 @@ class CupyAdapter(CudaAdapter):
         pools = self._pools()
 
         def free(ordinal: int) -> int:
-            counted = [pool for pool in pools if self._inside(pool, ordinal) is not None]
+            counted = [pool for pool in pools if self._upstream(pool, ordinal) is not None]
             held = sum(int(pool.total_bytes()) for pool in counted)
             for pool in counted:
                 if _is_async(pool):
@@ -121,7 +123,7 @@ class CupyAdapter(CudaAdapter):
         own = (self._cupy.cuda.MemoryPool, self._cupy.cuda.MemoryAsyncPool)
         return [default] if used is default or not isinstance(used, own) else [default, used]
 
-    def _inside(self, pool: Any, ordinal: int) -> str | None:
+    def _upstream(self, pool: Any, ordinal: int) -> str | None:
         """Return the allocator that the pool takes its memory from, "" for the driver; None if it must not be counted.
 
         A stream-ordered pool belongs to the driver: its default pool, and one of cuda.core, is counted as such,
@@ -140,7 +142,7 @@ class CupyAdapter(CudaAdapter):
         uuid = cuda.device_uuid(ordinal)
         by_source: dict[str | None, list[Any]] = {}
         for pool in pools:
-            by_source.setdefault(self._inside(pool, ordinal), []).append(pool)
+            by_source.setdefault(self._upstream(pool, ordinal), []).append(pool)
         for source in ("", "rmm"):
             live = free = low = high = 0
             for pool in by_source.get(source, ()):
@@ -223,7 +225,7 @@ def _returned(pool: Any, ordinal: int, used: int, idle: int, exact: bool) -> int
 
 MAX_CHUNKS = 50_000
 """Largest number of chunks that are visited: more would hold the pool's lock and the GIL for many milliseconds."""
-TRIES = 3
+MAX_TRIES = 3
 
 
 def whole_bytes(pool: Any, ordinal: int) -> int | None:
@@ -233,7 +235,7 @@ def whole_bytes(pool: Any, ordinal: int) -> int | None:
     with a reference is not freed.
     """
     try:
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             if pool.n_free_blocks() > MAX_CHUNKS:
                 return None
             whole = pieces = 0

@@ -29,7 +29,7 @@ class ManagedAdapter(CudaAdapter):
         return tuple(pool for pool in pools if pool is not None)
 
     @property
-    def step(self) -> str:  # type: ignore[override]
+    def flush_step(self) -> str:  # type: ignore[override]
         return "cache" if "cupy" in sys.modules else ""
 
     def release(self) -> tuple[int, str]:

@@ -30,7 +30,7 @@ class CudaAdapter(AllocatorAdapter):
 
 class MempoolsAdapter(CudaAdapter):
     name = "mempool"
-    step = "trim"
+    flush_step = "trim"
 
     def framework(self) -> str:
         return f"cuda {cuda.version()}"

@@ -26,7 +26,7 @@ class NumbaAdapter(CudaAdapter):
     """Reads Numba's own memory manager. The memory of a plug-in, such as RMM's, is counted by its library."""
 
     name = "numba"
-    step = "cache"
+    flush_step = "cache"
     main_thread_steps = frozenset(("cache",))
     """Another thread may empty the list at the same moment."""
 

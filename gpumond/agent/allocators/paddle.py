@@ -21,7 +21,7 @@ COUNTED_DEVICES = 16
 
 class PaddleAdapter(CudaAdapter):
     name = "paddle"
-    step = "cache"
+    flush_step = "cache"
     main_thread_steps = frozenset(("cache",))
     """It also resets the workspaces of cuDNN."""
 

@@ -33,7 +33,7 @@ driver, so it is not the agent's.
 
 class RmmAdapter(CudaAdapter):
     name = "rmm"
-    step = "trim"
+    flush_step = "trim"
 
     def __init__(self, rmm: Any, settled_seconds: float = SETTLED_SECONDS) -> None:
         self._rmm, self._mr, self._settled_seconds = rmm, rmm.mr, settled_seconds
@@ -220,7 +220,7 @@ def read_stack(top: Any, before: Count | None = None) -> Stack | None:
     caches = foreign = False
     resource = top
     for resource in _downwards(top):
-        if _is(resource, CACHING):
+        if _is_instance(resource, CACHING):
             caches, foreign = True, foreign or _has_foreign_bins(resource)
             size = getattr(resource, "pool_size", None)
             pool_bytes = pool_bytes if size is None else int(size())
@@ -234,9 +234,9 @@ def read_stack(top: Any, before: Count | None = None) -> Stack | None:
             pool_bytes = counted
         elif counted is not None and live is None:
             live, peak, live_allocations = counted, most, present
-    ordered = resource if _is(resource, ORDERED) else None
-    managed = _is(resource, MANAGED)
-    if ordered is None and not managed and not _is(resource, DIRECT):
+    ordered = resource if _is_instance(resource, ORDERED) else None
+    managed = _is_instance(resource, MANAGED)
+    if ordered is None and not managed and not _is_instance(resource, DIRECT):
         return None
     return Stack(live, None if foreign else pool_bytes, caches, ordered, count, peak, live_allocations, managed)
 
@@ -265,7 +265,7 @@ def _has_foreign_bins(resource: Any) -> bool:
     return any(not below & {id(one) for one in _downwards(bin)} for bin in getattr(resource, "bin_mrs", ()))
 
 
-def _is(resource: Any, names: frozenset[str]) -> bool:
+def _is_instance(resource: Any, names: frozenset[str]) -> bool:
     return any(kind.__name__ in names for kind in type(resource).__mro__)
 
 

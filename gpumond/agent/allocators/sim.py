@@ -28,7 +28,7 @@ CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activa
 
 class SimAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
     name = "sim"
-    step = "cache"
+    flush_step = "cache"
     suffix = ".json"
 
     def framework(self) -> str:

@@ -299,7 +299,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
                 properties = self._cuda.get_device_properties(ordinal)
                 own = getattr(properties, "uuid", None)
                 if getattr(self._torch.version, "hip", None):
-                    uuid = torch_xpu.amd(properties)
+                    uuid = torch_xpu.amd_device_uuid(properties)
                 else:
                     uuid = None if own is None else f"GPU-{own}"
             self._uuids[ordinal] = uuid

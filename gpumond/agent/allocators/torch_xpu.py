@@ -24,7 +24,7 @@ from gpumond.facts.pools import PoolUsage
 
 class XpuAdapter(AllocatorAdapter):
     name = "torch"
-    step = "cache"
+    flush_step = "cache"
 
     def __init__(self, torch: Any, sys: str = "/sys") -> None:
         self._torch, self._xpu, self._c, self._sys = torch, torch.xpu, torch._C, sys
@@ -68,7 +68,7 @@ class XpuAdapter(AllocatorAdapter):
 
     def _uuid(self, ordinal: int) -> str | None:
         if ordinal not in self._uuids:
-            self._uuids[ordinal] = intel(self._xpu.get_device_properties(ordinal), self._sys)
+            self._uuids[ordinal] = intel_device_uuid(self._xpu.get_device_properties(ordinal), self._sys)
         return self._uuids[ordinal]
 
 
@@ -81,8 +81,8 @@ def adapter() -> XpuAdapter | None:
 INTEL = 0x8086
 
 
-def amd(properties: Any, sys: str = "/sys") -> str | None:
-    """Return the name of an AMD device. ROCm writes the sixteen digits of the unique id as text into the sixteen bytes
+def amd_device_uuid(properties: Any, sys: str = "/sys") -> str | None:
+    """Return the UUID of an AMD device. ROCm writes the sixteen digits of the unique id as text into the sixteen bytes
     of the UUID, if the device has a unique id.
     """
     digits = _uuid(properties).decode("ascii", "replace").lower()
@@ -97,8 +97,8 @@ def amd(properties: Any, sys: str = "/sys") -> str | None:
     return f"AMD-{unique}" if re.fullmatch("[0-9a-f]{1,32}", unique) and unique.strip("0") else f"DRM-pci-{address}"
 
 
-def intel(properties: Any, sys: str = "/sys") -> str | None:
-    """Return the name of an Intel device.
+def intel_device_uuid(properties: Any, sys: str = "/sys") -> str | None:
+    """Return the UUID of an Intel device.
 
     Intel's drivers build the UUID from numbers of two bytes (vendor, device, revision, PCI domain), the bus, device and
     function of the address, and the number of the tile. Some devices have a UUID of another form: such a device is

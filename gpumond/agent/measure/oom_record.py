@@ -21,8 +21,8 @@ from gpumond.agent.measure.steps import READ_SECONDS
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import (
+    MAX_OOMS as KEPT,
     OOM_POOLS,
-    OOMS as KEPT,
     Call,
     LiveClasses,
     Oom,

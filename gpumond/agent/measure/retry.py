@@ -107,7 +107,7 @@ class _Attempts:
             if self._may_borrow:
                 self._may_borrow, self._short = False, request_bytes(error)
                 self._left += 1
-            elif self._left <= 0 or not self._smaller():
+            elif self._left <= 0 or not self._shrink_arguments():
                 return False
             # Before the record, which takes time: a report in between must not have the error without its retry.
             OOMS.add_retry()
@@ -131,7 +131,7 @@ class _Attempts:
         if self._again:
             OOMS.add_rescue()
 
-    def _smaller(self) -> bool:
+    def _shrink_arguments(self) -> bool:
         if self._shrink is None:
             return True
         smaller = self._shrink(*self.args, **self.kwargs)

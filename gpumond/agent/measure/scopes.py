@@ -22,8 +22,8 @@ from gpumond.agent.allocators.borrowing import BORROWING
 from gpumond.agent.loaded_allocators import LOADED
 from gpumond.agent.measure import is_async, refuse_generators
 from gpumond.agent.measure.oom_record import OOMS, is_oom, request_bytes
-from gpumond.agent.measure.steps import NOTHING, Levels, read_levels
-from gpumond.facts.program import OTHER, SCOPES, ByteChange, ScopeDevice, ScopeRetained, ScopeUsage
+from gpumond.agent.measure.steps import NOTHING, UsageByDevice, read_usage
+from gpumond.facts.program import MAX_SCOPES, OTHER, ByteChange, ScopeDevice, ScopeRetained, ScopeUsage
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,7 +65,7 @@ class Block:
     def __init__(self, name: str, parent: Block | None) -> None:
         self.name: str = name if parent is None else f"{parent.name}/{name}"
         self.parent = parent
-        self.before: Levels | None = None
+        self.before: UsageByDevice | None = None
         self.most: dict[str, int] = {}
         self.retained: dict[str, int] | None = None
         self.peaks: dict[str, ScopePeak] | None = None
@@ -83,11 +83,11 @@ class Block:
         """The most live bytes by device; `ScopeDevice` states whether they are exact."""
         return None if self.peaks is None else {device: peak.low for device, peak in self.peaks.items()}
 
-    def sample(self, levels: Levels) -> None:
-        for device, level in levels.items():
+    def sample(self, usage: UsageByDevice) -> None:
+        for device, level in usage.items():
             self.most[device] = max(self.most.get(device, 0), level.live_bytes)
 
-    def end(self, after: Levels | None) -> None:
+    def end(self, after: UsageByDevice | None) -> None:
         before = self.before
         if before is None or after is None:
             return
@@ -99,7 +99,7 @@ class Block:
         self.peaks = {device: self._peak(device, before, after) for device in devices}
         self.retries = sum(level.retries for level in after.values()) - sum(level.retries for level in before.values())
 
-    def _peak(self, device: str, before: Levels, after: Levels) -> ScopePeak:
+    def _peak(self, device: str, before: UsageByDevice, after: UsageByDevice) -> ScopePeak:
         first, last = before.get(device, NOTHING), after.get(device, NOTHING)
         low = self.most.get(device, 0)
         if first.peak_bytes is None or last.peak_bytes is None:
@@ -236,7 +236,7 @@ class Scopes:
         self._open: WeakSet[Block] = WeakSet()  # a generator may never finish its block
 
     def begin(self, block: Block) -> None:
-        block.before = read_levels()
+        block.before = read_usage()
         if block.before is not None:
             block.sample(block.before)
         block.annotations = _begin_annotations(block.name)
@@ -246,7 +246,7 @@ class Scopes:
     def finish(self, block: Block, oom: bool) -> None:
         for end in block.annotations:
             end()
-        block.end(read_levels())
+        block.end(read_usage())
         with self._lock:
             self._open.discard(block)
             self._total_of(block.name).add(block, oom)
@@ -255,11 +255,11 @@ class Scopes:
     def has_open_blocks(self) -> bool:
         return bool(self._open)
 
-    def sample(self, levels: Levels) -> None:
+    def sample(self, usage: UsageByDevice) -> None:
         """Update the open blocks with the values of a report."""
         with self._lock:
             for block in self._open:
-                block.sample(levels)
+                block.sample(usage)
 
     def usage(self) -> tuple[ScopeUsage, ...]:
         with self._lock:
@@ -281,7 +281,7 @@ class Scopes:
 
     def _total_of(self, name: str) -> ScopeTotal:
         known = self._totals.get(name)
-        if known is None and (len(self._totals) - (OTHER in self._totals) >= SCOPES or len(name) > MAX_NAME):
+        if known is None and (len(self._totals) - (OTHER in self._totals) >= MAX_SCOPES or len(name) > MAX_NAME):
             name = OTHER
         return self._totals.setdefault(name, ScopeTotal())
 

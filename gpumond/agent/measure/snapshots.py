@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 20
 REQUEST_SECONDS = 10.0
 """Shortest time between two requests of the daemon."""
 
-KEPT = 4
+MAX_FILES = 4
 """Number of files that this process keeps for requests of the daemon; the oldest are removed."""
 
 
@@ -106,7 +106,7 @@ class RequestedSnapshots:
             return dump
         self._last += 1
         self._files[self._last] = dump.path
-        for old in list(self._files)[:-KEPT]:
+        for old in list(self._files)[:-MAX_FILES]:
             _remove(self._files.pop(old))
         return replace(dump, id=self._last)
 

@@ -16,7 +16,7 @@ from gpumond.facts.program import Call, ThreadStack
 
 ENDS = 16
 """Number of innermost, and of outermost calls of a stack; those between them are omitted."""
-THREADS = 4
+MAX_THREADS = 4
 THREAD_CALLS = 12
 MAX_DEPTH = 512
 SEARCHED_THREADS, SEARCHED_CALLS = 64, 32
@@ -57,7 +57,7 @@ def of_allocating_threads() -> tuple[ThreadStack, ...]:
     found.sort(key=lambda one: one[:2])
     return tuple(
         ThreadStack(clean(name)[:MAX_FUNCTION], tuple(_call(*at) for at in islice(_walk(frame), THREAD_CALLS)))
-        for _, name, frame in found[:THREADS]
+        for _, name, frame in found[:MAX_THREADS]
     )
 
 

@@ -37,11 +37,11 @@ class DeviceUsage(NamedTuple):
 NOTHING = DeviceUsage()
 """The level of a device on which nothing has been allocated yet."""
 
-Levels = Mapping[str, DeviceUsage]
+UsageByDevice = Mapping[str, DeviceUsage]
 
 
-def levels(pools: Iterable[PoolUsage]) -> dict[str, DeviceUsage]:
-    """Return the levels by device. A pool inside another is counted there; one with unknown live bytes has no level."""
+def usage_by_device(pools: Iterable[PoolUsage]) -> dict[str, DeviceUsage]:
+    """Return the usage by device. A pool inside another is counted there; one with unknown live bytes has none."""
     found: dict[str, DeviceUsage] = {}
     for pool in pools:
         if pool.inside is not None or pool.live_bytes is None:
@@ -52,13 +52,13 @@ def levels(pools: Iterable[PoolUsage]) -> dict[str, DeviceUsage]:
     return found
 
 
-def read_levels() -> dict[str, DeviceUsage] | None:
-    """Return the current levels; None while a flush is in progress. Never raises."""
+def read_usage() -> dict[str, DeviceUsage] | None:
+    """Return the current usage; None while a flush is in progress. Never raises."""
     try:
         pools = LOADED.read(READ_SECONDS)
     except Exception:  # an error of an allocator, which the program did not call
         return None
-    return None if pools is None else levels(pools)
+    return None if pools is None else usage_by_device(pools)
 
 
 def _sum(one: DeviceUsage, other: DeviceUsage) -> DeviceUsage:
@@ -125,13 +125,13 @@ class StepCounter:
         )
 
     def _sample(self, now: float) -> None:
-        levels = read_levels()
-        if levels is None:
+        usage = read_usage()
+        if usage is None:
             return
         live, stranded, retries = (
-            sum(level.live_bytes for level in levels.values()),
-            sum(level.stranded_bytes for level in levels.values()),
-            sum(level.retries for level in levels.values()),
+            sum(level.live_bytes for level in usage.values()),
+            sum(level.stranded_bytes for level in usage.values()),
+            sum(level.retries for level in usage.values()),
         )
         if self._first_retries is None:
             self._first_retries = retries

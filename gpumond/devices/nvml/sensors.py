@@ -49,11 +49,11 @@ class FieldQuery(NamedTuple):
     unknown: int | None = None
 
 
-def _per(divisor: int) -> Callable[[int], float]:
+def _divide_by(divisor: int) -> Callable[[int], float]:
     return lambda number: number / divisor
 
 
-_percent, _milli, _kilo, _mega = _per(100), _per(1000), (1000).__mul__, (1_000_000).__mul__
+_percent, _milli, _kilo, _mega = _divide_by(100), _divide_by(1000), (1000).__mul__, (1_000_000).__mul__
 
 
 def _reasons(mask: int) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ class SensorClocks:
         kept = self._kept.get(device.uuid) or _SlowAnswers()
         values = {**kept.fixed, **kept.values}
         for question in FAST:
-            self._ask(question, device, values, tally)
+            self._query(question, device, values, tally)
         tally.extend(kept.tally)
         return values
 
@@ -244,12 +244,12 @@ class SensorClocks:
         kept.samples, kept.used_by = self._activity.utilization_by_pid(device, kept.tally), {}
         kept.values.update(self._profile.ask(device, kept.tally))
         for question in SLOW:
-            self._ask(question, device, kept.values, kept.tally)
+            self._query(question, device, kept.values, kept.tally)
         kept.unasked = tuple(
-            question for question in kept.unasked if not self._ask(question, device, kept.fixed, kept.tally)
+            question for question in kept.unasked if not self._query(question, device, kept.fixed, kept.tally)
         )
 
-    def _ask(self, question: FieldQuery, device: Device, values: dict[str, Any], tally: FaultCounter) -> bool:
+    def _query(self, question: FieldQuery, device: Device, values: dict[str, Any], tally: FaultCounter) -> bool:
         """Store the answer in ``values``. Returns False if a retry may succeed."""
         try:
             answer = self._library.query(question.functions, device.handle, *question.arguments)

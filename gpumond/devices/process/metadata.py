@@ -432,7 +432,7 @@ class ProcessMetadata:
             return _Completed(process if self._is_private else replace(process, state="gone"))
         key = ProcessKey(process.pid, now.start_ticks)
         if in_doubt and not self._is_same(key):
-            return _Completed(replace(process, start_ticks=None, comm=None, uid=None, user=None))
+            return _Completed(replace(process, start_ticks=None, comm=None, uid=None, user=None, command=None))
         if key != process.key:
             return _Completed(process)  # the pid has been reused since the reading
         owner = self._owner(key)

@@ -1,7 +1,8 @@
-"""Identity of a pid from /proc: start time, command name, owner, state.
+"""Identity of a pid from /proc: start time, command name, what it runs, owner, state.
 
 Covers vanished pids, pids of another PID namespace (both unknown), reused pids (never mistaken for the previous
-process), and command names with any bytes. Does not cover containers, command lines and environments.
+process), and names with any bytes. Does not cover containers and environments. Of a command line, only the program and
+the script or module of a Python interpreter are kept, because other arguments may be secrets.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class ProcessOwner(NamedTuple):
     comm: str | None = None
     uid: int | None = None
     user: str | None = None
+    command: str | None = None
 
 
 UNKNOWN = ProcessOwner()
@@ -75,7 +77,8 @@ class ProcessTable:
         name, _, ticks = key.rpartition(b")")
         try:
             uid = self._uid(pid)
-            owner = ProcessOwner(int(ticks), clean(name.decode("utf-8", "replace")), uid, user_name(uid))
+            comm, command = clean(name.decode("utf-8", "replace")), self._command(pid)
+            owner = ProcessOwner(int(ticks), comm, uid, user_name(uid), command)
         except (OSError, ValueError, IndexError):
             return _Known(b"", UNKNOWN, start)
         # The pid may have been reused between the two files.
@@ -100,6 +103,46 @@ class ProcessTable:
         """Return the effective uid, like SO_PEERCRED; the directory's owner is root for undumpable processes."""
         status = read_head(f"{self._root}/{pid}/status", 4096)
         return int(status.partition(b"\nUid:")[2].split(maxsplit=2)[1])
+
+    def _command(self, pid: int) -> str | None:
+        try:
+            return command_of(read_head(f"{self._root}/{pid}/cmdline", 4096))
+        except OSError:
+            return None
+
+
+def command_of(command_line: bytes) -> str | None:
+    """Return the program of a command line, with the script or module that it runs if it is a Python interpreter.
+
+    None if it is unknown. A program that has replaced its command line by a title with spaces, which may contain
+    arguments, is unknown.
+    """
+    path, *arguments = command_line.decode("utf-8", "replace").split("\0")
+    program = os.path.basename(path)
+    if not program or any(map(str.isspace, path)):
+        return None
+    runs = _script(arguments) if re.fullmatch(r"python[0-9.]*", program) else ""
+    return clean(f"{program} {runs}".rstrip())
+
+
+def _script(arguments: Iterable[str]) -> str:
+    """Return the script or ``-m MODULE`` among a Python interpreter's arguments; empty without any."""
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("-"):
+            return word
+        if word == "-" or word.startswith("--"):
+            return ""
+        option = re.match(r"-[^cmWX]*([cmWX])(.*)", word, re.DOTALL)  # these four take a value
+        if option is None:
+            continue
+        letter, value = option.groups()
+        if letter == "c":
+            return ""
+        value = value or next(words, "")
+        if letter == "m":
+            return f"-m {value}"
+    return ""
 
 
 @cache

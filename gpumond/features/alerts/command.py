@@ -22,7 +22,7 @@ PAIRS = ("labels", "annotations")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--past", "show resolved alerts, most recent last")
-    client.add_arguments(parser, entries=True)
+    client.add_arguments(parser, entries="alerts")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -172,7 +172,7 @@ class ReceiverQueue:
         if len(self._queue) >= self._limit:
             if not self._full:
                 log.error("receiver %s: the queue is full; further notifications wait", self._receiver.name)
-                self._counts.not_notified(self._receiver.name, "queue_full")
+                self._counts.count_failed_notification(self._receiver.name, "queue_full")
             self._full = True
             return
         self.queue_up(Notice(self._receiver.name, self._seq + 1, "raised" if kind == "raised" else "resolved", alert))
@@ -182,7 +182,7 @@ class ReceiverQueue:
         while True:
             await self._work_to_do()
             batch = self._batch()
-            if batch and self._quiet(batch[0]):
+            if batch and self._is_silenced(batch[0]):
                 await self._remove_batch(batch, accepted=False)
                 self._allow_again(batch)
                 continue
@@ -205,7 +205,7 @@ class ReceiverQueue:
             failures += 1
             wait = max(after, self._pause(failures))
             self._count_failure(reason, f"{text}; next attempt in {wait:.0f} s")
-            await _within(self._changed.wait(), wait)
+            await _wait_at_most(self._changed.wait(), wait)
             self._changed.clear()
 
     async def _work_to_do(self) -> None:
@@ -213,7 +213,7 @@ class ReceiverQueue:
             return
         self.idle.set()
         self._news.clear()
-        await _within(self._news.wait(), self._until_resend())
+        await _wait_at_most(self._news.wait(), self._until_resend())
 
     def _until_resend(self) -> float | None:
         if self._receiver.resend_seconds is None:
@@ -226,10 +226,10 @@ class ReceiverQueue:
         Either all or none of them are silenced.
         """
         batch: dict[Labels, Notice] = {}
-        quiet = bool(self._queue) and self._quiet(self._queue[0])
+        quiet = bool(self._queue) and self._is_silenced(self._queue[0])
         for notice in self._queue:
             full = len(batch) == self._receiver.batch_limit
-            if full or notice.alert.labels in batch or self._quiet(notice) != quiet:
+            if full or notice.alert.labels in batch or self._is_silenced(notice) != quiet:
                 break
             batch[notice.alert.labels] = notice
         return list(batch.values())
@@ -246,7 +246,7 @@ class ReceiverQueue:
             raised, resolved = self._firing_again(batch) | raised, self._resolved_again(batch) | resolved
         if raised or resolved:
             await self._receiver.send(tuple(raised.values()), tuple(resolved.values()))
-            self._counts.notified(self._receiver.name)
+            self._counts.count_notification(self._receiver.name)
         if due:
             self._sent_now()
         await self._remove_batch(batch, accepted=True)
@@ -280,11 +280,11 @@ class ReceiverQueue:
             self._full = False
         if batch:
             try:
-                await self._outbox.journal.delivered(batch, accepted)
+                await self._outbox.journal.record_delivery(batch, accepted)
             except StoreUnavailable:
                 pass  # the store logs it; after a crash now, the notification is sent twice
 
-    def _quiet(self, notice: Notice) -> bool:
+    def _is_silenced(self, notice: Notice) -> bool:
         return notice.kind == "raised" and self._outbox.silenced(notice.alert)
 
     def _allow_again(self, batch: Sequence[Notice]) -> None:
@@ -303,12 +303,12 @@ class ReceiverQueue:
         return random.uniform(least, max(least, backoff(least, failures, most)))
 
     def _count_failure(self, reason: str, text: str) -> None:
-        self._counts.notified(self._receiver.name)
-        self._counts.not_notified(self._receiver.name, reason)
+        self._counts.count_notification(self._receiver.name)
+        self._counts.count_failed_notification(self._receiver.name, reason)
         log.warning("receiver %s: %s", self._receiver.name, text)
 
 
-async def _within(coming: Awaitable[object], seconds: float | None) -> None:
+async def _wait_at_most(coming: Awaitable[object], seconds: float | None) -> None:
     """Wait for ``coming`` for at most ``seconds``."""
     try:
         await asyncio.wait_for(coming, seconds)

@@ -58,10 +58,10 @@ class BaselineService:
         if self._saving is not None:
             await self._saving
 
-    def flushed(self, receipt: Receipt) -> None:
+    def add_receipt(self, receipt: Receipt) -> None:
         for recording in self._recordings.values():
             if not recording.complete:
-                recording.flushed(receipt)
+                recording.add_receipt(receipt)
 
     async def record(self, name: str, for_seconds: float, workload: str | None, by: str) -> None:
         """Record a baseline; one of that name is replaced at the end. Raises StoreUnavailable, EntryConflict."""
@@ -101,12 +101,12 @@ class BaselineService:
         """Delete a baseline. Raises NoSuchEntry."""
         stopped = [self._recordings.pop((name, side), None) for side in _SIDES]
         if not await self._tables["before"].delete(name, by) and not any(stopped):
-            raise _none("before", name)
+            raise _no_baseline("before", name)
 
     async def _kept(self, side: Side, name: str) -> Baseline:
         rows = await self._tables[side].rows(name)
         if not rows:
-            raise _none(side, name)
+            raise _no_baseline(side, name)
         return rows[0].value
 
     async def _save_quietly(self) -> None:
@@ -136,7 +136,7 @@ def _unsaved(recording: BaselineRecorder) -> Baseline:
     return replace(baseline, complete=False) if baseline.complete else baseline
 
 
-def _none(side: Side, name: str) -> NoSuchEntry:
+def _no_baseline(side: Side, name: str) -> NoSuchEntry:
     if side == "before":
         return NoSuchEntry(f"there is no baseline {name}; record one with: gpumond baseline record {name} --for 10m")
     return NoSuchEntry(
@@ -208,7 +208,7 @@ class BaselineRecorder:
                 workload.blocks["utilization"].add(sum(busy) / len(busy))
         self._count_retries(frame)
 
-    def flushed(self, receipt: Receipt) -> None:
+    def add_receipt(self, receipt: Receipt) -> None:
         workload = self._workloads.get(receipt.workload)
         if workload is not None and receipt.outcome not in ("planned", "refused"):
             workload.flushes += 1

@@ -26,7 +26,7 @@ from gpumond.features.engines.ownership import EngineProcesses, owned
 from gpumond.features.engines.settings import AuthConfig, EngineConfig
 from gpumond.features.engines.spec import Address, EngineRequest, EngineResponse, Exchange, T
 from gpumond.host.files import read_secret
-from gpumond.host.http import Connection, HttpRequest, exchange_async, trust
+from gpumond.host.http import Connection, HttpRequest, exchange_async, tls_context
 from gpumond.host.machine import available_bytes
 from gpumond.host.tasks import cancel_all
 
@@ -95,7 +95,7 @@ async def send(engine: EngineConfig, call: EngineRequest, seconds: float) -> Eng
 def _connection(engine: EngineConfig, address: Address) -> Connection:
     if address.scheme == "unix":
         return Connection("localhost", path=address.host)
-    tls = trust(engine.ca_file) if address.scheme == "https" else None
+    tls = tls_context(engine.ca_file) if address.scheme == "https" else None
     return Connection(address.host, address.port, tls=tls, server_name=engine.server_name)
 
 

@@ -169,13 +169,13 @@ class EngineConfig(StrictModel):
 
     @field_validator("url", "metrics_url")
     @classmethod
-    def _local(cls, url: str | None) -> str | None:
+    def _check_url(cls, url: str | None) -> str | None:
         if url is not None:
             address_of(url)
         return url
 
     @model_validator(mode="after")
-    def _consistent(self) -> EngineConfig:
+    def _check_config(self) -> EngineConfig:
         if config_error := self._config_error():
             raise ValueError(f"{self.name}: {config_error}")
         return self

@@ -58,7 +58,9 @@ class Metrics:
                 self._values.setdefault(match[1].decode(), []).append((match[2] or b"", value))
 
     def samples(self, name: str) -> list[MetricSample]:
-        parsed = ((dict(_LABEL.findall(text.decode("utf-8", "replace"))), value) for text, value in self._of(name))
+        parsed = (
+            (dict(_LABEL.findall(text.decode("utf-8", "replace"))), value) for text, value in self._labeled_values(name)
+        )
         return [MetricSample(labels, value) for labels, value in parsed]
 
     def total(self, *names: str) -> float | None:
@@ -83,9 +85,9 @@ class Metrics:
         return None if all(total is None for total in totals) else tuple(total or 0.0 for total in totals)
 
     def _values_of_each(self, names: Iterable[str]) -> Iterator[list[float]]:
-        return ([value for _, value in self._of(name)] for name in names if self._of(name))
+        return ([value for _, value in self._labeled_values(name)] for name in names if self._labeled_values(name))
 
-    def _of(self, name: str) -> list[tuple[bytes, float]]:
+    def _labeled_values(self, name: str) -> list[tuple[bytes, float]]:
         return self._values.get(name, [])
 
 

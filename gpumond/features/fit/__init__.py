@@ -6,7 +6,7 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     __name__,
-    parts=("part:PeaksPart",),
+    parts=("run_peaks:PeaksPart",),
     routes=("routes:router",),
     commands=(
         Command(

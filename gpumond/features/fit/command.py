@@ -39,7 +39,7 @@ from gpumond.view.text import table
 
 MARGIN = 1.05
 """Factor for what the simulation leaves out, such as the workspaces of cuDNN."""
-SECONDS = 600.0
+MAX_RUN_SECONDS = 600.0
 ASSUMED_BYTES = 80 * GIB
 """Size of the device that the program sees if neither a daemon nor the driver states one."""
 ASSUMED = f"a GPU of {human(ASSUMED_BYTES)}, because neither the daemon nor the driver reports one"
@@ -116,9 +116,9 @@ def traced(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
         interpreter, program = split(command)
         tracer = [*interpreter, "-m", "gpumond.features.fit.tracer", os.fspath(out), str(size_bytes), *program]
         try:
-            status = _ran(tracer, environ)
+            status = _run_and_show(tracer, environ)
         except subprocess.TimeoutExpired:
-            return {"reason": f"the program's optimizer didn't complete two steps in {SECONDS:.0f} s"}
+            return {"reason": f"the program's optimizer didn't complete two steps in {MAX_RUN_SECONDS:.0f} s"}
         except OSError as error:
             return {"reason": f"{command[0]}: {error.strerror}"}
         if not out.exists():
@@ -127,8 +127,8 @@ def traced(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
         return found
 
 
-def _ran(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command, and show for how long. Raises OSError, or TimeoutExpired after ``SECONDS``."""
+def _run_and_show(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command, and show for how long. Raises OSError, or TimeoutExpired after ``MAX_RUN_SECONDS``."""
     start, progress = time.monotonic(), Progress()
     with subprocess.Popen(command, env=environ, stdout=sys.stderr, stdin=subprocess.DEVNULL) as process:
         try:
@@ -137,7 +137,7 @@ def _ran(command: Sequence[str], environ: Mapping[str, str]) -> int:
                     return process.wait(QUIET_SECONDS)
                 except subprocess.TimeoutExpired:
                     elapsed = time.monotonic() - start
-                    if elapsed > SECONDS:
+                    if elapsed > MAX_RUN_SECONDS:
                         raise
                     progress.show(f"the program has run for {elapsed:.0f} s, until its optimizer completes two steps")
         finally:
@@ -271,7 +271,7 @@ def _range(text: str) -> tuple[int, int]:
 
 WORKSPACE_BYTES = 32 * MIB
 """Workspace of cuBLAS on Hopper, in PyTorch's pool: one for the program's thread, one for that of backward passes."""
-LARGEST = 1 << 50
+MAX_SIZE_BYTES = 1 << 50
 CLASSES = ("parameters", "gradients", "optimizer")
 REST = "activations and others"
 SHOWN = {**CLASS_NAMES, REST: CLASS_NAMES["activations"]}
@@ -294,7 +294,7 @@ class DoesNotFit(GpumondError):
     """The trace does not fit into the given size."""
 
 
-def replay(trace: Mapping[str, Any], size_bytes: int = LARGEST) -> Need:
+def replay(trace: Mapping[str, Any], size_bytes: int = MAX_SIZE_BYTES) -> Need:
     """Return what a trace needs on a device of this size. Raises DoesNotFit."""
     classes: Mapping[str, str] = {str(number): name for number, name in trace["classes"].items()}
     entries: Sequence[tuple[str, int, int]] = trace["entries"]

@@ -8,7 +8,7 @@ from fastapi import HTTPException, Query, Request
 from fastapi.responses import Response
 
 from gpumond.facts.frame import device_named
-from gpumond.features.fit.part import AutoNeed, RunPeaks
+from gpumond.features.fit.run_peaks import AutoNeed, RunPeaks
 from gpumond.serve import examples
 from gpumond.serve.routes import Router, json_response, kernel_of
 

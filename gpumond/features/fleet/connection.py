@@ -27,7 +27,7 @@ from gpumond.host.http import (
     may_receive_token,
     split_address,
     target_of,
-    trust,
+    tls_context,
 )
 from gpumond.view.frame import FRAME, MAX_FRAME_BYTES, decoded
 
@@ -147,7 +147,7 @@ def access(
     ``tokens``: a YAML file of tokens by machine. $GPUMOND_TOKEN is used without a token file. ``certificate`` and
     ``key``: those of the client.
     """
-    named, context = environ.get("GPUMOND_TOKEN"), trust(environ.get("GPUMOND_CA_FILE") or None)
+    named, context = environ.get("GPUMOND_TOKEN"), tls_context(environ.get("GPUMOND_CA_FILE") or None)
     if certificate is not None:
         try:
             context.load_cert_chain(certificate, key, password="")  # no prompt for an encrypted key

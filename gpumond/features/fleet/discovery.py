@@ -39,7 +39,7 @@ from gpumond.features.fleet.connection import (
     secret,
 )
 from gpumond.host.files import read_text
-from gpumond.host.http import HttpRequest, is_verified_server, may_receive_token, trust
+from gpumond.host.http import HttpRequest, is_verified_server, may_receive_token, tls_context
 from gpumond.view.text import safe
 
 Point = tuple[float, float]
@@ -461,17 +461,17 @@ def make_prometheus(arguments: argparse.Namespace) -> Prometheus | None:
     if arguments.prometheus is None:
         return None
     token = secret(arguments.prometheus_token_file) if arguments.prometheus_token_file else None
-    authorities = trust(arguments.prometheus_ca_file)
+    authorities = tls_context(arguments.prometheus_ca_file)
     return Prometheus(url=arguments.prometheus, trust=authorities, token=token)
 
 
 async def select_machines(arguments: argparse.Namespace) -> tuple[Client, list[Machine]]:
     """Return the client and the machines that the options select. Raises DiscoveryError, ConfigError."""
     client = make_client(arguments)
-    return client, chosen(arguments, (await list_machines(arguments, make_prometheus(arguments))).all)
+    return client, selected_machines(arguments, (await list_machines(arguments, make_prometheus(arguments))).all)
 
 
-def chosen(arguments: argparse.Namespace, machines: Sequence[Machine]) -> list[Machine]:
+def selected_machines(arguments: argparse.Namespace, machines: Sequence[Machine]) -> list[Machine]:
     """Return the machines whose name a pattern of --machine matches, and whose labels those of --label match.
 
     All match without such an option. A label that a machine does not have is empty.

@@ -15,7 +15,7 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import plural
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import progress, read_frames, select_machines
-from gpumond.features.fleet.status import Build, MachineStatus, differences, of_frame, read_builds, usual
+from gpumond.features.fleet.status import Build, MachineStatus, differences, most_frequent, of_frame, read_builds
 from gpumond.view.frame import frame_of
 from gpumond.view.text import safe
 
@@ -89,7 +89,7 @@ def _of_frame(machine: Machine, frame: Mapping[str, Any]) -> Iterator[FleetFindi
 def _of_builds(builds: Mapping[str, Build | DaemonError]) -> Iterator[FleetFinding]:
     """Yield the machines whose version, configuration or rules are not the most frequent ones."""
     known = {name: each for name, each in builds.items() if isinstance(each, Build)}
-    most = usual(known.values())
+    most = most_frequent(known.values())
     for aspect, (subject, remedy) in DIFFERENCES.items():
         for name, build in known.items():
             if aspect in differences(build, most):

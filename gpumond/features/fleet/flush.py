@@ -32,7 +32,6 @@ from gpumond.features.fleet.discovery import (
     Prometheus,
     QueriedProcess,
     UnreadMachine,
-    chosen,
     data_seconds,
     list_machines,
     make_client,
@@ -41,6 +40,7 @@ from gpumond.features.fleet.discovery import (
     named,
     progress,
     read_frames,
+    selected_machines,
 )
 from gpumond.features.fleet.plan import (
     Criteria,
@@ -195,9 +195,9 @@ class _Operation:
     async def flush(self, wave: Sequence[MachineFlush], number: int) -> list[ProcessResult]:
         """Flush the processes of a wave at the same time."""
         on_machine = Counter(one.machine.url for one in wave)
-        return await asyncio.gather(*(self._one(one, number, on_machine[one.machine.url]) for one in wave))
+        return await asyncio.gather(*(self._flush_process(one, number, on_machine[one.machine.url]) for one in wave))
 
-    async def _one(self, planned: MachineFlush, wave: int, on_machine: int) -> ProcessResult:
+    async def _flush_process(self, planned: MachineFlush, wave: int, on_machine: int) -> ProcessResult:
         async with self._free:
             if self.stopped:
                 return ProcessResult(planned=planned, result="skipped", wave=wave, reason=self.stopped)
@@ -361,10 +361,10 @@ async def run(arguments: argparse.Namespace) -> int:
     missing: list[UnreadMachine] = []
     selected: list[tuple[Machine, Mapping[int, QueriedProcess] | None]]
     if processes is None:
-        selected = [(machine, None) for machine in chosen(arguments, machines.all)]
+        selected = [(machine, None) for machine in selected_machines(arguments, machines.all)]
     else:
         found, missing = by_machine(machines, processes)
-        allowed = set(chosen(arguments, [machine for machine, _ in found]))
+        allowed = set(selected_machines(arguments, [machine for machine, _ in found]))
         selected = [(machine, own) for machine, own in found if machine in allowed]
     with progress(len(selected), "machines read") as done:
         planned, unread, engines = await plan(client, selected, criteria, arguments.parallel, done)

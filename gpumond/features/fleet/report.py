@@ -337,7 +337,9 @@ def _page(report: UsageReport) -> str:
         html_report.heading(f"Used and wasted GiB-hours by {by}"),
         html_report.legend((("before", "used"), ("after", "wasted"))),
         html_report.bars(f"wasted part of the used GiB-hours by {by}", bars, overlaid=True),
-        html_report.table(_header(report, _brief(header, header)), [_brief(header, line) for line in cells]),
+        html_report.table(
+            _header(report, _without_waste(header, header)), [_without_waste(header, line) for line in cells]
+        ),
         *map(html_report.paragraph, report.notes[2:]),
     ]
     step = next(report.accounts.period.parts()).seconds
@@ -355,7 +357,7 @@ def _page(report: UsageReport) -> str:
     return html_report.page(f"GPU memory use by {by}", parts)
 
 
-def _brief(header: Sequence[str], line: Sequence[str]) -> list[str]:
+def _without_waste(header: Sequence[str], line: Sequence[str]) -> list[str]:
     """Return a line without the parts of wasted memory, as wide as the page."""
     return [cell for name, cell in zip(header, line, strict=True) if not name.startswith("IDLE")]
 

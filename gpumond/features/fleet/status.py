@@ -92,7 +92,7 @@ async def read_builds(
     return await read_each(machines, read, parallel, done)
 
 
-def usual(builds: Iterable[Build]) -> Mapping[str, str | None]:
+def most_frequent(builds: Iterable[Build]) -> Mapping[str, str | None]:
     """Return the most frequent value of each aspect; None without a known one."""
     known = [*builds]
     found: dict[str, str | None] = {}
@@ -114,7 +114,7 @@ async def show(client: Client, machines: Sequence[Machine], parallel: int, as_js
     read = [*zip(machines, answers, strict=True)]
     builds = {machine: each for machine, each in read if isinstance(each, Build)}
     silent = missing_of(machines, answers)
-    most = usual(builds.values())
+    most = most_frequent(builds.values())
     differing = {machine: own for machine, own in builds.items() if own.not_loaded or differences(own, most)}
     if as_json:
         document = {

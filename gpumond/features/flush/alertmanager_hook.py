@@ -204,13 +204,13 @@ def programs_of(
         return "the alert is resolved"
     if not any(name in labels for name in SUBJECTS):
         return f"the alert's labels contain neither a device nor a program: expected one of {', '.join(SUBJECTS)}"
-    if elsewhere := _elsewhere(labels, snapshot, machine):
+    if elsewhere := _machine_mismatch(labels, snapshot, machine):
         return elsewhere
     programs = [each for each in snapshot.reports if uid in (None, each.uid) and concerns(labels, each)]
     if not programs:
         return "no program with an agent has the alert's labels"
     if "pid" in labels and "start_ticks" not in labels:
-        programs = [each for each in programs if not _younger(each, alert, snapshot)]
+        programs = [each for each in programs if not _started_after(each, alert, snapshot)]
         if not programs:
             return f"the process {labels['pid']} started after the alert: the pid was reused"
     programs = [each for each in programs if each.flush_policy != "never"]
@@ -220,7 +220,7 @@ def programs_of(
     return tuple(programs) or "the alert's programs have no memory that a flush would release"
 
 
-def _elsewhere(labels: Mapping[str, str], snapshot: Snapshot, machine: Collection[str]) -> str:
+def _machine_mismatch(labels: Mapping[str, str], snapshot: Snapshot, machine: Collection[str]) -> str:
     """Return the reason if the labels name another machine or none; empty if they name this one.
 
     A UUID identifies a device of this machine. Without one the label ``instance`` must name the machine, because pids
@@ -246,7 +246,7 @@ def host_of(instance: str) -> str:
     return bare.strip("[]").lower()
 
 
-def _younger(program: AgentReport, alert: HookAlert, snapshot: Snapshot) -> bool:
+def _started_after(program: AgentReport, alert: HookAlert, snapshot: Snapshot) -> bool:
     """Return True if the program is known to have started after the alert: the alert is of another process."""
     if snapshot.uptime_seconds is None or program.start_ticks is None:
         return False

@@ -221,7 +221,7 @@ class ReceiptsCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         option(parser, "--limit N", "number of receipts, most recent last (default: 100)", type=count, default=100)
-        client.add_arguments(parser, entries=True)
+        client.add_arguments(parser, entries="receipts")
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
@@ -231,7 +231,7 @@ class ReceiptsCommand:
         flushed = (each for each in receipts if each["outcome"] != "planned")
         found = sorted((*flushed, *suspensions), key=_finished_at)[-arguments.limit :]
         shown = [_of_suspension(each, arguments.url) if "action" in each else each for each in found]
-        nothing = "no flush or suspension since the daemon started; gpumond flush --all --dry-run shows what to expect"
+        nothing = "no receipts; gpumond flush --all --dry-run shows what to expect"
         print_answer(
             arguments,
             found,

@@ -110,7 +110,7 @@ def verify(
     driver_released = None if driver_before is None or driver_after is None else driver_before - driver_after
     raced = change.raced or (has_changed and driver_released not in (None, stated))
     outcome, reason = result.outcome, result.reason
-    released, doubt = _possible(stated, driver_before, before.sizes.get(device))
+    released, doubt = _plausible_bytes(stated, driver_before, before.sizes.get(device))
     if doubt:
         outcome = "nothing" if outcome in ("freed", "partial") else outcome
         reason = "; ".join(filter(None, (reason, doubt)))
@@ -159,7 +159,7 @@ def of_driver(receipt: Receipt, before: DriverCounts, after: DriverCounts) -> li
     return made or [receipt]
 
 
-def _possible(stated: int, driver_used: int | None, size: int | None) -> tuple[int, str]:
+def _plausible_bytes(stated: int, driver_used: int | None, size: int | None) -> tuple[int, str]:
     """Return the bytes that count as released, and the reason if they differ from the agent's."""
     if stated < 0:
         return 0, f"the pool holds {human(-stated)} more than before"
@@ -433,14 +433,14 @@ class Flusher:
         for allocator in dict.fromkeys(pool.allocator for pool in report.pools) or functions:
             if receipts and receipts[-1].outcome == "timeout":
                 break
-            receipts += await self._allocator(report, allocator, request, requested_by)
+            receipts += await self._flush_allocator(report, allocator, request, requested_by)
         self._finish(report, request)
         receipts = receipts or [
             empty_receipt(report, "nothing", "the program has no memory pool on a device", requested_by, time.time())
         ]
         return [replace(receipt, planned=promises.get(pool_of(receipt))) for receipt in receipts]
 
-    async def _allocator(
+    async def _flush_allocator(
         self, report: AgentReport, allocator: str, request: FlushRequest, requested_by: str
     ) -> list[Receipt]:
         identity = identity_of(report)
@@ -457,7 +457,7 @@ class Flusher:
         order = FlushCommand(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
         async with nullcontext() if request.dry_run else self._locks.hold(report):
             started_at, began = time.time(), self._clock()
-            silent = None if request.dry_run else self._locks.unanswering(report, self._agents.flushing)
+            silent = None if request.dry_run else self._locks.unanswering(report, self._agents.is_flushing)
             if silent is not None:
                 reason = f"pid {silent.pid} of the same workload or job may still be executing a flush"
                 return [receipt("refused", reason)]
@@ -531,7 +531,7 @@ class Flusher:
 
 def _cooldown_message(report: AgentReport, ago: float, wait: float) -> str:
     who = report.workload or f"pid {report.process.pid}"
-    return f"{who} was flushed {ago:.0f} s ago; try again in {math.ceil(wait)} s, or now {FORCED}"
+    return f"{who} was flushed {int(ago)} s ago; try again in {math.ceil(wait)} s, or now {FORCED}"
 
 
 log = logging.getLogger(__name__)
@@ -548,7 +548,7 @@ class FlushPart(Part, FlushService):
         self.flusher = Flusher(
             kernel.programs,
             kernel.read_driver,
-            done=kernel.flushed,
+            done=kernel.add_receipt,
             cooldown_seconds=kernel.settings.flush_cooldown,
             engines=kernel.find(EngineStep),
             keep=self._keep,
@@ -584,7 +584,7 @@ class FlushPart(Part, FlushService):
         kind = "plan" if request.dry_run else "forced flush" if request.force else "flush"
         caller = f"{requested_by} for {request.requested_for}" if request.requested_for else requested_by
         description = f"{kind} of {request.target}, steps {','.join(request.steps)}, by {caller}"
-        note = self._kernel.note if not request.dry_run else _nothing
+        note = self._kernel.note if not request.dry_run else _ignore_note
         own = {"operation": request.operation.id} if request.operation else {}
         if not request.dry_run:
             detail = {"target": str(request.target), "steps": request.steps, **_flags(request)}
@@ -616,7 +616,7 @@ class FlushPart(Part, FlushService):
             await self._store.add_receipts([receipt])
 
 
-async def _nothing(actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
+async def _ignore_note(actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
     """Note nothing about a plan, which changes nothing."""
 
 

@@ -6,7 +6,7 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     __name__,
-    parts=("part:InstrumentsPart",),
+    parts=("retainer_requests:InstrumentsPart",),
     routes=("routes:router",),
     commands=(
         Command(

@@ -93,7 +93,7 @@ def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str
             state = f"{alert['phase']} since {moment(alert['fired_at'] or alert['active_at'])}"
             summary, _, past = dict(alert.get("annotations", ())).get("summary", "").partition(WAS)
             reason = _compared(alert, rules) or (f": {summary}" if alert["rule"] not in VERDICTS else "")
-            yield safe(f"alert {alert['rule']}: {summary if past else state + reason}")
+            yield safe(f"alert {alert['rule']} {summary if past else state + reason}")
 
 
 def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) -> str:
@@ -248,13 +248,13 @@ class Limit:
         print(table(header, rows))
         frame = client.frame(arguments.url)
         limited = {each["device_uuid"] for _, applied in answers for each in applied if each["applied"]}
-        lines = overruled(frame, limit_bytes, {program.pid for program, _ in answers})
-        for line in (*lines, *ineffective(frame, limit_bytes, limited)):
+        lines = notes_on_quotas(frame, limit_bytes, {program.pid for program, _ in answers})
+        for line in (*lines, *notes_on_small_devices(frame, limit_bytes, limited)):
             print(broken(line, output_width()))
         return status
 
 
-def ineffective(frame: Mapping[str, Any], limit: int | None, uuids: Collection[str]) -> Iterator[str]:
+def notes_on_small_devices(frame: Mapping[str, Any], limit: int | None, uuids: Collection[str]) -> Iterator[str]:
     """Yield a sentence for each device that is smaller than the limit."""
     for device in frame["snapshot"]["devices"]:
         size_bytes = device["size_bytes"]
@@ -262,7 +262,7 @@ def ineffective(frame: Mapping[str, Any], limit: int | None, uuids: Collection[s
             yield f"this limit has no effect on GPU {device['index']}, which has {human(size_bytes)} in all"
 
 
-def overruled(frame: Mapping[str, Any], limit: int | None, pids: Collection[int]) -> Iterator[str]:
+def notes_on_quotas(frame: Mapping[str, Any], limit: int | None, pids: Collection[int]) -> Iterator[str]:
     """Yield the processes of which a quota requires a lower limit than the one that was requested."""
     for process in frame["processes"]:
         quota = process["quota"] or {}
@@ -277,10 +277,10 @@ def _exceeding(arguments: argparse.Namespace, programs: Iterable[client.TargetPr
     uuid = arguments.device and client.resolve_device_uuid(arguments.url, arguments.device)
     pids = {program.pid for program in programs}
     agents = [each for each in client.get(arguments.url, "/api/v1/agents") if each["pid"] in pids]
-    return [line for agent in agents if agent["allows_limit"] for line in beyond(agent, limit, uuid)]
+    return [line for agent in agents if agent["allows_limit"] for line in notes_on_excess(agent, limit, uuid)]
 
 
-def beyond(agent: Mapping[str, Any], limit: int, device_uuid: str | None) -> Iterator[str]:
+def notes_on_excess(agent: Mapping[str, Any], limit: int, device_uuid: str | None) -> Iterator[str]:
     """Yield what follows for each pool of a program that holds more than a limit, even without its cache."""
     for pool in agent["pools"]:
         held, cached = pool["held_bytes"], pool["reclaimable"]["likely"]

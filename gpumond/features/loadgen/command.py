@@ -18,7 +18,7 @@ from typing import Any
 
 from gpumond import agent
 from gpumond.agent.settings import workload_name
-from gpumond.cli.arguments import DONE, FAILED, above_zero, duration, option, value
+from gpumond.cli.arguments import DONE, FAILED, duration, option, positive, value
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.units import byte_size, threshold
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "creates a simulated GPU)",
         type=value(_share),
     )
-    option(parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=above_zero(byte_size))
+    option(parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=positive(byte_size))
     option(parser, "--workload NAME", "workload name to report (default: the scenario's name)")
     option(parser, "--no-agent", "run without the agent")
     option(parser, "--json", "print the result and the expected verdict as JSON")

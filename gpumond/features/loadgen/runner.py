@@ -43,14 +43,14 @@ def run(
     """Return the outcome of each run of the plan's program. Raises the exceptions of `prepare`."""
     planned_runs = list(runs(plan))
     if len(planned_runs) == 1 and not any(step.action == "end" for step in planned_runs[0][1]):
-        return [_alone(plan, backend(), limits, agent)]
+        return [_run_without_child(plan, backend(), limits, agent)]
     done: list[CompletedWork] = []
     started = time.monotonic()
     for number, (start, steps) in enumerate(planned_runs):
         if not _sleep(start, started, limits):
             break
         after = planned_runs[number + 1][0] if number + 1 < len(planned_runs) else plan.duration_seconds
-        done.append(_child(plan, steps, after, backend, limits, agent))
+        done.append(_run_in_child(plan, steps, after, backend, limits, agent))
         if done[-1].outcome in ("stopped", "full"):
             return done
     _sleep(plan.duration_seconds, started, limits)
@@ -60,7 +60,7 @@ def run(
     return done
 
 
-def _alone(plan: LoadPlan, backend: LoadBackend, limits: RunLimits, agent: AgentContext) -> CompletedWork:
+def _run_without_child(plan: LoadPlan, backend: LoadBackend, limits: RunLimits, agent: AgentContext) -> CompletedWork:
     try:
         carried = prepare(plan, backend, limits)
         with agent():
@@ -79,7 +79,7 @@ def _sleep(until: float, started: float, limits: RunLimits) -> bool:
     return True
 
 
-def _child(
+def _run_in_child(
     plan: LoadPlan,
     steps: Sequence[ScriptStep],
     after: float,

@@ -6,7 +6,7 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     __name__,
-    parts=("cases:OomPart",),
+    parts=("case_service:OomPart",),
     routes=("routes:router",),
     commands=(
         Command(

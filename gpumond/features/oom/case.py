@@ -188,7 +188,7 @@ MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 def plain(case: OomCase, ranks: Sequence[RankError], width: int | None = None) -> str:
     """Return the case for a terminal of that width."""
-    parts = [f"case {case.id}, {_when(case)}", text.broken(text.safe(case.summary), width)]
+    parts = [f"case {case.id}, {_time_line(case)}", text.broken(text.safe(case.summary), width)]
     if case.remedies:
         parts.append(text.table(REMEDY_HEADER, remedy_rows(case)))
     for title, header, rows in sections(case, ranks):
@@ -200,7 +200,7 @@ def plain(case: OomCase, ranks: Sequence[RankError], width: int | None = None) -
 
 def document(case: OomCase, ranks: Sequence[RankError]) -> str:
     """Return the case as HTML."""
-    parts = [html.paragraph(_when(case)), html.paragraph(case.summary)]
+    parts = [html.paragraph(_time_line(case)), html.paragraph(case.summary)]
     if case.remedies:
         header = [name.capitalize() if not name.startswith(">") else ">Bytes" for name in REMEDY_HEADER]
         parts += [html.heading("What would have prevented the error"), html.table(header, remedy_rows(case))]
@@ -215,7 +215,7 @@ def document(case: OomCase, ranks: Sequence[RankError]) -> str:
     return html.page(f"Out of memory: case {case.id}", parts)
 
 
-def _when(case: OomCase) -> str:
+def _time_line(case: OomCase) -> str:
     return moment(case.at) + (f", the last of {case.errors} errors at this limit" if case.errors > 1 else "")
 
 
@@ -275,10 +275,10 @@ def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, S
 def _ledger_title(case: OomCase) -> str:
     if case.lines_at is None:
         return "Ledger of the device"
-    own = "" if case.reported_at is None else f" (the program's report: {_from(case.at, case.reported_at)})"
+    own = "" if case.reported_at is None else f" (the program's report: {_time_offset(case.at, case.reported_at)})"
     if case.oom is not None and case.oom.pools:
         own = f" (the program's own bytes: {_known_at(case.oom)} the error)"
-    return f"Ledger of the device {_from(case.at, case.lines_at)} the error{own}"
+    return f"Ledger of the device {_time_offset(case.at, case.lines_at)} the error{own}"
 
 
 def _known_at(oom: Oom) -> str:
@@ -286,7 +286,7 @@ def _known_at(oom: Oom) -> str:
     return "after" if oom.seen == "counter" else "at"
 
 
-def _from(error: float, at: float) -> str:
+def _time_offset(error: float, at: float) -> str:
     return f"{abs(error - at):.1f} s {'before' if at <= error else 'after'}"
 
 

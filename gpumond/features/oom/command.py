@@ -25,7 +25,7 @@ NO_CASE = "no program has run out of memory"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what", nargs="?", type=value(_what), choices=("list", "show"), default="list", help="default: list"
+        "what", nargs="?", type=value(_check_subcommand), choices=("list", "show"), default="list", help="default: list"
     )
     parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's ID, or `last` (default)")
     option(parser, "--pid N", "cases of this process only", type=int)
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_arguments(parser)
 
 
-def _what(text: str) -> str:
+def _check_subcommand(text: str) -> str:
     """Refuse a case's id, or a pid, in place of the subcommand. Raises ValueError."""
     if text[:1].isdecimal():
         target = f"--pid {text}" if text.isdecimal() else text

@@ -16,7 +16,7 @@ from gpumond.events import program_place
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Ledger, Line, Verdict
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import LiveClasses
+from gpumond.facts.program import LiveClasses, place_of
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import duration, human
@@ -172,18 +172,18 @@ SEGMENT_BYTES = 2 << 20
 """Granularity in which allocators take memory from a device."""
 IDLE_SECONDS = 60.0
 """Time without work from which a serving engine or a program may release its memory for another."""
-NOTABLE = 0.1
+NOTABLE_RATIO = 0.1
 """Part of the live bytes from which growth is a leak."""
-LARGE = 0.5
+LARGE_RATIO = 0.5
 """Part of the live bytes from which one class is the cause."""
-FRAGMENTED = 0.01
+FRAGMENTED_RATIO = 0.01
 """Part of the held bytes from which free blocks are the cause: less serves one request, and the next one fails."""
 LEAKING_STEPS, USUAL_STEPS = 10, 3
 """Steps from which their growth, or their peak, is known."""
-CHECKPOINTED = 0.75
+CHECKPOINTED_RATIO = 0.75
 """Part of the activations that checkpointing saves: of 16 equal layers, the inputs of 4 segments remain."""
 HALVINGS = (2, 4, 8)
-ORPHAN = 0.05
+ORPHAN_RATIO = 0.05
 """Part of the device from which memory without an owner is named."""
 OWN_LIMITS = {
     "torch": "torch.cuda.set_per_process_memory_fraction",
@@ -194,7 +194,7 @@ OWN_LIMITS = {
 """Where a program limits an allocator with the library's own function or setting."""
 DEFAULT_LIMIT_RATIOS = {"jax": 0.75}
 """Part of a device to which an allocator limits itself without a setting."""
-NEARLY = 0.02
+NEARLY_RATIO = 0.02
 """Part of a device by which its size differs between the driver and a library."""
 LIMIT_STEP, LIMIT_UNIT = 0.05, 64 << 20
 """Least part of a limit by which raising it is worth it, and the multiple to which that is rounded up."""
@@ -232,10 +232,7 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
             what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
         least = int(LIMIT_STEP * size)
         more = -(-max(e.limited_by, least) // LIMIT_UNIT) * LIMIT_UNIT
-        unit = f"in multiples of {LIMIT_UNIT >> 20} MiB"
-        why = f"{LIMIT_STEP:.0%} of it, {unit}: with less, the program would soon run out again"
-        why = why if e.limited_by < least else f"what was missing, {unit}"
-        text = f"raise {what} from {human(size)} by at least {human(more)} ({why}; {where})"
+        text = f"raise {what} from {human(size)} by at least {human(more)} ({where})"
         basis: Basis = "estimate" if e.is_later else "measured"
         source = "the program's peak" if e.is_later else "the bytes held at the error"
         yield _remedy(e, "limit", text, more, basis, f"the limit in force, and {source}")
@@ -243,7 +240,7 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
 
 def _own_limit(e: Evidence, size: int) -> str:
     share, whole = DEFAULT_LIMIT_RATIOS.get(e.oom.allocator), e.device.size_bytes if e.device else None
-    if share is None or whole is None or abs(size / whole - share) > NEARLY:
+    if share is None or whole is None or abs(size / whole - share) > NEARLY_RATIO:
         return "the program's limit"
     return f"{e.oom.allocator.upper()}'s default limit, {share:.0%} of the GPU,"
 
@@ -280,7 +277,7 @@ def _fragmentation(e: Evidence) -> Iterator[Remedy]:
             "fixed by #191302); until then, call torch.cuda.empty_cache() first"
         )
         yield _remedy(e, "free-block", text, pool.largest_free_bytes, "measured", "the largest free block")
-    elif pool.stranded_bytes >= max(free // 2, FRAGMENTED * e.held):
+    elif pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * e.held):
         setting = torch_setting(e.report.frameworks)
         largest = "" if pool.largest_free_bytes is None else f", at most {human(pool.largest_free_bytes)} in one block"
         text = f"set {setting}=expandable_segments:True: {human(free)} is free in the program's pool{largest}"
@@ -303,11 +300,11 @@ def _leak(e: Evidence) -> Iterator[Remedy]:
     verdict = next((v for v in e.verdicts if v.kind == "leak" and v.process == e.report.key), None)
     retainers = e.report.program.retainers
     kept = int(step.retained_bytes * step.steps) if step and step.retained_bytes and step.steps >= LEAKING_STEPS else 0
-    if not NOTABLE * e.live <= kept <= e.live or not kept:  # what steps have kept is still live, or it isn't kept
+    if not NOTABLE_RATIO * e.live <= kept <= e.live or not kept:  # what steps have kept is still live, or it isn't kept
         kept = 0
     if not kept and verdict is None:
         return
-    where = "".join(f"; {each.name} at {each.file}:{each.line} retains tensors" for each in retainers[:1])
+    where = "".join(f"; {each.name} at {place_of(each)} retains tensors" for each in retainers[:1])
     retaining = [scope for scope in e.oom.scopes if 0 < scope.retained_bytes <= e.live]
     if not where and retaining:
         where = f"; {retaining[0].name} retains {human(retaining[0].retained_bytes)}"
@@ -390,7 +387,7 @@ def _orphans(e: Evidence) -> Iterator[Remedy]:
         if process.orphaned and process.key != e.report.key and process.used_bytes:
             text = f"stop pid {process.pid} if you don't need it: its parent has exited"
             yield _remedy(e, "orphaned-process", text, process.used_bytes, "measured", "driver, for the process")
-    if size is not None and unattributed >= ORPHAN * size:
+    if size is not None and unattributed >= ORPHAN_RATIO * size:
         text = "find out what holds the memory that belongs to no listed process: gpumond status"
         yield _remedy(e, "unattributed", text, unattributed, "measured", "the driver: used minus processes")
 
@@ -429,7 +426,7 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
 
 def _dataset(e: Evidence) -> Iterator[Remedy]:
     size = 0 if e.classes is None or e.inference else e.classes.tensors_bytes or 0
-    if size and size >= LARGE * e.live:
+    if size and size >= LARGE_RATIO * e.live:
         text = (
             "keep the data set on the host and move each batch (DataLoader with pin_memory=True): "
             f"{human(size)} of the live bytes are tensors outside the graph"
@@ -468,7 +465,7 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
         usual, times, failed, who = sum(peaks), step.steps, e.oom.number - 1, "this step"
         change = "limit the longest input of a step (sequence length, image size)"
         if e.oom.scope:
-            change = f"use a smaller batch in {e.oom.scope} (or torch.no_grad(), if it is an evaluation)"
+            change = f"use a smaller batch in the scope {e.oom.scope} (or torch.no_grad(), if it is an evaluation)"
     else:
         return
     extra = e.live + e.request - usual
@@ -481,7 +478,7 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
 
 def _batch(e: Evidence) -> Iterator[Remedy]:
     depends = e.batch_dependent + (e.request or 0)
-    if e.batch_dependent < LARGE / 2 * e.live or not e.batch_dependent:
+    if e.batch_dependent < LARGE_RATIO / 2 * e.live or not e.batch_dependent:
         return
     enough = (parts for parts in HALVINGS if e.missing is None or depends * (1 - 1 / parts) >= e.missing)
     parts = next(enough, HALVINGS[-1])
@@ -496,8 +493,8 @@ def _batch(e: Evidence) -> Iterator[Remedy]:
 
 
 def _checkpointing(e: Evidence) -> Iterator[Remedy]:
-    if e.training and e.activations >= LARGE * e.live:
-        size = int(e.activations * CHECKPOINTED)
+    if e.training and e.activations >= LARGE_RATIO * e.live:
+        size = int(e.activations * CHECKPOINTED_RATIO)
         text = "use gradient checkpointing (torch.utils.checkpoint)"
         yield _remedy(e, "checkpointing", text, size, "estimate", "activations of 16 equal layers")
 
@@ -515,7 +512,7 @@ def _optimizer(e: Evidence) -> Iterator[Remedy]:
 def _smaller_request(e: Evidence) -> Iterator[Remedy]:
     """The last resort if nothing else is known, and part of the request has room."""
     if e.oom.scope and e.missing and e.free:
-        less = f"about {human(e.missing)} less in {e.oom.scope}"
+        less = f"about {human(e.missing)} less in the scope {e.oom.scope}"
         text = f"request {less} (a smaller batch, or torch.no_grad() in an evaluation)"
         yield _remedy(e, "smaller-request", text, e.missing, "measured", "the request and the free bytes")
 
@@ -523,7 +520,7 @@ def _smaller_request(e: Evidence) -> Iterator[Remedy]:
 def _is_of_optimizer(e: Evidence) -> bool:
     """Return True if the optimizer is the cause: its step failed, or its state is half of the live bytes."""
     within = any(OPTIMIZERS in call.file for call in e.oom.stack)
-    return within or (e.classes is not None and (e.classes.optimizer_bytes or 0) >= LARGE * e.live)
+    return within or (e.classes is not None and (e.classes.optimizer_bytes or 0) >= LARGE_RATIO * e.live)
 
 
 def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
@@ -583,7 +580,7 @@ OF_DEVICE = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphan
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     """Return what was asked, by which line, what held the device, and what alone would have been enough."""
     what = "memory" if e.request is None else human(e.request)
-    place = program_place(e.oom.stack) or (f" in {e.oom.scope}" if e.oom.scope else "")
+    place = program_place(e.oom.stack) or (f" in the scope {e.oom.scope}" if e.oom.scope else "")
     gpu = "" if e.device is None else f" on GPU {e.device.index}"
     free = "" if e.free is None else f", which had {human(e.free)} free"
     owners = enumerate(_holders(e)[:3])

@@ -18,7 +18,7 @@ from gpumond.features.oom.case import (
     document,
     summary_of,
 )
-from gpumond.features.oom.cases import Cases
+from gpumond.features.oom.case_service import Cases
 from gpumond.serve import examples
 from gpumond.serve.resources import answer
 from gpumond.serve.routes import Router, json_response, kernel_of, problem_responses

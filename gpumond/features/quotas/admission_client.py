@@ -16,8 +16,8 @@ from gpumond.cli.arguments import print_error
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.messages import MAX_WORKLOAD
-from gpumond.facts.units import human
-from gpumond.view.rows import behind, claimed_room
+from gpumond.facts.units import human, listed
+from gpumond.view.rows import claimed_room, requests_ahead
 from gpumond.view.text import cut, safe
 
 NO_ROOM = 75
@@ -163,7 +163,9 @@ def explanation(answer: Mapping[str, Any]) -> str:
     free = "an unknown amount" if available is None else human(max(0, available))
     place = ""
     if answer["ahead"]:
-        place = f"number {answer['ahead'] + 1} in the queue, {behind(answer['ahead'], answer.get('behind', ()))}; "
+        place = (
+            f"number {answer['ahead'] + 1} in the queue, {requests_ahead(answer['ahead'], answer.get('behind', ()))}; "
+        )
     if (room := claimed_room(answer)) is not None:
         return f"{place}GPU {answer['device_index']} has {human(room)} available for earlier requests, {need} needed"
     text = f"{place}GPU {answer['device_index']} has {free} available, {need} needed"
@@ -180,4 +182,4 @@ def _steps(plan: Sequence[Mapping[str, Any]]) -> str:
     for each in plan:
         named = f"{safe(each['workload']) or 'pid'} (pid {each['pid']}, {human(each['reclaimable_bytes'])})"
         programs.setdefault("suspending" if each.get("method") == "suspend" else "flushing", []).append(named)
-    return " and ".join(f"{verb} {', '.join(named)}" for verb, named in programs.items())
+    return " and ".join(f"{verb} {listed(named)}" for verb, named in programs.items())

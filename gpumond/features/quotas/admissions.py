@@ -243,15 +243,17 @@ def reclaim_plan(
             chosen.append(each)
             short_bytes -= each.reclaimable_bytes
     suspended: list[Neighbor] = []
-    while short_bytes > 0 and (left := [each for each in neighbors if _gain(each) > 0 and each not in suspended]):
-        enough = [each for each in left if _gain(each) >= short_bytes]
-        suspended.append(min(enough, key=_gain) if enough else max(left, key=_gain))
-        short_bytes -= _gain(suspended[-1])
+    while short_bytes > 0 and (
+        left := [each for each in neighbors if _suspension_gain(each) > 0 and each not in suspended]
+    ):
+        enough = [each for each in left if _suspension_gain(each) >= short_bytes]
+        suspended.append(min(enough, key=_suspension_gain) if enough else max(left, key=_suspension_gain))
+        short_bytes -= _suspension_gain(suspended[-1])
     chosen = [each for each in chosen if each not in suspended]
     return AdmissionPlan(available, _needed(chosen, -short_bytes), max(0, short_bytes), tuple(suspended))
 
 
-def _gain(neighbor: Neighbor) -> int:
+def _suspension_gain(neighbor: Neighbor) -> int:
     """Return what a suspension returns after a flush."""
     return neighbor.suspendable_bytes - neighbor.reclaimable_bytes
 
@@ -547,13 +549,13 @@ class Admissions:
         Raises NoSuchEntry.
         """
         self._expire()
-        request = self._own(name, owner)
+        request = self._request_of(name, owner)
         self._leased_until[name] = self._clock() + LEASE_SECONDS
         return self._answer(snapshot, request)
 
     def cancel(self, name: str, owner: str) -> None:
         """Remove a request, or release what it was granted. Raises NoSuchEntry."""
-        self._own(name, owner)
+        self._request_of(name, owner)
         self._queue = self._queue.without(name)
 
     def queue(self, snapshot: Snapshot) -> tuple[QueuedRequest, ...]:
@@ -600,7 +602,7 @@ class Admissions:
 
     def extend(self, name: str, owner: str) -> None:
         """Give a grant its whole time again when half of it has passed. Raises NoSuchEntry."""
-        self._own(name, owner)
+        self._request_of(name, owner)
         deadline = self._clock() + PROCESS_GRANT_SECONDS
         grants = (
             replace(grant, deadline=deadline)
@@ -636,8 +638,7 @@ class Admissions:
 
     def _decide(self, snapshot: Snapshot) -> None:
         queue, now = self._queue, self._clock()
-        programs = {grant.id: program for grant in queue.grants if (program := program_of(grant))}
-        ended = {name for name, program in programs.items() if not self._is_alive(program)}
+        ended = {grant.id for grant in queue.grants if self._has_ended(grant)}
         concerned = {request.device_uuid for request in queue.waiting} | snapshot.unused_reserves.keys()
         devices = [device for device in snapshot.devices if device.uuid in concerned]
         own_capacities, held = (
@@ -668,9 +669,11 @@ class Admissions:
             elif now >= (grant.deadline or 0.0) and 2 * held.get(grant.id, 0) < grant.need_bytes:
                 self._unused[user] = times + 1, max(largest, grant.need_bytes)
 
-    def _is_alive(self, process: ProcessKey) -> bool:
-        found = self._find(process.pid)
-        return found is not None and found[0] == process
+    def _has_ended(self, request: StoredAdmission) -> bool:
+        """Return whether the process of a request has ended; False if it is unknown."""
+        process = program_of(request)
+        found = self._find(process.pid) if process else None
+        return process is not None and (found is None or found[0] != process)
 
     def _answer(self, snapshot: Snapshot | None, request: StoredAdmission) -> Admission:
         answer = Admission(
@@ -768,7 +771,7 @@ class Admissions:
         request = self._queue.find(key)
         return request.device_uuid if request else key
 
-    def _own(self, name: str, owner: str) -> StoredAdmission:
+    def _request_of(self, name: str, owner: str) -> StoredAdmission:
         request = self._queue.find(name)
         if request is None or counted_name(request.owner) != counted_name(owner):
             raise NoSuchEntry(
@@ -778,5 +781,5 @@ class Admissions:
 
     def _expire(self) -> None:
         now = self._clock()
-        waiting = tuple(each for each in self._queue.waiting if self._leased_until.get(each.id, 0.0) >= now)
-        self._queue = replace(self._queue, waiting=waiting)
+        leased = (each for each in self._queue.waiting if self._leased_until.get(each.id, 0.0) >= now)
+        self._queue = replace(self._queue, waiting=tuple(each for each in leased if not self._has_ended(each)))

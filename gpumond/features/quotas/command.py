@@ -12,7 +12,7 @@ from gpumond.facts.units import duration, human
 from gpumond.view.rows import (
     claimed_room,
     grant_sentences,
-    held_sentence,
+    held_sentences,
     limit_sentences,
     place_sentence,
     plain,
@@ -154,7 +154,7 @@ def queue_text(frame: Mapping[str, Any], url: str = client.DEFAULT_URL) -> str:
     ``url``: the daemon's, for the commands.
     """
     places = "\n".join(filter(None, (place_sentence(frame, each) for each in frame["queue"])))
-    held = "\n".join(filter(None, map(held_sentence, frame["queue"])))
+    held = "\n".join(held_sentences(frame))
     taken = "\n".join((*taken_memory_sentences(frame), *reserve_sentences(frame)))
     advice = "\n".join(filter(None, (request_advice(frame, each) for each in frame["queue"])))
     waiting = queue_table(frame)

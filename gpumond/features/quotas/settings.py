@@ -35,7 +35,7 @@ Size = Annotated[int, BeforeValidator(_size), Field(ge=1, le=MAX_BYTES), WithJso
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
 
 
-def _names(pattern: str | None) -> bool:
+def _is_restrictive(pattern: str | None) -> bool:
     """Return True for a pattern that does not match every text."""
     return bool(pattern) and not set(pattern or "") <= {"*", "?"}
 
@@ -49,7 +49,7 @@ class QuotaMatch(StrictModel):
     namespace: Pattern | None = Field(None, description="the pod's Kubernetes namespace")
 
     @model_validator(mode="after")
-    def _some(self) -> QuotaMatch:
+    def _check_patterns(self) -> QuotaMatch:
         patterns = self.model_dump(exclude_none=True)
         if not patterns:
             raise ValueError('expected a pattern for workload, user, container or namespace; workload: "*" matches all')
@@ -77,7 +77,7 @@ class QuotaConfig(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> QuotaConfig:
+    def _check_amounts(self) -> QuotaConfig:
         if all(size is None for size in (self.soft_limit, self.limit, self.reserve, self.cgroup_limit)):
             raise ValueError("set at least one of soft_limit, limit, reserve and cgroup_limit")
         if self.cgroup_limit is not None and (self.match.workload or self.match.user):
@@ -87,7 +87,7 @@ class QuotaConfig(StrictModel):
             )
         if self.soft_limit is not None and self.limit is not None and self.soft_limit > self.limit:
             raise ValueError(f"soft_limit {human(self.soft_limit)} must not exceed limit {human(self.limit)}")
-        if self.reserve is not None and not any(map(_names, (self.match.user, self.match.namespace))):
+        if self.reserve is not None and not any(map(_is_restrictive, (self.match.user, self.match.namespace))):
             raise ValueError(
                 "reserve: also match on user or namespace (not *), because any program can claim any workload name"
             )

@@ -55,7 +55,7 @@ _LOAD = re.compile(r"(?:utilization_gpu|util_gpu|gpu_utilization|gpu_util|utiliz
 REQUIRED = ("time", "used_bytes")
 AMOUNT_COLUMNS = ("used_bytes", "size_bytes", "live_bytes", "held_bytes")
 REMEDY = f"expected {','.join(COLUMNS[:4])}[,{','.join(COLUMNS[4:])}]"
-PEEKED = 1000
+PEEKED_LINES = 1000
 
 Cells = tuple[int, list[str]]
 
@@ -109,7 +109,7 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
         missing = "time" if "time" not in columns else "used_bytes"
         raise ConfigError(f"{lines.name}, line 1: no column {missing}; {REMEDY}")
     read = _cells(lines, delimiter(first), columns if named else None)
-    peeked = list(islice(read, PEEKED))
+    peeked = list(islice(read, PEEKED_LINES))
     load = columns.get("utilization")
     percent = load is not None and (
         any(_LOAD.fullmatch(name) for name in _cells_of(first))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from gpumond.cli.arguments import DONE, above_zero, option, print_error
+from gpumond.cli.arguments import DONE, option, positive, print_error
 from gpumond.cli.progress import progressing
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
@@ -40,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--size SIZE",
         "size of each GPU, if your log doesn't contain it, such as 80GiB",
-        type=above_zero(byte_size),
+        type=positive(byte_size),
     )
     option(
         parser,
         "--interval DURATION",
         "time between readings, if your log has no timestamps",
-        type=above_zero(typed_seconds),
+        type=positive(typed_seconds),
     )
     option(parser, "--json", "print one JSON object per line, for each verdict that begins or ends")
     option(parser, "--html FILE", "write a report with charts to this HTML file", type=Path)

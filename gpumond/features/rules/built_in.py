@@ -150,7 +150,7 @@ _CHOICE = re.compile(r"\[([^][|]*)(?:\|([^][]*))?\]")
 """The innermost choice: choices may be nested."""
 
 
-def chosen(template: str, side: int) -> str:
+def text_for(template: str, side: int) -> str:
     """Return the daemon's text of a template (side 1), or that of Prometheus (side 2)."""
     while _CHOICE.search(template):
         template = _CHOICE.sub(lambda choice: choice[side] or "", template)
@@ -159,7 +159,7 @@ def chosen(template: str, side: int) -> str:
 
 def daemon_texts(rule: str) -> tuple[str, str]:
     """Return the summary and the description of a built-in rule, with the rule's placeholders."""
-    summary, description = (chosen(text, 1) for text in TEXTS[rule])
+    summary, description = (text_for(text, 1) for text in TEXTS[rule])
     return summary, description
 
 

@@ -46,7 +46,7 @@ COMMANDS = {
     "test-receiver": "send a test message to one of your receivers",
 }
 ROUTE = "/api/v1/rules"
-INVALID = 422
+INVALID_STATUS = 422
 HEADER = ("RULE", "ORIGIN", "SEVERITY", "FIRES WHEN")
 
 
@@ -112,7 +112,7 @@ def _change(arguments: argparse.Namespace) -> int:
         try:
             entry = client.put(arguments.url, f"{route}/override", fields)
         except DaemonError as error:
-            if error.status != INVALID:
+            if error.status != INVALID_STATUS:
                 raise
             raise ConfigError(str(error).replace("body.", "--")) from None
     else:
@@ -158,12 +158,14 @@ def _check(arguments: argparse.Namespace) -> int:
     settings = load(arguments.file, environ={})
     rules = settings.active_rules()
     print_answer(
-        arguments, [as_config(rule) for rule in rules], lambda: "\n".join(_checked(arguments.file, settings, rules))
+        arguments,
+        [as_config(rule) for rule in rules],
+        lambda: "\n".join(_report_lines(arguments.file, settings, rules)),
     )
     return DONE
 
 
-def _checked(file: Path, settings: Settings, rules: Sequence[Rule]) -> Iterator[str]:
+def _report_lines(file: Path, settings: Settings, rules: Sequence[Rule]) -> Iterator[str]:
     in_file, overrides = {rule.name for rule in settings.rules}, settings.rule_overrides
     yield f"{file}: rules in the file: {len(in_file)}, active rules: {len(rules)}"
     for rule in rules:
@@ -316,7 +318,7 @@ def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float
             evaluations += 1
             at = evaluations * every
         alerts = [a.alert for a in activities[check.alertname].values() if a.alert.phase == "firing"]
-        if not _met(check.exp_alerts, alerts):
+        if not _is_met(check.exp_alerts, alerts):
             expected = _shown((alert.exp_labels, alert.exp_annotations) for alert in check.exp_alerts)
             got = _shown((_own_labels(alert), dict(alert.annotations)) for alert in alerts)
             yield Failure(name, check.alertname, check.eval_time, expected, got)
@@ -352,7 +354,7 @@ def _placeholder_text(name: str, row: _Row) -> str:
     return dict(row[0]).get(name) or ("unknown" if value is None else human(value))
 
 
-def _met(expected: Sequence[ExpectedAlert], alerts: Sequence[Alert]) -> bool:
+def _is_met(expected: Sequence[ExpectedAlert], alerts: Sequence[Alert]) -> bool:
     left = list(alerts)
     for wanted in expected:
         for alert in left:

@@ -156,12 +156,12 @@ def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: Rule
             awaited, state.activities, activities, subjects_by_rule, on_verdicts, elapsed
         )
     alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
-    raised = tuple(_began(state.activities, activities))
-    resolved = tuple(_resolved(_began(activities, state.activities), rules, snapshot))
+    raised = tuple(_newly_firing(state.activities, activities))
+    resolved = tuple(_resolved(_newly_firing(activities, state.activities), rules, snapshot))
     return RuleState(activities, awaited), Evaluated(alerts, raised, resolved)
 
 
-def _began(before: Mapping[str, AlertStates], after: Mapping[str, AlertStates]) -> Iterator[Alert]:
+def _newly_firing(before: Mapping[str, AlertStates], after: Mapping[str, AlertStates]) -> Iterator[Alert]:
     """Yield the alerts that fire in ``after`` and not in ``before``."""
     for rule, active in after.items():
         known = before.get(rule, {})
@@ -185,10 +185,10 @@ def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot
         scope = scopes.get(alert.rule)
         removed = f"the rule {alert.rule} was deleted or disabled"
         reason = removed if scope is None else ending_sentence(scope, alert, snapshot)
-        yield ended(alert if reason else _over(alert, snapshot.taken_at), snapshot.taken_at, reason)
+        yield ended(alert if reason else _with_ended_breach(alert, snapshot.taken_at), snapshot.taken_at, reason)
 
 
-def _over(alert: Alert, now: float) -> Alert:
+def _with_ended_breach(alert: Alert, now: float) -> Alert:
     """Return the alert with a text that says that the breach has ended: since now, unless it says so already."""
     known = dict(alert.annotations).get("summary", "").startswith(OVER)
     return alert if known or not alert.annotations else past(alert, f"{OVER}{clock(now)}")
@@ -261,7 +261,7 @@ def _cleared(rule: Rule, before: AlertState, now: float, elapsed: float) -> Aler
     if before.alert.phase == "pending" or not rule.keep_firing_for_seconds:
         return None
     if before.cleared_elapsed is None:
-        return before._replace(alert=_over(before.alert, now), cleared_elapsed=elapsed)
+        return before._replace(alert=_with_ended_breach(before.alert, now), cleared_elapsed=elapsed)
     return before if elapsed - before.cleared_elapsed < rule.keep_firing_for_seconds else None
 
 
@@ -294,7 +294,7 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float, re
         text_of = subjects.texts.get(match[1])
         return words.get(match[1]) or (text_of(row) if text_of else match[0])
 
-    again = "" if returned_at is None else f" (again since {clock(returned_at)})"
+    again = "" if returned_at is None else f"; fired again at {clock(returned_at)}"
     return tuple(
         (name, PLACEHOLDER.sub(text, template) + (again if name == "summary" else ""))
         for name, template in rule.annotations

@@ -79,7 +79,7 @@ class ActionConfig(StrictModel):
     request_end: bool = False
 
     @model_validator(mode="after")
-    def _any(self) -> ActionConfig:
+    def _check_not_empty(self) -> ActionConfig:
         if self.flush is None and not self.suspend:
             raise ValueError("set at least one of flush and suspend, as in flush: {}")
         return self
@@ -157,7 +157,7 @@ class RuleConfig(StrictModel):
         return body
 
     @model_validator(mode="after")
-    def _consistent(self) -> RuleConfig:
+    def _check_threshold(self) -> RuleConfig:
         if self.value not in VALUES[self.scope]:
             hint = did_you_mean(self.value, VALUES[self.scope]) or f"; it has {', '.join(VALUES[self.scope])}"
             raise ValueError(f"scope {self.scope} has no value {self.value!r}{hint}")
@@ -247,7 +247,7 @@ class OverrideConfig(StrictModel):
         check_range(self.threshold, quantity, above=rule.below is None)
 
     @model_validator(mode="after")
-    def _any(self) -> OverrideConfig:
+    def _check_not_empty(self) -> OverrideConfig:
         if not self.fields():
             raise ValueError("set at least one of threshold, for, severity, enabled")
         return self

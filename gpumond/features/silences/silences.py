@@ -83,7 +83,7 @@ class Silences(SilenceService):
                 invalid.append(f"{silence.id}: {error}")
             else:
                 self._silences[silence.id] = silence
-        self._use(self._silences)
+        self._set_silences(self._silences)
         self.loaded = True
         return invalid
 
@@ -143,7 +143,7 @@ class Silences(SilenceService):
             creator = _creator(silence)
             if sum(_creator(each) == creator for each in self.current()) >= MAX_SILENCES:
                 raise EntryConflict(f"the limit of {MAX_SILENCES} silences by {creator} is reached; delete one first")
-            await self._put(silence, by, self._test(matchers, creator))
+            await self._store_silence(silence, by, self._test(matchers, creator))
         return silence
 
     async def expire(self, id: str, by: str) -> None:
@@ -152,7 +152,7 @@ class Silences(SilenceService):
             silence, now = self.get(id), self._clock()
             if silence.state(now) != "ended":
                 over = replace(silence, starts_at=min(silence.starts_at, now), ends_at=now)
-                await self._put(over, by)
+                await self._store_silence(over, by)
 
     def silencing(self, alert: Alert) -> tuple[str, ...]:
         """Return the ids of the active silences that match an alert."""
@@ -198,14 +198,16 @@ class Silences(SilenceService):
             )
         return _test(matchers, size)
 
-    async def _put(self, silence: Silence, by: str, test: CompiledMatchers | None = None) -> None:
-        removed = set(self._excess(_creator(silence)))
+    async def _store_silence(self, silence: Silence, by: str, test: CompiledMatchers | None = None) -> None:
+        removed = set(self._surplus_ids(_creator(silence)))
         await self._table.put(silence.id, silence, by, removed=sorted(removed))
         if test is not None:
             self._tests[silence.id] = test
-        self._use({id: each for id, each in self._silences.items() if id not in removed} | {silence.id: silence})
+        self._set_silences(
+            {id: each for id, each in self._silences.items() if id not in removed} | {silence.id: silence}
+        )
 
-    def _excess(self, creator: str) -> Iterator[str]:
+    def _surplus_ids(self, creator: str) -> Iterator[str]:
         """Yield the ended silences that are too old, and the oldest of a creator who has too many."""
         now = self._clock()
         ended = sorted(
@@ -215,7 +217,7 @@ class Silences(SilenceService):
         yield from (each.id for each in ended if each.ends_at < now - KEEP_ENDED_SECONDS)
         yield from (each.id for each in own[: max(0, len(own) - KEEP_ENDED + 1)])
 
-    def _use(self, silences: dict[str, Silence]) -> None:
+    def _set_silences(self, silences: dict[str, Silence]) -> None:
         self._silences, self._known = silences, {}
         current = {silence.id for silence in self.current()}  # the memory of an ended one is free for others
         self._tests = {id: test for id, test in self._tests.items() if id in current}
@@ -226,7 +228,7 @@ def _compiled_bytes(matchers: Sequence[Matcher]) -> int:
     sizes = 0
     for number, matcher in enumerate(matchers):
         if "~" in matcher.operator:
-            with _about(number, matcher):
+            with _naming_matcher(number, matcher):
                 sizes += compiled_bytes(matcher.value)
     return sizes
 
@@ -249,7 +251,7 @@ def _matcher_test(number: int, matcher: Matcher) -> Callable[[Mapping[str, str]]
         return lambda labels: labels.get(name, "") == value
     if matcher.operator == "!=":
         return lambda labels: labels.get(name, "") != value
-    with _about(number, matcher):
+    with _naming_matcher(number, matcher):
         expression = compiled(value)
     if matcher.operator == "=~":
         return lambda labels: expression(labels.get(name, ""))
@@ -257,7 +259,7 @@ def _matcher_test(number: int, matcher: Matcher) -> Callable[[Mapping[str, str]]
 
 
 @contextmanager
-def _about(number: int, matcher: Matcher) -> Iterator[None]:
+def _naming_matcher(number: int, matcher: Matcher) -> Iterator[None]:
     """Name the matcher in a ConfigError."""
     try:
         yield

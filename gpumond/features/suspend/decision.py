@@ -174,7 +174,7 @@ def _of_machine(report: AgentReport, used: int, found: HostState, pending_bytes:
         )
 
 
-def already(program: SuspendedProgram) -> Refusal:
+def already_suspended(program: SuspendedProgram) -> Refusal:
     """Return why a program that gpumond has suspended, or is about to, can't be suspended again."""
     if program.state == "suspended":
         return Refusal("the program is already suspended", f"gpumond resume --pid {program.pid} resumes it")

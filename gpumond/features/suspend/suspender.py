@@ -23,12 +23,12 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import Admission
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, Suspension
 from gpumond.facts.suspension import SuspendedProgram, SuspensionReceipt
-from gpumond.facts.units import human
+from gpumond.facts.units import human, listed
 from gpumond.features.suspend.decision import (
     HostState,
     Refusal,
     SuspendRequest,
-    already,
+    already_suspended,
     marked,
     memory_of,
     refusals,
@@ -264,7 +264,7 @@ class Suspender:
             if program.state == "resuming":  # a helper may still be restoring it
                 self._extend(program)
             if not self._is_alive(key):
-                self._tasks.start(self._gone(program))
+                self._tasks.start(self._conclude_gone(program))
             elif key in self._ask_at:
                 if now >= self._ask_at[key]:
                     self._tasks.start(self._settle(key))
@@ -272,7 +272,7 @@ class Suspender:
                 self._ask_at[key] = now + PAUSE_SECONDS
             elif program.state == "suspended" and key in ended:  # its exit waits for the driver
                 self._tasks.start(self.resume(key, "exit", wait_seconds=RESUME_SECONDS))
-            elif program.state == "suspended" and self._continued(program, snapshot):
+            elif program.state == "suspended" and self._was_continued(program, snapshot):
                 self._tasks.start(self.resume(key, "SIGCONT", wait_seconds=RESUME_SECONDS))
             elif program.state == "suspended" and _counted(program, snapshot.devices):
                 if now - self._listed_since.setdefault(key, now) > LISTED_SECONDS:
@@ -280,7 +280,7 @@ class Suspender:
             else:
                 self._listed_since.pop(key, None)
 
-    def _continued(self, program: SuspendedProgram, snapshot: Snapshot) -> bool:
+    def _was_continued(self, program: SuspendedProgram, snapshot: Snapshot) -> bool:
         """Return whether a program has received SIGCONT. Its agent has counted the signal, or is blocked itself."""
         report = snapshot.reports_by_process.get(program.key)
         pending = self._is_continued(program.key)
@@ -329,7 +329,9 @@ class Suspender:
         receipt = replace(receipt, requested_for=request.requested_for)
         began = self._clock.monotonic()
         if snapshot is None or report is None or key.start_ticks is None:
-            return replace(receipt, reason="no connected agent has this pid", remedy="gpumond status lists the agents")
+            return replace(
+                receipt, reason="no program with an agent has this pid", remedy="gpumond status lists the programs"
+            )
         async with self._one_at_a_time, self._lock(key):
             refused = await self._refusal(snapshot, report, request)
             memory = memory_of(snapshot, key)
@@ -501,12 +503,11 @@ class Suspender:
         grants = self._grants.granted(snapshot) if snapshot else ()
         found = snapshot.holders(missing.device_uuid, program.key, grants) if snapshot else ()
         lacks = missing.need_bytes - max(0, missing.available_bytes or 0)
-        names = ", ".join(map(str, found))
         reason = f"{human(lacks)} of {human(missing.need_bytes)} is missing on GPU {missing.device_index}"
         remedy = f"gpumond resume --pid {program.pid} --wait 10m waits for it"
         return replace(
             receipt,
-            reason=f"{reason}, held by {names}" if names else reason,
+            reason=f"{reason}, held by {listed([*map(str, found)])}" if found else reason,
             remedy=remedy,
             state="suspended",
             missing_bytes=lacks,
@@ -561,7 +562,7 @@ class Suspender:
         if left is not None and left.state == "waiting":
             await self.resume(key, program.requested_by, wait_seconds=RESUME_SECONDS)
 
-    async def _gone(self, program: SuspendedProgram) -> None:
+    async def _conclude_gone(self, program: SuspendedProgram) -> None:
         async with self._lock(program.key):
             if self.programs.get(program.key) is not program:
                 return
@@ -576,7 +577,7 @@ class Suspender:
 
     async def _refusal(self, snapshot: Snapshot, report: AgentReport, request: SuspendRequest) -> Refusal | None:
         if report.key in self.programs:
-            return already(self.programs[report.key])
+            return already_suspended(self.programs[report.key])
         if self._flushing(report):
             return Refusal("a flush of the program is in progress", "wait for its receipt")
         if not self.loaded:
@@ -759,7 +760,7 @@ class SuspendPart(Suspender, Part):
             host_state=host_state,
             is_alive=is_alive,
             is_continued=lambda each: is_pending(each.pid, signal.SIGCONT),
-            flushing=lambda each: kernel.programs.flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
+            flushing=lambda each: kernel.programs.is_flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
             store=kernel.store,
             note=kernel.note,
             publish=kernel.events.suspended,

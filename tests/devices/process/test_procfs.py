@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices.process.procfs import UNKNOWN, ProcessOwner, ProcessTable, user_name
+from gpumond.devices.process.procfs import UNKNOWN, ProcessOwner, ProcessTable, command_of, user_name
 from gpumond.host.machine import process_start
 from tests.helpers.running import until
 
@@ -45,6 +45,50 @@ def test_real_process_is_identified() -> None:
 def test_arbitrary_command_names_are_read(tmp_path: Path, comm: bytes, shown: str) -> None:
     write(tmp_path, 7, comm)
     assert look_up(tmp_path, 7) == ProcessOwner(500, shown, 1000, user_name(1000))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("/usr/bin/python3 train.py --token s3cret", "python3 train.py"),
+        ("python3.12 -u -W ignore -Xdev jobs/train.py s3cret", "python3.12 jobs/train.py"),
+        (
+            "python -m vllm.entrypoints.openai.api_server --api-key s3cret",
+            "python -m vllm.entrypoints.openai.api_server",
+        ),
+        ("python -Imtorch.distributed.run --token s3cret", "python -m torch.distributed.run"),
+        ("python3 -c s3cret", "python3"),
+        ("python3 -uc s3cret", "python3"),
+        ("python3 - s3cret", "python3"),
+        ("python3 --check-hash-based-pycs s3cret train.py", "python3"),
+        ("python3 -m", "python3 -m"),
+        ("python3", "python3"),
+        ("/opt/bin/trtllm-serve --api-key s3cret", "trtllm-serve"),
+        ("pythonic s3cret", "pythonic"),
+        ("", None),
+    ],
+)
+def test_command_excludes_arguments_that_may_be_secrets(arguments: str, shown: str | None) -> None:
+    assert command_of("".join(f"{each}\0" for each in arguments.split()).encode()) == shown
+
+
+@pytest.mark.parametrize(
+    ("command_line", "shown"),
+    [
+        (b"python3 train.py --token s3cret\0", None),  # a title that the program has set
+        (b"VLLM::EngineCore\0\0\0", "VLLM::EngineCore"),
+        (b"/bin/caf\xe9\x1b\0", "caf\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_titles_and_any_bytes_are_read(command_line: bytes, shown: str | None) -> None:
+    assert command_of(command_line) == shown
+
+
+def test_process_without_a_readable_command_line_is_identified(tmp_path: Path) -> None:
+    write(tmp_path, 7)
+    assert look_up(tmp_path, 7).command is None
+    (tmp_path / "7/cmdline").write_bytes(b"python\0train.py\0")
+    assert look_up(tmp_path, 7) == ProcessOwner(500, "python", 1000, user_name(1000), "python train.py")
 
 
 def test_ended_process_is_unknown(tmp_path: Path) -> None:

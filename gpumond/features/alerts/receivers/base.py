@@ -23,7 +23,7 @@ from gpumond.config.models import StrictModel
 from gpumond.facts.errors import ConfigError, GpumondError, HttpError, HttpFailure
 from gpumond.facts.frame import Alert
 from gpumond.host.files import read_secret
-from gpumond.host.http import HttpRequest, connection_to, exchange_async, split_address, target_of, trust
+from gpumond.host.http import HttpRequest, connection_to, exchange_async, split_address, target_of, tls_context
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.page.runbooks import RUNBOOKS
 
@@ -167,7 +167,7 @@ async def post(
         fields = {"Authorization": f"Bearer {secret(receiver.bearer_token_file)}", **fields}
     try:
         url = split_address((receiver.url or secret(receiver.url_file or Path())).strip())
-        connection = connection_to(url, lambda: trust(receiver.ca_file), timeout_seconds)
+        connection = connection_to(url, lambda: tls_context(receiver.ca_file), timeout_seconds)
         request = HttpRequest("POST", target_of(url, path), fields, body)
         answer = await exchange_async(connection, request, timeout_seconds, max_bytes=0)
     except ConfigError as error:

@@ -15,7 +15,7 @@ from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import duration, human
 from gpumond.top.connection import DaemonClient, Requests
 from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, keep_columns, refusal, send
-from gpumond.top.screen import Hints, Panel
+from gpumond.top.screen import Hints, Panel, entry_line
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
 from gpumond.view.rows import ProcessRow, by_urgency, differences, plain
@@ -287,16 +287,17 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
 
 
 SILENCE_SECONDS = 3600.0
+REASON = "silenced in gpumond top"
 SUBJECTS = ("workload", "engine", "pid", "uuid")
 """A silence is of the rule and the first of these labels that the alert has, as in the web UI."""
 
 
 class SilenceDialog:
-    """The alerts that are not silenced: those of the process ``pid`` first, ended ones last. ``y`` silences one."""
+    """The alerts that are not silenced: those of the process ``pid`` first, ended ones last. Enter silences one."""
 
     def __init__(self, requests: Requests, daemon: DaemonClient, pid: int | None) -> None:
-        keys = {"left": lambda: self._select(-1), "right": lambda: self._select(1), "y": self._confirm}
-        self.panel = Panel(self._lines, ("n",), keys, self._hints)
+        keys = {"left": lambda: self._select(-1), "right": lambda: self._select(1), "enter": self._confirm}
+        self.panel = Panel(self._lines, (), keys, self._hints)
         self.requests, self.daemon, self.pid = requests, daemon, pid
         self.alerts: list[Any] = []
         self.chosen = 0
@@ -305,7 +306,7 @@ class SilenceDialog:
 
     def _hints(self) -> Hints:
         more = (("←→", "Alert"),) if len(self.alerts) > 1 else ()
-        return (*more, ("y", "Yes, silence"), ("esc", "No")) if self.alerts else ()
+        return (*more, ("enter", "Yes, silence"), ("esc", "No")) if self.alerts else ()
 
     def _read(self) -> list[Any]:
         found = checked_as(tuple[Alert, ...], self.daemon.get("/api/v1/alerts"), "alerts")
@@ -317,6 +318,7 @@ class SilenceDialog:
             self.result = plain(str(found), 600)
             return
         self.alerts, self.result = found, "" if found else "no alert that isn't silenced"
+        self.panel.entry = "" if found else None
 
     def _select(self, step: int) -> None:
         self.chosen = (self.chosen + step) % max(1, len(self.alerts))
@@ -331,7 +333,11 @@ class SilenceDialog:
         if not self.alerts:
             return
         matchers = [{"name": name, "operator": "=", "value": value} for name, value in self._matchers()]
-        body = {"matchers": matchers, "for_seconds": SILENCE_SECONDS, "reason": "silenced in gpumond top"}
+        body = {
+            "matchers": matchers,
+            "for_seconds": SILENCE_SECONDS,
+            "reason": (self.panel.entry or "").strip() or REASON,
+        }
 
         def receive(answer: Any) -> None:
             if isinstance(answer, DaemonError):
@@ -341,7 +347,7 @@ class SilenceDialog:
             ends = with_commands(f"gpumond silence delete {id} ends it", self.daemon.url)
             self.result = f"silence {id} for {duration(SILENCE_SECONDS)}; {ends}"
 
-        self.alerts, self.result = [], "waiting for the daemon"
+        self.alerts, self.result, self.panel.entry = [], "waiting for the daemon", None
         self.requests.ask(lambda: self.daemon.post("/api/v1/silences", body, TIMEOUT_SECONDS), receive)
 
     def _lines(self, width: int) -> list[Line]:
@@ -351,11 +357,12 @@ class SilenceDialog:
         count = f" ({self.chosen + 1} of {len(self.alerts)})" if len(self.alerts) > 1 else ""
         summary = plain(_summary(alert), 400)
         matchers = " ".join(f"{name}={plain(value, 80)}" for name, value in self._matchers())
-        question = f"Silence {matchers} for {duration(SILENCE_SECONDS)}? y: yes  esc: no"
+        question = f"Silence {matchers} for {duration(SILENCE_SECONDS)}? enter: yes  esc: no"
         return [
             [Span(f"{plain(alert['rule'], 60)} {plain(alert['phase'], 20)}{count}", "bold")],
             *wrapped([Span(summary)], width),
             [],
+            entry_line("reason", self.panel.entry or "", REASON),
             *wrapped([Span(question, "bold")], width),
         ]
 

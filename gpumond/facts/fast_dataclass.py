@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["fact"]
+__all__ = ["fast_dataclass"]
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass as fact
+    from dataclasses import dataclass as fast_dataclass
 else:
     from dataclasses import dataclass
 
-    def fact(*, frozen, **options):
+    def fast_dataclass(*, frozen, **options):
         """Make a dataclass that only mypy freezes: Python takes four times as long to make a frozen object.
 
         Nothing may change such an object: several frames may contain it.

@@ -4,7 +4,7 @@
 import "./alerts.js";
 import "./cases.js";
 import "./compare.js";
-import "./receiptsview.js";
+import "./receipts.js";
 import "./help.js";
 import "./queue.js";
 import "./quotas.js";

@@ -149,11 +149,11 @@ class OomPart(Part):
         for report in (*tick.exited_reports, *tick.frame.snapshot.reports):
             for oom in report.program.ooms:
                 if oom.at >= since and oom.number > numbers.get(report.key, 0):
-                    before, history = self._before(oom.at, tick.frame), self._kernel.history
+                    before, history = self._frame_before(oom.at, tick.frame), self._kernel.history
                     peaks = recent_peaks(before, history)
                     yield case_of(Evidence(oom, report, before, tick.frame.verdicts, peaks), history)
 
-    def _before(self, at: float, frame: Frame) -> Frame:
+    def _frame_before(self, at: float, frame: Frame) -> Frame:
         """Return the last frame before a time, or the oldest."""
         known = [each for each in self._frames if each.snapshot.taken_at <= at]
         return known[-1] if known else self._frames[0] if self._frames else frame
@@ -197,15 +197,15 @@ def _age(earlier: Frame, frame: Frame) -> float:
 
 SECONDS, POINTS = 600.0, 120
 """Length of a timeline, and its number of points."""
-CURVES = 12
+MAX_CURVES = 12
 """Programs with a curve of their own."""
 REST = "everything else (suspended and ended programs, too)"
 """The name of what is on the device besides those programs."""
-NOTABLE = 0.01
+NOTABLE_RATIO = 0.01
 """Part of the device's highest use from which the rest is shown: less is a difference of a moment."""
-MOST = 64
+MAX_COMPARED = 64
 """Programs of a timeline, those that hold most: a tick reads the history of each."""
-FULL = 0.02
+FULL_FREE_RATIO = 0.02
 """Free part of a device below which it is full."""
 AT_ITS_PEAK = 0.98
 """Part of its highest use that a program without an agent held when it ended."""
@@ -284,7 +284,7 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
     The driver does not state why a program ends: the summary says so.
     """
     free, size, used = device.current_free_bytes, device.size_bytes, process.used_bytes
-    if free is None or not size or not used or free >= FULL * size:
+    if free is None or not size or not used or free >= FULL_FREE_RATIO * size:
         return None
     at = before.snapshot.taken_at
     curve = timeline(history, before, device.uuid, at)
@@ -347,7 +347,7 @@ def timeline(history: History, frame: Frame, uuid: str, at: float) -> Timeline:
             used[line.process] += line.used_bytes
             names[line.process] = line.workload
     whole = [point for point in history.series((uuid, None), "used", since) if point.at <= at + 1.0]
-    series = {key: history.series((uuid, key), "used", since) for key, _ in used.most_common(MOST)}
+    series = {key: history.series((uuid, key), "used", since) for key, _ in used.most_common(MAX_COMPARED)}
     begin = min((points[0].at for points in (whole, *series.values()) if points), default=at)
     step = max(1.0, (at - begin) / POINTS)
     times = [begin + step * number for number in range(int((at - begin) / step) + 1)]
@@ -357,8 +357,8 @@ def timeline(history: History, frame: Frame, uuid: str, at: float) -> Timeline:
         if known:
             curves.append(Curve(pid=key.pid, workload=names[key], used_bytes=_values(known, times, step)))
     curves.sort(key=lambda curve: -max((value or 0 for value in curve.used_bytes), default=0))
-    shown = curves[:CURVES]
-    rest = _rest(_values(whole, times, step), shown)
+    shown = curves[:MAX_CURVES]
+    rest = _uncovered_use(_values(whole, times, step), shown)
     if any(rest):
         shown.append(Curve(pid=None, workload=REST, used_bytes=rest))
     return Timeline(tuple(round(time, 1) for time in times), tuple(shown))
@@ -371,12 +371,12 @@ def _values(points: Sequence[Point], times: Sequence[float], step: float) -> tup
     return tuple(int(points[place - 1].median) if place else None for place in places)
 
 
-def _rest(whole: Sequence[int | None], curves: Sequence[Curve]) -> tuple[int | None, ...]:
+def _uncovered_use(whole: Sequence[int | None], curves: Sequence[Curve]) -> tuple[int | None, ...]:
     """Return the use of the device besides these curves.
 
     It is 0 where only one point differs: the medians of the device and of a program are there those of other readings.
     """
-    least = NOTABLE * max((value or 0 for value in whole), default=0)
+    least = NOTABLE_RATIO * max((value or 0 for value in whole), default=0)
     sums = [sum(curve.used_bytes[place] or 0 for curve in curves) for place in range(len(whole))]
     rest = [None if total is None else max(0, total - own) for total, own in zip(whole, sums, strict=True)]
     notable = [False, *((value or 0) >= least > 0 for value in rest), False]

@@ -8,7 +8,7 @@ import { facts } from "./facts.js";
 import { flush } from "./flushdialog.js";
 import { clean, human, many } from "./format.js";
 import { read } from "./live.js";
-import { COLUMNS, kindOf } from "./rows.js";
+import { COLUMNS, kindOf } from "./processlist.js";
 import { allowsFlush, hasAgent, hasPools, ordinary, processKey, state } from "./state.js";
 import { createSuspension, updateSuspension } from "./suspend.js";
 import { why } from "./views.js";
