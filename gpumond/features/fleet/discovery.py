@@ -468,10 +468,10 @@ def make_prometheus(arguments: argparse.Namespace) -> Prometheus | None:
 async def select_machines(arguments: argparse.Namespace) -> tuple[Client, list[Machine]]:
     """Return the client and the machines that the options select. Raises DiscoveryError, ConfigError."""
     client = make_client(arguments)
-    return client, selected_machines(arguments, (await list_machines(arguments, make_prometheus(arguments))).all)
+    return client, matching_machines(arguments, (await list_machines(arguments, make_prometheus(arguments))).all)
 
 
-def selected_machines(arguments: argparse.Namespace, machines: Sequence[Machine]) -> list[Machine]:
+def matching_machines(arguments: argparse.Namespace, machines: Sequence[Machine]) -> list[Machine]:
     """Return the machines whose name a pattern of --machine matches, and whose labels those of --label match.
 
     All match without such an option. A label that a machine does not have is empty.
