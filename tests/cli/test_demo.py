@@ -187,7 +187,7 @@ NOBODY = "nobody-has-this-name"
         (f"flush --user {NOBODY}", 2, f"no program of the user {NOBODY} is on a GPU"),
         ("flush --device 7", 2, "no GPU '7'"),
         (f"suspend {NOBODY}", 3, f"workload {NOBODY}"),
-        (f"resume {NOBODY}", 3, f"no connected or suspended program matches {NOBODY}"),
+        (f"resume {NOBODY}", 3, f"no program that has an agent or is suspended matches {NOBODY}"),
         ("resume notebook", 3, "notebook isn't suspended"),
         ("why notebok", 3, "did you mean notebook?"),
         (f"snapshot {NOBODY}", 3, f"workload {NOBODY}"),
