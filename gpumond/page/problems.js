@@ -4,7 +4,7 @@ import { linkTo } from "./address.js";
 import { alertText, cardsOf, ceilingOf, ageOf, isEnded, leftOf, levelOf, lineOf, reasonsOf, remedyOf, restOf } from "./cards.js";
 import { showSince } from "./chart.js";
 import { $, button, make, name, put, svg, sync } from "./elements.js";
-import { shapes } from "./evidence.js";
+import { shapes } from "./evidenceshapes.js";
 import { flush, suspend } from "./flushdialog.js";
 import { clean, many } from "./format.js";
 import { showDevice } from "./shareschart.js";
