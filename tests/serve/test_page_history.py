@@ -233,7 +233,9 @@ def test_summary_states_the_time_left():
     rate = "32.0 MiB/min (31.6 MiB to 32.4 MiB) in the 2 min shown"
     assert text.startswith(f"{rate}; counted from its recent peak, the GPU will be full in about 65 min")
     certain = fit | {f"slope_{name}_bytes_per_second": fit["slope_bytes_per_second"] for name in ("low", "high")}
-    assert run_module("evidencetexts", "m.summary(given[0], given[1])", certain, TAKEN_AT).startswith("32.0 MiB/min in the")
+    assert run_module("evidencetexts", "m.summary(given[0], given[1])", certain, TAKEN_AT).startswith(
+        "32.0 MiB/min in the"
+    )
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,9 @@ def test_crossing_with_the_size_is_drawn_where_it_is_near():
         }
         for seconds_left, drawn in ((240.0, True), (86_400.0, False))
     }
-    found = run_module("evidenceshapes", "given.map((fit) => [m.limits(fit), m.line(fit, fit.full_at)])", *fits.values())
+    found = run_module(
+        "evidenceshapes", "given.map((fit) => [m.limits(fit), m.line(fit, fit.full_at)])", *fits.values()
+    )
     for (drawn, fit), (limits, level) in zip(fits.items(), found, strict=True):
         assert limits["from"] == 1000
         assert limits["full"] == (level if drawn else None)
