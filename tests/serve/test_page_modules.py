@@ -280,9 +280,13 @@ def test_leak_states_the_window_of_its_rate_and_when_its_device_will_be_full():
         (840.0, "14 min, or in about 10 min if usage returns to the recent peak of 16.0 GiB"),
     ):
         text = f"{sentences.leak('train (pid 4242)', 'GPU 1', *rate, later)}; retained by f at a.py:3"
-        found = run_module("cards", "m.leftOf(given[0])", {"verdict": {"summary": text}})
-        assert found == f"GPU 1 will be full in about {end}"
-    assert run_module("cards", "[m.leftOf(given[0]), m.leftOf({ verdict: null })]", {"verdict": verdict}) == ["", ""]
+        own, other = run_module(
+            "cards",
+            "['train on GPU 1', 'train on GPU 2'].map((subject) => m.leftOf(given[0], subject))",
+            {"verdict": {"summary": text}},
+        )
+        assert (own, other) == (f"full in about {end}", f"GPU 1 will be full in about {end}")
+    assert run_module("cards", "given.map((verdict) => m.leftOf({ verdict }, ''))", verdict, None) == ["", ""]
 
 
 def test_events_with_one_cause_are_one():
