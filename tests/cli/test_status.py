@@ -301,7 +301,10 @@ def test_timeout_of_a_flush_accepts_a_unit():
     with fake_daemon(busy_frame()) as fake:
         fake.answers["/api/v1/flushes"] = (404, {"detail": "no agent matches"})
         assert gpumond_here("flush", "--all", "--timeout", "2m", "--url", fake.url).returncode == 3
-        assert [body["timeout_seconds"] for _, body in fake.requests] == [120.0]
+        fake.answers["/api/v1/flushes"] = (422, {"detail": "body.timeout_seconds: must be at most 600"})
+        refused = gpumond_here("flush", "--all", "--timeout", "2h", "--url", fake.url)
+        assert (refused.returncode, refused.stderr) == (2, "gpumond: --timeout: must be at most 10 min\n")
+        assert [body["timeout_seconds"] for _, body in fake.requests] == [120.0, 7200.0]
 
 
 def test_address_may_be_a_host_and_a_port():

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(f"--min-reclaimable {arguments.min_reclaimable!r}: {error}") from None
     body: dict[str, Any] = {
-        "target": {name: getattr(arguments, name) for name in names if getattr(arguments, name)},
+        "target": {name: known for name in names if (known := getattr(arguments, name)) not in (None, False)},
         "dry_run": arguments.dry_run,
         "min_reclaimable_bytes": least,
         "timeout_seconds": arguments.timeout,
