@@ -173,7 +173,7 @@ def test_named_programs_are_shown_with_their_devices_and_what_concerns_them(caps
             assert {name for name in ("train", "python") if f"verdict leak: {name}" in text} == shown
             assert "H100" in text
         assert main(["status", "train", "trian", "--url", fake.url]) == 0
-        assert capsys.readouterr().err == "gpumond: no process is named trian; did you mean train?\n"
+        assert capsys.readouterr().err == "gpumond: no process named trian uses a GPU; did you mean train?\n"
         assert main(["status", "trian", "--url", fake.url]) == 3
         assert capsys.readouterr().out == ""
 
