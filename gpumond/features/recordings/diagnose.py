@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--size SIZE",
-        "capacity of each GPU, if your log doesn't contain it, such as 80GiB",
+        "size of each GPU, if your log doesn't contain it, such as 80GiB",
         type=positive(byte_size),
     )
     option(
