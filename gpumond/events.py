@@ -549,9 +549,9 @@ def oom_details(oom: Oom, limit: int | None = None) -> Details:
         *_classes(oom.device_uuid, oom.classes[:SHOWN_CLASSES]),
         *_sites(oom.sites),
         ("line", program_line(oom.stack) or None),
-        ("stack", calls_text(oom.stack[:SHOWN_CALLS]) or None),
+        ("stack", stack_text(oom.stack[:SHOWN_CALLS]) or None),
         *(
-            (f"thread {thread.thread}", calls_text(thread.calls[:SHOWN_THREAD_CALLS]))
+            (f"thread {thread.thread}", stack_text(thread.calls[:SHOWN_THREAD_CALLS]))
             for thread in oom.threads[:SHOWN_THREADS]
         ),
     ]
@@ -597,7 +597,7 @@ def call_text(call: Call) -> str:
     return f"{place_of(call)} {call.function}"[-MAX_CALL:]
 
 
-def calls_text(calls: Sequence[Call]) -> str:
+def stack_text(calls: Sequence[Call]) -> str:
     """Return calls in one line, innermost first."""
     return " < ".join(map(call_text, calls))
 
@@ -619,7 +619,7 @@ def _classes(device_uuid: str | None, classes: Sequence[LiveClasses]) -> Iterato
 
 def _sites(sites: Sequence[Site]) -> Iterator[tuple[str, str]]:
     for number, site in enumerate(sites[:SHOWN_SITES], 1):
-        yield f"allocation site {number}", f"{human(site.size_bytes)}: {calls_text(site.calls[:SHOWN_THREAD_CALLS])}"
+        yield f"allocation site {number}", f"{human(site.size_bytes)}: {stack_text(site.calls[:SHOWN_THREAD_CALLS])}"
 
 
 def _sums(oom: Oom) -> tuple[int, int, int]:

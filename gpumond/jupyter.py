@@ -33,7 +33,7 @@ class Notebook:
         self._ask_from = 0.0
         self._look: threading.Timer | None = None
 
-    def before(self, info: Any = None) -> None:
+    def before_cell(self, info: Any = None) -> None:
         """Resume the kernel if it is suspended, and return when it is."""
         gpumond.agent.start(suspendable=False)
         self.resume()
@@ -41,7 +41,7 @@ class Notebook:
         self._look.daemon = True
         self._look.start()
 
-    def after(self, result: Any = None) -> None:
+    def after_cell(self, result: Any = None) -> None:
         """Allow suspensions until the next cell."""
         if self._look is not None:
             self._look.cancel()
@@ -81,15 +81,15 @@ class Notebook:
 def load_ipython_extension(shell: Any) -> None:
     """Called by ``%load_ext``."""
     notebook = Notebook(client.default_url())
-    shell.events.register("pre_run_cell", notebook.before)
-    shell.events.register("post_run_cell", notebook.after)
+    shell.events.register("pre_run_cell", notebook.before_cell)
+    shell.events.register("post_run_cell", notebook.after_cell)
     shell.gpumond = notebook
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Called by ``%unload_ext``. The daemon may no longer suspend the kernel."""
     notebook: Notebook = shell.gpumond
-    shell.events.unregister("pre_run_cell", notebook.before)
-    shell.events.unregister("post_run_cell", notebook.after)
-    notebook.after()
+    shell.events.unregister("pre_run_cell", notebook.before_cell)
+    shell.events.unregister("post_run_cell", notebook.after_cell)
+    notebook.after_cell()
     gpumond.agent.start(suspendable=False)

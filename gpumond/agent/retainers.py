@@ -388,4 +388,7 @@ def _variables_of(frame: FrameType) -> Iterator[tuple[int, str]]:
 
 
 def _is_program(code: CodeType) -> bool:
-    return not any(part in code.co_filename for part in ("/site-packages/", "/dist-packages/", "/lib/python3"))
+    """Return whether code is a program's own, and not of a library; the demo's programs are installed as one."""
+    name = code.co_filename
+    libraries = ("/site-packages/", "/dist-packages/", "/lib/python3")
+    return name.endswith("/gpumond/sim/programs.py") or not any(part in name for part in libraries)

@@ -62,7 +62,7 @@ def _csv_cell(name: str, value: object) -> object:
     return json.dumps(value) if isinstance(value, (list, tuple, dict, bool)) else value
 
 
-KEY = re.compile(r"body\.(?:target\.)?([a-z_]+?)(?:_seconds|_bytes)?: ")
+KEY = re.compile(r"(?:body|query)\.(?:target\.)?([a-z_]+?)(_seconds|_bytes)?: ")
 
 
 def with_typed_option(error: Exception, arguments: argparse.Namespace) -> str:
@@ -70,7 +70,12 @@ def with_typed_option(error: Exception, arguments: argparse.Namespace) -> str:
     found = KEY.match(str(error))
     option = f"--{found[1].replace('_', '-')}" if found else ""
     typed = option in [word.partition("=")[0] for word in arguments.words]
-    return f"{option}: {str(error)[len(found[0]) :]}" if found and typed else str(error)
+    if not (found and typed):
+        return str(error)
+    rest = str(error)[len(found[0]) :]
+    if found[2] == "_seconds":
+        rest = re.sub(r"[\d.]+(?:e\+\d+)?$", lambda bound: units.duration(float(bound[0])), rest)
+    return f"{option}: {rest}"
 
 
 T = TypeVar("T")
@@ -161,6 +166,8 @@ class SelectTarget(argparse.Action):
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         if values is not None:
             number = values.isascii() and values.isdecimal()
+            if number and not int(values):
+                raise argparse.ArgumentError(self, f"{values!r}: a pid is above 0")
             setattr(namespace, "pid" if number else "workload", int(values) if number else values)
 
 
@@ -177,7 +184,7 @@ def add_target(parser: argparse.ArgumentParser, purpose: str, device: bool = Tru
         metavar="NAME",
         help=f"{purpose} one workload, or one process by its pid",
     )
-    option(target, "--pid N", f"{purpose} one process", type=int)
+    option(target, "--pid N", f"{purpose} one process", type=count)
     if device:
         option(
             target,

@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,16 @@ from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 from gpumond.agent.transport import trusted_uids
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, WRONG_USE, address, option, print_error
+from gpumond.cli.arguments import (
+    DONE,
+    FAILED,
+    NOTHING_TO_DO,
+    WRONG_USE,
+    address,
+    option,
+    print_error,
+    with_typed_option,
+)
 from gpumond.facts.errors import (
     AmbiguousDevice,
     ConfigError,
@@ -241,13 +251,18 @@ def ask_programs(
         except DaemonError as error:
             return error
 
-    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
-        answers = list(zip(programs, pool.map(ask, programs), strict=True))
+    at_interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)  # else Ctrl-C would wait for the threads
+    try:
+        with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
+            answers = list(zip(programs, pool.map(ask, programs), strict=True))
+    finally:
+        signal.signal(signal.SIGINT, at_interrupt)
     refused = [(program, answer) for program, answer in answers if isinstance(answer, DaemonError)]
     for program, error in refused:
-        print_error(f"gpumond: {error}" if len(programs) == 1 else f"gpumond: {program}: {error}")
-    nothing = all(error.status == NOT_FOUND for _, error in refused)
-    status = FAILED if not nothing else no_match_exit_code(arguments) if len(refused) == len(programs) else DONE
+        text = with_typed_option(error, arguments)
+        print_error(f"gpumond: {text}" if len(programs) == 1 else f"gpumond: {program}: {text}")
+    codes = {exit_code_of(arguments, error) for _, error in refused if error.status != NOT_FOUND}
+    status = max(codes, default=no_match_exit_code(arguments) if len(refused) == len(programs) else DONE)
     return [(program, answer) for program, answer in answers if not isinstance(answer, DaemonError)], status
 
 

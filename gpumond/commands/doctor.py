@@ -74,13 +74,13 @@ class Finding:
 def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -> Iterator[Finding]:
     """Yield all findings. ``get`` requests a path of the daemon's API."""
     yield Finding("gpumond", "good", f"{__version__} on Python {platform.python_version()}, {sys.prefix}")
-    yield from driver(_reads_simulated(get))
-    yield from device_nodes(dev)
-    yield pid_namespace(proc)
-    yield descriptors()
-    yield agent_socket()
-    yield from daemon(get)
-    yield from frameworks()
+    yield from check_driver(_reads_simulated(get))
+    yield from check_device_nodes(dev)
+    yield check_pid_namespace(proc)
+    yield check_descriptors()
+    yield check_agent_socket()
+    yield from check_daemon(get)
+    yield from check_frameworks()
 
 
 def _reads_simulated(get: Callable[[str], Any]) -> bool:
@@ -90,7 +90,7 @@ def _reads_simulated(get: Callable[[str], Any]) -> bool:
         return False
 
 
-def driver(simulated: bool = False) -> Iterator[Finding]:
+def check_driver(simulated: bool = False) -> Iterator[Finding]:
     """Check each source with devices, and the first one always. With other devices, its absence is not a fault.
 
     ``simulated``: the daemon reads simulated devices, which need no driver.
@@ -146,7 +146,7 @@ def _problem_and_remedy(kind: str, detail: str) -> tuple[str, str]:
     return f"{kind}: {detail.removesuffix(advice).rstrip(': ')}", advice
 
 
-def device_nodes(dev: str) -> Iterator[Finding]:
+def check_device_nodes(dev: str) -> Iterator[Finding]:
     nodes = sorted(glob.glob(f"{dev}/nvidia*"))
     closed = [node for node in nodes if os.path.exists(node) and not os.path.isdir(node) and not _can_open(node)]
     if closed:
@@ -182,7 +182,7 @@ def _name(entry: Callable[[int], Sequence[Any]], number: int) -> str:
         return str(number)
 
 
-def pid_namespace(proc: str) -> Finding:
+def check_pid_namespace(proc: str) -> Finding:
     is_private = in_private_pid_namespace(proc)
     if is_private is None:
         return Finding("PID namespace", "note", f"unknown: {proc}/self/ns/pid can't be read")
@@ -196,14 +196,14 @@ def pid_namespace(proc: str) -> Finding:
     )
 
 
-def descriptors() -> Finding:
+def check_descriptors() -> Finding:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit < 1024:
         return Finding("open files", "bad", f"limit {limit}", "raise it: ulimit -n 8192, or LimitNOFILE=8192")
     return Finding("open files", "good", f"limit {limit}")
 
 
-def agent_socket(environ: Mapping[str, str] = os.environ, service: str = SERVICE_DIRECTORY) -> Finding:
+def check_agent_socket(environ: Mapping[str, str] = os.environ, service: str = SERVICE_DIRECTORY) -> Finding:
     path = program_socket(environ)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
@@ -231,7 +231,7 @@ def _service_owner(service: str) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
-def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
+def check_daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     try:
         status, agents, processes, engines = (
             get(f"/api/v1/{route}") for route in ("status", "agents", "processes", "engines")
@@ -243,7 +243,7 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     state: State = "good" if source["up"] else "bad"
     detail, advice = ("up", "") if source["up"] else _problem_and_remedy(source["reason"], source["detail"])
     yield Finding("daemon", state, f"version {status['version']}, source {source['name']} {detail}", advice)
-    yield from other_socket(status.get("agent_socket"))
+    yield from check_other_socket(status.get("agent_socket"))
     for fault in status["faults"]:
         if (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
             where = fault["device_uuid"] or fault["source"]
@@ -261,7 +261,7 @@ def daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
         yield Finding("process", "note" if entry.kind in USUALLY_INTENDED else "bad", entry.what, entry.remedy)
 
 
-def other_socket(path: str | None, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def check_other_socket(path: str | None, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Yield a finding if the daemon's agent socket is on this machine, but not where this user's programs look.
 
     ``path``: as the daemon states it; None from an older one.
@@ -291,7 +291,7 @@ def _engine(engine: Mapping[str, Any]) -> Finding:
     return Finding(subject, "good", f"{engine['kind']} responds")
 
 
-def frameworks() -> Iterator[Finding]:
+def check_frameworks() -> Iterator[Finding]:
     found = False
     for spec in ADAPTERS:
         for package in spec.packages:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import os
 import re
 import sys
@@ -262,6 +263,9 @@ class Parser(argparse.ArgumentParser):
         if required := re.fullmatch(r"the following arguments are required: ([a-z|-]+)\|([a-z-]+)", message):
             message = f"a subcommand is required: {required[1].replace('|', ', ')} or {required[2]}"
         message = re.sub(r"^argument (\S+):(?= ')", r"\1", message).removeprefix("argument ")
+        if valued := re.fullmatch(r"(\S+): expected one argument", message):
+            option = valued[1].rpartition("/")[2]
+            message = f"{valued[1]}: expected a value; write one that begins with - as {option}=VALUE"
         if required := re.fullmatch("one of the arguments (.+) (.+) is required", message):
             message = f"one of {', '.join(required[1].split())} and {required[2]} is required"
         print_error(f"{self.prog}: {message}{hint}")
@@ -282,9 +286,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     adapt_output()
     try:
         return _run(argv)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of standard output has closed it
-        return 141  # as of a program that SIGPIPE ends
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to write has no reader, or no room
+        if error.errno == errno.EPIPE:
+            return 141  # as of a program that SIGPIPE ends
+        print_error(f"gpumond: the output can't be written: {error.strerror}")
+        return FAILED
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -329,8 +340,6 @@ def _run(argv: Sequence[str]) -> int:
         reason = f"{type(error).__name__}: {error}"
         print_error(f"gpumond: the server isn't gpumond, or has an incompatible version ({reason:.200}); check --url")
         return FAILED
-    except KeyboardInterrupt:
-        return 130
 
 
 def _version() -> str:

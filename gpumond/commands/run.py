@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -122,7 +123,7 @@ def _replace_process(command: list[str], environ: Mapping[str, str]) -> int:
     except (FileNotFoundError, ValueError):  # ValueError: an empty name
         if os.path.exists(command[0]):
             return _fail(f"{command[0]}: the interpreter in its first line doesn't exist", NOT_FOUND)
-        return _fail(f"{command[0]}: command not found", NOT_FOUND)
+        return _fail(f"{shlex.quote(command[0])}: command not found", NOT_FOUND)
     except OSError as error:
         return _fail(f"{command[0]}: can't be executed: {error.strerror}", NOT_EXECUTABLE)
 

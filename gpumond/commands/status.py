@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     content, width = of_device(view(frame), device), output_width()
     known = {each for row in content.processes for each in (row.program, str(row.pid))}
     if missing := [name for name in arguments.names if name not in known]:
-        print_error(f"gpumond: no process is named {' or '.join(missing)}{did_you_mean(missing[0], known)}")
+        print_error(f"gpumond: no process named {' or '.join(missing)} uses a GPU{did_you_mean(missing[0], known)}")
         if len(missing) == len(arguments.names):
             return NOTHING_TO_DO
     if arguments.names:

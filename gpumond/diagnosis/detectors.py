@@ -255,19 +255,19 @@ def seconds_until_full(series: Series, used: float, size: float) -> float | None
     return left if left < RAMP_SECONDS else None
 
 
-def flat(before: FlatPeriod | None, value: float, now: float) -> FlatPeriod:
+def flat_period(before: FlatPeriod | None, value: float, now: float) -> FlatPeriod:
     if before is None or abs(value - before.value) > FLAT_BYTES:
         return FlatPeriod(now, value)
     return before
 
 
-def orphaned(flat_period: FlatPeriod, now: float, busy: float | None, idle_seconds: float, size: float | None) -> bool:
+def is_orphaned(flat: FlatPeriod, now: float, busy: float | None, idle_seconds: float, size: float | None) -> bool:
     """Return True for constant memory without an owner; False where the utilization is unknown."""
-    if busy is None or flat_period.value < max(ORPHAN_BYTES, ORPHAN_RATIO * (size or 0.0)):
+    if busy is None or flat.value < max(ORPHAN_BYTES, ORPHAN_RATIO * (size or 0.0)):
         return False
-    if min(idle_seconds, now - flat_period.since) > ORPHAN_SECONDS:
+    if min(idle_seconds, now - flat.since) > ORPHAN_SECONDS:
         return True
-    return now - flat_period.since > ORPHAN_BUSY_SECONDS and flat_period.value >= ORPHAN_BUSY_RATIO * (size or inf)
+    return now - flat.since > ORPHAN_BUSY_SECONDS and flat.value >= ORPHAN_BUSY_RATIO * (size or inf)
 
 
 FILLED = "after filling the device"

@@ -426,9 +426,9 @@ class Diagnosis:
         self, tracked: TrackedSeries, device: DeviceReading, size: float, process: ProcessUsage | None
     ) -> None:
         now, busy = self.history.now, device.sensors.gpu_utilization_ratio
-        flat_period = self._flat[tracked.key] = detectors.flat(self._flat.get(tracked.key), size, now)
+        flat_period = self._flat[tracked.key] = detectors.flat_period(self._flat.get(tracked.key), size, now)
         idle = max(0.0, now - self._recorder.idle_at.get(device.uuid, inf))
-        if not detectors.orphaned(flat_period, now, busy, idle, device.size_bytes):
+        if not detectors.is_orphaned(flat_period, now, busy, idle, device.size_bytes):
             tracked.verdicts.pop("orphan", None)
             return
         seconds = (now - flat_period.since) / self.history.pace

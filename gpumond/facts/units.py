@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from math import isfinite
 from time import gmtime, strftime
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -64,7 +63,7 @@ def typed_seconds(text: str) -> float:
 
 
 def _finite(number: float) -> float:
-    if not isfinite(number):
+    if not abs(number) < 1 << 63:
         raise ValueError("expected a smaller number")
     return number
 

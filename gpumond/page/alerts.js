@@ -5,7 +5,7 @@ import { linkTo } from "./address.js";
 import { alertText, isEnded, levelOf } from "./cards.js";
 import { button, make, sync } from "./elements.js";
 import { clean, clock, duration } from "./format.js";
-import { createListing } from "./lists.js";
+import { createListing } from "./viewtables.js";
 import { actsOf } from "./problems.js";
 import { between, rangeText } from "./range.js";
 import { label, state } from "./state.js";

@@ -3,7 +3,7 @@
 import { curves } from "./curves.js";
 import { button, choice, control, labeled, make, named, put, svg } from "./elements.js";
 import { clean, clock, duration, human, percent } from "./format.js";
-import { createTable, showTable } from "./lists.js";
+import { createTable, showTable } from "./viewtables.js";
 import { attempt } from "./session.js";
 import { state } from "./state.js";
 import { read } from "./live.js";

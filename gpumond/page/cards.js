@@ -59,7 +59,7 @@ export function levelOf(card, row) {
   return { critical: "bad", page: "bad", info: "note" }[alert.labels.severity] ?? "warn";
 }
 
-const AGAIN = / \((again since [\d:]+ UTC)\)/; // in the text of an alert whose breach has ended and come back
+const AGAIN = /; (again since [\d:]+ UTC)/; // in the text of an alert whose breach has ended and come back
 
 /** The state of a card at the time of the frame. */
 export function ageOf(card, now, silences) {
@@ -71,7 +71,7 @@ export function ageOf(card, now, silences) {
   const seconds = now - (alert.fired_at ?? alert.active_at);
   const word = firing ? alert.labels.severity || "firing" : "pending";
   const again = AGAIN.exec(alert.notes.summary)?.[1];
-  return `${word} for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}${again ? `, ${again}` : ""}`;
+  return `${word} ${again ?? `for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}`}`;
 }
 
 const silencesOf = (alert, silences) => silences.filter(({ id }) => alert?.silenced_by.includes(id));
@@ -130,8 +130,12 @@ const LINES = {
     `${amountsOf(row)}; when last measured, at most ${human(live)} of ${human(kept)} was live: ${percent(ratio, 1)} fragmented`,
 };
 
-/** When the device will be full, as the verdict's summary states it; empty if it is unknown. */
-export const leftOf = ({ verdict }) => /at this rate, ([^;]*)/.exec(verdict?.summary)?.[1] ?? "";
+/** When the device, which is named unless the `subject` ends with it, will be full at this rate, as the verdict's summary
+states it; empty if it is unknown. */
+export function leftOf({ verdict }, subject) {
+  const [text = "", device, left] = /(?<=at this rate, )(.+?) will be (full [^,;]*)/.exec(verdict?.summary) ?? [];
+  return device && subject.endsWith(device) ? left : text;
+}
 
 /** The bytes that the memory of a row or a device can reach: its limit, or until its device is full. Null if it is unknown. */
 export function ceilingOf(row, device) {

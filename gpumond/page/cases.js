@@ -5,7 +5,7 @@ import { callText, ownCalls, siteText } from "./calls.js";
 import { button, make, named, svg } from "./elements.js";
 import { flush } from "./flushdialog.js";
 import { capital, clean, clock, duration, human } from "./format.js";
-import { createListing, createTable, showTable } from "./lists.js";
+import { createListing, createTable, showTable } from "./viewtables.js";
 import { state } from "./state.js";
 import { read } from "./live.js";
 import { addView } from "./views.js";

@@ -11,7 +11,7 @@ import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
 import { CHART_RANGES, between, limits, moved, newest, rangeOf, rangeText, zoomed } from "./range.js";
 import { intervals } from "./intervals.js";
 import { addShares } from "./shares.js";
-import { columnAt, layersOf } from "./stack.js";
+import { columnAt, layersOf } from "./sharelayers.js";
 import { changed, drawing, eventsSince, label, processKey, roots, sharesOfAll, state } from "./state.js";
 import { OF_PROCESSES, SHARES } from "./words.js";
 

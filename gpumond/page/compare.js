@@ -3,12 +3,12 @@
 import * as address from "./address.js";
 import { button, choice, control, make, named, put, showChoices, svg, sync } from "./elements.js";
 import { capital, clean, clock, human, signed } from "./format.js";
-import { createTable, showTable } from "./lists.js";
+import { createTable, showTable } from "./viewtables.js";
 import { earlierLives } from "./previousprocesses.js";
 import { intervals, runs } from "./intervals.js";
 import { readPast } from "./history.js";
 import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
-import { layersOf } from "./stack.js";
+import { layersOf } from "./sharelayers.js";
 import { MOST, isMarked, mark, markedRows } from "./markedrows.js";
 import { addressOf, isAt, rowsOf } from "./processlist.js";
 import { addShares } from "./shares.js";

@@ -2,7 +2,7 @@
 
 import { $ } from "./elements.js";
 import { duration, human, percent, sum } from "./format.js";
-import { createTable, showTable } from "./lists.js";
+import { createTable, showTable } from "./viewtables.js";
 import { processKey, state } from "./state.js";
 import { NOT_READ } from "./words.js";
 

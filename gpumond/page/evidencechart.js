@@ -1,8 +1,8 @@
 // Draws the evidence of a verdict.
 
 import { make, named, put, svg, sync } from "./elements.js";
-import { limits, shapes } from "./evidence.js";
-import { figures, summary } from "./figures.js";
+import { limits, shapes } from "./evidenceshapes.js";
+import { figures, summary } from "./evidencetexts.js";
 import { capital, clean, clock, human } from "./format.js";
 import { label, state } from "./state.js";
 

@@ -1,7 +1,7 @@
 // Reads the history of the shares of a device, a process or the machine: completely at first, and then what is new.
 
 import { joined } from "./intervals.js";
-import { pointsOf } from "./stack.js";
+import { pointsOf } from "./sharelayers.js";
 import { read } from "./live.js";
 
 const MOST = 1000; // points above which all are read again, in the resolution that fits the range

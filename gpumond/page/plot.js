@@ -5,7 +5,7 @@ import { clean, clock, human, words } from "./format.js";
 import { NARROW, runs, unknown } from "./intervals.js";
 import { spaceOf, together } from "./chartmarks.js";
 import { byteLines, timeLines } from "./range.js";
-import { runsOf, topOf } from "./stack.js";
+import { runsOf, topOf } from "./sharelayers.js";
 import { MARKS, SHARES } from "./words.js";
 
 const TIMES = 8; // lines of the axis of time, at most

@@ -4,7 +4,7 @@ import { linkTo } from "./address.js";
 import { alertText, cardsOf, ceilingOf, ageOf, isEnded, leftOf, levelOf, lineOf, reasonsOf, remedyOf, restOf } from "./cards.js";
 import { showSince } from "./chart.js";
 import { $, button, make, name, put, svg, sync } from "./elements.js";
-import { shapes } from "./evidence.js";
+import { shapes } from "./evidenceshapes.js";
 import { flush, suspend } from "./flushdialog.js";
 import { clean, many } from "./format.js";
 import { showDevice } from "./shareschart.js";
@@ -114,7 +114,7 @@ function update(node, card) {
   age.title = clean(reasonsOf(card, state.frame.silences), 600);
   name(node.querySelector(".line bdi"), lineOf(card, row, now, subject), 600);
   node.querySelector(".line").title = clean(card.alert ? alertText(card.alert.notes) : card.verdict.summary, 600);
-  put(node.querySelector("strong"), leftOf(card));
+  put(node.querySelector("strong"), leftOf(card, subject));
   drawTrend(node.querySelector(".trend"), card, row);
   const buttons = node.querySelectorAll(".acts button");
   Object.entries(ACTIONS).forEach(([word, action], place) => {

@@ -4,7 +4,7 @@ import { showThinBar, thinBar } from "./bars.js";
 import { createChart } from "./chart.js";
 import { isMarked, setMarked } from "./markedrows.js";
 import { button, make, name, put, sync } from "./elements.js";
-import { facts } from "./facts.js";
+import { facts } from "./processfacts.js";
 import { flush } from "./flushdialog.js";
 import { clean, human, many } from "./format.js";
 import { read } from "./live.js";

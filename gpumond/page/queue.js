@@ -2,7 +2,7 @@
 
 import { clock, duration, human } from "./format.js";
 import { holdersText } from "./shareschart.js";
-import { createListing } from "./lists.js";
+import { createListing } from "./viewtables.js";
 import { state } from "./state.js";
 import { addView } from "./views.js";
 

@@ -1,8 +1,8 @@
 // The view of quotas: limits of processes, and who they apply to.
 
-import { unset } from "./facts.js";
+import { unset } from "./processfacts.js";
 import { human } from "./format.js";
-import { createListing } from "./lists.js";
+import { createListing } from "./viewtables.js";
 import { state } from "./state.js";
 import { read } from "./live.js";
 import { addView } from "./views.js";

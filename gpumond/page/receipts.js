@@ -1,7 +1,7 @@
 // The view of receipts: what past flushes and suspensions were expected to release, and what they released.
 
 import { capital, clean, clock, duration, extent, human } from "./format.js";
-import { createListing } from "./lists.js";
+import { createListing } from "./viewtables.js";
 import { record } from "./receiptrecords.js";
 import { differences } from "./receipttexts.js";
 import { state } from "./state.js";

@@ -9,6 +9,7 @@ const TIMES = [["h", 3600], ["m", 60], ["s", 1]];
 const FIELDS = new Set(["name", "scope", "value", "above", "below", "for", "keep_firing_for", "match", "labels", "annotations", "action"]);
 const ACTIONS = ["flush", "suspend"];
 const UNITS = { bytes: "Bytes", ratio: "Shares, in %", seconds: "Times", boolean: "Yes or no", count: "Counts" };
+const SPELLED = { ecc: "ECC", gpu: "GPU", hw: "hardware", kv: "KV", nvlink: "NVLink", oom: "out-of-memory", ooms: "out-of-memory errors", pcie: "PCIe", sm: "SM", sw: "software", xid: "Xid" };
 const SUFFIX = /_(bytes|ratio|seconds|celsius|watts|hertz|joules)$/;
 
 const exactly = (number, units) => {
@@ -50,7 +51,7 @@ export const refusalText = (detail, labels) =>
 const secondsText = (seconds) => (seconds ? (exactly(seconds, TIMES) ?? `${seconds}s`) : "");
 
 /** The name of a value in words, without its unit. */
-export const wordsOf = (value) => words(value.replace(SUFFIX, "")).replace(/ increase$/, " in 10 min").replace(/^ooms/, "out-of-memory errors").replace(/^xid/, "Xid");
+export const wordsOf = (value) => words(value.replace(SUFFIX, "")).replace(/ increase$/, " in 10 min").replace(/\w+/g, (word) => SPELLED[word] ?? word);
 
 /** Names of values by the heading under which the editor lists them; those with rarer units are the last. */
 export function groupsOf(units) {
@@ -79,7 +80,7 @@ export function expression({ scope, value, above, below, match }) {
   const subject = labels ? `${scope} (${labels})` : scope;
   const kind = value.replaceAll("_", "-");
   if (VERDICTS[kind] && above === 0) return `${subject} with the verdict ${kind}`;
-  if (BOOLEANS.includes(value)) return `${subject}: ${above === undefined ? "not " : ""}${words(value)}`;
+  if (BOOLEANS.includes(value)) return `${subject}: ${above === undefined ? "not " : ""}${wordsOf(value)}`;
   return `${subject}: ${wordsOf(value)} ${above === undefined ? "below" : "above"} ${readable(value, above ?? below)}`;
 }
 

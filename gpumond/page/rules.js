@@ -2,7 +2,7 @@
 
 import { button, make, put } from "./elements.js";
 import { edit } from "./editor.js";
-import { createTable, showTable } from "./lists.js";
+import { createTable, showTable } from "./viewtables.js";
 import { expression, hold } from "./ruleform.js";
 import { state } from "./state.js";
 import { read } from "./live.js";

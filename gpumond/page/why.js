@@ -65,7 +65,7 @@ const entriesOfProblems = (pid, subject) =>
       const found = card.alert?.notes.case;
       const link = found ? [Object.assign(make("a", "Case"), { href: linkTo({ view: "cases", case: found }) })] : [];
       const row = state.frame.processes.find((each) => each.pid === pid && each.device_uuid === card.uuid);
-      const texts = [leftOf(card), lineOf(card, row, state.frame.snapshot.taken_at, subject)];
+      const texts = [leftOf(card, subject), lineOf(card, row, state.frame.snapshot.taken_at, subject)];
       return entryOf([make("b", capital(card.kind)), ...link], [], [`${capital(texts.filter(Boolean).join(" · "))}.`]);
     });
 

@@ -86,9 +86,11 @@ def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
             raise HTTPException(401, TOKEN_REQUIRED, {"WWW-Authenticate": "Bearer"})
         if not caller.may(scope):
             challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
-            detail = f"{caller.name} doesn't have the scope {scope}"
-            if not caller.name.startswith("uid:"):
-                detail = f"{counted_name(caller.name)} lacks the `{scope}` scope; add it to its line in tokens_file"
+            is_user = caller.name.startswith("uid:")
+            remedy = (
+                "ask an administrator, or use a token that has it" if is_user else "add it to its line in tokens_file"
+            )
+            detail = f"{counted_name(caller.name)} lacks the `{scope}` scope; {remedy}"
             raise HTTPException(403, detail, {"WWW-Authenticate": challenge})
         return caller
 

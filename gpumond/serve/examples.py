@@ -209,7 +209,7 @@ EVENT = Event(
     pid=4242,
     start_ticks=START_TICKS,
     workload="train",
-    summary="train (pid 4242) ran out of memory on GPU 0 in epoch/forward when it requested 2.0 GiB: "
+    summary="train (pid 4242) ran out of memory on GPU 0 in the scope epoch/forward when it requested 2.0 GiB: "
     "31.0 GiB live, 40.0 GiB cached, 5.0 GiB stranded",
     details=(
         ("number", 1),

@@ -379,9 +379,8 @@ def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     Another device may have room. A suspended program can be resumed on its own devices only.
     """
     if request["pid"] in {each["pid"] for each in frame["snapshot"].get("suspended_programs") or ()}:
-        return (
-            f"{requester(request)} is resumed as soon as it fits: to make room, flush, suspend or stop a program there"
-        )
+        resumed = f"{requester(request)} is resumed as soon as it fits"
+        return f"{resumed}: to make room, flush, suspend or stop another program on its GPU"
     granted = Counter[str]()
     for grant in frame.get("grants") or ():
         granted[grant["device_uuid"]] += grant["unused_bytes"]

@@ -568,6 +568,8 @@ codecs.register_error("similar", _similar)
 
 def adapt_output() -> None:
     """Let standard output accept every character. With LC_ALL=C, which Python ignores, a terminal gets ASCII."""
+    if sys.stdout is None:  # it is closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper):
         plain = sys.stdout.isatty() and os.environ.get("LC_ALL") in ("C", "POSIX")
         sys.stdout.reconfigure(encoding="ascii" if plain else None, errors="similar")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.agent.transport import OVERFLOW_UID, Transport, service_uid, trusted_uids
-from gpumond.commands.doctor import agent_socket
+from gpumond.commands.doctor import check_agent_socket
 from tests.helpers.running import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give directories to others")
@@ -77,7 +77,7 @@ def test_owner_of_the_service_directory_is_trusted(run: Path):
         link = Transport(trusted_uids(directory))
         assert link.connect(f"{directory}/agent.sock", 0.0)
         link.close(0.0)
-        found = agent_socket({"GPUMOND_SOCKET": f"{directory}/agent.sock"}, directory)
+        found = check_agent_socket({"GPUMOND_SOCKET": f"{directory}/agent.sock"}, directory)
     assert found.state == "good"
 
 
@@ -90,7 +90,7 @@ def test_daemon_of_another_user_is_refused_and_doctor_explains_it(run: Path):
         link = Transport(trusted_uids(service))
         assert not link.connect(f"{other_directory}/agent.sock", 0.0)
         assert link.refusals == 1
-        found = agent_socket({"GPUMOND_SOCKET": f"{other_directory}/agent.sock"}, service)
+        found = check_agent_socket({"GPUMOND_SOCKET": f"{other_directory}/agent.sock"}, service)
     assert found.state == "bad"
     assert f"this user's agents don't trust uid {OTHER_USER}; {service} belongs to uid {SERVICE}" in found.detail
     assert found.remedy == f"as root: install -d -o {OTHER_USER} -m 755 {service}"

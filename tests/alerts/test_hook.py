@@ -207,7 +207,7 @@ LABELS: dict[str, tuple[dict[str, str], list[int] | str]] = {
     "workload of another machine": ({"workload": "train"}, "not a known name of this machine"),
     "pid of another machine": ({"instance": "node8:9917", "pid": "10"}, "not a known name of this machine"),
     "address on another machine's bus": ({"uuid": "DRM-pci-0000:03:00.0"}, "not a known name of this machine"),
-    "policy": ({"uuid": "GPU-a", "pid": "13"}, "the alert's programs allow no flush"),
+    "policy": ({"uuid": "GPU-a", "pid": "13"}, "the alert's programs don't allow flushes"),
     "nothing to release": ({"uuid": "GPU-a", "pid": "14"}, "no memory that a flush would release"),
     "nothing on this device": ({"uuid": "GPU-b", "pid": "10"}, "no memory that a flush would release"),
 }

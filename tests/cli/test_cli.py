@@ -24,6 +24,7 @@ from gpumond.commands.serve import add_arguments, choose_source, flags
 from gpumond.config.loading import load
 from gpumond.facts.errors import ConfigError, SourceUnavailable
 from tests.helpers import forks
+from tests.helpers.frames import busy_frame, fake_daemon
 from tests.helpers.running import RunningDaemon, free_port, gpumond, gpumond_here
 from tests.helpers.screens import terminal
 from tests.helpers.trees import SysTree
@@ -80,7 +81,13 @@ def test_examples_are_valid(name: str, example: str):
         ),
         (("serve", "--interval", "0.5"), "--interval '0.5': expected a unit, as in 0.5s, 0.5m or 0.5h"),
         (("fleet", "wakeup"), "unknown command 'wakeup'; did you mean wake?"),
-        (("flush", "--pid", "x"), "--pid 'x': expected a whole number"),
+        (("flush", "--pid", "x"), "--pid 'x': must be a whole number above 0"),
+        (("flush", "0"), "NAME '0': a pid is above 0"),
+        (("flush", "--timeout", "-5s"), "--timeout: expected a value"),
+        (("limit", "train", "0"), "limit '0': the size must be above 0"),
+        (("limit", "train", "99999999999TiB"), "limit '99999999999TiB': expected a smaller number"),
+        (("record", "--for", "0s"), "--for '0s': must be above 0"),
+        (("fleet", "status", "--prometheus", "n"), "--prometheus 'n': expected an http:// or https:// address"),
         (("completion", "tcsh"), "shell 'tcsh': expected one of bash, zsh, fish"),
         (("flush", "--step", "cahce"), "--step 'cahce'; did you mean cache?"),
         (("oom", "4242"), "what '4242': expected list or show; did you mean gpumond oom show --pid 4242?"),
@@ -149,6 +156,16 @@ def test_output_that_nobody_reads_is_no_error():
     done = subprocess.run([sys.executable, "-m", "gpumond", "help"], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_output_without_room_is_an_error_and_closed_output_is_none():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "gpumond", "help"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "gpumond: the output can't be written: No space left on device\n")
+    with fake_daemon(busy_frame()) as fake:
+        words = [sys.executable, "-m", "gpumond", "status", "--url", fake.url]
+        done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_invalid_configuration_exits_with_2_and_names_the_place(tmp_path: Path):

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from gpumond.agent.allocators.adapters import ADAPTERS
-from gpumond.commands.doctor import Finding, access_remedy, daemon, device_nodes, driver, other_socket, pid_namespace
+from gpumond.commands.doctor import (
+    Finding,
+    access_remedy,
+    check_daemon,
+    check_device_nodes,
+    check_driver,
+    check_other_socket,
+    check_pid_namespace,
+)
 from gpumond.facts.errors import CONDITIONS, FAULTS
 from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import INITIAL_PID_NAMESPACE
@@ -22,7 +30,7 @@ NOBODY = 65534
 
 
 def test_missing_driver_is_no_fault_where_the_daemon_reads_simulated_devices():
-    real, simulated = (next(each for each in driver(only) if each.subject == "driver") for only in (False, True))
+    real, simulated = (next(each for each in check_driver(only) if each.subject == "driver") for only in (False, True))
     if real.state == "bad":  # on a machine without a driver
         assert (simulated.state, simulated.remedy) == ("note", "")
         assert simulated.detail == f"{real.detail}; the daemon reads simulated GPUs"
@@ -37,7 +45,7 @@ def findings(*processes: dict[str, Any], engines: Sequence[dict[str, Any]] = (),
     answer = {"version": "1", "source": source, "faults": [], "conditions": []} | status
     answers = {"/api/v1/status": answer, "/api/v1/agents": [], "/api/v1/processes": processes}
     answers["/api/v1/engines"] = engines
-    return {finding.subject: finding for finding in daemon(answers.__getitem__)}
+    return {finding.subject: finding for finding in check_daemon(answers.__getitem__)}
 
 
 def test_source_that_is_down_is_one_finding_with_its_remedy():
@@ -101,15 +109,15 @@ def as_a_user(directory: str) -> list[Finding]:
 
 
 def found_in(directory: str) -> list[Finding]:
-    return list(device_nodes(directory))
+    return list(check_device_nodes(directory))
 
 
 def test_device_nodes_are_counted(tmp_path: Path):
-    assert list(device_nodes(os.fspath(tmp_path))) == []
+    assert list(check_device_nodes(os.fspath(tmp_path))) == []
     for name in ("nvidia0", "nvidiactl"):
         (tmp_path / name).touch()
     (tmp_path / "nvidia-caps").mkdir()
-    (found,) = device_nodes(os.fspath(tmp_path))
+    (found,) = check_device_nodes(os.fspath(tmp_path))
     assert (found.state, found.remedy) == ("good", "")
 
 
@@ -124,13 +132,13 @@ def test_closed_device_node_is_named_with_its_group():
 
 
 def test_private_pid_namespace_is_distinguished_from_the_hosts(tmp_path: Path):
-    assert pid_namespace(str(tmp_path)).state == "note"
+    assert check_pid_namespace(str(tmp_path)).state == "note"
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/pid").touch()
-    found = pid_namespace(str(tmp_path))
+    found = check_pid_namespace(str(tmp_path))
     assert (found.state, found.remedy) == ("note", CONDITIONS["private_pid_namespace"])
     if os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE:
-        assert pid_namespace("/proc").state == "good"
+        assert check_pid_namespace("/proc").state == "good"
 
 
 def test_each_library_with_an_adapter_has_the_names_of_its_packages():
@@ -141,10 +149,10 @@ def test_daemon_with_its_socket_elsewhere_names_the_variable(tmp_path: Path):
     path, linked = tmp_path / "agent.sock", tmp_path / "linked.sock"
     path.touch()
     linked.symlink_to(path)
-    (found,) = other_socket(str(path), {"HOME": str(tmp_path)})
+    (found,) = check_other_socket(str(path), {"HOME": str(tmp_path)})
     assert (found.subject, found.state) == ("agent socket", "bad")
     assert found.remedy == f"set GPUMOND_SOCKET={path} for your programs"
     for environ in ({"GPUMOND_SOCKET": str(path)}, {"GPUMOND_SOCKET": str(linked)}):
-        assert not [*other_socket(str(path), environ)]
-    assert not [*other_socket(str(tmp_path / "of-another-machine.sock"), {})]
-    assert not [*other_socket(None, {})]
+        assert not [*check_other_socket(str(path), environ)]
+    assert not [*check_other_socket(str(tmp_path / "of-another-machine.sock"), {})]
+    assert not [*check_other_socket(None, {})]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import pytest
+
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO
 from gpumond.features.flush.command import _exit_code, plan_table, receipt_table
 from gpumond.view.text import moment
@@ -76,9 +78,11 @@ def test_receipt_table_has_planned_expected_released_and_the_drivers_count():
     assert total == f"2.0 GiB released at {moment(1_000_000.0)} by token@uid:0"
 
 
-def test_a_wake_releases_nothing_and_has_no_total():
-    _, row = receipt_table([make_receipt(outcome="woken", released_bytes=0)]).splitlines()
-    assert "woken" in row
+@pytest.mark.parametrize(("outcome", "released"), [("woken", 0), ("suspended", None)])
+def test_what_no_allocator_released_has_no_total(outcome: str, released: int | None):
+    receipt = make_receipt(outcome=outcome, released_bytes=released, started_at=1_000_000.0, requested_by="uid:0")
+    _, row = receipt_table([receipt], past=True).splitlines()
+    assert outcome in row
 
 
 def test_past_receipts_state_when_and_by_whom():

@@ -173,7 +173,7 @@ def test_named_programs_are_shown_with_their_devices_and_what_concerns_them(caps
             assert {name for name in ("train", "python") if f"verdict leak: {name}" in text} == shown
             assert "H100" in text
         assert main(["status", "train", "trian", "--url", fake.url]) == 0
-        assert capsys.readouterr().err == "gpumond: no process is named trian; did you mean train?\n"
+        assert capsys.readouterr().err == "gpumond: no process named trian uses a GPU; did you mean train?\n"
         assert main(["status", "trian", "--url", fake.url]) == 3
         assert capsys.readouterr().out == ""
 
@@ -301,7 +301,10 @@ def test_timeout_of_a_flush_accepts_a_unit():
     with fake_daemon(busy_frame()) as fake:
         fake.answers["/api/v1/flushes"] = (404, {"detail": "no agent matches"})
         assert gpumond_here("flush", "--all", "--timeout", "2m", "--url", fake.url).returncode == 3
-        assert [body["timeout_seconds"] for _, body in fake.requests] == [120.0]
+        fake.answers["/api/v1/flushes"] = (422, {"detail": "body.timeout_seconds: must be at most 600"})
+        refused = gpumond_here("flush", "--all", "--timeout", "2h", "--url", fake.url)
+        assert (refused.returncode, refused.stderr) == (2, "gpumond: --timeout: must be at most 10 min\n")
+        assert [body["timeout_seconds"] for _, body in fake.requests] == [120.0, 7200.0]
 
 
 def test_address_may_be_a_host_and_a_port():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from gpumond.serve.examples import LIVE_CLASSES
 from gpumond.view.live_memory import why_lines as lines
 from gpumond.view.text import moment
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
-from tests.helpers.running import gpumond_here
+from tests.helpers.running import gpumond_here, until
 from tests.helpers.screens import terminal
 from tests.helpers.values import make_pool, make_quotas, make_report
 
@@ -123,6 +124,16 @@ def test_recording_is_requested_and_its_stacks_fetched(tmp_path: Path):
     assert json.loads(done.stdout) == answer
     assert fake.requests == [(f"{PATH}/why", {"record_seconds": 60.0}), (f"{PATH}/snapshots/2", None)]
     assert (tmp_path / "memory.folded").read_text() == '"main 7"'
+
+
+def test_ctrl_c_ends_the_wait_for_a_program():
+    words = [sys.executable, "-m", "gpumond", "why", "--pid", "4242", "--record", "1m"]
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers[f"{PATH}/why"] = None
+        with subprocess.Popen([*words, "--url", fake.url], env=os.environ | {"GPUMOND_TOKEN": "x"}) as command:
+            until(lambda: fake.requests)
+            command.send_signal(signal.SIGINT)
+            assert command.wait(15) == -signal.SIGINT
 
 
 def test_program_with_a_case_is_referred_to_it():

@@ -75,7 +75,7 @@ def test_process_without_an_agent_and_with_too_few_bytes_is_refused():
 
 def test_program_whose_agent_allows_no_flush_is_refused():
     planned = select(MACHINE, frame(flush_policy="never"), Criteria(workload="serve"), None)
-    assert [each.refusal for each in planned] == ["the agent allows no flush"]
+    assert [each.refusal for each in planned] == ["the program doesn't allow flushes"]
 
 
 def test_only_processes_that_a_query_names_are_selected():

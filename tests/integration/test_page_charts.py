@@ -122,7 +122,7 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
         sentence.wait_for()
         assert "train (pid 4242) is leaking" in sentence.inner_text()
         assert re.search(r"\(since \d\d:58:20\)", sentence.inner_text()), "in the browser's time zone"
-        session.shows("GPU 0 will be full in about 65 min")
+        session.shows("full in about 65 min")
         page.get_by_role("button", name=re.compile("Evidence leak")).click()
         page.locator(".fit svg").wait_for()
         paths = dict(

@@ -97,14 +97,14 @@ COLUMNS: dict[str, tuple[dict[str, float], dict[str, list[float]]]] = {
 
 def test_layers_add_up_to_the_used_memory():
     columns = [column for column, _ in COLUMNS.values()]
-    found = run_module("stack", "given.map((column) => m.layersOf(column))", *columns)
+    found = run_module("sharelayers", "given.map((column) => m.layersOf(column))", *columns)
     assert dict(zip(COLUMNS, found, strict=True)) == {name: layers for name, (_, layers) in COLUMNS.items()}
 
 
 def test_columns_of_an_answer_are_points_with_what_is_known():
     columns: dict[str, list[float | None]] = {name: [1, 2] for name in ("at", "low", "high", "used")}
     columns |= {name: [None, None] for name in ("cached", "stranded", "overhead", "opaque", "unattributed")}
-    points = run_module("stack", "m.pointsOf(given[0])", {**columns, "live": [None, 1]})
+    points = run_module("sharelayers", "m.pointsOf(given[0])", {**columns, "live": [None, 1]})
     assert points == [
         {"at": 1, "low": 1, "high": 1, "used": 1},
         {"at": 2, "low": 2, "high": 2, "used": 2, "live": 1},
@@ -114,10 +114,10 @@ def test_columns_of_an_answer_are_points_with_what_is_known():
 def test_layer_is_interrupted_by_a_gap():
     columns = [{"at": at, "end": at + 10, "layers": {"opaque": [0, 7]}} for at in (0, 10, 50)]
     runs = run_module(
-        "stack", "m.runsOf(given[0], 'opaque').map((run) => run.map(({ at, end }) => [at, end]))", columns
+        "sharelayers", "m.runsOf(given[0], 'opaque').map((run) => run.map(({ at, end }) => [at, end]))", columns
     )
     assert runs == [[[0, 10], [10, 20]], [[50, 60]]]
-    assert run_module("stack", "m.columnAt(given[0], 30)", columns) is None
+    assert run_module("sharelayers", "m.columnAt(given[0], 30)", columns) is None
 
 
 def test_newest_point_of_a_chart_has_the_known_shares_of_the_process():
@@ -197,7 +197,7 @@ def test_crossing_is_drawn_at_the_time_until_the_device_is_full():
         assert verdict.time_to_full_seconds is not None
         times[at] = verdict
     fits = [TypeAdapter(Verdict).dump_python(verdict, mode="json")["fit"] for verdict in times.values()]
-    drawings = run_module("evidence", "given.map((fit) => [m.limits(fit), m.shapes(fit)])", *fits)
+    drawings = run_module("evidenceshapes", "given.map((fit) => [m.limits(fit), m.shapes(fit)])", *fits)
     for (at, verdict), (limits, shapes) in zip(times.items(), drawings, strict=True):
         assert verdict.fit is not None
         assert verdict.fit.full_at == pytest.approx(1e9 + at + verdict.time_to_full_seconds, abs=0.1)
@@ -218,7 +218,7 @@ def test_evidence_is_drawn_as_stated():
         "full_at_latest": fit["at"] + 320,
     }
     expression = "[m.shapes(given[0]), m.limits(given[0]), m.shapes(given[1])]"
-    shapes, limits, near = run_module("evidence", expression, fit, soon)
+    shapes, limits, near = run_module("evidenceshapes", expression, fit, soon)
     assert limits["full"] is None
     assert list(shapes) == ["band", "line", "projection", "points"]
     assert list(near) == ["crossing", "band", "line", "projection", "points", "full", "crossed"]
@@ -229,11 +229,13 @@ def test_evidence_is_drawn_as_stated():
 
 def test_summary_states_the_time_left():
     fit = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")["fit"]
-    text = run_module("figures", "m.summary(given[0], given[1])", fit, TAKEN_AT)
+    text = run_module("evidencetexts", "m.summary(given[0], given[1])", fit, TAKEN_AT)
     rate = "32.0 MiB/min (31.6 MiB to 32.4 MiB) in the 2 min shown"
     assert text.startswith(f"{rate}; counted from its recent peak, the GPU will be full in about 65 min")
     certain = fit | {f"slope_{name}_bytes_per_second": fit["slope_bytes_per_second"] for name in ("low", "high")}
-    assert run_module("figures", "m.summary(given[0], given[1])", certain, TAKEN_AT).startswith("32.0 MiB/min in the")
+    assert run_module("evidencetexts", "m.summary(given[0], given[1])", certain, TAKEN_AT).startswith(
+        "32.0 MiB/min in the"
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,7 +250,7 @@ def test_summary_rounds_the_time_left_and_its_interval(earliest: float, latest: 
     fit = TypeAdapter(Verdict).dump_python(VERDICT, mode="json")["fit"]
     fit |= {"full_at": TAKEN_AT + 431, "full_at_earliest": TAKEN_AT + earliest}
     fit |= {"full_at_latest": latest and TAKEN_AT + latest}
-    text = run_module("figures", "m.summary(given[0], given[1])", fit, TAKEN_AT)
+    text = run_module("evidencetexts", "m.summary(given[0], given[1])", fit, TAKEN_AT)
     assert text.endswith(f"; counted from its recent peak, the GPU will be full in {expected}.")
 
 
@@ -260,7 +262,7 @@ def test_figures_of_a_verdict_have_units():
         ["used_ratio", 0.953],
         ["significance", 4.56789],
     ]
-    assert run_module("figures", "m.figures(given[0])", evidence) == [
+    assert run_module("evidencetexts", "m.figures(given[0])", evidence) == [
         ["slope", "60.0 MiB/min"],
         ["growth", "3.0 GiB"],
         ["window", "1 min 30 s"],

@@ -75,6 +75,8 @@ def test_action_that_is_not_chosen_is_refused_and_that_of_no_key_is_the_default(
 EXPRESSIONS = {
     "device-nearly-full": "device: unreclaimable above 97%",
     "device-lost": "device: not up",
+    "ecc-uncorrected": "device: ECC uncorrected volatile above 0",
+    "power-throttling": "device: throttle software power cap",
     "leak": "process with the verdict leak",
     "large-program": "workload (workload=train-*, uid=1000): held above 3.0 GiB",
 }

@@ -102,7 +102,10 @@ def test_unprivileged_users_and_scopes_are_refused_by_name():
 
     for method in ("PUT", "DELETE"):
         foreign = asyncio.run(send(1000, {}, method))
-        assert (foreign.status_code, foreign.json()["detail"]) == (403, "uid:1000 doesn't have the scope rules")
+        assert (foreign.status_code, foreign.json()["detail"]) == (
+            403,
+            "uid:1000 lacks the `rules` scope; ask an administrator, or use a token that has it",
+        )
         scoped = asyncio.run(send(None, {"Authorization": "Bearer flusher"}, method))
         assert (scoped.status_code, scoped.json()["detail"]) == (
             403,

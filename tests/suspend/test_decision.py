@@ -197,8 +197,11 @@ def test_grant_that_is_not_used_yet_counts_as_held():
     [
         ({"workload": "train"}, "train isn't suspended"),
         ({"pid": 10}, "pid 10 isn't suspended"),
-        ({"workload": "trian"}, "no connected or suspended program matches trian; did you mean train?"),
-        ({"pid": 11}, "no connected or suspended program matches pid 11; `gpumond status` lists the programs"),
+        ({"workload": "trian"}, "no program that has an agent or is suspended matches trian; did you mean train?"),
+        (
+            {"pid": 11},
+            "no program that has an agent or is suspended matches pid 11; `gpumond status` lists the programs",
+        ),
         ({"all": True}, "no program is suspended"),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, duration, option, print_answer, print_error, value
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, duration, option, print_answer, print_error, value
 from gpumond.cli.progress import Progress
 from gpumond.facts.errors import DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
@@ -76,16 +76,12 @@ def _record(arguments: argparse.Namespace) -> int:
     body = {"for_seconds": arguments.duration, "workload": arguments.workload}
     client.put(arguments.url, f"{ROUTE}/{arguments.name}", body)
     kept = _wait(arguments.url, f"{ROUTE}/{arguments.name}", body["for_seconds"])
-    if arguments.json:
-        print(json.dumps(kept, indent=2))
+    header = ("WORKLOAD", "MEASURE", ">TYPICAL", ">LOW", ">HIGH", ">PEAK")
+    print_answer(arguments, kept, lambda: table(header, _measures(kept)))
+    if kept["workloads"]:
         return DONE
-    print(table(("WORKLOAD", "MEASURE", ">TYPICAL", ">LOW", ">HIGH", ">PEAK"), _measures(kept)))
-    if not kept["workloads"]:
-        print(
-            "gpumond: no process held device memory during the measurement; check that the workload is running",
-            file=sys.stderr,
-        )
-    return DONE
+    print_error("gpumond: no process held device memory during the measurement; check that the workload is running")
+    return NOTHING_TO_DO
 
 
 def _compare(arguments: argparse.Namespace) -> int:

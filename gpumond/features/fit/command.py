@@ -304,14 +304,14 @@ def replay(trace: Mapping[str, Any], size_bytes: int = MAX_SIZE_BYTES) -> Need:
         try:
             for _ in range(2 if trace["matmul"] else 0):
                 allocator.malloc(WORKSPACE_BYTES)
-            return _replayed(allocator, entries, classes)
+            return _need_of(allocator, entries, classes)
         except OutOfMemory as error:
             raise DoesNotFit(str(error)) from None
         finally:
             allocator.close()
 
 
-def _replayed(allocator: CachingAllocator, entries: Sequence[tuple[str, int, int]], classes: Mapping[str, str]) -> Need:
+def _need_of(allocator: CachingAllocator, entries: Sequence[tuple[str, int, int]], classes: Mapping[str, str]) -> Need:
     addresses: dict[int, int] = {}
     totals: Counter[str] = Counter()
     at_peak: Mapping[str, int] = {}

@@ -26,7 +26,7 @@ import yaml
 from gpumond.agent.transport import trusted_uids
 from gpumond.cli.arguments import duration, option, value
 from gpumond.config.models import yaml_problem
-from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
+from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError, HttpError
 from gpumond.features.fleet.connection import (
     METRICS_PATH,
     Client,
@@ -39,7 +39,7 @@ from gpumond.features.fleet.connection import (
     secret,
 )
 from gpumond.host.files import read_text
-from gpumond.host.http import HttpRequest, is_verified_server, may_receive_token, tls_context
+from gpumond.host.http import HttpRequest, is_verified_server, may_receive_token, split_address, tls_context
 from gpumond.view.text import safe
 
 Point = tuple[float, float]
@@ -462,16 +462,21 @@ def make_prometheus(arguments: argparse.Namespace) -> Prometheus | None:
         return None
     token = secret(arguments.prometheus_token_file) if arguments.prometheus_token_file else None
     authorities = tls_context(arguments.prometheus_ca_file)
+    try:
+        split_address(arguments.prometheus)
+    except HttpError:
+        typed = f"--prometheus {arguments.prometheus!r:.80}"
+        raise ConfigError(f"{typed}: expected an http:// or https:// address") from None
     return Prometheus(url=arguments.prometheus, trust=authorities, token=token)
 
 
 async def select_machines(arguments: argparse.Namespace) -> tuple[Client, list[Machine]]:
     """Return the client and the machines that the options select. Raises DiscoveryError, ConfigError."""
     client = make_client(arguments)
-    return client, selected_machines(arguments, (await list_machines(arguments, make_prometheus(arguments))).all)
+    return client, matching_machines(arguments, (await list_machines(arguments, make_prometheus(arguments))).all)
 
 
-def selected_machines(arguments: argparse.Namespace, machines: Sequence[Machine]) -> list[Machine]:
+def matching_machines(arguments: argparse.Namespace, machines: Sequence[Machine]) -> list[Machine]:
     """Return the machines whose name a pattern of --machine matches, and whose labels those of --label match.
 
     All match without such an option. A label that a machine does not have is empty.

@@ -36,11 +36,11 @@ from gpumond.features.fleet.discovery import (
     list_machines,
     make_client,
     make_prometheus,
+    matching_machines,
     missing_of,
     named,
     progress,
     read_frames,
-    selected_machines,
 )
 from gpumond.features.fleet.plan import (
     Criteria,
@@ -361,10 +361,10 @@ async def run(arguments: argparse.Namespace) -> int:
     missing: list[UnreadMachine] = []
     selected: list[tuple[Machine, Mapping[int, QueriedProcess] | None]]
     if processes is None:
-        selected = [(machine, None) for machine in selected_machines(arguments, machines.all)]
+        selected = [(machine, None) for machine in matching_machines(arguments, machines.all)]
     else:
         found, missing = by_machine(machines, processes)
-        allowed = set(selected_machines(arguments, [machine for machine, _ in found]))
+        allowed = set(matching_machines(arguments, [machine for machine, _ in found]))
         selected = [(machine, own) for machine, own in found if machine in allowed]
     with progress(len(selected), "machines read") as done:
         planned, unread, engines = await plan(client, selected, criteria, arguments.parallel, done)

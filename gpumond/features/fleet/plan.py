@@ -140,7 +140,7 @@ def _refusal(process: _Process, likely_bytes: int, criteria: Criteria, named: Qu
     if process.start_ticks is None:
         return "the process's start time is unknown"
     if process.report["flush_policy"] == "never":
-        return "the agent allows no flush"
+        return "the program doesn't allow flushes"
     return _too_few(likely_bytes, criteria)
 
 

@@ -215,7 +215,7 @@ def programs_of(
             return f"the process {labels['pid']} started after the alert: the pid was reused"
     programs = [each for each in programs if each.flush_policy != "never"]
     if not programs:
-        return "the alert's programs allow no flush"
+        return "the alert's programs don't allow flushes"
     programs = [each for each in programs if reclaimable_bytes(labels, each) > 0]
     return tuple(programs) or "the alert's programs have no memory that a flush would release"
 

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(f"--min-reclaimable {arguments.min_reclaimable!r}: {error}") from None
     body: dict[str, Any] = {
-        "target": {name: getattr(arguments, name) for name in names if getattr(arguments, name)},
+        "target": {name: known for name in names if (known := getattr(arguments, name)) not in (None, False)},
         "dry_run": arguments.dry_run,
         "min_reclaimable_bytes": least,
         "timeout_seconds": arguments.timeout,
@@ -140,9 +140,11 @@ def receipt_table(receipts: Sequence[Mapping[str, Any]], past: bool = False) -> 
         pairs = zip(rows, receipts, strict=True)
         rows = ([moment(_finished_at(each)), *row[:-1], _caller(each), row[-1]] for row, each in pairs)
     shown = narrowed_table(header, rows, HIDEABLE, "gpumond receipts --json")
-    if receipts and all(receipt["outcome"] == "woken" for receipt in receipts):
+    released = [receipt["released_bytes"] for receipt in receipts if receipt["outcome"] != "woken"]
+    known = [each for each in released if each is not None]  # unknown of a suspension
+    if receipts and not known:
         return shown
-    total = f"{size(sum(receipt['released_bytes'] or 0 for receipt in receipts))} released"
+    total = f"{size(sum(known))} released"
     if receipts and not past:
         first = min(receipts, key=itemgetter("started_at"))
         total += f" at {moment(first['started_at'])} by {_caller(first)}"

@@ -596,7 +596,7 @@ class FlushPart(Part, FlushService):
             await note(requested_by, "flush.refused", {"problem": str(error), **own})
             raise
         except asyncio.CancelledError:
-            log.info("%s: interrupted: the daemon stops", description)
+            log.info("%s: interrupted, because the daemon is stopping", description)
             reason = f"the daemon stopped before the flush of {request.target} ended"
             await note(requested_by, "flush.interrupted", {"problem": reason, **own})
             raise

@@ -208,6 +208,8 @@ class Limit:
         targeted = (arguments.pid, arguments.workload, arguments.device) != (None, None, None)
         try:
             limit_bytes = None if arguments.limit == "none" else typed_size(arguments.limit)
+            if limit_bytes == 0:
+                raise ValueError("the size must be above 0")
         except ValueError as error:
             given = f"limit {arguments.limit!r:.80}: {error}"
             example = safe(f"gpumond limit {arguments.limit:.80} 40GiB")

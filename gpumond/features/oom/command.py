@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_error, value
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, count, option, print_error, value
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.oom.case import CaseSummary, RankedCase, document, plain
 from gpumond.view import html_report
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what", nargs="?", type=value(_check_subcommand), choices=("list", "show"), default="list", help="default: list"
     )
     parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's ID, or `last` (default)")
-    option(parser, "--pid N", "cases of this process only", type=int)
+    option(parser, "--pid N", "cases of this process only", type=count)
     option(parser, "--html FILE", "write the case as an HTML document and print nothing", type=Path)
     client.add_arguments(parser)
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, duration, option, print_error
+from gpumond.cli.arguments import DONE, positive, option, print_error
 from gpumond.cli.progress import progressing
+from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.messages import from_json, to_json
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--for DURATION",
         "how long to record, such as 10m (default: until Ctrl-C)",
         dest="duration",
-        type=duration,
+        type=positive(units.typed_seconds),
         default=float("inf"),
     )
     option(

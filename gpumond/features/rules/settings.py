@@ -48,7 +48,7 @@ PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
 
 def matches(scope: Scope) -> Mapping[str, str]:
     """Return the keys of ``match``: the labels, and the device by any of its names."""
-    named = {"device": "index, UUID, beginning of the UUID, or PCI address of the device, without globs"}
+    named = {"device": "index, UUID or its prefix, or PCI address of the device, without globs"}
     return {**LABELS[scope], **(named if "uuid" in LABELS[scope] else {})}
 
 

@@ -200,7 +200,7 @@ def nothing_to_resume(
         return NoSuchTarget(f"{name} isn't suspended")
     known = [*(each.workload for each in reports), *(each.workload for each in suspended)]
     hint = did_you_mean(target.workload or "", known) or "; `gpumond status` lists the programs"
-    return NoSuchTarget(f"no connected or suspended program matches {name}{hint}")
+    return NoSuchTarget(f"no program that has an agent or is suspended matches {name}{hint}")
 
 
 def _targets(snapshot: Snapshot, body: SuspendBody, uid: int | None) -> Iterator[ProcessKey]:
