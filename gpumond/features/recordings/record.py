@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, positive, option, print_error
+from gpumond.cli.arguments import DONE, option, positive, print_error
 from gpumond.cli.progress import progressing
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
