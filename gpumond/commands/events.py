@@ -28,7 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-f, --follow",
         "show new events as they occur, until Ctrl-C; repeats of an out-of-memory error at most once a minute",
     )
-    limit = "number of past events, most recent last (default: 100); events with the same cause are one group"
+    limit = (
+        "number of past events, most recent last (default: 100); events with the same cause are printed together and "
+        "count as one"
+    )
     option(parser, "--limit N", limit, type=count, default=100)
     client.add_url(parser)
     form = parser.add_mutually_exclusive_group()
