@@ -77,7 +77,7 @@ STATED = {
     "time without a message": f"{LIMITS.idle_seconds:g} s",
     "messages and bytes per user": f"{LIMITS.messages_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
     "pools per agent": f"{MAX_POOLS}",
-    "pools per user": f"{MAX_POOLS_OF_UID:,}; if a user has more, each of the user's agents gets an equal part",
+    "pools per user": f"{MAX_POOLS_OF_UID:,}; if a user has more, each of the user's agents gets an equal portion",
     "size of an out-of-memory record": f"{MAX_RECORD_BYTES // KIB} KiB",
     "out-of-memory records in a report": number(MAX_OOMS),
     "time to record an out-of-memory error": "50 ms",
