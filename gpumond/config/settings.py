@@ -45,7 +45,7 @@ RELOADED = (
     "engines",
     "quotas",
     "reclaim",
-    "allow_request_end",
+    "allow_end_requests",
     "allow_suspend",
     "suspend_after_idle",
     "alertmanager_dry_run",
@@ -85,7 +85,7 @@ class Settings:
     engines: tuple[EngineConfig, ...] = ()
     quotas: tuple[Quota, ...] = ()
     reclaim: ReclaimPolicy = "user"
-    allow_request_end: bool = False
+    allow_end_requests: bool = False
     allow_suspend: bool = False
     suspend_after_idle: float = 600.0
     alertmanager_dry_run: bool = False
@@ -307,7 +307,7 @@ class SettingsConfig(StrictModel):
         "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): "
         "of the same user (`user`), of all users (`all`), or none (`off`)",
     )
-    allow_request_end: bool = Field(
+    allow_end_requests: bool = Field(
         False,
         description="allows [actions](../how-to/rules.md#ask-idle-programs-to-exit) with the `request_end` key to ask "
         "programs to exit",

@@ -48,7 +48,7 @@ def test_program_ends_by_its_own_function_after_a_flush(serve: Serve, tmp_path: 
         "agent.start(",
         "import os, signal\nagent.on_end_request(lambda: os.kill(os.getpid(), signal.SIGTERM))\nagent.start(",
     )
-    daemon = start(serve, tmp_path, allow_request_end=True)
+    daemon = start(serve, tmp_path, allow_end_requests=True)
     with host(code, environment(daemon.socket)) as process:
         assert process.wait(60) == -15
         entries = [entry for entry in daemon.get("audit") if entry["actor"] == "rule:unused"]
@@ -60,9 +60,9 @@ def test_program_ends_by_its_own_function_after_a_flush(serve: Serve, tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({}, "wasn't asked to exit: the configuration doesn't allow it (allow_request_end)"),
+        ({}, "wasn't asked to exit: the configuration doesn't allow it (allow_end_requests)"),
         (
-            {"allow_request_end": True},
+            {"allow_end_requests": True},
             "wasn't asked to exit: {workload} (pid {pid}) has no function for requests to exit",
         ),
     ],

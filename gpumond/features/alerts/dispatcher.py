@@ -404,6 +404,6 @@ class AlertsPart(Part):
 
     async def _request_end(self, report: AgentReport, requested_by: str) -> str:
         """Ask a program to end. Return the reason if it was not asked. Raises StoreUnavailable."""
-        if not self._kernel.settings.allow_request_end:
-            return "the configuration doesn't allow it (allow_request_end)"
+        if not self._kernel.settings.allow_end_requests:
+            return "the configuration doesn't allow it (allow_end_requests)"
         return await self._kernel.requests.request_end(report, requested_by)
