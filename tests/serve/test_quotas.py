@@ -64,7 +64,7 @@ def test_quota_of_the_configuration_file_is_read_only():
         ({"limit": True}, "a size such as 40GiB"),
         ({"limit": 1.5}, "an integer of bytes"),
         ({"limit": "-1GiB"}, "a size such as 40GiB"),
-        ({"limit": "9" * 18 + "TiB"}, "must be at most"),
+        ({"limit": "9" * 18 + "TiB"}, "expected a smaller number"),
         ({"limit": None}, "at least one of soft_limit, limit, reserve and cgroup_limit"),
         ({"soft_limit": "41GiB"}, "soft_limit 41.0 GiB must not exceed limit 40.0 GiB"),
         ({"reserve": "41GiB"}, "reserve 41.0 GiB must not exceed limit 40.0 GiB"),
