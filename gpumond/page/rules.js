@@ -1,5 +1,6 @@
 // The view of rules: what each compares, its state, and the editor.
 
+import { isEnded } from "./cards.js";
 import { button, make, put } from "./elements.js";
 import { edit } from "./editor.js";
 import { createTable, showTable } from "./viewtables.js";
@@ -28,9 +29,10 @@ function originOf({ origin, overrides }) {
 
 function stateOf({ name: own, enabled }) {
   if (!enabled) return "disabled";
-  const alerts = state.frame.alerts.filter(({ rule }) => rule === own);
-  const count = (phase) => alerts.filter((alert) => alert.phase === phase).length;
-  const phases = ["firing", "pending"].filter(count).map((phase) => `${count(phase)} ${phase}`);
+  const phaseOf = ({ phase, annotations }) => (isEnded({ phase, notes: Object.fromEntries(annotations) }) ? "ended" : phase);
+  const found = state.frame.alerts.filter(({ rule }) => rule === own).map(phaseOf);
+  const count = (phase) => found.filter((each) => each === phase).length;
+  const phases = ["firing", "pending", "ended"].filter(count).map((phase) => `${count(phase)} ${phase}`);
   return phases.join(", ") || "inactive";
 }
 

@@ -383,8 +383,11 @@ def test_card_of_a_problem_that_is_over_is_quiet(browser: Browser, demo: Running
         process = process_of(frame, "etl")
         process["stranded_bytes"] = 0
         alert = alert_of(leak_of(frame, "etl"), "etl", "firing") | {"rule": "fragmentation", "value": 0.57}
-        frame["verdicts"], frame["alerts"] = [], [alert]
+        ended = alert | {"rule": "leak", "annotations": [["summary", "ended at 07:32:05 UTC; the alert was: leaks"]]}
+        frame["verdicts"], frame["alerts"] = [], [alert, ended]
 
     with open_page(browser, demo, rewrite=over) as session:
         card = session.page.locator(".card.quiet", has_text="nothing is stranded now")
         card.wait_for()
+        session.page.get_by_role("button", name="Rules").click()
+        session.page.get_by_role("row", name="leak process with the verdict leak").get_by_text("1 ended").wait_for()
