@@ -142,7 +142,7 @@ COMMANDS = (
         "show GPUs and processes, and what their memory is used for",
         "gpumond status",
         "gpumond status train",
-        "gpumond status --wide",
+        "gpumond status --sort waste",
         "gpumond status -v --url http://127.0.0.1:9917",
     ),
     _command(

@@ -82,6 +82,12 @@ def find_process(pid: int, proc: str = "/proc") -> tuple[ProcessKey, int] | None
     return None if start is None or start.state in ENDED_STATES else (ProcessKey(pid, start.start_ticks), uid)
 
 
+def has_ended(process: ProcessKey) -> bool:
+    """Return whether a process has ended; False if that is unknown, as its start is."""
+    found = find_process(process.pid)
+    return process.start_ticks is not None and (found is None or found[0] != process)
+
+
 def is_descendant(pid: int, ancestors: Collection[int], proc: str = "/proc") -> bool:
     """Return whether a process, one of its parents or one of theirs is among ``ancestors``."""
     for _ in range(MAX_ANCESTORS):

@@ -4,7 +4,7 @@ import { LIBRARIES, OWN_FILES } from "./words.js";
 
 const SHOWN = 3; // calls of a site
 
-export const callText = ({ file, line, function: what }) => `${file}:${line} ${what}`;
+export const callText = ({ file, line, function: what }) => `${file.replace(/.*-packages\//, "")}:${line} ${what}`;
 
 /** The innermost calls of a site. */
 export const siteText = ({ calls }) => calls.slice(0, SHOWN).map(callText).join(" < ") || "no Python stack";

@@ -29,10 +29,10 @@ def run(memory: TickState, *seconds: float, device: DeviceReading | None = None)
     return tick
 
 
-def restart(memory: TickState, lived: float, outage: float = 2.0) -> TickState:
+def restart(memory: TickState, lived: float, outage: float = 2.0, ended: bool = False) -> TickState:
     alerts = list(kept(memory.activities, BEGAN))
     activities = restored(alerts, DaemonActivity(1e6 + lived, BEGAN + lived), 1e6 + lived + outage)
-    return TickState(activities, awaited=awaited_alerts(activities))
+    return TickState(activities, awaited=awaited_alerts(activities, lambda process: ended))
 
 
 def test_firing_alert_continues_and_is_not_raised_again():
@@ -97,3 +97,8 @@ def test_alert_on_a_leak_is_kept_for_an_hour():
     assert (len(found.frame.alerts), found.raised) == (1, ())
     assert len(evaluated(found.memory, 1300.0).resolved) == 1, "once found, it is over when it is over"
     assert len(evaluated(early.memory, GRACE_SECONDS + 1, alive=False).resolved) == 1
+
+
+def test_alert_on_a_process_that_ended_during_the_outage_is_resolved_at_once():
+    memory = restart(evaluated(TickState(), 0.0, VERDICT).memory, 60.0, ended=True)
+    assert len(evaluated(memory, 0.0, alive=False).resolved) == 1

@@ -410,3 +410,5 @@ def test_calls_begin_with_the_program():
     assert run_module("calls", own, *({"file": each} for each in files)) == files[2:]
     assert run_module("calls", own, {"file": files[0]}, {"file": "<string>"}) == ["<string>"]
     assert run_module("calls", own, {"file": files[0]}, {"file": "<frozen>"}) == [files[0], "<frozen>"]
+    called = {"file": files[0], "line": 9, "function": "empty"}
+    assert run_module("calls", "m.callText(given[0])", called) == "torch/cuda.py:9 empty"

@@ -28,7 +28,7 @@ or resolves an alert.
 process's agent is silent, alerts stay unchanged. If the subject has ended (the process, all programs of the workload, a
 device that the driver no longer lists) or its process is suspended, the alert resolves with the next reading, and its
 `summary` says so; `keep_firing_for` doesn't apply. After a daemon restart, an alert waits ten minutes for its subject,
-or two hours if it's about a verdict.
+or two hours if it's about a verdict, unless its process has ended.
 
 ## Write a rule
 

@@ -1,8 +1,8 @@
 """Rules on snapshots: their alerts, previews, and alerts across a restart with Prometheus' tolerance. No I/O.
 
 An alert whose subject has not been observed since the start (its agent is not connected, its driver is slow) is neither
-dropped nor resolved for ten minutes; one on a verdict for two hours, since the verdict has to be found again (a slow
-leak took 70 minutes).
+dropped nor resolved for ten minutes, unless its process has ended; one on a verdict for two hours, since the verdict
+has to be found again (a slow leak took 70 minutes).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
@@ -38,8 +38,14 @@ Awaited = frozenset[tuple[str, Labels]]
 """Restored alerts whose subject has not been observed yet: rule and the subject's labels"""
 
 
-def awaited_alerts(activities: Mapping[str, AlertStates]) -> Awaited:
-    return frozenset((rule, labels) for rule, active in activities.items() for labels in active)
+def awaited_alerts(activities: Mapping[str, AlertStates], has_ended: Callable[[ProcessKey], bool]) -> Awaited:
+    """Return the restored alerts, except those on processes that ended while no daemon ran."""
+    return frozenset(
+        (rule, labels)
+        for rule, active in activities.items()
+        for labels, activity in active.items()
+        if activity.process is None or not has_ended(activity.process)
+    )
 
 
 def keep_awaited_alerts(

@@ -18,6 +18,7 @@ from gpumond.facts.alerts import Rule, overridden, own_fields, restored
 from gpumond.facts.errors import ConfigError, EntryChanged, EntryConflict, NoSuchEntry, StoreUnavailable
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited_alerts, evaluate, preview
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
+from gpumond.host.machine import has_ended
 from gpumond.kernel import Kernel, Part, RuleService, Tick
 from gpumond.store.table import Actions, Origin, Registered, Registry, Table, Transactions, etag_of
 
@@ -213,7 +214,7 @@ class RulesPart(Part):
             self._resumed = True
             try:
                 activities = restored(*await self._store.kept(), time())
-                self._state = RuleState(activities, awaited_alerts(activities))
+                self._state = RuleState(activities, awaited_alerts(activities, has_ended))
             except StoreUnavailable:
                 pass  # the store has logged it
         invalid = await self.registry.load()
