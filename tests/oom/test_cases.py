@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.frame import Frame, Line, Verdict
+from gpumond.facts.frame import Frame, GrowthLine, Line, Verdict
 from gpumond.facts.messages import to_json
 from gpumond.facts.program import Oom, OomPool, PoolLimit, Program, ScopeDevice, ScopeUsage, StepUsage
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
-from gpumond.facts.units import GIB
+from gpumond.facts.units import GIB, MIB
 from gpumond.features.oom.case import OomCase, Remedy, document, plain, remedy_rows, sections
 from gpumond.features.oom.case_service import KEPT, PER_PROCESS, Cases, case_of, opaque_case, recent_peaks, timeline
 from gpumond.features.oom.remedies import Evidence, remedies
@@ -186,6 +186,63 @@ def test_an_idle_program_that_can_be_suspended_is_a_remedy():
     first = next(iter(found(holder).values()))
     text = "suspend embeddings (pid 11), idle for 1 min 30 s (gpumond suspend --pid 11)"
     assert (first.text, first.size_bytes, first.enough) == (text, 30 * GIB, True)
+
+
+@pytest.mark.parametrize(
+    ("retained", "live", "text"),
+    [
+        (3.5 * MIB, [1.5, 1.7, 2.6, 1.5, 2.7, 2.2], None),  # requests come and go
+        (3.5 * MIB, [0.2, 1.7, 2.0, 2.0, 2.2, 2.2], None),  # most growth was before the trend of the last steps
+        (3.5 * MIB, [], None),
+        (3.0 * MIB, [0.2, 0.6, 1.0, 1.5, 1.9, 2.3], "grew by 1.9 GiB in 642 steps"),
+    ],
+    ids=["waves", "warm-up", "unknown", "leak"],
+)
+def test_growth_is_a_remedy_only_if_the_history_shows_it(retained: float, live: Sequence[float], text: str | None):
+    device = make_device(used_bytes=3 * GIB, free_bytes=GIB, processes=(make_process(10, 3 * GIB),))
+    report = make_report(
+        10, (make_pool(live=2 * GIB),), program=Program(step=StepUsage(steps=642, retained_bytes=retained))
+    )
+    snapshot = make_snapshot(device, reports=(report,))
+    history = History()
+    history.begin(snapshot)
+    series = history.process((device.uuid, report.key))
+    assert series is not None
+    for seconds, size in enumerate(live):
+        series.add((history.now + seconds, 3.0 * GIB, size * GIB, *[float("nan")] * 3))
+    pool = OomPool(
+        allocator="torch", device_uuid=device.uuid, live_bytes=int(2.3 * GIB), cached_bytes=0, stranded_bytes=0
+    )
+    oom = Oom(number=1, at=1.0, seen="scope", device_uuid=device.uuid, request_bytes=2 * GIB, pools=(pool,))
+    case = case_of(Evidence(oom, report, Frame(snapshot, attribute(snapshot))), history)
+    found = next((each.text for each in case.remedies if each.name == "leak"), None)
+    assert found == (text and f"find what the program retains: its live memory {text}")
+
+
+def test_a_leak_is_to_be_stopped_and_frees_what_grew_since_its_onset():
+    device = make_device(used_bytes=40 * GIB, free_bytes=GIB, processes=(make_process(10, 40 * GIB),))
+    report = make_report(
+        10, (make_pool(live=40 * GIB),), program=Program(step=StepUsage(steps=9000, retained_bytes=8 * MIB))
+    )
+    snapshot = make_snapshot(device, reports=(report,))
+    pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=40 * GIB, cached_bytes=0, stranded_bytes=0)
+    oom = Oom(number=1, at=1001.0, seen="scope", device_uuid=device.uuid, request_bytes=2 * GIB, pools=(pool,))
+    line = GrowthLine(
+        points=(),
+        at=1.0,
+        level_bytes=0.0,
+        slope_bytes_per_second=32.0 * MIB,
+        slope_low_bytes_per_second=30.0 * MIB,
+        slope_high_bytes_per_second=34.0 * MIB,
+        band_bytes=0.0,
+        full_at=None,
+        full_at_earliest=None,
+        full_at_latest=None,
+    )
+    leak = Verdict(device_uuid=device.uuid, pid=10, start_ticks=report.start_ticks, kind="leak", since=1.0, fit=line)
+    case = case_of(Evidence(oom, report, Frame(snapshot, attribute(snapshot)), (leak,)), History())
+    found = next(each for each in case.remedies if each.name == "leak")
+    assert (found.text, found.size_bytes) == ("stop the leak: each step retains 8.0 MiB", 32_000 * MIB)
 
 
 def test_an_error_is_compared_with_runs_that_had_room():

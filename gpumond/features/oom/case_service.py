@@ -18,7 +18,7 @@ from gpumond.features.oom.remedies import Evidence, remedies, sentence
 from gpumond.host.tasks import Tasks
 from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.table import Table
-from gpumond.tick.history import History, Point
+from gpumond.tick.history import History, Point, SeriesKey
 
 log = logging.getLogger(__name__)
 
@@ -195,6 +195,8 @@ def _age(earlier: Frame, frame: Frame) -> float:
     return frame.snapshot.elapsed_seconds - earlier.snapshot.elapsed_seconds
 
 
+FLOOR_POINTS = 30
+"""Least number of points of a program's history whose halves are compared; a younger program has fewer."""
 SECONDS, POINTS = 600.0, 120
 """Length of a timeline, and its number of points."""
 MAX_CURVES = 12
@@ -222,8 +224,17 @@ def case_id(at: float, pid: int, number: int) -> str:
     return f"{int(at)}-{pid}-{number}"
 
 
+def live_floors(history: History, key: SeriesKey) -> tuple[float, float] | None:
+    """Return the fewest live bytes in the first half of a program's history and in the second; None if unknown."""
+    lows = [point.low for point in history.series(key, "live", resolution=history.age(key) / FLOOR_POINTS)]
+    half = len(lows) // 2
+    return (min(lows[:half]), min(lows[half:])) if half else None
+
+
 def case_of(e: Evidence, history: History) -> OomCase:
     """Return the case of an error of a program with an agent."""
+    if e.uuid is not None:
+        e = replace(e, live_floors=live_floors(history, (e.uuid, e.report.key)))
     found = remedies(e)
     report = e.report
     kept = tuple(scope for scope in e.oom.scopes if scope.retained_bytes <= e.live)  # others have freed it elsewhere

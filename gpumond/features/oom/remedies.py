@@ -37,11 +37,13 @@ class Evidence(FailedAllocation):
     """A failed allocation, and what else is known.
 
     ``verdicts`` are those of the frame of the report. ``peaks``: the most bytes in use on each device in the last
-    minute; a device is absent if they are unknown.
+    minute; a device is absent if they are unknown. ``live_floors``: the program's fewest live bytes on the device in
+    the first half of its history and in the second; None if unknown.
     """
 
     verdicts: Sequence[Verdict] = ()
     peaks: Mapping[str, int] = field(default_factory=dict)
+    live_floors: tuple[float, float] | None = None
 
     @property
     def ledger(self) -> Ledger:
@@ -173,7 +175,9 @@ SEGMENT_BYTES = 2 << 20
 IDLE_SECONDS = 60.0
 """Time without work from which a serving engine or a program may release its memory for another."""
 NOTABLE_RATIO = 0.1
-"""Part of the live bytes from which growth is a leak."""
+"""Part of the live bytes from which growth is named."""
+LASTING_RATIO = 0.45
+"""Part of the growth that is in the floor of the second half: half of it in a line, less some readings."""
 LARGE_RATIO = 0.5
 """Part of the live bytes from which one class is the cause."""
 FRAGMENTED_RATIO = 0.01
@@ -298,25 +302,28 @@ def _own_caches(e: Evidence) -> Iterator[Remedy]:
 def _leak(e: Evidence) -> Iterator[Remedy]:
     step = e.report.program.step or (e.earlier.program.step if e.earlier else None)
     verdict = next((v for v in e.verdicts if v.kind == "leak" and v.process == e.report.key), None)
-    retainers = e.report.program.retainers
-    kept = int(step.retained_bytes * step.steps) if step and step.retained_bytes and step.steps >= LEAKING_STEPS else 0
-    if not NOTABLE_RATIO * e.live <= kept <= e.live or not kept:  # what steps have kept is still live, or it isn't kept
-        kept = 0
-    if not kept and verdict is None:
+    if verdict is not None:
+        seconds = max(0.0, e.oom.at - verdict.since)
+        grown = int(verdict.fit.slope_bytes_per_second * seconds) if verdict.fit else 0
+        text = "stop the leak"
+        if step and step.retained_bytes and step.retained_bytes > 0:
+            text += f": each step retains {human(step.retained_bytes)}"
+    elif step and step.retained_bytes and step.steps >= LEAKING_STEPS and e.live_floors:
+        first, second = e.live_floors
+        grown = int(step.retained_bytes * step.steps)
+        lasting = NOTABLE_RATIO * e.live <= grown <= min(e.live - first, (second - first) / LASTING_RATIO)
+        if not lasting:
+            return
+        text = f"find what the program retains: its live memory grew by {human(grown)} in {step.steps} steps"
+    else:
         return
-    where = "".join(f"; {each.name} at {place_of(each)} retains tensors" for each in retainers[:1])
     retaining = [scope for scope in e.oom.scopes if 0 < scope.retained_bytes <= e.live]
-    if not where and retaining:
-        where = f"; {retaining[0].name} retains {human(retaining[0].retained_bytes)}"
-    if verdict is not None and verdict.fit is not None:
-        kept = max(kept, int(verdict.fit.slope_bytes_per_second * max(0.0, e.oom.at - verdict.since)))
-    each = (
-        f": each of {step.steps} steps retains {human(step.retained_bytes)}"
-        if step and step.retained_bytes and kept
-        else ""
-    )
-    size = min(kept, e.live) or None
-    yield _remedy(e, "leak", f"stop the leak{each}{where}", size, "measured", "growth of live memory")
+    if e.report.program.retainers:
+        retainer = e.report.program.retainers[0]
+        text += f"; {retainer.name} at {place_of(retainer)} retains tensors"
+    elif retaining:
+        text += f"; {retaining[0].name} retains {human(retaining[0].retained_bytes)}"
+    yield _remedy(e, "leak", text, min(grown, e.live) or None, "measured", "growth of live memory")
 
 
 def _neighbors(e: Evidence) -> Iterator[Remedy]:
