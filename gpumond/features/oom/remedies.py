@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +20,7 @@ from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import LiveClasses, place_of
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import GIB, duration, human
 from gpumond.features.oom.case import Basis, Remedy
 
 
@@ -200,8 +201,9 @@ DEFAULT_LIMIT_RATIOS = {"jax": 0.75}
 """Part of a device to which an allocator limits itself without a setting."""
 NEARLY_RATIO = 0.02
 """Part of a device by which its size differs between the driver and a library."""
-LIMIT_STEP, LIMIT_UNIT = 0.05, 64 << 20
-"""Least part of a limit by which raising it is worth it, and the multiple to which that is rounded up."""
+LIMIT_STEP, LIMIT_UNIT = 0.05, GIB / 10
+"""Least part of a limit by which raising it is worth it, and the multiple to which it is rounded up, as texts show it.
+"""
 OPTIMIZERS = "/torch/optim/"
 PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size")
 
@@ -234,12 +236,15 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
             what, where = "the program's limit", "gpumond limit"
         if quota is None:
             what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
-        least = int(LIMIT_STEP * size)
-        more = -(-max(e.limited_by, least) // LIMIT_UNIT) * LIMIT_UNIT
-        text = f"raise {what} from {human(size)} by at least {human(more)} ({where})"
+        step = int(LIMIT_STEP * size)
+        enough = int(math.ceil((size + max(e.limited_by, step)) / LIMIT_UNIT) * LIMIT_UNIT)
+        why = f"; this error lacked {human(e.missing)}" if e.missing else ""
+        if why and e.missing and e.missing < step:
+            why += f", and a limit less than {LIMIT_STEP:.0%} higher is soon reached again"
+        text = f"raise {what} from {human(size)} to {human(enough)} or more ({where}{why})"
         basis: Basis = "estimate" if e.is_later else "measured"
         source = "the program's peak" if e.is_later else "the bytes held at the error"
-        yield _remedy(e, "limit", text, more, basis, f"the limit in force, and {source}")
+        yield _remedy(e, "limit", text, enough - size, basis, f"the limit in force, and {source}")
 
 
 def _own_limit(e: Evidence, size: int) -> str:
