@@ -22,6 +22,8 @@ ROUTE = "/api/v1/history"
 DAY_SECONDS = 86_400
 ROWS = 15
 """Rows that the table has for each GPU or program, unless others are asked for."""
+SHORTEST_SECONDS = 1.0
+"""Least time between two rows, whose times are in seconds."""
 AMOUNTS = ("used", *SHARES)
 HIDEABLE = (">UNATTRIBUTED", ">OPAQUE", ">OVERHEAD", ">PEAK", "ENDED", ">PID", ">STRANDED", ">LIVE", ">CACHED")
 NOBODY = "no such program held memory then"
@@ -64,6 +66,8 @@ def past_time(text: str, now: float | None = None) -> float:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.last > DAY_SECONDS:
         raise ConfigError("--last: the daemon keeps one day of history; pass at most 24h")
+    if arguments.every is not None and arguments.every < SHORTEST_SECONDS:
+        raise ConfigError("--every: must be at least 1s; --csv and --json without it have every value that is kept")
     if len(arguments.at) > 2:
         raise ConfigError("--at: at most two times can be compared")
     gpus = {each["uuid"]: str(each["index"]) for each in client.get(arguments.url, "/api/v1/devices")}
@@ -89,7 +93,9 @@ class Subject(NamedTuple):
 
 def _over_time(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[str, str]) -> list[Entry]:
     """Return an entry for each time and subject, oldest first."""
-    every = arguments.every or (None if arguments.json or arguments.csv else arguments.last / ROWS)
+    every = arguments.every or (
+        None if arguments.json or arguments.csv else max(SHORTEST_SECONDS, arguments.last / ROWS)
+    )
     since = (arguments.until or time.time()) - arguments.last
     found = [
         entry

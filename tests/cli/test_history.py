@@ -103,6 +103,16 @@ def test_more_than_a_day_is_refused(fake: FakeDaemon, capsys: pytest.CaptureFixt
     assert "at most 24h" in capsys.readouterr().err
 
 
+def test_rows_are_at_least_a_second_apart(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
+    assert shown(fake, "--every", "0.5s") == 2
+    told = "--every: must be at least 1s; --csv and --json without it have every value that is kept"
+    assert told in capsys.readouterr().err
+    found = columns(GIB, GIB, GIB) | {"at": [1000.1, 1000.8, 1001.1]}
+    fake.answers["/api/v1/history/shares"] = (200, found)
+    assert shown(fake, "--last", "6s") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3, "the header and one row a second"
+
+
 def test_unknown_name_is_wrong_use_with_the_nearest_one(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
     assert shown(fake, "trian") == 2
     told = capsys.readouterr().err
