@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "show new events as they occur, until Ctrl-C; repeats of an out-of-memory error at most once a minute",
     )
     limit = (
-        "number of past events, most recent last (default: 100); events with the same cause are printed together and "
-        "count as one"
+        "number of past events, most recent last (default: 100); later events with the same cause are indented below "
+        "the first and count as one with it"
     )
     option(parser, "--limit N", limit, type=count, default=100)
     client.add_url(parser)
@@ -91,20 +91,24 @@ def _print(
 
 
 def _entry(group: Sequence[Mapping[str, Any]]) -> str:
-    """Return the lines of events with one cause, in their order, each with its time unless the line before has it."""
+    """Return the lines of events with one cause, in their order: the first one, and indented the others.
+
+    Each has its time unless the line before has it.
+    """
     first = group[0]
     repeats = [each for each in group[1:] if first["kind"] in REPEATS and _cause(each) == _cause(first)]
     again = f" ({plural(len(repeats) + 1, 'time')}, the last at {moment(repeats[-1]['at'])})" if repeats else ""
     lines, before = list[str](), ""
     for each in sorted((each for each in group if each not in repeats), key=lambda each: each["id"]):
         at = moment(each["at"])
-        lines.append(_line(each, "" if at == before else at) + (again if each is first else ""))
+        line = _line(each, "" if at == before else at, "  " if lines else "")
+        lines.append(line + (again if each is first else ""))
         before = at
     return "\n".join(lines)
 
 
-def _line(event: Mapping[str, Any], time: str) -> str:
-    kind = "out-of-memory" if event["kind"] == "oom" else event["kind"].replace("-", " ")
+def _line(event: Mapping[str, Any], time: str, indent: str) -> str:
+    kind = indent + ("out-of-memory" if event["kind"] == "oom" else event["kind"].replace("-", " "))
     return f"{time:{MOMENT_WIDTH}}  {kind:18} {safe(event['summary'])}"
 
 

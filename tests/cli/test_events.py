@@ -51,7 +51,7 @@ def test_line_counts_the_repeats_and_json_has_each(capsys: pytest.CaptureFixture
         first, second = capsys.readouterr().out.splitlines()
         assert first.endswith("chat (pid 10) oom (3 times, the last at 1970-01-01 00:01:00Z)")
         assert first.startswith("1970-01-01 00:00:01Z  out-of-memory ")
-        assert second == "1970-01-01 00:00:02Z  flush              chat (pid 10) flush"
+        assert second == "1970-01-01 00:00:02Z    flush            chat (pid 10) flush", "it belongs to the first line"
         assert main(["events", "--json", "--url", fake.url]) == 0
         assert len(capsys.readouterr().out.splitlines()) == 4
         cause = event(5.0, "alert-fired"), event(5.5, "flush") | {"id": 6}
@@ -59,7 +59,7 @@ def test_line_counts_the_repeats_and_json_has_each(capsys: pytest.CaptureFixture
         assert main(["events", "--url", fake.url]) == 0
         first, second = capsys.readouterr().out.splitlines()
         assert first == "1970-01-01 00:00:05Z  alert fired        chat (pid 10) alert-fired"
-        assert second == f"{'':22}flush              chat (pid 10) flush"
+        assert second == f"{'':22}  flush            chat (pid 10) flush"
 
 
 def test_events_of_an_exit_are_one_entry_that_tells_most_first():
