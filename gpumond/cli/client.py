@@ -426,8 +426,11 @@ def _reachable(url: str, seconds: float) -> Iterator[None]:
         if error.reason in ("address", "untrusted", "too_large", "tls"):
             remedy = "; use an http:// address if the server has no TLS" if error.reason == "tls" else ""
             raise DaemonError(f"{url}: {error}{remedy}") from None
+        own = os.environ.get("GPUMOND_RUNTIME_DIR") if url.rstrip("/") == DEFAULT_URL else None
+        tried = f", and none listens at {own}/api.sock (in $GPUMOND_RUNTIME_DIR)" if own else ""
         raise DaemonError(
-            f"no daemon is reachable at {url} ({error}); start one with `gpumond serve`, or pass its address with --url"
+            f"no daemon is reachable at {url} ({error}){tried}; start one with `gpumond serve`, or pass its address "
+            "with --url"
         ) from None
 
 

@@ -394,6 +394,15 @@ def test_open_without_a_daemon_says_that_nothing_listens():
     assert done.stderr.startswith(f"gpumond: {reason}; start one with `gpumond serve`")
 
 
+def test_a_directory_of_the_environment_without_a_socket_is_named(tmp_path: Path):
+    command = [sys.executable, "-m", "gpumond", "status"]
+    done = forks.run(command, env=os.environ | {"GPUMOND_RUNTIME_DIR": str(tmp_path), "GPUMOND_URL": ""})
+    if done.returncode == 0:
+        pytest.skip("a daemon listens at the default address")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f", and none listens at {tmp_path}/api.sock (in $GPUMOND_RUNTIME_DIR); start one" in done.stderr
+
+
 @pytest.mark.parametrize("listens", [False, True])
 def test_run_says_on_a_terminal_that_no_daemon_listens(tmp_path: Path, listens: bool):
     path = tmp_path / "agent.sock"
