@@ -57,7 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     content, width = of_device(view(frame), device), output_width()
     known = {each for row in content.processes for each in (row.program, str(row.pid))}
     if missing := [name for name in arguments.names if name not in known]:
-        print_error(f"gpumond: no process named {' or '.join(missing)} uses a GPU{did_you_mean(missing[0], known)}")
+        hint = did_you_mean(missing[0], known) or "; `gpumond status` lists the programs"
+        print_error(f"gpumond: no process named {' or '.join(missing)} uses a GPU{hint}")
         if len(missing) == len(arguments.names):
             return NOTHING_TO_DO
     if arguments.names:
