@@ -177,15 +177,22 @@ FRESH_SECONDS = 2.0
 FAULT_TICKS = 2
 """Consecutive ticks after which an excess that cannot be unmapped is a fault."""
 UNMAPPED_TICKS = 3
-"""Consecutive ticks after which another excess is counted as unmapped."""
+"""Consecutive ticks after which another excess is counted as unmapped. The second is one with a new report: an older
+one doesn't state what the program has freed since.
+"""
 
 
 class _Driver:
     """Counts of the driver. A device that does not answer has those of its last reading."""
 
     def __init__(
-        self, devices: Collection[DeviceReading], complete: Collection[str], previous: Snapshot | None
+        self,
+        devices: Collection[DeviceReading],
+        complete: Collection[str],
+        previous: Snapshot | None,
+        seconds: float,
     ) -> None:
+        self.seconds = seconds
         self.devices = {device.uuid: device for device in devices}
         self._previous = previous
         self.sizes = {device.uuid: device.size_bytes for device in devices}
@@ -218,15 +225,16 @@ def check_claims(
     previous: Snapshot | None,
     faults: list[Fault],
     person_uid: Callable[[int], int],
+    seconds: float,
 ) -> tuple[tuple[AgentReport, ...], tuple[ExcessClaim, ...]]:
     """Return the reports, limited to possible values and to their number of pools, and the claims that exceed a limit.
 
     Adds a fault for each report that claims more than the driver counts for its process, unless the excess can be
-    unmapped.
+    unmapped. ``seconds``: the time since the previous snapshot.
     """
     if not reports:
         return (), ()
-    driver = _Driver(devices, complete, previous)
+    driver = _Driver(devices, complete, previous, seconds)
     before = previous.reports_by_process if previous else {}
     excessive = previous.excesses if previous else ()
     ticks = {(each.process, each.device_uuid): each.ticks for each in excessive if not each.allocator}
@@ -281,6 +289,7 @@ def _excess(report: AgentReport, uuid: str, claimed: int, driver: _Driver, ticks
     most = limit(device, driver.counts[uuid], report.key) if driver.may_list(report.key, uuid) else 0
     if most is None or claimed <= most + claim_tolerance_bytes(device):
         return None
+    counts = ticks != 1 or report.age_seconds < driver.seconds
     return ExcessClaim(
         pid=report.pid,
         start_ticks=report.start_ticks,
@@ -288,7 +297,7 @@ def _excess(report: AgentReport, uuid: str, claimed: int, driver: _Driver, ticks
         workload=report.workload,
         claimed_bytes=claimed,
         limit_bytes=most,
-        ticks=ticks + (_is_fresh(report, device) and driver.is_count_stable(report.key, uuid)),
+        ticks=ticks + (counts and _is_fresh(report, device) and driver.is_count_stable(report.key, uuid)),
     )
 
 

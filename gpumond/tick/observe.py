@@ -187,7 +187,7 @@ def observe(
     reports, suspensions = detect_suspensions(
         reports, silent, devices, all_faults, private_pid_namespace, previous, elapsed_seconds
     )
-    reports, excesses = check_claims(reports, devices, complete, previous, all_faults, person_uid)
+    reports, excesses = check_claims(reports, devices, complete, previous, all_faults, person_uid, seconds)
     if not source.up and source.reason and source.reason != STARTING:
         all_faults.append(Fault(source.name, source.reason, None, source.detail))
     xids = reading.xids if reading else previous.xids if previous else ()

@@ -18,9 +18,10 @@ UP = SourceState(name="nvml", up=True, responsive=True)
 
 
 def snapshot_after(
-    previous: Snapshot | None, reading: Reading | None, reports: tuple[AgentReport, ...] = ()
+    previous: Snapshot | None, reading: Reading | None, reports: tuple[AgentReport, ...] = (), seconds: float = 1.0
 ) -> Snapshot:
-    return observe(previous, UP, reading, reports, taken_at=1.0, elapsed_seconds=1.0)
+    elapsed = (previous.elapsed_seconds if previous else 0.0) + seconds
+    return observe(previous, UP, reading, reports, taken_at=1.0, elapsed_seconds=elapsed)
 
 
 def reading_of(*devices: DeviceReading) -> Reading:
@@ -71,6 +72,19 @@ def test_lasting_excess_over_the_drivers_count_is_unmapped():
         third, reading_of(make_device(used_bytes=13 * GIB, processes=(make_process(10, 13 * GIB),))), third.reports[:0]
     )
     assert awake.excesses == ()
+
+
+def test_memory_that_was_freed_after_the_last_report_is_not_unmapped():
+    """Several readings within a second: the program's next report states what it has freed."""
+    pools, reading = (make_pool(live=12 * GIB),), reading_of(make_device(processes=(make_process(10, 3 * GIB),)))
+    snapshot = None
+    for tick in range(1, 5):
+        own = make_report(pools=pools, age_seconds=0.2 * tick)
+        snapshot = snapshot_after(snapshot, reading, (own,), seconds=0.2)
+        assert [pool.unmapped_bytes for pool in snapshot.reports[0].pools] == [None]
+    for age, unmapped in ((0.1, None), (0.3, 9 * GIB)):
+        snapshot = snapshot_after(snapshot, reading, (make_report(pools=pools, age_seconds=age),), seconds=0.2)
+        assert [pool.unmapped_bytes for pool in snapshot.reports[0].pools] == [unmapped], "a report that repeats it"
 
 
 def test_inference_outlasts_a_report_and_a_reading_that_are_late():
