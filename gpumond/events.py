@@ -312,12 +312,18 @@ def _oom_summary(report: AgentReport, oom: Oom, frame: Frame, limit: int | None)
     return f"{_name(report)} {oom_text(oom, limit)}{where}{scope}{place}{request}: {amounts(oom)}{later}"
 
 
+def _user_names(frame: Frame) -> dict[int, str]:
+    """Return the names of root and of the users whose processes use a device."""
+    processes = (each for device in frame.snapshot.devices for each in device.processes or ())
+    return {0: "root"} | {each.uid: each.user for each in processes if each.uid is not None and each.user}
+
+
 def _flush(receipt: Receipt, frame: Frame) -> Event:
     name = program(receipt.workload, receipt.pid, "")
     where = f" on {_gpu(frame, receipt.device_uuid)}" if receipt.device_uuid else ""
     released = f", {receipt.allocator} released {human(receipt.released_bytes)}" if receipt.allocator else ""
     why = f" ({receipt.reason})" if receipt.reason else ""
-    caller = caller_text(receipt.requested_by, receipt.requested_for)
+    caller = caller_text(receipt.requested_by, receipt.requested_for, _user_names(frame).get)
     summary = f"flush of {name}{where} by {caller}: {receipt.outcome}{released}{why}"
     details: Details = (
         ("outcome", receipt.outcome),
@@ -345,7 +351,7 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
     size = f", {human(receipt.expected_bytes)}" if receipt.expected_bytes is not None else ""
     why = f": {receipt.reason}" if receipt.reason else ""
     who = f"{receipt.workload or 'a program'} (pid {receipt.pid}{size})"
-    by = caller_text(receipt.requested_by, receipt.requested_for)
+    by = caller_text(receipt.requested_by, receipt.requested_for, _user_names(frame).get)
     known = (
         ("outcome", receipt.outcome),
         ("expected_bytes", receipt.expected_bytes),

@@ -18,7 +18,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -198,6 +198,13 @@ def request_address(url: str) -> str:
 
 def is_local(url: str) -> bool:
     return url.startswith("unix://") or is_loopback(urlsplit(url).hostname)
+
+
+def user_names(url: str) -> Callable[[int], str | None]:
+    """Return what names a user of the daemon's machine, if it's this one: a uid may be somebody else on another."""
+    from gpumond.devices.process.procfs import user_name  # needed for receipts only
+
+    return user_name if is_local(url) else lambda uid: None
 
 
 def is_trusted_daemon(url: str) -> bool:

@@ -19,6 +19,7 @@ from gpumond.cli import client
 from gpumond.cli.arguments import option, value
 from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
+from gpumond.devices.process.procfs import user_name
 from gpumond.facts.errors import GpumondError
 from gpumond.facts.units import GIB, MIB, caller_text, duration, human, plural
 from gpumond.host.python import code_command, module_command
@@ -309,7 +310,7 @@ def captions(
             text = f"The user of {name} is back, and gpumond resumed it after {duration(receipt['duration_seconds'])}"
             yield "back", f"{text}. See: {command('receipts')}"
         if receipt["outcome"] == "freed" and receipt["released_bytes"]:
-            by = caller_text(receipt["requested_by"], receipt["requested_for"]).replace("rule:", "rule ")
+            by = caller_text(receipt["requested_by"], receipt["requested_for"], user_name).replace("rule:", "rule ")
             text = f"A flush of {name} released {human(receipt['released_bytes'])}, by {by}"
             yield "flush", f"{text}. See: {command('receipts')}"
     for program in frame["snapshot"]["suspended_programs"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import gmtime, strftime
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -124,9 +124,16 @@ CALLERS = {"SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end
 """Callers whose names people would not know."""
 
 
-def caller_text(name: str, requested_for: str = "") -> str:
-    """Return who caused an action, for people: gpumond itself, if a program of ``name`` waited for memory."""
-    caller = CALLERS.get(name, name)
+_LOCAL_USER = re.compile(r"(?:token@)?uid:(\d+)")
+
+
+def caller_text(name: str, requested_for: str = "", user_name: Callable[[int], str | None] = lambda uid: None) -> str:
+    """Return who caused an action, for people: gpumond itself, if a program of ``name`` waited for memory.
+
+    ``user_name`` returns the name of a uid, if it is known.
+    """
+    local = _LOCAL_USER.fullmatch(name)
+    caller = CALLERS.get(name) or (user_name(int(local[1])) if local else None) or name
     return f"gpumond for {requested_for} of {caller}" if requested_for else caller
 
 

@@ -99,6 +99,6 @@ def test_status_without_engines_has_no_table():
 
 @pytest.mark.parametrize(("outcome", "shown"), [("planned", True), ("freed", True), ("refused", False)])
 def test_flush_states_how_an_engine_serves_again(outcome: str, shown: bool):
-    tables = plan_table([RECEIPT | {"outcome": outcome}]), receipt_table([RECEIPT | {"outcome": outcome}])
+    tables = plan_table([RECEIPT | {"outcome": outcome}]), receipt_table([RECEIPT | {"outcome": outcome}], {}.get)
     for text in tables:
         assert ("return to service: gpumond flush --wake (7 s the last time)" in text) == shown

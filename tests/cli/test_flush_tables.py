@@ -15,6 +15,8 @@ from tests.helpers.screens import terminal
 
 GIB = 1024**3
 
+NAMES = {0: "root"}
+
 
 def promise(low: int, likely: int | None, high: int) -> dict[str, int | None]:
     return {"low": low * GIB, "likely": None if likely is None else likely * GIB, "high": high * GIB}
@@ -62,35 +64,34 @@ def test_unknown_prediction_is_absent_and_never_0():
     assert total.startswith("a flush now would release between 0 B and 7.0 GiB; ")
     assert "between 3.0 GiB and 10.0 GiB" in plan_table([unknown, make_receipt(outcome="planned")]).splitlines()[-1]
     done = make_receipt(planned=None, expected=promise(0, None, 7), started_at=1.0, requested_by="token@uid:0")
-    assert receipt_table([done]).splitlines()[1].split()[4:6] == ["-", "-"]
+    assert receipt_table([done], NAMES.get).splitlines()[1].split()[4:6] == ["-", "-"]
 
 
 def test_receipt_table_has_planned_expected_released_and_the_drivers_count():
     receipt = make_receipt(started_at=1_000_000.0, requested_by="token@uid:0")
-    header, row, _, total = receipt_table([receipt]).splitlines()
+    header, row, _, total = receipt_table([receipt], NAMES.get).splitlines()
     assert header.split()[4:9] == ["PLANNED", "EXPECTED", "RELEASED", "DRIVER", "TOOK"]
     assert row.split()[4:12] == ["4.0", "GiB", "3.0", "GiB", "2.0", "GiB", "1.0", "GiB"]
     assert row.endswith("the program's memory changed between the plan and the flush")
     raced = receipt | {"planned": receipt["expected"], "raced": True, "reason": "busy"}
-    assert (
-        receipt_table([raced]).splitlines()[1].endswith("busy; the program allocated or freed memory during the flush")
-    )
-    assert total == f"2.0 GiB released at {moment(1_000_000.0)} by token@uid:0"
+    _, row, *_ = receipt_table([raced], NAMES.get).splitlines()
+    assert row.endswith("busy; the program allocated or freed memory during the flush")
+    assert total == f"2.0 GiB released at {moment(1_000_000.0)} by root"
 
 
 @pytest.mark.parametrize(("outcome", "released"), [("woken", 0), ("suspended", None)])
 def test_what_no_allocator_released_has_no_total(outcome: str, released: int | None):
     receipt = make_receipt(outcome=outcome, released_bytes=released, started_at=1_000_000.0, requested_by="uid:0")
-    _, row = receipt_table([receipt], past=True).splitlines()
+    _, row = receipt_table([receipt], NAMES.get, past=True).splitlines()
     assert outcome in row
 
 
 def test_past_receipts_state_when_and_by_whom():
     past = make_receipt(started_at=1_000_000.0, requested_by="token@uid:0", reason="busy", planned=None)
-    header, row, *_ = receipt_table([past], past=True).splitlines()
+    header, row, *_ = receipt_table([past], NAMES.get, past=True).splitlines()
     assert (header.split()[0], header.split()[-2:]) == ("FINISHED", ["BY", "REASON"])
     assert row.startswith(f"{moment(1_000_000.0)}   10  train")
-    assert row.endswith("0.10 s  token@uid:0  busy")
+    assert row.endswith("0.10 s  root  busy")
 
 
 def test_plan_of_unknown_size_exits_with_0():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -157,7 +158,7 @@ def test_neighbor_is_flushed_for_a_program_that_waits(daemon: RunningDaemon, sta
         f"token@uid:{os.geteuid()}",
     )
     assert receipt["requested_for"] == f"pid {waiting.pid}"
-    caller = f"gpumond for pid {waiting.pid} of token@uid:{os.geteuid()}"
+    caller = f"gpumond for pid {waiting.pid} of {pwd.getpwuid(os.geteuid()).pw_name}"
     assert all(caller in daemon.run(command).stdout for command in ("receipts", "events"))
     audit = daemon.run("audit").stdout
     assert f"token@uid:{os.geteuid()}  automatically requested a flush of pid {neighbor.pid}" in audit

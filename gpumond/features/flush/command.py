@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -78,9 +78,11 @@ def run(arguments: argparse.Namespace) -> int:
         if "receipts" not in error.problem:
             return client.exit_code_of(arguments, error)
         answer = error.problem
-    shown = plan_table if arguments.dry_run else receipt_table
     receipts = receipts_of(answer)
-    print_answer(arguments, answer, lambda: shown(receipts))
+    user_name = client.user_names(arguments.url)
+    print_answer(
+        arguments, answer, lambda: plan_table(receipts) if arguments.dry_run else receipt_table(receipts, user_name)
+    )
     return _exit_code(receipts)
 
 
@@ -126,11 +128,13 @@ def _plan_rows(receipts: Iterable[Mapping[str, Any]], names: Sequence[str]) -> I
         yield [*_subject(receipt), *promised, _remarks(receipt)]
 
 
-def receipt_table(receipts: Sequence[Mapping[str, Any]], past: bool = False) -> str:
+def receipt_table(
+    receipts: Sequence[Mapping[str, Any]], user_name: Callable[[int], str | None], past: bool = False
+) -> str:
     """Return the receipts as a table: planned, expected and released bytes, and those that the driver measured.
 
-    ``past``: with the time at which each was done, and who requested it. Others are of one request, whose time and
-    caller follow.
+    ``user_name``: as in `caller_text`. ``past``: with the time at which each was done, and who requested it. Others
+    are of one request, whose time and caller follow.
     """
     counted = (">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK")
     header = [">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *counted, "REASON"]
@@ -138,7 +142,7 @@ def receipt_table(receipts: Sequence[Mapping[str, Any]], past: bool = False) -> 
     if past:
         header = ["FINISHED", *header[:-1], "BY", "REASON"]
         pairs = zip(rows, receipts, strict=True)
-        rows = ([moment(_finished_at(each)), *row[:-1], _caller(each), row[-1]] for row, each in pairs)
+        rows = ([moment(_finished_at(each)), *row[:-1], _caller(each, user_name), row[-1]] for row, each in pairs)
     shown = narrowed_table(header, rows, HIDEABLE, "gpumond receipts --json")
     released = [receipt["released_bytes"] for receipt in receipts if receipt["outcome"] != "woken"]
     known = [each for each in released if each is not None]  # unknown of a suspension
@@ -147,7 +151,7 @@ def receipt_table(receipts: Sequence[Mapping[str, Any]], past: bool = False) -> 
     total = f"{size(sum(known))} released"
     if receipts and not past:
         first = min(receipts, key=itemgetter("started_at"))
-        total += f" at {moment(first['started_at'])} by {_caller(first)}"
+        total += f" at {moment(first['started_at'])} by {_caller(first, user_name)}"
     return f"{shown}\n\n{total}"
 
 
@@ -159,8 +163,8 @@ def _finished_at(receipt: Mapping[str, Any]) -> float:
     return float(receipt["started_at"] + receipt["duration_seconds"])
 
 
-def _caller(receipt: Mapping[str, Any]) -> str:
-    return caller_text(receipt["requested_by"], receipt.get("requested_for", ""))
+def _caller(receipt: Mapping[str, Any], user_name: Callable[[int], str | None]) -> str:
+    return caller_text(receipt["requested_by"], receipt.get("requested_for", ""), user_name)
 
 
 def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
@@ -234,9 +238,10 @@ class ReceiptsCommand:
         found = sorted((*flushed, *suspensions), key=_finished_at)[-arguments.limit :]
         shown = [_of_suspension(each, arguments.url) if "action" in each else each for each in found]
         nothing = "no receipts; gpumond flush --all --dry-run shows what to expect"
+        user_name = client.user_names(arguments.url)
         print_answer(
             arguments,
             found,
-            lambda: receipt_table(shown, past=True) if shown else client.paragraph(nothing, arguments.url),
+            lambda: receipt_table(shown, user_name, past=True) if shown else client.paragraph(nothing, arguments.url),
         )
         return DONE
