@@ -39,7 +39,11 @@ def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s", 
         "Unix socket for agents (default: agent.sock in --runtime-dir if you pass it, else in /run/gpumond as root, or "
         "in $XDG_RUNTIME_DIR/gpumond)",
     )
-    option(parser, "--runtime-dir PATH", "directory for api.sock and the token (default: the directory of --socket)")
+    option(
+        parser,
+        "--runtime-dir PATH",
+        "directory for api.sock and the daemon's token (default: that of --socket)",
+    )
     option(
         parser,
         "--state-dir PATH",
