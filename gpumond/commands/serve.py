@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s", 
 
 
 def run(arguments: argparse.Namespace) -> int:
+    signal.signal(signal.SIGHUP, lambda *_: None)  # its default would end a daemon that doesn't handle signals yet
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would read the metadata of all packages
     from gpumond.config.loading import ConfigurationFile
 

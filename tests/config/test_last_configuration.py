@@ -14,7 +14,7 @@ import pytest
 
 from gpumond.config.loading import COPY, load
 from gpumond.facts.errors import ConfigError
-from tests.helpers.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, free_port, until
 
 pytestmark = pytest.mark.slow
 
@@ -130,6 +130,20 @@ def test_start_without_a_usable_copy_exits_with_2(tmp_path: Path, kept: str):
     done = subprocess.run(arguments(tmp_path, file), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert f"{file}: receivers[0]: hook: expected an http" in done.stderr
+
+
+def test_early_sighup_does_not_end_the_daemon(tmp_path: Path):
+    file, copy = tmp_path / "gpumond.yaml", tmp_path / "state" / COPY
+    file.write_text(VALID)
+    command = [*arguments(tmp_path, file), "--listen", f"127.0.0.1:{free_port()}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
+        try:
+            until(copy.exists)  # the configuration has been read, but the daemon doesn't serve yet
+            daemon.send_signal(signal.SIGHUP)
+            assert daemon.stderr is not None
+            assert any("serving http" in line for line in daemon.stderr)
+        finally:
+            daemon.kill()
 
 
 @pytest.mark.parametrize(

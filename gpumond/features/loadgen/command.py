@@ -248,7 +248,7 @@ def _summary(done: dict[str, Any]) -> str:
     if done["detail"]:
         lines.append(done["detail"])
     if done["flushes"]:
-        lines.append(f"{plural(done['flushes'], 'flush')} released {size(done['released_bytes'])} to the device")
+        lines.append(f"{plural(done['flushes'], 'flush')} released {size(done['released_bytes'])} to the GPU")
     if done["checked_bytes"]:
         lines.append(f"{size(done['checked_bytes'])} checked, {plural(done['wrong_words'], 'incorrect word')}")
     if "regressions" in done:
