@@ -194,9 +194,8 @@ def _simulated_device(arguments: argparse.Namespace, made: LoadPlan) -> Iterator
         root = os.environ["GPUMOND_SIM_DIR"]
         present = simulated_devices(root)
         if arguments.device >= len(present):
-            raise ConfigError(
-                f"--device {arguments.device}: GPUMOND_SIM_DIR={root} has {len(present)} devices; pass a lower index"
-            )
+            found = f"GPUMOND_SIM_DIR={root} has {plural(len(present), 'device')}"
+            raise ConfigError(f"--device {arguments.device}: {found}; pass a lower index")
         yield present[arguments.device].directory
     else:
         with tempfile.TemporaryDirectory(prefix="gpumond-loadgen-") as directory:
