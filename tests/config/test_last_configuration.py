@@ -150,7 +150,7 @@ def test_early_sighup_does_not_end_the_daemon(tmp_path: Path):
     ("text", "place"),
     [
         ("interval: 1s\ninterfal: 2s\n", "interfal ({file}, line 2)"),
-        ("rules:\n- {name: a, scope: device, value: used_bytes, above: 1}\n- {name: b}\n", "rules[1].scope ({file}, line 3)"),
+        ("rules:\n- {name: a, scope: device, value: used_bytes, above: 1}\n- {}\n", "rules[1].name ({file}, line 3)"),
         ("{", "invalid YAML ({file}, line 1)"),
         ("- a\n", "{file}"),
     ],

@@ -132,7 +132,8 @@ def kind(field: FieldInfo) -> str:
     if isinstance(field.default, (tuple, dict)):
         return "list" if isinstance(field.default, tuple) else "keys and values"
     named = (argument for argument in (field.annotation, *get_args(field.annotation)) if argument in TYPES)
-    text = TYPES.get(next(named, None)) or ", ".join(f"`{value}`" for value in literals(field.annotation))
+    values = ", ".join(f"`{value}`" for value in literals(field.annotation))
+    text = TYPES.get(next(named, None)) or values or "keys and values"
     bounds = {key: getattr(part, key) for part in field.metadata for key in ("ge", "le") if hasattr(part, key)}
     least, most = (duration(bounds[key]) if key in bounds else "" for key in ("ge", "le"))
     return text + (f", {least} to {most}" if most else f", at least {least}" if least else "")
@@ -155,7 +156,7 @@ def default(field: FieldInfo) -> str:
         case float(seconds):
             return f"`{duration(seconds)}`"
         case tuple(values):
-            return ", ".join(f"`{{name: {value.name}, type: {value.type}}}`" for value in values)
+            return f"`[{', '.join(f'{{name: {value.name}, type: {value.type}}}' for value in values)}]`"
         case value:
             return f"`{value}`"
 
