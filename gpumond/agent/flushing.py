@@ -19,6 +19,7 @@ from gpumond.agent.prediction import StrandedEstimate, predictions
 from gpumond.agent.settings import Hook
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, clean
 from gpumond.facts.pools import STEPS, SUSPENDED, Expected, Outcome, PoolBytes, PoolUsage, Reclaimable, StepResult
+from gpumond.facts.units import plural
 
 MAIN_THREAD_SECONDS = 2.0
 """Longest wait of a step for the main thread."""
@@ -250,7 +251,7 @@ def _call_hooks(hooks: Sequence[Hook]) -> StepResult:
     started = time.perf_counter()
     freed = sum(function() or 0 for function, _ in tuple(hooks))
     seconds = time.perf_counter() - started
-    return StepResult("hooks", 0, seconds, f"{len(hooks)} functions, which report {freed} bytes")
+    return StepResult("hooks", 0, seconds, f"{plural(len(hooks), 'function')} reported {freed} bytes")
 
 
 def _held_bytes(adapter: AllocatorAdapter) -> int:

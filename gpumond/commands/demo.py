@@ -300,7 +300,8 @@ def captions(
             yield verdict["kind"], f"{verdict['summary']}. Try: {command('why ' + names[verdict['pid']])}"
     for report in frame["snapshot"]["reports"]:
         if report["limits"] and (count := report["program"]["oom_recovered"]):
-            text = f"{report['workload']} reached its limit {plural(count, 'time')}, aborted requests and kept running"
+            times = "once" if count == 1 else f"{count} times"
+            text = f"{report['workload']} reached its limit {times}, aborted requests and kept running"
             yield "limit", f"{text}. See: {command('oom list')}"
     for receipt in receipts:
         name = receipt["workload"]

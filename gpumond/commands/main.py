@@ -59,7 +59,7 @@ def subparser(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse
     return next((own[words[0]] for own in choices if words and words[0] in own), parser)
 
 
-def misspelt(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | None:
+def misspelled(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | None:
     """Return the first word that has the form of a long option and is none of the parser's."""
     known = {"--", *options(parser)}
     before = takewhile(lambda word: word != "--", words)
@@ -315,7 +315,7 @@ def _run(argv: Sequence[str]) -> int:
     parser_of_command = parsers.get(argv[0])
     if parser_of_command is not None and argv[0] not in WITH_OTHER_COMMANDS:
         used = subparser(parser_of_command, argv[1:])
-        if (word := misspelt(used, argv)) is not None:
+        if (word := misspelled(used, argv)) is not None:
             used.error(unknown_word("option", word, options(used)))
         argv = [argv[0], *options_last(parser_of_command, argv[1:])]
     arguments, rest = parser.parse_known_args(argv)

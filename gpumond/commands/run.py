@@ -24,7 +24,7 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 EXIT_CODES = """exit codes: those of your program, or
   1    the daemon can't be reached or refuses the request (with --need)
   2    usage or configuration error
-  75   the memory isn't available in time (with --need); your program isn't started
+  75   the memory doesn't become available in time (with --need); your program isn't started
   126  your program can't be executed
   127  your program doesn't exist"""
 

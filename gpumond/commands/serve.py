@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,11 @@ def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s", 
         "Unix socket for agents (default: agent.sock in --runtime-dir if you pass it, else in /run/gpumond as root, or "
         "in $XDG_RUNTIME_DIR/gpumond)",
     )
-    option(parser, "--runtime-dir PATH", "directory for api.sock and the token (default: the directory of --socket)")
+    option(
+        parser,
+        "--runtime-dir PATH",
+        "directory for api.sock and the daemon's token (default: that of --socket)",
+    )
     option(
         parser,
         "--state-dir PATH",
@@ -65,6 +70,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s", 
 
 
 def run(arguments: argparse.Namespace) -> int:
+    signal.signal(signal.SIGHUP, lambda *_: None)  # its default would end a daemon that doesn't handle signals yet
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would read the metadata of all packages
     from gpumond.config.loading import ConfigurationFile
 

@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         client.get(arguments.url, "/-/healthy")
         return DONE
     if arguments.json and (arguments.names or arguments.device is not None or arguments.sort):
-        what = "NAME, --device and --sort can't be combined with --json"
-        raise ConfigError(f"{what}, which has each process and each GPU's uuid; --csv can")
+        what = "NAME, --device and --sort can't be combined with --json, which always has all processes and GPUs"
+        raise ConfigError(f"{what}; filter it by pid or uuid, or use --csv")
     device = None if arguments.device is None else client.resolve_device_uuid(arguments.url, arguments.device)
     frame = client.frame(arguments.url)
     if arguments.json:

@@ -71,7 +71,7 @@ def read_yaml(file: Path, text: str | None = None) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         line, problem = yaml_problem(error)
         place = str(file) if line is None else f"{file}, line {line}"
-        raise ConfigError(f"{place}: {problem}", f"{place}: invalid YAML") from None
+        raise ConfigError(f"{place}: {problem}", f"invalid YAML ({place})") from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -82,7 +82,7 @@ def read_yaml(file: Path, text: str | None = None) -> dict[str, Any]:
 def _place(
     location: Sequence[int | str], origin: Mapping[str, str], where: str, file: Path | None, text: str | None
 ) -> str:
-    """Return the place of a key: its flag, variable or file, with the line if the text of the file is known."""
+    """Return the place of a key: its flag, variable or file; the key and its line if the text of the file is known."""
     place = origin.get(str(location[0]), where) if location else where
     if file is None or text is None or place != str(file):
         return place
@@ -99,7 +99,7 @@ def _place(
             node = next((value for key, value in node.value if key.value == part), node)
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
             node = node.value[part]
-    return f"{place}, line {node.start_mark.line + 1}: {key_at(location)}"
+    return f"{key_at(location)} ({place}, line {node.start_mark.line + 1})"
 
 
 def model_at(root: type[BaseModel], location: Sequence[object]) -> type[BaseModel]:

@@ -227,7 +227,9 @@ class SettingsConfig(StrictModel):
         "else `0600`",
     )
     runtime_dir: Path | None = Field(
-        None, description="directory of the token and `api.sock`; by default the directory of `socket`"
+        None,
+        description="directory of the daemon's own [token](#sockets-and-directories) and `api.sock`; by default "
+        "the directory of `socket`",
     )
     state_dir: Path | None = Field(
         None,

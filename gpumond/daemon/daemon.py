@@ -18,6 +18,7 @@ from gpumond.diagnosis.sentences import with_retainers
 from gpumond.facts.errors import ConfigError, StoreUnavailable
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Fault, Reading, Snapshot
+from gpumond.facts.units import plural
 from gpumond.features import features
 from gpumond.host.machine import in_private_pid_namespace, reserved_descriptors
 from gpumond.host.peer import person_uid
@@ -265,7 +266,7 @@ class Daemon(Operations):
         kernel.store.bounds = StoreLimits(settings.retention)
         for part in kernel.parts:
             await part.configure(settings)
-        effect = f"reloaded; {len(kernel.settings.active_rules())} rules" + (
+        effect = f"reloaded; {plural(len(kernel.settings.active_rules()), 'rule')}" + (
             f"; requires a restart: {', '.join(later)}" if later else ""
         )
         kernel.faults.pop("configuration", None)

@@ -154,7 +154,7 @@ def _activations(context: AdviceContext) -> float:
 
 
 def _of_the_batch(context: AdviceContext) -> float:
-    """Return the part of live bytes that are activations or other tensors."""
+    """Return the part of live bytes that are other tensors and activations."""
     return _part(context, lambda one: _undistinguished(one) + (one.activations_bytes or 0) + (one.tensors_bytes or 0))
 
 
@@ -171,7 +171,7 @@ def _part(context: AdviceContext, size: Callable[[LiveClasses], int]) -> float:
 
 def _kinds(context: AdviceContext) -> str:
     unknown = any(_undistinguished(one) for one in context.live_classes())
-    return "activations and other tensors" if unknown else "activations"
+    return "other tensors and activations" if unknown else "activations"
 
 
 def _short_of_memory(context: AdviceContext) -> bool:

@@ -67,7 +67,7 @@ FAULTS: Mapping[str, str] = {
     "crashed": "look for Xid errors in dmesg, and check that the driver and its library match; the driver process is "
     "restarted automatically",
     "starting": "wait: gpumond is opening the driver for the first time",
-    "released": "no action needed: gpumond was asked to detach from the driver, and attaches again automatically",
+    "released": "no action needed: gpumond was asked to detach from the driver, and reattaches automatically",
     "skipped": "look for Xid errors in dmesg; gpumond reads the GPU again when the hung driver call returns "
     "or, after a crash, 5 s to 10 min later",
     "gpu_is_lost": _HARDWARE,

@@ -57,7 +57,7 @@ class Target:
 
     def __str__(self) -> str:
         names = (("pid", self.pid), ("device", self.device), ("workload", self.workload))
-        user = "" if self.uid is None else f" of uid {self.uid}"
+        user = "" if self.uid is None else f" (uid {self.uid})"
         return next((f"{name} {value}" for name, value in names if value is not None), "all") + user
 
 

@@ -1,4 +1,4 @@
-"""Messages, one JSON object a line, between agent and daemon (socket) and device child and daemon (pipe).
+"""Messages, one JSON object per line, between agent and daemon (socket) and device child and daemon (pipe).
 
 A message is a frozen dataclass on both ends. The decoder checks each field against the annotations of the class: the
 result is well-typed, or a ProtocolError states the field. Unknown keys are ignored: an older peer can read the messages

@@ -108,10 +108,10 @@ def clock(at: float, now: float | None = None) -> str:
     return strftime(f"{date}%H:%M:%S UTC", gmtime(at))
 
 
-def plural(count: float, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
     """Format a count with its noun, whose plural is regular: ``1 time``, ``3 times``, ``2 processes``."""
-    ending = "es" if noun.endswith("s") else "s"
-    return f"{count:g} {noun}{'' if count == 1 else ending}"
+    ending = "es" if noun.endswith(("s", "sh")) else "s"
+    return f"{count} {noun}{'' if count == 1 else ending}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -364,19 +364,19 @@ def _report_age(frame: Frame) -> Iterator[Row]:
 SCOPE_DEVICE: tuple[Quantity[ScopeDevice], ...] = (
     Quantity(
         "retained_bytes",
-        "Live memory after the scope minus before it, summed over all entries; negative if the scope freed memory.",
+        "Live memory after the measured scope minus before it, summed over all entries; negative if it freed memory.",
         attrgetter("retained_bytes"),
     ),
-    Quantity("peak_bytes", "Peak live memory within the scope.", attrgetter("peak_bytes")),
+    Quantity("peak_bytes", "Peak live memory within the measured scope.", attrgetter("peak_bytes")),
 )
 SCOPE: tuple[Quantity[ScopeUsage], ...] = (
-    Quantity("entries_total", "Number of times the scope was entered.", attrgetter("entries")),
+    Quantity("entries_total", "Number of times the measured scope was entered.", attrgetter("entries")),
     Quantity(
         "retries_total",
-        "Allocations within the scope that succeeded only after the allocator emptied its cache.",
+        "Allocations within the measured scope that succeeded only after the allocator had emptied its cache.",
         attrgetter("retries"),
     ),
-    Quantity("ooms_total", "Entries of the scope that ended with an out-of-memory error.", attrgetter("ooms")),
+    Quantity("ooms_total", "Entries of the measured scope that ended with an out-of-memory error.", attrgetter("ooms")),
 )
 
 OF_PROCESSES: tuple[Family, ...] = (

@@ -158,15 +158,20 @@ FAMILIES = (
     _profiled(
         "GR_ENGINE_UTIL_RATIO",
         "GR_ENGINE_ACTIVE",
-        "Ratio of time the graphics engine is active",
+        "Fraction of time during which the graphics engine is active",
         "graphics_engine_active_ratio",
     ),
-    _profiled("SM_UTIL_RATIO", "SM_ACTIVE", "Ratio of the SMs that have work", "sm_active_ratio"),
-    _profiled("SM_OCCUPANCY_RATIO", "SM_OCCUPANCY", "Ratio of the warps resident on the SMs", "sm_occupancy_ratio"),
+    _profiled("SM_UTIL_RATIO", "SM_ACTIVE", "Fraction of the SMs that have work", "sm_active_ratio"),
     _profiled(
-        "TENSOR_UTIL_RATIO", "PIPE_TENSOR_ACTIVE", "Ratio of time the tensor cores are active", "tensor_active_ratio"
+        "SM_OCCUPANCY_RATIO", "SM_OCCUPANCY", "Resident warps as a fraction of the SMs' maximum", "sm_occupancy_ratio"
     ),
-    _profiled("DRAM_UTIL_RATIO", "DRAM_ACTIVE", "Ratio of the memory bandwidth that is used", "dram_active_ratio"),
+    _profiled(
+        "TENSOR_UTIL_RATIO",
+        "PIPE_TENSOR_ACTIVE",
+        "Fraction of time during which the tensor cores are active",
+        "tensor_active_ratio",
+    ),
+    _profiled("DRAM_UTIL_RATIO", "DRAM_ACTIVE", "Fraction of the memory bandwidth in use", "dram_active_ratio"),
     _profiled("PCIE_TX_BYTES", "PCIE_TX_BYTES", "Traffic to the host over PCIe", "pcie_transmit_bytes_per_second"),
     _profiled("PCIE_RX_BYTES", "PCIE_RX_BYTES", "Traffic from the host over PCIe", "pcie_receive_bytes_per_second"),
     _profiled("NVLINK_TX_BYTES", "NVLINK_TX_BYTES", "Traffic sent over NVLink", "nvlink_transmit_bytes_per_second"),

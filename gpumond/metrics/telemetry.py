@@ -39,7 +39,7 @@ class Workloads:
         self._connected: frozenset[str] = frozenset()
         self._flushes = Counter(
             "gpumond_workload_flushes",
-            f"Flush receipts of a workload by outcome, excluding plans. Limited to {most} workloads.",
+            f"Flush receipts of a workload by outcome, excluding dry runs. Limited to {most} workloads.",
             ["workload", "outcome"],
             registry=registry,
         )
@@ -116,7 +116,7 @@ class Telemetry:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self._active: set[tuple[str, str, str | None]] = set()
-        self._flushes = counter("gpumond_flushes", "Flush receipts by outcome, including plans.", ["outcome"])
+        self._flushes = counter("gpumond_flushes", "Flush receipts by outcome, including dry runs.", ["outcome"])
         self._released = counter(
             "gpumond_flush_released_bytes", "Memory released by flushes, as counted by the allocators."
         )

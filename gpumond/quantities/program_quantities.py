@@ -119,17 +119,17 @@ STEP: tuple[Quantity[StepUsage], ...] = (
     ),
     attribute(
         "step_live_bytes",
-        "Live memory at the end of the last measured step, at most a second or a step ago.",
+        "Live memory at the end of the last measured step, at most one second ago, or one step if it is longer.",
         field="live_bytes",
     ),
     attribute(
         "step_stranded_bytes",
-        "Stranded memory at the end of the last measured step, at most a second or a step ago.",
+        "Stranded memory at the end of the last measured step, at most one second ago, or one step if it is longer.",
         field="stranded_bytes",
     ),
     attribute(
         "step_retries",
-        "Allocations since the first step that succeeded only after the allocator had emptied its own cache.",
+        "Allocations that succeeded only after the allocator had emptied its cache, since the first step.",
         "step_retries_total",
         counted=True,
         field="retries",

@@ -12,7 +12,7 @@ from gpumond.facts.alerts import OVER
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.suspension import SuspensionReceipt
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import duration, human, plural
 from gpumond.top.connection import DaemonClient, Requests
 from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, keep_columns, refusal, send
 from gpumond.top.screen import Hints, Panel, entry_line
@@ -402,8 +402,7 @@ class SignalDialog:
             text = f": {'no signal: ' if self.ready else ''}{result}" if result else ""
             lines += wrapped([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
         if self.ready:
-            count = self.results.count("")
-            programs = "1 program" if count == 1 else f"{count} programs"
+            programs = plural(self.results.count(""), "program")
             question = f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no"
             lines += [[], *wrapped([Span(question, "bold")], width)]
         return lines

@@ -283,7 +283,7 @@ def _device_state(device: Mapping[str, Any], reason: str | None) -> str:
     if reason == "released":
         return "detached: values not shown" if device["used_bytes"] is None else "detached"
     missed = device["missed_readings"]
-    readings = "1 reading" if missed == 1 else f"{missed} readings"
+    readings = plural(missed, "reading")
     if missed >= MISSED_LIMIT:
         return f"no response for {readings}: values not shown"
     if missed:

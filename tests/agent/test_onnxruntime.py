@@ -31,7 +31,7 @@ print(gpumond.agent.flush())
         "model.onnx CUDAExecutionProvider",
         "None planned None []",
         RUN,
-        "None nothing None ['1 functions, which report 0 bytes']",
+        "None nothing None ['1 function reported 0 bytes']",
         "[]",
     ]
 

@@ -12,7 +12,7 @@ from gpumond.commands.main import main
 from gpumond.config.loading import load
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import ConfigError
-from gpumond.features.engines.engine_readers import KINDS
+from gpumond.features.engines.engine_kinds import KINDS
 from gpumond.features.engines.spec import Address
 
 GENERIC = {"name": "e", "kind": "generic", "url": "http://127.0.0.1:8080"}

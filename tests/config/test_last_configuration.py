@@ -14,7 +14,7 @@ import pytest
 
 from gpumond.config.loading import COPY, load
 from gpumond.facts.errors import ConfigError
-from tests.helpers.running import RunningDaemon, until
+from tests.helpers.running import RunningDaemon, free_port, until
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def test_failed_reload_is_a_metric_a_fault_and_a_finding_of_doctor(serve: Serve,
     file.write_text(INVALID)
     daemon.process.send_signal(signal.SIGHUP)
     until(lambda: faults(daemon))
-    assert faults(daemon) == [("not_loaded", f"{file}, line 3: receivers[0]")]
+    assert faults(daemon) == [("not_loaded", f"receivers[0] ({file}, line 3)")]
     assert (daemon.value(SUCCESSFUL), daemon.value(LOADED_AT)) == (0, loaded_at)
     assert daemon.value("gpumond_faults_total", source="configuration", kind="not_loaded") == 1
     found = daemon.run("doctor").stdout
@@ -107,7 +107,7 @@ def test_daemon_starts_with_the_last_valid_configuration(serve: Serve, tmp_path:
     with RunningDaemon(first.directory, *options) as again:
         until(lambda: again.request("/api/v1/status")[0] == 200)
         assert "own" in rules(again)
-        assert faults(again) == [("not_loaded", f"{file}, line 2: invalid YAML")]
+        assert faults(again) == [("not_loaded", f"invalid YAML ({file}, line 2)")]
         assert again.value(SUCCESSFUL) == 0
         assert again.value(LOADED_AT) == pytest.approx(copy.stat().st_mtime)
         assert VALID in copy.read_text()
@@ -132,20 +132,34 @@ def test_start_without_a_usable_copy_exits_with_2(tmp_path: Path, kept: str):
     assert f"{file}: receivers[0]: hook: expected an http" in done.stderr
 
 
+def test_early_sighup_does_not_end_the_daemon(tmp_path: Path):
+    file, copy = tmp_path / "gpumond.yaml", tmp_path / "state" / COPY
+    file.write_text(VALID)
+    command = [*arguments(tmp_path, file), "--listen", f"127.0.0.1:{free_port()}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
+        try:
+            until(copy.exists)  # the configuration has been read, but the daemon doesn't serve yet
+            daemon.send_signal(signal.SIGHUP)
+            assert daemon.stderr is not None
+            assert any("serving http" in line for line in daemon.stderr)
+        finally:
+            daemon.kill()
+
+
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("interval: 1s\ninterfal: 2s\n", "line 2: interfal"),
-        ("rules:\n- {name: a, scope: device, value: used_bytes, above: 1}\n- {name: b}\n", "line 3: rules[1]"),
-        ("{", "line 1: invalid YAML"),
-        ("- a\n", ""),
+        ("interval: 1s\ninterfal: 2s\n", "interfal ({file}, line 2)"),
+        ("rules:\n- {name: a, scope: device, value: used_bytes, above: 1}\n- {}\n", "rules[1].name ({file}, line 3)"),
+        ("{", "invalid YAML ({file}, line 1)"),
+        ("- a\n", "{file}"),
     ],
 )
 def test_place_of_an_error_has_the_line_and_no_value(tmp_path: Path, text: str, place: str):
     file = tmp_path / "gpumond.yaml"
     with pytest.raises(ConfigError) as raised:
         load(file, environ={}, content=text)
-    assert raised.value.place.startswith(f"{file}, {place}" if place else str(file))
+    assert raised.value.place.startswith(place.format(file=file))
 
 
 def test_place_of_a_value_of_the_environment_is_its_variable(tmp_path: Path):

@@ -15,7 +15,7 @@ import pytest
 from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.pools import Expected
-from gpumond.features.engines.engine_readers import KINDS
+from gpumond.features.engines.engine_kinds import KINDS
 from gpumond.features.engines.flush_step import EngineFlusher, Timing
 from tests.engines.flushing import ALLOWED, BRIEF, FAST, Short, World, allowed, flush
 from tests.helpers.agents import GIB

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import EngineError
-from gpumond.features.engines.engine_readers import read_vllm
+from gpumond.features.engines.engine_kinds import read_vllm
 from gpumond.features.engines.poller import MAX_ANSWER_BYTES, carry_out
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import MAX_LINES, Exchange, Metrics, get

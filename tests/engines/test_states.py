@@ -11,7 +11,7 @@ import pytest
 
 from gpumond.facts.engines import EngineModel, EngineReading, EngineState
 from gpumond.facts.errors import EngineError, EngineTimeout
-from gpumond.features.engines.engine_readers import KINDS
+from gpumond.features.engines.engine_kinds import KINDS
 from gpumond.features.engines.poller import MAX_MODELS, Engines, idle_seconds, quiet_seconds
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import get

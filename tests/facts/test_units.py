@@ -7,7 +7,13 @@ from gpumond.facts.units import GIB, MIB, accepts, human, plural, rate, seconds,
 
 @pytest.mark.parametrize(
     ("count", "noun", "words"),
-    [(1, "time", "1 time"), (2, "time", "2 times"), (0, "time", "0 times"), (2, "process", "2 processes")],
+    [
+        (1, "time", "1 time"),
+        (2, "time", "2 times"),
+        (0, "time", "0 times"),
+        (2, "process", "2 processes"),
+        (2, "flush", "2 flushes"),
+    ],
 )
 def test_counted_uses_the_plural_except_for_one(count: int, noun: str, words: str):
     assert plural(count, noun) == words

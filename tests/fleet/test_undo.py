@@ -37,7 +37,7 @@ def limit(before: dict[str, int] | None = None) -> dict[str, Any]:
     ("recorded", "text", "problem"),
     [
         (entry("flush.request", target="workload chat", steps=["engine"]), "wake the engine chat", ""),
-        (entry("flush.request", target="workload chat of uid 5", steps=["engine"]), "wake the engine chat", ""),
+        (entry("flush.request", target="workload chat (uid 5)", steps=["engine"]), "wake the engine chat", ""),
         (entry("flush.request", target="workload chat", steps=["engine"], wake=True), "", "use gpumond fleet sleep"),
         (entry("flush.request", target="pid 7", steps=["cache"]), "", "a flush has released caches"),
         (limit(), "remove the limit of pid 7", ""),

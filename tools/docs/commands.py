@@ -37,7 +37,8 @@ FOOTER = """
 | 141 | the reader of the output closed it, as `head` does |
 
 `gpumond run` exits with its command's status, with 127 if the command doesn't exist, and with 126 if it can't be
-executed. With `--need`, it exits with 75 if the memory isn't available in time; the command is then not started.
+executed. With `--need`, it exits with 75 if the memory doesn't become available in time; the command is then not
+started.
 
 ## `gpumond top` keys
 

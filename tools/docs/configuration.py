@@ -36,8 +36,9 @@ daemon.
 
 FOOTER = """
 The keys of each list are in [Rules](rules.md#write-a-rule), [Quotas](../how-to/quotas.md),
-[Receivers](plugins.md#alert-receivers) and [Serving engines](../how-to/engines/index.md), and the formats of
-`web_config` and `tokens_file` in [Configure access](../how-to/access.md).
+[Receivers](plugins.md#alert-receivers) and [Engines](engines.md#keys), those of `identity_proxy` in [Single
+sign-on](../how-to/single-sign-on.md), and the formats of `web_config` and `tokens_file` in [Configure
+access](../how-to/access.md).
 
 ## Example
 
@@ -77,12 +78,13 @@ rules:
 Agents connect to `GPUMOND_SOCKET`. If you don't set this variable, they connect to `agent.sock` in
 `GPUMOND_RUNTIME_DIR`, or else in the default directories: your own daemon's and the service's.
 
-The runtime directory (`runtime_dir`) contains the token, `api.sock` and locks, whose files remain when the daemon ends.
+The runtime directory (`runtime_dir`) contains `token` (the daemon's own token, with which its user and root sign in),
+`api.sock` and lock files. The lock files remain when the daemon ends.
 The directory of `socket` and the runtime directory must belong to the daemon's user, and no other user may have write
 access. If containers mount the directory of `socket`, use a separate `runtime_dir`. The service uses
 `/run/gpumond-api`, the image `/tmp/gpumond`.
 
-The command line looks for the token and `api.sock` in `GPUMOND_RUNTIME_DIR`. If you don't set this variable, it
+The command line looks for this token and `api.sock` in `GPUMOND_RUNTIME_DIR`. If you don't set this variable, it
 searches the directory of `GPUMOND_SOCKET`, or else the default directories: your own daemon's and the service's.
 If a daemon uses another directory, error messages, the demo and the web UI's sign-in dialog show it.
 
@@ -92,8 +94,8 @@ Wherever the socket is, other users' agents trust your daemon only if it runs as
 ## Reload
 
 To apply a changed file, send SIGHUP or `POST /-/reload`. If the file is invalid, nothing changes: the response and the
-log show the error, `gpumond_config_last_reload_successful` is 0, and the fault `not_loaded` (`gpumond doctor`) names
-the line. If you changed a setting that requires a restart, the response names it.
+log show the error, `gpumond_config_last_reload_successful` is 0, and the fault `not_loaded` (shown by `gpumond doctor`)
+names the line. If you changed a setting that requires a restart, the response names it.
 
 The daemon keeps a copy of the last valid file, `last-configuration.yaml` in the state directory. Only the daemon's user
 can read the copy. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same fault.
@@ -108,7 +110,7 @@ uses the new contents within a second.
 
 The daemon logs to standard error, as text or, with `log_format: json`, as JSON objects (`at`, `level`, `logger`,
 `message`). Control characters are escaped. The daemon writes at most ten lines of the same kind per second, except for
-the audit log's digests, and counts the rest in `gpumond_log_dropped_total`.
+the lines with the audit entries' hashes, and counts the rest in `gpumond_log_dropped_total`.
 """
 
 TYPES: Mapping[Any, str] = {str: "text", Path: "path", float: "duration", bool: "true or false"}
@@ -130,7 +132,8 @@ def kind(field: FieldInfo) -> str:
     if isinstance(field.default, (tuple, dict)):
         return "list" if isinstance(field.default, tuple) else "keys and values"
     named = (argument for argument in (field.annotation, *get_args(field.annotation)) if argument in TYPES)
-    text = TYPES.get(next(named, None)) or ", ".join(f"`{value}`" for value in literals(field.annotation))
+    values = ", ".join(f"`{value}`" for value in literals(field.annotation))
+    text = TYPES.get(next(named, None)) or values or "keys and values"
     bounds = {key: getattr(part, key) for part in field.metadata for key in ("ge", "le") if hasattr(part, key)}
     least, most = (duration(bounds[key]) if key in bounds else "" for key in ("ge", "le"))
     return text + (f", {least} to {most}" if most else f", at least {least}" if least else "")
@@ -153,7 +156,7 @@ def default(field: FieldInfo) -> str:
         case float(seconds):
             return f"`{duration(seconds)}`"
         case tuple(values):
-            return ", ".join(f"`{{name: {value.name}, type: {value.type}}}`" for value in values)
+            return f"`[{', '.join(f'{{name: {value.name}, type: {value.type}}}' for value in values)}]`"
         case value:
             return f"`{value}`"
 

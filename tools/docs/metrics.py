@@ -16,15 +16,17 @@ HEADER = """\
 All metrics use base units. An unknown value is an absent series, never 0. A device's series disappear after three
 readings without it; `gpumond_device_up` and `gpumond_device_info` stay. `uuid` identifies a device; `gpu` is its index.
 
-Start with `gpumond_memory_bytes` (memory by share; the sum is used memory), `gpumond_owner_used_bytes`,
-`gpumond_pool_reclaimable_bytes` (what a flush would release), `gpumond_verdict`, `gpumond_alerts` and
-`gpumond_driver_up`. `grafana/` contains five dashboards, and `deploy/prometheus/` the alerting rules.
+Start with `gpumond_memory_bytes` (memory by share; the sum is used memory plus any overcount),
+`gpumond_owner_used_bytes`, `gpumond_pool_reclaimable_bytes` (what a flush would release), `gpumond_verdict`,
+`gpumond_alerts` and `gpumond_driver_up`. `grafana/` contains five dashboards, and `deploy/prometheus/` the alerting
+rules.
 
 To get only some of the metrics, add `?collect[]=GROUP` to the address; for several groups, repeat the parameter. The
 groups are `device` (with `gpumond_machine_*`), `owner` (`gpumond_owner_*`), `process` (other metrics with a `pid`,
-`workload` or `cgroup` label) and `daemon` (all others). With `params: {"collect[]": [device, owner, daemon]}`,
-Prometheus doesn't store your programs' series; sums, reports and most alerts [keep their
-data](recorded-series.md#new-series-per-day).
+`workload` or `cgroup` label, except `gpumond_workload_flush*`) and `daemon` (all others). With
+`params: {"collect[]": [device, owner, daemon]}`, Prometheus stores no series for single processes; sums, reports and
+most alerts [keep their data](recorded-series.md#new-series-per-day). [Terms](terms.md) defines *owner*, *measured
+scope*, *frame* and *tick*.
 
 If you sum over devices, you count a MIG device and its instances twice. Read `gpumond_machine_*` instead, or exclude
 the instances with `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
@@ -54,7 +56,7 @@ OWN = """
 ## Metrics about the daemon
 
 `python_info` and `process_*` (processor time, memory, file descriptors, start time) describe the daemon's process, as
-in other Python exporters. `gpumond_collector_process_*` describe the driver process.
+in other Python exporters. `gpumond_collector_*` describe the driver process.
 
 | name | type | labels | meaning |
 |---|---|---|---|
@@ -116,9 +118,7 @@ def document() -> str:
 
 def dcgm_row(family: dcgm.DcgmFamily) -> str:
     former, unit = family.name(True), family.unit.former
-    if former == family.name(False):
-        former = ""
-    elif unit != family.unit.name:
+    if unit != family.unit.name:
         former += f" ({unit})"
     return f"| {family.name(False)} | {former} | {family.help(False)} |\n"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpumond.agent.allocators.adapters import ADAPTERS
 from gpumond.devices import SOURCES
 from gpumond.features.alerts.receivers import RECEIVER_TYPES
-from gpumond.features.engines.engine_readers import KINDS
+from gpumond.features.engines.engine_kinds import KINDS
 
 HEADER = """\
 # Sources, adapters, engines and receivers

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gpumond.config.models import StrictModel
 from gpumond.facts.pools import ENGINE_STEP
-from gpumond.features.engines.engine_readers import KINDS
+from gpumond.features.engines.engine_kinds import KINDS
 from gpumond.features.engines.spec import Address, EngineRequest, EngineSpec, ReleaseMethod
 
 POINTER = re.compile(r"(/([^~/]|~[01])*)+")

@@ -29,7 +29,7 @@ from gpumond.view.text import moment, table
 AGENTS, SILENCES, RESUMPTIONS = "/api/v1/agents", "/api/v1/silences", "/api/v1/resumptions"
 MOST_ENTRIES = 10_000
 RESUME_SECONDS = 600.0
-_ENGINE = re.compile(r"workload (.+?)(?: of uid \d+)?")
+_ENGINE = re.compile(r"workload (.+?)(?: \(uid \d+\))?")
 _RESULTS = ("flush.receipts", "flush.refused", "flush.interrupted", "silence.expire", "resume.receipt")
 """Actions of entries that state the result of another one, or that undo one."""
 

@@ -20,7 +20,7 @@ from gpumond import agent
 from gpumond.agent.settings import workload_name
 from gpumond.cli.arguments import DONE, FAILED, duration, option, positive, value
 from gpumond.facts.errors import ConfigError, GpumondError
-from gpumond.facts.units import byte_size, threshold
+from gpumond.facts.units import byte_size, plural, threshold
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
 from gpumond.features.loadgen.plan import COMMON, TABLE, LoadPlan, find, plan
 from gpumond.features.loadgen.runner import (
@@ -194,9 +194,8 @@ def _simulated_device(arguments: argparse.Namespace, made: LoadPlan) -> Iterator
         root = os.environ["GPUMOND_SIM_DIR"]
         present = simulated_devices(root)
         if arguments.device >= len(present):
-            raise ConfigError(
-                f"--device {arguments.device}: GPUMOND_SIM_DIR={root} has {len(present)} devices; pass a lower index"
-            )
+            found = f"GPUMOND_SIM_DIR={root} has {plural(len(present), 'device')}"
+            raise ConfigError(f"--device {arguments.device}: {found}; pass a lower index")
         yield present[arguments.device].directory
     else:
         with tempfile.TemporaryDirectory(prefix="gpumond-loadgen-") as directory:
@@ -242,15 +241,15 @@ def _summary(done: dict[str, Any]) -> str:
     lines = [
         f"{done['scenario']} on {done['backend']}: {done['outcome']} after "
         f"{done['ended_at'] - done['started_at']:.1f} s",
-        f"allocated {done['takes']} blocks, freed {done['gives']}; "
+        f"allocated {plural(done['takes'], 'block')}, freed {done['gives'] or 'none'}; "
         f"peak {size(done['peak_live_bytes'])} live, {size(done['peak_held_bytes'])} held; all memory is freed",
     ]
     if done["detail"]:
         lines.append(done["detail"])
     if done["flushes"]:
-        lines.append(f"{done['flushes']} flushes released {size(done['released_bytes'])} to the device")
+        lines.append(f"{plural(done['flushes'], 'flush')} released {size(done['released_bytes'])} to the GPU")
     if done["checked_bytes"]:
-        lines.append(f"{size(done['checked_bytes'])} checked, {done['wrong_words']} incorrect words")
+        lines.append(f"{size(done['checked_bytes'])} checked, {plural(done['wrong_words'], 'incorrect word')}")
     if "regressions" in done:
         lines.append(summary(done))
     lines.append(f"expected verdict: {truth['kind'] or 'none'}{' (' + truth['form'] + ')' if truth['form'] else ''}")

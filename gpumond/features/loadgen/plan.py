@@ -30,14 +30,14 @@ COMMON = (
         "size",
         "size",
         "80GiB, for serving 48GiB",
-        "size of the device that the scenario is made for; backends scale the load to their device",
+        "size of the GPU that the scenario is made for; backends scale the load to their GPU",
         64 << 30,
     ),
     Option("duration", "duration", "three times the time allowed for detection", "length of the scenario", 1.0, 172800),
     Option("view", "word", "random", f"what is observed in virtual time: {', '.join(VIEWS)}", words=VIEWS),
     Option("noise", "size", "32 MiB or 0.3 GiB", "standard deviation of the noise"),
     Option("gaps", "number", "0 or 1", "1: some samples are missing", 0, 1),
-    Option("neighbors", "number", "0 or 1", "1: other programs start and end on the device", 0, 1),
+    Option("neighbors", "number", "0 or 1", "1: other programs start and end on the GPU", 0, 1),
 )
 
 TABLE = (

@@ -39,7 +39,7 @@ PIECE = 512 * MIB
 ORPHANS = ("unlisted", "gone", "holder")
 ORPHANS_HELP = (
     "how the driver shows the memory: unlisted (no process), gone (the killed pid) or holder (a process that has the "
-    "device open)"
+    "GPU open)"
 )
 NEARLY_ALL = 0.95
 """Used share above which a device is under pressure."""
@@ -243,8 +243,8 @@ def _leak(
     "fragmentation",
     shape=("held      _.-'", "     _.-'     ", "live ---------"),
     options=(
-        Option("share", "fraction", "42 to 50%", "fraction of the device that is live", 0.05, 0.5),
-        Option("over", "duration", "1.5 to 2.5 h", "time until the device is full", 60.0),
+        Option("share", "fraction", "42 to 50%", "fraction of the GPU that is live", 0.05, 0.5),
+        Option("over", "duration", "1.5 to 2.5 h", "time until the GPU is full", 60.0),
     ),
     views=("agent",),
 )
@@ -358,11 +358,11 @@ def crash(script: Script) -> None:
 @scenario(
     "stress",
     "",
-    "fill the device, hold the memory, and verify its contents",
+    "fill the GPU, hold the memory, and verify its contents",
     "pressure",
     verdict_note=", if --fill is at least 95%; otherwise none",
     shape=(" .----------", " |          ", "/           "),
-    options=(Option("fill", "fraction", "90%", "fraction of the device", 0.01, 0.99),),
+    options=(Option("fill", "fraction", "90%", "fraction of the GPU", 0.01, 0.99),),
     neighbors=False,
 )
 def stress(script: Script) -> None:
@@ -412,7 +412,7 @@ def flush_storm(script: Script) -> None:
     shape=("     ______", "  .-'      ", " /         "),
     options=(
         Option("time", "duration", "1 to 20 min", "warm-up time constant", 1.0),
-        Option("share", "fraction", "30 to 85%", "fraction of the device at the plateau", 0.12, 0.9),
+        Option("share", "fraction", "30 to 85%", "fraction of the GPU at the plateau", 0.12, 0.9),
     ),
 )
 def warm_up(script: Script) -> None:
@@ -433,7 +433,7 @@ def warm_up(script: Script) -> None:
     "large workspaces are allocated in the first minutes, then released",
     "",
     shape=(" |‾|       ", " | |       ", "/   ‾‾‾‾‾‾‾"),
-    options=(Option("share", "fraction", "50 to 90%", "fraction of the device at the peak", 0.1, 0.9),),
+    options=(Option("share", "fraction", "50 to 90%", "fraction of the GPU at the peak", 0.1, 0.9),),
 )
 def autotune(script: Script) -> None:
     peak = script.choose_number("share", script.dice.uniform(0.5, 0.9)) * script.size_bytes
@@ -452,10 +452,10 @@ def autotune(script: Script) -> None:
 @scenario(
     "preallocated",
     "n3",
-    "one pool takes most of the device at startup and keeps it",
+    "one pool takes most of the GPU at startup and keeps it",
     "",
     shape=(" |‾‾‾‾‾‾‾‾‾", " |         ", "-'         "),
-    options=(Option("share", "fraction", "60 to 94%", "fraction of the device", 0.15, 0.95),),
+    options=(Option("share", "fraction", "60 to 94%", "fraction of the GPU", 0.15, 0.95),),
 )
 def preallocated(script: Script) -> None:
     share = script.choose_number("share", script.dice.uniform(0.6, 0.94))
@@ -478,7 +478,7 @@ def preallocated(script: Script) -> None:
     options=(
         Option("time", "duration", "2 to 6 h", "time until the cache has 95% of its size", 60.0),
         Option("requests", "number", "0.1 to 1", "requests per second", 0.001, 100.0),
-        Option("share", "fraction", "30 to 60%", "fraction of the device at the end", 0.05, 0.6),
+        Option("share", "fraction", "30 to 60%", "fraction of the GPU at the end", 0.05, 0.6),
     ),
 )
 def saturating_cache(script: Script) -> None:
@@ -546,11 +546,11 @@ def curriculum(script: Script) -> None:
 @scenario(
     "fleet",
     "n7",
-    "programs on several devices share one load: a daily cycle, and sudden changes",
+    "programs on several GPUs share one load: a daily cycle, and sudden changes",
     "",
     shape=("   _.-._|‾|_ ", " .'         '", "'            "),
     options=(
-        Option("programs", "number", "4", "number of programs, each on its own device", 1, 64),
+        Option("programs", "number", "4", "number of programs, each on its own GPU", 1, 64),
         Option("step", "size", "4 GiB", "amplitude of the daily cycle", 1),
     ),
 )

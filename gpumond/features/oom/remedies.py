@@ -497,7 +497,7 @@ def _batch(e: Evidence) -> Iterator[Remedy]:
     name = {2: "half the batch", 4: "a quarter of the batch", 8: "an eighth of the batch"}[parts]
     also = ", with gradient accumulation" if e.training else ""
     exact = e.classes is not None and e.classes.activations_bytes is not None and not e.inference
-    kind = "activations" if exact else "activations or other tensors"
+    kind = "activations" if exact else "other tensors and activations"
     text = f"use {name}{also}: {human(e.batch_dependent)} of the live bytes are {kind}"
     yield _remedy(
         e, "batch", text, int(depends * (1 - 1 / parts)), "estimate", "activations in proportion to the batch"

@@ -41,7 +41,7 @@ KEYS = (
 BASES = """\
 a soft limit counts all memory that a process uses; a limit counts what its allocators hold, without its overhead"""
 HOW_TO_ADD = """\
-to add a quota, list it under quotas: in the configuration file, or send it to PUT /api/v1/quotas/NAME
+to add a quota, list it under quotas: in the configuration file, or send it with PUT /api/v1/quotas/NAME
 to limit a program that is running: gpumond limit NAME SIZE"""
 
 

@@ -19,6 +19,7 @@ from itertools import chain, islice
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Snapshot
+from gpumond.facts.units import plural
 from gpumond.features.recordings.reader import (
     UNITS,
     UNKNOWN,
@@ -144,7 +145,7 @@ def _ordered(name: str, first: str) -> dict[str, int]:
     if not _begins_with_a_time(first):
         raise ConfigError(f"{name}, line 1: no column time, and no time in the first cell; {REMEDY}")
     if not 4 <= len(cells) <= len(COLUMNS):
-        raise ConfigError(f"{name}, line 1: {len(cells)} columns without names; {REMEDY}")
+        raise ConfigError(f"{name}, line 1: {plural(len(cells), 'column')} without names; {REMEDY}")
     return {column: at for at, column in enumerate(COLUMNS[: len(cells)])}
 
 

@@ -74,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
                 last = snapshot
     except KeyboardInterrupt:
         pass
-    summary = f"{count} snapshots recorded" + (f", {missed} missed between two requests" if missed else "")
+    missing = f", {missed} missed between two requests" if missed else ""
+    summary = f"{units.plural(count, 'snapshot')} recorded{missing}"
     return _print_summary(arguments, summary, snapshots=count, missed=missed)
 
 
@@ -191,7 +192,7 @@ def _trace(arguments: argparse.Namespace) -> int:
                 out.write("\n]}\n")
     except OSError as error:
         raise ConfigError(f"--perfetto {arguments.perfetto}: {error.strerror or error}") from None
-    summary = f"{count} snapshots recorded; open the file in https://ui.perfetto.dev"
+    summary = f"{units.plural(count, 'snapshot')} recorded; open the file in https://ui.perfetto.dev"
     return _print_summary(arguments, summary, snapshots=count)
 
 

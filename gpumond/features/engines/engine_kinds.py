@@ -675,7 +675,7 @@ def read_generic(engine: EngineConfig) -> Exchange[EngineState]:
     )
 
 
-def method_generic(engine: EngineConfig) -> ReleaseMethod | None:
+def generic_method(engine: EngineConfig) -> ReleaseMethod | None:
     """Return the method that the declaration describes."""
     release, wake = engine.release, None if isinstance(engine.wake, bool) else engine.wake
     if release is None:
@@ -710,7 +710,7 @@ GENERIC = EngineSpec(
     kind="generic",
     summary="any engine with an HTTP request that releases memory, described by JSON pointers",
     read=read_generic,
-    method_of=method_generic,
+    method_of=generic_method,
     warning="gpumond knows the engine only from your description",
     config_error=generic_config_error,
 )
