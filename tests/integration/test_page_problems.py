@@ -353,6 +353,13 @@ def test_problems_are_those_of_the_chosen_device(browser: Browser, serve: Callab
         session.shows("1 problem · 1 on other GPUs")
         assert session.texts(".card:not([hidden]) .what bdi", "#hero-title span") == [["notebook on GPU 0"], ["GPU 0"]]
         assert set(session.texts("tbody.process .of-gpu")[0]) == {"0"}
+        page.get_by_label("Filter").fill("finetune")
+        session.shows("None on GPU 0, 1 on other GPUs.")
+        page.get_by_role("button", name="Show all GPUs").click()
+        session.shows("1 of ")
+        assert session.texts("tbody.process .of-program bdi", "#hero-title span") == [["finetune"], ["2 GPUs"]]
+        page.get_by_label("Show").first.select_option("GPU 0")
+        page.get_by_role("heading", name="Processes").click()
         page.keyboard.press("Escape")
         session.shows("2 problems")
         assert session.texts("#hero-title span")[0] == ["2 GPUs"]
