@@ -9,6 +9,7 @@ import { flush, suspend } from "./flushdialog.js";
 import { clean, many } from "./format.js";
 import { showDevice } from "./shareschart.js";
 import { rowsOf } from "./processlist.js";
+import { refusalOf } from "./processrow.js";
 import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
 import { usedPaths } from "./recentuse.js";
@@ -63,7 +64,7 @@ const ACTIONS = {
   Flush: {
     of: ({ card, row }) => (row ? allowsFlush(row) : !card.process && state.devices.has(card.uuid) && state.frame.processes.some(allowsFlush)),
     on: ({ card, row }) => Boolean(row ? row.cached_bytes : reclaimableOf([state.devices.get(card.uuid)]).bytes > 0),
-    off: ({ subject }) => `${subject} has nothing to flush: no flush can return its cache.`,
+    off: ({ row, subject }) => (row ? refusalOf(row) : `${subject} has nothing to flush.`),
     act: ({ card, row, subject }) =>
       row ? flush({ pid: row.pid, start_ticks: row.start_ticks }, subject) : flush({ device: card.uuid }, subject),
   },
