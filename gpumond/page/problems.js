@@ -42,7 +42,7 @@ function showChart({ uuid, process, alert, verdict }) {
   openView("");
   showSince((verdict?.since ?? alert.fired_at ?? alert.active_at) - MARGIN);
   const device = state.devices.get(uuid);
-  const row = process && rowsOf(state.frame).find((each) => each.device_uuid === uuid && processKey(each) === processKey(process));
+  const row = rowOf({ uuid, process });
   if (row) showProcess(row.key);
   else if (device) showDevice(device);
   else $("hero").scrollIntoView({ block: "nearest" });
@@ -195,6 +195,7 @@ function fold() {
 
 export function showProblems() {
   holdHeight();
+  rowsOf(state.frame); // names the rows that cards are about
   const cards = cardsOf(state.frame);
   sync($("alerts"), cards.slice(0, SHOWN), ({ key }) => key, create, update);
   const own = cards.filter((card) => !isOfAnother({ card }));

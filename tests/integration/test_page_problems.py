@@ -75,6 +75,9 @@ def test_card_keeps_place_and_size_while_it_changes(browser: Browser, demo: Runn
         flush = page.get_by_role("button", name="Flush leak notebook")
         until(flush.is_enabled)
         until(flush.is_disabled)
+        reason = '[title="notebook has nothing to flush: its cache is empty."]'
+        page.locator(f".card {reason}").wait_for()
+        page.locator(f"#processes {reason}").wait_for()
 
 
 def test_first_problem_moves_nothing_under_the_pointer_and_evidence_nothing_above_it(
