@@ -22,10 +22,9 @@ const FOLLOWED = 3600; // seconds of the longest range that each frame continues
 const LONGEST_PAUSE = 60_000;
 const MINUTE = 60;
 const AFTER = 3; // seconds after an event that are shown with the minute before it
-const DRAGGED = 5; // pixels below which a drag is a click
+const DRAGGED = 5; // pixels below which a drag is a click, and a click one on the held moment
 const WRITTEN = 200; // milliseconds after which what is shown is in the address: browsers limit how often it may change
 const STEP = 0.02; // of the range, by which a key moves the crosshair
-const HELP = "Chart. Left and right: crosshair. Plus and minus: zoom. A and D: earlier and later. Escape: latest. Enter: hold a moment.";
 
 const middle = ({ seconds, to }, end) => (to === null ? end : to - seconds / 2);
 const CONTROLS = [
@@ -39,7 +38,7 @@ const charts = new Set(); // elements
 let range = rangeOf(address.read("range")) ?? newest();
 let writing = 0; // timer
 let cursor = Number(address.read("at")) || null; // unix time of the crosshair, in all charts
-let held = cursor !== null; // the crosshair stays, until a click or Escape
+let held = cursor !== null; // the crosshair stays, until a click on it or Escape
 
 /** An element with the history of the machine (`uuid` is empty), a device (`pid` is null) or a process, and its `spans`,
 if it has any: intervals that are marked, and `bound`: a level in bytes. It is drawn until it leaves the page.
@@ -47,7 +46,7 @@ if it has any: intervals that are marked, and `bound`: a level in bytes. It is d
 `drawn(view)` is called after each drawing, `pointed(at, interval, held)` with the time of the crosshair, or without one.
 `hidden`: shares that are not drawn; call `redraw` after a change. */
 export function createChart(target, { drawn = () => {}, pointed = () => {}, hidden = new Set() } = {}) {
-  const plot = createPlot(HELP);
+  const plot = createPlot("Chart. For its keys, press the question mark.");
   const node = make("div.history", make("div.head", legend(target), controls()), plot, make("p.summary"), make("p.readout"));
   node.lastChild.setAttribute("role", "status");
   Object.assign(node, { target, plot, drawn, pointed, left: hidden, redraw: () => show(node), view: null, due: 0, range: null, past: null, fresh: [] });
@@ -113,7 +112,7 @@ function writeSoon() {
 function write() {
   const { from, to } = shownLimits(range);
   const shown = held ? { seconds: to - from, to } : range;
-  address.write("at", held ? Math.floor(cursor) : "");
+  address.write("at", held ? cursor.toFixed(3) : "");
   address.write("range", shown.to === null && shown.seconds === newest().seconds ? "" : rangeText(shown));
 }
 
@@ -270,13 +269,13 @@ function listen(node) {
   }));
   const end = onView((event) => {
     if (dragged === null) return;
-    const [first, last] = [dragged, timeOf(event)].sort((one, other) => one - other);
+    const [from, to] = [dragged, timeOf(event)];
+    const differs = (one, other) => (Math.abs(one - other) * plot.clientWidth) / (node.view.to - node.view.from) >= DRAGGED;
     dragged = null;
     drawSelection(plot, node.view, null);
-    const pixels = ((last - first) * plot.clientWidth) / (node.view.to - node.view.from);
     if (event.type !== "pointerup") return;
-    if (pixels >= DRAGGED) setRange(between(first, last, now()));
-    else setCursor(last, !held);
+    if (differs(from, to)) setRange(between(Math.min(from, to), Math.max(from, to), now()));
+    else setCursor(to, !held || differs(cursor, to));
   });
   plot.addEventListener("pointerup", end);
   plot.addEventListener("pointercancel", end);
@@ -306,7 +305,7 @@ function latest() {
 
 function keys({ from, to }) {
   const at = cursor ?? (from + to) / 2;
-  const move = (share) => () => setCursor(Math.min(Math.max(at + share * (to - from), from), to));
+  const move = (share) => () => setCursor(Math.min(Math.max(at + share * (to - from), from), to), held);
   const zoom = (factor) => () => setRange(zoomed(range, at, factor, now()));
   const pan = (share) => () => setRange(moved(range, share, now()));
   const found = { ArrowLeft: move(-STEP), ArrowRight: move(STEP), Home: move(-1), End: move(1), Escape: latest, Enter: () => setCursor(at, !held) };

@@ -25,6 +25,7 @@ const BUTTONS = ["pause", "link", "help-open", "sign"]; // of the header: each i
 export function* commandsOf() {
   for (const [name, title] of Object.entries(TITLES)) yield [`View ${title}`, () => openView(name)];
   yield ["Waiting for memory: queue", () => openView("queue")];
+  yield ["Out of memory (OOM): cases", () => openView("cases")];
   for (const id of BUTTONS) yield [$(id).textContent, () => $(id).click()];
   for (const theme of themes) yield [`Theme ${theme}`, () => setTheme(theme)];
   if (!state.frame) return;
@@ -32,8 +33,8 @@ export function* commandsOf() {
   const { devices } = state.frame.snapshot;
   const rows = rowsOf(state.frame);
   for (const row of rows) yield [`Show ${subjectOf(row)}`, () => visit(() => showProcess(row.key))];
-  for (const kind of ["csv", "json"]) yield [`Download processes as ${kind.toUpperCase()}`, () => $(kind).click()];
-  yield ["Download chart as CSV", () => visit(() => $("hero").querySelector(".save").click())];
+  for (const kind of ["csv", "json"]) yield [`Download (export) processes as ${kind.toUpperCase()}`, () => $(kind).click()];
+  yield ["Download (export) chart as CSV", () => visit(() => $("hero").querySelector(".save").click())];
   if (devices.length > 1) yield ["Show all GPUs", () => visit(() => choose(null))];
   if (rows.some(hasAgent)) yield ["Flush all programs", () => flush({ all: true }, "all programs")];
   for (const device of devices) {
@@ -50,7 +51,7 @@ export function* commandsOf() {
   for (const name of RUNBOOKS) yield [`Runbook ${name}`, () => location.assign(`docs/runbooks/${name}`)];
   for (const { id, title } of COLUMNS) yield [`Sort by ${title.toLowerCase()}`, () => visit(() => sortById(id))];
   for (const name of ["", ...Object.keys(GROUPS)]) yield [`Group by ${name || "nothing"}`, () => visit(() => groupBy(name))];
-  for (const [text, seconds] of CHART_RANGES) yield [`Range ${text}`, () => visit(() => showRange(seconds))];
+  for (const [text, seconds] of CHART_RANGES) yield [`Range ${text} (zoom)`, () => visit(() => showRange(seconds))];
   for (const silence of state.frame.silences) yield [`End the silence for ${matchersOf(silence)}`, () => expire(silence.id)];
   for (const event of newestEvents()) yield [`Minute before ${clock(event.at)} ${event.summary}`, () => visit(() => showMinute(event))];
 }

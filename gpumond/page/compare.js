@@ -12,9 +12,9 @@ import { layersOf } from "./sharelayers.js";
 import { MOST, isMarked, mark, markedRows } from "./markedrows.js";
 import { addressOf, isAt, rowsOf } from "./processlist.js";
 import { addShares } from "./shares.js";
-import { label, state } from "./state.js";
+import { label, processKey, state } from "./state.js";
 import { addView } from "./views.js";
-import { OF_PROCESSES } from "./words.js";
+import { ENDED, OF_PROCESSES } from "./words.js";
 
 const OFFERED = 200; // programs, those that use most
 const SECONDS = 900;
@@ -27,6 +27,13 @@ let histories = []; // rows with their points, and ends of earlier processes of 
 let shown = []; // the range of the charts
 
 const programOf = ({ program, pid }) => `${program} (pid ${pid})`;
+
+/** The last process at an address that ended after a time, as a row: what was compared stays. */
+function endedAt(each, from) {
+  const ended = [...state.events.values()].filter(({ kind, at }) => kind === ENDED && at > from);
+  const rows = ended.map((event) => ({ ...event, key: `${event.device_uuid},${processKey(event)}`, device: state.devices.get(event.device_uuid), program: event.workload || `pid ${event.pid}`, used_bytes: 0, ended: event.at }));
+  return rows.filter((row) => isAt(each, row)).slice(-1);
+}
 
 const CHANGES = [
   { title: "Share", nodes: () => [make("i"), make("bdi")], update: showShare },
@@ -115,14 +122,17 @@ async function load() {
   const now = state.frame.snapshot.taken_at;
   const from = now - SECONDS;
   const all = rowsOf(state.frame);
-  const rows = [...new Set(markedRows().flatMap((each) => all.filter((row) => isAt(each, row))))].slice(0, MOST);
-  showChosen(all);
+  const rowsAt = (each) => all.filter((row) => isAt(each, row));
+  const rows = [...new Set(markedRows().flatMap((each) => (rowsAt(each).length ? rowsAt(each) : endedAt(each, from))))].slice(0, MOST);
+  showChosen(all, rows);
   histories = await Promise.all(
     rows.map(async (row) => {
       const lives = earlierLives(row, from);
       const pasts = await Promise.all([...lives, row].map(({ pid, start_ticks }) => readPast({ uuid: row.device_uuid, pid, start_ticks }, { from, to: null }, null)));
       const points = pasts.flatMap((past, place) => past.points.map((point) => ({ ...point, pid: (lives[place] ?? row).pid }))).filter((point) => point.at < now);
-      if (row.used_bytes !== null) points.push(addShares({ pid: row.pid, at: now, low: row.used_bytes, high: row.used_bytes, used: row.used_bytes }, row));
+      const used = row.used_bytes;
+      const last = { pid: row.pid, at: row.ended ?? now, low: used, high: used, used };
+      if (used !== null) points.push(row.ended ? last : addShares(last, row));
       return { row, place: markedRows().findIndex((each) => isAt(each, row)), lives, points, seconds: pasts.at(-1).seconds };
     }),
   );
@@ -137,8 +147,8 @@ function sample() {
 }
 
 /** The programs that are compared, each with a button that removes it, and those that can be added. */
-function showChosen(all) {
-  const found = (each) => all.find((row) => isAt(each, row));
+function showChosen(all, rows) {
+  const found = (each) => rows.find((row) => isAt(each, row));
   sync(
     chosen,
     markedRows(),
@@ -160,7 +170,8 @@ function show() {
   const points = histories.flatMap((each) => each.points);
   const from = Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1));
   const within = (time) => Math.min(Math.max(time, from), to);
-  const first = within(moments.moment || Math.min(from + SETTLED, (from + to) / 2));
+  const held = Number(address.read("at"));
+  const first = within(moments.moment || held || Math.min(from + SETTLED, (from + to) / 2));
   const last = moments.until ? within(moments.until) : to;
   const [at, end] = [Math.min(first, last), Math.max(first, last)];
   const top = 1.05 * points.reduce((most, { used }) => Math.max(most, used), 1); // the highest is below the edge
@@ -170,7 +181,7 @@ function show() {
   const moment = end === to ? "now" : clock(end);
   put(of, `Between programs, ${end === to ? "" : "at "}${moment}`);
   put(since, `Between ${clock(at)} and ${moment}`);
-  put(says, histories.length ? "All charts have the same scale. Click one for the first moment, Shift-click for the second." : "");
+  put(says, histories.length ? `All charts have the same scale. Click one for the first moment${moments.moment ? "" : held ? " (now the held one)" : " (now a minute after the first value)"}, Shift-click for the second.` : "");
   empty.hidden = histories.length > 0;
   sync(
     charts,
@@ -181,8 +192,8 @@ function show() {
       choosesMoment(plot);
       return make("div", make("h3", named(programOf(row), 80)), make("p.quiet"), plot);
     },
-    ({ children: [, note, plot] }, { row: { started_at: started }, lives, points: own, seconds }) => {
-      put(note, capital(lives.map((life) => `pid ${life.pid} until ${clock(life.at)}`).join(", ")));
+    ({ children: [, note, plot] }, { row: { started_at: started, ended }, lives, points: own, seconds }) => {
+      put(note, capital([...lives.map((life) => `pid ${life.pid} until ${clock(life.at)}`), ...(ended ? [`ended ${clock(ended)}`] : [])].join(", ")));
       const columns = intervals(own, seconds, from, to).map((column) => ({ ...column, layers: layersOf(column) }));
       const view = { from, to, started, starter: "process", columns, blocks: seconds !== null, size: null, marks: [], spans: [], bound: null, top };
       drawPlot(plot, { ...view, summary: plot.ariaLabel });

@@ -90,7 +90,7 @@ export function sync(parent, items, key, create, update, fixed = 0) {
 
 /** Makes the options of a choice those of `pairs`, and chooses one. */
 export function showChoices(select, pairs, value) {
-  sync(select, pairs, ([each]) => each, option, () => {});
+  sync(select, pairs, ([each]) => each, option, (node, [each, text = each]) => put(node, text));
   if (select.value !== value) select.value = value;
 }
 

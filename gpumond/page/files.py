@@ -32,8 +32,8 @@ AT_END = re.compile(r" +// [^\"'`\n]*$", re.MULTILINE)
 """A comment at the end of a line. What follows has no quotation mark: it is not in a text."""
 
 
-IN_STYLE = re.compile(r" */\*.*?\*/")
-"""A comment in the style."""
+IN_STYLE = re.compile(r" */\*.*?\*/|(?<=[{};,])\n *")
+"""A comment in the style, or the end of a line."""
 
 
 LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)

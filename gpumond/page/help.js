@@ -22,7 +22,7 @@ const KEYS = {
   "z Z": "Suspend or resume the program; z also cancels a waiting resumption.",
   a: "Alerts.",
   p: "Pause or resume updates.",
-  "In a chart": "← → move the crosshair; a click or Enter holds it; + − or w s zoom (also the wheel, or drag a range); a d show earlier and later times; Escape shows the latest.",
+  "In a chart": "← → move the crosshair; a click or Enter holds it, and again releases it; + − or w s zoom (also the wheel, or drag a range); a d show earlier and later times; Escape shows the latest.",
   "?": "This help.",
 };
 

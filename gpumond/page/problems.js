@@ -9,6 +9,7 @@ import { flush, suspend } from "./flushdialog.js";
 import { clean, many } from "./format.js";
 import { showDevice } from "./shareschart.js";
 import { rowsOf } from "./processlist.js";
+import { refusalOf } from "./processrow.js";
 import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
 import { usedPaths } from "./recentuse.js";
@@ -41,7 +42,7 @@ function showChart({ uuid, process, alert, verdict }) {
   openView("");
   showSince((verdict?.since ?? alert.fired_at ?? alert.active_at) - MARGIN);
   const device = state.devices.get(uuid);
-  const row = process && rowsOf(state.frame).find((each) => each.device_uuid === uuid && processKey(each) === processKey(process));
+  const row = rowOf({ uuid, process });
   if (row) showProcess(row.key);
   else if (device) showDevice(device);
   else $("hero").scrollIntoView({ block: "nearest" });
@@ -63,7 +64,7 @@ const ACTIONS = {
   Flush: {
     of: ({ card, row }) => (row ? allowsFlush(row) : !card.process && state.devices.has(card.uuid) && state.frame.processes.some(allowsFlush)),
     on: ({ card, row }) => Boolean(row ? row.cached_bytes : reclaimableOf([state.devices.get(card.uuid)]).bytes > 0),
-    off: ({ subject }) => `${subject} has nothing to flush: no flush can return its cache.`,
+    off: ({ row, subject }) => (row ? refusalOf(row) : `${subject} has nothing to flush.`),
     act: ({ card, row, subject }) =>
       row ? flush({ pid: row.pid, start_ticks: row.start_ticks }, subject) : flush({ device: card.uuid }, subject),
   },
@@ -194,6 +195,7 @@ function fold() {
 
 export function showProblems() {
   holdHeight();
+  rowsOf(state.frame); // names the rows that cards are about
   const cards = cardsOf(state.frame);
   sync($("alerts"), cards.slice(0, SHOWN), ({ key }) => key, create, update);
   const own = cards.filter((card) => !isOfAnother({ card }));

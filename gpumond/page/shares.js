@@ -22,10 +22,10 @@ export function sharesByDevice({ snapshot, ledger, processes }) {
 
 /** What programs are promised, want or need of a device's free memory. Its bytes are no share. */
 export const CLAIMS = {
-  granted: "Memory that a program is granted and doesn't use yet.",
-  "quota-reserve": "Memory that a quota reserves, and that its programs neither use nor are granted.",
-  waiting: "Memory that a program waits for.",
-  suspended: "Memory that a suspended program needs to resume.",
+  granted: "Free memory that a program is granted and doesn't use yet.",
+  "quota-reserve": "Free memory that a quota reserves, and that its programs neither use nor are granted.",
+  waiting: "Free memory that a program waits for; it may need more.",
+  suspended: "Free memory that a suspended program needs to resume; it may need more.",
 };
 
 /** Claims as `{ kind, uuid, bytes, name }`. What a program waits for or is granted in order to resume is counted once. */

@@ -8,7 +8,7 @@ import { clock, many } from "./format.js";
 import { classesOf, createRow, gap, refusalOf, reuse, updateRow } from "./processrow.js";
 import { COLUMNS, FILTER, GROUPS, WAITING, addressOf, barBytes, connectedText, filled, find, groupKey, isAt, kindOf, listed, rowsOf } from "./processlist.js";
 import { choose, chosen } from "./selection.js";
-import { hasAgent, state } from "./state.js";
+import { hasAgent, label, state } from "./state.js";
 import { distanceOf, parts } from "./viewport.js";
 import { keepFocus } from "./views.js";
 import { MISSED_LIMIT } from "./words.js";
@@ -71,8 +71,12 @@ function arrange(reorder = false) {
   const kept = before.length && listed(found, group, order, opened).some(({ key }, place) => key !== list[place].key);
   const all = found.length < rows.length || filter ? `${found.length} of ${rows.length}` : "";
   const groups = group && many(list.filter((item) => item.rows).length, "group");
-  put($("shown"), found.length || !rows.length ? [all, groups, kept ? "order kept while you are in the table" : "", baseOf(state.frame.snapshot)].filter(Boolean).join(", ") : `No process matches ${filter || "the device"}.`);
-  $("no-match").hidden = found.length > 0 || !rows.length;
+  const empty = !found.length && rows.length > 0;
+  const elsewhere = empty ? find(rows, filter).length : 0;
+  const none = elsewhere ? `None on ${label(chosen())}, ${elsewhere} on other GPUs.` : `No process matches ${filter}.`;
+  put($("shown"), empty ? none : [all, groups, kept ? "order kept while you are in the table" : "", baseOf(state.frame.snapshot)].filter(Boolean).join(", "));
+  put($("no-match"), elsewhere ? "Show all GPUs" : "Remove the filter");
+  $("no-match").hidden = !empty;
   draw();
 }
 
@@ -337,7 +341,7 @@ $("skip").addEventListener("click", (event) => {
   if (list.length) focusOn(0);
 });
 $("to-now").addEventListener("click", showNow);
-$("no-match").addEventListener("click", filterNothing);
+$("no-match").addEventListener("click", () => (find(rows, filter).length ? choose(null) : filterNothing()));
 $("to-events").addEventListener("click", () => $("events").scrollIntoView());
 addEventListener("scroll", () => requestAnimationFrame(measure), { passive: true });
 addEventListener("resize", () => requestAnimationFrame(measure));

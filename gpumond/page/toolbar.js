@@ -14,7 +14,7 @@ async function copyLink() {
     else copySelected(location.href);
     put($("copied"), "Link copied");
   } catch {
-    put($("copied"), "Your browser doesn't allow copying");
+    put($("copied"), "Your browser doesn't allow copying: the address bar has the link");
   }
   setTimeout(() => put($("copied"), ""), SHOWN);
 }

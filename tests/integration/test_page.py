@@ -437,6 +437,12 @@ def test_link_opens_what_is_shown(session: PageSession):
     other.page.locator(".device .plot").wait_for()
     other.page.locator("tbody.process .plot").wait_for()
     assert sorted(other.texts("tbody.group .of-program bdi")[0]) == sorted(PROGRAMS)
+    page.evaluate("void (navigator.clipboard.writeText = async () => { throw new Error() })")
+    place = "() => document.querySelector('#content').getBoundingClientRect().top"
+    before = page.evaluate(place)
+    page.get_by_role("button", name="Copy link").click()
+    session.shows("Your browser doesn't allow copying: the address bar has the link")
+    assert page.evaluate(place) == before, "the page does not move"
 
 
 def test_processes_are_downloaded_as_they_are_shown(session: PageSession):

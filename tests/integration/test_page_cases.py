@@ -67,6 +67,8 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
         assert "30.0 GiB" in remedy.inner_text()
         assert page.locator(".case .plot path:not([class])").count() == 2
         assert page.locator(".case .plot path.size, .case .plot path.bound").count() == 2
+        drawn = page.locator(".case .plot svg").get_attribute("aria-label") or ""
+        assert drawn.endswith("at most 78.0 GiB"), "the ledger's lines are the end of the curves"
         keys = page.locator(".case .keys").inner_text()
         assert "usable 23.5 GiB" in keys
         assert "with the request 32.5 GiB" in keys

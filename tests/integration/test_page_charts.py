@@ -234,7 +234,19 @@ def test_clicked_moment_stays_until_escape(session: PageSession, demo: RunningDa
     plot.hover(position={"x": 0.5 * width, "y": 60})
     assert page.evaluate(heads) == ['" now"', '" now"', "none"], "only a moment that is held is requested"
     plot.click(position={"x": 0.9 * width, "y": 60})
-    plot.click(position={"x": 0.9 * width, "y": 60}, delay=600)
+    plot.click(position={"x": 0.8 * width, "y": 60})
+    earlier = page.locator("#hero .side").get_attribute("data-at")
+    assert earlier
+    assert earlier < held, "another moment is held"
+    page.get_by_role("heading", name=f"Processes at {earlier}").wait_for()
+    page.keyboard.press("ArrowLeft")
+    page.mouse.move(0, 0)
+    moved = page.locator("#hero .side").get_attribute("data-at")
+    assert moved
+    assert moved < earlier
+    page.get_by_role("heading", name=f"Processes at {moved}").wait_for()
+    plot.click(position={"x": 0.8 * width, "y": 60})
+    plot.click(position={"x": 0.8 * width, "y": 60}, delay=600)
     page.mouse.move(0, 0)
     page.locator("#hero .side[data-at='']").wait_for()
     page.unroute(LIVE)
@@ -249,7 +261,7 @@ def test_link_shows_the_held_moment(session: PageSession, demo: RunningDaemon):
     heading = page.get_by_role("heading", name=re.compile(r"Processes at \d"))
     heading.wait_for()
     held = heading.inner_text()
-    page.wait_for_function("() => /at=\\d+&range=\\d+-\\d+$/.test(location.hash)")
+    page.wait_for_function("() => /at=\\d+\\.\\d+&range=\\d+-\\d+$/.test(location.hash)")
     link = session.address()
     page.goto("about:blank")
     page.goto(link)

@@ -110,6 +110,24 @@ def test_program_has_no_values_before_its_start(session: PageSession, demo: Runn
     page.unroute(LIVE)
 
 
+def test_ended_program_stays_and_the_first_moment_is_the_held_one(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    gone, at = of(frame, "etl"), frame["snapshot"]["taken_at"] - 2
+    frame["processes"].remove(gone)
+    ended = {"id": 1, "at": at, "kind": "process-ended", "summary": "", "details": []}
+    ended |= {key: gone[key] for key in ("device_uuid", "pid", "start_ticks", "workload")}
+    page.goto("about:blank")
+    page.goto(f"{demo.url}/#view=compare&compare=0:train-llm,0:etl&at={at}")
+    show_frame(session, frame, [ended])
+    found = {share: values for share, *values in rows(session, "Differences between programs")}
+    assert found["used"] == texts(of(frame, "train-llm")["used_bytes"], 0)
+    assert session.texts(".chosen bdi") == [["train-llm", "etl"]]
+    first, _ = page.locator(".title time").all_inner_texts()
+    page.get_by_text(f"Ended {first}", exact=True).wait_for()
+    page.get_by_text("Click one for the first moment (now the held one)").wait_for()
+    page.unroute(LIVE)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_address_carries_programs_and_moment(browser: Browser, demo: RunningDaemon, scheme: str):
     with open_page(browser, demo, color_scheme=scheme) as session:
@@ -145,11 +163,12 @@ def test_address_carries_programs_and_moment(browser: Browser, demo: RunningDaem
 
 def test_restarted_program_is_compared_with_its_earlier_life(session: PageSession, demo: RunningDaemon):
     page = session.page
-    before = of(demo.get("frame"), "chat-api")
+    before, other = (of(demo.get("frame"), name) for name in ("chat-api", "etl"))
     page.get_by_role("button", name="Compare chat-api").click()
     page.get_by_role("button", name="Compare 1").click()
     page.get_by_role("heading", name=f"chat-api (pid {before['pid']})").wait_for()
-    os.kill(before["pid"], signal.SIGKILL)
+    for each in (before, other):
+        os.kill(each["pid"], signal.SIGKILL)
 
     def restarted() -> Any:
         found = [each for each in demo.get("processes") if each["workload"] == "chat-api" and each["live_bytes"]]
@@ -158,6 +177,11 @@ def test_restarted_program_is_compared_with_its_earlier_life(session: PageSessio
     row = until(restarted)
     page.get_by_role("heading", name=f"chat-api (pid {row['pid']})").wait_for()
     page.get_by_text(re.compile(f"Pid {before['pid']} until ")).wait_for()
+    until(lambda: any(each["workload"] == "etl" for each in demo.get("processes")))
+    offered = page.get_by_label("Add a program").locator(
+        "option", has_text=f"etl (pid {of(demo.get('frame'), 'etl')['pid']})"
+    )
+    offered.wait_for(state="attached")
     first, *_ = rows(session, "Differences between two moments")
     assert first[1] in (f"chat-api (pid {before['pid']}, now {row['pid']})", f"chat-api (pid {row['pid']})")
     page.evaluate("location.hash += '&moment=1'")  # the first one

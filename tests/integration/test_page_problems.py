@@ -75,6 +75,9 @@ def test_card_keeps_place_and_size_while_it_changes(browser: Browser, demo: Runn
         flush = page.get_by_role("button", name="Flush leak notebook")
         until(flush.is_enabled)
         until(flush.is_disabled)
+        reason = '[title="notebook has nothing to flush: its cache is empty."]'
+        page.locator(f".card {reason}").wait_for()
+        page.locator(f"#processes {reason}").wait_for()
 
 
 def test_first_problem_moves_nothing_under_the_pointer_and_evidence_nothing_above_it(
@@ -353,6 +356,13 @@ def test_problems_are_those_of_the_chosen_device(browser: Browser, serve: Callab
         session.shows("1 problem · 1 on other GPUs")
         assert session.texts(".card:not([hidden]) .what bdi", "#hero-title span") == [["notebook on GPU 0"], ["GPU 0"]]
         assert set(session.texts("tbody.process .of-gpu")[0]) == {"0"}
+        page.get_by_label("Filter").fill("finetune")
+        session.shows("None on GPU 0, 1 on other GPUs.")
+        page.get_by_role("button", name="Show all GPUs").click()
+        session.shows("1 of ")
+        assert session.texts("tbody.process .of-program bdi", "#hero-title span") == [["finetune"], ["2 GPUs"]]
+        page.get_by_label("Show").first.select_option("GPU 0")
+        page.get_by_role("heading", name="Processes").click()
         page.keyboard.press("Escape")
         session.shows("2 problems")
         assert session.texts("#hero-title span")[0] == ["2 GPUs"]

@@ -212,6 +212,11 @@ def test_requests_that_wait_and_grants_that_are_not_used_are_listed(browser: Bro
         part = (hatched.bounding_box() or {})["height"] / ground["height"]
         assert part == pytest.approx(9 / float(size.split()[0]), abs=0.02)
         assert "gradient(45deg" in hatched.evaluate("node => getComputedStyle(node).backgroundImage")
+        before = "() => getComputedStyle(document.querySelector('#hero-queue li'), '::before').content"
+        assert session.page.evaluate(before) == "none"
+        session.page.locator("#hero .plot").hover()
+        session.page.wait_for_function(f"{before[6:]} === '\"now: \"'")
+        session.page.mouse.move(0, 0)
         session.page.keyboard.press("Control+k")
         session.page.keyboard.type("waiting for")
         session.page.keyboard.press("Enter")
