@@ -609,8 +609,8 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     *families("gpumond_", (), _snapshot, (DRIVER_UP,)),
     Family(
         "gpumond_driver_down_reason",
-        "1 for the reason why the devices can't be read: starting, released, no_device (the machine has none), or a "
-        "fault kind such as timeout. Absent while they can be read.",
+        "1 for the reason why the devices can't be read: starting, released (by gpumond detach-driver), "
+        "no_device (the machine has none), or a fault kind such as timeout. Absent while they can be read.",
         ("reason",),
         _driver_down_reason,
     ),

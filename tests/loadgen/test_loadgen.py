@@ -65,7 +65,7 @@ def test_device_of_a_running_demo_is_found(device: SimDevice, tmp_path: Path):
     assert done["peak_held_bytes"] <= SIZE / 2
     status, _, err = load(None, "steady", "--device", "4", GPUMOND_SIM_DIR=str(tmp_path / "cards"))
     assert status == 2
-    assert "has 1 devices; pass a lower index" in err
+    assert "has 1 device; pass a lower index" in err
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
