@@ -114,7 +114,11 @@ def test_palette_lists_problems_before_orders_and_opens_a_runbook(session: PageS
     texts = page.locator("#palette-list li").all_inner_texts()
     shown, sorts = ([place for place, text in enumerate(texts) if text.startswith(word)] for word in ("Show", "Sort"))
     assert max(shown) < min(sorts, default=len(texts))
-    for word, first in (("oom", "Out of memory (OOM): cases"), ("export", "Download (export) "), ("zoom", "Range 5 min")):
+    for word, first in (
+        ("oom", "Out of memory (OOM): cases"),
+        ("export", "Download (export) "),
+        ("zoom", "Range 5 min"),
+    ):
         page.keyboard.type(word)
         page.locator("#palette-list li:first-child", has_text=first).wait_for()
         page.locator("#palette-text").fill("")
