@@ -223,8 +223,7 @@ function summary(used, { from, to }, { to: end }, last) {
 }
 
 /** The values at the crosshair, as a sentence. */
-function readout({ columns, size, marks, from, to }) {
-  const column = columnAt(columns, cursor);
+function readout({ size, marks, from, to }, column) {
   const values = column ? SHARES.filter((share) => column[share]).map((share) => `${share} ${human(column[share])}`) : [];
   if (column) values.unshift(`used (driver) ${human(column.used)}${size === null ? "" : ` of ${human(size)}`}`);
   const near = new Set(marksAt(marks, cursor, from, to).map((mark) => words(mark.kind)));
@@ -233,19 +232,30 @@ function readout({ columns, size, marks, from, to }) {
 
 const isIn = ({ from, to }) => cursor !== null && cursor >= from && cursor <= to;
 
+/** What the target of a chart held at the held moment, as the table has it: the chart may leave out its reading. */
+function heldAt({ uuid, pid, start_ticks: start }) {
+  if (state.past?.snapshot.taken_at !== cursor) return null;
+  const uuids = uuid ? [uuid] : roots().map((device) => device.uuid);
+  const own = state.past.holdings.filter((each) => each.pid === pid && uuids.includes(each.device_uuid) && (pid === null || each.start_ticks === start));
+  return own.length ? own.reduce(addShares, { at: cursor, used: sum(own.map((each) => each.used_bytes)) }) : null;
+}
+
+export const showCursors = () => charts.forEach(showCursor);
+
 function showCursor(node) {
   if (!node.view) return;
   drawCursor(node.plot, node.view, cursor);
   const shown = isIn(node.view);
-  put(node.querySelector(".readout"), shown ? readout(node.view) : "", 600);
-  node.pointed(...(shown ? [cursor, columnAt(node.view.columns, cursor) ?? {}, held] : []));
+  const column = heldAt(node.target) ?? columnAt(node.view.columns, cursor);
+  put(node.querySelector(".readout"), shown ? readout(node.view, column) : "", 600);
+  node.pointed(...(shown ? [cursor, column ?? {}, held] : []));
 }
 
 /** `hold`: whether the crosshair stays when the pointer or the focus leaves. */
 function setCursor(at, hold = false) {
   if (held || hold) writeSoon();
   [cursor, held] = [at, hold];
-  for (const node of charts) showCursor(node);
+  showCursors();
 }
 
 function listen(node) {

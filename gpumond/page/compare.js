@@ -132,7 +132,7 @@ async function load() {
       const points = pasts.flatMap((past, place) => past.points.map((point) => ({ ...point, pid: (lives[place] ?? row).pid }))).filter((point) => point.at < now);
       const used = row.used_bytes;
       const last = { pid: row.pid, at: row.ended ?? now, low: used, high: used, used };
-      if (used !== null) points.push(row.ended ? last : addShares(last, row));
+      if (used !== null) points.push(addShares(last, row));
       return { row, place: markedRows().findIndex((each) => isAt(each, row)), lives, points, seconds: pasts.at(-1).seconds };
     }),
   );

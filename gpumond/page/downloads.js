@@ -5,40 +5,6 @@ import { besides } from "./shares.js";
 import { state } from "./state.js";
 import { SHARES } from "./words.js";
 
-const FIELDS = [
-  "pid",
-  "start_ticks",
-  "program",
-  "comm",
-  "owner",
-  "container_name",
-  "pod_namespace",
-  "pod_name",
-  "unit",
-  "slurm_job",
-  "used_bytes",
-  "live_bytes",
-  "cached_bytes",
-  "stranded_bytes",
-  "waste_bytes",
-  "overhead_bytes",
-  "opaque_bytes",
-  "unmapped_bytes",
-  "utilization_ratio",
-  "idle_seconds",
-  "verdict",
-];
-const GROUP_FIELDS = FIELDS.filter((field) => field.endsWith("_bytes") && field !== "unmapped_bytes");
-
-/** Rows of the table of processes as records, groups with their sums. Unknown values are null. */
-export const records = (list) => list.map((item) => (item.rows ? groupRecord(item) : processRecord(item)));
-
-const pick = (item, fields) => Object.fromEntries(fields.map((field) => [field, item[field] ?? null]));
-
-/** The change in the chosen range, if there is one and it is known. */
-const changeOf = ({ change_bytes: bytes = null, partial }) =>
-  bytes === null || partial?.has("change") ? {} : { change_bytes: bytes };
-
 /** A unix time as ISO 8601, which pandas and Excel read as a time. */
 const isoTime = (at) => new Date(1000 * at).toISOString();
 
@@ -56,14 +22,6 @@ export function readable(record) {
 /** An event with its details, in place of `id` and `start_ticks`. */
 export const eventRecord = ({ at, kind, device_uuid, pid, workload, summary, details }) =>
   ({ at, kind, device_uuid, pid, workload, summary, ...Object.fromEntries(details.filter(([field]) => /^\w+$/.test(field))) });
-
-function processRecord(row) {
-  return { gpu: row.device?.index ?? null, device_uuid: row.device_uuid, ...pick(row, FIELDS), ...changeOf(row) };
-}
-
-function groupRecord(group) {
-  return { group: group.title, processes: group.rows.length, ...pick(group, GROUP_FIELDS), ...changeOf(group) };
-}
 
 /** Records as a table, whose columns are all their fields. */
 export function tableOf(all) {

@@ -1,5 +1,6 @@
 // The programs at a moment of the past.
 
+import { showCursors } from "./chart.js";
 import { clock } from "./format.js";
 import { read } from "./live.js";
 import { processKey, state } from "./state.js";
@@ -19,10 +20,11 @@ export async function holdMoment(at) {
     const answer = await read(`api/v1/history/moment?at=${at}`).catch(() => null);
     if (at !== held) return;
     const holdings = answer?.ok && (await answer.json()).holdings;
-    if (holdings) past = { verdicts: [], alerts: [], snapshot: { ...state.frame.snapshot, taken_at: at, suspended_programs: [] }, processes: holdings.filter(({ pid }) => pid).map(pastRow) };
+    if (holdings) past = { verdicts: [], alerts: [], snapshot: { ...state.frame.snapshot, taken_at: at, suspended_programs: [] }, holdings, processes: holdings.filter(({ pid }) => pid).map(pastRow) };
   }
   if (at !== held) return;
   state.past = past;
+  showCursors();
   showProcesses(); // and nothing else: a chart that is drawn between two clicks gets no double click
 }
 

@@ -1,13 +1,13 @@
 // Sums of the bytes of each share.
 
 import { sum } from "./format.js";
-import { OF_PROCESSES, SHARES } from "./words.js";
+import { SHARES } from "./words.js";
 
-const FIELDS = OF_PROCESSES.map((share) => [share, `${share}_bytes`]);
+const FIELDS = SHARES.map((share) => [share, `${share}_bytes`]);
 
-/** Adds the known shares of a process to `sums`. */
+/** Adds the known shares of a process, or of a device in the past, to `sums`. */
 export function addShares(sums, process) {
-  for (const [share, field] of FIELDS) if (process[field] !== null) sums[share] = (sums[share] ?? 0) + process[field];
+  for (const [share, field] of FIELDS) if (Number.isFinite(process[field])) sums[share] = (sums[share] ?? 0) + process[field];
   return sums;
 }
 

@@ -1,9 +1,7 @@
-// The link to what is shown, and downloads of the table of processes.
+// The link to what is shown, and the buttons of downloads of the table of processes.
 
-import { records, saveCsv } from "./downloads.js";
-import { $, put, saveJson } from "./elements.js";
-import { state } from "./state.js";
-import { shownList } from "./table.js";
+import { $, put } from "./elements.js";
+import { requestScript } from "./views.js";
 
 const SHOWN = 2000; // milliseconds for which the button says that the link is copied
 
@@ -28,16 +26,5 @@ function copySelected(text) {
   if (!copied) throw new Error("copying isn't allowed");
 }
 
-function saveProcesses(kind) {
-  if (!state.frame) return;
-  const { list, order, filter, group, gpu } = shownList();
-  const { taken_at } = (state.past ?? state.frame).snapshot;
-  const all = records(list);
-  const document = { taken_at, host: state.frame.host, order, filter, group, gpu, processes: all };
-  if (kind === "csv") saveCsv("processes", all.map((record) => ({ taken_at, ...record })));
-  else saveJson("processes", document);
-}
-
 $("link").addEventListener("click", copyLink);
-$("csv").addEventListener("click", () => saveProcesses("csv"));
-$("json").addEventListener("click", () => saveProcesses("json"));
+for (const kind of ["csv", "json"]) $(kind).addEventListener("click", async () => (await requestScript("lazyviews")).$lazyviews.saveProcesses(kind));

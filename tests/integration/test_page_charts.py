@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.frame import Verdict
 from gpumond.facts.shares import SHARES
+from gpumond.facts.units import human
 from gpumond.serve.examples import VERDICT
 from tests.helpers.browser import LIVE, PageSession, needs_chromium, open_page, show_frame, stream_of
 from tests.helpers.running import RunningDaemon, until
@@ -239,7 +240,8 @@ def test_clicked_moment_stays_until_escape(session: PageSession, demo: RunningDa
     assert earlier
     assert earlier < held, "another moment is held"
     page.get_by_role("heading", name=f"Processes at {earlier}").wait_for()
-    page.keyboard.press("ArrowLeft")
+    for _ in range(4):  # more than a second
+        page.keyboard.press("ArrowLeft")
     page.mouse.move(0, 0)
     moved = page.locator("#hero .side").get_attribute("data-at")
     assert moved
@@ -263,9 +265,15 @@ def test_link_shows_the_held_moment(session: PageSession, demo: RunningDaemon):
     held = heading.inner_text()
     page.wait_for_function("() => /at=\\d+\\.\\d+&range=\\d+-\\d+$/.test(location.hash)")
     link = session.address()
+    at = link.split("at=")[1].split("&")[0]
+    device, *_ = demo.get(f"history/moment?at={at}")["holdings"]
+    readout = page.locator("#hero .readout", has_text=f"used (driver) {human(device['used_bytes'])} of ")
+    readout.get_by_text(f", live {human(device['live_bytes'])}, ").wait_for()
+    shown = readout.inner_text()
     page.goto("about:blank")
     page.goto(link)
     page.get_by_role("heading", name=held).wait_for()
+    page.locator("#hero .readout").get_by_text(shown, exact=True).wait_for()
     page.locator("#hero .plot").focus()
     page.keyboard.press("Escape")
     page.get_by_role("heading", name="Processes", exact=True).wait_for()

@@ -390,9 +390,14 @@ HOSTILE = '=HYPERLINK("x"),\nnext'
 def test_csv_contains_what_is_listed():
     frame = frame_of_two_devices()
     frame["processes"][0]["comm"] = HOSTILE
-    rows_of, download = "m.rowsOf(given[0])", "m.csvOf(m.tableOf(m.records(given[0])))"
-    rows = run_module("processlist", rows_of, frame)
-    table = list(csv.DictReader(io.StringIO(run_module("downloads", download, rows), newline="")))
+    rows = run_module("processlist", "m.rowsOf(given[0])", frame)
+
+    def downloaded(listed: Any) -> list[dict[str, str]]:
+        records = run_module("processrecords", "m.records(given[0])", listed)
+        text = run_module("downloads", "m.csvOf(m.tableOf(given[0]))", records)
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+
+    table = downloaded(rows)
     assert [row["pid"] for row in table] == [str(row["pid"]) for row in rows]
     assert [row["gpu"] for row in table] == ["0", "0", "1", "1"]
     assert table[0]["comm"] == f"'{HOSTILE}"
@@ -401,7 +406,7 @@ def test_csv_contains_what_is_listed():
         "" if row["cached_bytes"] is None else str(row["cached_bytes"] + (row["stranded_bytes"] or 0)) for row in rows
     ]
     groups = run_module("processlist", "m.grouped(m.rowsOf(given[0]), 'user', given[1])", frame, BY_USED)
-    table = list(csv.DictReader(io.StringIO(run_module("downloads", download, groups), newline="")))
+    table = downloaded(groups)
     assert [(row["group"], row["processes"], row["used_bytes"]) for row in table] == [
         ("ann", "2", str(59 * GIB)),
         ("bob", "2", ""),
