@@ -105,7 +105,7 @@ from gpumond.facts.messages import FlushCommand
 fake(0, 64, 40, 8)
 def flush(dry_run=False, deadline=time.monotonic() + 60):
     found = LOADED.execute(FlushCommand("f", "mempool", ("trim",), dry_run), (), deadline=deadline)
-    print(found.outcome, found.reason.partition(":")[0], LOADED.read()[0].held_bytes)
+    print(found.outcome, found.reason.partition(",")[0], LOADED.read()[0].held_bytes)
 flush()
 flush(dry_run=True)
 os.unlink({str(locked)!r})
