@@ -289,7 +289,10 @@ function listen(node) {
   });
   plot.addEventListener("pointerup", end);
   plot.addEventListener("pointercancel", end);
-  plot.addEventListener("dblclick", () => setRange(newest()));
+  plot.addEventListener("dblclick", () => {
+    release();
+    setRange(newest());
+  });
   plot.addEventListener("wheel", onView((event) => {
     if (document.activeElement !== plot && !event.ctrlKey && !event.shiftKey) return; // the page scrolls
     event.preventDefault();
