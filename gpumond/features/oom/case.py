@@ -154,10 +154,7 @@ def repeated(before: OomCase, case: OomCase, errors: int) -> OomCase:
 
     Its facts are those of the newest error, and the limit is to be raised by the larger of both sizes.
     """
-    own, earlier = case.remedies[0], before.remedies[0]
-    largest = max(own, earlier, key=lambda each: each.size_bytes or 0)
-    if largest is earlier:
-        largest = replace(largest, text=largest.text.replace("this error", "an earlier error"))
+    own, largest = case.remedies[0], max(case.remedies[0], before.remedies[0], key=lambda each: each.size_bytes or 0)
     return replace(
         case,
         id=before.id,
