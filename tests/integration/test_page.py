@@ -380,7 +380,7 @@ def test_change_is_that_since_the_start_of_the_range(session: PageSession, demo:
         query = parse_qs(urlsplit(route.request.url).query)
         since, until = float(query["since"][0]), float(query.get("until", ["inf"])[0])
         points = [
-            {"at": first + at, "median": (1000 + at) * MIB}
+            {"at": first + at, **dict.fromkeys(("low", "median", "high"), (1000 + at) * MIB)}
             for at in range(-900, 0, 10)
             if max(since, known[0]) <= first + at < until
         ]

@@ -153,6 +153,11 @@ def main_pid(host: Machine) -> str:
     return host.show("gpumond.service", "MainPID")[0]
 
 
+def journal(host: Machine) -> str:
+    """Return the newest messages of the service and on it."""
+    return host.run("journalctl", "--unit=gpumond", "--lines=40", "--no-pager")
+
+
 nspawn = pytest.mark.skipif(bool(NEEDED), reason=NEEDED)
 patient = pytest.mark.timeout(600)  # the tree is created in it
 
@@ -204,13 +209,17 @@ def test_driver_installed_later_is_found(running: Machine, nvml_library: Path):
 
 @nspawn
 @patient
-@pytest.mark.parametrize("end", ["STOP", "KILL"])
-def test_service_that_hangs_or_exits_is_restarted(running: Machine, end: str):
+@pytest.mark.parametrize(("end", "cause"), [("STOP", "result 'watchdog'"), ("KILL", "result 'signal'")])
+def test_service_that_hangs_or_exits_is_restarted(running: Machine, end: str, cause: str):
     configure(running, "WatchdogSec=3")
     before = main_pid(running)
     running.run("kill", f"-{end}", before)
-    until(lambda: main_pid(running) not in ("0", before) and running.get("status"), 15)
+    try:
+        until(lambda: main_pid(running) not in ("0", before) and running.get("status"))
+    except AssertionError as late:
+        raise AssertionError(f"{late}: {journal(running)}") from late
     assert running.show("gpumond.service", "ActiveState") == ["active"]
+    assert cause in journal(running)
 
 
 @nspawn
