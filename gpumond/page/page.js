@@ -39,13 +39,20 @@ function show() {
   document.documentElement.dataset.seq = String(seq);
 }
 
+/** The browser's time zone. Intl, which knows its name, takes a tenth of the time to the first picture. */
+function zone() {
+  const east = -new Date().getTimezoneOffset();
+  const minutes = Math.abs(east);
+  const more = minutes % 60 ? `:${minutes % 60}` : "";
+  return `UTC${east ? `${east < 0 ? "-" : "+"}${Math.floor(minutes / 60)}${more}` : ""}`;
+}
+
 function showMoment() {
   const { taken_at, source } = state.frame.snapshot;
   const { driver_version: version, name: of } = source;
   const driver = version && !version.startsWith(of) && `driver ${version}`; // that of a simulation is no driver's
   const paused = state.paused && `paused ${duration((performance.now() - state.receivedAt) / 1000)} ago`;
-  const zone = new Date().toLocaleTimeString("en", { timeZoneName: "short" }).split(" ").at(-1);
-  put($("moment"), [`${state.failures ? "no answer since " : ""}${clock(taken_at)} (${zone})`, driver, paused].filter(Boolean).join(" · "));
+  put($("moment"), [`${state.failures ? "no answer since " : ""}${clock(taken_at)} (${zone()})`, driver, paused].filter(Boolean).join(" · "));
 }
 
 async function showStory() {

@@ -84,6 +84,8 @@ function verdictOf(row, kind, { rule, rank } = {}) {
 thousands. */
 export function rowsOf(frame) {
   const { snapshot, processes, verdicts: all, alerts } = frame;
+  if (frame.listed === snapshot.seq) return processes;
+  frame.listed = snapshot.seq;
   const verdicts = new Map();
   const active = new Set(all.map((verdict) => `${verdict.kind} ${verdict.device_uuid},${processKey(verdict)}`));
   const alerting = new Map(); // the most urgent alert of each row, except those that only inform or outlive their verdict
@@ -110,7 +112,9 @@ export function rowsOf(frame) {
     const program = suspended.get(row.own);
     row.suspension = program ? suspensionSentence(frame, program) : "";
     row.suspended = program ? stateOf(program) : "";
-    Object.assign(row, verdictOf(row, verdicts.get(row.key) ?? "", alerting.get(row.key)));
+    const kind = verdicts.get(row.key) ?? "";
+    const plain = (row.state ?? "alive") === "alive" && !row.suspended && !row.orphaned && !row.unmapped_bytes && !row.kinds.includes("holder") && !alerting.has(row.key);
+    Object.assign(row, plain ? { verdict: kind, notable: isProblem({ kind }), remarks: [] } : verdictOf(row, kind, alerting.get(row.key)));
     row.change_bytes = null;
     row.waste_bytes = row.cached_bytes === null ? null : row.cached_bytes + (row.stranded_bytes ?? 0);
   }

@@ -3,11 +3,14 @@
 import { sum } from "./format.js";
 import { SHARES } from "./words.js";
 
-const FIELDS = SHARES.map((share) => [share, `${share}_bytes`]);
+const FIELDS = SHARES.map((share) => `${share}_bytes`);
 
 /** Adds the known shares of a process, or of a device in the past, to `sums`. */
 export function addShares(sums, process) {
-  for (const [share, field] of FIELDS) if (Number.isFinite(process[field])) sums[share] = (sums[share] ?? 0) + process[field];
+  for (let place = 0; place < FIELDS.length; place++) {
+    const bytes = process[FIELDS[place]];
+    if (Number.isFinite(bytes)) sums[SHARES[place]] = (sums[SHARES[place]] ?? 0) + bytes;
+  }
   return sums;
 }
 
