@@ -78,13 +78,6 @@ function* tablesOf(found, ranks) {
 
 const hue = (place) => `hsl(${(225 + 67 * place) % 360} 50% 55%)`;
 
-/** The curves with the bytes of the ledger at their ends: what was read after the error lacks what the error released. */
-function endedBy(lines, curves) {
-  const own = new Set(curves.map(({ pid }) => pid ?? NaN)); // not that of the rest
-  const held = (pid) => sum(lines.filter((line) => (pid === null ? !own.has(line.pid) : line.pid === pid)).map((line) => line.used_bytes));
-  return lines.length ? curves.map((curve) => ({ ...curve, used_bytes: [...curve.used_bytes.slice(0, -1), held(curve.pid)] })) : curves;
-}
-
 /** The memory of each program over time, stacked, with the request on top, and the size. An unknown value has no height. */
 function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free_bytes: free, device_uuid: uuid }) {
   const sums = at.map((_, place) => sum(curves.map(({ used_bytes: used }) => used[place] ?? 0)));
@@ -148,7 +141,7 @@ function documentOf({ case: found, ranks }) {
   const remedies = found.remedies.filter((remedy) => remedy !== none).map((remedy) => ({ ...remedy, missing: remedy.size_bytes === found.missing_bytes && lacking(found), flush: remedy.name === "neighbor-cache" && device && (() => flush({ device: device.uuid }, gpuOf(found))) }));
   const parts = [...tablesOf(found, ranks)].filter(([, , rows]) => rows.length);
   const grid = make("div.compared", ...parts.map(([heading, columns, rows]) => make("div.part", make("h3", heading), table(heading, columns, rows))));
-  const drawn = found.timeline.at.length > 1 ? drawTimeline({ ...found.timeline, curves: endedBy(found.lines, found.timeline.curves) }, found) : [];
+  const drawn = found.timeline.at.length > 1 ? drawTimeline(found.timeline, found) : [];
   const enough = [...(none ? [make("p", named(`${capital(none.text)}.`, 400))] : []), ...(remedies.length ? [make("div.part", table("Remedies", REMEDIES, remedies))] : [])];
   return [title, make("p", named(`${found.summary}.`, 800)), make("p", named(factsOf(found), 400)), ...enough, ...drawn, grid];
 }

@@ -25,7 +25,7 @@ def serve_case(session: PageSession, daemon: RunningDaemon, **changed: Any) -> N
     """Answer requests for cases with one on the daemon's device."""
     uuid = until(lambda: daemon.get("devices"))[0]["uuid"]
     curves = tuple(
-        Curve(pid=pid, workload=name, used_bytes=(GIB, 3 * GIB, None))
+        Curve(pid=pid, workload=name, used_bytes=(GIB, None, 24 * GIB))
         for pid, name in ((4242, "train"), (17, "notebook"))
     )
     case = replace(
@@ -68,7 +68,7 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
         assert page.locator(".case .plot path:not([class])").count() == 2
         assert page.locator(".case .plot path.size, .case .plot path.bound").count() == 2
         drawn = page.locator(".case .plot svg").get_attribute("aria-label") or ""
-        assert drawn.endswith("at most 78.0 GiB"), "the ledger's lines are the end of the curves"
+        assert drawn.endswith("at most 48.0 GiB")
         keys = page.locator(".case .keys").inner_text()
         assert "usable 23.5 GiB" in keys
         assert "with the request 32.5 GiB" in keys

@@ -113,10 +113,28 @@ def test_a_timeline_shows_everything_on_the_device():
         series = history.process(("GPU-a", process.key))
         assert series is not None
         series.add((history.now, float(process.used_bytes or 0), *[float("nan")] * 4))
-    found = timeline(history, Frame(snapshot, attribute(snapshot)), "GPU-a", snapshot.taken_at + 1.0)
+    lines = attribute(snapshot).lines
+    found = timeline(history, lines, "GPU-a", snapshot.taken_at + 1.0)
     assert [curve.pid for curve in found.curves] == [*range(20, 8, -1), None]
     assert found.curves[-1].used_bytes[-1] == (sum(range(1, 9)) + gone) * GIB
     assert sum(curve.used_bytes[-1] or 0 for curve in found.curves) == device.used_bytes
+
+
+def test_a_timeline_ends_with_the_ledger_at_the_error():
+    """The program grew after the last reading before the error, and had freed all at the next reading."""
+    history = History()
+    snapshot = make_snapshot(make_device(used_bytes=12 * GIB, processes=(make_process(1, 12 * GIB),)))
+    history.begin(snapshot)
+    key = snapshot.devices[0].processes[0].key
+    series, unknown = history.process(("GPU-a", key)), [float("nan")] * 4
+    for seconds, used in ((-3, 8), (-2, 10), (-1, 12), (0.5, 1)):
+        series.add((history.now + seconds, float(used * GIB), *unknown))
+        history.device("GPU-a").add((history.now + seconds, float(used * GIB), *[float("nan")] * (DEVICE_SIGNALS - 1)))
+    lines = tuple(replace(line, used_bytes=14 * GIB) for line in attribute(snapshot).lines if line.process == key)
+    found = timeline(history, lines, "GPU-a", snapshot.taken_at)
+    assert [(curve.pid, curve.used_bytes[0], curve.used_bytes[-1]) for curve in found.curves] == [
+        (1, 10 * GIB, 14 * GIB)
+    ]
 
 
 def test_the_peak_of_a_device_is_that_of_the_last_minute():

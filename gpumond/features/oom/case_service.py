@@ -239,6 +239,7 @@ def case_of(e: Evidence, history: History) -> OomCase:
     report = e.report
     kept = tuple(scope for scope in e.oom.scopes if scope.retained_bytes <= e.live)  # others have freed it elsewhere
     oom = replace(e.oom, scopes=kept) if e.pools else e.oom
+    lines = tuple(_ledger(e))
     return OomCase(
         id=case_id(oom.at, report.pid, oom.number),
         at=oom.at,
@@ -257,10 +258,10 @@ def case_of(e: Evidence, history: History) -> OomCase:
         job=report.job,
         rank=report.rank,
         oom=oom,
-        lines=tuple(_ledger(e)),
+        lines=lines,
         lines_at=e.snapshot.taken_at,
         reported_at=None if e.earlier is None or e.pools else e.snapshot.taken_at - e.earlier.age_seconds,
-        timeline=Timeline() if e.uuid is None else timeline(history, e.before, e.uuid, oom.at),
+        timeline=Timeline() if e.uuid is None else timeline(history, lines, e.uuid, oom.at),
         limit_bytes=e.limit[0] if e.is_limited and e.limit is not None else None,
     )
 
@@ -298,7 +299,8 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
     if free is None or not size or not used or free >= FULL_FREE_RATIO * size:
         return None
     at = before.snapshot.taken_at
-    curve = timeline(history, before, device.uuid, at)
+    lines = tuple(line for line in before.ledger.lines if line.device_uuid == device.uuid)
+    curve = timeline(history, lines, device.uuid, at)
     own = next((each for each in curve.curves if each.pid == process.pid), None)
     highest = max((value for value in own.used_bytes if value is not None), default=0) if own else 0
     if used < AT_ITS_PEAK * highest:
@@ -321,7 +323,7 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
         reserved_bytes=device.reserved_bytes,
         remedies=_cache_remedies(before, device, process.key),
         uid=process.uid,
-        lines=tuple(line for line in before.ledger.lines if line.device_uuid == device.uuid),
+        lines=lines,
         lines_at=at,
         timeline=curve,
     )
@@ -345,31 +347,33 @@ def _cache_remedies(before: Frame, device: DeviceReading, own: ProcessKey) -> tu
     )
 
 
-def timeline(history: History, frame: Frame, uuid: str, at: float) -> Timeline:
+def timeline(history: History, lines: Sequence[Line], uuid: str, at: float) -> Timeline:
     """Return the use of each program on a device in the ten minutes before ``at``, the largest first, and of the rest.
 
-    The rest is what the driver counted besides them: also of programs that are suspended or have ended since.
+    The rest is what the driver counted besides them: also of programs that are suspended or have ended since. The last
+    values are those of ``lines``, the device's ledger at that time.
     """
     since = at - SECONDS
     used: Counter[ProcessKey] = Counter()
     names: dict[ProcessKey, str] = {}
-    for line in frame.ledger.lines:
-        if line.device_uuid == uuid and line.process is not None:
+    for line in lines:
+        if line.process is not None:
             used[line.process] += line.used_bytes
             names[line.process] = line.workload
-    whole = [point for point in history.series((uuid, None), "used", since) if point.at <= at + 1.0]
-    series = {key: history.series((uuid, key), "used", since) for key, _ in used.most_common(MAX_COMPARED)}
+    whole = history.series((uuid, None), "used", since, until=at)
+    series = {key: history.series((uuid, key), "used", since, until=at) for key, _ in used.most_common(MAX_COMPARED)}
     begin = min((points[0].at for points in (whole, *series.values()) if points), default=at)
     step = max(1.0, (at - begin) / POINTS)
     times = [begin + step * number for number in range(int((at - begin) / step) + 1)]
     curves = []
     for key, points in series.items():
-        known = [point for point in points if point.at <= at + 1.0]
-        if known:
-            curves.append(Curve(pid=key.pid, workload=names[key], used_bytes=_values(known, times, step)))
+        if points:
+            past = _values(points, times, step)[:-1]
+            curves.append(Curve(pid=key.pid, workload=names[key], used_bytes=(*past, used[key])))
     curves.sort(key=lambda curve: -max((value or 0 for value in curve.used_bytes), default=0))
     shown = curves[:MAX_CURVES]
-    rest = _uncovered_use(_values(whole, times, step), shown)
+    total = sum(line.used_bytes for line in lines) if lines else None
+    rest = _uncovered_use((*_values(whole, times, step)[:-1], total), shown)
     if any(rest):
         shown.append(Curve(pid=None, workload=REST, used_bytes=rest))
     return Timeline(tuple(round(time, 1) for time in times), tuple(shown))
