@@ -16,7 +16,7 @@ const KEYS = {
   s: "Sort by the next column.",
   r: "Reverse the order.",
   g: "Group by the next property.",
-  x: "Mark for comparison.",
+  "x c": "Mark for comparison; compare.",
   f: "Flush the program, after a plan.",
   F: "Flush the device, or all programs shown, after a plan.",
   "z Z": "Suspend or resume the program; z also cancels a waiting resumption.",

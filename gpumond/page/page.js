@@ -80,7 +80,7 @@ function pause() {
 put($("host"), location.host);
 $("pause").addEventListener("click", pause);
 $("help-open").addEventListener("click", () => requestScript("lazyviews").then(() => $("help-open").click()), { once: true });
-const KEYS = { a: () => openView("alerts"), p: pause, "?": () => $("help-open").click() };
+const KEYS = { a: () => openView("alerts"), c: () => openView("compare"), p: pause, "?": () => $("help-open").click() };
 addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
   if (!event.target.closest("input, select, textarea, dialog")) KEYS[event.key]?.();

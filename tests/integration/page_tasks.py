@@ -145,9 +145,8 @@ def _click_compare(page: Page) -> None:
 
 
 def _press_compare(page: Page) -> None:
-    for key in "jxjx":
+    for key in "jxjxc":
         page.keyboard.press(key)
-    command(page, "view compare")
 
 
 def _two_are_compared(session: PageSession) -> None:
