@@ -15,11 +15,13 @@ export const rankOf = ({ phase, silenced_by: silences }, { severity }) => 10 * (
 
 const subjectKey = (uuid, process) => `${uuid ?? ""} ${process?.pid ? processKey(process) : ""}`;
 
-/** One card for each subject and problem of a frame: the alert and the verdict on it together; the most urgent first. */
+/** One card for each subject and problem of a frame: the alert and the verdict on it together; the most urgent first.
+An alert that only informs has one when it fires. */
 export function cardsOf(frame) {
   const cards = new Map();
   for (const alert of frame.alerts) {
     const labels = Object.fromEntries(alert.labels);
+    if (alert.phase !== "firing" && labels.severity === "info") continue; // such as full load for a second
     const own = { ...alert, labels, notes: Object.fromEntries(alert.annotations) };
     const others = alert.pid ? [] : alert.labels.filter(([label]) => !ORDINARY_LABELS.includes(label));
     const key = `${alert.rule} ${subjectKey(labels.uuid, alert)} ${others}`;

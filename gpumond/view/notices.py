@@ -13,7 +13,7 @@ from gpumond.facts.alerts import OVER
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
-from gpumond.view.rows import by_urgency, plain, process_of, severity, time_to_full
+from gpumond.view.rows import INFO, by_urgency, plain, process_of, severity, time_to_full
 
 Level = Literal["bad", "warn", "note"]
 
@@ -105,9 +105,11 @@ def _with_remedy(detail: str, remedy: str = "") -> str:
 
 
 def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
-    """Yield alerts, the most urgent first."""
+    """Yield alerts, the most urgent first, without those that only inform and aren't firing yet."""
     for alert, full_in in by_urgency(frame["alerts"], frame["verdicts"]):
         firing = alert["phase"] == "firing"
+        if not firing and severity(alert) == INFO:
+            continue
         since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
         age = duration(max(0.0, frame["snapshot"]["taken_at"] - since))
         silenced = ", silenced" if alert.get("silenced_by") else ""
