@@ -21,7 +21,7 @@ SUITE, PYTHON = "trixie", "3.13"
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "procps", "python3", "python3-venv", "python3-pip")
 OF_SUITE = {SUITE: ("kustomize", "rpm")}
 """Packages of one release."""
-UBUNTU = "noble"
+UBUNTU = ("jammy", "noble")
 UBUNTU_KEYS = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 CLEAN = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/var/tmp"}
@@ -38,7 +38,7 @@ def missing(*commands: str) -> str:
 @functools.cache
 def missing_release(suite: str) -> str:
     """Return the reason why this machine cannot create the tree of a release, or an empty string."""
-    if suite == UBUNTU and not UBUNTU_KEYS.exists():
+    if suite in UBUNTU and not UBUNTU_KEYS.exists():
         return f"needs the keys of Ubuntu ({UBUNTU_KEYS})"
     try:
         tree(suite)
@@ -64,8 +64,8 @@ def tree(suite: str = SUITE) -> Path:
 
 def create_tree(directory: Path, suite: str = SUITE) -> None:
     packages = (*PACKAGES, *OF_SUITE.get(suite, ()))
-    of_ubuntu = ("--components=main,universe", f"--keyring={UBUNTU_KEYS}") if suite == UBUNTU else ()
-    mirror = "http://archive.ubuntu.com/ubuntu" if suite == UBUNTU else "http://deb.debian.org/debian"
+    of_ubuntu = ("--components=main,universe", f"--keyring={UBUNTU_KEYS}") if suite in UBUNTU else ()
+    mirror = "http://archive.ubuntu.com/ubuntu" if suite in UBUNTU else "http://deb.debian.org/debian"
     included = f"--include={','.join(packages)}"
     _run("mmdebstrap", "--quiet", "--variant=minbase", *of_ubuntu, included, suite, str(directory), mirror)
 

@@ -56,7 +56,9 @@ def answers(host: Machine) -> None:
     assert "<title>gpumond</title>" in until(lambda: host.run("python3", "-c", PAGE, check=False), 120)
 
 
-@pytest.mark.parametrize(("kind", "suite"), [("deb", "bookworm"), ("deb", SUITE), ("deb", UBUNTU), ("rpm", SUITE)])
+@pytest.mark.parametrize(
+    ("kind", "suite"), [*(("deb", suite) for suite in ("bookworm", SUITE, *UBUNTU)), ("rpm", SUITE)]
+)
 def test_package_runs_the_daemon_and_its_removal_leaves_only_the_state(
     packages: Path, tmp_path: Path, kind: str, suite: str
 ):
