@@ -112,7 +112,7 @@ STATED = {
     "requests for memory (`gpumond run --need`)": f"{PER_OWNER} per user, {IN_TOTAL} in total",
     "rule previews in progress": f"{MAX_PREVIEWS}",
     "rule previews in progress per user": "1",
-    "process series": f"{PROCESSES_PER_DEVICE} processes a device",
+    "process series": f"{PROCESSES_PER_DEVICE} processes per device",
     "[owners](recorded-series.md#new-series-per-day) with series": f"{MAX_OWNERS} with a workload and {MAX_OWNERS} "
     f"without; an owner keeps its series for {KEPT_SECONDS / 3600:g} h",
     "workloads with flush counters": f"{MAX_WORKLOADS}",
