@@ -74,7 +74,7 @@ KINDS = (
     ),
     VerdictKind(
         name="periodic",
-        meaning="rises and falls at regular intervals",
+        meaning="rises and falls at regular intervals of 3 to 60 minutes",
         evidence="period, low, high",
         is_pattern=True,
     ),
