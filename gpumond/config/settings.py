@@ -302,7 +302,9 @@ class SettingsConfig(StrictModel):
         (), description="[serving engines](../how-to/engines/index.md) that gpumond monitors and can flush"
     )
 
-    quotas: tuple[QuotaConfig, ...] = Field((), description="[quotas](../how-to/quotas.md) of processes")
+    quotas: tuple[QuotaConfig, ...] = Field(
+        (), description="[quotas](../how-to/quotas.md): limits and reserves for programs"
+    )
     reclaim: ReclaimPolicy = Field(
         "user",
         description="programs that the daemon flushes when another one "

@@ -74,7 +74,7 @@ KINDS = (
     ),
     VerdictKind(
         name="periodic",
-        meaning="rises and falls at regular intervals",
+        meaning="rises and falls at regular intervals of 3 to 60 minutes",
         evidence="period, low, high",
         is_pattern=True,
     ),
@@ -126,8 +126,9 @@ KINDS = (
     ),
     VerdictKind(
         name="orphan",
-        meaning="memory that the driver attributes to no running process, unchanged for a minute on an idle device: "
-        "left by an exited process, or managed memory (cudaMallocManaged) of a program without an agent",
+        meaning="at least 512 MiB, and 1% of the device's size, that the driver attributes to no running process, "
+        "unchanged for a minute while the device is idle or, from 2% on, for five minutes while it is busy: left by an "
+        "exited process, or managed memory (cudaMallocManaged) of a program without an agent",
         evidence="bytes, seconds",
         remedy="start programs that use managed memory with gpumond run, which attributes it to them; otherwise stop "
         "the process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",

@@ -136,7 +136,7 @@ class Telemetry:
         self._http_rejected = counter(
             "gpumond_http_rejected", "HTTP connections and requests rejected, by reason.", ["reason"]
         )
-        self.log_dropped = counter("gpumond_log_dropped", "Log records dropped by the rate limit.").inc
+        self.log_dropped = counter("gpumond_log_dropped", "Log lines dropped by the rate limit.").inc
         self.restarted = counter("gpumond_collector_restarts", "Restarts of the driver process.").inc
         self._faults = counter("gpumond_faults", "Faults, each counted once when it starts.", ["source", "kind"])
         self._events = counter("gpumond_events", "Events by kind, as listed by /api/v1/events.", ["kind"])
@@ -158,7 +158,7 @@ class Telemetry:
         )
         self._notifications_failed = counter(
             "gpumond_notifications_failed",
-            "Notifications that couldn't be delivered, by reason.",
+            "Failed attempts to send a notification, and full queues, by reason.",
             ["receiver", "reason"],
         )
         self.store_writable = gauge(f"gpumond_{STORE_WRITABLE.metric}", STORE_WRITABLE.help)

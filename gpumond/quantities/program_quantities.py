@@ -119,12 +119,12 @@ STEP: tuple[Quantity[StepUsage], ...] = (
     ),
     attribute(
         "step_live_bytes",
-        "Live memory at the end of the last measured step, at most one second ago, or one step if it is longer.",
+        "Live memory at the end of the last measured step; a step is measured at most once a second.",
         field="live_bytes",
     ),
     attribute(
         "step_stranded_bytes",
-        "Stranded memory at the end of the last measured step, at most one second ago, or one step if it is longer.",
+        "Stranded memory at the end of the last measured step; a step is measured at most once a second.",
         field="stranded_bytes",
     ),
     attribute(

@@ -147,9 +147,10 @@ ALERT = Alert(
     annotations=(
         (
             "summary",
-            "GPU 0 is 98% full, and 40.0 GiB of its memory is unused cache; the largest cache belongs to train (pid "
-            "4242, 40.0 GiB)",
+            "GPU 0 (NVIDIA H100 80GB HBM3) is 98% full, and 40.0 GiB of its memory is unused cache; the largest cache "
+            "belongs to train (pid 4242, 40.0 GiB)",
         ),
+        ("description", "gpumond flush --device 0 releases the cache"),
     ),
     value=0.5,
     active_at=TAKEN_AT - 300,

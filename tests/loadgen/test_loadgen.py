@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -195,11 +196,18 @@ def test_directory_without_a_device_is_refused(tmp_path: Path):
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "loadgen.md"
 
 
+def printed(option: str) -> str:
+    command = [sys.executable, "-m", "gpumond", "loadgen", option]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
 def test_document_contains_the_current_list():
-    listed = subprocess.run(
-        [sys.executable, "-m", "gpumond", "loadgen", "--list"], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert listed.stdout in DOCUMENT.read_text()
+    assert printed("--list") in DOCUMENT.read_text()
+
+
+def test_command_has_the_listed_options():
+    options = re.compile(r"(?<!\S)--[a-z]+(?= )")
+    assert set(options.findall(printed("--list"))) <= set(options.findall(printed("--help")))
 
 
 LOAD = ("stress", "--fill", "50%", "--duration", "1s", "--speed", "3000", "--no-agent")

@@ -33,7 +33,13 @@ from gpumond.metrics.exposition import MAX_SERIES
 from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS
 from gpumond.metrics.telemetry import MAX_WORKLOADS
 from gpumond.programs.agent_connection import SocketLimits
-from gpumond.serve.authentication import KNOWN_SECONDS, MAX_PENDING_REVIEWS, REVIEW_SECONDS
+from gpumond.serve.authentication import (
+    IN_TOTAL as SIGN_INS,
+    KNOWN_SECONDS,
+    MAX_PENDING_REVIEWS,
+    PER_CALLER,
+    REVIEW_SECONDS,
+)
 from gpumond.serve.http import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.serve.limits import (
     CHANGES_AT_ONCE,
@@ -88,7 +94,7 @@ STATED = {
     "recordings at a time per program": "one",
     "pools per message": f"{MAX_REPORTED_POOLS}",
     "scopes per program": f"{MAX_SCOPES} names",
-    "commands that an agent executes": f"a burst of {FLUSHES[0]}, then one every {FLUSHES[1]:g} s",
+    "flushes that an agent executes": f"a burst of {FLUSHES[0]}, then one every {FLUSHES[1]:g} s",
     "flushes per program": f"one every {COOLDOWN_SECONDS:g} s by rules",
     "limits that quotas set per user": f"{SENT_PER_HOUR} an hour",
     "flushes per caller": f"{FLUSHES_PER_MINUTE} a minute",
@@ -96,6 +102,7 @@ STATED = {
     "alerts in one Alertmanager notification": f"{MAX_ALERTS}, with {MAX_LABELS} labels of {MAX_LABEL:,} characters",
     "Alertmanager alerts whose start the daemon remembers, per caller": f"{REMEMBERED:,}",
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
+    "sign-in codes, and browser sessions": f"{PER_CALLER} of each per caller, {SIGN_INS} in total",
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
     f"{REVIEW_SECONDS:g} s each",
     "age of a token review's result": f"{KNOWN_SECONDS:g} s",
@@ -112,7 +119,7 @@ STATED = {
     "requests for memory (`gpumond run --need`)": f"{PER_OWNER} per user, {IN_TOTAL} in total",
     "rule previews in progress": f"{MAX_PREVIEWS}",
     "rule previews in progress per user": "1",
-    "process series": f"{PROCESSES_PER_DEVICE} processes a device",
+    "process series": f"{PROCESSES_PER_DEVICE} processes per device",
     "[owners](recorded-series.md#new-series-per-day) with series": f"{MAX_OWNERS} with a workload and {MAX_OWNERS} "
     f"without; an owner keeps its series for {KEPT_SECONDS / 3600:g} h",
     "workloads with flush counters": f"{MAX_WORKLOADS}",

@@ -37,9 +37,10 @@ def adapters() -> Iterator[str]:
     yield "[Allocators](allocators.md) describes each. The agent reads the libraries that a program has imported, and"
     yield "flushes them in this order. `gpumond.agent.allocators.cuda` stands for the [device's default memory"
     yield "pool](allocators.md#the-devices-default-memory-pool-mempool), `gpumond.sim.allocator` for the demo's"
-    yield "simulated allocator.\n"
+    yield "simulated allocator. `torch.xpu` is a part of PyTorch.\n"
     yield "| library | packages |\n|---|---|"
-    rows = (f"| `{spec.library}` | {', '.join(f'`{package}`' for package in spec.packages)} |" for spec in ADAPTERS)
+    packages = ((spec.library, ", ".join(f"`{package}`" for package in spec.packages) or "-") for spec in ADAPTERS)
+    rows = (f"| `{library}` | {listed} |" for library, listed in packages)
     yield from dict.fromkeys(rows)
 
 
@@ -47,7 +48,7 @@ def engines() -> Iterator[str]:
     yield "## Serving engines\n"
     yield "[Release the memory of serving engines](../how-to/engines/index.md) describes each. The first method is the"
     yield "default. When you list an engine in the configuration, methods without a warning are allowed. The others"
-    yield "also need `allow: [engine]`.\n"
+    yield "also need `allow: [engine]`, except that `sglang` can't be released.\n"
     yield "| kind | engine | methods | warning |\n|---|---|---|---|"
     for spec in KINDS.values():
         methods = ", ".join(f"`{each.name}`" for each in spec.methods) or ("`release`" if spec.method_of else "none")

@@ -50,7 +50,8 @@ has also been idle for long enough to be suspended by a rule or a request for me
 | `refusals` | commands that the agent has refused |
 | `phase` (alert) | `pending`, `firing` or `resolved` |
 | `origin`, `etag` | where a rule or quota comes from (`built-in`, `file`, `api`), and its version, for `If-Match` |
-| `requested_by` | who requested it: a [caller](api.md#callers), `rule:NAME`, `quota:NAME`, … |
+| `requested_by` | the [caller](api.md#callers) who requested it |
+| `command` (process) | the program and, for Python, the script or module that it runs; no other arguments |
 | `seen` (out-of-memory error) | how the agent noticed the error: in a `scope` or `retry`, as `unhandled`, from the \
 allocator's `counter`, or from the `oom_pool` |
 | `basis` (remedy) | whether the bytes are `measured`, `reported` by an agent or engine, or an `estimate` |

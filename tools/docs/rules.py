@@ -49,7 +49,7 @@ override` replace [individual fields of a built-in rule](../how-to/rules.md#over
 | `labels` | added to the labels of the alert |
 | `annotations` | texts, with placeholders such as `{used}`: `summary` says what happened, `description` what to do |
 | `receivers` | names from `receivers:`; the default is all receivers |
-| `action` | what gpumond does when the alert fires, [below](#actions) |
+| `action` | what gpumond does when the alert fires, [below](#actions); not with the `daemon` scope |
 
 `gpumond rules check FILE` checks a configuration file and shows the resulting rules.
 `POST /api/v1/rules/preview` lists the times at which a rule would have fired in the last hour.
@@ -66,8 +66,10 @@ actions.
 | `flush: {steps: [STEP, …]}` | `[ipc, cache, trim]` | the [steps](flush-steps.md) of the flush |
 | `flush: {only_idle_for: DURATION}` | none | with the `engine` step: flush [serving \
 engines](../how-to/engines/index.md#release-idle-engines-by-rule) only once they have had no request for this long |
-| `suspend` | `false` | [suspend](../how-to/suspend.md#by-rule) an idle program that allows it |
-| `request_end` | `false` | ask an idle program to [exit](../how-to/rules.md#ask-idle-programs-to-exit) |
+| `suspend` | `false` | [suspend](../how-to/suspend.md#by-rule) an idle program that allows it; \
+only with the `process` scope and the `allow_suspend` setting |
+| `request_end` | `false` | ask an idle program to [exit](../how-to/rules.md#ask-idle-programs-to-exit); \
+only with the `process` scope and the `allow_end_requests` setting |
 | `cooldown` | `10m` | minimum time between two actions for the same alert and user |
 | `max_per_hour` | 6 | maximum number of actions an hour, for each rule and user |
 | `workloads` | `["*"]` | patterns of the workloads that the action may affect |

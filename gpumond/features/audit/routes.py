@@ -26,7 +26,7 @@ async def audit(
         str | None, Query(pattern=OPERATION_ID, description="Only entries of the operation with this ID.")
     ] = None,
 ) -> Response:
-    """Returns the latest entries. The daemon also logs each entry's number and digest; `gpumond audit verify` compares
+    """Returns the latest entries. The daemon also logs each entry's number and hash; `gpumond audit verify` compares
     them."""
     entries = await kernel_of(request).store.audit_entries(limit, operation=operation)
     return answer_list(request, AuditEntry, entries)

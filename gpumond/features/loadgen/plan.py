@@ -38,6 +38,7 @@ COMMON = (
     Option("noise", "size", "32 MiB or 0.3 GiB", "standard deviation of the noise"),
     Option("gaps", "number", "0 or 1", "1: some samples are missing", 0, 1),
     Option("neighbors", "number", "0 or 1", "1: other programs start and end on the GPU", 0, 1),
+    Option("programs", "number", "4", "fleet: number of programs, each on its own GPU; backends run the first", 1, 64),
 )
 
 TABLE = (

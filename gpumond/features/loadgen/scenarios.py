@@ -546,13 +546,10 @@ def curriculum(script: Script) -> None:
 @scenario(
     "fleet",
     "n7",
-    "programs on several GPUs share one load: a daily cycle, and sudden changes",
+    "one of several programs, on several GPUs, that share a load: a daily cycle, and sudden changes",
     "",
     shape=("   _.-._|‾|_ ", " .'         '", "'            "),
-    options=(
-        Option("programs", "number", "4", "number of programs, each on its own GPU", 1, 64),
-        Option("step", "size", "4 GiB", "amplitude of the daily cycle", 1),
-    ),
+    options=(Option("step", "size", "4 GiB", "amplitude of the daily cycle", 1),),
 )
 def fleet(script: Script) -> None:
     """Programs, each on its own device, share one load: a daily cycle, and changes of 1.5 GiB per minute."""

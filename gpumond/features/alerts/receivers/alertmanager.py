@@ -26,7 +26,9 @@ LEAST_VALID_SECONDS = 60.0
 
 class Alertmanager(HttpReceiver):
     type: Literal["alertmanager"] = "alertmanager"
-    resend: Seconds = Field(60.0, ge=1, le=3600, description="how often active alerts are sent again (`1m`)")
+    resend: Seconds = Field(
+        60.0, ge=1, le=3600, description="time after which active alerts are sent again (default: `1m`)"
+    )
 
     @property
     def resend_seconds(self) -> float:
