@@ -15,7 +15,7 @@ A verdict is gpumond's diagnosis of a memory curve; [Diagnosis](../explanation/d
 - A kind with a remedy is a *problem*. You can use it in [rules](rules.md) with the `device` or `process` scope.
 - A kind marked *pattern* describes a healthy curve. A device or process has at most one pattern.
 - `growing` and `memory-freed` are neither: they are informational.
-- `gpumond verdicts` and `GET /api/v1/verdicts` list all active verdicts. The metric
+- `gpumond verdicts --all` and `GET /api/v1/verdicts` list all active verdicts. The metric
   `gpumond_verdict{uuid,gpu,pid,kind}` has all except patterns.
 
 | kind | meaning | evidence | remedy | value in rules |
