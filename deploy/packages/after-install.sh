@@ -13,8 +13,9 @@ new=$(mktemp -d "$environments/XXXXXXXX")
 trap 'rm -rf "$new"' EXIT
 chmod 755 "$new"
 python3 -m venv "$new"
-"$new/bin/python3" -m pip install --quiet --no-index --disable-pip-version-check \
-  --root-user-action=ignore --find-links "$root/usr/lib/gpumond/wheels" 'gpumond[daemon,kubernetes]'
+# A variable, because pip before 22.1 (Ubuntu 22.04) refuses an option that it doesn't know.
+PIP_ROOT_USER_ACTION=ignore "$new/bin/python3" -m pip install --quiet --no-index --disable-pip-version-check \
+  --find-links "$root/usr/lib/gpumond/wheels" 'gpumond[daemon,kubernetes]'
 "$new/bin/gpumond" --version > /dev/null
 trap - EXIT
 [ -L "$root/opt/gpumond" ] || rm -rf "$root/opt/gpumond"
