@@ -144,6 +144,7 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "flush.interrupted": "was interrupted: {problem}",
     "suspend.receipt": _suspension,
     "resume.receipt": _suspension,
+    "engine.returned": "returned {engine} to service ({outcome})",
     "action": _action,
     "hook.flush": lambda detail: f"flushed {_pids(detail)} for the Alertmanager alert {detail['alert']}",
     "agent.limit": _limit,

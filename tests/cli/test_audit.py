@@ -52,6 +52,7 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
             "resumed lab (pid 7): 1.0 GiB back on the GPU",
         ),
         ("flush.refused", {"problem": "no agent"}, "couldn't flush: no agent"),
+        ("engine.returned", {"engine": "chat", "outcome": "woken"}, "returned chat to service (woken)"),
         (
             "action",
             {"labels": [["alertname", "idle"], ["gpu", "3"]], "pids": [*range(10)], "uid": None},

@@ -80,8 +80,8 @@ Agents connect to `GPUMOND_SOCKET`. If you don't set this variable, they connect
 
 The runtime directory (`runtime_dir`) contains `token` (the daemon's own token, with which its user and root sign in),
 `api.sock` and lock files. The lock files remain when the daemon ends.
-The directory of `socket` and the runtime directory must belong to the daemon's user, and no other user may have write
-access. If containers mount the directory of `socket`, use a separate `runtime_dir`. The service uses
+The directory of `socket` and the runtime directory must belong to the daemon's user or root, and no other user may have
+write access. If containers mount the directory of `socket`, use a separate `runtime_dir`. The service uses
 `/run/gpumond-api`, the image `/tmp/gpumond`.
 
 The command line looks for this token and `api.sock` in `GPUMOND_RUNTIME_DIR`. If you don't set this variable, it
