@@ -257,7 +257,8 @@ def response_to(connection: Connection, request: HttpRequest) -> Iterator[HTTPRe
         if connection.sock is None:
             connection.connect()
         fields = {"User-Agent": f"gpumond/{__version__}", "Connection": "close", **request.headers}
-        connection.request(request.method, request.target, request.body, fields)
+        with suppress(BrokenPipeError):  # the server has answered before it read the body
+            connection.request(request.method, request.target, request.body, fields)
         with connection.getresponse() as response:
             yield response
     finally:

@@ -77,7 +77,8 @@ def _verify(arguments: argparse.Namespace) -> int:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise ConfigError(f"--log: can't read {arguments.log or 'standard input'}: {reason}") from None
-    unchanged = f"{file}: {entries} logged entries are unchanged" if entries else "the log contains no audit entries"
+    are = "entry is" if entries == 1 else "entries are"
+    unchanged = f"{file}: {entries} logged {are} unchanged" if entries else "the log contains no audit entries"
     text = "\n".join(f"{file}: {problem}" for problem in problems) or unchanged
     print_answer(arguments, {"file": str(file), "logged_entries": entries, "problems": problems}, lambda: text)
     return FAILED if problems else DONE if entries else NOTHING_TO_DO

@@ -80,7 +80,7 @@ def _record(arguments: argparse.Namespace) -> int:
     print_answer(arguments, kept, lambda: table(header, _measures(kept)))
     if kept["workloads"]:
         return DONE
-    print_error("gpumond: no process held device memory during the measurement; check that the workload is running")
+    print_error("gpumond: no process held GPU memory during the measurement; check that the workload is running")
     return NOTHING_TO_DO
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from gpumond import __version__
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.messages import from_json, to_json
-from gpumond.facts.units import human
+from gpumond.facts.units import human, plural
 from gpumond.features.loadgen.backends import AllocationRefused, LoadBackend
 from gpumond.features.loadgen.plan import LoadPlan
 from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, ScriptEnding, ScriptStep
@@ -267,7 +267,9 @@ def carry_out(
             if not run.wait(step.at):
                 return None
             if carried.elapsed_seconds > until + LATE_SECONDS * limits.speed:
-                carried.detail = f"too fast for this device: {len(steps) - number} steps of {len(steps)} were skipped"
+                carried.detail = (
+                    f"too fast for this device: skipped {len(steps) - number} of {plural(len(steps), 'step')}"
+                )
                 break
             if step.action == "end":
                 return step.ending

@@ -46,7 +46,7 @@ def size(text: str) -> int:
 def auto_need(url: str, workload: str, device: str | None, world_size: int) -> int:
     """Return what 95% of a workload's runs need, from this user's earlier ones. Raises ConfigError, DaemonError."""
     if not workload:
-        raise ConfigError("run: --need auto requires --workload, the name of your earlier runs")
+        raise ConfigError("--need auto requires --workload, the name of your earlier runs")
     query: dict[str, Any] = {"workload": workload, "world_size": world_size, "uid": os.getuid()}
     if device is not None:
         query["device"] = device
@@ -55,7 +55,7 @@ def auto_need(url: str, workload: str, device: str | None, world_size: int) -> i
     where = f"runs of {safe(workload)} on {safe(found['device_name'])}"
     if need is None:
         known = f"{runs} {'is' if runs == 1 else 'are'} known"
-        raise ConfigError(f"run: --need auto requires three {where}, but {known}; pass a size")
+        raise ConfigError(f"--need auto requires three {where}, but {known}; pass a size")
     print_error(f"gpumond: {human(need)} needed, from {runs} {where}")
     return int(need)
 

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.json and arguments.out is None and arguments.perfetto is None:
-        raise ConfigError("record: --json requires --out or --perfetto; without them, the output is JSON already")
+        raise ConfigError("--json requires --out or --perfetto; without them, the output is JSON already")
     if arguments.perfetto is not None:
         return _trace(arguments)
     count = missed = 0
@@ -161,7 +161,7 @@ def instants(events: Iterable[Mapping[str, Any]], base: int) -> Iterator[Entry]:
 def _trace(arguments: argparse.Namespace) -> int:
     """Write a trace. The file is complete when the recording ends, by Ctrl-C or after its duration."""
     if arguments.csv or arguments.out is not None:
-        raise ConfigError("record: --perfetto can't be combined with --csv or --out")
+        raise ConfigError("--perfetto can't be combined with --csv or --out")
     known: set[int] = set()
     count, base = 0, base_of(time.time())
     tracks = Tracks(base)

@@ -51,7 +51,7 @@ HEADER = ("RULE", "ORIGIN", "SEVERITY", "FIRES WHEN")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
+    what = parser.add_subparsers(dest="what", metavar="check|test|list|override|restore|test-receiver", required=True)
     commands = {name: what.add_parser(name, help=summary) for name, summary in COMMANDS.items()}
     check, test, _, override, restore, receiver = commands.values()
     check.add_argument("file", type=Path, metavar="FILE", help="configuration file, or file with rules")
@@ -201,7 +201,7 @@ def _test(arguments: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=2))
         return code
     for file, (count, failures) in results.items():
-        print(f"{file}: {count - len(failures)} of {count} expectations met")
+        print(f"{file}: {count - len(failures)} of {units.plural(count, 'expectation')} met")
         for failure in failures:
             print(
                 f"  FAILED {failure.test}: {failure.alertname} at {failure.eval_time:g} s\n"

@@ -186,7 +186,7 @@ def _nothing_to_suspend(reports: Sequence[AgentReport], target: ProgramTarget, u
         if target.workload is None:
             return NoSuchTarget(f"no program allows suspension; start one {how}")
         return NoSuchTarget(f"{target.workload} doesn't allow suspension; restart it {how}")
-    return NoSuchTarget("no matching program that allows suspension has been idle for so long")
+    return NoSuchTarget("no matching program that allows suspension has been idle for that long")
 
 
 def nothing_to_resume(
