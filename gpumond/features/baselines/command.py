@@ -77,7 +77,8 @@ def _record(arguments: argparse.Namespace) -> int:
     client.put(arguments.url, f"{ROUTE}/{arguments.name}", body)
     kept = _wait(arguments.url, f"{ROUTE}/{arguments.name}", body["for_seconds"])
     header = ("WORKLOAD", "MEASURE", ">TYPICAL", ">LOW", ">HIGH", ">PEAK")
-    print_answer(arguments, kept, lambda: table(header, _measures(kept)))
+    if kept["workloads"] or arguments.json:
+        print_answer(arguments, kept, lambda: table(header, _measures(kept)))
     if kept["workloads"]:
         return DONE
     print_error("gpumond: no process held GPU memory during the measurement; check that the workload is running")

@@ -210,7 +210,7 @@ def _text(need: Need, trace: Mapping[str, Any], context: int | None, places: Seq
     shown = "unknown until a program has run here with gpumond run" if context is None else human(context)
     lines = [
         f"peak: {human(need.live_bytes)} live, {human(need.held_bytes)} held, in step {need.step}; context: {shown}",
-        f"estimate for a device, with a margin of {MARGIN - 1:.0%}: {human(needed(need, context))}",
+        f"estimate for a GPU, with a margin of {MARGIN - 1:.0%}: {human(needed(need, context))}",
         table(("CLASS", ">BYTES"), [[SHOWN[name], human(need.classes.get(name, 0))] for name in (*CLASSES, REST)]),
     ]
     lines += [f"assumed: {each}" for each in trace["assumptions"]]

@@ -232,7 +232,7 @@ def prepare(plan: LoadPlan, backend: LoadBackend, limits: RunLimits) -> Complete
     """Open the backend and set its limit. Raises AllocationRefused without enough memory; nothing is allocated then."""
     if plan.truth.kind == "orphan" and not backend.makes_orphans:
         raise AllocationRefused(
-            "a driver frees the memory of a killed program, so there is no orphan on a real device: use --backend sim"
+            "a driver frees the memory of a killed program, so a real GPU has no orphan memory; use --backend sim"
         )
     capacity = backend.open()
     if limits.fill is None and limits.most_bytes is None:
@@ -244,8 +244,8 @@ def prepare(plan: LoadPlan, backend: LoadBackend, limits: RunLimits) -> Complete
     needed = int(plan.peak_bytes * scale) + backend.scratch_bytes
     if scale <= 0 or needed > capacity.free_bytes:
         raise AllocationRefused(
-            f"{plan.scenario} needs {human(needed)}, and the device has {human(capacity.free_bytes)} of "
-            f"{human(capacity.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free the device"
+            f"{plan.scenario} needs {human(needed)}, and the GPU has {human(capacity.free_bytes)} of "
+            f"{human(capacity.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free memory on the GPU"
         )
     backend.limit(min(limit_bytes, capacity.free_bytes))
     return CompletedWork(
