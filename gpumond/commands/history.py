@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option, positive, print_answer, typed_time, value
+from gpumond.cli.arguments import DONE, option, positive, print_result, typed_time, value
 from gpumond.events import ENDED
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, did_you_mean
@@ -74,11 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
     uuid = None if arguments.device is None else client.resolve_device_uuid(arguments.url, arguments.device)
     if not arguments.at:
         entries = _over_time(arguments, uuid, gpus)
-        print_answer(arguments, entries, lambda: _table_over_time(entries, gpus))
+        print_result(arguments, entries, lambda: _table_over_time(entries, gpus))
         return DONE
     moments = [_holdings_at(arguments, at, uuid) for at in sorted(arguments.at)]
     entries = [entry for entries in moments for entry in entries]
-    print_answer(arguments, entries, lambda: _table_at(sorted(arguments.at), moments, gpus))
+    print_result(arguments, entries, lambda: _table_at(sorted(arguments.at), moments, gpus))
     return DONE
 
 

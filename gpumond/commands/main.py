@@ -1,4 +1,4 @@
-"""The command line: one module a command, imported only when that command is used."""
+"""The command line: one module per command, imported only when that command is used."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def _run(argv: Sequence[str]) -> int:
         return WRONG_USE if isinstance(error, DaemonError) and error.status in MISNAMED else FAILED
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         client = sys.modules.get("gpumond.cli.client")
-        if client is None or not client.answered:
+        if client is None or not client.responded:
             raise
         reason = f"{type(error).__name__}: {error}"
         print_error(f"gpumond: the server isn't gpumond, or has an incompatible version ({reason:.200}); check --url")

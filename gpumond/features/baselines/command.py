@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, duration, option, print_answer, print_error, value
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, duration, option, print_error, print_result, value
 from gpumond.cli.progress import Progress
 from gpumond.facts.errors import DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
@@ -78,7 +78,7 @@ def _record(arguments: argparse.Namespace) -> int:
     kept = _wait(arguments.url, f"{ROUTE}/{arguments.name}", body["for_seconds"])
     header = ("WORKLOAD", "MEASURE", ">TYPICAL", ">LOW", ">HIGH", ">PEAK")
     if kept["workloads"] or arguments.json:
-        print_answer(arguments, kept, lambda: table(header, _measures(kept)))
+        print_result(arguments, kept, lambda: table(header, _measures(kept)))
     if kept["workloads"]:
         return DONE
     print_error("gpumond: no process held GPU memory during the measurement; check that the workload is running")
@@ -112,7 +112,7 @@ def _list(arguments: argparse.Namespace) -> int:
     entries = client.get(arguments.url, ROUTE)
     header = ("NAME", "STARTED", ">SECONDS", "STATE", "WORKLOADS")
     nothing = "no baseline is recorded; gpumond baseline record NAME --for 10m records one"
-    print_answer(
+    print_result(
         arguments,
         entries,
         lambda: table(header, map(_entry, entries)) if entries else client.paragraph(nothing, arguments.url),
@@ -122,7 +122,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _delete(arguments: argparse.Namespace) -> int:
     client.delete(arguments.url, f"{ROUTE}/{arguments.name}")
-    print_answer(arguments, {"deleted": arguments.name}, lambda: f"baseline {arguments.name} is deleted")
+    print_result(arguments, {"deleted": arguments.name}, lambda: f"baseline {arguments.name} is deleted")
     return DONE
 
 

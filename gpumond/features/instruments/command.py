@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     body = recording(arguments)
     one_for = None if arguments.folded is None else "--folded"
     answers, status = client.ask_programs(
-        arguments, client.selected(arguments), "why", body, arguments.record + ANSWER_SECONDS, one_for
+        arguments, client.selected(arguments), "why", body, arguments.record + RESPONSE_SECONDS, one_for
     )
     gpus = client.gpu_names(arguments.url) if answers and not arguments.json else {}
     frame, rules = _concluded(arguments.url) if answers and not arguments.json else ({}, {})
@@ -114,7 +114,7 @@ def _amount(name: str, value: float) -> str:
     return human(value) if "_bytes" in name else f"{value:.4g}"
 
 
-ANSWER_SECONDS = 60.0
+RESPONSE_SECONDS = 60.0
 """Longest wait for the answer of a program, besides the recording."""
 
 
@@ -164,7 +164,7 @@ class SnapshotCommand:
         body = recording(arguments)
         one_for = None if arguments.out is None else "--out"
         answers, status = client.ask_programs(
-            arguments, client.selected(arguments), "snapshot", body, arguments.record + ANSWER_SECONDS, one_for
+            arguments, client.selected(arguments), "snapshot", body, arguments.record + RESPONSE_SECONDS, one_for
         )
         for program, dump in answers:
             if arguments.out is not None:

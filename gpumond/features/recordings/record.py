@@ -29,7 +29,7 @@ from gpumond.features.recordings.snapshots import Format
 from gpumond.tick.ledger import attribute
 from gpumond.view.text import safe
 
-POLLS_A_TICK = 4
+POLLS_PER_TICK = 4
 SHORTEST_SECONDS, FIRST_SECONDS, LONGEST_SECONDS = 0.02, 0.1, 0.5
 NOT_YET = 503
 
@@ -235,7 +235,7 @@ def new_snapshots(url: str, for_seconds: float) -> Iterator[Snapshot]:
         if last is None or (snapshot.seq, snapshot.taken_at) != (last.seq, last.taken_at):
             if last is not None and snapshot.seq == last.seq + 1:
                 tick = snapshot.elapsed_seconds - last.elapsed_seconds
-                pause = min(LONGEST_SECONDS, max(SHORTEST_SECONDS, tick / POLLS_A_TICK))
+                pause = min(LONGEST_SECONDS, max(SHORTEST_SECONDS, tick / POLLS_PER_TICK))
             last = snapshot
             yield snapshot
         time.sleep(pause)

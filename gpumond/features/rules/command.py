@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, duration, option, print_answer
+from gpumond.cli.arguments import DONE, FAILED, duration, option, print_result
 from gpumond.config.loading import key_at, load, read_yaml
 from gpumond.config.models import MISSING, Seconds, StrictModel, expectation
 from gpumond.config.settings import Settings
@@ -91,13 +91,13 @@ def _test_receiver(arguments: argparse.Namespace) -> int:
             return f"{arguments.name} accepted the message{status} after {result['duration_seconds']:.2f} s"
         return f"{arguments.name} didn't accept the message: {result['reason']}: {result['detail']}"
 
-    print_answer(arguments, result, text)
+    print_result(arguments, result, text)
     return DONE if result["accepted"] else FAILED
 
 
 def _list(arguments: argparse.Namespace) -> int:
     entries = client.get(arguments.url, ROUTE)
-    print_answer(arguments, entries, lambda: _table(entries))
+    print_result(arguments, entries, lambda: _table(entries))
     return DONE
 
 
@@ -118,7 +118,7 @@ def _change(arguments: argparse.Namespace) -> int:
     else:
         client.delete(arguments.url, f"{route}/override")
         entry = client.get(arguments.url, route)
-    print_answer(arguments, entry, lambda: _table([entry]))
+    print_result(arguments, entry, lambda: _table([entry]))
     return DONE
 
 
@@ -157,7 +157,7 @@ def _text(name: str, unit: Unit, value: Any) -> str:
 def _check(arguments: argparse.Namespace) -> int:
     settings = load(arguments.file, environ={})
     rules = settings.active_rules()
-    print_answer(
+    print_result(
         arguments,
         [as_config(rule) for rule in rules],
         lambda: "\n".join(_report_lines(arguments.file, settings, rules)),
