@@ -69,6 +69,8 @@ def test_examples_are_valid(name: str, example: str):
         (("--device", "0"), "gpumond: unknown option '--device'"),
         (("--verison",), "gpumond: unknown option '--verison'; did you mean --version?"),
         (("flush", "--all", "train"), "gpumond flush: --all can't be combined with NAME"),
+        (("audit", "--log", "x"), "--log requires verify, as in `gpumond audit verify --log FILE`"),
+        (("baseline", "compare", "x", "--fail-above", "x"), "--fail-above 'x': expected a percentage such as 5%"),
         (("why", "train", "--record", "0s"), "--record '0s': must be above 0"),
         (("why", "train", "--folded", "x"), "gpumond: --folded requires --record"),
         (

@@ -45,7 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return _verify(arguments) if arguments.what == "verify" else _show(arguments)
+    if arguments.what == "verify":
+        return _verify(arguments)
+    for name in ("log", "config", "state_dir"):
+        if getattr(arguments, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} requires verify, as in `gpumond audit verify --log FILE`")
+    return _show(arguments)
 
 
 def _show(arguments: argparse.Namespace) -> int:

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         compare,
         "--fail-above PERCENT",
         "exit with 1 if peak live memory grew by more than this, such as 5%%",
-        type=value(lambda text: threshold(f"live_peak>{text}")),
+        type=value(_growth),
         **limit,
     )
     option(
@@ -66,6 +66,13 @@ def _name(text: str) -> str:
             "not a valid baseline name: expected a letter or digit, then up to 63 letters, digits, '.', '_' or '-'"
         )
     return text
+
+
+def _growth(text: str) -> Threshold:
+    try:
+        return threshold(f"live_peak>{text}")
+    except ValueError:
+        raise ValueError("expected a percentage such as 5%") from None
 
 
 def run(arguments: argparse.Namespace) -> int:

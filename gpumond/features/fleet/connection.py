@@ -162,7 +162,10 @@ def access(
 
 def secret(file: Path) -> str:
     """Return the token in a file. Raises ConfigError."""
-    return check_token(read_secret(file), str(file))
+    try:
+        return check_token(read_secret(file), str(file))
+    except ConfigError as error:
+        raise ConfigError(f"token file {error}") from None
 
 
 def _tokens(file: Path) -> Mapping[str, str]:

@@ -78,7 +78,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     actions = {"check": _check, "test": _test, "list": _list, "test-receiver": _test_receiver}
-    return actions.get(arguments.what, _change)(arguments)
+    if arguments.what in actions:
+        return actions[arguments.what](arguments)
+    try:
+        return _change(arguments)
+    except DaemonError as error:
+        if error.status != client.NOT_FOUND or str(error).endswith("?"):
+            raise
+        listing = "`gpumond rules list` shows the rules and their overrides"
+        raise DaemonError(f"{error}; {listing}", error.status) from None
 
 
 def _test_receiver(arguments: argparse.Namespace) -> int:
