@@ -1,7 +1,7 @@
 """Execution of a plan in processes: in this one or, if its program dies, in a sequence of children; and its report.
 
 A child is forked before any backend is open, since no framework survives a fork. ``--report FILE`` keeps the results,
-one JSON object a line, each compared with the last one of the same run.
+one JSON object per line, each compared with the last one of the same run.
 """
 
 from __future__ import annotations
