@@ -89,7 +89,7 @@ def page(programs: int, owners: int = 40) -> str:
         ]
     snapshot = make_snapshot(*devices, reports=tuple(reports))
     frame = advance(TickState(), BUILT_IN, snapshot).frame
-    return Exposition(Telemetry()).page(frame, Encoding(False)).plain.decode()
+    return Exposition(Telemetry()).scrape(frame, Encoding(False)).plain.decode()
 
 
 class Pages(http.server.BaseHTTPRequestHandler):

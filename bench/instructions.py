@@ -68,7 +68,7 @@ def render() -> Callable[[], object]:
         state = result.memory
         frames.append(result.frame)
     exposition, next_frame = Exposition(Telemetry()), cycle(frames)
-    return lambda: exposition.page(next(next_frame), Encoding.of(""))
+    return lambda: exposition.scrape(next(next_frame), Encoding.of(""))
 
 
 def decode() -> Callable[[], object]:

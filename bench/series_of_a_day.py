@@ -69,7 +69,7 @@ def series_of_a_day(groups: frozenset[Group], own_workload: bool = False, starts
         owners = dict(now.owners or {})
         current = (each for each, last in owners.items() if last == now.snapshot.elapsed_seconds and each.workload)
         telemetry.workloads.connected(each.workload for each in current)
-        text = exposition.page(now, Encoding(False, groups=groups)).plain.decode()
+        text = exposition.scrape(now, Encoding(False, groups=groups)).plain.decode()
         seen.update(line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#"))
         first = first or len(seen)
     return {"first_page": first, "new_in_a_day": len(seen) - first}

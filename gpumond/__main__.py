@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from gpumond.commands.main import main
+try:
+    from gpumond.commands.main import main
+except KeyboardInterrupt:  # while Python imports, as later in main()
+    sys.exit(130)
 
 if __name__ == "__main__":
     sys.exit(main())

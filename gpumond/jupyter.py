@@ -17,7 +17,7 @@ from gpumond.facts.errors import GpumondError
 from gpumond.facts.units import human
 
 WAIT_SECONDS = 3600.0
-ANSWER_SECONDS = 600.0
+RESPONSE_SECONDS = 600.0
 """Time for an answer in addition to the wait: a restore takes as long as a copy of the memory."""
 AGAIN_SECONDS = 5.0
 """Time from a cell's start to a second look: the daemon may have suspended the kernel at the same moment."""
@@ -74,7 +74,7 @@ class Notebook:
 
     def _request_resumption(self, wait: float) -> Any:
         body = {"target": {"pid": os.getpid()}, "wait_seconds": wait}
-        (receipt,) = client.post(self._url, "/api/v1/resumptions", body, wait + ANSWER_SECONDS)["receipts"]
+        (receipt,) = client.post(self._url, "/api/v1/resumptions", body, wait + RESPONSE_SECONDS)["receipts"]
         return receipt
 
 

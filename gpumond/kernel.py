@@ -301,7 +301,7 @@ class Kernel:
         """Return the page of the current frame. The first scrapes after the start wait for the first frame."""
         if self.frame is None:
             await self.await_frame(self.first_frame_seconds)
-        return self.exposition.page(self.frame, Encoding.of(accept, compat, groups))
+        return self.exposition.scrape(self.frame, Encoding.of(accept, compat, groups))
 
     def config_hashes(self) -> ConfigHashes:
         """Return the hashes by which this daemon is compared with those of other machines."""

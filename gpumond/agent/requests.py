@@ -70,7 +70,7 @@ class RequestHandler:
         self.retainers: tuple[Retainer, ...] = ()
         """The result of the newest search of the lines that keep memory."""
 
-    def answer(self, request: AgentRequest) -> AgentResponse:
+    def respond(self, request: AgentRequest) -> AgentResponse:
         """Carry out a request that takes no time."""
         if request.kind == "snapshot":
             dump = self._snapshots.write(self._settings.workload)
@@ -78,7 +78,7 @@ class RequestHandler:
         if request.kind == "fetch":
             return self._part(request)
         if request.kind == "classes":
-            return self._answer_classes(request)
+            return self._classes_response(request)
         if request.kind == "end":
             return AgentResponse(request.id, self._end_requests.call(self._settings.end_functions))
         if not self._settings.allow_limit:
@@ -185,7 +185,7 @@ class RequestHandler:
             except Exception:  # the program and its libraries are about to end
                 pass
 
-    def _answer_classes(self, request: AgentRequest) -> AgentResponse:
+    def _classes_response(self, request: AgentRequest) -> AgentResponse:
         """Read the classes, unless those of the last request are new enough."""
         now = time.monotonic()
         if self._classes is not None and now - self._classes[1] < CLASSES_EACH_SECONDS:

@@ -120,7 +120,7 @@ class AgentSession:
             self.waiting.clear()
             self._requests.clear()
         if not self._flush_next():
-            self._answer_next_request()
+            self._respond_to_next_request()
         self._continue_requests()
         self._send_results(time.monotonic())
         for request in BORROWING.outgoing():
@@ -134,7 +134,7 @@ class AgentSession:
             if time.monotonic() >= deadline or self.waiting.pop(name, None) is None:
                 continue
             if isinstance(command, AgentRequest):
-                self._step_results.append(self._handler.answer(command))
+                self._step_results.append(self._handler.respond(command))
             else:
                 try:
                     self._step_results.append(self._execute(command, deadline))
@@ -248,7 +248,7 @@ class AgentSession:
                 return True
         return False
 
-    def _answer_next_request(self) -> None:
+    def _respond_to_next_request(self) -> None:
         if self._requests:
             request = self._requests.popleft()
             if request.kind == "classes" and self._settings.flush_policy == "step" and request.record_seconds is None:
@@ -260,7 +260,7 @@ class AgentSession:
                 if refusal is not None:
                     self._transport.send(refusal)
             else:
-                self._transport.send(self._handler.answer(request))
+                self._transport.send(self._handler.respond(request))
                 self._report_at = 0.0
 
     def _continue_requests(self) -> None:

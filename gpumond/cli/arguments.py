@@ -40,7 +40,7 @@ def confirm(question: str, otherwise: str) -> None:
     raise ConfigError(f"{otherwise}: standard input ended without an answer; pass --yes to skip the confirmation")
 
 
-def print_answer(arguments: argparse.Namespace, answer: object, text: Callable[[], str]) -> None:
+def print_result(arguments: argparse.Namespace, answer: object, text: Callable[[], str]) -> None:
     """Print an answer as JSON with ``--json``, a list as CSV with ``--csv``, else as text."""
     if getattr(arguments, "csv", False):
         print_csv(cast("Sequence[Mapping[str, object]]", answer))

@@ -86,7 +86,7 @@ NO_TOKEN = (
     "the daemon requires a token: set GPUMOND_TOKEN, or GPUMOND_RUNTIME_DIR to the directory with the daemon's token"
 )
 
-answered = False
+responded = False
 """Whether a daemon, or another server, has sent content to this process."""
 
 
@@ -416,8 +416,8 @@ def _exchange(
         if not later or time.monotonic() > latest:
             break
         time.sleep(AGAIN_SECONDS)
-    global answered
-    answered = True
+    global responded
+    responded = True
     if 200 <= answer.status < 300 and answer.headers.get("Content-Type", "").startswith("text/plain"):
         return None
     return _content(answer.status, answer.body, route, "" if method == "GET" else url)

@@ -23,7 +23,7 @@ from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_e
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.messages import clean
 
-MAX_ANSWER_BYTES = 4096
+MAX_RESPONSE_BYTES = 4096
 OTHERWISE = "start the program with `gpumond run -- COMMAND`, or call gpumond.agent.start() in it"
 
 SCRIPT = """
@@ -158,7 +158,7 @@ def _answer(path: Path, user: int, until: float) -> dict[str, str] | None:
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
-            result = file.read(MAX_ANSWER_BYTES) if stat.S_ISREG(status.st_mode) and status.st_uid == user else b""
+            result = file.read(MAX_RESPONSE_BYTES) if stat.S_ISREG(status.st_mode) and status.st_uid == user else b""
         answer = json.loads(result)
         names = ("error",) if "error" in answer else ("version", "python")
         return {name: str(answer[name]) for name in names}

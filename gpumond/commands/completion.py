@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(values(arguments.values, arguments.url or address(client.default_url()))))
         return DONE
     if arguments.shell is None:
-        raise ConfigError(f"completion: expected a shell: {', '.join(SCRIPTS)}")
+        raise ConfigError(f"expected a shell: {', '.join(SCRIPTS)}")
     print(SCRIPTS[arguments.shell](dict(words())))
     return DONE
 

@@ -6,7 +6,7 @@ import argparse
 import time
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, duration, option, print_answer
+from gpumond.cli.arguments import DONE, duration, option, print_result
 from gpumond.facts.units import clock
 
 
@@ -25,5 +25,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     answer = client.post(arguments.url, "/api/v1/release", {"for_seconds": arguments.duration}, timeout=30)
     until = clock(answer["released_until"], time.time())
-    print_answer(arguments, answer, lambda: f"detached from the driver until {until}; gpumond then reattaches")
+    print_result(arguments, answer, lambda: f"detached from the driver until {until}; gpumond then reattaches")
     return DONE

@@ -125,15 +125,15 @@ def _source(name: str, absent: State, simulated: bool = False) -> Iterator[Findi
         yield Finding("driver", absent, detail + instead, "" if simulated else advice)
         return
     library = f", NVML {state.library_version}" if state.library_version else ""
-    detail = f"driver {state.driver_version}{library}, {plural(len(reading.devices), 'device')}"
+    detail = f"{state.driver_version}{library}, {plural(len(reading.devices), 'GPU')}"
     yield Finding("driver", "good" if reading.devices else "bad", detail)
     for device in reading.devices:
         size = "size unknown" if device.size_bytes is None else human(device.size_bytes)
         listed = "no process list" if device.processes is None else plural(len(device.processes), "process")
         known: State = "note" if device.processes is None or device.used_bytes is None else "good"
-        yield Finding(f"device {device.index}", known, f"{device.name}, {size}, {listed}, {device.uuid}")
+        yield Finding(f"GPU {device.index}", known, f"{device.name}, {size}, {listed}, {device.uuid}")
         for kind in of_device(device):
-            yield Finding(f"device {device.index}", "note", kind, remedy(kind))
+            yield Finding(f"GPU {device.index}", "note", kind, remedy(kind))
     for fault in reading.faults:
         yield Finding(
             "fault", "bad", f"{fault.device_uuid or fault.source}: {fault.kind}: {fault.detail}", remedy(fault.kind)

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.csv and arguments.follow:
-        raise ConfigError("--csv and --follow can't be combined; --json prints one event a line")
+        raise ConfigError("--csv and --follow can't be combined; --json prints one event per line")
     past = client.events(arguments.url)
     if arguments.csv:
         print_csv(past[-arguments.limit :])

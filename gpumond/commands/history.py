@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option, positive, print_answer, typed_time, value
+from gpumond.cli.arguments import DONE, option, positive, print_result, typed_time, value
 from gpumond.events import ENDED
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, did_you_mean
@@ -67,18 +67,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.last > DAY_SECONDS:
         raise ConfigError("--last: the daemon keeps one day of history; pass at most 24h")
     if arguments.every is not None and arguments.every < SHORTEST_SECONDS:
-        raise ConfigError("--every: must be at least 1s; --csv and --json without it have every value that is kept")
+        raise ConfigError("--every: must be at least 1s; without it, --csv and --json print every value that is kept")
     if len(arguments.at) > 2:
         raise ConfigError("--at: at most two times can be compared")
     gpus = {each["uuid"]: str(each["index"]) for each in client.get(arguments.url, "/api/v1/devices")}
     uuid = None if arguments.device is None else client.resolve_device_uuid(arguments.url, arguments.device)
     if not arguments.at:
         entries = _over_time(arguments, uuid, gpus)
-        print_answer(arguments, entries, lambda: _table_over_time(entries, gpus))
+        print_result(arguments, entries, lambda: _table_over_time(entries, gpus))
         return DONE
     moments = [_holdings_at(arguments, at, uuid) for at in sorted(arguments.at)]
     entries = [entry for entries in moments for entry in entries]
-    print_answer(arguments, entries, lambda: _table_at(sorted(arguments.at), moments, gpus))
+    print_result(arguments, entries, lambda: _table_at(sorted(arguments.at), moments, gpus))
     return DONE
 
 
@@ -128,8 +128,11 @@ def _subjects(
             yield from (Subject(each, int(name)) for each in gpus if uuid in (None, each))
         elif not own:
             hint = did_you_mean(name, (each.name for each in known))
-            what = f"no program named {name} holds memory or has ended since {moment(since)}"
-            raise DaemonError(f"{what}{hint or '; choose a longer --last'}", client.NOT_FOUND)
+            started = client.get(arguments.url, "/api/v1/status")["started_at"]
+            known_since = "the daemon's start" if started >= since else moment(since)
+            remedy = hint or ("" if started >= since else "; choose a longer --last")
+            what = f"no program named {name} holds memory or has ended since {known_since}"
+            raise DaemonError(f"{what}{remedy}", client.NOT_FOUND)
 
 
 def _columns(url: str, subject: Subject, since: float, until: float | None) -> list[Entry]:
@@ -209,7 +212,7 @@ def _holdings_at(arguments: argparse.Namespace, at: float, uuid: str | None) -> 
     except DaemonError as error:
         if error.status != client.NOT_FOUND:
             raise
-        what = f"no history of {moment(at)}; choose a later time, after the daemon's start and within a day"
+        what = f"no history of {moment(at)}; choose a later time, after the daemon's start and within the last day"
         raise DaemonError(what, client.NOT_FOUND) from None
     entries = [
         {"at": at, **holding, **{f"{each}_bytes": _whole(holding[f"{each}_bytes"]) for each in AMOUNTS}}

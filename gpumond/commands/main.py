@@ -1,4 +1,4 @@
-"""The command line: one module a command, imported only when that command is used."""
+"""The command line: one module per command, imported only when that command is used."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "S
 """Groups of commands in the overview, in this order."""
 
 
+OWN_OPTIONS = ("--help", "--version")
+"""Options without a command."""
 SYNONYMS = {"export": "record", "ps": "status", "free": "flush", "logs": "events", "mute": "silence", "past": "history"}
 """Commands for words of other tools."""
 
@@ -262,10 +264,15 @@ class Parser(argparse.ArgumentParser):
             hint = f", as in `{example[1]}`{hint}"
         if required := re.fullmatch(r"the following arguments are required: ([a-z|-]+)\|([a-z-]+)", message):
             message = f"a subcommand is required: {required[1].replace('|', ', ')} or {required[2]}"
+        for action in self._actions:
+            if not action.option_strings and action.metavar is None:  # its name is one of the code
+                message = message.removeprefix(f"argument {action.dest}: ")
         message = re.sub(r"^argument (\S+):(?= ')", r"\1", message).removeprefix("argument ")
         if valued := re.fullmatch(r"(\S+): expected one argument", message):
             option = valued[1].rpartition("/")[2]
             message = f"{valued[1]}: expected a value; write one that begins with - as {option}=VALUE"
+        if excluded := re.fullmatch(r"(\S+): not allowed with argument (\S+)", message):
+            message = f"{excluded[1]} can't be combined with {excluded[2]}"
         if required := re.fullmatch("one of the arguments (.+) (.+) is required", message):
             message = f"one of {', '.join(required[1].split())} and {required[2]} is required"
         print_error(f"{self.prog}: {message}{hint}")
@@ -302,8 +309,11 @@ def _run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(overview(commands().values()), flush=True)
         return DONE if argv else WRONG_USE
-    if not argv[0].startswith("-") and argv[0] not in commands():
-        unknown = unknown_word("command", argv[0], commands())
+    is_option = argv[0].startswith("-")
+    if argv[0] not in (["--version"] if is_option else commands()):
+        unknown = (
+            unknown_word("option", argv[0], OWN_OPTIONS) if is_option else unknown_word("command", argv[0], commands())
+        )
         hint = "" if unknown.endswith("?") else "; `gpumond --help` lists the commands"
         print_error(f"gpumond: {unknown}{hint}")
         return WRONG_USE
@@ -335,7 +345,7 @@ def _run(argv: Sequence[str]) -> int:
         return WRONG_USE if isinstance(error, DaemonError) and error.status in MISNAMED else FAILED
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         client = sys.modules.get("gpumond.cli.client")
-        if client is None or not client.answered:
+        if client is None or not client.responded:
             raise
         reason = f"{type(error).__name__}: {error}"
         print_error(f"gpumond: the server isn't gpumond, or has an incompatible version ({reason:.200}); check --url")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option, print_answer
+from gpumond.cli.arguments import DONE, option, print_result
 from gpumond.facts.alerts import OVER
 from gpumond.facts.units import rough_duration
 from gpumond.facts.verdicts import AT_PEAK, PATTERNS, VERDICTS
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         alerts = client.paragraph(_alerts(frame), arguments.url)
         return "\n\n".join(filter(None, (shown, alerts)))
 
-    print_answer(arguments, found, text)
+    print_result(arguments, found, text)
     return DONE
 
 

@@ -385,7 +385,7 @@ class SettingsConfig(StrictModel):
             for name in own.receivers:
                 if name not in receivers:
                     raise ValueError(
-                        f"rules: {own.name}: unknown receiver {name!r}; the receivers are {', '.join(receivers)}"
+                        f"rules: {own.name}: unknown receiver {name!r}; known receivers: {', '.join(receivers)}"
                     )
         return self
 

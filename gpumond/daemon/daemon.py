@@ -23,7 +23,7 @@ from gpumond.features import features
 from gpumond.host.machine import in_private_pid_namespace, reserved_descriptors
 from gpumond.host.peer import person_uid
 from gpumond.host.runtime_directory import AgentSocket
-from gpumond.host.tasks import Tasks, answer_requests, background, cancel_all
+from gpumond.host.tasks import Tasks, background, cancel_all, serve_pending_requests
 from gpumond.kernel import Dependencies, Kernel, Operations, Part, Tick
 from gpumond.metrics.owners import admitted
 from gpumond.metrics.telemetry import Telemetry
@@ -158,16 +158,16 @@ class Daemon(Operations):
             snapshot = self._observe(reading)
             exited_reports = kernel.programs.exited_reports()
             kernel.programs.set_suspended(snapshot.unresponsive)
-            await answer_requests()
+            await serve_pending_requests()
             diagnose(kernel.diagnosis, snapshot)
-            await answer_requests()
+            await serve_pending_requests()
             verdicts = with_retainers(kernel.diagnosis.verdicts, snapshot)
             self._window = remember(self._window, snapshot)
             before = kernel.frame.owners if kernel.frame else None
             owners = admitted(before or {}, snapshot)
             frame = Frame(snapshot, attribute(snapshot, kernel.frame), tuple(verdicts), owners=owners)
             tick = Tick(frame=frame, window=self._window, exited_reports=exited_reports)
-            await answer_requests()
+            await serve_pending_requests()
             for part in kernel.parts:
                 tick = part.conclude(tick)
             kernel.swap(tick.frame)

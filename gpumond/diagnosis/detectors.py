@@ -270,7 +270,7 @@ def is_orphaned(flat: FlatPeriod, now: float, busy: float | None, idle_seconds: 
     return now - flat.since > ORPHAN_BUSY_SECONDS and flat.value >= ORPHAN_BUSY_RATIO * (size or inf)
 
 
-FILLED = "after filling the device"
+FILLED = "after filling it"
 UNHANDLED = "after an unhandled out-of-memory error"
 
 

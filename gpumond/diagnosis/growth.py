@@ -67,7 +67,7 @@ LASTING_MEDIAN_RATIO = 0.7
 """… as would a smaller one, so the median slope in the last third is at least this share of that in the first."""
 LASTING_RATIO = 0.85
 """Minimum slope in the last third, as a share of that in the first: growth that slows down is a cache."""
-STEEP_BYTES_A_SECOND = 400 * MIB / 60
+STEEP_BYTES_PER_SECOND = 400 * MIB / 60
 """Maximum slope in a program that counts no steps: an evaluation or a generation is as straight."""
 STEPPING_RATIO = 0.5
 """Minimum share of the blocks with a new step, if the program counts steps: an evaluation does none."""
@@ -211,7 +211,7 @@ def _passes(candidate: CandidateCurve, steps: StepRecord, kind: int) -> Leak | N
     if window is None:
         return None
     at, values, before, record, slope, growth = window
-    if at[0] - candidate.born < QUICK_AFTER_SECONDS or (steps.count is None and slope > STEEP_BYTES_A_SECOND):
+    if at[0] - candidate.born < QUICK_AFTER_SECONDS or (steps.count is None and slope > STEEP_BYTES_PER_SECOND):
         return None
     if min(values[len(values) // 4 :]) <= record:
         return None

@@ -10,7 +10,7 @@ from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Program, Retainer, place_of
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import DAY_SECONDS, clock, duration, human, listed, rate, rough_duration
+from gpumond.facts.units import DAY_SECONDS, clock, duration, human, listed, plural, rate, rough_duration
 from gpumond.facts.verdicts import AT_PEAK
 
 NOTABLE_DAYS = 30
@@ -73,7 +73,7 @@ def _number(growth: AllocationGrowth | None) -> tuple[str, ...]:
     if growth is None or growth.rises is None:
         return ()
     return (
-        f"with {growth.per_minute:.3g} more live allocations/min" if growth.rises else "in a few large allocations",
+        f"with {growth.per_minute:.3g}/min more live allocations" if growth.rises else "in a few large allocations",
     )
 
 
@@ -100,7 +100,7 @@ def orphan(device: str, size: float, seconds: float, who: str, holder: str, prog
     since = f"unchanged for {duration(seconds)}"
     if who:
         return f"{device} still holds {human(size)} that belonged to {who}, which has exited ({since})"
-    named = f"; {holder} has the device open" if holder else ""
+    named = f"; {holder} has the GPU open" if holder else ""
     if programs:
         owner = "the program" if programs == 1 else f"one of the {programs} programs"
         managed = f"probably managed memory (cudaMallocManaged) of {owner} on the GPU, or memory of an exited process"
@@ -198,4 +198,4 @@ def retained_by(program: Program) -> str:
 def _line(retainer: Retainer) -> str:
     name = f"`{retainer.name}` in " if retainer.name else ""
     place = f"{name}`{retainer.function}` at {place_of(retainer)}"
-    return f"{place[-MAX_PLACE:]} ({retainer.tensors} tensors added in 20 s)"
+    return f"{place[-MAX_PLACE:]} ({plural(retainer.tensors, 'tensor')} added in 20 s)"

@@ -28,7 +28,7 @@ CONNECT_SECONDS = 30.0
 """Limit of one attempt to connect, which nothing else can end."""
 ACCEPTED_SECONDS = 10.0
 """Longest wait until a server has accepted a connection over which a secret is sent."""
-MAX_ANSWER_BYTES = 32 << 20
+MAX_RESPONSE_BYTES = 32 << 20
 
 
 class HttpRequest(NamedTuple):
@@ -257,7 +257,8 @@ def response_to(connection: Connection, request: HttpRequest) -> Iterator[HTTPRe
         if connection.sock is None:
             connection.connect()
         fields = {"User-Agent": f"gpumond/{__version__}", "Connection": "close", **request.headers}
-        connection.request(request.method, request.target, request.body, fields)
+        with suppress(BrokenPipeError):  # the server has answered before it read the body
+            connection.request(request.method, request.target, request.body, fields)
         with connection.getresponse() as response:
             yield response
     finally:
@@ -265,7 +266,7 @@ def response_to(connection: Connection, request: HttpRequest) -> Iterator[HTTPRe
 
 
 def exchange(
-    connection: Connection, request: HttpRequest, seconds: float, max_bytes: int = MAX_ANSWER_BYTES
+    connection: Connection, request: HttpRequest, seconds: float, max_bytes: int = MAX_RESPONSE_BYTES
 ) -> HttpResponse:
     """Return the answer, whatever its status, if its body has at most ``max_bytes``; with 0, the body is not read.
 
@@ -282,7 +283,7 @@ def exchange(
 
 
 async def exchange_async(
-    connection: Connection, request: HttpRequest, seconds: float, max_bytes: int = MAX_ANSWER_BYTES
+    connection: Connection, request: HttpRequest, seconds: float, max_bytes: int = MAX_RESPONSE_BYTES
 ) -> HttpResponse:
     """Return the answer as `exchange` does, without a delay of the event loop. Raises HttpError."""
     import asyncio  # the command line starts faster without

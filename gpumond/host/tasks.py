@@ -60,7 +60,7 @@ TURNS = 6
 """Turns of the event loop from the arrival of a request on a new connection to its answer."""
 
 
-async def answer_requests() -> None:
+async def serve_pending_requests() -> None:
     """Let the event loop answer the requests that have arrived."""
     for _ in range(TURNS):
         await asyncio.sleep(0)

@@ -44,7 +44,7 @@ ALL_GROUPS: frozenset[Group] = frozenset(get_args(Group))
 class Encoding(NamedTuple):
     """Exposition format that a scraper requests through its ``Accept`` header, and the groups of families.
 
-    With ``compat``, the page contains only the devices under that exporter's names, and Xid errors as a counter.
+    With ``compat``, a scrape contains only the devices under that exporter's names, and Xid errors as a counter.
     """
 
     openmetrics: bool
@@ -65,23 +65,23 @@ class Scrape(NamedTuple):
 class Exposition:
     """Renders each frame on the first scrape, once per format.
 
-    With ``also``, the page includes the families of that exporter in addition to gpumond's own, from the next frame on.
+    With ``also``, a scrape includes the families of that exporter in addition to gpumond's own, from the next frame on.
     """
 
     def __init__(self, telemetry: Telemetry, also: Compat | None = None, max_series: int = MAX_SERIES) -> None:
         self._telemetry, self._max_series = telemetry, max_series
         self.also = also
         self._frame: Frame | None = None
-        self._pages: dict[Encoding, Scrape] = {}
+        self._scrapes: dict[Encoding, Scrape] = {}
 
-    def page(self, frame: Frame | None, form: Encoding) -> Scrape:
-        """Return the page of a frame. Before the first frame, it contains only the daemon's counters."""
+    def scrape(self, frame: Frame | None, form: Encoding) -> Scrape:
+        """Return the scrape of a frame. Before the first frame, it contains only the daemon's counters."""
         if frame is not self._frame:
-            self._frame, self._pages = frame, {}
-        pages = self._pages  # a newer frame may replace it before this page is written
-        if form not in pages:
-            pages[form] = self._render(frame, form)
-        return pages[form]
+            self._frame, self._scrapes = frame, {}
+        scrapes = self._scrapes  # a newer frame may replace it before this one is written
+        if form not in scrapes:
+            scrapes[form] = self._render(frame, form)
+        return scrapes[form]
 
     def _render(self, frame: Frame | None, form: Encoding) -> Scrape:
         module = openmetrics if form.openmetrics else prometheus_text
@@ -139,7 +139,7 @@ OwnerOf = Callable[[tuple[str, ...]], int | None]
 
 
 class SeriesLimits:
-    """Number of series that each user may have on one page; ``dropped`` counts the series above it."""
+    """Number of series that each user may have in one scrape; ``dropped`` counts the series above it."""
 
     def __init__(self, owners: Mapping[str, OwnerOf], remaining: Mapping[int | None, int], dropped: int) -> None:
         self._owners, self._remaining, self.dropped = owners, dict(remaining), dropped

@@ -187,12 +187,12 @@ class Telemetry:
         )
         build.labels(__version__, revision(), platform.python_version()).set(1)
 
-    def add_processes(self, collector_pid: Callable[[], int | None]) -> None:
+    def add_processes(self, driver_process_pid: Callable[[], int | None]) -> None:
         """Add `python_info`, `process_*` of this process, and `gpumond_collector_process_*` of the collector's."""
         PlatformCollector(registry=self.registry)
         ProcessCollector(registry=self.registry)
         ProcessCollector(
-            namespace="gpumond_collector", pid=lambda: collector_pid() or NO_PROCESS, registry=self.registry
+            namespace="gpumond_collector", pid=lambda: driver_process_pid() or NO_PROCESS, registry=self.registry
         )
 
     def configuration_loaded(self) -> None:

@@ -49,10 +49,10 @@ const knownAt = ({ seen }) => (seen === "counter" ? "after the error" : "at the 
 
 /** When the lines of a case were measured, as `gpumond oom show` says it. */
 function ledgerTitle({ at, oom, lines_at: measured, reported_at: reported }) {
-  if (measured === null) return "Ledger of the device";
+  if (measured === null) return "GPU memory";
   const from = (time) => `${Math.abs(at - time).toFixed(1)} s ${time <= at ? "before" : "after"}`;
   const report = reported === null ? "" : ` (the program’s report: ${from(reported)})`;
-  return `Ledger of the device ${from(measured)} the error${oom?.pools.length ? ` (the program’s own bytes: ${knownAt(oom)})` : report}`;
+  return `GPU memory ${from(measured)} the error${oom?.pools.length ? ` (this program’s rows: ${knownAt(oom)})` : report}`;
 }
 
 /** Tables of facts of a case: the title, the columns and the rows of each. */

@@ -38,8 +38,8 @@ const createFields = () => ({
   match: ["Match", input({ placeholder: "workload=train-*, user=ann", title: "labels and patterns; all have to match" })],
   action: ["Action", choice([["", "none"], ["flush"], ["suspend"], ["flush and suspend"]])],
   cooldown: ["Cooldown", input({ placeholder: "10m", title: "minimum time between two actions for an alert, such as 10m" })],
-  labels: ["Labels", area({ placeholder: "team=ml", title: "name=value, one a line" })],
-  annotations: ["Annotations", area({ placeholder: "summary=…", title: "name=text, one a line; {value} and {threshold} are replaced" })],
+  labels: ["Labels", area({ placeholder: "team=ml", title: "name=value, one per line" })],
+  annotations: ["Annotations", area({ placeholder: "summary=…", title: "name=text, one per line; {value} and {threshold} are replaced" })],
   others: ["Other keys (JSON)", area({})],
   enabled: ["Enabled", control("input", { type: "checkbox" })],
 });

@@ -8,7 +8,7 @@ import { CLAIMS } from "./shares.js";
 import { MARKS, VERDICTS } from "./words.js";
 
 const KEYS = {
-  "Ctrl K, :": "Search devices, programs, views and actions.",
+  "Ctrl K, :": "Search GPUs, programs, views and actions.",
   "/": `Filter processes. ${FILTER}`,
   Escape: "Remove the filter, and show all GPUs.",
   "j k, ↑ ↓": "Next and previous row; Page Up, Page Down, Home and End skip rows.",
@@ -18,7 +18,7 @@ const KEYS = {
   g: "Group by the next property.",
   "x c": "Mark for comparison; compare.",
   f: "Flush the program, after a plan.",
-  F: "Flush the device, or all programs shown, after a plan.",
+  F: "Flush the GPU, or all programs shown, after a plan.",
   "z Z": "Suspend or resume the program; z also cancels a waiting resumption.",
   a: "Alerts.",
   p: "Pause or resume updates.",

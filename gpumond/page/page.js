@@ -52,7 +52,7 @@ function showMoment() {
   const { driver_version: version, name: of } = source;
   const driver = version && !version.startsWith(of) && `driver ${version}`; // that of a simulation is no driver's
   const paused = state.paused && `paused ${duration((performance.now() - state.receivedAt) / 1000)} ago`;
-  put($("moment"), [`${state.failures ? "no answer since " : ""}${clock(taken_at)} (${zone()})`, driver, paused].filter(Boolean).join(" · "));
+  put($("moment"), [`${state.failures ? "no response since " : ""}${clock(taken_at)} (${zone()})`, driver, paused].filter(Boolean).join(" · "));
 }
 
 async function showStory() {

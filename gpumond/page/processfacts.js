@@ -77,7 +77,7 @@ function* factsOfAgent(agent, uuid) {
     const texts = [
       pool.held_known || pool.live_bytes !== null ? `${human(pool.held_bytes)} held` : "held bytes unknown",
       pool.live_bytes === null ? "live bytes unknown" : "",
-      pool.managed ? "managed memory, on the device or on the host" : "",
+      pool.managed ? "managed memory, on the GPU or the host" : "",
       pool.peak_live_bytes === null ? "" : `${human(pool.peak_live_bytes)} live at its peak`,
       pool.ooms ? many(pool.ooms, "out-of-memory error") : "",
     ];

@@ -29,7 +29,7 @@ from gpumond.tick.claims import MAX_REPORTED_POOLS, bounded
 
 MAX_COMPONENTS = 8
 JOB = re.compile(r"[A-Za-z0-9._/-]{0,128}")
-Answer = TypeVar("Answer")
+ResponseT = TypeVar("ResponseT")
 SCOPE = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
 

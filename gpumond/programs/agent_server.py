@@ -44,7 +44,7 @@ from gpumond.host.peer import CREDENTIALS_SPACE, PeerIdentity, identify, peer_pi
 from gpumond.host.tasks import Tasks
 from gpumond.programs.agent_connection import (
     AgentConnection,
-    Answer,
+    ResponseT,
     SocketLimits,
     UserUsage,
     agent_report,
@@ -218,9 +218,9 @@ class AgentServer:
         self,
         peer: AgentConnection,
         request: FlushCommand | AgentRequest,
-        answers: dict[str, asyncio.Future[Answer]],
+        answers: dict[str, asyncio.Future[ResponseT]],
         seconds: float,
-    ) -> Answer | None:
+    ) -> ResponseT | None:
         """Send a request and await its answer. An agent that wakes up too late finds a Cancel behind the request."""
         if not self._send(peer, request):
             return None

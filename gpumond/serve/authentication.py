@@ -329,7 +329,7 @@ KNOWN_SECONDS = 60.0
 """Time for which a verified token is accepted without another review."""
 MAX_KNOWN_ACCOUNTS = 1024
 MAX_PENDING_REVIEWS = 16
-MAX_ANSWER_BYTES = 1 << 20
+MAX_RESPONSE_BYTES = 1 << 20
 
 
 class KubernetesTokenReviews:
@@ -370,7 +370,7 @@ class KubernetesTokenReviews:
             fields = {"Authorization": f"Bearer {token_of_pod}", "Content-Type": "application/json"}
             request = HttpRequest("POST", REVIEW_ROUTE, fields, json.dumps(review).encode())
             connection = Connection(self._host, self._port, tls=authorities)
-            answer = await exchange_async(connection, request, REVIEW_SECONDS, MAX_ANSWER_BYTES)
+            answer = await exchange_async(connection, request, REVIEW_SECONDS, MAX_RESPONSE_BYTES)
         except (ConfigError, HttpError) as error:
             raise TokenReviewError(f"no response from the API server: {error}") from None
         return content_of(answer)

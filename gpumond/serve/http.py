@@ -282,7 +282,7 @@ class SendBuffers:
 PIECE_BYTES = 16 * 1024
 """Size of a piece. The transport copies what the kernel does not accept at once, and thus at most one piece."""
 LARGE_PIECE_BYTES = 128 * 1024
-FEW_ANSWERS = 16
+FEW_RESPONSES = 16
 """Up to this number of answers in progress, large pieces are sent: each piece costs processor time."""
 
 
@@ -300,7 +300,7 @@ def in_pieces(scope: Scope, send: Send, unsent: SendBuffers) -> Send:
         try:
             end = 0
             while end < len(body):
-                start, size = end, LARGE_PIECE_BYTES if unsent.answers <= FEW_ANSWERS else PIECE_BYTES
+                start, size = end, LARGE_PIECE_BYTES if unsent.answers <= FEW_RESPONSES else PIECE_BYTES
                 end += size
                 await send({**message, "body": view[start:end], "more_body": more or end < len(body)})
         finally:

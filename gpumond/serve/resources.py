@@ -118,15 +118,15 @@ EXAMPLE_FRAME = FullFrame(
 )
 
 
-def answer(request: Request, kind: Any, value: Any) -> Response:
+def compressed_json(request: Request, kind: Any, value: Any) -> Response:
     """Return ``value`` as JSON, without copies or validation. It is compressed if the reader accepts that."""
     return _json(request, adapter(kind).dump_json(value), {})
 
 
-def answer_list(request: Request, kind: Any, values: Sequence[Any]) -> Response:
+def streamed_json(request: Request, kind: Any, values: Sequence[Any]) -> Response:
     """Return a list as JSON. A long one is not compressed, and other requests are answered while it is written."""
     if len(values) <= ENTRIES_AT_ONCE:
-        return answer(request, list[kind], values)
+        return compressed_json(request, list[kind], values)
 
     async def parts() -> AsyncIterator[bytes]:
         for start in range(0, len(values), ENTRIES_AT_ONCE):
@@ -138,7 +138,7 @@ def answer_list(request: Request, kind: Any, values: Sequence[Any]) -> Response:
     return StreamingResponse(parts(), media_type="application/json")
 
 
-def answer_once(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
+def cached_json(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
     """Return a part of the current frame as JSON. It is serialized and compressed once per frame and route."""
     answers, name = kernel_of(request).answers, _name(request)
     if name not in answers:
@@ -184,7 +184,7 @@ async def frame(request: Request, if_none_match: Annotated[str | None, Header()]
     headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
     if if_none_match is not None and if_none_match.removeprefix("W/") == etag:
         return Response(status_code=304, headers=headers)
-    whole = answer_once(request, FullFrame, full_frame)
+    whole = cached_json(request, FullFrame, full_frame)
     if "Content-Encoding" in whole.headers:
         headers["ETag"] = f"W/{etag}"  # the same frame in other bytes
     whole.headers.update(headers)
@@ -193,22 +193,22 @@ async def frame(request: Request, if_none_match: Annotated[str | None, Header()]
 
 @router.read("/snapshot", "Values that were read for the last tick", Snapshot, examples.SNAPSHOT, (503,))
 async def snapshot(request: Request) -> Response:
-    return answer_once(request, Snapshot, lambda frame: frame.snapshot)
+    return cached_json(request, Snapshot, lambda frame: frame.snapshot)
 
 
 @router.read("/devices", "Devices and their sensors", list[DeviceReading], [examples.DEVICE], (503,))
 async def devices(request: Request) -> Response:
-    return answer_once(request, list[DeviceReading], lambda frame: list(frame.snapshot.devices))
+    return cached_json(request, list[DeviceReading], lambda frame: list(frame.snapshot.devices))
 
 
 @router.read("/processes", "Processes and their shares", list[ProcessHolding], [examples.HOLDING], (503,))
 async def processes(request: Request) -> Response:
-    return answer_once(request, list[ProcessHolding], lambda frame: list(holdings(frame)))
+    return cached_json(request, list[ProcessHolding], lambda frame: list(holdings(frame)))
 
 
 @router.read("/agents", "Each agent's latest report", list[AgentReport], [examples.REPORT], (503,))
 async def agents(request: Request) -> Response:
-    return answer_once(request, list[AgentReport], lambda frame: list(frame.snapshot.reports))
+    return cached_json(request, list[AgentReport], lambda frame: list(frame.snapshot.reports))
 
 
 @router.read("/agents/{pid}", "One agent's latest report", AgentReport, examples.REPORT, (404, 503))
@@ -221,14 +221,14 @@ async def agent(request: Request, pid: Annotated[int, Path(gt=0)]) -> Response:
     "/engines", "Latest state of each configured serving engine", list[EngineReading], [examples.ENGINE], (503,)
 )
 async def engines(request: Request) -> Response:
-    return answer_once(request, list[EngineReading], lambda frame: list(frame.snapshot.engines))
+    return cached_json(request, list[EngineReading], lambda frame: list(frame.snapshot.engines))
 
 
 @router.read(
     "/ledger", "Used memory by process and share; lines sum to used + overcount", Ledger, examples.LEDGER, (503,)
 )
 async def ledger(request: Request) -> Response:
-    return answer_once(request, Ledger, lambda frame: frame.ledger)
+    return cached_json(request, Ledger, lambda frame: frame.ledger)
 
 
 @router.read(
@@ -240,19 +240,19 @@ async def ledger(request: Request) -> Response:
     description="\n".join(f"- `{kind.name}`: {kind.meaning}" for kind in KINDS),
 )
 async def verdicts(request: Request) -> Response:
-    return answer_once(request, list[Verdict], lambda frame: list(frame.verdicts))
+    return cached_json(request, list[Verdict], lambda frame: list(frame.verdicts))
 
 
 @router.read("/alerts", "Pending and firing alerts", list[Alert], [examples.ALERT], (503,))
 async def alerts(request: Request) -> Response:
-    return answer_once(request, list[Alert], lambda frame: list(frame.alerts))
+    return cached_json(request, list[Alert], lambda frame: list(frame.alerts))
 
 
 @router.read("/status", "The daemon's status", Status, EXAMPLE_STATUS, (503,))
 async def status(request: Request) -> Response:
     snapshot, started_at = current_frame(request).snapshot, kernel_of(request).started_at
     hashes, directory = kernel_of(request).config_hashes(), kernel_of(request).runtime_dir
-    return answer(
+    return compressed_json(
         request,
         Status,
         Status(
@@ -462,7 +462,7 @@ async def history(
         raise HTTPException(404, f"no history of {uuid if pid is None else f'pid {pid} on {uuid}'}")
     seconds, length = _lengths(known, fitting)
     values = tuple(PastValue(*point) for point in points)
-    return answer(
+    return compressed_json(
         request,
         SeriesHistory,
         SeriesHistory(
@@ -509,7 +509,7 @@ async def share_history(
         key = (uuid, _process(known, uuid, pid, start_ticks))
         fitting = _fitting(known, [known.age(key)], since, resolution)
         points = known.shares(key, since or 0.0, _end(until), fitting)
-    return answer(request, ShareHistory, _columns(uuid, pid, sampled(points), *_lengths(known, fitting)))
+    return compressed_json(request, ShareHistory, _columns(uuid, pid, sampled(points), *_lengths(known, fitting)))
 
 
 @router.read(
@@ -544,7 +544,7 @@ async def past_moment(
     if not found:
         raise HTTPException(404, "no history of that time")
     seconds, length = _lengths(known, fitting)
-    return answer(
+    return compressed_json(
         request,
         PastHoldings,
         PastHoldings(at=at, resolution_seconds=seconds, block_seconds=length, holdings=found),

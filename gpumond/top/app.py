@@ -372,13 +372,13 @@ class Top:
             self.message = f"w is for one program; {OPENS}"
 
     def _process(self, key: ProcessOnDevice) -> list[ProcessRow]:
-        """Return the process, nothing if it no longer uses a device."""
+        """Return the process, nothing if it no longer uses a GPU."""
         return [row for row in self.shown.processes if row.key == key] if self.shown else []
 
     def _described(self, key: ProcessOnDevice, width: int) -> list[Line]:
         rows = self._process(key)
         if not rows:
-            return [[Span(f"pid {key[1].pid} no longer uses a device")]]
+            return [[Span(f"pid {key[1].pid} no longer uses a GPU")]]
         row = replace(rows[0], host=self.vitals.read([key[1]]).get(key[1]))
         free = self.terminal.size()[1] - 4 - len(described(row, (), width))
         chart = (

@@ -97,7 +97,7 @@ class ConnectionState:
         silence = now - self.answered_at
         if self.error or silence > SILENT_SECONDS:
             known = self.seq is not None
-            title = f"no answer since {clock(wall - silence)}" if known else "the daemon doesn't respond"
+            title = f"no response since {clock(wall - silence)}" if known else "the daemon doesn't respond"
             detail = self.error or f"no response for {duration(silence)}"
             values = " These are the last values." if known and not several else ""
             text = f"{detail}.{values} Retrying every second."

@@ -22,7 +22,7 @@ from gpumond.view.rows import ProcessRow, by_urgency, differences, plain
 from gpumond.view.text import Line, Span, fit, table_lines as table, wrapped
 
 TIMEOUT_SECONDS = 30.0
-ANSWER_SECONDS = 20 * TIMEOUT_SECONDS + 30
+RESPONSE_SECONDS = 20 * TIMEOUT_SECONDS + 30
 """Time limit of a flush request; programs are flushed one after another."""
 
 PLAN = (">PID", "PROGRAM", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST")
@@ -54,7 +54,7 @@ class ReceiptRow(NamedTuple):
     exact: bool
 
 
-class FlushAnswer(NamedTuple):
+class FlushResponse(NamedTuple):
     """The answer for one target: ``problem`` is empty if there are receipts. ``id`` is that of the plan."""
 
     target: FlushTarget
@@ -76,7 +76,7 @@ class FlushDialog:
         self.panel = Panel(self._lines, ("n",), {"y": self._confirm}, self._hints)
         self.requests, self.targets, self.name, self.done = requests, targets, name, done
         self.state = "requesting the plan of a flush"
-        self.answers: Sequence[FlushAnswer] = ()
+        self.answers: Sequence[FlushResponse] = ()
         self.ready = False
         self._ask(dry_run=True)
 
@@ -93,12 +93,12 @@ class FlushDialog:
         targets = [answer.target for answer in before if any(each.releases for each in answer.receipts)] or self.targets
         plans = {id(answer.target): answer.id for answer in before}
 
-        def question() -> list[FlushAnswer]:
+        def question() -> list[FlushResponse]:
             return [_request(target, dry_run, plans.get(id(target), "")) for target in targets]
 
-        def receive(answers: list[FlushAnswer] | DaemonError) -> None:
+        def receive(answers: list[FlushResponse] | DaemonError) -> None:
             self.answers = (
-                [FlushAnswer(self.targets[0], problem=str(answers))] if isinstance(answers, DaemonError) else answers
+                [FlushResponse(self.targets[0], problem=str(answers))] if isinstance(answers, DaemonError) else answers
             )
             self.state = "plan of a flush" if dry_run else "receipts"
             self.ready = dry_run and any(each.releases for each in _receipts(self.answers))
@@ -145,22 +145,22 @@ class FlushDialog:
             yield [Span(self._summary(), "bold")]
 
 
-def _request(target: FlushTarget, dry_run: bool, plan: str) -> FlushAnswer:
+def _request(target: FlushTarget, dry_run: bool, plan: str) -> FlushResponse:
     body = {"target": target.body, "dry_run": dry_run, "timeout_seconds": TIMEOUT_SECONDS}
     if plan and not dry_run:
         body["plan"] = plan
     try:
-        answer = target.daemon.post("/api/v1/flushes", body, ANSWER_SECONDS)
+        answer = target.daemon.post("/api/v1/flushes", body, RESPONSE_SECONDS)
     except DaemonError as error:
         if "receipts" not in error.problem:
-            return FlushAnswer(target, problem=plain(error, 600))
+            return FlushResponse(target, problem=plain(error, 600))
         answer = error.problem  # only some of the programs answered in time
     receipts = receipts_of(answer)
     released = sum(receipt["released_bytes"] for receipt in receipts)
-    return FlushAnswer(target, [*map(_receipt, receipts)], released, str(answer.get("id", "")))
+    return FlushResponse(target, [*map(_receipt, receipts)], released, str(answer.get("id", "")))
 
 
-def _receipts(answers: Iterable[FlushAnswer]) -> Iterator[ReceiptRow]:
+def _receipts(answers: Iterable[FlushResponse]) -> Iterator[ReceiptRow]:
     return (receipt for answer in answers for receipt in answer.receipts)
 
 

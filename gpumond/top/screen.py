@@ -232,26 +232,26 @@ w | show what a program's memory consists of and, if known, the lines that retai
 x, Space | mark or unmark a process or a group
 U | unmark all
 /, F3, F4 | filter by words: all must match; user:root in one field, -word without it
-Esc | clear the filter, the device selection and all marks
+Esc | clear the filter, the GPU selection and all marks
 Order
 s, >  and  < | sort by the next and previous column
 r, I | reverse the order
 g | group by the next property: user, workload, container, or none
 t, F5 | show processes as a tree (this machine only)
 c | choose the columns; gpumond top saves your choice
-Devices
-← →, 0 to 9 | select a device
- | the chart shows the selected device, or else the process under the cursor
+GPUs
+← →, 0 to 9 | select a GPU
+ | the chart shows the selected GPU, or else the process under the cursor
 Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
-F | flush the selected device, or else all programs with an agent
-z, Z | suspend or resume the program under the cursor; suspending moves its device memory to the host
+F | flush the selected GPU, or else all programs with an agent
+z, Z | suspend or resume the program under the cursor; suspending moves its GPU memory to the host
 S | choose an alert to silence for an hour, and type why; the alerts of the program under the cursor come first
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full
 p | pause
-mouse | click a column to sort, a device or a row to select it; scroll with the wheel
+mouse | click a column to sort, a GPU or a row to select it; scroll with the wheel
 ?, h, F1 | show this help
 q, F10, Ctrl-C | quit
 """
@@ -507,7 +507,7 @@ def scrolled(lines: Sequence[Line], height: int, first: int, chosen: str | None)
 def pages_line(lines: Sequence[Line], first: int, height: int, count: int) -> Line:
     """Return the line that states which of the devices are shown, and how to reach the others."""
     begin, end = device_at(lines, first), device_at(lines, min(len(lines), first + height) - 1)
-    return [Span(f"devices {begin + 1} to {end + 1} of {count}; ← → and 0 to 9 select others", "dim")]
+    return [Span(f"GPUs {begin + 1} to {end + 1} of {count}; ← → and 0 to 9 select others", "dim")]
 
 
 def device_at(lines: Sequence[Line], place: int) -> int:

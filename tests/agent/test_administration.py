@@ -34,7 +34,7 @@ def whole(handler: RequestHandler, number: int) -> bytes:
     """Return a file from its parts."""
     content = b""
     while True:
-        answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number, offset=len(content)))
+        answer = handler.respond(AgentRequest("x", "fetch", snapshot_id=number, offset=len(content)))
         assert len(encode(answer)) < MAX_MESSAGE_BYTES
         part = zlib.decompress(base64.b64decode("".join(answer.part)))
         assert len(part) == answer.part_bytes
@@ -47,7 +47,7 @@ def whole(handler: RequestHandler, number: int) -> bytes:
 def test_file_of_a_snapshot_is_sent_in_parts(allocator: CachingAllocator, handler: RequestHandler):
     for _ in range(20):
         allocator.malloc(2 * MIB)
-    dump = handler.answer(AgentRequest("x", "snapshot")).dump
+    dump = handler.respond(AgentRequest("x", "snapshot")).dump
     assert dump is not None
     assert dump.path is not None
     assert dump.id == 1
@@ -56,7 +56,7 @@ def test_file_of_a_snapshot_is_sent_in_parts(allocator: CachingAllocator, handle
 
 def test_memory_that_is_not_live_is_stated_instead_of_its_classes(allocator: CachingAllocator):
     def reason() -> str:
-        return RequestHandler(SETTINGS).answer(AgentRequest("x", "classes")).reason
+        return RequestHandler(SETTINGS).respond(AgentRequest("x", "classes")).reason
 
     assert reason() == "the program holds no memory on a device, so there is nothing to classify"
     allocator.free(allocator.malloc(300 * MIB))
@@ -73,15 +73,15 @@ def test_parts_of_any_content_are_bounded(handler: RequestHandler):
     dump = handler._snapshots.save("train", ".bin", "torch", fill)
     assert dump.id is not None
     assert whole(handler, dump.id) == noise
-    answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=dump.id))
+    answer = handler.respond(AgentRequest("x", "fetch", snapshot_id=dump.id))
     assert sum(map(len, answer.part)) <= ENCODED_BYTES
     after_the_end = AgentRequest("x", "fetch", snapshot_id=dump.id, offset=2**62)
-    assert handler.answer(after_the_end).part_bytes == 0
+    assert handler.respond(after_the_end).part_bytes == 0
 
 
 @pytest.mark.parametrize("number", [None, 0, 5])
 def test_unknown_snapshot_is_refused_with_those_that_are_kept(handler: RequestHandler, number: int | None):
-    answer = handler.answer(AgentRequest("x", "fetch", snapshot_id=number))
+    answer = handler.respond(AgentRequest("x", "fetch", snapshot_id=number))
     assert (answer.part, answer.file_bytes) == ((), None)
     assert "available: none" in answer.reason
 
@@ -92,7 +92,7 @@ def test_only_files_of_snapshots_are_sent(handler: RequestHandler, tmp_path: Pat
     assert dump.path is not None
     Path(dump.path).unlink()
     Path(dump.path).symlink_to("/etc/hostname")
-    assert handler.answer(AgentRequest("x", "fetch", snapshot_id=dump.id)).part == ()
+    assert handler.respond(AgentRequest("x", "fetch", snapshot_id=dump.id)).part == ()
 
 
 def test_all_requests_but_the_limit_are_answered_without_permission():
@@ -102,8 +102,8 @@ def test_all_requests_but_the_limit_are_answered_without_permission():
 
 
 def test_repeated_request_gets_the_last_result_with_its_age(allocator: CachingAllocator, handler: RequestHandler):
-    first = handler.answer(AgentRequest("x", "classes"))
-    again = handler.answer(AgentRequest("y", "classes"))
+    first = handler.respond(AgentRequest("x", "classes"))
+    again = handler.respond(AgentRequest("y", "classes"))
     assert (first.age_seconds, again.id, again.reason) == (0.0, "y", first.reason)
     assert 0.0 < again.age_seconds < 60.0
 

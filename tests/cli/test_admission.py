@@ -90,7 +90,7 @@ def test_request_is_withdrawn_when_the_time_has_passed():
     with scripted(state("waiting")) as (url, requests):
         done = run(url, ("--wait", "1s"))
     assert (done.returncode, done.stdout) == (NO_ROOM, "")
-    assert "gpumond: not started after 1 s: GPU 0 has 1.0 GiB available, 2.0 GiB needed" in done.stderr
+    assert "gpumond: not started after 1 s: GPU 0 has 1.0 GiB available, but 2.0 GiB is needed" in done.stderr
     assert requests[0] == "POST"
     assert requests[-1] == "DELETE /a"
 
@@ -99,7 +99,7 @@ def test_refused_request_is_not_withdrawn():
     with scripted(state("refused")) as (url, requests):
         done = run(url)
     assert (done.returncode, requests) == (NO_ROOM, ["POST"])
-    assert "GPU 0 has 1.0 GiB available, 2.0 GiB needed: 1.0 GiB missing" in done.stderr
+    assert "GPU 0 has 1.0 GiB available, but 2.0 GiB is needed; 1.0 GiB is missing" in done.stderr
 
 
 def test_grant_of_a_command_that_does_not_exist_is_released():
@@ -119,7 +119,7 @@ def test_explanation_names_programs_and_earlier_requests():
     _, answer = state("waiting", ahead=2, available_bytes=None, missing_bytes=0, plan=plan)
     text = explanation(answer)
     assert text.startswith("number 3 in the queue, behind 2 other requests; GPU 0 has an unknown amount")
-    assert "2.0 GiB needed. Flushing train" in text
+    assert "but 2.0 GiB is needed. Flushing train" in text
     assert "(pid 7, 1.0 GiB)" in text
     assert "\n" not in text
 
@@ -134,5 +134,5 @@ def test_wait_names_what_is_ahead_with_its_size():
 def test_room_that_earlier_requests_claim_is_stated():
     claimed = {"ahead": 1, "available_bytes": -10 * GIB, "claimed_bytes": 20 * GIB, "missing_bytes": 12 * GIB}
     _, answer = state("waiting", behind=[{"workload": "bigjob", "pid": 8, "need_bytes": 20 * GIB}], **claimed)
-    room = "GPU 0 has 10.0 GiB available for earlier requests, 2.0 GiB needed"
+    room = "GPU 0 has 10.0 GiB available for earlier requests, but 2.0 GiB is needed"
     assert explanation(answer) == f"number 2 in the queue, behind bigjob (20.0 GiB); {room}"

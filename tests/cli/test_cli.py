@@ -66,6 +66,18 @@ def test_examples_are_valid(name: str, example: str):
         (("flush", "--devcie", "0"), "unknown option '--devcie'; did you mean --device?"),
         (("run", "--device", "0", "--", "true"), "unknown option '--device'; did you mean --need-device?"),
         (("queue", "train"), "gpumond queue: unknown argument 'train'"),
+        (("--device", "0"), "gpumond: unknown option '--device'"),
+        (("--verison",), "gpumond: unknown option '--verison'; did you mean --version?"),
+        (("flush", "--all", "train"), "gpumond flush: --all can't be combined with NAME"),
+        (("audit", "--log", "x"), "--log requires verify, as in `gpumond audit verify --log FILE`"),
+        (("baseline", "compare", "x", "--fail-above", "x"), "--fail-above 'x': expected a percentage such as 5%"),
+        (("why", "train", "--record", "0s"), "--record '0s': must be above 0"),
+        (("why", "train", "--folded", "x"), "gpumond: --folded requires --record"),
+        (
+            ("rules",),
+            "a subcommand is required: check, test, list, override, restore or test-receiver, as in "
+            "`gpumond rules check rules.yaml`",
+        ),
         (("baseline", "record", "x", "--workloads=a"), "unknown option '--workloads=a'; did you mean --workload?"),
         (("status", "--zzz"), "unknown option '--zzz'"),
         (("status", "--gpu"), "unknown option '--gpu'"),
@@ -88,10 +100,13 @@ def test_examples_are_valid(name: str, example: str):
         (("limit", "train", "99999999999TiB"), "limit '99999999999TiB': expected a smaller number"),
         (("record", "--for", "0s"), "--for '0s': must be above 0"),
         (("fleet", "status", "--prometheus", "n"), "--prometheus 'n': expected an http:// or https:// address"),
-        (("completion", "tcsh"), "shell 'tcsh': expected one of bash, zsh, fish"),
+        (("completion", "tcsh"), "gpumond completion: 'tcsh': expected one of bash, zsh, fish"),
         (("flush", "--step", "cahce"), "--step 'cahce'; did you mean cache?"),
-        (("oom", "4242"), "what '4242': expected list or show; did you mean gpumond oom show --pid 4242?"),
-        (("oom", "179-42-1"), "what '179-42-1': expected list or show; did you mean gpumond oom show 179-42-1?"),
+        (("oom", "4242"), "gpumond oom: '4242': expected list or show; did you mean gpumond oom show --pid 4242?"),
+        (
+            ("oom", "179-42-1"),
+            "gpumond oom: '179-42-1': expected list or show; did you mean gpumond oom show 179-42-1?",
+        ),
     ],
 )
 def test_wrong_word_is_named_with_what_was_expected(arguments: tuple[str, ...], message: str):
@@ -125,6 +140,15 @@ def test_options_are_accepted_on_either_side_of_each_argument(words: str):
     for position in range(len(arguments) + 1):
         mixed = [*arguments[:position], *options, *arguments[position:]]
         assert parser.parse_args([command, *options_last(parsers[command], mixed)]) == expected
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_python_imports_ends_without_a_traceback(tmp_path: Path):
+    (tmp_path / "difflib.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
+    command = (sys.executable, "-m", "gpumond", "status")
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_options_of_another_command_are_not_checked():

@@ -138,7 +138,7 @@ def test_status_names_each_machine_that_does_not_answer_and_the_reason(tmp_path:
         (("status", "--targets", "a.json", "--parallel", "0"), "must be positive"),
         (("status", "--targets", "missing.json"), "missing.json: No such file"),
         (("status", "--slurm", "--client-key", "x"), "requires --client-cert"),
-        (("status", "--slurm", "--token-file", "/missing"), "/missing can't be read: No such file"),
+        (("status", "--slurm", "--token-file", "/missing"), "token file /missing can't be read: No such file"),
     ],
 )
 def test_wrong_use_exits_with_2(arguments: tuple[str, ...], message: str):

@@ -49,6 +49,7 @@ def fake() -> Iterator[FakeDaemon]:
         daemon.answers["/api/v1/devices"] = (200, frame["snapshot"]["devices"])
         daemon.answers["/api/v1/history/shares"] = (200, columns(2 * GIB, 6 * GIB, 3 * GIB))
         daemon.answers["/api/v1/events"] = (200, [])
+        daemon.answers["/api/v1/status"] = (200, {"started_at": 0.0})
         yield daemon
 
 
@@ -95,7 +96,7 @@ def test_rows_end_at_a_time_in_the_past(fake: FakeDaemon, capsys: pytest.Capture
     assert (float(asked(fake)["since"]), float(asked(fake)["until"])) == (970.0, 1030.0)
     with pytest.raises(SystemExit):
         shown(fake, "--until", "5m", "--at", "5m")
-    assert "--at: not allowed with argument --until" in capsys.readouterr().err
+    assert "--at can't be combined with --until" in capsys.readouterr().err
 
 
 def test_more_than_a_day_is_refused(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
@@ -105,7 +106,7 @@ def test_more_than_a_day_is_refused(fake: FakeDaemon, capsys: pytest.CaptureFixt
 
 def test_rows_are_at_least_a_second_apart(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
     assert shown(fake, "--every", "0.5s") == 2
-    told = "--every: must be at least 1s; --csv and --json without it have every value that is kept"
+    told = "--every: must be at least 1s; without it, --csv and --json print every value that is kept"
     assert told in capsys.readouterr().err
     found = columns(GIB, GIB, GIB) | {"at": [1000.1, 1000.8, 1001.1]}
     fake.answers["/api/v1/history/shares"] = (200, found)
@@ -118,6 +119,11 @@ def test_unknown_name_is_wrong_use_with_the_nearest_one(fake: FakeDaemon, capsys
     told = capsys.readouterr().err
     assert "no program named trian holds memory or has ended since " in told
     assert told.endswith("did you mean train?\n")
+    assert shown(fake, "zzz") == 2
+    assert capsys.readouterr().err.endswith("Z; choose a longer --last\n")
+    fake.answers["/api/v1/status"] = (200, {"started_at": time.time()})
+    assert shown(fake, "zzz") == 2, "a longer --last would find no more"
+    assert capsys.readouterr().err.endswith("holds memory or has ended since the daemon's start\n")
     fake.answers["/api/v1/history/shares"] = (404, {"detail": "no history"})
     assert shown(fake, "99") == 2
     assert "no history of 99" in capsys.readouterr().err

@@ -123,8 +123,8 @@ def test_program_starts_if_it_fits_and_counts_before_it_allocates(daemon: Runnin
     first = start("--need", "600MiB")
     assert line_of(first) == "started\n"
     error = refused(start("--need", "600MiB"))
-    assert "GPU 0 has 424.0 MiB available, 600.0 MiB needed" in error
-    assert "176.0 MiB missing" in error
+    assert "GPU 0 has 424.0 MiB available, but 600.0 MiB is needed" in error
+    assert "176.0 MiB is missing" in error
     allocate(first, 600)
     until(lambda: used(daemon, first) == 600 * MIB)
     second = start("--need", "400MiB")
@@ -171,7 +171,7 @@ def test_program_that_refuses_flushes_is_not_flushed(daemon: RunningDaemon, star
     do(neighbor, "allocator.free(allocator.malloc(500 * MIB))")
     until(lambda: daemon.value("gpumond_pool_held_bytes", pid=str(neighbor.pid)) == 500 * MIB)
     error = refused(start("--need", "700MiB", "--wait", "1s"))
-    assert "432.0 MiB missing" in error
+    assert "432.0 MiB is missing" in error
     assert daemon.get("receipts") == []
 
 
@@ -179,7 +179,7 @@ def test_programs_start_in_order_and_one_that_is_killed_loses_its_place(daemon: 
     first = start("--need", "1000MiB")
     assert line_of(first) == "started\n"
     second = start("--need", "900MiB", "--wait", "5m")
-    assert "MiB available, 900.0 MiB needed" in first_error(second)
+    assert "MiB available, but 900.0 MiB is needed" in first_error(second)
     third = start("--need", "800MiB", "--wait", "5m")
     assert "number 2 in the queue, behind pid" in first_error(third)
     second.send_signal(signal.SIGKILL)
@@ -191,7 +191,7 @@ def test_grants_and_places_are_kept_over_a_kill_of_the_daemon(start: Start, rest
     first = start("--need", "600MiB")
     assert line_of(first) == "started\n"
     second = start("--need", "500MiB", "--wait", "5m")
-    assert "MiB available, 500.0 MiB needed" in first_error(second)
+    assert "MiB available, but 500.0 MiB is needed" in first_error(second)
     restarted()
     third = start("--need", "100MiB", "--wait", "5m")
     assert "number 2 in the queue, behind pid" in first_error(third)

@@ -97,7 +97,7 @@ def test_findings_state_value_threshold_and_remedy():
     assert first == f"verdict leak since {moment(1e6)}: train leaks"
     assert remedy == "  -> restart the program before the GPU is full"
     assert alerts == [
-        f"alert cache firing since {moment(2e6)}; reclaimable_bytes 2.0 GiB, threshold above 1.0 GiB",
+        f"alert cache firing since {moment(2e6)}; reclaimable_bytes is 2.0 GiB (threshold: above 1.0 GiB)",
         f"alert leak firing since {moment(2e6)}",
         f"alert quota-exceeded firing since {moment(2e6)}: train uses 1.0 GiB more",
     ]
@@ -207,6 +207,14 @@ def test_programs_are_selected_by_pid_workload_and_device(command: str, options:
         assert all(f"train (pid {pid})" in done.stdout for pid in pids if pid != 2 and command != "limit")
 
 
+def test_limit_names_the_program_with_a_pid():
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers |= {"/api/v1/agents": (200, AGENTS), "/api/v1/devices": (200, DEVICES)}
+        fake.answers["/api/v1/agents/10/limit"] = (200, ANSWERS["limit"])
+        done = gpumond(fake, "limit", "1GiB", "--pid", "10")
+    assert done.stdout.splitlines()[1].split()[:3] == ["10", "train", "torch"]
+
+
 @pytest.mark.parametrize("command", ANSWERS)
 def test_selection_of_no_program_is_nothing_to_do(command: str):
     size = ["1GiB"] if command == "limit" else []
@@ -224,7 +232,8 @@ def test_selection_of_no_program_is_nothing_to_do(command: str):
 def test_file_of_several_programs_is_refused_with_their_names(tmp_path: Path, command: str, option: str):
     with fake_daemon(busy_frame()) as fake:
         fake.answers["/api/v1/agents"] = (200, AGENTS)
-        done = gpumond(fake, command, "--workload", "train", option, os.fspath(tmp_path / "file"))
+        record = ("--record", "1s") if command == "why" else ()
+        done = gpumond(fake, command, "--workload", "train", option, os.fspath(tmp_path / "file"), *record)
     assert done.returncode == 2
     assert f"{option} needs one program, but 2 match: train (pid 1), train (pid 3)" in done.stderr
 

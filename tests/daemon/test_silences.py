@@ -229,7 +229,7 @@ def test_receiver_test_sends_a_marked_message_and_returns_the_answer(daemon: Run
     assert (status, result["accepted"], result["status"], result["reason"]) == (200, False, None, "connection")
     assert "secret" not in json.dumps(result)
     status, problem = change(daemon, "POST", "receivers/none/test", {})
-    assert (status, problem["detail"]) == (404, "no receiver has the name none; the receivers are hook")
+    assert (status, problem["detail"]) == (404, "no receiver has the name none; known receivers: hook")
     entries = [entry for entry in daemon.get("audit") if entry["action"] == "receiver.test"]
     assert [(entry["actor"], entry["detail"]) for entry in entries] == [
         (f"token@uid:{os.geteuid()}", {"receiver": "hook"})

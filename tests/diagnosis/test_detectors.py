@@ -89,7 +89,7 @@ def snapshots_of_a_killed_program(left: tuple[ProcessUsage, ...] = (), busy: flo
             10,
             "that belonged to train (pid 10), which has exited",
         ),
-        ((make_process(77, None, kinds=("holder",), comm="loader"),), None, "loader (pid 77) has the device open"),
+        ((make_process(77, None, kinds=("holder",), comm="loader"),), None, "loader (pid 77) has the GPU open"),
     ],
 )
 def test_orphan_begins_a_minute_after_the_program_has_ended(
@@ -553,7 +553,7 @@ def test_number_rises_with_memory_that_the_program_keeps(kind: str, minutes: flo
     evidence = dict(verdict.evidence)
     assert evidence["live_allocations_per_minute"] == pytest.approx(60, abs=2)
     assert evidence.get("live_allocations_growth_ratio", inf) > 5, "not stated if it is very large"
-    assert " more live allocations/min)" in verdict.summary
+    assert "/min more live allocations)" in verdict.summary
 
 
 @pytest.mark.parametrize(("kind", "minutes"), [("growing", GROWING), ("leak", LEAKING)])

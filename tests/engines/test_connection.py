@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import EngineError
-from gpumond.features.engines.poller import MAX_ANSWER_BYTES, send
+from gpumond.features.engines.poller import MAX_RESPONSE_BYTES, send
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import EngineResponse, get, post
 from tests.helpers import certificates
@@ -113,7 +113,7 @@ def test_missing_secret_is_an_error(server: Server, tmp_path: Path):
 
 
 def test_long_answer_is_an_error(server: Server):
-    server.body = b"x" * (MAX_ANSWER_BYTES + 1)
+    server.body = b"x" * (MAX_RESPONSE_BYTES + 1)
     with pytest.raises(EngineError, match="more than 2 MiB"):
         ask(server)
 

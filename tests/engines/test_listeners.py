@@ -112,7 +112,7 @@ def test_sockets_of_several_users_are_no_engine(interpreter: str, tmp_path: Path
         (tables / "tcp").write_text(table)
         engine = owned(Address("http", "127.0.0.1", port), [], str(tmp_path))
     assert engine.uid is None
-    assert engine.problem.startswith(f"sockets of several users listen at http://127.0.0.1:{port}: of uid ")
+    assert engine.problem.startswith(f"sockets of several users listen at http://127.0.0.1:{port}: uid ")
 
 
 def secret(directory: Path) -> dict[str, str]:

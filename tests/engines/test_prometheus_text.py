@@ -12,7 +12,7 @@ import pytest
 
 from gpumond.facts.errors import EngineError
 from gpumond.features.engines.engine_kinds import read_vllm
-from gpumond.features.engines.poller import MAX_ANSWER_BYTES, carry_out
+from gpumond.features.engines.poller import MAX_RESPONSE_BYTES, carry_out
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import MAX_LINES, Exchange, Metrics, get
 from tests.helpers.engines import answering
@@ -49,11 +49,11 @@ def test_line_with_a_long_label_is_skipped():
 
 
 PAGES = {
-    "line ends": b"\n" * MAX_ANSWER_BYTES,
-    "one label": NAME + b'{a="' + b"\\x" * (MAX_ANSWER_BYTES // 2 - 100),
-    "many labels": (NAME + b"{" + b"a" * 900 + b"} 1\n") * (MAX_ANSWER_BYTES // 1024),
+    "line ends": b"\n" * MAX_RESPONSE_BYTES,
+    "one label": NAME + b'{a="' + b"\\x" * (MAX_RESPONSE_BYTES // 2 - 100),
+    "many labels": (NAME + b"{" + b"a" * 900 + b"} 1\n") * (MAX_RESPONSE_BYTES // 1024),
     "many samples": (NAME + b'{model_name="m"} 1\n') * MAX_LINES,
-    "random": bytes(range(256)) * (MAX_ANSWER_BYTES // 256),
+    "random": bytes(range(256)) * (MAX_RESPONSE_BYTES // 256),
 }
 
 

@@ -246,7 +246,7 @@ def test_receipt_contains_the_plan():
     [
         (2 * GIB, 62 * GIB, 70 * GIB, "the pool holds 60.0 GiB more than before"),
         (60 * GIB, GIB, 5 * GIB, "59.0 GiB was released, but the driver counted only 5.0 GiB"),
-        (600 * GIB, GIB, None, "599.0 GiB was released, but the device has only 80.0 GiB"),
+        (600 * GIB, GIB, None, "599.0 GiB was released, but the GPU has only 80.0 GiB"),
     ],
 )
 def test_impossible_release_counts_as_zero(before: int, after: int, driver: int | None, text: str):

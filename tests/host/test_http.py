@@ -110,6 +110,25 @@ def test_stalled_answer_over_a_unix_socket_leaves_no_thread(tmp_path: Path):
     server.close()
 
 
+def test_answer_to_a_request_whose_body_is_not_read_is_returned(tmp_path: Path):
+    path = str(tmp_path / "s")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+
+    def refuse() -> None:
+        connection, _ = listener.accept()
+        connection.recv(1)
+        connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
+        connection.close()
+        listener.close()
+
+    threading.Thread(target=refuse, daemon=True).start()
+    request = HttpRequest("POST", "/", {}, bytes(1 << 23))
+    answer = exchange(Connection("localhost", path=path), request, 20)
+    assert (answer.status, answer.body) == (404, b"{}")
+
+
 def test_default_port_is_not_a_part_of_the_host():
     assert (Connection("a").port, Connection("a", tls=ssl.create_default_context()).port) == (80, 443)
     assert Connection("::1", 8000).host == "::1"

@@ -73,7 +73,7 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
         assert "usable 23.5 GiB" in keys
         assert "with the request 32.5 GiB" in keys
         assert "1.0 GiB free at the error" in keys
-        ledger = page.get_by_role("table", name="Ledger of the device 0.5 s before the error (the program")
+        ledger = page.get_by_role("table", name="GPU memory 0.5 s before the error (")
         last = [row.split() for row in ledger.locator("tbody tr").all_inner_texts()[-2:]]
         assert last == [["-", "reserved", "512.0", "MiB"], ["-", "free", "1.0", "GiB"]]
         assert "train.py:31 step" in page.get_by_role("table", name="calls at the error").inner_text()

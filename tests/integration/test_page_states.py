@@ -68,6 +68,6 @@ def test_page_shows_how_to_start_an_agent_and_the_last_values_without_the_daemon
         daemon.process.send_signal(signal.SIGKILL)
         session.shows("The daemon doesn't respond")
         session.page.wait_for_timeout(1000 * (MISSED_LIMIT + 2))  # each second, another request fails
-        session.page.locator("header").get_by_text("no answer since ").wait_for()
+        session.page.locator("header").get_by_text("no response since ").wait_for()
         assert session.texts("tbody .of-opaque", "#version") == [[human(3 * GIB)], [f"gpumond {__version__}"]]
         assert session.page.locator("#content").evaluate("node => getComputedStyle(node).opacity") == "0.55"

@@ -42,7 +42,7 @@ FORBIDDEN_LABELS = {"job", "instance", "hostname", "host", "node", "pod", "names
 
 
 def page(frame: Frame | None, telemetry: Telemetry | None = None, accept: str = "") -> str:
-    return Exposition(telemetry or Telemetry()).page(frame, Encoding.of(accept)).plain.decode()
+    return Exposition(telemetry or Telemetry()).scrape(frame, Encoding.of(accept)).plain.decode()
 
 
 def full_frame() -> Frame:
@@ -138,13 +138,13 @@ def test_removed_device_has_no_series():
     up = SourceState(name="sim", up=True, responsive=True)
     first = observe(None, up, Reading(devices=(make_device("GPU-a"), make_device("GPU-b"))), (), 1.0, 1.0)
     second = observe(first, up, Reading(devices=(make_device("GPU-b"),)), (), 2.0, 2.0)
-    assert b"GPU-a" in exposition.page(advance(TickState(), (), first).frame, Encoding(False)).plain
-    assert b"GPU-a" not in exposition.page(advance(TickState(), (), second).frame, Encoding(False)).plain
+    assert b"GPU-a" in exposition.scrape(advance(TickState(), (), first).frame, Encoding(False)).plain
+    assert b"GPU-a" not in exposition.scrape(advance(TickState(), (), second).frame, Encoding(False)).plain
 
 
 def test_frame_is_rendered_once():
     exposition, frame = Exposition(Telemetry()), full_frame()
-    assert exposition.page(frame, Encoding(False)) is exposition.page(frame, Encoding(False))
+    assert exposition.scrape(frame, Encoding(False)) is exposition.scrape(frame, Encoding(False))
 
 
 def test_processes_beyond_the_cap_are_summed():
@@ -171,7 +171,7 @@ def test_series_of_a_user_above_its_share_cost_no_other_user():
     wanted = [line for line in page(alone).splitlines() if 'pid="10"' in line or 'workload="own"' in line]
     assert len(wanted) > 15
     for frame in (together, replace(together)):
-        lines = exposition.page(frame, Encoding(False)).plain.decode().splitlines()
+        lines = exposition.scrape(frame, Encoding(False)).plain.decode().splitlines()
         assert set(wanted) <= set(lines)
         frames = [line for line in lines if line.startswith("gpumond_") and 'pid="' in line]
         assert 350 < len(frames) <= 500
@@ -194,7 +194,7 @@ def test_page_limits_series_and_counts_dropped_ones():
     frame = full_frame()
     everything = page(frame)
     telemetry = Telemetry()
-    capped = Exposition(telemetry, max_series=10).page(frame, Encoding(False)).plain.decode()
+    capped = Exposition(telemetry, max_series=10).scrape(frame, Encoding(False)).plain.decode()
     names = [sample.name for family in parse_text(capped) for sample in family.samples]
     ours = [name for name in names if f"\n{name}" in everything.partition("# HELP gpumond_flushes_total")[0]]
     assert len(ours) == 10
@@ -253,7 +253,7 @@ def series(*pools: PoolUsage, host_pools: tuple[HostPool, ...] = ()) -> dict[str
         host_pools=host_pools,
     )
     frame = advance(TickState(), (), make_snapshot(make_device(uuid="GPU-a"), reports=(report,))).frame
-    page = Exposition(Telemetry()).page(frame, Encoding(False)).plain.decode()
+    page = Exposition(Telemetry()).scrape(frame, Encoding(False)).plain.decode()
     return dict(re.findall(r"^gpumond_((?:host_)?pool_\w+)\{.*\} (\S+)$", page, re.MULTILINE))
 
 

@@ -24,7 +24,7 @@ ADA, BOB = {"user": "ada", "uid": 1}, {"user": "bob", "uid": 2, "pod_namespace":
 
 def values(frame: Frame, *groups: Group) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
     """Return the values of each metric by its labels that are not empty."""
-    text = Exposition(Telemetry()).page(frame, Encoding(False, groups=frozenset(groups or ("owner",)))).plain.decode()
+    text = Exposition(Telemetry()).scrape(frame, Encoding(False, groups=frozenset(groups or ("owner",)))).plain.decode()
     found: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
     for family in parse(text):
         for sample in family.samples:
@@ -189,7 +189,7 @@ def test_users_beyond_the_limit_are_summed_without_labels():
 
 def test_page_without_programs_has_no_series_of_a_process():
     frame = frame_of_a_day(range(10), 1.0, False, {})
-    text = Exposition(Telemetry()).page(frame, Encoding(False, groups=BOUNDED)).plain.decode()
+    text = Exposition(Telemetry()).scrape(frame, Encoding(False, groups=BOUNDED)).plain.decode()
     labels = {name for family in parse(text) for sample in family.samples for name in sample.labels}
     assert "pid" not in labels
     assert {"user", "uuid", "state"} <= labels

@@ -296,8 +296,8 @@ def test_the_ledger_of_a_case_states_its_distance_from_the_error():
     titles = [title for each in (case, reported) for title, _, _ in sections(each, ())]
     assert titles == [
         "The program's pools at the error",
-        "Ledger of the device 0.2 s before the error (the program's own bytes: at the error)",
-        "Ledger of the device 0.2 s before the error (the program's report: 0.9 s before)",
+        "GPU memory 0.2 s before the error (this program's rows: at the error)",
+        "GPU memory 0.2 s before the error (the program's report: 0.9 s before)",
     ]
     assert moment(9.0) in document(case, ())
 

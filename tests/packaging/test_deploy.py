@@ -156,7 +156,9 @@ def test_documentation_of_rules_is_current():
 
 
 def test_rules_use_existing_metrics():
-    page = Exposition(Telemetry()).page(advance(TickState(), BUILT_IN, SNAPSHOT).frame, Encoding(False)).plain.decode()
+    page = (
+        Exposition(Telemetry()).scrape(advance(TickState(), BUILT_IN, SNAPSHOT).frame, Encoding(False)).plain.decode()
+    )
     exported = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     recorded = {rule["record"] for rule in groups() if "record" in rule}
     name = re.compile(r"[a-z_]+:gpumond_[a-z0-9_:]+|gpumond[:_][a-z_:]+\b")

@@ -92,7 +92,7 @@ class View:
         return ConfigHashes("5d41402abc4b", "7d793037a076")
 
     async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Scrape:
-        return self._exposition.page(self.frame, Encoding.of(accept, compat, groups))
+        return self._exposition.scrape(self.frame, Encoding.of(accept, compat, groups))
 
     def get(self, kind: type) -> Any:
         """Return the service of a feature; this object stands for those that have no state."""

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from starlette.types import Message, Scope
 
-from gpumond.serve.http import FEW_ANSWERS, LARGE_PIECE_BYTES, PIECE_BYTES, SendBuffers, in_pieces
+from gpumond.serve.http import FEW_RESPONSES, LARGE_PIECE_BYTES, PIECE_BYTES, SendBuffers, in_pieces
 from gpumond.serve.limits import LOOPBACK, UserAmounts, user_of
 
 KIB = 1024
@@ -126,7 +126,7 @@ def test_pieces_are_large_for_few_concurrent_responses_and_small_for_many():
     async def run() -> None:
         alone = await answer(0, slow=False)
         assert alone == [LARGE_PIECE_BYTES] * 3 + [1]
-        many = [asyncio.create_task(answer(number, slow=True)) for number in range(FEW_ANSWERS + 1)]
+        many = [asyncio.create_task(answer(number, slow=True)) for number in range(FEW_RESPONSES + 1)]
         while len(sent) < len(alone) + len(many):
             await asyncio.sleep(0)
         assert set(await answer(0, slow=False)) == {PIECE_BYTES, 1}

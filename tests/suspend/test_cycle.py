@@ -164,7 +164,7 @@ def test_commands_print_receipts_and_the_state_and_a_flush_is_deferred(
         planned = daemon.run("suspend", "--workload", "notebook", "--dry-run")
         assert (planned.returncode, "planned" in planned.stdout) == (0, True)
         for options, status, problem in (
-            (("--idle-for", "1h"), 3, "no matching program that allows suspension has been idle for so long"),
+            (("--idle-for", "1h"), 3, "no matching program that allows suspension has been idle for that long"),
             (("notebok",), 3, "no program with an agent matches workload notebok; did you mean notebook?"),
         ):
             refused = daemon.run("suspend", *options)

@@ -208,7 +208,7 @@ def test_details_show_all_values_and_follow_the_frames(fake: FakeDaemon):
         session.press("enter")
         session.shows("train is leaking 1.0 GiB/min", "frameworks torch 2.13.0", "flush allowed")
         fake.show(make_frame(make_device(), seq=2))
-        session.shows("pid 10 no longer uses a device")
+        session.shows("pid 10 no longer uses a GPU")
         session.press("escape")
         session.shows("no process uses a GPU")
 
@@ -331,18 +331,18 @@ def test_last_values_stay_dimmed_while_the_daemon_is_gone(fake: FakeDaemon):
     with top(fake.url) as session:
         session.shows("50.0 GiB of 80.0 GiB")
         fake.answers["/api/v1/frame"] = (500, {"detail": "it broke"})
-        session.shows("NO ANSWER SINCE", "it broke. These are the last values.", "50.0 GiB of 80.0 GiB")
+        session.shows("NO RESPONSE SINCE", "it broke. These are the last values.", "50.0 GiB of 80.0 GiB")
         session.until(lambda _: "\x1b[2m  50.0 GiB of 80.0 GiB" in session.written, "dimmed values")
-        assert "train" in session.shows("NO ANSWER SINCE", "it broke", "50.0 GiB of 80.0 GiB")
+        assert "train" in session.shows("NO RESPONSE SINCE", "it broke", "50.0 GiB of 80.0 GiB")
         fake.answers["/api/v1/frame"] = frame
-        session.shows("50.0 GiB of 80.0 GiB", "train", without="NO ANSWER")
+        session.shows("50.0 GiB of 80.0 GiB", "train", without="NO RESPONSE")
 
 
 def test_hanging_daemon_blocks_neither_keys_nor_exit(fake: FakeDaemon):
     with top(fake.url) as session:
         session.shows("train")
         fake.answers["/api/v1/frame"] = None
-        session.shows("NO ANSWER SINCE", "no response for")
+        session.shows("NO RESPONSE SINCE", "no response for")
         session.press("a")
         session.shows("Retrying every second.")
         session.press("escape", "q")

@@ -155,7 +155,7 @@ def test_several_daemons_are_one_view(fake: FakeDaemon):
         assert not [body for path, body in fake.requests if path == "/api/v1/flushes"]
         session.press("escape", "escape")
         other.answers["/api/v1/frame"] = (500, {"detail": "it broke"})
-        session.shows(f"{second.upper()}: NO ANSWER SINCE", "beta")
+        session.shows(f"{second.upper()}: NO RESPONSE SINCE", "beta")
         session.until(lambda screen: "beta" in screen and f"{second}:0" not in screen)
 
 

@@ -53,10 +53,10 @@ started.
 | `g` | group by user, workload or container, with sums |
 | `t`, `F5` | tree of this machine's processes, with their parents |
 | `c` | choose the columns; your choice is kept in `~/.local/state/gpumond/top-columns` |
-| `←`, `→`, `0` to `9`, a click | select one device: its programs, problems and chart |
+| `←`, `→`, `0` to `9`, a click | select one GPU: its programs, problems and chart |
 | `x`, `Space`, `U` | mark or unmark a process or group; unmark all |
 | `f` | flush the marked processes, or else the one under the cursor |
-| `F` | flush the selected device, or else all programs |
+| `F` | flush the selected GPU, or else all programs |
 | `z` | show the plan, then [suspend](../how-to/suspend.md) the process under the cursor |
 | `Z` | resume the process under the cursor |
 | `w` | ask the program under the cursor what its live memory consists of |
@@ -64,20 +64,20 @@ started.
 | `K`, `F9` | send a signal to the marked processes, or else to the one under the cursor |
 | `a` | alerts, verdicts and problems in full |
 | `p` | pause |
-| `Esc` | remove the filter, the device selection and the marks |
+| `Esc` | remove the filter, the GPU selection and the marks |
 | `q`, `F10`, `Ctrl-C` | quit |
 
 Before you confirm with `y`, you see a flush's plan, or the programs that get a signal. You can send signals only to
 your own programs on the same machine. With `NO_COLOR`, and on terminals with fewer than 256 colors, shares are shown as
 characters.
 
-The chart shows the last ten minutes by share, for the selected device or else the process under the cursor. Columns
+The chart shows the last ten minutes by share, for the selected GPU or else the process under the cursor. Columns
 without a value are hidden, and so is the USER column while there's only one user. On a wide terminal, you also see the
 age, processor use, host memory and command line of programs on this machine. Problems are below the table, the worst
 first: by severity, then by the time until the GPU is full.
 
 If the daemon doesn't respond, you see how long it has been silent, and the last values stay visible, dimmed. With
-several daemons, each device has its daemon's name, such as `node1:0`, and the rows of a silent daemon are hidden.
+several daemons, each GPU has its daemon's name, such as `node1:0`, and the rows of a silent daemon are hidden.
 """
 NOTES = {
     "gpumond open": "[Access](../how-to/access.md#the-web-ui) explains the sign-in.",
@@ -87,7 +87,7 @@ NOTES = {
     "gpumond queue": "[Wait for GPU memory](../how-to/wait-for-memory.md) explains requests and grants.",
     "gpumond quota": "[Set quotas](../how-to/quotas.md) shows how to add them.",
     "gpumond suspend": "[Suspend and resume](../how-to/suspend.md) says what has to be allowed first.",
-    "gpumond limit": "Without a target, `--device` limits every program on that device. The program has to "
+    "gpumond limit": "Without a target, `--device` limits every program on that GPU. The program has to "
     "[allow it](agent.md).",
     "gpumond verdicts": "[Verdicts](verdicts.md) lists all kinds.",
     "gpumond silence": "[Silences](../how-to/silences.md) shows examples.",

@@ -20,6 +20,7 @@ from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.allocators.mempools import CudaAdapter, bytes_left_by_trim, is_counted
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AppliedLimit
+from gpumond.facts.units import plural
 
 T = TypeVar("T")
 
@@ -88,7 +89,7 @@ class CupyAdapter(CudaAdapter):
             raise FlushRefused("a captured CUDA graph may use a cuFFT plan")
         started, plans = time.perf_counter(), cache.get_plan_cache().get_curr_size()
         cache.clear_plan_cache()
-        return (StepResult("plans", 0, time.perf_counter() - started, f"{plans} cuFFT plans"),)
+        return (StepResult("plans", 0, time.perf_counter() - started, plural(plans, "cuFFT plan")),)
 
     def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
         """Limit each pool on each device with a live context; without a limit, the program's own one applies."""

@@ -43,6 +43,7 @@ from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 from gpumond.facts.messages import clean
 from gpumond.facts.pools import HostPool, PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AppliedLimit, Call, Dump, LiveClasses, Site
+from gpumond.facts.units import plural
 
 SNAPSHOT_BLOCKS = 50_000
 """Largest snapshot: it holds the allocator's lock and the GIL for some microseconds for each block."""
@@ -156,7 +157,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         plans = sum(self._torch._cufft_get_plan_cache_size(ordinal) for ordinal in ordinals)
         for ordinal in ordinals:
             self._torch._cufft_clear_plan_cache(ordinal)
-        return f"{plans} cuFFT plans"
+        return plural(plans, "cuFFT plan")
 
     def _empty_host_cache(self) -> str:
         """Empty the cache of pinned host memory (2.5 and later), which isn't device memory."""

@@ -63,8 +63,8 @@ class ReadingRequest:
             self.done.set_result(reading)
 
 
-class Child:
-    """Child process that reads ``source``. Raises OSError if it cannot be started.
+class DriverProcess:
+    """DriverProcess process that reads ``source``. Raises OSError if it cannot be started.
 
     Opening the driver is its first request, because that can hang like any call.
     """
@@ -125,7 +125,7 @@ class Child:
         return self.process.poll() is not None
 
 
-async def end(children: Iterable[Child]) -> bool:
+async def end(children: Iterable[DriverProcess]) -> bool:
     """Hang up, wait, send SIGTERM, wait again: less than a second, never SIGKILL. Returns True if all have exited."""
     children = tuple(children)
     for child in children:
@@ -142,7 +142,7 @@ async def end(children: Iterable[Child]) -> bool:
     return gone
 
 
-async def _wait_for_exit(children: Iterable[Child], wait: float) -> None:
+async def _wait_for_exit(children: Iterable[DriverProcess], wait: float) -> None:
     until = time.monotonic() + wait
     while not all(child.is_gone() for child in children) and time.monotonic() < until:
         await asyncio.sleep(0.01)
@@ -164,11 +164,11 @@ class Supervisor:
         self.state = SourceState(name=source, up=False, responsive=True, reason=STARTING)
         self._deadline, self._replace_after = deadline, replace_after
         self._environ, self._restarted, self._opened = environ, restarted, opened
-        self._child: Child | None = None
-        self._abandoned: list[Child] = []
-        self._closing: list[Child] = []
+        self._child: DriverProcess | None = None
+        self._abandoned: list[DriverProcess] = []
+        self._closing: list[DriverProcess] = []
         """Children whose pipes are closed and that have not been reaped yet."""
-        self._excluded: dict[ExcludedDevice, Child | None] = {}
+        self._excluded: dict[ExcludedDevice, DriverProcess | None] = {}
         """Excluded devices, each with the child that hangs on it, or None if it crashed the driver."""
         self._times_left_out: Counter[str] = Counter()
         self._uuids: dict[int, str] = {}
@@ -228,7 +228,7 @@ class Supervisor:
             self._timer.cancel()
         await end(self._hang_up_all())
 
-    def _hang_up_all(self) -> list[Child]:
+    def _hang_up_all(self) -> list[DriverProcess]:
         children = [*self._abandoned, *([self._child] if self._child else [])]
         leaving, self._closing = self._closing, []
         for child in children:
@@ -258,7 +258,7 @@ class Supervisor:
         self._xids = add_up(self._xids, self._child.xids if self._child else ())
         self._child = None
         try:
-            child = Child(self.state.name, self._environ)
+            child = DriverProcess(self.state.name, self._environ)
         except OSError as error:  # such as a limit of processes, memory or descriptors
             detail = f"the driver process can't be started: {error}"
             self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
@@ -273,11 +273,11 @@ class Supervisor:
         assert child.request is not None
         self._watch_deadline(child, child.request)
 
-    def _watch_deadline(self, child: Child, request: ReadingRequest) -> None:
+    def _watch_deadline(self, child: DriverProcess, request: ReadingRequest) -> None:
         timer = asyncio.get_running_loop().call_later(self._deadline, self._check_deadline, child, request)
         request.done.add_done_callback(lambda done: timer.cancel())  # else it keeps the reading until the deadline
 
-    def _check_deadline(self, child: Child, request: ReadingRequest) -> None:
+    def _check_deadline(self, child: DriverProcess, request: ReadingRequest) -> None:
         if child.request is not request or child is not self._child or self._stopped:
             return
         child.overdue = True
@@ -289,7 +289,7 @@ class Supervisor:
         else:
             self._schedule(self._replace_after, self._replace)
 
-    def _exclude(self, index: int, child: Child | None) -> bool:
+    def _exclude(self, index: int, child: DriverProcess | None) -> bool:
         """Exclude a device for a while. Returns False if it is unknown or already excluded."""
         uuid = self._uuids.get(index)
         if uuid is None or ExcludedDevice(index, uuid) in self._excluded:
@@ -319,7 +319,7 @@ class Supervisor:
             self._abandoned.append(child)
         self._spawn()
 
-    def _readable(self, child: Child) -> None:
+    def _readable(self, child: DriverProcess) -> None:
         try:
             chunk = child.stdout.read(1 << 20)
         except OSError:
@@ -334,16 +334,16 @@ class Supervisor:
             line = bytes(child.buffer[:stop])
             del child.buffer[: stop + 1]
             try:
-                self._handle_answer(child, child.decode(line))
+                self._handle_response(child, child.decode(line))
             except ProtocolError as error:
                 log.error("invalid response from the driver process: %s", error)
                 child.process.terminate()
 
-    def _handle_answer(self, child: Child, answer: ReadResponse) -> None:
+    def _handle_response(self, child: DriverProcess, answer: ReadResponse) -> None:
         request, child.request = child.request, None
         late, child.overdue = child.overdue, False
         if child in self._abandoned:
-            self._handle_late_answer(child, answer.reading)
+            self._handle_late_response(child, answer.reading)
             return
         if child is not self._child or request is None:
             return
@@ -369,7 +369,7 @@ class Supervisor:
             self._set_state(up=True, responsive=not self._abandoned, reading=reading)
         request.finish(None if late else reading)  # a late response is out of date
 
-    def _handle_late_answer(self, child: Child, reading: Reading | None) -> None:
+    def _handle_late_response(self, child: DriverProcess, reading: Reading | None) -> None:
         """Handle the response of an abandoned child, whose driver call has returned.
 
         Only this child has received the Xid events of its device in the meantime.
@@ -385,7 +385,7 @@ class Supervisor:
         self._xids = add_up(self._xids, [errors for errors in news if errors.count > 0])
         child.stdin.close()
 
-    def _handle_exit(self, child: Child) -> None:
+    def _handle_exit(self, child: DriverProcess) -> None:
         """Handle the exit of a child: its source could not be opened, or the driver crashed."""
         self._unwatch(child)
         place = child.place()
@@ -414,7 +414,7 @@ class Supervisor:
     def _restart_delay(self) -> float:
         return backoff(0.1, self._failures - QUICK_RESTARTS, MAX_RESTART_SECONDS)
 
-    def _unwatch(self, child: Child) -> None:
+    def _unwatch(self, child: DriverProcess) -> None:
         if not child.stdout.closed:
             asyncio.get_running_loop().remove_reader(child.stdout.fileno())
 

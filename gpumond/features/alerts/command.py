@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option, print_answer
+from gpumond.cli.arguments import DONE, option, print_result
 from gpumond.facts.alerts import OVER
 from gpumond.facts.frame import Alert
 from gpumond.page.runbooks import RUNBOOKS
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     facts = [{**alert, **{name: dict(alert[name]) for name in PAIRS}} for alert in found]
     steps = broken("\n".join(_next_steps(facts, arguments.url)), output_width())
     text = f"{table(header, _rows(found, ends))}\n{steps}".rstrip() if found else nothing
-    print_answer(arguments, facts, lambda: text)
+    print_result(arguments, facts, lambda: text)
     return DONE
 
 

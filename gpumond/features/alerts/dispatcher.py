@@ -390,7 +390,7 @@ class AlertsPart(Part):
         """Send a test message to a receiver, without its queue. Raises NoSuchEntry, StoreUnavailable."""
         receivers = {receiver.name: receiver for receiver in self._receivers.of(self._kernel.settings)}
         if name not in receivers:
-            raise NoSuchEntry(f"no receiver has the name {name}; the receivers are {', '.join(receivers) or 'none'}")
+            raise NoSuchEntry(f"no receiver has the name {name}; known receivers: {', '.join(receivers) or 'none'}")
         await self._store.audit(requested_by, "receiver.test", {"receiver": name})
         return await send_test(receivers[name], requested_by)
 

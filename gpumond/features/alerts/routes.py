@@ -13,7 +13,7 @@ from gpumond.features.alerts.dispatcher import AlertsPart, ReceiverTest
 from gpumond.serve import examples
 from gpumond.serve.authentication import count_request
 from gpumond.serve.authorization import require_rules
-from gpumond.serve.resources import answer
+from gpumond.serve.resources import compressed_json
 from gpumond.serve.routes import Router, json_response, kernel_of
 
 router = Router("receivers")
@@ -46,4 +46,4 @@ async def send_test(request: Request, name: Name, by: str = Depends(require_rule
 )
 async def alert_history(request: Request) -> Response:
     """Returns the last 1,000 resolved alerts, including those from before a restart. `/alerts` has the active ones."""
-    return answer(request, list[Alert], list(kernel_of(request).get(AlertsPart).past()))
+    return compressed_json(request, list[Alert], list(kernel_of(request).get(AlertsPart).past()))

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, count, option, print_answer
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, count, option, print_result
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.units import caller_text
 from gpumond.view.audit import sentence
@@ -45,13 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return _verify(arguments) if arguments.what == "verify" else _show(arguments)
+    if arguments.what == "verify":
+        return _verify(arguments)
+    for name in ("log", "config", "state_dir"):
+        if getattr(arguments, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} requires verify, as in `gpumond audit verify --log FILE`")
+    return _show(arguments)
 
 
 def _show(arguments: argparse.Namespace) -> int:
     query = {"limit": arguments.limit} | ({"operation": arguments.operation} if arguments.operation else {})
     entries = client.get(arguments.url, f"/api/v1/audit?{urlencode(query)}")
-    print_answer(arguments, entries, lambda: table((">SEQ", "AT", "BY", "ENTRY"), _rows(entries)))
+    print_result(arguments, entries, lambda: table((">SEQ", "AT", "BY", "ENTRY"), _rows(entries)))
     return DONE
 
 
@@ -77,9 +82,10 @@ def _verify(arguments: argparse.Namespace) -> int:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise ConfigError(f"--log: can't read {arguments.log or 'standard input'}: {reason}") from None
-    unchanged = f"{file}: {entries} logged entries are unchanged" if entries else "the log contains no audit entries"
+    are = "entry is" if entries == 1 else "entries are"
+    unchanged = f"{file}: {entries} logged {are} unchanged" if entries else "the log contains no audit entries"
     text = "\n".join(f"{file}: {problem}" for problem in problems) or unchanged
-    print_answer(arguments, {"file": str(file), "logged_entries": entries, "problems": problems}, lambda: text)
+    print_result(arguments, {"file": str(file), "logged_entries": entries, "problems": problems}, lambda: text)
     return FAILED if problems else DONE if entries else NOTHING_TO_DO
 
 

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.serve import examples
-from gpumond.serve.resources import answer_list
+from gpumond.serve.resources import streamed_json
 from gpumond.serve.routes import Router, kernel_of
 from gpumond.store.audit import AuditEntry
 
@@ -29,4 +29,4 @@ async def audit(
     """Returns the latest entries. The daemon also logs each entry's number and hash; `gpumond audit verify` compares
     them."""
     entries = await kernel_of(request).store.audit_entries(limit, operation=operation)
-    return answer_list(request, AuditEntry, entries)
+    return streamed_json(request, AuditEntry, entries)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, duration, option, print_answer, print_error, value
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, duration, option, print_error, print_result, value
 from gpumond.cli.progress import Progress
 from gpumond.facts.errors import DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         compare,
         "--fail-above PERCENT",
         "exit with 1 if peak live memory grew by more than this, such as 5%%",
-        type=value(lambda text: threshold(f"live_peak>{text}")),
+        type=value(_growth),
         **limit,
     )
     option(
@@ -68,6 +68,13 @@ def _name(text: str) -> str:
     return text
 
 
+def _growth(text: str) -> Threshold:
+    try:
+        return threshold(f"live_peak>{text}")
+    except ValueError:
+        raise ValueError("expected a percentage such as 5%") from None
+
+
 def run(arguments: argparse.Namespace) -> int:
     return {"record": _record, "compare": _compare, "list": _list, "delete": _delete}[arguments.what](arguments)
 
@@ -77,10 +84,11 @@ def _record(arguments: argparse.Namespace) -> int:
     client.put(arguments.url, f"{ROUTE}/{arguments.name}", body)
     kept = _wait(arguments.url, f"{ROUTE}/{arguments.name}", body["for_seconds"])
     header = ("WORKLOAD", "MEASURE", ">TYPICAL", ">LOW", ">HIGH", ">PEAK")
-    print_answer(arguments, kept, lambda: table(header, _measures(kept)))
+    if kept["workloads"] or arguments.json:
+        print_result(arguments, kept, lambda: table(header, _measures(kept)))
     if kept["workloads"]:
         return DONE
-    print_error("gpumond: no process held device memory during the measurement; check that the workload is running")
+    print_error("gpumond: no process held GPU memory during the measurement; check that the workload is running")
     return NOTHING_TO_DO
 
 
@@ -111,7 +119,7 @@ def _list(arguments: argparse.Namespace) -> int:
     entries = client.get(arguments.url, ROUTE)
     header = ("NAME", "STARTED", ">SECONDS", "STATE", "WORKLOADS")
     nothing = "no baseline is recorded; gpumond baseline record NAME --for 10m records one"
-    print_answer(
+    print_result(
         arguments,
         entries,
         lambda: table(header, map(_entry, entries)) if entries else client.paragraph(nothing, arguments.url),
@@ -121,7 +129,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _delete(arguments: argparse.Namespace) -> int:
     client.delete(arguments.url, f"{ROUTE}/{arguments.name}")
-    print_answer(arguments, {"deleted": arguments.name}, lambda: f"baseline {arguments.name} is deleted")
+    print_result(arguments, {"deleted": arguments.name}, lambda: f"baseline {arguments.name} is deleted")
     return DONE
 
 

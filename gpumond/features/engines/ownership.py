@@ -57,7 +57,7 @@ def owned(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc
     uid = next(iter(sockets)).uid
     if uids := sorted({each.uid for each in sockets} - {uid}):
         others = ", ".join(map(str, uids))
-        return EngineProcesses(problem=f"sockets of several users listen at {address}: of uid {uid} and {others}")
+        return EngineProcesses(problem=f"sockets of several users listen at {address}: uid {uid} and {others}")
     listeners = _holders({each.inode for each in sockets}, proc)
     if not listeners:
         return EngineProcesses(

@@ -30,7 +30,7 @@ from gpumond.host.http import Connection, HttpRequest, exchange_async, tls_conte
 from gpumond.host.machine import available_bytes
 from gpumond.host.tasks import cancel_all
 
-MAX_ANSWER_BYTES = 2 << 20
+MAX_RESPONSE_BYTES = 2 << 20
 HINTS: Mapping[tuple[str, HttpFailure], str] = {
     ("http", "not_http"): "; if the server uses TLS, set an https:// url",
     ("https", "tls"): "; if the server has no TLS, set an http:// url",
@@ -80,7 +80,7 @@ async def send(engine: EngineConfig, call: EngineRequest, seconds: float) -> Eng
     try:
         fields |= _credentials(engine.auth, call.method, urlsplit(target).path, body or b"")
         request = HttpRequest(call.method, target, fields, body)
-        answer = await exchange_async(_connection(engine, address), request, seconds, MAX_ANSWER_BYTES)
+        answer = await exchange_async(_connection(engine, address), request, seconds, MAX_RESPONSE_BYTES)
     except ConfigError as error:
         raise EngineError(str(error)) from None
     except HttpError as error:

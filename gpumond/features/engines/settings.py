@@ -223,11 +223,11 @@ def address_of(url: str) -> Address:
     try:
         address = ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
-        raise ValueError(f"{expected}: an IP address, because a name's address may change") from None
+        raise ValueError(f"{expected}; use an IP address, because a name's address may change") from None
     is_private = address.is_private and not address.is_unspecified
     if address.is_loopback or (parts.scheme == "https" and is_private):
         scheme: Literal["http", "https"] = "https" if parts.scheme == "https" else "http"
         return Address(scheme, str(address), port or (443 if scheme == "https" else 80), parts.path.rstrip("/"))
     if is_private:
-        raise ValueError(f"{expected}: {address} isn't loopback, so https:// is required")
-    raise ValueError(f"{expected}: {address} isn't an address of this machine")
+        raise ValueError(f"{address} isn't loopback, so https:// is required")
+    raise ValueError(f"{address} is neither a loopback nor a private address; {expected}")

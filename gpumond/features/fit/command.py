@@ -66,21 +66,21 @@ def run(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command or "python" not in os.path.basename(command[0]):
         raise ConfigError(
-            "fit: expected a Python program, such as: gpumond fit -- python train.py; for torchrun or accelerate "
+            "expected a Python program, such as: gpumond fit -- python train.py; for torchrun or accelerate "
             "launch, name the script that it starts"
         )
     _, program = split(command)
     if not program or program[0] == "-c":
-        raise ConfigError("fit: expected a script or -m MODULE after the interpreter, as in python train.py")
+        raise ConfigError("expected a script or -m MODULE after the interpreter, as in python train.py")
     if program[0] != "-m" and not os.path.exists(program[0]):
-        raise ConfigError(f"fit: the script {program[0]} doesn't exist")
+        raise ConfigError(f"the script {program[0]} doesn't exist")
     devices, context = _machine(arguments.url)
     if arguments.batch is not None:
         return _largest_batch(arguments, command, devices, context)
     size, assumed = _size(devices)
     trace = dict(traced(command, size))
     if trace["reason"]:
-        print_error(f"gpumond fit: unknown: {trace['reason']}")
+        print_error(f"gpumond: no estimate: {trace['reason']}")
         return FAILED
     trace["assumptions"] = [*assumed, *trace["assumptions"]]
     need = replay(trace)
@@ -210,7 +210,7 @@ def _text(need: Need, trace: Mapping[str, Any], context: int | None, places: Seq
     shown = "unknown until a program has run here with gpumond run" if context is None else human(context)
     lines = [
         f"peak: {human(need.live_bytes)} live, {human(need.held_bytes)} held, in step {need.step}; context: {shown}",
-        f"estimate for a device, with a margin of {MARGIN - 1:.0%}: {human(needed(need, context))}",
+        f"estimate for a GPU, with a margin of {MARGIN - 1:.0%}: {human(needed(need, context))}",
         table(("CLASS", ">BYTES"), [[SHOWN[name], human(need.classes.get(name, 0))] for name in (*CLASSES, REST)]),
     ]
     lines += [f"assumed: {each}" for each in trace["assumptions"]]
@@ -227,7 +227,7 @@ def _largest_batch(
 ) -> int:
     low, high = _range(arguments.batch)
     if not any(PLACE in word for word in command):
-        raise ConfigError(f"fit: --batch: the command has no {PLACE}, such as --batch-size {PLACE}")
+        raise ConfigError(f"--batch: the command has no {PLACE}, such as --batch-size {PLACE}")
     if arguments.device is not None:
         fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
         known = [DeviceReading(**{field: each[field] for field in fields}) for each in devices]
@@ -235,16 +235,16 @@ def _largest_batch(
         devices = [each for each in devices if each["uuid"] == uuid]
     size, assumed = _size(devices)
     for each in assumed:
-        print_error(f"gpumond fit: assumed {each}")
+        print_error(f"gpumond: assumed: {each}")
     best: tuple[int, int] | None = None
     while low <= high:
         batch = (low + high + 1) // 2
         trace = traced([word.replace(PLACE, str(batch)) for word in command], size)
         if trace["reason"]:
-            print_error(f"gpumond fit: unknown with a batch of {batch}: {trace['reason']}")
+            print_error(f"gpumond: no estimate for a batch of {batch}: {trace['reason']}")
             return FAILED
         total = needed(replay(trace), context)
-        print_error(f"gpumond fit: a batch of {batch} needs {human(total)}")
+        print_error(f"gpumond: a batch of {batch} needs {human(total)}")
         if total <= size:
             best, low = (batch, total), batch + 1
         else:
@@ -265,7 +265,7 @@ def _largest_batch(
 def _range(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise ConfigError(f"fit: --batch {text!r:.40}: expected a range such as 1..64")
+        raise ConfigError(f"--batch {text!r:.40}: expected a range such as 1..64")
     return int(found[1]), int(found[2])
 
 

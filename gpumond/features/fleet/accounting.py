@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from gpumond.facts.units import GIB
-from gpumond.features.fleet.discovery import Point, Prometheus, SeriesSample, all_answers
+from gpumond.features.fleet.discovery import Point, Prometheus, SeriesSample, all_results
 
 TARGET = ("cluster", "job", "instance")
 OWNER = ("workload", "user", "pod_namespace", "slurm_account", "model", "job_id", "slurm_job")
@@ -188,10 +188,10 @@ async def collect(prometheus: Prometheus, job: str | None, period: Period, of_pr
 
     async def all_of(name: str, expression: str) -> list[tuple[str, Period, Sequence[SeriesSample]]]:
         parts = list(period.parts())
-        found = await all_answers(ask(expression, part) for part in parts)
+        found = await all_results(ask(expression, part) for part in parts)
         return [(name, part, samples) for part, samples in zip(parts, found, strict=True)]
 
-    answers = await all_answers(all_of(*each) for each in usage_queries(job, of_programs).items())
+    answers = await all_results(all_of(*each) for each in usage_queries(job, of_programs).items())
     values = [answer for answers_of_one in answers for answer in answers_of_one]
     jobs = {sample.labels.get("job", "") for name, _, samples in values if name == "known" for sample in samples}
     up = f"max by ({', '.join(TARGET)}) (up{{job=~{json.dumps('|'.join(map(re.escape, sorted(jobs))))}}})"

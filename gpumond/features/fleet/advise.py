@@ -18,7 +18,7 @@ from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_e
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration as readable
 from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, group_of, of_devices, selector
-from gpumond.features.fleet.discovery import SeriesSample, add_prometheus, all_answers, make_prometheus
+from gpumond.features.fleet.discovery import SeriesSample, add_prometheus, all_results, make_prometheus
 from gpumond.view.text import moment, safe, size as human_size, table
 
 HEADROOM = 0.1
@@ -227,7 +227,7 @@ async def run(arguments: argparse.Namespace) -> int:
     end = float(int(time.time()))
     labels = [LABELS[name] for name in arguments.by]
     queries = need_queries(arguments.job, labels, int(arguments.duration))
-    answers = await all_answers(prometheus.query(query, end) for query in queries.values())
+    answers = await all_results(prometheus.query(query, end) for query in queries.values())
     values = dict(zip(queries, answers, strict=True))
     rows = sizes(values, labels, arguments.headroom)
     if not rows:

@@ -19,7 +19,7 @@ from gpumond.agent.transport import trusted_uids
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError, HttpError
 from gpumond.host.files import open_regular, read_secret
 from gpumond.host.http import (
-    MAX_ANSWER_BYTES,
+    MAX_RESPONSE_BYTES,
     HttpRequest,
     check_token,
     connection_to,
@@ -162,7 +162,10 @@ def access(
 
 def secret(file: Path) -> str:
     """Return the token in a file. Raises ConfigError."""
-    return check_token(read_secret(file), str(file))
+    try:
+        return check_token(read_secret(file), str(file))
+    except ConfigError as error:
+        raise ConfigError(f"token file {error}") from None
 
 
 def _tokens(file: Path) -> Mapping[str, str]:
@@ -251,7 +254,7 @@ class Client:
         body: bytes | None,
         seconds: float,
         convert: Callable[[Any], T] = lambda content: content,
-        limit: int = MAX_ANSWER_BYTES,
+        limit: int = MAX_RESPONSE_BYTES,
     ) -> T:
         token, fields = self.access.token_of(machine), {"Content-Type": "application/json"}
         withheld = "" if token else self.access.reason_without_token(machine)
@@ -279,7 +282,7 @@ async def call(
     trust: ssl.SSLContext,
     seconds: float,
     convert: Callable[[Any], T] = lambda content: content,
-    limit: int = MAX_ANSWER_BYTES,
+    limit: int = MAX_RESPONSE_BYTES,
 ) -> T:
     """Return the converted content of a 200 with at most ``limit`` bytes. The target of the request is below ``url``.
 

@@ -104,7 +104,7 @@ class Prometheus:
         return answer.get("data") if isinstance(answer, Mapping) else None
 
 
-async def all_answers(queries: Iterable[Awaitable[R]]) -> list[R]:
+async def all_results(queries: Iterable[Awaitable[R]]) -> list[R]:
     """Return the answers of queries that run at the same time. Waits for all, then raises the first error."""
     answers = await asyncio.gather(*queries, return_exceptions=True)
     for answer in answers:
@@ -511,7 +511,7 @@ def progress(count: int, action: str) -> Iterator[Callable[[], None]]:
 R = TypeVar("R")
 
 
-WITHOUT_ANSWER = (0, 502, 503, 504)
+WITHOUT_RESPONSE = (0, 502, 503, 504)
 """Statuses after which a read is repeated."""
 REPEAT_SECONDS = 2.0
 """Limit of a repeated read: this host is no longer busy then."""
@@ -538,7 +538,7 @@ async def read_each(
     silent = [
         place
         for place, answer in enumerate(answers)
-        if isinstance(answer, DaemonError) and answer.status in WITHOUT_ANSWER
+        if isinstance(answer, DaemonError) and answer.status in WITHOUT_RESPONSE
     ]
 
     async def repeat(place: int) -> None:

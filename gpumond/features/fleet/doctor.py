@@ -19,7 +19,7 @@ from gpumond.features.fleet.status import Build, MachineStatus, differences, mos
 from gpumond.view.frame import frame_of
 from gpumond.view.text import safe
 
-NO_ANSWER = "check that gpumond runs there (systemctl status gpumond), and its address, certificate and token"
+NO_RESPONSE = "check that gpumond runs there (systemctl status gpumond), and its address, certificate and token"
 NO_AGENT = "start them with `gpumond run`, or set GPUMOND_AGENT=1 in their environment; only then can they be flushed"
 DIFFERENCES = {
     "version": ("another version of gpumond", "install the same version of gpumond on all machines"),
@@ -53,7 +53,7 @@ async def examine(
     answering: list[Machine] = []
     for machine, answer in zip(machines, await read_frames(client, machines, convert, parallel, done), strict=True):
         if isinstance(answer, DaemonError):
-            findings.append(FleetFinding(machine.name, "bad", str(answer), machine.url, NO_ANSWER))
+            findings.append(FleetFinding(machine.name, "bad", str(answer), machine.url, NO_RESPONSE))
         else:
             answering.append(machine)
             findings += answer

@@ -429,7 +429,7 @@ def _options(arguments: argparse.Namespace) -> FlushOptions:
     if len(arguments.reason) > MAX_REASON:
         raise ConfigError(f"--reason must have at most {MAX_REASON} characters")
     if not 0 < arguments.flush_timeout <= 600:
-        raise ConfigError("--flush-timeout must be more than 0 and at most 600")
+        raise ConfigError("--flush-timeout must be more than 0 and at most 10m")
     if arguments.json and not (arguments.yes or arguments.dry_run):
         raise ConfigError("--json requires --yes or --dry-run")
     return FlushOptions(
@@ -476,7 +476,8 @@ class _Flushes:
 
     def plan_text(self) -> str:
         noun = "engine" if self.criteria.engines else "program"
-        nothing = f"no {noun} would be {'woken' if self.criteria.wake else 'flushed'}"
+        released = "no engine would release memory" if self.criteria.engines else "no program would be flushed"
+        nothing = "no engine would be woken" if self.criteria.wake else released
         missing = "\n".join(safe(f"unavailable: {each.machine}: {each.problem}") for each in self.missing)
         table = plan_table(self.planned, self.order) if self.planned else ""
         operation = f"operation {self.operation.id}" if self.operation else ""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.program import TICKS_PER_SECOND
-from gpumond.facts.units import human
+from gpumond.facts.units import human, plural
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import QueriedProcess
 from gpumond.view.frame import frame_of
@@ -213,7 +213,7 @@ def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: 
         return "the engine is already sleeping"
     active = (engine["running"] or 0) + (engine["waiting"] or 0)
     if active:
-        return f"the engine has {active} running or waiting requests"
+        return f"the engine has {plural(active, 'running or waiting request')}"
     if not has_processes:
         return str(engine["processes_problem"]) or "the engine has no process on a GPU"
     return _too_few(used_bytes, criteria)

@@ -46,7 +46,7 @@ SCALED = "COVERED: percentage of the time with known values; the rest is extrapo
 LISTED_GAPS = 5
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings of a formula in a spreadsheet."""
-SECONDS_OF_A_DAY = 86_400.0
+SECONDS_PER_DAY = 86_400.0
 
 
 def price(text: str) -> Price:
@@ -129,7 +129,7 @@ def _period(arguments: argparse.Namespace, now: float) -> Period:
     if arguments.begin is not None and arguments.duration is not None:
         raise ConfigError("--from and --for can't be combined")
     end = now if arguments.end is None else min(now, arguments.end)
-    length = 7 * SECONDS_OF_A_DAY if arguments.duration is None else arguments.duration
+    length = 7 * SECONDS_PER_DAY if arguments.duration is None else arguments.duration
     begin = end - length if arguments.begin is None else arguments.begin
     if end - begin < 60:
         raise ConfigError("the period must be at least one minute, and not in the future")

@@ -297,7 +297,7 @@ def summary(states: Sequence[MachineStatus]) -> str:
     """Return totals: the machines that answer, their devices and memory, programs with an agent, alerts, versions."""
     known = [state for state in states if not state.problem]
     if not states:
-        return "no machine is listed"
+        return "no machine is listed, or none matches --machine and --label"
     programs, agents = (sum(getattr(state, name) or 0 for state in known) for name in ("programs", "agents"))
     versions = Counter(state.version for state in known).most_common()
     parts = [f"{len(known)} of {plural(len(states), 'machine')} reachable"]

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if len(machines) > MAX_MACHINES:
         raise ConfigError(f"{len(machines)} machines are listed; select at most {MAX_MACHINES} with --machine")
     if not machines:
-        print("gpumond: no machine is listed", file=sys.stderr)
+        print("gpumond: no machine is listed, or none matches --machine and --label", file=sys.stderr)
         return NOTHING_TO_DO
     if arguments.once:
         return asyncio.run(_print_once(arguments, client, machines))

@@ -16,8 +16,8 @@ from gpumond.cli.arguments import (
     count,
     duration,
     option,
-    print_answer,
     print_error,
+    print_result,
     with_typed_option,
 )
 from gpumond.facts.errors import ConfigError, DaemonError
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer = error.problem
     receipts = receipts_of(answer)
     user_name = client.user_names(arguments.url)
-    print_answer(
+    print_result(
         arguments, answer, lambda: plan_table(receipts) if arguments.dry_run else receipt_table(receipts, user_name)
     )
     return _exit_code(receipts)
@@ -239,7 +239,7 @@ class ReceiptsCommand:
         shown = [_of_suspension(each, arguments.url) if "action" in each else each for each in found]
         nothing = "no receipts; gpumond flush --all --dry-run shows what to expect"
         user_name = client.user_names(arguments.url)
-        print_answer(
+        print_result(
             arguments,
             found,
             lambda: receipt_table(shown, user_name, past=True) if shown else client.paragraph(nothing, arguments.url),

@@ -166,7 +166,7 @@ def _plausible_bytes(stated: int, driver_used: int | None, size: int | None) -> 
     if driver_used is not None and stated > driver_used:
         return 0, _impossible(stated, f"the driver counted only {human(driver_used)} before")
     if size is not None and stated > size:
-        return 0, _impossible(stated, f"the device has only {human(size)}")
+        return 0, _impossible(stated, f"the GPU has only {human(size)}")
     return stated, ""
 
 
@@ -436,7 +436,7 @@ class Flusher:
             receipts += await self._flush_allocator(report, allocator, request, requested_by)
         self._finish(report, request)
         receipts = receipts or [
-            empty_receipt(report, "nothing", "the program has no memory pool on a device", requested_by, time.time())
+            empty_receipt(report, "nothing", "the program has no memory pool on a GPU", requested_by, time.time())
         ]
         return [replace(receipt, planned=promises.get(pool_of(receipt))) for receipt in receipts]
 

@@ -22,7 +22,7 @@ from gpumond.kernel import FlushService
 from gpumond.serve import examples
 from gpumond.serve.authentication import Caller, Tokens, count_request
 from gpumond.serve.authorization import require_flush
-from gpumond.serve.resources import answer_list
+from gpumond.serve.resources import streamed_json
 from gpumond.serve.responses import problem
 from gpumond.serve.routes import Router, bearer, json_response, kernel_of, problem_responses, starting
 
@@ -164,7 +164,7 @@ def count_flush(tokens: Tokens, caller: Caller) -> None:
 
 @facts.read("/receipts", "Receipts of flushes, most recent last", list[Receipt], [examples.RECEIPT], (503,))
 async def receipts(request: Request) -> Response:
-    return answer_list(request, Receipt, list(kernel_of(request).get(FlushPart).receipts()))
+    return streamed_json(request, Receipt, list(kernel_of(request).get(FlushPart).receipts()))
 
 
 MAX_ALERTS = 64

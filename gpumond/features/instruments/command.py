@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import add_target, confirm, duration, option
+from gpumond.cli.arguments import add_target, confirm, option, positive
 from gpumond.facts import units
 from gpumond.facts.alerts import WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
-from gpumond.facts.units import human, typed_size
+from gpumond.facts.units import human, typed_seconds, typed_size
 from gpumond.facts.verdicts import PATTERNS, REMEDIES, VERDICTS
 from gpumond.view.frame import checked_as
 from gpumond.view.live_memory import why_lines
@@ -31,10 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.folded is not None and not arguments.record:
+        raise ConfigError("--folded requires --record")
     body = recording(arguments)
     one_for = None if arguments.folded is None else "--folded"
     answers, status = client.ask_programs(
-        arguments, client.selected(arguments), "why", body, arguments.record + ANSWER_SECONDS, one_for
+        arguments, client.selected(arguments), "why", body, arguments.record + RESPONSE_SECONDS, one_for
     )
     gpus = client.gpu_names(arguments.url) if answers and not arguments.json else {}
     frame, rules = _concluded(arguments.url) if answers and not arguments.json else ({}, {})
@@ -103,7 +105,7 @@ def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) 
     limits = [f"{word} {_amount(name, rule[word])}" for word in ("above", "below") if rule.get(word)]
     if not name or not limits:
         return ""
-    return f"; {name} {_amount(name, alert['value'])}, threshold {' or '.join(limits)}"
+    return f"; {name} is {_amount(name, alert['value'])} (threshold: {' or '.join(limits)})"
 
 
 def _amount(name: str, value: float) -> str:
@@ -112,7 +114,7 @@ def _amount(name: str, value: float) -> str:
     return human(value) if "_bytes" in name else f"{value:.4g}"
 
 
-ANSWER_SECONDS = 60.0
+RESPONSE_SECONDS = 60.0
 """Longest wait for the answer of a program, besides the recording."""
 
 
@@ -121,7 +123,7 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
         parser,
         "--record DURATION",
         "record allocation stacks for this long first, such as 60s, and save them for flame graphs",
-        type=duration,
+        type=positive(typed_seconds),
         default=0.0,
     )
 
@@ -162,7 +164,7 @@ class SnapshotCommand:
         body = recording(arguments)
         one_for = None if arguments.out is None else "--out"
         answers, status = client.ask_programs(
-            arguments, client.selected(arguments), "snapshot", body, arguments.record + ANSWER_SECONDS, one_for
+            arguments, client.selected(arguments), "snapshot", body, arguments.record + RESPONSE_SECONDS, one_for
         )
         for program, dump in answers:
             if arguments.out is not None:
@@ -229,12 +231,16 @@ class Limit:
         answers, status = client.ask_programs(arguments, programs, "limit", body, LIMIT_SECONDS)
         if not answers:
             return status
-        gpus = client.gpu_names(arguments.url)
+        if arguments.json:
+            print(client.as_json(arguments, answers, "limits"))
+            return status
+        gpus, frame = client.gpu_names(arguments.url), client.frame(arguments.url)
+        names = {each["pid"]: each["workload"] or each["comm"] for each in frame["processes"]}
         header = (">PID", "PROGRAM", "ALLOCATOR", "GPU", ">LIMIT", "APPLIED", "REASON")
         rows = [
             [
                 str(program.pid),
-                program.workload or "-",
+                program.workload or names.get(program.pid) or "-",
                 each["allocator"] or "-",
                 gpus.get(each["device_uuid"], each["device_uuid"] or "-").removeprefix("GPU "),
                 "none" if each["limit_bytes"] is None else size(each["limit_bytes"]),
@@ -244,11 +250,7 @@ class Limit:
             for program, applied in answers
             for each in applied
         ]
-        if arguments.json:
-            print(client.as_json(arguments, answers, "limits"))
-            return status
         print(table(header, rows))
-        frame = client.frame(arguments.url)
         limited = {each["device_uuid"] for _, applied in answers for each in applied if each["applied"]}
         lines = notes_on_quotas(frame, limit_bytes, {program.pid for program, _ in answers})
         for line in (*lines, *notes_on_small_devices(frame, limit_bytes, limited)):

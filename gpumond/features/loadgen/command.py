@@ -20,7 +20,7 @@ from gpumond import agent
 from gpumond.agent.settings import workload_name
 from gpumond.cli.arguments import DONE, FAILED, duration, option, positive, value
 from gpumond.facts.errors import ConfigError, GpumondError
-from gpumond.facts.units import byte_size, plural, threshold
+from gpumond.facts.units import plural, threshold, typed_size
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
 from gpumond.features.loadgen.plan import COMMON, TABLE, LoadPlan, find, plan
 from gpumond.features.loadgen.runner import (
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "creates a simulated GPU)",
         type=value(_share),
     )
-    option(parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=positive(byte_size))
+    option(parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=positive(typed_size))
     option(parser, "--workload NAME", "workload name to report (default: the scenario's name)")
     option(parser, "--no-agent", "run without the agent")
     option(parser, "--json", "print the result and the expected verdict as JSON")
@@ -137,7 +137,7 @@ def _plan(chosen: Scenario, arguments: argparse.Namespace) -> LoadPlan:
         each.name: text for each in _options() if (text := getattr(arguments, each.name)) is not None
     }
     if not (math.isfinite(arguments.speed) and arguments.speed > 0):
-        raise ConfigError(f"--speed {arguments.speed:g}: must be above 0; for example, 60")
+        raise ConfigError(f"--speed {arguments.speed:g}: must be above 0, such as 60")
     if arguments.duration is not None:
         given["duration"] = arguments.duration * arguments.speed
     if arguments.fill is not None and _fill_ratio(chosen):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, HOUR_SECONDS, MINUTE_SECONDS
+from gpumond.facts.units import GIB, HOUR_SECONDS, MINUTE_SECONDS, listed
 from gpumond.features.loadgen import scenarios
 from gpumond.features.loadgen.scenario_builder import (
     CONTEXT_BYTES,
@@ -250,8 +250,8 @@ def find(name: str) -> Scenario:
 def check(scenario: Scenario, given: Mapping[str, float | str]) -> dict[str, float | str]:
     """Return the options in base units. Raises ConfigError for an unknown option or an invalid value."""
     known = {option.name: option for option in (*scenario.options, *COMMON)}
-    own = ", ".join(f"--{option.name}" for option in scenario.options) or "none"
+    own = listed([f"--{option.name}" for option in scenario.options] or ["none"])
     for name in given:
         if name not in known:
-            raise ConfigError(f"--{name}: {scenario.name} has no such option; its options: {own}")
+            raise ConfigError(f"--{name}: the scenario {scenario.name} doesn't have this option; its options: {own}")
     return {name: known[name].value(value) for name, value in given.items()}

@@ -1,7 +1,7 @@
 """Execution of a plan in processes: in this one or, if its program dies, in a sequence of children; and its report.
 
 A child is forked before any backend is open, since no framework survives a fork. ``--report FILE`` keeps the results,
-one JSON object a line, each compared with the last one of the same run.
+one JSON object per line, each compared with the last one of the same run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Literal
 from gpumond import __version__
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.messages import from_json, to_json
-from gpumond.facts.units import human
+from gpumond.facts.units import human, plural
 from gpumond.features.loadgen.backends import AllocationRefused, LoadBackend
 from gpumond.features.loadgen.plan import LoadPlan
 from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, ScriptEnding, ScriptStep
@@ -232,7 +232,7 @@ def prepare(plan: LoadPlan, backend: LoadBackend, limits: RunLimits) -> Complete
     """Open the backend and set its limit. Raises AllocationRefused without enough memory; nothing is allocated then."""
     if plan.truth.kind == "orphan" and not backend.makes_orphans:
         raise AllocationRefused(
-            "a driver frees the memory of a killed program, so there is no orphan on a real device: use --backend sim"
+            "a driver frees the memory of a killed program, so a real GPU has no orphan memory; use --backend sim"
         )
     capacity = backend.open()
     if limits.fill is None and limits.most_bytes is None:
@@ -244,8 +244,8 @@ def prepare(plan: LoadPlan, backend: LoadBackend, limits: RunLimits) -> Complete
     needed = int(plan.peak_bytes * scale) + backend.scratch_bytes
     if scale <= 0 or needed > capacity.free_bytes:
         raise AllocationRefused(
-            f"{plan.scenario} needs {human(needed)}, and the device has {human(capacity.free_bytes)} of "
-            f"{human(capacity.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free the device"
+            f"{plan.scenario} needs {human(needed)}, and the GPU has {human(capacity.free_bytes)} of "
+            f"{human(capacity.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free memory on the GPU"
         )
     backend.limit(min(limit_bytes, capacity.free_bytes))
     return CompletedWork(
@@ -267,7 +267,9 @@ def carry_out(
             if not run.wait(step.at):
                 return None
             if carried.elapsed_seconds > until + LATE_SECONDS * limits.speed:
-                carried.detail = f"too fast for this device: {len(steps) - number} steps of {len(steps)} were skipped"
+                carried.detail = (
+                    f"too fast for this device: skipped {len(steps) - number} of {plural(len(steps), 'step')}"
+                )
                 break
             if step.action == "end":
                 return step.ending

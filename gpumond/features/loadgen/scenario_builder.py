@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, byte_size, seconds, threshold
+from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, duration, human, seconds, threshold, typed_size
 
 CONTEXT_BYTES = 512 * MIB
 """Memory that a program uses before its first allocation."""
@@ -191,7 +191,8 @@ class Option:
         try:
             return self._parsed(given)
         except ValueError as error:
-            raise ConfigError(f"--{self.name} {given!r}: {error}") from None
+            shown = repr(given) if isinstance(given, str) else self._shown(given)
+            raise ConfigError(f"--{self.name} {shown}: {error}") from None
 
     def _parsed(self, given: float | str) -> float | str:
         if self.unit == "word":
@@ -199,7 +200,7 @@ class Option:
                 raise ValueError(f"expected one of {', '.join(self.words)}")
             return given
         if self.unit == "size" and isinstance(given, str):
-            value: float = byte_size(given)
+            value: float = typed_size(given)
         else:
             value = seconds(given) if self.unit == "duration" else threshold(given)
         if not self.least <= value <= self.most:
@@ -207,9 +208,15 @@ class Option:
         return value
 
     def _range(self) -> str:
-        example = {"size": "32MiB", "duration": "20m", "fraction": "80%", "number": "4", "word": ""}[self.unit]
-        bounds = f"at least {self.least:g}" + ("" if self.most == float("inf") else f" and at most {self.most:g}")
-        return f"a {self.unit} of {bounds}, such as {example}"
+        most = "" if self.most == float("inf") else f" and at most {self._shown(self.most)}"
+        return f"at least {self._shown(self.least)}{most}"
+
+    def _shown(self, value: float) -> str:
+        if self.unit == "size":
+            return human(value)
+        if self.unit == "duration":
+            return duration(value)
+        return f"{100 * value:g}%" if self.unit == "fraction" else f"{value:g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,11 +274,11 @@ def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, S
 
 def _ledger_title(case: OomCase) -> str:
     if case.lines_at is None:
-        return "Ledger of the device"
+        return "GPU memory"
     own = "" if case.reported_at is None else f" (the program's report: {_time_offset(case.at, case.reported_at)})"
     if case.oom is not None and case.oom.pools:
-        own = f" (the program's own bytes: {_known_at(case.oom)} the error)"
-    return f"Ledger of the device {_time_offset(case.at, case.lines_at)} the error{own}"
+        own = f" (this program's rows: {_known_at(case.oom)} the error)"
+    return f"GPU memory {_time_offset(case.at, case.lines_at)} the error{own}"
 
 
 def _known_at(oom: Oom) -> str:

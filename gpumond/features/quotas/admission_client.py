@@ -46,7 +46,7 @@ def size(text: str) -> int:
 def auto_need(url: str, workload: str, device: str | None, world_size: int) -> int:
     """Return what 95% of a workload's runs need, from this user's earlier ones. Raises ConfigError, DaemonError."""
     if not workload:
-        raise ConfigError("run: --need auto requires --workload, the name of your earlier runs")
+        raise ConfigError("--need auto requires --workload, the name of your earlier runs")
     query: dict[str, Any] = {"workload": workload, "world_size": world_size, "uid": os.getuid()}
     if device is not None:
         query["device"] = device
@@ -55,7 +55,7 @@ def auto_need(url: str, workload: str, device: str | None, world_size: int) -> i
     where = f"runs of {safe(workload)} on {safe(found['device_name'])}"
     if need is None:
         known = f"{runs} {'is' if runs == 1 else 'are'} known"
-        raise ConfigError(f"run: --need auto requires three {where}, but {known}; pass a size")
+        raise ConfigError(f"--need auto requires three {where}, but {known}; pass a size")
     print_error(f"gpumond: {human(need)} needed, from {runs} {where}")
     return int(need)
 
@@ -159,7 +159,7 @@ def _renew(url: str, answer: Mapping[str, Any], body: Mapping[str, Any]) -> Mapp
 
 def explanation(answer: Mapping[str, Any]) -> str:
     """Return why the memory is not available, and the flushes after which it is."""
-    need, available = human(answer["need_bytes"]), answer["available_bytes"]
+    but, available = f"but {human(answer['need_bytes'])} is needed", answer["available_bytes"]
     free = "an unknown amount" if available is None else human(max(0, available))
     place = ""
     if answer["ahead"]:
@@ -167,12 +167,12 @@ def explanation(answer: Mapping[str, Any]) -> str:
             f"number {answer['ahead'] + 1} in the queue, {requests_ahead(answer['ahead'], answer.get('behind', ()))}; "
         )
     if (room := claimed_room(answer)) is not None:
-        return f"{place}GPU {answer['device_index']} has {human(room)} available for earlier requests, {need} needed"
-    text = f"{place}GPU {answer['device_index']} has {free} available, {need} needed"
+        return f"{place}GPU {answer['device_index']} has {human(room)} available for earlier requests, {but}"
+    text = f"{place}GPU {answer['device_index']} has {free} available, {but}"
     steps = _steps(answer["plan"])
     if answer["missing_bytes"]:
-        after = f" even after {steps}" if steps else ""
-        return f"{text}: {human(answer['missing_bytes'])} missing{after}"
+        missing = human(answer["missing_bytes"])
+        return f"{text}; {missing} would be missing even after {steps}" if steps else f"{text}; {missing} is missing"
     return f"{text}. {steps[:1].upper()}{steps[1:]} would make room" if steps else text
 
 

@@ -23,7 +23,7 @@ from gpumond.host.peer import PeerIdentity, person_uid
 from gpumond.host.tasks import Tasks
 from gpumond.serve.limits import TokenBucket
 
-ANSWER_SECONDS = 1.8
+RESPONSE_SECONDS = 1.8
 """Time for an answer, flushes included. The agent waits for two seconds."""
 READ_SECONDS = 0.5
 SLACK_BYTES = 20 * MIB
@@ -122,9 +122,9 @@ class Borrows:
         self._tasks = Tasks()
 
     async def borrow(self, borrower: PeerIdentity, request: Borrow) -> Borrowed:
-        """Make room for a request, and answer within ``ANSWER_SECONDS``."""
+        """Make room for a request, and answer within ``RESPONSE_SECONDS``."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + ANSWER_SECONDS
+        deadline = loop.time() + RESPONSE_SECONDS
         snapshot = self._snapshot()
         uuid = request.device_uuid or (_only_device(snapshot, borrower) if snapshot else "")
         device = await self._device(snapshot, uuid)

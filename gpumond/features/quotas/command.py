@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, print_answer
+from gpumond.cli.arguments import DONE, print_result
 from gpumond.facts.units import duration, human
 from gpumond.view.rows import (
     claimed_room,
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     quotas, frame = client.get(arguments.url, "/api/v1/quotas"), client.frame(arguments.url)
     limited = [each for each in frame["processes"] if each["quota"] or each["limit_bytes"] is not None]
     answer = {"quotas": quotas, "processes": [{name: each[name] for name in KEYS} for each in limited]}
-    print_answer(arguments, answer, lambda: quota_text(quotas, frame, arguments.url))
+    print_result(arguments, answer, lambda: quota_text(quotas, frame, arguments.url))
     return DONE
 
 
@@ -144,7 +144,7 @@ class QueueCommand:
         frame = client.frame(arguments.url)
         queue = [{**each, "by_flushes_bytes": _by_flushes(each)} for each in frame["queue"]]
         answer = {"queue": queue, "grants": frame["grants"]}
-        print_answer(arguments, answer, lambda: queue_text(frame, arguments.url))
+        print_result(arguments, answer, lambda: queue_text(frame, arguments.url))
         return DONE
 
 

@@ -17,7 +17,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import byte_size, duration, human, plural, typed_seconds
+from gpumond.facts.units import duration, human, plural, typed_seconds, typed_size
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.features.recordings.csv_log import amounts_of
 from gpumond.features.recordings.formats import FORMATS, snapshots
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--size SIZE",
         "size of each GPU, if your log doesn't contain it, such as 80GiB",
-        type=positive(byte_size),
+        type=positive(typed_size),
     )
     option(
         parser,

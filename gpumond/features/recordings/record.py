@@ -29,7 +29,7 @@ from gpumond.features.recordings.snapshots import Format
 from gpumond.tick.ledger import attribute
 from gpumond.view.text import safe
 
-POLLS_A_TICK = 4
+POLLS_PER_TICK = 4
 SHORTEST_SECONDS, FIRST_SECONDS, LONGEST_SECONDS = 0.02, 0.1, 0.5
 NOT_YET = 503
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.json and arguments.out is None and arguments.perfetto is None:
-        raise ConfigError("record: --json requires --out or --perfetto; without them, the output is JSON already")
+        raise ConfigError("--json requires --out or --perfetto; without them, the output is JSON already")
     if arguments.perfetto is not None:
         return _trace(arguments)
     count = missed = 0
@@ -161,7 +161,7 @@ def instants(events: Iterable[Mapping[str, Any]], base: int) -> Iterator[Entry]:
 def _trace(arguments: argparse.Namespace) -> int:
     """Write a trace. The file is complete when the recording ends, by Ctrl-C or after its duration."""
     if arguments.csv or arguments.out is not None:
-        raise ConfigError("record: --perfetto can't be combined with --csv or --out")
+        raise ConfigError("--perfetto can't be combined with --csv or --out")
     known: set[int] = set()
     count, base = 0, base_of(time.time())
     tracks = Tracks(base)
@@ -235,7 +235,7 @@ def new_snapshots(url: str, for_seconds: float) -> Iterator[Snapshot]:
         if last is None or (snapshot.seq, snapshot.taken_at) != (last.seq, last.taken_at):
             if last is not None and snapshot.seq == last.seq + 1:
                 tick = snapshot.elapsed_seconds - last.elapsed_seconds
-                pause = min(LONGEST_SECONDS, max(SHORTEST_SECONDS, tick / POLLS_A_TICK))
+                pause = min(LONGEST_SECONDS, max(SHORTEST_SECONDS, tick / POLLS_PER_TICK))
             last = snapshot
             yield snapshot
         time.sleep(pause)

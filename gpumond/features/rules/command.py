@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, duration, option, print_answer
+from gpumond.cli.arguments import DONE, FAILED, duration, option, print_result
 from gpumond.config.loading import key_at, load, read_yaml
 from gpumond.config.models import MISSING, Seconds, StrictModel, expectation
 from gpumond.config.settings import Settings
@@ -51,7 +51,7 @@ HEADER = ("RULE", "ORIGIN", "SEVERITY", "FIRES WHEN")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar="COMMAND", required=True)
+    what = parser.add_subparsers(dest="what", metavar="check|test|list|override|restore|test-receiver", required=True)
     commands = {name: what.add_parser(name, help=summary) for name, summary in COMMANDS.items()}
     check, test, _, override, restore, receiver = commands.values()
     check.add_argument("file", type=Path, metavar="FILE", help="configuration file, or file with rules")
@@ -78,7 +78,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     actions = {"check": _check, "test": _test, "list": _list, "test-receiver": _test_receiver}
-    return actions.get(arguments.what, _change)(arguments)
+    if arguments.what in actions:
+        return actions[arguments.what](arguments)
+    try:
+        return _change(arguments)
+    except DaemonError as error:
+        if error.status != client.NOT_FOUND or str(error).endswith("?"):
+            raise
+        listing = "`gpumond rules list` shows the rules and their overrides"
+        raise DaemonError(f"{error}; {listing}", error.status) from None
 
 
 def _test_receiver(arguments: argparse.Namespace) -> int:
@@ -91,13 +99,13 @@ def _test_receiver(arguments: argparse.Namespace) -> int:
             return f"{arguments.name} accepted the message{status} after {result['duration_seconds']:.2f} s"
         return f"{arguments.name} didn't accept the message: {result['reason']}: {result['detail']}"
 
-    print_answer(arguments, result, text)
+    print_result(arguments, result, text)
     return DONE if result["accepted"] else FAILED
 
 
 def _list(arguments: argparse.Namespace) -> int:
     entries = client.get(arguments.url, ROUTE)
-    print_answer(arguments, entries, lambda: _table(entries))
+    print_result(arguments, entries, lambda: _table(entries))
     return DONE
 
 
@@ -118,7 +126,7 @@ def _change(arguments: argparse.Namespace) -> int:
     else:
         client.delete(arguments.url, f"{route}/override")
         entry = client.get(arguments.url, route)
-    print_answer(arguments, entry, lambda: _table([entry]))
+    print_result(arguments, entry, lambda: _table([entry]))
     return DONE
 
 
@@ -157,7 +165,7 @@ def _text(name: str, unit: Unit, value: Any) -> str:
 def _check(arguments: argparse.Namespace) -> int:
     settings = load(arguments.file, environ={})
     rules = settings.active_rules()
-    print_answer(
+    print_result(
         arguments,
         [as_config(rule) for rule in rules],
         lambda: "\n".join(_report_lines(arguments.file, settings, rules)),
@@ -201,7 +209,7 @@ def _test(arguments: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=2))
         return code
     for file, (count, failures) in results.items():
-        print(f"{file}: {count - len(failures)} of {count} expectations met")
+        print(f"{file}: {count - len(failures)} of {units.plural(count, 'expectation')} met")
         for failure in failures:
             print(
                 f"  FAILED {failure.test}: {failure.alertname} at {failure.eval_time:g} s\n"

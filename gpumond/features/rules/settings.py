@@ -159,7 +159,7 @@ class RuleConfig(StrictModel):
     @model_validator(mode="after")
     def _check_threshold(self) -> RuleConfig:
         if self.value not in VALUES[self.scope]:
-            hint = did_you_mean(self.value, VALUES[self.scope]) or f"; it has {', '.join(VALUES[self.scope])}"
+            hint = did_you_mean(self.value, VALUES[self.scope]) or "; docs/reference/rules.md#values lists the values"
             raise ValueError(f"scope {self.scope} has no value {self.value!r}{hint}")
         if (self.above is None) == (self.below is None):
             raise ValueError("set exactly one of above and below")

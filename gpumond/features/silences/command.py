@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_answer, print_error, typed_time, value
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_error, print_result, typed_time, value
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import plural
@@ -78,7 +78,7 @@ def _add(arguments: argparse.Namespace) -> int:
             remedy = did_you_mean(name, sorted(labels)) or f"; the labels are {', '.join(sorted(labels))}"
             raise ConfigError(f"no rule's alerts have the label {name}{remedy}")
     entry = client.post(arguments.url, ROUTE, body, timeout=30)
-    print_answer(arguments, entry, lambda: _created(entry))
+    print_result(arguments, entry, lambda: _created(entry))
     alerts = [{"rule": each["rule"], **dict(each["labels"])} for each in active]
     own = [alert for alert in alerts if alert["rule"] in named]
     unmatched = [each["name"] for each in matchers if not any(each["name"] in alert for alert in own or alerts)]
@@ -104,7 +104,7 @@ def _list(arguments: argparse.Namespace) -> int:
     header = ("ID", "STATE", "MATCHERS", "STARTS", "ENDS", "AUTHOR", "REASON")
     nothing = "no silence is active; gpumond silence add rule=NAME --for 1h --reason TEXT adds one"
     rows = [[*_row(entry)] for entry in entries]
-    print_answer(arguments, entries, lambda: table(header, rows) if rows else client.paragraph(nothing, arguments.url))
+    print_result(arguments, entries, lambda: table(header, rows) if rows else client.paragraph(nothing, arguments.url))
     return DONE
 
 
@@ -122,7 +122,7 @@ def _delete(arguments: argparse.Namespace) -> int:
             ended.append(id)
     if not ended:
         return NOTHING_TO_DO
-    print_answer(arguments, {"ended": ended}, lambda: "\n".join(f"silence {id} has ended" for id in ended))
+    print_result(arguments, {"ended": ended}, lambda: "\n".join(f"silence {id} has ended" for id in ended))
     return DONE
 
 

@@ -147,7 +147,7 @@ def _of_driver(snapshot: Snapshot, report: AgentReport, vendors: set[str]) -> It
     number = int(major) if major.isdecimal() else 0
     if number < MIN_DRIVER:
         remedy = f"install driver {MIN_DRIVER} or newer"
-        yield Refusal(f"driver {version or 'of unknown version'} can't suspend programs", remedy)
+        yield Refusal(f"the driver ({version or 'unknown version'}) can't suspend programs", remedy)
     if number < IPC_DRIVER and "ipc" in report.components:
         remedy = f"install driver {IPC_DRIVER} or newer, or free the shared tensors"
         yield Refusal(

@@ -22,7 +22,7 @@ from gpumond.features.suspend.suspender import Suspender
 from gpumond.serve import examples
 from gpumond.serve.authentication import Caller
 from gpumond.serve.authorization import require_flush
-from gpumond.serve.resources import answer_list
+from gpumond.serve.resources import streamed_json
 from gpumond.serve.routes import Router, json_response, kernel_of
 
 router = Router("suspend")
@@ -173,7 +173,7 @@ async def suspensions(request: Request) -> Response:
 )
 async def receipts(request: Request) -> Response:
     """Returns the last 1,000 since the daemon started. The audit log keeps them longer."""
-    return answer_list(request, SuspensionReceipt, list(kernel_of(request).get(Suspender).receipts))
+    return streamed_json(request, SuspensionReceipt, list(kernel_of(request).get(Suspender).receipts))
 
 
 def _nothing_to_suspend(reports: Sequence[AgentReport], target: ProgramTarget, uid: int | None) -> NoSuchTarget:
@@ -186,7 +186,7 @@ def _nothing_to_suspend(reports: Sequence[AgentReport], target: ProgramTarget, u
         if target.workload is None:
             return NoSuchTarget(f"no program allows suspension; start one {how}")
         return NoSuchTarget(f"{target.workload} doesn't allow suspension; restart it {how}")
-    return NoSuchTarget("no matching program that allows suspension has been idle for so long")
+    return NoSuchTarget("no matching program that allows suspension has been idle for that long")
 
 
 def nothing_to_resume(
