@@ -335,7 +335,8 @@ def test_command_line_shows_and_flushes_programs(demo: RunningDaemon):
     missing = demo.run("flush", "--pid", "1")
     assert (missing.returncode, missing.stdout) == (3, "")
     assert "pid 1" in missing.stderr
-    receipts = demo.run("flush", "--all")
+    receipts = demo.run("flush", "--all", "--plan", "none")
+    assert "plan none is unknown or expired" in receipts.stderr
     returned = "freed" in receipts.stdout
     assert receipts.returncode == (0 if returned else 3), receipts
     assert " released" in receipts.stdout

@@ -84,7 +84,7 @@ def test_output_does_not_depend_on_the_source_of_the_log(data: bytes, tmp_path: 
 def test_log_without_the_capacity_has_no_time_to_full_and_a_note():
     log_without = "\n".join(line.rsplit(",", 1)[0] for line in LEAK.splitlines()) + "\n"
     blind = diagnose("-", "--json", stdin=log_without)
-    assert "has no device capacity" in blind.stderr
+    assert "pass it with --size SIZE" in blind.stderr
     assert "--size BYTES" in blind.stderr
     assert {change["time_to_full_seconds"] for change in changes(blind)} == {None}
     sized = diagnose("-", "--json", "--size", "40GiB", stdin=log_without)

@@ -79,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
             return client.exit_code_of(arguments, error)
         answer = error.problem
     receipts = receipts_of(answer)
+    if arguments.plan and not any(receipt.get("planned") for receipt in receipts):
+        print_error(f"gpumond: plan {arguments.plan} is unknown or expired, or contains none of these programs")
     user_name = client.user_names(arguments.url)
     print_result(
         arguments, answer, lambda: plan_table(receipts) if arguments.dry_run else receipt_table(receipts, user_name)

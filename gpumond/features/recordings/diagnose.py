@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
             print_error(f"gpumond: {lines.name}: {remark}")
     if not sized:
         print(
-            f"gpumond: {lines.name}: the log has no device capacity, so time to full and memory pressure are unknown;"
-            " pass the capacity with --size BYTES",
+            f"gpumond: {lines.name}: the log doesn't contain the GPU's size, so time to full and memory pressure are"
+            " unknown; pass it with --size SIZE",
             file=sys.stderr,
         )
     if findings is not None and arguments.html is not None:
