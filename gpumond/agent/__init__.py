@@ -223,7 +223,7 @@ def flush(steps: Sequence[str] = ("ipc", "cache", "trim"), dry_run: bool = False
 
     loaded_allocators.check_steps(steps)
     workload, main_thread = (_thread.settings.workload, _thread.settings.main_thread) if _thread else ("", False)
-    return loaded_allocators.receipts(steps, bool(dry_run), _hooks, workload, main_thread)
+    return loaded_allocators.flush_all(steps, bool(dry_run), _hooks, workload, main_thread)
 
 
 def scope(name: str, flush: bool = False, gc: bool = False, borrow: bool = False) -> Scope:

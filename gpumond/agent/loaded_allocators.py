@@ -205,7 +205,7 @@ def check_steps(steps: Sequence[str]) -> None:
             raise ValueError(f"steps: expected one or more of {', '.join(STEPS)}, got {step!r}")
 
 
-def receipts(
+def flush_all(
     steps: Sequence[str], dry_run: bool, hooks: Sequence[Hook], workload: str, main_thread: bool = False
 ) -> list[Receipt]:
     """Flush every allocator in the calling thread."""

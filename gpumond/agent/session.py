@@ -81,7 +81,7 @@ def _main_thread_blocks(number: int) -> bool:
 
 
 class AgentSession:
-    """Belongs to the agent's thread; only `step` is called from another."""
+    """Belongs to the agent's thread; only `at_training_step` is called from another."""
 
     def __init__(self, settings: AgentSettings, wake: WakeupPipe) -> None:
         self._settings, self._wake = settings, wake

@@ -81,7 +81,7 @@ def with_typed_option(error: Exception, arguments: argparse.Namespace) -> str:
 T = TypeVar("T")
 
 
-def value(read: Callable[[str], T]) -> Callable[[str], T]:
+def option_type(read: Callable[[str], T]) -> Callable[[str], T]:
     """Return the type of an option from a function that raises ValueError."""
 
     def parse(text: str) -> T:
@@ -102,7 +102,7 @@ def positive(read: Callable[[str], float]) -> Callable[[str], float]:
             raise ValueError("must be above 0")
         return number
 
-    return value(parse)
+    return option_type(parse)
 
 
 def _count(text: str) -> int:
@@ -118,14 +118,14 @@ def _converted(convert: Callable[[str], T], expected: str) -> Callable[[str], T]
         except ValueError:
             raise ValueError(f"expected {expected}") from None
 
-    return value(read)
+    return option_type(read)
 
 
 whole_number = _converted(int, "a whole number")
 number = _converted(float, "a number")
-count = value(_count)
+count = option_type(_count)
 """A number of lines or entries, at least 1."""
-duration = value(units.typed_seconds)
+duration = option_type(units.typed_seconds)
 """A duration such as ``90s`` or ``1h30m``, in seconds."""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import option, value
+from gpumond.cli.arguments import option, option_type
 from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
 from gpumond.devices.process.procfs import user_name
@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--devices N",
         f"number of simulated GPUs, at most {MAX_DEVICES} (default: 2)",
-        type=value(_devices),
+        type=option_type(_devices),
         default=2,
     )
     otherwise = "with --config or --sim-device"

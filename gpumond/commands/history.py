@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option, positive, print_result, typed_time, value
+from gpumond.cli.arguments import DONE, option, option_type, positive, print_result, typed_time
 from gpumond.events import ENDED
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, did_you_mean
@@ -41,13 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     every = f"time between two rows (default: --last / {ROWS}; with --json and --csv, every value that is kept)"
     option(parser, "--every DURATION", every, **seconds)
     form = parser.add_mutually_exclusive_group()
-    option(form, "--until TIME", "time of the last row, written as for --at (default: now)", type=value(past_time))
+    option(
+        form, "--until TIME", "time of the last row, written as for --at (default: now)", type=option_type(past_time)
+    )
     option(
         form,
         "--at TIME",
         "show who held what at a time: HH:MM or ISO 8601 (UTC unless it has an offset), or how long ago, such as 5m; "
         "twice: the change between two times",
-        type=value(past_time),
+        type=option_type(past_time),
         action="append",
         default=[],
     )

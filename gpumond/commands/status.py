@@ -12,7 +12,7 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_csv, print_error
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.shares import MEANINGS, SHARES
-from gpumond.view.frame import of_device, of_programs, view
+from gpumond.view.frame import view, view_of_device, view_of_programs
 from gpumond.view.rows import ProcessRow
 from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table, suspended_programs
 from gpumond.view.text import broken, output_width
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         answers = {name: client.get(arguments.url, f"/api/v1/{name}") for name in ("status", "quotas")}
         print(json.dumps(_combined(frame, answers), indent=2))
         return DONE
-    content, width = of_device(view(frame), device), output_width()
+    content, width = view_of_device(view(frame), device), output_width()
     known = {each for row in content.processes for each in (row.program, str(row.pid))}
     if missing := [name for name in arguments.names if name not in known]:
         hint = did_you_mean(missing[0], known) or "; `gpumond status` lists the programs"
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         if len(missing) == len(arguments.names):
             return NOTHING_TO_DO
     if arguments.names:
-        content = of_programs(content, arguments.names)
+        content = view_of_programs(content, arguments.names)
     if arguments.sort == "waste":
         content = replace(content, processes=tuple(sorted(content.processes, key=_waste, reverse=True)))
     if arguments.csv:

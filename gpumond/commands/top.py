@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, address, option, value
+from gpumond.cli.arguments import DONE, address, option, option_type
 from gpumond.facts.errors import ConfigError
 from gpumond.top.connection import names
-from gpumond.view.frame import CheckedFrame, merged, of_device, view
+from gpumond.view.frame import CheckedFrame, merged, view, view_of_device
 from gpumond.view.tables import page, suspended_programs
 from gpumond.view.text import broken, output_width
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--columns NAMES",
         "columns of the process table, such as used,shares,command (default: those that you last chose with the key c)",
-        type=value(_names),
+        type=option_type(_names),
         default=(),
     )
     option(parser, "--json", "with --once: print JSON")
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             content = views[0] if len(views) == 1 else merged([*zip(names(urls), views, strict=True)])
             completed = partial(client.with_commands, url=urls[0]) if len(urls) == 1 else str
             suspended = (broken(suspended_programs(frame, device), output_width()) for frame in frames)
-            tables = (page(of_device(content, device), completed=completed), *suspended)
+            tables = (page(view_of_device(content, device), completed=completed), *suspended)
             print("\n\n".join(filter(None, tables)))
         return DONE
     if arguments.json:

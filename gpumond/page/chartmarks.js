@@ -1,6 +1,6 @@
 // Marks on the time axis of a chart: events of its device or process.
 
-import { causeOf } from "./causes.js";
+import { causeOf } from "./eventgroups.js";
 import { MARKS, REPEATS } from "./words.js";
 
 const NEAR = 0.01; // of the range: marks that the crosshair names

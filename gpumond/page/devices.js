@@ -3,7 +3,7 @@
 
 import { showThinBar, thinBar } from "./bars.js";
 import { $, button, make, name, put, sync } from "./elements.js";
-import { DEVICE_COLUMNS, devicesOf, layoutOf, tileLabel, usedShare } from "./matrix.js";
+import { DEVICE_COLUMNS, devicesOf, layoutOf, tileLabel, usedShare } from "./devicegrid.js";
 import { choose, chosen } from "./selection.js";
 import { claimedParts } from "./shares.js";
 import { createSpark, showSpark } from "./recentuse.js";

@@ -1,7 +1,7 @@
 // Events: what happened, the newest first.
 
 import * as address from "./address.js";
-import { causesOf } from "./causes.js";
+import { causesOf } from "./eventgroups.js";
 import { showMinuteBefore } from "./chart.js";
 import { eventRecord, saveCsv } from "./downloads.js";
 import { $, button, make, put, showChoices, sync } from "./elements.js";

@@ -7,7 +7,7 @@ import { createChart, setTarget } from "./chart.js";
 import { $, button, make, name, put, showChoices, sync } from "./elements.js";
 import { flush } from "./flushdialog.js";
 import { clock, duration, human, percent, sum, words } from "./format.js";
-import { stateOf } from "./matrix.js";
+import { stateOf } from "./devicegrid.js";
 import { MEANINGS } from "./meanings.js";
 import { holdMoment } from "./selectedtime.js";
 import { suspensionSentence } from "./processlist.js";

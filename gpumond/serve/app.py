@@ -15,7 +15,7 @@ from gpumond.kernel import Kernel
 from gpumond.serve import live, operations, pages, resources, routes, sessions
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.limits import MAX_PREVIEWS, UserAmounts
-from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, LiveFrames
+from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, FrameStream
 from gpumond.serve.routes import KIND, problem_responses
 
 DESCRIPTION = (
@@ -83,7 +83,7 @@ def state_of(kernel: Kernel, tokens: Tokens) -> State:
         {
             "kernel": kernel,
             "tokens": tokens,
-            "live": LiveFrames(kernel),
+            "live": FrameStream(kernel),
             "event_streams": UserAmounts(MAX_STREAMS),
             "previews": UserAmounts(MAX_PREVIEWS, 1),
             "slow_seconds": SLOW_SECONDS,

@@ -104,7 +104,7 @@ class LiveMessage:
     packed: bytes
 
 
-class LiveFrames:
+class FrameStream:
     """The messages of all streams. Nothing is computed or kept while there is no reader."""
 
     def __init__(self, kernel: Kernel, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:

@@ -39,7 +39,16 @@ from gpumond.top.screen import (
     remarks_in_full,
 )
 from gpumond.top.terminal import Mouse, Terminal
-from gpumond.view.frame import View, at_index, device_of, key_of, neighbor, of_device, place_of, processes_on
+from gpumond.view.frame import (
+    View,
+    device_at_index,
+    device_of,
+    history_key_of,
+    neighbor,
+    processes_on,
+    split_merged_uuid,
+    view_of_device,
+)
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import Key, ProcessOnDevice, ProcessRow
 from gpumond.view.text import BLOCKS, GAP_SECONDS, Line, Span, ansi, colors_of
@@ -143,7 +152,7 @@ class Top:
 
     def _place_of(self, uuid: str) -> tuple[DaemonConnection, str]:
         """Return the connection to the daemon of a device, and its own UUID for it."""
-        place, own = place_of(uuid) if len(self.connections) > 1 else (0, uuid)
+        place, own = split_merged_uuid(uuid) if len(self.connections) > 1 else (0, uuid)
         return self.connections[place], own
 
     def _notices(self) -> list[FrameNotice]:
@@ -171,7 +180,7 @@ class Top:
         shown = self.shown
         device, row = device_of(shown, self.device), self.table.chosen
         if device and self.panel is None:
-            return key_of(device), f"GPU {device.label} {device.name} "
+            return history_key_of(device), f"GPU {device.label} {device.name} "
         if shown is None or row is None or row.members:
             return None
         return row.key, f"{row.process.program} (pid {row.process.pid}) "
@@ -241,7 +250,7 @@ class Top:
     def _remarks_in_full(self, width: int) -> list[Line]:
         urls = [each.daemon.url for each in self.connections]
         completed = partial(with_commands, url=urls[0]) if len(urls) == 1 else str
-        concerned = self.shown and of_device(self.shown, self.device)
+        concerned = self.shown and view_of_device(self.shown, self.device)
         return remarks_in_full(remarks(concerned, self._notices()), width, completed)
 
     # keys and mouse
@@ -259,7 +268,7 @@ class Top:
         elif self._filtering:
             self._type(key)
         elif key.isdecimal() and len(key) == 1:
-            self._select_device(at_index(self.shown, int(key)) if self.shown else None, keep=True)
+            self._select_device(device_at_index(self.shown, int(key)) if self.shown else None, keep=True)
         elif key in self._actions:
             self._actions[key]()
 

@@ -14,7 +14,7 @@ from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
 from gpumond.facts.units import clock, duration, human, plural
 from gpumond.top.connection import DaemonClient, DaemonConnection
 from gpumond.top.processes import ProcessList
-from gpumond.view.frame import View, of_device
+from gpumond.view.frame import View, view_of_device
 from gpumond.view.notices import FrameNotice, grouped
 from gpumond.view.rows import Key, ProcessRow, plain
 from gpumond.view.tables import device_block, flush_estimate
@@ -371,7 +371,7 @@ class Screen:
             device,
             lambda uuid: self.sensors.lines(uuid, width) if curves else (),
         )
-        concerned = shown and of_device(shown, device)
+        concerned = shown and view_of_device(shown, device)
         estimate = estimate_line(concerned, width)
         entry = filter_line(table.words, filtering)
         about = [*remarks(None if silent else concerned, notices)]

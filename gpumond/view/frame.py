@@ -286,7 +286,7 @@ def neighbor(view: View, uuid: str | None, step: int) -> str | None:
     return places[(at + step) % len(places)]
 
 
-def at_index(view: View, index: int) -> str | None:
+def device_at_index(view: View, index: int) -> str | None:
     """Return the first device with that index. Instances (MIG) have the index of their device."""
     return next((device.uuid for device in view.devices if device.index == index), None)
 
@@ -299,7 +299,7 @@ def processes_on(view: View, uuid: str | None) -> tuple[ProcessRow, ...]:
     return tuple(row for row in view.processes if row.key[0] in uuids)
 
 
-def of_device(view: View, uuid: str | None) -> View:
+def view_of_device(view: View, uuid: str | None) -> View:
     """Return the view of one device and its instances; of all devices without a device.
 
     Its notices are those about these devices, about the one that an instance is a part of, and about no single device.
@@ -326,7 +326,7 @@ def of_device(view: View, uuid: str | None) -> View:
     )
 
 
-def of_programs(view: View, names: Iterable[str]) -> View:
+def view_of_programs(view: View, names: Iterable[str]) -> View:
     """Return the view of the processes with these names or pids, of their devices, and what concerns them."""
     processes = tuple(row for row in view.processes if {row.program, str(row.pid)} & {*names})
     uuids = {row.key[0] for row in processes}
@@ -338,7 +338,7 @@ def of_programs(view: View, names: Iterable[str]) -> View:
     return replace(view, **notices, devices=devices, processes=processes, reclaimable_bytes=None, elsewhere=0)
 
 
-def key_of(device: DeviceRow) -> Key:
+def history_key_of(device: DeviceRow) -> Key:
     """Return the key of the history of a whole device."""
     return device.uuid, None
 
@@ -347,7 +347,7 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
     """Return one view of several daemons, each with its name. Those without a view are absent.
 
     Devices, processes and notices state the name. A UUID begins with the place of its daemon in ``views``, see
-    ``place_of``: two daemons can state the same, as those of simulated devices do.
+    ``split_merged_uuid``: two daemons can state the same, as those of simulated devices do.
     """
     all_views = [_named(place, name, each) for place, (name, each) in enumerate(views) if each is not None]
     known = [each.reclaimable_bytes for each in all_views if each.reclaimable_bytes is not None]
@@ -402,7 +402,7 @@ def _named(place: int, name: str, view: View) -> View:
     )
 
 
-def place_of(uuid: str) -> tuple[int, str]:
+def split_merged_uuid(uuid: str) -> tuple[int, str]:
     """Return the place of the daemon, and its own UUID, of a device in a merged view."""
     place, _, own = uuid.partition(PLACE_END)
     return int(place), own

@@ -22,7 +22,7 @@ from gpumond.facts.shares import SHARES
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.verdicts import AT_PEAK, REMEDIES
 from gpumond.features.quotas.command import quota_text
-from gpumond.view.frame import of_device, view
+from gpumond.view.frame import view, view_of_device
 from gpumond.view.rows import limit_sentences
 from gpumond.view.tables import device_lines, device_table, notes, process_table, suspended_programs
 from gpumond.view.text import plain_text
@@ -119,7 +119,7 @@ def test_flush_of_one_device_promises_the_cache_of_that_device():
         for index, uuid in enumerate(("GPU-a", "GPU-b"))
     ]
     content = view(make_frame(*devices, reports=(report,)))
-    (text,) = filter(None, notes(of_device(content, "GPU-b")))
+    (text,) = filter(None, notes(view_of_device(content, "GPU-b")))
     assert text == "a flush of the programs on GPU 1 would release about 3.0 GiB: gpumond flush --device 1"
     assert "a flush of all programs would release about 4.0 GiB: gpumond flush --all" in notes(content)
 
@@ -149,7 +149,7 @@ def test_one_device_shows_its_own_notices_and_counts_the_problems_of_others():
     frame = make_frame(
         *devices, verdicts=(leak, suspicion), alerts=alerts, faults=faults, suspended_programs=(suspended,)
     )
-    text = "\n".join(notes(of_device(view(frame), "GPU-b")))
+    text = "\n".join(notes(view_of_device(view(frame), "GPU-b")))
     assert "GPU 1: lost" in text
     assert "nvml: lost" in text
     assert "GPU 0" not in text

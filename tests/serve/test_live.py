@@ -16,7 +16,7 @@ import pytest
 from gpumond.facts.frame import Frame, FullFrame, Ledger
 from gpumond.facts.snapshot import Sensors
 from gpumond.serve.full_frame import full_frame
-from gpumond.serve.live import HEARTBEAT_SECONDS, KEPT, LiveFrames, live_frame
+from gpumond.serve.live import HEARTBEAT_SECONDS, KEPT, FrameStream, live_frame
 from gpumond.tick.ledger import attribute
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_process, make_report, make_snapshot
@@ -158,14 +158,14 @@ async def until(found: Callable[[], object]) -> None:
     raise AssertionError("not in time")
 
 
-Scene = Callable[[LiveView, Callable[..., Reader], LiveFrames], Coroutine[Any, Any, None]]
+Scene = Callable[[LiveView, Callable[..., Reader], FrameStream], Coroutine[Any, Any, None]]
 
 
 def with_readers(scene: Scene, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
     async def run() -> None:
         view = LiveView()
         app = serving(view)
-        app.state.live = LiveFrames(view, heartbeat_seconds)
+        app.state.live = FrameStream(view, heartbeat_seconds)
         task = asyncio.create_task(app.state.live.run())
         readers: list[Reader] = []
 
@@ -184,7 +184,7 @@ def with_readers(scene: Scene, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> 
 
 
 def test_reader_receives_a_frame_then_changes_and_events():
-    async def scene(view: LiveView, connect: Callable[..., Reader], _: LiveFrames) -> None:
+    async def scene(view: LiveView, connect: Callable[..., Reader], _: FrameStream) -> None:
         rng, reader = random.Random(2), connect()
         await until(lambda: messages(reader.received))
         for seq in range(2, 8):
@@ -201,7 +201,7 @@ def test_reader_receives_a_frame_then_changes_and_events():
 
 
 def test_compressed_stream_equals_the_plain_one():
-    async def scene(view: LiveView, connect: Callable[..., Reader], _: LiveFrames) -> None:
+    async def scene(view: LiveView, connect: Callable[..., Reader], _: FrameStream) -> None:
         plain, packed = connect(), connect(accept_encoding="gzip, br")
         await until(lambda: messages(plain.received) and packed.received)
         for seq in range(2, 6):
@@ -218,7 +218,7 @@ def test_compressed_stream_equals_the_plain_one():
 
 
 def test_changes_are_computed_once_and_only_for_readers():
-    async def scene(view: LiveView, connect: Callable[..., Reader], frames: LiveFrames) -> None:
+    async def scene(view: LiveView, connect: Callable[..., Reader], frames: FrameStream) -> None:
         view.take(random_frame(random.Random(2), 2))
         await asyncio.sleep(0.05)
         assert frames.number == 0
@@ -235,7 +235,7 @@ def test_changes_are_computed_once_and_only_for_readers():
 
 
 def test_slow_reader_receives_a_frame_in_place_of_changes_that_are_no_longer_kept():
-    async def scene(view: LiveView, connect: Callable[..., Reader], _: LiveFrames) -> None:
+    async def scene(view: LiveView, connect: Callable[..., Reader], _: FrameStream) -> None:
         slow, quick = connect(), connect()
         await until(lambda: messages(slow.received) and messages(quick.received))
         slow.blocked = asyncio.Event()
@@ -250,7 +250,7 @@ def test_slow_reader_receives_a_frame_in_place_of_changes_that_are_no_longer_kep
 
 
 def test_reader_receives_comments_while_no_frame_is_taken():
-    async def scene(view: LiveView, connect: Callable[..., Reader], _: LiveFrames) -> None:
+    async def scene(view: LiveView, connect: Callable[..., Reader], _: FrameStream) -> None:
         reader = connect()
         await until(lambda: reader.received.count(b": alive\n\n") > KEPT + 1)
         late = connect()

@@ -296,7 +296,7 @@ def test_events_with_one_cause_are_one():
         {"id": 6, "at": 51.0, "pid": None, "kind": "alert-fired"},
         {"id": 7, "at": 51.0, "pid": None, "kind": "alert-fired"},
     ]
-    found = run_module("causes", "m.causesOf(given).map((group) => group.map(({ id }) => id))", *ended)
+    found = run_module("eventgroups", "m.causesOf(given).map((group) => group.map(({ id }) => id))", *ended)
     assert found == [[7], [6], [4, 2, 5], [3], [1]]
 
 
@@ -306,7 +306,7 @@ def test_repeats_of_an_out_of_memory_error_are_one_event():
         return {"id": number, "at": at, "pid": pid, "kind": "oom", "device_uuid": "GPU-a", "details": limits}
 
     events = [error(1, 10), error(2, 60), error(3, 70, limit=4), error(4, 80, pid=8), error(5, 115), error(6, 180)]
-    found = run_module("causes", "m.causesOf(given).map((group) => group.map(({ id }) => id))", *events)
+    found = run_module("eventgroups", "m.causesOf(given).map((group) => group.map(({ id }) => id))", *events)
     assert found == [[6], [5, 2, 1], [4], [3]]
 
 

@@ -258,7 +258,7 @@ def test_drawn_part_contains_what_is_seen_and_at_most_sixty_rows():
 
 @pytest.mark.parametrize(("count", "layout"), [(1, "one"), (2, "rows"), (32, "rows"), (33, "tiles")])
 def test_layout_of_devices_follows_from_their_number(count: int, layout: str):
-    assert run_module("matrix", "m.layoutOf(given[0])", count) == layout
+    assert run_module("devicegrid", "m.layoutOf(given[0])", count) == layout
 
 
 def test_rows_of_devices_state_the_bytes_of_the_frame():
@@ -266,10 +266,10 @@ def test_rows_of_devices_state_the_bytes_of_the_frame():
         ({ device, sums, programs, problem }) => [device.uuid, sums, programs, problem]))"""
     wholes = [full_frame(random_frame(random.Random(seed), seed)) for seed in range(20)]
     frames = [as_json(whole) for whole in wholes]
-    assert run_module("matrix", expression, *frames) == run_module(
-        "matrix", expression, *(as_json(live_frame(whole)) for whole in wholes)
+    assert run_module("devicegrid", expression, *frames) == run_module(
+        "devicegrid", expression, *(as_json(live_frame(whole)) for whole in wholes)
     )
-    for frame, rows in zip(frames, run_module("matrix", expression, *frames), strict=True):
+    for frame, rows in zip(frames, run_module("devicegrid", expression, *frames), strict=True):
         expected: list[Any] = []
         for device in frame["snapshot"]["devices"]:
             uuid = device["uuid"]
@@ -290,7 +290,7 @@ def test_worst_problem_of_a_device_is_that_which_leaves_least_time():
         {"device_uuid": "GPU-0", "kind": kind, "since": 1.0, "time_to_full_seconds": left} for kind, left in kinds
     ]
     frame = frame_of_two_devices()
-    found = run_module("matrix", "m.devicesOf(given[0]).map((row) => row.problem)", frame | {"verdicts": verdicts})
+    found = run_module("devicegrid", "m.devicesOf(given[0]).map((row) => row.problem)", frame | {"verdicts": verdicts})
     assert found == ["leak +1", ""]
 
 

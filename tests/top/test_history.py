@@ -11,7 +11,7 @@ import pytest
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import SHARES
 from gpumond.top.screen import HistoryChart, SensorHistory, drawn, extended, read_history, read_utilization
-from gpumond.view.frame import View, key_of, view
+from gpumond.view.frame import View, history_key_of, view
 from gpumond.view.text import plain_text, width_of
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame
@@ -39,7 +39,7 @@ class Recorded:
 
 
 CONTENT = view(busy_frame())
-DEVICE, TRAIN = key_of(CONTENT.devices[0]), CONTENT.processes[0].key
+DEVICE, TRAIN = history_key_of(CONTENT.devices[0]), CONTENT.processes[0].key
 
 
 def gib(live: int = 0, cached: int = 0, stranded: int = 0, overhead: int = 0, opaque: int = 0) -> dict[str, int]:

@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import Sensors
-from gpumond.view.frame import at_index, merged, neighbor, place_of, processes_on, view
+from gpumond.view.frame import device_at_index, merged, neighbor, processes_on, split_merged_uuid, view
 from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame, share_history
 from tests.helpers.running import until
@@ -178,7 +178,7 @@ def test_merged_views_have_the_rows_of_all_daemons():
     both = merged([("a", one), ("gone", None), ("b", other)])
     assert [device.label for device in both.devices] == ["a:0", "a:1", "a:2", "b:0"]
     assert [row.gpu for row in both.processes] == ["a:2", "a:1", "a:0", "b:0"]
-    assert [place_of(device.uuid) for device in both.devices[-2:]] == [(0, "GPU-2"), (2, "GPU-0")]
+    assert [split_merged_uuid(device.uuid) for device in both.devices[-2:]] == [(0, "GPU-2"), (2, "GPU-0")]
     assert len({row.key for row in both.processes}) == 4
     assert (both.agents, both.reclaimable_bytes) == (one.agents + other.agents, one.reclaimable_bytes)
 
@@ -192,7 +192,7 @@ def test_selection_cycles_through_all_devices_and_none():
     content = view(three())
     assert [neighbor(content, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
     assert [neighbor(content, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
-    assert [at_index(content, index) for index in (0, 2, 3)] == ["GPU-0", "GPU-2", None]
+    assert [device_at_index(content, index) for index in (0, 2, 3)] == ["GPU-0", "GPU-2", None]
 
 
 def test_device_shows_the_processes_of_its_instances():

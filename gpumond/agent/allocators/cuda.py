@@ -1,4 +1,4 @@
-"""Queries of the CUDA driver that change nothing, through the libcuda that the program has loaded.
+"""Calls to the CUDA driver through the libcuda that the program has loaded.
 
 No function here loads a library, initializes CUDA or creates a context. None means unknown. Devices are ordinals as the
 program sees them (after CUDA_VISIBLE_DEVICES).

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, duration, option, print_error, print_result, value
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, duration, option, option_type, print_error, print_result
 from gpumond.cli.progress import Progress
 from gpumond.facts.errors import DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     entries = what.add_parser("list", help="list the stored baselines")
     delete = what.add_parser("delete", help="delete a baseline")
     for parser in (record, compare, delete):
-        parser.add_argument("name", type=value(_name), metavar="NAME", help="the baseline's name")
+        parser.add_argument("name", type=option_type(_name), metavar="NAME", help="the baseline's name")
     length: dict[str, Any] = {"dest": "duration", "type": duration}
     option(record, "--for DURATION", "how long to measure, such as 10m", required=True, **length)
     option(record, "--workload NAME", "measure only this workload")
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         compare,
         "--fail-above PERCENT",
         "exit with 1 if peak live memory grew by more than this, such as 5%%",
-        type=value(_growth),
+        type=option_type(_growth),
         **limit,
     )
     option(
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-if COMPARISON",
         "exit with 1 if a measure changed by more than this; repeatable: 'held_typical>1GiB' (grew by more than "
         "1 GiB), 'retries_rate>0', 'utilization_typical<-10%%' (fell by more than 10%%)",
-        type=value(threshold),
+        type=option_type(threshold),
         **limit,
     )
     option(compare, "--html FILE", "write a report with charts to this HTML file", type=Path)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_error, value
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration as readable
 from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, group_of, of_devices, selector
@@ -194,7 +194,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--by COLUMN[,COLUMN]",
         f"programs with the same values get one size: {', '.join(COLUMNS)} (default: workload)",
-        type=value(group_of(COLUMNS)),
+        type=option_type(group_of(COLUMNS)),
         default="workload",
     )
     option(
@@ -209,7 +209,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--headroom PERCENT",
         f"margin of LIMIT above NEEDED (default: {HEADROOM:.0%}%)",
-        type=value(headroom),
+        type=option_type(headroom),
         default=HEADROOM,
     )
     option(parser, "--limit N", "maximum number of rows; 0 for all (default: 20)", type=int, default=20)

@@ -24,7 +24,7 @@ from urllib.parse import urlencode, urlsplit
 import yaml
 
 from gpumond.agent.transport import trusted_uids
-from gpumond.cli.arguments import duration, option, value
+from gpumond.cli.arguments import duration, option, option_type
 from gpumond.config.models import yaml_problem
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError, HttpError
 from gpumond.features.fleet.connection import (
@@ -397,7 +397,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--label NAME=PATTERN",
         "only machines with a matching label in the target list, such as zone=eu-*; repeatable, all must match",
         action="append",
-        type=value(_label_pattern),
+        type=option_type(_label_pattern),
     )
     option(parser, "--token-file FILE", "file with your token for the daemons (default: $GPUMOND_TOKEN)", type=Path)
     option(parser, "--tokens FILE", "your tokens by machine (YAML), which override --token-file", type=Path)

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, confirm, duration, option, value
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, confirm, duration, option, option_type
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.flush import MAX_REASON, Operation
 from gpumond.facts.pools import ENGINE_STEP, STEPS, on_command_line
@@ -315,7 +315,10 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         )
     if what != "wake":
         option(
-            parser, "--min-reclaimable SIZE", "skip processes that would release less than SIZE", type=value(byte_size)
+            parser,
+            "--min-reclaimable SIZE",
+            "skip processes that would release less than SIZE",
+            type=option_type(byte_size),
         )
     if what == "sleep":
         option(
@@ -328,7 +331,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             parser,
             "--max-unavailable N|P%",
             "how many engines with the same name may be unavailable at once (default: all but --keep)",
-            type=value(parse_unavailable),
+            type=option_type(parse_unavailable),
         )
     option(parser, "--force", "ignore the cooldown after the previous flush")
     option(parser, "--dry-run", "print the plan, and change nothing")

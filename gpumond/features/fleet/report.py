@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_error, typed_time, value
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error, typed_time
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration as readable
 from gpumond.features.fleet.accounting import (
@@ -67,14 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--by COLUMN[,COLUMN]",
         f"group by these columns: {', '.join(COLUMNS)} (default: user)",
-        type=value(group_of(COLUMNS)),
+        type=option_type(group_of(COLUMNS)),
         default="user",
     )
     option(parser, "--teams FILE", "your teams and their members (YAML), for --by team", type=Path)
     begin = "start of the period: HH:MM or ISO 8601 (UTC unless it has an offset), or how long ago, such as 30d"
-    option(parser, "--from TIME", begin, dest="begin", type=value(typed_time))
+    option(parser, "--from TIME", begin, dest="begin", type=option_type(typed_time))
     end = "end of the period, written as for --from (default: now)"
-    option(parser, "--to TIME", end, dest="end", type=value(typed_time))
+    option(parser, "--to TIME", end, dest="end", type=option_type(typed_time))
     option(
         parser, "--for DURATION", "the period's length, instead of --from (default: 7d)", dest="duration", type=duration
     )
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--price [MODEL=]AMOUNT",
         "your price for a GPU-hour, for models whose name contains MODEL; repeatable",
-        type=value(price),
+        type=option_type(price),
         action="append",
         default=[],
     )

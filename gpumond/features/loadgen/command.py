@@ -18,7 +18,7 @@ from typing import Any
 
 from gpumond import agent
 from gpumond.agent.settings import workload_name
-from gpumond.cli.arguments import DONE, FAILED, duration, option, positive, value
+from gpumond.cli.arguments import DONE, FAILED, duration, option, option_type, positive
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.units import plural, threshold, typed_size
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fill FRACTION",
         "use at most this fraction of the GPU (default: stress: 90%%; other scenarios: 80%%, or 100%% if this command "
         "creates a simulated GPU)",
-        type=value(_share),
+        type=option_type(_share),
     )
     option(parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=positive(typed_size))
     option(parser, "--workload NAME", "workload name to report (default: the scenario's name)")

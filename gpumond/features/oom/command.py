@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, count, option, print_error, value
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, count, option, option_type, print_error
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.oom.case import CaseSummary, RankedCase, document, plain
 from gpumond.view import html_report
@@ -25,7 +25,12 @@ NO_CASE = "no program has run out of memory"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what", nargs="?", type=value(_check_subcommand), choices=("list", "show"), default="list", help="default: list"
+        "what",
+        nargs="?",
+        type=option_type(_check_subcommand),
+        choices=("list", "show"),
+        default="list",
+        help="default: list",
     )
     parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's ID, or `last` (default)")
     option(parser, "--pid N", "cases of this process only", type=count)

@@ -9,7 +9,16 @@ from functools import partial
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_error, print_result, typed_time, value
+from gpumond.cli.arguments import (
+    DONE,
+    NOTHING_TO_DO,
+    duration,
+    option,
+    option_type,
+    print_error,
+    print_result,
+    typed_time,
+)
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import plural
@@ -29,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument(
         "matchers",
         nargs="+",
-        type=value(matcher),
+        type=option_type(matcher),
         metavar="MATCHER",
         help=f"label matcher with {', '.join(OPERATORS[:-1])} or {OPERATORS[-1]}: rule=leak, 'workload=~train.*'",
     )
@@ -39,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add,
         "--start TIME",
         "start: HH:MM or ISO 8601 (UTC unless it has an offset), or in how long, such as 30m (default: now)",
-        type=value(partial(typed_time, ahead=True)),
+        type=option_type(partial(typed_time, ahead=True)),
     )
     option(add, "--author NAME", "who is responsible (default: you)", default="")
     entries = what.add_parser("list", help="list silences")
