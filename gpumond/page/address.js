@@ -4,12 +4,12 @@ const parameters = new URLSearchParams(location.hash.slice(1));
 
 export const read = (name) => parameters.get(name) ?? "";
 
-/** Writes a value into the address, or removes it if it is empty. */
-export function write(name, value) {
+/** Writes a value into the address, or removes it if it is empty. `step`: the browser's Back returns to what was before. */
+export function write(name, value, step = false) {
   if (value) parameters.set(name, value);
   else parameters.delete(name);
   const text = parameters.toString();
-  history.replaceState(null, "", location.pathname + location.search + (text && `#${text}`));
+  history[step ? "pushState" : "replaceState"](null, "", location.pathname + location.search + (text && `#${text}`));
 }
 
 /** A link to another view of the web UI, in the same theme. */

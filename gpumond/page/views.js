@@ -22,8 +22,8 @@ export function addView(name, create, load) {
 }
 
 export function openView(name) {
+  address.write("view", name, name !== open);
   open = name;
-  address.write("view", name);
   if (name !== "cases") address.write("case", "");
   reload();
   keepFocus();

@@ -423,6 +423,15 @@ def test_change_is_that_since_the_start_of_the_range(session: PageSession, demo:
     page.unroute(LIVE)
 
 
+def test_browsers_back_returns_to_the_view_before(session: PageSession):
+    page = session.page
+    page.get_by_role("button", name="Alerts", exact=True).click()
+    page.get_by_role("button", name="Receipts", exact=True).click()
+    for view in ("Alerts", "Overview"):
+        page.go_back()
+        page.locator(f"#views [aria-current=page]:text-is('{view}')").wait_for()
+
+
 def test_link_opens_what_is_shown(session: PageSession):
     page = session.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
