@@ -27,7 +27,7 @@ MEANINGS: Mapping[str, str] = {
     "unattributed": "Used memory that the driver attributes to no process: left by an exited process, or managed "
     "memory (cudaMallocManaged) of a program without an agent.",
     "free": "Memory that isn't in use.",
-    "reserved": "Memory that the driver or the firmware keeps for itself.",
+    "reserved": "Memory that the driver or the firmware keeps for itself (not PyTorch's memory_reserved).",
     "overcount": "Bytes by which the shares exceed the driver-reported usage: briefly, because agents and driver are "
     "read at different times; permanently, because processes share memory (CUDA IPC, VMM) that the driver counts for "
     "each of them.",

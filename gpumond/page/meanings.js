@@ -8,7 +8,7 @@ export const MEANINGS = {
   opaque: "Memory that can't be broken down: all of a process without an agent, or whose agent has reported no pool; a pool that doesn't count live bytes; what a process has taken in the second since its agent's last report.",
   unattributed: "Used memory that the driver attributes to no process: left by an exited process, or managed memory (cudaMallocManaged) of a program without an agent.",
   free: "Memory that isn't in use.",
-  reserved: "Memory that the driver or the firmware keeps for itself.",
+  reserved: "Memory that the driver or the firmware keeps for itself (not PyTorch's memory_reserved).",
   overcount: "Bytes by which the shares exceed the driver-reported usage: briefly, because agents and driver are read at different times; permanently, because processes share memory (CUDA IPC, VMM) that the driver counts for each of them.",
   unmapped: "Memory that an allocator counts while its pages are released (sleep mode, suspended process); it isn't part of used memory.",
 };

@@ -150,7 +150,7 @@ def fetch(url: str, pid: int, dump: dict[str, Any], out: str) -> None:
 
 
 class SnapshotCommand:
-    """``gpumond snapshot``: programs write their framework's memory snapshot, and the file of one is fetched."""
+    """``gpumond snapshot``: programs write memory snapshots, and the file of one is downloaded."""
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -201,7 +201,8 @@ class Limit:
         option(
             parser,
             "--yes",
-            "skip the warning about a program that already holds more than SIZE and, on a terminal, the confirmation",
+            "skip the warning about a program that would hold more than SIZE even after a flush and, on a terminal, "
+            "the confirmation",
         )
         client.add_arguments(parser)
 
