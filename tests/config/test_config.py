@@ -121,7 +121,10 @@ rule_overrides:
             ["rule_overrides: leak is also in rules"],
         ),
         ("rules: [{name: A B}]", ["rules[0].name", "'A B'"]),
-        ("rules: [{name: a, scope: device, value: mood, above: 1}]", ["rules[0]", "'mood'", "used_ratio"]),
+        (
+            "rules: [{name: a, scope: device, value: mood, above: 1}]",
+            ["rules[0]", "'mood'", "docs/reference/rules.md#values"],
+        ),
         ("rules: [{name: a, scope: device, value: used_ratio}]", ["rules[0]", "above", "below"]),
         ("rules: [{name: a, scope: device, value: used_ratio, above: lots}]", ["rules[0].above", "'lots'", "80%"]),
         (
