@@ -593,7 +593,7 @@ def quota_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None)
 
 
 def _limit_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None, required: int, owner: str) -> str:
-    """Return the limit in effect where a quota requires one: the program's allocators may have a lower one."""
+    """Return the limit in effect where a quota sets one: the program's allocators may have a lower one."""
     if report is None:
         return f"limit {human(required)} ({owner}; not in effect: the program has no agent)"
     own = [each["limit_bytes"] for each in report["limits"] if each["device_uuid"] == process["device_uuid"]]

@@ -268,7 +268,7 @@ def notes_on_small_devices(frame: Mapping[str, Any], limit: int | None, uuids: C
 
 
 def notes_on_quotas(frame: Mapping[str, Any], limit: int | None, pids: Collection[int]) -> Iterator[str]:
-    """Yield the processes of which a quota requires a lower limit than the one that was requested."""
+    """Yield the processes for which a quota sets a lower limit than the one that was requested."""
     for process in frame["processes"]:
         quota = process["quota"] or {}
         required = quota.get("limit_bytes")

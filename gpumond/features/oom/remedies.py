@@ -67,7 +67,7 @@ class Evidence(FailedAllocation):
 
     @cached_property
     def missing(self) -> int | None:
-        """Bytes that the request lacked; None if unknown."""
+        """Bytes by which the request was short; None if unknown."""
         if self.is_limited:
             return None if self.request is None else self.limited_by
         if self.request is None or self.free is None:
