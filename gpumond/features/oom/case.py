@@ -60,7 +60,7 @@ class OomCase(HasProcessKey):
     """What is known about one out-of-memory error, and the remedies, the most effective first.
 
     ``summary`` is one sentence. ``oom`` is the program's record; it's None for a program without an agent, about which
-    only the driver's numbers are known. ``missing_bytes``: what the request was short. ``reserved_bytes``: what the driver
+    only the driver's numbers are known. ``missing_bytes``: what the request lacked. ``reserved_bytes``: what the driver
     keeps of the device. ``limit_bytes``: the program's own limit, if that was the cause; its repeated errors at this
     limit are one case, whose first has the ``id``, and ``errors`` is their number. ``lines`` are the device's ledger at
     the last tick before the error, at ``lines_at``, with the program's own bytes at the error; ``reported_at`` is the
