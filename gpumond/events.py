@@ -483,7 +483,7 @@ def _alert(kind: EventKind, alert: Alert) -> Event:
     if kind == "alert-resolved" and WAS not in summary:
         summary = f"{alert.rule} resolved{WAS}{summary}"
     elif kind == "alert-resolved" and summary.startswith(OVER):
-        summary = f"{alert.rule} resolved: it {summary}"
+        summary = f"{alert.rule} {summary}"
     details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
     return _draft(kind, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details)
 

@@ -66,7 +66,7 @@ class LoadedAllocators:
         """Number of commands that exceeded the rate or contained an unknown step."""
         self._limits: dict[tuple[str, str], PoolLimit] = {}
         self._own_limits: dict[tuple[str, str], int] = {}
-        """Those that no quota requires, by allocator and device. A quota may have lowered them."""
+        """Those that no quota has set, by allocator and device. A quota may have lowered them."""
 
     def adapters(self) -> list[AllocatorAdapter]:
         """Search for libraries that the program has imported since, and return all adapters."""
@@ -295,7 +295,7 @@ def apply_limit(limit_bytes: int | None, device: str | int | None, quota: str = 
     """Set a limit at each allocator, and return the results. Never raises.
 
     Above it, allocators flush, then raise their out-of-memory error, as if the device were smaller. It applies to this
-    process only, and frees nothing by itself. ``quota``: the quota that requires the limit, or, without
+    process only, and frees nothing by itself. ``quota``: the quota that sets the limit, or, without
     ``limit_bytes``, whose limit is removed. The program's own limit remains if it is lower.
     """
     applied = tuple(one for adapter in LOADED.adapters() for one in _apply_limit(adapter, limit_bytes, device, quota))

@@ -131,7 +131,7 @@ duration = option_type(units.typed_seconds)
 
 def typed_time(text: str, now: float | None = None, ahead: bool = False) -> float:
     """Convert a time that a user types to Unix time: ISO 8601 (UTC unless it has an offset), the last ``HH:MM``, or how
-    long ago, such as ``5m``. ``ahead``: the next ``HH:MM``, or in how long. Raises ValueError.
+    long ago, such as ``5m``. ``ahead``: the next ``HH:MM``, or a delay. Raises ValueError.
     """
     now = time.time() if now is None else now
     with suppress(ValueError):
@@ -141,7 +141,7 @@ def typed_time(text: str, now: float | None = None, ahead: bool = False) -> floa
     try:
         at = datetime.fromisoformat(f"{today:%Y-%m-%d} " * is_clock + text.replace("Z", "+00:00"))
     except ValueError:
-        distance = "in how long" if ahead else "how long ago"
+        distance = "a delay" if ahead else "how long ago"
         raise ValueError(f"expected HH:MM, a time such as 2026-11-01T08:00, or {distance}, such as 5m") from None
     at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
     if is_clock and ahead != (at > today):

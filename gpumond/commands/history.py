@@ -105,7 +105,7 @@ def _over_time(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[st
         for entry in _thinned(_columns(arguments.url, subject, since, arguments.until), every)
     ]
     if not found and arguments.names:
-        raise DaemonError(f"no history of {' or '.join(arguments.names)}", client.NOT_FOUND)
+        raise DaemonError(f"no history for {' or '.join(arguments.names)}", client.NOT_FOUND)
     return sorted(found, key=lambda entry: entry["at"])
 
 
@@ -214,7 +214,7 @@ def _holdings_at(arguments: argparse.Namespace, at: float, uuid: str | None) -> 
     except DaemonError as error:
         if error.status != client.NOT_FOUND:
             raise
-        what = f"no history of {moment(at)}; choose a later time, after the daemon's start and within the last day"
+        what = f"no history for {moment(at)}; choose a later time, after the daemon's start and within the last day"
         raise DaemonError(what, client.NOT_FOUND) from None
     entries = [
         {"at": at, **holding, **{f"{each}_bytes": _whole(holding[f"{each}_bytes"]) for each in AMOUNTS}}

@@ -17,7 +17,7 @@ from gpumond.view.rows import ProcessRow
 from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table, suspended_programs
 from gpumond.view.text import broken, output_width
 
-LIMIT = "What the program's allocators may hold: live, cached and stranded memory. Overhead doesn't count."
+LIMIT = "What each of the program's allocators may hold: live, cached and stranded memory. Overhead doesn't count."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     order = "order of the processes (default: used); waste is cached and stranded memory"
     option(parser, "--sort used|waste", order, choices=("used", "waste"))
     client.add_arguments(parser, entries="processes")
-    columns = {share: MEANINGS[share] for share in (*SHARES, "unmapped")} | {"limit": LIMIT}
+    columns = {share: MEANINGS[share] for share in (*SHARES, "unmapped", "reserved")} | {"limit": LIMIT}
     meanings = (
         textwrap.fill(f"{name.upper():13}{meaning}", 79, subsequent_indent=13 * " ")
         for name, meaning in columns.items()

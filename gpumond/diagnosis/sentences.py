@@ -73,7 +73,9 @@ def _number(growth: AllocationGrowth | None) -> tuple[str, ...]:
     if growth is None or growth.rises is None:
         return ()
     return (
-        f"with {growth.per_minute:.3g}/min more live allocations" if growth.rises else "in a few large allocations",
+        f"with {growth.per_minute:.3g} more live allocations per minute"
+        if growth.rises
+        else "in a few large allocations",
     )
 
 

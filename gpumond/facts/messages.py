@@ -121,7 +121,7 @@ class AgentRequest:
     (``retainers``), whose result is in later reports, or for the end of the program by its own function.
 
     ``record_seconds``: record the allocator's history for this time before the snapshot and the classes. ``quota``: the
-    quota that requires the limit; the agent's reports state it.
+    quota that sets the limit; the agent's reports state it.
     """
 
     id: str

@@ -61,7 +61,7 @@ export function levelOf(card, row) {
   return { critical: "bad", page: "bad", info: "note" }[alert.labels.severity] ?? "warn";
 }
 
-const AGAIN = /; (again since [\d:]+ UTC)/; // in the text of an alert whose breach has ended and come back
+const AGAIN = /; this has been true (again since [\d:]+ UTC)/; // in the text of an alert whose breach has ended and come back
 
 /** The state of a card at the time of the frame. */
 export function ageOf(card, now, silences) {

@@ -459,7 +459,7 @@ async def history(
     fitting = _fitting(known, [known.age(key)], since, resolution)
     points = sampled(known.series(key, signal, since or 0.0, fitting, _end(until)))
     if not points and not any(known.series(key, other) for other in SIGNALS):
-        raise HTTPException(404, f"no history of {uuid if pid is None else f'pid {pid} on {uuid}'}")
+        raise HTTPException(404, f"no history for {uuid if pid is None else f'pid {pid} on {uuid}'}")
     seconds, length = _lengths(known, fitting)
     values = tuple(PastValue(*point) for point in points)
     return compressed_json(
@@ -542,7 +542,7 @@ async def past_moment(
         if own in (None, device)
     )
     if not found:
-        raise HTTPException(404, "no history of that time")
+        raise HTTPException(404, "no history for that time")
     seconds, length = _lengths(known, fitting)
     return compressed_json(
         request,
@@ -562,7 +562,7 @@ def sampled(points: Sequence[Each]) -> Sequence[Each]:
 def _process(known: History, uuid: str, pid: int | None, start_ticks: int | None) -> ProcessKey | None:
     found = known.newest(uuid, pid) if pid is not None and start_ticks is None else process_key(pid, start_ticks)
     if pid is not None and found is None:
-        raise HTTPException(404, f"no history of pid {pid} on {uuid}")
+        raise HTTPException(404, f"no history for pid {pid} on {uuid}")
     return found
 
 

@@ -65,7 +65,7 @@ def _operation(detail: Detail) -> str:
 
 def _receipts(detail: Detail) -> str:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in detail["outcomes"].items())
-    return f"flushed {_pids(detail)}: {human(detail['released_bytes'])} released ({counts})"
+    return f"flushed {_pids(detail)}: {human(detail['released_bytes'])} released (receipts: {counts})"
 
 
 def _automatically(waits: str) -> str:

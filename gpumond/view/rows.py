@@ -364,13 +364,13 @@ def held_by(request: Mapping[str, Any], device: str) -> str:
 
 
 def taken_memory_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence about each device whose granted or reserved memory other programs use."""
+    """Yield a sentence about each device of which other programs use memory that belongs to grants or reserves."""
     index = {device["uuid"]: device["index"] for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
         short = -(request["available_bytes"] or 0)
         if short > 0 and not request["ahead"]:  # the earlier requests would count as well
             gpu = f"GPU {index.get(request['device_uuid'], '?')}"
-            yield f"other programs use {human(short)} of {gpu} that is granted or reserved"
+            yield f"other programs use {human(short)} of {gpu} that belongs to grants or to quotas' reserves"
 
 
 def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
@@ -593,13 +593,13 @@ def quota_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None)
 
 
 def _limit_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None, required: int, owner: str) -> str:
-    """Return the limit in effect where a quota requires one: the program's allocators may have a lower one."""
+    """Return the limit in effect where a quota sets one: the program's allocators may have a lower one."""
     if report is None:
         return f"limit {human(required)} ({owner}; not in effect: the program has no agent)"
     own = [each["limit_bytes"] for each in report["limits"] if each["device_uuid"] == process["device_uuid"]]
     if own and min(own) != required:
         origin = "set with gpumond limit or by the program"
-        return f"limit {human(min(own))} ({origin}; the quota {owner} requires {human(required)})"
+        return f"limit {human(min(own))} ({origin}; the limit of the quota {owner} is {human(required)})"
     if own:
         return f"limit {human(required)} ({owner})"
     reason = "no allocator has it" if report["allows_limit"] else "the program doesn't allow limits"

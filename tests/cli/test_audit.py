@@ -26,7 +26,7 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
         (
             "flush.receipts",
             {"pids": [7, 8], "released_bytes": 3 << 30, "outcomes": {"freed": 2}},
-            "flushed pids 7, 8: 3.0 GiB released (2 freed)",
+            "flushed pids 7, 8: 3.0 GiB released (receipts: 2 freed)",
         ),
         (
             "flush.request",

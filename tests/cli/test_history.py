@@ -126,7 +126,7 @@ def test_unknown_name_is_wrong_use_with_the_nearest_one(fake: FakeDaemon, capsys
     assert capsys.readouterr().err.endswith("holds memory or has ended since the daemon's start\n")
     fake.answers["/api/v1/history/shares"] = (404, {"detail": "no history"})
     assert shown(fake, "99") == 2
-    assert "no history of 99" in capsys.readouterr().err
+    assert "no history for 99" in capsys.readouterr().err
 
 
 def test_processes_that_have_ended_are_found_by_name_while_the_rows_reach_back(
@@ -159,9 +159,9 @@ def test_moment_lists_who_held_what_and_who_has_ended(fake: FakeDaemon, capsys: 
 
 
 def test_time_without_history_is_named(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
-    fake.answers["/api/v1/history/moment"] = (404, {"detail": "no history of that time"})
+    fake.answers["/api/v1/history/moment"] = (404, {"detail": "no history for that time"})
     assert shown(fake, "--at", "1970-01-01T00:16:40") == 2
-    assert "no history of 1970-01-01 00:16:40Z; choose a later time" in capsys.readouterr().err
+    assert "no history for 1970-01-01 00:16:40Z; choose a later time" in capsys.readouterr().err
 
 
 def test_two_times_show_the_change(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):

@@ -217,7 +217,7 @@ def test_reserve_of_a_quota_is_restored_by_flushes(daemon: RunningDaemon, start:
     until(lambda: daemon.value("gpumond_process_reserve_shortage_bytes", **own) == missing * MIB)
     shown = [each["reserve_shortage_bytes"] for each in daemon.get("processes") if each["pid"] == owner.pid]
     assert shown == [missing * MIB]
-    text = f"{missing}.0 MiB of the 800.0 MiB reserved for"
+    text = f"{missing}.0 MiB of the 800.0 MiB reserve of"
     until(lambda: text in " ".join(daemon.run("status", "--wide").stdout.split()))
     error = refused(start("--need", "300MiB"))
     assert "has 0 B available" in error

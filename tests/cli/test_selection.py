@@ -216,7 +216,7 @@ def test_granted_memory_that_another_program_uses_is_stated_and_not_a_negative_n
     short = replace(QUEUED, available_bytes=-3 * GIB // 2, missing_bytes=43 * GIB // 2, ahead=0)
     text = queue_text(make_frame(make_device(used_bytes=GIB), queue=(short,)))
     assert "-1.5" not in text
-    assert "other programs use 1.5 GiB of GPU 0 that is granted or reserved" in text
+    assert "other programs use 1.5 GiB of GPU 0 that belongs to grants or to quotas' reserves" in text
     assert "other programs" not in queue_text(make_frame(make_device(), queue=(replace(short, ahead=1),)))
 
 
@@ -308,7 +308,7 @@ def limit_of(size: int, uuid: str = "GPU-a") -> dict[str, object]:
         ({"allows_limit": False, "limits": [limit_of(8), limit_of(2, "GPU-b")]}, "limit 8.0 GiB (chat)"),
         (
             {"allows_limit": True, "limits": [limit_of(2)]},
-            "limit 2.0 GiB (set with gpumond limit or by the program; the quota chat requires 8.0 GiB)",
+            "limit 2.0 GiB (set with gpumond limit or by the program; the limit of the quota chat is 8.0 GiB)",
         ),
         (
             {"allows_limit": False, "limits": []},

@@ -86,7 +86,7 @@ rule_overrides:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("rule_overrides: {leak: {threshold: 200%}}", ["leak: threshold: 200% doesn't fit leak, whose unit is"]),
+        ("rule_overrides: {leak: {threshold: 200%}}", ["leak: threshold: 200% is a percentage, but `leak` is 0 or 1"]),
         (
             "rule_overrides: {leak: {threshold: 5}}",
             ["leak: threshold: 5 is out of range: leak is 0 or 1, so the alert"],
@@ -121,16 +121,19 @@ rule_overrides:
             ["rule_overrides: leak is also in rules"],
         ),
         ("rules: [{name: A B}]", ["rules[0].name", "'A B'"]),
-        ("rules: [{name: a, scope: device, value: mood, above: 1}]", ["rules[0]", "'mood'", "used_ratio"]),
+        (
+            "rules: [{name: a, scope: device, value: mood, above: 1}]",
+            ["rules[0]", "'mood'", "docs/reference/rules.md#values"],
+        ),
         ("rules: [{name: a, scope: device, value: used_ratio}]", ["rules[0]", "above", "below"]),
         ("rules: [{name: a, scope: device, value: used_ratio, above: lots}]", ["rules[0].above", "'lots'", "80%"]),
         (
             "rules: [{name: a, scope: device, value: used_ratio, above: 1GiB}]",
-            ["rules[0]", "above: 1GiB doesn't fit used_ratio, whose unit is ratio"],
+            ["rules[0]", "above: 1GiB is a size, but `used_ratio` has the unit ratio"],
         ),
         (
             "rules: [{name: a, scope: device, value: used_bytes, below: 90%}]",
-            ["rules[0]", "below: 90% doesn't fit used_bytes, whose unit is bytes"],
+            ["rules[0]", "below: 90% is a percentage, but `used_bytes` has the unit bytes"],
         ),
         (
             "rules: [{name: a, scope: device, value: used_ratio, above: 0.9, clear: 2}]",

@@ -317,19 +317,19 @@ def test_snapshot_is_offered_for_the_allocator_whose_format_the_viewer_reads(sho
             "rmm",
             20,
             "raise the program's limit from 20.0 GiB to 24.0 GiB or more "
-            "(the pool's maximum_pool_size; an error lacked 4.0 GiB)",
+            "(the pool's maximum_pool_size; an allocation was 4.0 GiB short)",
         ),
         (
             "jax",
             20,
             "raise the program's limit from 20.0 GiB to 24.0 GiB or more "
-            "(XLA_PYTHON_CLIENT_MEM_FRACTION; an error lacked 4.0 GiB)",
+            "(XLA_PYTHON_CLIENT_MEM_FRACTION; an allocation was 4.0 GiB short)",
         ),
         (
             "jax",
             60,
             "raise JAX's default limit, 75% of the GPU, from 60.0 GiB to 64.0 GiB or more "
-            "(XLA_PYTHON_CLIENT_MEM_FRACTION; an error lacked 4.0 GiB)",
+            "(XLA_PYTHON_CLIENT_MEM_FRACTION; an allocation was 4.0 GiB short)",
         ),
     ],
 )
@@ -386,7 +386,7 @@ def test_the_cause_of_an_error_at_a_limit_is_the_limit():
         "etl (pid 10) reached its limit of 2.0 GiB: it had up to 3.0 GiB in use and requested 128.0 MiB on "
         "GPU 0, which had 60.0 GiB free. "
         "One change would have been enough: raise the program's limit from 2.0 GiB to 3.2 GiB or more "
-        "(gpumond limit; an error lacked 1.1 GiB)"
+        "(gpumond limit; an allocation was 1.1 GiB short)"
     )
     assert [(each.name, each.enough) for each in case.remedies] == [("limit", True)]
     assert (case.missing_bytes, case.limit_bytes) == (GIB + GIB // 8, 2 * GIB)
@@ -400,7 +400,9 @@ def test_a_limit_that_lacks_little_is_raised_by_a_useful_step():
     case = case_of(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History())
     assert case.missing_bytes == 1
     assert "from 20.0 GiB to 21.0 GiB or more (" in case.remedies[0].text
-    assert "an error lacked 1 B, and a limit less than 5% higher is soon reached again)" in case.remedies[0].text
+    assert (
+        "an allocation was 1 B short, and a limit less than 5% higher is soon reached again)" in case.remedies[0].text
+    )
 
 
 def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
@@ -411,7 +413,7 @@ def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     assert known.newest_numbers() == {limited(3).process: 3}
     newest = known.all()[-1]
     assert (newest.at, newest.request_bytes, newest.remedies[0].size_bytes) == (3.0, GIB // 8, 3 * GIB)
-    assert "to 5.0 GiB or more (gpumond limit; an error lacked 3.0 GiB)" in newest.summary
+    assert "to 5.0 GiB or more (gpumond limit; an allocation was 3.0 GiB short)" in newest.summary
     assert ", the last of 3 errors at this limit\n" in plain(newest, ())
     assert known.merged_with_earlier(limited(9)).errors == 9, "also those without a record in a report"
 

@@ -119,5 +119,5 @@ def test_alert_on_a_reserve_names_quota_process_and_what_is_missing():
     rule = replace(UNAVAILABLE, for_seconds=0.0)
     (alert,) = advance(TickState(), [rule], reserving(10, 5)).frame.alerts
     text = dict(alert.annotations)["summary"]
-    for part in ("pid 42", "5.0 GiB of the 20.0 GiB reserved for", "quota team", "taken by other programs"):
+    for part in ("pid 42", "5.0 GiB of the 20.0 GiB reserve of", "quota team", "taken by other programs"):
         assert part in text

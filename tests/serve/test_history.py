@@ -202,14 +202,14 @@ def test_moment_states_who_held_what_ended_programs_included():
     ended = {each["name"]: each["ended_at"] for each in every}
     assert ended == {"": None, "llm": None, "etl": pytest.approx(NOW - 30)}
     none = ask(view, "/api/v1/history/moment", params={"at": NOW - 90})
-    assert (none.status_code, none.json()["detail"]) == (404, "no history of that time")
+    assert (none.status_code, none.json()["detail"]) == (404, "no history for that time")
 
 
 def test_unreported_signal_is_empty_and_unknown_process_is_404():
     assert query_history(uuid="GPU-a", pid=10, signal="live")["points"] == []
     for query, says in (
         ({"uuid": "GPU-b"}, "no GPU 'GPU-b'"),
-        ({"uuid": "GPU-a", "pid": 11}, "no history of pid 11"),
+        ({"uuid": "GPU-a", "pid": 11}, "no history for pid 11"),
     ):
         answer = ask(recorded_view(), "/api/v1/history", params=query)
         assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")

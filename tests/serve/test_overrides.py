@@ -129,7 +129,7 @@ def test_if_match_of_another_version_changes_nothing():
         ({}, "set at least one of threshold, for, severity, enabled"),
         ({"threshold": None}, "set at least one of"),
         ({"threshold": "lots"}, "80%"),
-        ({"threshold": "2GiB"}, "threshold: 2GiB doesn't fit unreclaimable_ratio, whose unit is ratio"),
+        ({"threshold": "2GiB"}, "threshold: 2GiB is a size, but `unreclaimable_ratio` has the unit ratio"),
         ({"for": "soon"}, "expected a duration"),
         ({"severity": "a b"}, "severity"),
         ({"enabled": "perhaps"}, "enabled"),

@@ -245,7 +245,7 @@ def test_alert_whose_breach_has_ended_is_not_alarming():
 
 
 def test_card_of_an_alert_that_came_back_says_since_when():
-    notes = {"summary": "etl (pid 7) is idle; again since 07:32:05 UTC"}
+    notes = {"summary": "etl (pid 7) is idle; this has been true again since 07:32:05 UTC"}
     alert = {"rule": "mine", "phase": "firing", "silenced_by": [], "labels": {}, "notes": notes, "fired_at": 10.0}
     found = run_module(
         "cards", "[m.ageOf(given[0], 20, []), m.lineOf(given[0], null, 20)]", {"alert": alert, "verdict": None}

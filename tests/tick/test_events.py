@@ -222,7 +222,7 @@ def test_alerts_fire_and_resolve():
     assert (fired.summary, resolved.summary) == ("it leaks", "leak resolved; the alert was: it leaks")
     assert dict(fired.details)["rule"] == "leak"
     (over,) = between(make_frame(), resolved=[past(alert, "ended at 00:00:01 UTC")])
-    assert over.summary == "leak resolved: it ended at 00:00:01 UTC; the alert was: it leaks"
+    assert over.summary == "leak ended at 00:00:01 UTC; the alert was: it leaks"
 
 
 def test_alert_without_a_summary_names_program_pid_and_device():

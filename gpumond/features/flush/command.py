@@ -239,7 +239,7 @@ class ReceiptsCommand:
         flushed = (each for each in receipts if each["outcome"] != "planned")
         found = sorted((*flushed, *suspensions), key=_finished_at)[-arguments.limit :]
         shown = [_of_suspension(each, arguments.url) if "action" in each else each for each in found]
-        nothing = "no receipts; gpumond flush --all --dry-run shows what to expect"
+        nothing = "no receipts; gpumond flush --all --dry-run shows what a flush would release"
         user_name = client.user_names(arguments.url)
         print_result(
             arguments,

@@ -25,7 +25,7 @@ FEATURE = Feature(
         Command(
             "snapshot",
             "Programs",
-            "make programs write their framework's memory snapshot, and download it with --out",
+            "make programs write memory snapshots; with --out, download one program's",
             ("gpumond snapshot --pid 4242 --out memory.pickle",),
             module="command:SnapshotCommand",
         ),

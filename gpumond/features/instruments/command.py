@@ -150,7 +150,7 @@ def fetch(url: str, pid: int, dump: dict[str, Any], out: str) -> None:
 
 
 class SnapshotCommand:
-    """``gpumond snapshot``: programs write their framework's memory snapshot, and the file of one is fetched."""
+    """``gpumond snapshot``: programs write memory snapshots, and the file of one is downloaded."""
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -201,7 +201,8 @@ class Limit:
         option(
             parser,
             "--yes",
-            "skip the warning about a program that already holds more than SIZE and, on a terminal, the confirmation",
+            "skip the warning about a program that would hold more than SIZE even after a flush and, on a terminal, "
+            "the confirmation",
         )
         client.add_arguments(parser)
 
@@ -267,7 +268,7 @@ def notes_on_small_devices(frame: Mapping[str, Any], limit: int | None, uuids: C
 
 
 def notes_on_quotas(frame: Mapping[str, Any], limit: int | None, pids: Collection[int]) -> Iterator[str]:
-    """Yield the processes of which a quota requires a lower limit than the one that was requested."""
+    """Yield the processes for which a quota sets a lower limit than the one that was requested."""
     for process in frame["processes"]:
         quota = process["quota"] or {}
         required = quota.get("limit_bytes")

@@ -67,7 +67,7 @@ class Evidence(FailedAllocation):
 
     @cached_property
     def missing(self) -> int | None:
-        """Bytes that the request lacked; None if unknown."""
+        """Bytes by which the request was short; None if unknown."""
         if self.is_limited:
             return None if self.request is None else self.limited_by
         if self.request is None or self.free is None:
@@ -238,7 +238,7 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
             what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
         step = int(LIMIT_STEP * size)
         enough = int(math.ceil((size + max(e.limited_by, step)) / LIMIT_UNIT) * LIMIT_UNIT)
-        why = f"; an error lacked {human(e.missing)}" if e.missing else ""
+        why = f"; an allocation was {human(e.missing)} short" if e.missing else ""
         if why and e.missing and e.missing < step:
             why += f", and a limit less than {LIMIT_STEP:.0%} higher is soon reached again"
         text = f"raise {what} from {human(size)} to {human(enough)} or more ({where}{why})"

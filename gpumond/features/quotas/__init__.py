@@ -19,7 +19,7 @@ FEATURE = Feature(
         Command(
             "quota",
             "Memory",
-            "show quotas, and the processes that they limit",
+            "show quotas, and the processes that they match",
             ("gpumond quota", "gpumond quota --json"),
         ),
     ),

@@ -39,7 +39,7 @@ class OwnLimit:
 
 @dataclass(frozen=True, slots=True)
 class DueChange:
-    """A change that is due now, and its quota: the one that requires the limit, or that required it before."""
+    """A change that is due now, and its quota: the one that sets the limit, or that set it before."""
 
     change: CgroupLimitChange
     quota: str

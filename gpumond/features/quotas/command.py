@@ -1,4 +1,4 @@
-"""``gpumond quota``: quotas, and the processes that they limit; ``gpumond queue``: programs that wait for memory."""
+"""``gpumond quota``: quotas, and the processes that they match; ``gpumond queue``: programs that wait for memory."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "[{soft_limit_remedy}|gpumond flush --pid {pid} on that machine returns its cache]",
     ),
     "reserve-unavailable": (
-        f"{{value}} of the [{{reserve}}|memory] reserved for [{{program}} (pid {{pid}}, quota {{reserve_quota}})|pid "
+        f"{{value}} of the [{{reserve}} ]reserve of [{{program}} (pid {{pid}}, quota {{reserve_quota}})|pid "
         f"{{pid}}] {ON} is taken by other programs",
         "gpumond status[| on that machine] lists the programs",
     ),

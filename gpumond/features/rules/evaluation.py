@@ -300,7 +300,7 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float, re
         text_of = subjects.texts.get(match[1])
         return words.get(match[1]) or (text_of(row) if text_of else match[0])
 
-    again = "" if returned_at is None else f"; again since {clock(returned_at)}"
+    again = "" if returned_at is None else f"; this has been true again since {clock(returned_at)}"
     return tuple(
         (name, PLACEHOLDER.sub(text, template) + (again if name == "summary" else ""))
         for name, template in rule.annotations

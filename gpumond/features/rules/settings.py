@@ -207,7 +207,9 @@ def check_unit(name: str, threshold: object, value: str, unit: Unit | None) -> N
     """Refuse a size or a percentage as the threshold of a value that is neither. Raises ValueError."""
     text = str(threshold).strip()
     if (text.endswith("%") and unit != "ratio") or (text.endswith("B") and unit not in ("bytes", "bytes/s")):
-        raise ValueError(f"{name}: {text:.40} doesn't fit {value}, whose unit is {unit or 'none'}")
+        kind = "percentage" if text.endswith("%") else "size"
+        what = "is 0 or 1" if unit == "boolean" else f"has the unit {unit or 'none'}"
+        raise ValueError(f"{name}: {text:.40} is a {kind}, but `{value}` {what}")
 
 
 def check_range(threshold: float | None, quantity: Quantity[Any], above: bool) -> None:

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         add,
         "--start TIME",
-        "start: HH:MM or ISO 8601 (UTC unless it has an offset), or in how long, such as 30m (default: now)",
+        "start: HH:MM or ISO 8601 (UTC unless it has an offset), or a delay such as 30m (default: now)",
         type=option_type(partial(typed_time, ahead=True)),
     )
     option(add, "--author NAME", "who is responsible (default: you)", default="")
