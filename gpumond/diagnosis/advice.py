@@ -16,6 +16,7 @@ from gpumond.facts.units import human
 
 ALLOC_CONF_SINCE = (2, 11)
 """PyTorch 2.9 reads ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 applies it."""
+EXPANDABLE_SINCE = (2, 1)
 OLD_NAME = "PYTORCH_CUDA_ALLOC_CONF"
 NEW_NAME = "PYTORCH_ALLOC_CONF"
 
@@ -127,7 +128,9 @@ def _fragmented(context: AdviceContext) -> bool:
 
 
 def _has_expandable_segments(context: AdviceContext) -> bool:
-    return not any(each.startswith("torch ") and "rocm" in each for each in context.report.frameworks)
+    version = torch_version(context.report.frameworks)
+    rocm = any(framework.startswith("torch ") and "rocm" in framework for framework in context.report.frameworks)
+    return not rocm and (version is None or version >= EXPANDABLE_SINCE)
 
 
 def _can_sleep(context: AdviceContext) -> bool:
@@ -207,14 +210,14 @@ ADVICE = (
     Advice(
         "expandable-segments",
         "at least 5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; "
-        "PyTorch on CUDA, without private pools or a sleep mode",
+        "PyTorch 2.1 or later on CUDA, without private pools or a sleep mode",
         lambda context: _fragmented(context) and _has_expandable_segments(context) and not _can_sleep(context),
         lambda context: f"set {torch_setting(context.report.frameworks)} to expandable_segments:True",
     ),
     Advice(
         "max-split-size",
         "at least 5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; "
-        "PyTorch has no reliable expandable segments (ROCm)",
+        "PyTorch has no reliable expandable segments (ROCm, or before 2.1)",
         lambda context: _fragmented(context) and not _has_expandable_segments(context),
         lambda context: f"set {torch_setting(context.report.frameworks)} to max_split_size_mb:{_split_size(context)}",
     ),
