@@ -64,7 +64,7 @@ class ReadingRequest:
 
 
 class DriverProcess:
-    """DriverProcess process that reads ``source``. Raises OSError if it cannot be started.
+    """Process that reads ``source``. Raises OSError if it cannot be started.
 
     Opening the driver is its first request, because that can hang like any call.
     """
