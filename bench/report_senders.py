@@ -102,7 +102,7 @@ class Agent:
         self.connections += 1
         self._descriptor = self.link.fileno()
         self._loop.add_reader(self._descriptor, self._readable)
-        self.link.send(self._hello)
+        self.link.enqueue(self._hello)
         self.report(0)
 
     def report(self, number: int) -> None:
@@ -144,7 +144,7 @@ class ProcessTransport(Transport):
     def send_encoded(self, encoded: bytes, now: float) -> bool:
         """Send an encoded report. Returns whether a queued one was replaced."""
         replaced, self._report = bool(self._report), encoded
-        self.push(now)
+        self.send_pending(now)
         return replaced
 
 

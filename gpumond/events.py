@@ -392,7 +392,7 @@ def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
         if request.id in _waiting(frame) - known:
             where, holders = _gpu(frame, request.device_uuid), [*map(str, request.holders)]
             held = f"; {largest_programs(where, holders)}" if holders else ""
-            summary = f"{_requester(request)} waits for {human(request.need_bytes)} of {where}{held}"
+            summary = f"{_requester(request)} is waiting for {human(request.need_bytes)} on {where}{held}"
             yield _of_request("wait", summary, request)
     for grant in frame.grants:
         if grant.id not in granted:

@@ -124,9 +124,9 @@ class AgentSession:
         self._continue_requests()
         self._send_results(time.monotonic())
         for request in BORROWING.outgoing():
-            self._transport.send(request)
+            self._transport.enqueue(request)
         self._report()
-        self._transport.push(time.monotonic())
+        self._transport.send_pending(time.monotonic())
 
     def at_training_step(self) -> None:
         """Carry out the waiting flushes in the program's own thread."""
@@ -153,7 +153,7 @@ class AgentSession:
             self._requests = deque((each for each in self._requests if each.id != name), MAX_REQUESTS)
             return
         if self._commands.pop(name, None) or self.waiting.pop(name, None):
-            self._transport.send(FlushResult(name, "deferred", "the daemon canceled the flush; nothing was done"))
+            self._transport.enqueue(FlushResult(name, "deferred", "the daemon canceled the flush; nothing was done"))
 
     def close(self, exiting: bool) -> None:
         """Send a last report and a Goodbye, which states how the program ends if it is ``exiting``."""
@@ -165,10 +165,10 @@ class AgentSession:
             self._report()
         except Exception:  # the program and its libraries are about to end
             pass
-        self._transport.push(0.0)
+        self._transport.send_pending(0.0)
         BORROWING.end_all()
-        self._transport.send(Goodbye(ending() if exiting else None))
-        self._transport.push(0.0)
+        self._transport.enqueue(Goodbye(ending() if exiting else None))
+        self._transport.send_pending(0.0)
         self._transport.reset()
 
     def record_ending(self) -> bool:
@@ -199,7 +199,7 @@ class AgentSession:
             python = sys.version.split()[0]
             place = (*place_in_job(), job_of(), account_of())
             hello = Hello(self._settings.workload, __version__, python, allowed, admission, *place)
-            self._transport.send(hello)
+            self._transport.enqueue(hello)
             self._report_at = now
             BORROWING.wake = self._wake.set
 
@@ -231,17 +231,17 @@ class AgentSession:
         for name in list(self._commands):
             command, deadline = self._commands.pop(name)
             if policy == "never":
-                self._transport.send(FlushResult(command.id, "refused", "this program's flush_policy is never"))
+                self._transport.enqueue(FlushResult(command.id, "refused", "this program's flush_policy is never"))
             elif policy == "step":
                 self.waiting[name] = (command, deadline)
             elif time.monotonic() >= deadline:
-                self._transport.send(
+                self._transport.enqueue(
                     FlushResult(command.id, "timeout", "the deadline passed before the flush started; nothing was done")
                 )
             else:
                 self.flushing = True
                 try:
-                    self._transport.send(self._execute(command, deadline))
+                    self._transport.enqueue(self._execute(command, deadline))
                 finally:
                     self.flushing = False
                 self._report_at = 0.0
@@ -254,32 +254,32 @@ class AgentSession:
             if request.kind == "classes" and self._settings.flush_policy == "step" and request.record_seconds is None:
                 self.waiting[request.id] = (request, time.monotonic() + STEP_SECONDS)
             elif request.kind == "retainers":
-                self._transport.send(self._handler.start_search(request))
+                self._transport.enqueue(self._handler.start_search(request))
             elif request.record_seconds is not None:
                 refusal = self._handler.start_recording(request)
                 if refusal is not None:
-                    self._transport.send(refusal)
+                    self._transport.enqueue(refusal)
             else:
-                self._transport.send(self._handler.respond(request))
+                self._transport.enqueue(self._handler.respond(request))
                 self._report_at = 0.0
 
     def _continue_requests(self) -> None:
         self._handler.continue_search(time.monotonic())
         recorded = self._handler.finished_recording(time.monotonic())
         if recorded is not None:
-            self._transport.send(recorded)
+            self._transport.enqueue(recorded)
 
     def _send_results(self, now: float) -> None:
         for name, (command, deadline) in list(self.waiting.items()):
             if now >= deadline and self.waiting.pop(name, None) is not None:
                 if isinstance(command, AgentRequest):
                     reason = f"this program's flush_policy is step, and no step() was reached in {STEP_SECONDS:g} s"
-                    self._transport.send(AgentResponse(command.id, reason))
+                    self._transport.enqueue(AgentResponse(command.id, reason))
                     continue
                 reason = f"no step() was reached in {command.timeout_seconds:g} s; nothing was done"
-                self._transport.send(FlushResult(command.id, "deferred", reason))
+                self._transport.enqueue(FlushResult(command.id, "deferred", reason))
         while self._step_results:
-            self._transport.send(self._step_results.popleft())
+            self._transport.enqueue(self._step_results.popleft())
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -305,7 +305,7 @@ class AgentSession:
                     pools = oom_pools.OOM_POOLS.with_uses(pools)
                 refusals = self._transport.refusals + LOADED.refusals
                 program = program_report(facts.distributed, refusals, self._handler.retainers)
-                self._transport.send(
+                self._transport.enqueue(
                     Report(
                         self._settings.flush_policy,
                         facts.frameworks,

@@ -81,7 +81,7 @@ class Transport:
         self._connected_at = now
         return True
 
-    def send(self, message: Message) -> None:
+    def enqueue(self, message: Message) -> None:
         """Queue a message; of several reports only the newest."""
         if not isinstance(message, Report):
             self._results.append(_encode_within_limit(message))
@@ -90,7 +90,7 @@ class Transport:
             self._newest, self._encoded = message, _encode_within_limit(message)
         self._report = self._encoded
 
-    def push(self, now: float) -> None:
+    def send_pending(self, now: float) -> None:
         """Send as much as the socket accepts."""
         connection = self._valid_socket()
         while connection is not None:

@@ -279,7 +279,7 @@ def captions(
         command: Returns the complete command line of a command.
     """
     for wait in frame["queue"]:
-        text = f"{wait['workload'] or 'A program'} waits for {human(wait['need_bytes'])} of a GPU"
+        text = f"{wait['workload'] or 'A program'} is waiting for {human(wait['need_bytes'])} on a GPU"
         yield "queue", f"{text}. See: {command('queue')}"
     for process in frame["processes"]:
         name, cached, live = process["workload"], process["cached_bytes"] or 0, process["live_bytes"] or 0

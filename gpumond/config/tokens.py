@@ -80,7 +80,7 @@ def parse_tokens(text: str, where: str) -> tuple[Token, ...]:
         if token.name in tokens:
             raise ConfigError(f"tokens_file {where}, line {number}: the name {token.name!r} is used twice")
         if token.subject and token.subject in {other.subject for other in tokens.values()}:
-            raise ConfigError(f"tokens_file {where}, line {number}: {token.subject} is in two lines")
+            raise ConfigError(f"tokens_file {where}, line {number}: {token.subject} is on two lines")
         if token.digest and token.digest in {other.digest for other in tokens.values()}:
             raise ConfigError(f"tokens_file {where}, line {number}: {token.name} has the same hash as another line")
         tokens[token.name] = token

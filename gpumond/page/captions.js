@@ -18,7 +18,7 @@ export function captionsOf({ snapshot, processes, queue, verdicts }) {
   for (const { id, workload, need_bytes: need, device_uuid: uuid } of queue) {
     const device = snapshot.devices.find((each) => each.uuid === uuid);
     const resumes = snapshot.suspended_programs.some(({ grants }) => grants.includes(id));
-    found.set("queue", `${workload || "A program"} waits for ${human(need)} of GPU ${device?.index ?? "?"}, and ${resumes ? "resumes" : "starts"} once it is free.`);
+    found.set("queue", `${workload || "A program"} is waiting for ${human(need)} on GPU ${device?.index ?? "?"}, and ${resumes ? "resumes" : "starts"} once it is free.`);
   }
   found.set("start", "The GPUs are simulated, the agents are real. Click a program for its history. Press ? for help.");
   return found;

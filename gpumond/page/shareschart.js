@@ -136,7 +136,7 @@ function sentenceOf({ device_uuid: uuid, workload, pid, user, need_bytes: need, 
   const claimed = ahead && available !== null && available < 0; // by earlier requests, more than there is
   const rest = [
     more.length ? `(${more.join(", ")}) ` : "",
-    `has waited ${duration(Math.max(0, now - since))} for ${human(need)} of ${of}`,
+    `has been waiting ${duration(Math.max(0, now - since))} for ${human(need)} on ${of}`,
     ahead ? `, behind ${ahead}` : "",
     missing && !claimed ? `; ${room}${human(missing)} ${flushed > 0 ? "would still be" : "is"} missing` : "",
     holders.length ? `; ${holdersText(holders)}` : "",

@@ -248,7 +248,7 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         lasted = duration(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
         device = index.get(request["device_uuid"], request["device_uuid"])
         sentence = safe(
-            f"{who} has waited {lasted} for {human(request['need_bytes'])} of {device}{before}{_missing(request)}"
+            f"{who} has been waiting {lasted} for {human(request['need_bytes'])} on {device}{before}{_missing(request)}"
         ) + (f"; {holders}" if (holders := held_by(request, device)) else "")
         advice = request_advice(frame, request)
         text = f"{sentence}; {advice}" if advice else sentence

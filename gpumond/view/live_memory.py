@@ -29,9 +29,9 @@ def why_lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str
                 continue
             yield f"  {human(size):>10}  {size / (one['live_bytes'] or 1):4.0%}  {text}"
             if text == CLASSES["tensors"] and found["kv_cache_bytes"] is not None:
-                yield f"  {human(found['kv_cache_bytes']):>10}        of these are KV cache"
+                yield f"  {human(found['kv_cache_bytes']):>10}        of this is KV cache"
         if one["excess_bytes"]:
-            yield f"  {human(one['excess_bytes']):>10}        of these belong to another allocator"
+            yield f"  {human(one['excess_bytes']):>10}        of the live memory belongs to another allocator"
     if found["reason"]:
         yield found["reason"]
     if found["paused_seconds"] >= SHOWN_PAUSE:

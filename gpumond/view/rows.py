@@ -338,7 +338,7 @@ def reserve_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
         for quota, unused in _unused_reserves(frame, request["device_uuid"]).items():
             gpu = index.get(request["device_uuid"], "its GPU")
             yield (
-                f"{requester(request)} waits for {human(request['need_bytes'])} of {gpu}, where the quota "
+                f"{requester(request)} is waiting for {human(request['need_bytes'])} on {gpu}, where the quota "
                 f"{plain(quota)} reserves {human(unused)} that its programs don't use"
             )
 
@@ -379,8 +379,8 @@ def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     Another device may have room. A suspended program can be resumed on its own devices only.
     """
     if request["pid"] in {each["pid"] for each in frame["snapshot"].get("suspended_programs") or ()}:
-        resumed = f"{requester(request)} is resumed as soon as it fits"
-        return f"{resumed}: to make room, flush, suspend or stop another program on its GPU"
+        resumed = f"{requester(request)} will be resumed as soon as it fits"
+        return f"{resumed}; to make room, flush, suspend or stop another program on its GPU"
     granted = Counter[str]()
     for grant in frame.get("grants") or ():
         granted[grant["device_uuid"]] += grant["unused_bytes"]
@@ -402,7 +402,7 @@ def held_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
     index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
         if holders := held_by(request, index.get(request["device_uuid"], "its GPU")):
-            yield f"{requester(request)} waits; {holders}"
+            yield f"{requester(request)} is waiting; {holders}"
 
 
 def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:

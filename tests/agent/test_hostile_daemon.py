@@ -168,9 +168,9 @@ def test_repeated_connections_leak_nothing(tmp_path: Path) -> None:
             server, _ = listener.accept()
             with server:
                 server.sendall(encode(flush_command())[: rng.randrange(1, 200)])
-            link.send(Report())
+            link.enqueue(Report())
             for _ in range(3):
-                link.push(float(attempt))
+                link.send_pending(float(attempt))
                 link.receive(float(attempt))
             assert not link.connected
     assert len(os.listdir("/proc/self/fd")) == before

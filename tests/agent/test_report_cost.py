@@ -80,8 +80,8 @@ def test_report_is_sent_with_its_changes(tmp_path: Path) -> None:
         connection, _ = listener.accept()
         with connection, connection.makefile("rb") as lines:
             for report in reports:
-                link.send(report)
-                link.push(0.0)
+                link.enqueue(report)
+                link.send_pending(0.0)
             heard = [decode(lines.readline().rstrip(b"\n")) for _ in reports]
             link.reset()
     assert heard == reports

@@ -49,7 +49,7 @@ def test_captions_contain_the_figures_of_the_daemon():
         receipts=[receipt, moved | {"outcome": "suspended"}, back | {"outcome": "resumed"}],
     )
     assert found == {
-        "queue": "pretrain waits for 20.0 GiB of a GPU. See: gpumond queue",
+        "queue": "pretrain is waiting for 20.0 GiB on a GPU. See: gpumond queue",
         "cache": "train-llm keeps 3.0 GiB in its cache, which a flush would release. Try: gpumond flush train-llm",
         "idle": "embeddings has been idle for 2 min, and a flush can't release its 9.0 GiB. To move that memory to the "
         "host: gpumond suspend embeddings",

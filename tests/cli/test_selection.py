@@ -92,7 +92,9 @@ QUEUED = QueuedRequest(
 def test_queue_is_shown_with_what_is_missing_and_since_when():
     frame = make_frame(make_device(used_bytes=GIB), queue=(QUEUED,))
     missing = "8.0 GiB is available, flushes would release 5.0 GiB, and 7.0 GiB would still be missing"
-    sentence = f"pretrain (pid 4242, ann) has waited 1 min for 20.0 GiB of GPU 0, behind 1 other request; {missing}"
+    sentence = (
+        f"pretrain (pid 4242, ann) has been waiting 1 min for 20.0 GiB on GPU 0, behind 1 other request; {missing}"
+    )
     row = queue_table(frame).splitlines()[1].split("  ")
     assert [cell.strip() for cell in row if cell] == [
         "0",
@@ -116,7 +118,7 @@ def test_queue_names_what_is_ahead_with_its_size():
     frame = make_frame(make_device(used_bytes=GIB), make_device("GPU-b", index=1), queue=(first, elsewhere, QUEUED))
     sentence = "pretrain (pid 4242, ann) is number 2 in the queue, behind bigjob (30.0 GiB)"
     assert sentence in queue_text(frame)
-    assert any("of GPU 0, behind bigjob (30.0 GiB); 8.0" in notice.text for notice in view(frame).notices)
+    assert any("on GPU 0, behind bigjob (30.0 GiB); 8.0" in notice.text for notice in view(frame).notices)
 
 
 def test_queue_states_room_that_earlier_requests_claim():
@@ -146,8 +148,8 @@ def test_what_a_quota_reserves_is_named_where_a_program_waits():
     assert list(reserve_sentences(frame)) == []
     frame["processes"][0]["quota"] = {"reserve_bytes": 5 * GIB, "reserve_quota": "gold"}
     sentence = (
-        "pretrain (pid 4242, ann) waits for 20.0 GiB of GPU 0, where the quota gold reserves 4.0 GiB that its programs "
-        "don't use"
+        "pretrain (pid 4242, ann) is waiting for 20.0 GiB on GPU 0, where the quota gold reserves 4.0 GiB that its "
+        "programs don't use"
     )
     assert list(reserve_sentences(frame)) == [sentence]
     assert sentence in queue_text(frame)
@@ -209,7 +211,7 @@ def test_holders_of_the_memory_are_named_where_a_program_waits():
     names = "largest programs are embeddings (pid 7, 9.0 GiB) and finetune (pid 8, 1.0 GiB)"
     (notice,) = [notice for notice in view(frame).notices if notice.kind == "waiting"]
     assert notice.text.endswith(f"; GPU 0's {names}")
-    assert f"pretrain (pid 4242, ann) waits; GPU 0's {names}" in queue_text(frame)
+    assert f"pretrain (pid 4242, ann) is waiting; GPU 0's {names}" in queue_text(frame)
 
 
 def test_granted_memory_that_another_program_uses_is_stated_and_not_a_negative_number():
@@ -245,14 +247,16 @@ def test_suspended_program_that_waits_is_not_to_be_started_again():
     (notice,) = [notice for notice in view(frame).notices if notice.kind == "waiting"]
     for text in (queue_text(frame), notice.text):
         assert "--need-device" not in text
-        assert "pretrain (pid 4242, ann) is resumed as soon as it fits: to make room, flush, suspend or stop" in text
+        assert (
+            "pretrain (pid 4242, ann) will be resumed as soon as it fits; to make room, flush, suspend or stop" in text
+        )
 
 
 def test_request_whose_turn_is_later_states_no_missing_memory():
     later = replace(QUEUED, available_bytes=-10 * GIB, missing_bytes=30 * GIB)
     content = view(make_frame(make_device(used_bytes=GIB), queue=(later,)))
     assert [notice.text for notice in content.notices if notice.kind == "waiting"] == [
-        "pretrain (pid 4242, ann) has waited 1 min for 20.0 GiB of GPU 0, behind 1 other request"
+        "pretrain (pid 4242, ann) has been waiting 1 min for 20.0 GiB on GPU 0, behind 1 other request"
     ]
 
 

@@ -60,8 +60,8 @@ def test_parts_of_others_and_the_age_and_the_pause_are_stated():
     found = replace(CLASSES, classes=(replace(LIVE_CLASSES, excess_bytes=GIB),), kv_cache_bytes=GIB)
     text = "\n".join(shown(replace(found, age_seconds=0.42, paused_seconds=0.105)))
     assert "40.0 GiB live, 0.4 s ago" in text
-    assert "1.0 GiB of these are KV cache" in text
-    assert "1.0 GiB of these belong to another allocator" in text
+    assert "1.0 GiB of this is KV cache" in text
+    assert "1.0 GiB of the live memory belongs to another allocator" in text
     assert "the program paused for at most 105 ms" in text
 
 

@@ -47,7 +47,7 @@ def test_addresses_of_this_machine_are_accepted(tmp_path: Path, url: str, addres
         ({"url": "http://10.1.2.3:8000"}, "10.1.2.3 isn't loopback, so https:// is required"),
         ({"url": "https://8.8.8.8:443"}, "8.8.8.8 is neither a loopback nor a private address; expected http"),
         ({"url": "http://engine.example.com:8000"}, "; use an IP address, because a name's address may change"),
-        ({"url": "http://user:secret@127.0.0.1:8000"}, "without user, password and query"),
+        ({"url": "http://user:secret@127.0.0.1:8000"}, "without a user, password or query"),
         ({"url": "unix:engine.sock"}, "an absolute path"),
         ({"url": "127.0.0.1:11434"}, "expected http://127.0.0.1:PORT"),
         ({"url": "http://0.0.0.0:11434"}, "0.0.0.0 is neither a loopback nor a private address; expected http"),

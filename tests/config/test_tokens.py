@@ -39,7 +39,7 @@ def test_line_is_a_name_scopes_and_a_hash():
         ("a flush service-account:argo", "line 1: a: expected a SHA-256 of 64 hexadecimal digits, certificate:NAME,"),
         (f"a read {DIGEST}\nb admin {DIGEST.upper()}", "line 2: b has the same hash as another line"),
         (f"a read {EMPTY}", "line 1: a: this is the hash of an empty token; was the variable with the token set?"),
-        ("a read certificate:x\nb flush certificate:x", "line 2: certificate:x is in two lines"),
+        ("a read certificate:x\nb flush certificate:x", "line 2: certificate:x is on two lines"),
     ],
 )
 def test_invalid_line_is_reported_without_secrets(line: str, says: str):

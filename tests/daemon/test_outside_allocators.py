@@ -35,11 +35,11 @@ from gpumond.agent.transport import Transport
 pools, transport = (), Transport()
 while True:
     if not transport.connected and transport.connect(SOCKET, time.monotonic()):
-        transport.send(Hello("managed"))
+        transport.enqueue(Hello("managed"))
     if select.select([sys.stdin], [], [], 0.1)[0]:
         pools = tuple(from_json(PoolUsage, json.dumps(each).encode()) for each in json.loads(sys.stdin.readline()))
-    transport.send(Report(pools=pools))
-    transport.push(time.monotonic())
+    transport.enqueue(Report(pools=pools))
+    transport.send_pending(time.monotonic())
     transport.receive(time.monotonic())
 """
 

@@ -198,7 +198,7 @@ def test_requests_that_wait_and_grants_that_are_not_used_are_listed(browser: Bro
     with open_page(browser, demo, rewrite=with_requests) as session:
         session.page.locator("#hero-queue li").first.wait_for()
         assert session.page.locator("#hero-queue li").all_text_contents() == [
-            "later (pid 42, dev) has waited 1 min for 20.0 GiB of GPU 0; 1.0 GiB is available, "
+            "later (pid 42, dev) has been waiting 1 min for 20.0 GiB on GPU 0; 1.0 GiB is available, "
             "flushes would release 12.0 GiB, and 7.0 GiB would still be missing; notebook holds 9.0 GiB",
             "pretrain (pid 43, dev) is granted 20.0 GiB of GPU 0; 15.0 GiB of it isn't used yet; only 9.0 GiB is free",
         ]

@@ -110,7 +110,7 @@ def test_request_that_waits_and_is_granted_makes_two_events():
     assert (wait.kind, wait.device_uuid, wait.pid, wait.workload) == ("wait", UUID, 7, "pretrain")
     assert (
         wait.summary
-        == "pretrain (pid 7) waits for 16.0 GiB of GPU 0; GPU 0's largest program is train (pid 10, 9.0 GiB)"
+        == "pretrain (pid 7) is waiting for 16.0 GiB on GPU 0; GPU 0's largest program is train (pid 10, 9.0 GiB)"
     )
     assert wait.details == (("request", "a"), ("need_bytes", 16 * GIB), ("user", "ann"))
     (grant,) = between(waiting, granted)

@@ -1,7 +1,7 @@
 """Serving engines in the configuration file; docs/reference/engines.md describes the keys.
 
 An engine is declared, never discovered. Its address is on this machine: loopback, a Unix socket, or, with TLS, an
-address of a pod.
+private IP address.
 """
 
 from __future__ import annotations
@@ -204,20 +204,20 @@ class EngineConfig(StrictModel):
 
 
 def address_of(url: str) -> Address:
-    """Return the address of a URL. Raises ValueError unless it is on this machine or, with TLS, of a pod."""
+    """Return the address of a URL. Raises ValueError unless it is on this machine or, with TLS, private."""
     if url.startswith("unix:"):
         path = url.removeprefix("unix:").removeprefix("//")
         if not path.startswith("/"):
             raise ValueError("expected unix: and an absolute path, as in unix:/run/engine.sock")
         return Address("unix", path)
-    expected = "expected http://127.0.0.1:PORT, unix:/PATH, or https:// with the address of a pod"
+    expected = "expected http://127.0.0.1:PORT, unix:/PATH, or https:// with a private IP address"
     try:
         parts = urlsplit(url)
         port, host = parts.port, parts.hostname or ""
     except ValueError:
         raise ValueError(expected) from None
     if parts.scheme not in ("http", "https") or not host or "@" in parts.netloc or parts.query or parts.fragment:
-        raise ValueError(f"{expected}, without user, password and query")
+        raise ValueError(f"{expected}, without a user, password or query")
     if re.search(r"[^!-~]", parts.path):
         raise ValueError(f"{expected}, with a path of printable characters")
     try:

@@ -96,7 +96,7 @@ class HttpReceiver(ReceiverType):
     url_file: Path | None = Field(None, description="file that contains the address, instead of `url`")
     bearer_token_file: Path | None = Field(
         None,
-        description="file with a token for `Authorization: Bearer …`, in one line; a token with a control character "
+        description="file with a token for `Authorization: Bearer …`, on one line; a token with a control character "
         "isn't sent",
     )
     ca_file: Path | None = Field(None, description="trust this CA instead of the system's")
