@@ -284,7 +284,9 @@ def _engine(engine: Mapping[str, Any]) -> Finding:
         detail = f"the engine responds, but its memory is unknown and can't be released: {problem.removesuffix(advice)}"
         return Finding(subject, "note", detail.rstrip(": "), advice)
     if engine.get("out_of_service_seconds") is not None:
-        return Finding(subject, "bad", f"the engine hasn't resumed after a release: {engine['out_of_service_reason']}")
+        return Finding(
+            subject, "bad", f"the engine isn't back in service after a release: {engine['out_of_service_reason']}"
+        )
     if (uid := engine.get("pinned_uid")) is not None:
         detail = f"{engine['kind']} responds; gpumond sends its secret to uid {uid}, the first to listen at its address"
         return Finding(subject, "note", detail, "set user: to the server's user")

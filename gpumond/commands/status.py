@@ -17,6 +17,7 @@ from gpumond.view.rows import ProcessRow
 from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table, suspended_programs
 from gpumond.view.text import broken, output_width
 
+VERDICT = "What gpumond has found, such as a leak or a healthy pattern; +N: N more alerts or problems."
 LIMIT = "What each of the program's allocators may hold: live, cached and stranded memory. Overhead doesn't count."
 
 
@@ -33,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     order = "order of the processes (default: used); waste is cached and stranded memory"
     option(parser, "--sort used|waste", order, choices=("used", "waste"))
     client.add_arguments(parser, entries="processes")
-    columns = {share: MEANINGS[share] for share in (*SHARES, "unmapped", "reserved")} | {"limit": LIMIT}
+    columns = {share: MEANINGS[share] for share in (*SHARES, "unmapped", "reserved")} | {
+        "limit": LIMIT,
+        "verdict": VERDICT,
+    }
     meanings = (
         textwrap.fill(f"{name.upper():13}{meaning}", 79, subsequent_indent=13 * " ")
         for name, meaning in columns.items()

@@ -117,7 +117,7 @@ def idle(who: str, device: str, size: float, seconds: float) -> str:
 
 def crash(who: str, device: str, size: float, cause: str, certain: bool) -> str:
     who = "a program" if who == device else who
-    return f"{who} {'crashed' if certain else 'probably crashed'} on {device} {cause}; it held {human(size)}"
+    return f"{who} {'crashed' if certain else 'probably crashed'} on {device} {cause}; the program held {human(size)}"
 
 
 def release(who: str, device: str, size: float, failed: bool = False) -> str:

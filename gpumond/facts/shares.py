@@ -20,8 +20,8 @@ MEANINGS: Mapping[str, str] = {
     "stranded": "Free memory that an allocator keeps and a flush can't return: fragmentation (PyTorch: "
     "inactive_split_bytes), private pools and arenas.",
     "overhead": "Memory of the process outside the pools of known allocators: CUDA context, libraries, workspaces, "
-    "NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter; for a "
-    "second after a process's first report, also what it has taken since.",
+    "NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter; until a "
+    "process's second report, also what it has taken since the first.",
     "opaque": "Memory that can't be broken down: all of a process without an agent, or with one that has reported no "
     "pool; a pool that doesn't count live bytes; what a process has taken in the second since its agent's last report.",
     "unattributed": "Used memory that the driver attributes to no process: left by an exited process, or managed "

@@ -169,7 +169,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
     attribute("paused", "1 if the engine is paused, else 0.", boolean=True),
     Quantity(
         "out_of_service_seconds",
-        "Time since a release after which the engine hasn't resumed, although gpumond keeps trying to resume it.",
+        "Time since a release after which the engine isn't back in service, although gpumond keeps trying to wake it.",
         lambda engine: engine.out_of_service_seconds or 0.0,
         note=" Absent otherwise.",
         rule_note=" 0 otherwise.",

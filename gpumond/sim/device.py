@@ -365,7 +365,7 @@ class SimDriver:
         return ""
 
     def restore(self, pid: int) -> str:
-        """Wait until all memory is free, or the process has ended. CUDA's restore never returns then."""
+        """Wait until all memory is free, or the process has ended. With CUDA, the program would be lost."""
         while process_start("/proc", pid) is not None and self.state(pid)[0] == CHECKPOINTED:
             for each in self.devices:
                 if each.is_marked("suspended", pid):

@@ -602,7 +602,7 @@ def _limit_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None
         return f"limit {human(min(own))} ({origin}; the limit of the quota {owner} is {human(required)})"
     if own:
         return f"limit {human(required)} ({owner})"
-    reason = "no allocator has it" if report["allows_limit"] else "the program doesn't allow limits"
+    reason = "no allocator has applied it" if report["allows_limit"] else "the program doesn't allow limits"
     return f"limit {human(required)} ({owner}; not in effect: {reason})"
 
 

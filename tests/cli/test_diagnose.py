@@ -95,7 +95,7 @@ def test_report_has_a_chart_the_verdicts_and_a_conclusion():
     done = diagnose("-", stdin=LEAK)
     report = done.stdout
     lines = report.splitlines()
-    assert lines[0].startswith("GPU-a  gpu 0 NVIDIA A100  peak 21.9 GiB used")
+    assert lines[0].startswith("GPU-a  GPU 0 NVIDIA A100  peak 21.9 GiB used")
     assert max(len(line) for line in lines[1:6]) <= 72
     assert "█" in report
     assert [line for line in lines if line.startswith("  2024-05-01 12:") and " leak: " in line]

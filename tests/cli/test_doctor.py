@@ -81,7 +81,7 @@ def test_capability_that_hides_a_server_is_named_with_the_lines_to_add():
     assert (pinned.state, pinned.remedy) == ("note", "set user: to the server's user")
     out = own | {"out_of_service_seconds": 12.0, "out_of_service_reason": "HTTP status 500"}
     assert findings(engines=[out])["engine chat"] == Finding(
-        "engine chat", "bad", "the engine hasn't resumed after a release: HTTP status 500"
+        "engine chat", "bad", "the engine isn't back in service after a release: HTTP status 500"
     )
     silent = findings(engines=[own | {"problem": "nothing is listening"}])["engine chat"]
     assert (silent.state, silent.detail) == ("note", "nothing is listening")

@@ -18,7 +18,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.units import GIB, clock, rough_duration, typed_size
-from gpumond.features.alerts.command import _runbook
+from gpumond.features.alerts.command import _next_steps, _runbook
 from gpumond.features.quotas.admission_client import WaitStatusLine, size
 from gpumond.features.quotas.command import no_request, queue_table, queue_text
 from gpumond.view.frame import view
@@ -300,6 +300,20 @@ def test_runbook_without_an_address_is_in_the_web_ui():
     assert _runbook("", "leak") == "runbook for leak: /docs/runbooks/leak in the web UI"
 
 
+def test_next_steps_that_differ_name_their_programs():
+    one, other, device = (
+        {"rule": "full", "labels": labels, "annotations": {"description": text}}
+        for labels, text in (
+            ({"workload": "train", "pid": "7", "gpu": "0"}, "raise its limit"),
+            ({"pid": "8", "gpu": "1"}, "free memory on the GPU"),
+            ({"gpu": "2"}, "raise its limit"),
+        )
+    )
+    found = [*_next_steps([one, other, device], "http://node:1")]
+    assert found == ["", "full of train, GPU 2: raise its limit", "full of pid 8: free memory on the GPU"]
+    assert [*_next_steps([one, device], "http://node:1")] == ["", "full: raise its limit"]
+
+
 def limit_of(size: int, uuid: str = "GPU-a") -> dict[str, object]:
     return {"device_uuid": uuid, "limit_bytes": size * GIB}
 
@@ -307,7 +321,7 @@ def limit_of(size: int, uuid: str = "GPU-a") -> dict[str, object]:
 @pytest.mark.parametrize(
     ("report", "shown"),
     [
-        ({"allows_limit": True, "limits": []}, "limit 8.0 GiB (chat; not in effect: no allocator has it)"),
+        ({"allows_limit": True, "limits": []}, "limit 8.0 GiB (chat; not in effect: no allocator has applied it)"),
         ({"allows_limit": False, "limits": [limit_of(8)]}, "limit 8.0 GiB (chat)"),
         ({"allows_limit": False, "limits": [limit_of(8), limit_of(2, "GPU-b")]}, "limit 8.0 GiB (chat)"),
         (

@@ -2,7 +2,7 @@
 daemons, helpers and disks fail at any point.
 
 The parts of the daemon are real: recognition of suspensions, requests for memory, and the suspender. The driver and the
-helper are simulated, with the restore that never returns if it runs out of memory (cuda-checkpoint#44).
+helper are simulated, with a restore that never returns if it runs out of memory.
 """
 
 from __future__ import annotations

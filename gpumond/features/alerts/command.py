@@ -48,15 +48,24 @@ def _next_steps(alerts: Sequence[Mapping[str, Any]], url: str) -> Iterator[str]:
     rules = [*dict.fromkeys(alert["rule"] for alert in alerts)]
     web_ui = _web_ui(url) if RUNBOOKS & {*rules} else ""
     for rule in rules:
-        texts = (alert["annotations"].get("description") for alert in alerts if alert["rule"] == rule)
-        steps = [
-            f"{rule}: {client.with_commands(safe(step), url)}"
-            for text in dict.fromkeys(texts)
-            for step in steps_of(text or "")
-        ]
+        subjects: dict[str, list[str]] = {}
+        for alert in alerts:
+            if alert["rule"] == rule:
+                subjects.setdefault(alert["annotations"].get("description") or "", []).append(_subject(alert["labels"]))
+        steps = []
+        for text, whose in subjects.items():
+            about = f"{rule} of {safe(', '.join(whose))}" if len(subjects) > 1 else rule
+            steps += [f"{about}: {client.with_commands(safe(step), url)}" for step in steps_of(text)]
         runbook = [_runbook(web_ui, rule)] if rule in RUNBOOKS else []
         if steps or runbook:
             yield from ("", *steps, *runbook)
+
+
+def _subject(labels: Mapping[str, str]) -> str:
+    """Return what an alert is about: its program, engine, device or machine."""
+    pid, gpu = labels.get("pid"), labels.get("gpu")
+    name = labels.get("workload") or labels.get("engine") or (f"pid {pid}" if pid else "")
+    return name or (f"GPU {gpu}" if gpu else labels.get("instance", "the daemon"))
 
 
 def _web_ui(url: str) -> str:

@@ -203,7 +203,7 @@ class Findings:
             live = {key: own for key, (own, _) in amounts_of(snapshot, device.uuid).items() if own is not None}
             nameless = next((own for key, own in live.items() if key.pid == NAMELESS), None)
             known = nameless if device.used_bytes is None else None
-            name = f"gpu {device.index} {device.name}".rstrip()
+            name = f"GPU {device.index} {device.name}".rstrip()
             self._point((device.uuid, None), "", name, elapsed, known, device.used_bytes, device.size_bytes)
             for key, process in device.processes_by_key.items():
                 report = snapshot.reports_by_process.get(key)

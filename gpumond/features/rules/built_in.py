@@ -107,7 +107,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "nvidia-smi nvlink -i {uuid} -e lists them by link; reseat the GPU or its bridge, and look for Xid 74 in dmesg",
     ),
     "pcie-link-degraded": (
-        f"{GPU} has a degraded PCIe link: [{{pcie_link}} under load, at most {{pcie_link_max}}|{{value}} of its "
+        f"{GPU} has a degraded PCIe link: [{{pcie_link}} under load; it supports {{pcie_link_max}}|{{value}} of its "
         "bandwidth is missing under load]",
         "reseat the GPU and its riser, and check the slot's firmware settings",
     ),
@@ -131,8 +131,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "engine-out-of-service": (
         "{engine} ({kind})[| on {instance}] has been out of service for {value}[ ({reason})]",
-        "a release of this engine's memory failed or returned too little, and the engine hasn't resumed since, though "
-        "gpumond keeps trying to resume it; if it stays out of service, restart the server",
+        "a release of this engine's memory failed or returned too little, and the engine isn't back in service, though "
+        "gpumond keeps trying to wake it; if it stays out of service, restart the server",
     ),
     "store-not-writable": (
         "gpumond[| on {instance}] can't write to its store",

@@ -1,6 +1,6 @@
 """The helper process: it calls the driver for one program, writes one JSON object to its stdout, and ends.
 
-The driver's calls may block for minutes, and one that restores into too little memory blocks for ever
+The driver's calls may block for minutes, and a program that is restored into too little memory is lost
 (cuda-checkpoint#44). That is why they are made in a process of their own, which takes the program's user and outlives
 the daemon. Standard library only.
 
