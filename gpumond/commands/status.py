@@ -86,9 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _waste(row: ProcessRow) -> int:
-    """Return the cached and stranded bytes of a process; -1 if they are unknown."""
-    known = [size for name in ("cached", "stranded") if (size := row.shares[name]) is not None]
-    return sum(known) if known else -1
+    """Return the waste of a process; -1 if it is unknown."""
+    return -1 if row.waste_bytes is None else row.waste_bytes
 
 
 def _combined(frame: dict[str, Any], answers: dict[str, Any]) -> dict[str, Any]:

@@ -71,10 +71,10 @@ Before you confirm with `y`, you see a flush's plan, or the programs that get a 
 your own programs on the same machine. With `NO_COLOR`, and on terminals with fewer than 256 colors, shares are shown as
 characters.
 
-The chart shows the last ten minutes by share, for the selected GPU or else the process under the cursor. Columns
-without a value are hidden, and so is the USER column while there's only one user. On a wide terminal, you also see the
-age, processor use, host memory and command line of programs on this machine. Problems are below the table, the worst
-first: by severity, then by the time until the GPU is full.
+The chart shows the last ten minutes by share, for the selected GPU or else the process under the cursor. WASTE is
+cached and stranded memory. Columns without a value are hidden, and so is the USER column while there's only one user.
+On a wide terminal, you also see the age, processor use, host memory and command line of programs on this machine.
+Problems are below the table, the worst first: by severity, then by the time until the GPU is full.
 
 If the daemon doesn't respond, you see how long it has been silent, and the last values stay visible, dimmed. With
 several daemons, each GPU has its daemon's name, such as `node1:0`, and the rows of a silent daemon are hidden.
