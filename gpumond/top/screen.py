@@ -246,7 +246,7 @@ Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected GPU, or else all programs with an agent
 z, Z | suspend or resume the program under the cursor; suspending moves its GPU memory to the host
-S | choose an alert to silence for an hour, and type why; the alerts of the program under the cursor come first
+S | choose an alert with ↑ ↓, type why, and silence it for an hour; those of the program under the cursor come first
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full
@@ -469,7 +469,7 @@ def head_line(
     width: int,
 ) -> Line:
     """Return the line with address, problems and time. On a narrow screen the address is shorter or absent."""
-    url, several = plain(connections[0].daemon.url, 60), len(connections) > 1
+    url, several = plain(connections[0].daemon.reached, 60), len(connections) > 1
     address = ", ".join(each.name for each in connections) if several else url
     line = [piece for each in notices for piece in (Span("  "), Span(each.title.upper(), STYLES[each.level]))]
     line += [Span("  "), Span("PAUSED", "alarm")] if paused else []

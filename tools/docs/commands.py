@@ -60,7 +60,7 @@ started.
 | `z` | show the plan, then [suspend](../how-to/suspend.md) the process under the cursor |
 | `Z` | resume the process under the cursor |
 | `w` | ask the program under the cursor what its live memory consists of |
-| `S` | choose an alert, type why, and silence it for an hour; the alerts of the process under the cursor come first |
+| `S` | choose an alert (`↑`, `↓`), type why, and silence it for an hour; those of the row under the cursor come first |
 | `K`, `F9` | send a signal to the marked processes, or else to the one under the cursor |
 | `a` | alerts, verdicts and problems in full |
 | `p` | pause |
