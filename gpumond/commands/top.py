@@ -29,7 +29,7 @@ class HttpDaemonClient:
         return client.frame(self.url)
 
     def get(self, path: str) -> Any:
-        return client.get(self.url, path)
+        return client.get(self.url, path, {"Accept": "application/json"})
 
     def post(self, path: str, body: object, timeout: float) -> Any:
         return client.post(self.url, path, body, timeout)

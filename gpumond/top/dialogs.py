@@ -26,9 +26,6 @@ TIMEOUT_SECONDS = 30.0
 RESPONSE_SECONDS = 20 * TIMEOUT_SECONDS + 30
 """Time limit of a flush request; programs are flushed one after another."""
 
-LINES_ABOVE = 4
-"""Lines above the selected entry that remain visible when the list is longer than the screen."""
-
 PLAN = (">PID", "PROGRAM", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST")
 EXACT = len(PLAN) - 2
 """Columns of a plan without bounds, which are equal to a prediction that is exact at this moment."""
@@ -335,7 +332,7 @@ class SilenceDialog:
     def _select(self, step: int) -> None:
         if self.panel.entry is None:
             self.chosen = max(0, min(self.chosen + step, len(self.alerts) - 1))
-            self.panel.first = max(0, self.chosen - LINES_ABOVE)
+            self.panel.revealed = self.chosen + 1, self.chosen + 1
 
     def _matchers(self) -> list[tuple[str, str]]:
         alert = self.alerts[self.chosen]
@@ -442,7 +439,7 @@ class ColumnDialog:
 
     def _move(self, step: int) -> None:
         self.place = max(0, min(self.place + step, len(COLUMNS) - 1))
-        self.panel.first = max(0, self.place - LINES_ABOVE)
+        self.panel.revealed = self.place + 1, self.place + 1
 
     def _change(self) -> None:
         shown = {*(self.table.columns or self.automatic)} ^ {COLUMNS[self.place].name}

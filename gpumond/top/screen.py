@@ -214,6 +214,8 @@ class Panel:
         self._hints = hints
         self.first = 0
         self.entry: str | None = None
+        self.revealed: tuple[int, int] | None = None
+        """The lines, first and last, that the next drawing scrolls to if they aren't visible."""
 
     @property
     def hints(self) -> Hints:
@@ -250,6 +252,7 @@ S | choose an alert with ↑ ↓, type why, and silence it for an hour; those of
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full
+e | show events, and what would have prevented out-of-memory errors; → shows the minute before one
 p | pause
 mouse | click a column to sort, a GPU or a row to select it; scroll with the wheel
 ?, h, F1 | show this help
@@ -317,11 +320,12 @@ HINTS: Hints = (
     ("/", "Filter"),
     ("s", "Sort"),
     ("g", "Group"),
-    ("x", "Mark"),
     ("f", "Flush"),
     ("z", "Suspend"),
     ("a", "Alerts"),
+    ("e", "Events"),
     ("w", "Why"),
+    ("x", "Mark"),
     ("S", "Silence"),
     ("d", "Details"),
     ("p", "Pause"),
@@ -426,7 +430,11 @@ def framed(head: Line, body: Sequence[Line], message: str, hints: Hints, width: 
 
 
 def panel_lines(panel: Panel, width: int, height: int) -> list[Line]:
-    lines, panel.first = text_window(panel.lines(width - 2), height, panel.first)
+    content = panel.lines(width - 2)
+    if panel.revealed:
+        first, last = panel.revealed
+        panel.first, panel.revealed = min(max(panel.first, last - height + 1), first), None
+    lines, panel.first = text_window(content, height, panel.first)
     blank: list[Line] = [[]] * (height - len(lines))
     return [*([Span(" "), *clipped(line, width - 2)] for line in lines), *blank]
 

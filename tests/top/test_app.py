@@ -64,7 +64,7 @@ def test_screen_of_80_by_24_shows_ledger_processes_and_keys(fake: FakeDaemon):
         assert "? opaque 10.0 GiB" in screen
         assert "#" * 20 + "+" * 12 + "x" * 6 + "=" * 2 + "?" * 10 + "." * 30 in screen
         assert "a flush of all programs would release about 12.0 GiB" in screen
-        for key in ("Help", "Filter", "Sort", "Group", "Mark", "Flush", "Suspend", "Alerts", "Quit"):
+        for key in ("Help", "Filter", "Sort", "Group", "Events", "Flush", "Suspend", "Alerts", "Quit"):
             assert key in session.screen.lines()[-1]
 
 

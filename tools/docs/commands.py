@@ -63,6 +63,7 @@ started.
 | `S` | choose an alert (`↑`, `↓`), type why, and silence it for an hour; those of the row under the cursor come first |
 | `K`, `F9` | send a signal to the marked processes, or else to the one under the cursor |
 | `a` | alerts, verdicts and problems in full |
+| `e` | events, the newest first, and what would have prevented out-of-memory errors; `→` shows the minute before one |
 | `p` | pause |
 | `Esc` | remove the filter, the GPU selection and the marks |
 | `q`, `F10`, `Ctrl-C` | quit |
@@ -75,6 +76,10 @@ The chart shows the last ten minutes by share, for the selected GPU or else the 
 cached and stranded memory. Columns without a value are hidden, and so is the USER column while there's only one user.
 On a wide terminal, you also see the age, processor use, host memory and command line of programs on this machine.
 Problems are below the table, the worst first: by severity, then by the time until the GPU is full.
+
+In the events (`e`), the chosen one is complete. `→` shows who held what a minute before it and when it happened, as
+`gpumond history --at` does, `↑` and `↓` show that for other events, and `←` returns to the list. With a GPU selected,
+you see its events.
 
 If the daemon doesn't respond, you see how long it has been silent, and the last values stay visible, dimmed. With
 several daemons, each GPU has its daemon's name, such as `node1:0`, and the rows of a silent daemon are hidden.
