@@ -11,10 +11,19 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option, option_type, positive, print_result, typed_time
+from gpumond.cli.arguments import (
+    DONE,
+    NOTHING_TO_DO,
+    option,
+    option_type,
+    positive,
+    print_error,
+    print_result,
+    typed_time,
+)
 from gpumond.events import ENDED
 from gpumond.facts import units
-from gpumond.facts.errors import ConfigError, DaemonError, did_you_mean
+from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, did_you_mean
 from gpumond.facts.shares import SHARES
 from gpumond.view.moments import AMOUNTS, Entry, fitted, holdings_at, known_shares, share_columns, table_at, whole
 from gpumond.view.text import moment, output_width, size
@@ -35,11 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser, "--last DURATION", "time that the rows cover, at most a day (default: 15m)", default=900.0, **seconds
     )
-    every = f"time between two rows (default: --last / {ROWS}; with --json and --csv, every value that is kept)"
+    every = (
+        "time between two rows; USED is at TIME, PEAK is the most from TIME until the next row (default: --last / "
+        f"{ROWS}; with --json and --csv, every value that is kept)"
+    )
     option(parser, "--every DURATION", every, **seconds)
     form = parser.add_mutually_exclusive_group()
     option(
-        form, "--until TIME", "time of the last row, written as for --at (default: now)", type=option_type(past_time)
+        form,
+        "--until TIME",
+        "end of the time that the rows cover, written as for --at (default: now)",
+        type=option_type(past_time),
     )
     option(
         form,
@@ -72,7 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
     gpus = {each["uuid"]: str(each["index"]) for each in client.get(arguments.url, "/api/v1/devices")}
     uuid = None if arguments.device is None else client.resolve_device_uuid(arguments.url, arguments.device)
     if not arguments.at:
-        entries = _over_time(arguments, uuid, gpus)
+        try:
+            entries = _over_time(arguments, uuid, gpus)
+        except NothingToShow as error:
+            print_error(f"gpumond: {error}")
+            return NOTHING_TO_DO
         print_result(arguments, entries, lambda: _table_over_time(entries, gpus))
         return DONE
     get = partial(client.get, arguments.url)
@@ -80,6 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
     entries = [entry for entries in moments for entry in entries]
     print_result(arguments, entries, lambda: table_at(sorted(arguments.at), moments, gpus, output_width()))
     return DONE
+
+
+class NothingToShow(GpumondError):
+    """No program matches."""
 
 
 class Subject(NamedTuple):
@@ -103,7 +126,7 @@ def _over_time(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[st
         for entry in _thinned(_columns(arguments.url, subject, since, arguments.until), every)
     ]
     if not found and arguments.names:
-        raise DaemonError(f"no history for {' or '.join(arguments.names)}", client.NOT_FOUND)
+        raise NothingToShow(f"no history for {' or '.join(arguments.names)}; {client.LISTS_PROGRAMS}")
     return sorted(found, key=lambda entry: entry["at"])
 
 
@@ -130,9 +153,8 @@ def _subjects(
             hint = did_you_mean(name, (each.name for each in known))
             started = client.get(arguments.url, "/api/v1/status")["started_at"]
             known_since = "the daemon's start" if started >= since else moment(since)
-            remedy = hint or ("" if started >= since else "; choose a longer --last")
-            what = f"no program named {name} holds memory or has ended since {known_since}"
-            raise DaemonError(f"{what}{remedy}", client.NOT_FOUND)
+            remedy = hint or f"; {client.LISTS_PROGRAMS if started >= since else 'choose a longer --last'}"
+            raise NothingToShow(f"no program named {name} holds memory or has ended since {known_since}{remedy}")
 
 
 def _columns(url: str, subject: Subject, since: float, until: float | None) -> list[Entry]:

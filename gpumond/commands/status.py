@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     content, width = view_of_device(view(frame), device), output_width()
     known = {each for row in content.processes for each in (row.program, str(row.pid))}
     if missing := [name for name in arguments.names if name not in known]:
-        hint = did_you_mean(missing[0], known) or "; `gpumond status` lists the programs"
+        hint = did_you_mean(missing[0], known) or f"; {client.LISTS_PROGRAMS}"
         print_error(f"gpumond: no process named {' or '.join(missing)} uses a GPU{hint}")
         if len(missing) == len(arguments.names):
             return NOTHING_TO_DO

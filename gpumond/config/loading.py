@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from gpumond.config.models import MISSING, expectation, written_at, yaml_problem
 from gpumond.config.settings import ONLY_IN_FILE, RECEIVER_TYPES, Settings, SettingsConfig
 from gpumond.facts.errors import ConfigError, did_you_mean
-from gpumond.host.files import read_text, replace_file
+from gpumond.host.files import read_text, replace_file, unreadable
 
 
 def load(
@@ -57,15 +57,18 @@ def read(
         raise ConfigError(f"{where}: {error}", where) from None
 
 
-def read_yaml(file: Path, text: str | None = None) -> dict[str, Any]:
-    """Return the content of a file; ``text`` if it has been read. Raises ConfigError."""
+EXAMPLE = "a YAML file such as deploy/gpumond.example.yaml; without one, gpumond uses the defaults"
+
+
+def read_yaml(file: Path, text: str | None = None, expected: str = EXAMPLE) -> dict[str, Any]:
+    """Return the content of a file; ``text`` if it has been read. ``expected``: what it is for. Raises ConfigError."""
     import yaml  # most daemons have no file
 
     try:
         text = read_text(file) if text is None else text
         content = yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}", f"{file}: {error.strerror}") from None
+        raise ConfigError(unreadable(file, error, expected), f"{file}: {error.strerror}") from None
     except RecursionError:
         raise ConfigError(f"{file}: lists or keys are nested too deeply", str(file)) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:

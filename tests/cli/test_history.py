@@ -114,18 +114,18 @@ def test_rows_are_at_least_a_second_apart(fake: FakeDaemon, capsys: pytest.Captu
     assert len(capsys.readouterr().out.splitlines()) == 3, "the header and one row a second"
 
 
-def test_unknown_name_is_wrong_use_with_the_nearest_one(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
-    assert shown(fake, "trian") == 2
+def test_unknown_name_is_nothing_to_show_with_the_nearest_one(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
+    assert shown(fake, "trian") == 3
     told = capsys.readouterr().err
     assert "no program named trian holds memory or has ended since " in told
     assert told.endswith("did you mean train?\n")
-    assert shown(fake, "zzz") == 2
+    assert shown(fake, "zzz") == 3
     assert capsys.readouterr().err.endswith("Z; choose a longer --last\n")
     fake.answers["/api/v1/status"] = (200, {"started_at": time.time()})
-    assert shown(fake, "zzz") == 2, "a longer --last would find no more"
-    assert capsys.readouterr().err.endswith("holds memory or has ended since the daemon's start\n")
+    assert shown(fake, "zzz") == 3, "a longer --last would find no more"
+    assert capsys.readouterr().err.endswith("since the daemon's start; `gpumond status` lists the programs\n")
     fake.answers["/api/v1/history/shares"] = (404, {"detail": "no history"})
-    assert shown(fake, "99") == 2
+    assert shown(fake, "99") == 3
     assert "no history for 99" in capsys.readouterr().err
 
 

@@ -163,7 +163,7 @@ def test_mistake_in_the_environment_names_the_variable():
 
 
 def test_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
+    with pytest.raises(ConfigError, match=r"absent\.yaml: No such file or directory; expected a YAML file such as "):
         load(tmp_path / "absent.yaml", environ={})
 
 
