@@ -333,7 +333,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             "how many engines with the same name may be unavailable at once (default: all but --keep)",
             type=option_type(parse_unavailable),
         )
-    option(parser, "--force", "flush even during the cooldown after the previous flush")
+    option(parser, "--force", "ignore the cooldown after the previous flush")
     option(parser, "--dry-run", "print the plan, and change nothing")
     option(parser, "--yes", "don't ask for confirmation")
     option(
