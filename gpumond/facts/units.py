@@ -157,7 +157,7 @@ def apart(whole: int, part: int) -> tuple[str, str]:
     first, second = human(whole), human(part)
     (number, unit), (other, other_unit) = first.split(), second.split()
     scale = _FACTORS[unit]
-    if unit != other_unit or f"{float(number) - float(other):.1f}" == f"{(whole - part) / scale:.1f}":
+    if unit != other_unit or f"{abs(float(number) - float(other)):.1f}" == f"{abs(whole - part) / scale:.1f}":
         return first, second
     return f"{whole / scale:.2f} {unit}", f"{part / scale:.2f} {unit}"
 

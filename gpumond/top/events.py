@@ -46,7 +46,7 @@ class EventsDialog:
         self.requests, self.daemon, self.uuid, self.gpus = requests, daemon, uuid, gpus
         label = gpus.get(uuid or "")
         of = f" of GPU {label}" if label else f" of {name}" if name else ""
-        self.title = f"events{of} (UTC), newest first"
+        self.title = f"events{of} until {clock(time.time())}, newest first"
         self.groups: list[list[Mapping[str, Any]]] = []
         self.remedies: list[str] = []
         self.chosen = 0

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import SHARES
-from gpumond.facts.units import human
+from gpumond.facts.units import apart, human
 from gpumond.view.text import fitting_table, moment, size
 
 NOT_FOUND = 404
@@ -100,12 +100,16 @@ def _changes(before: Sequence[Entry], after: Sequence[Entry], gpus: Mapping[str,
     rows = [
         [
             *_subject_cells(new.get(key, old.get(key, {})), gpus),
-            *(size(entries[key]["used_bytes"]) if key in entries else "-" for entries in (old, new)),
+            *_used(*(entries[key]["used_bytes"] if key in entries else None for entries in (old, new))),
             *(_change(old.get(key), new.get(key), name) for name in ("used", *known)),
         ]
         for key in map(_key, sorted((old | new).values(), key=_order))
     ]
     return fitted(header, rows, width)
+
+
+def _used(before: int | None, after: int | None) -> tuple[str, str]:
+    return (size(before), size(after)) if before is None or after is None else apart(before, after)
 
 
 def _key(entry: Entry) -> tuple[str, int | None, int | None]:

@@ -15,6 +15,7 @@ import pytest
 from gpumond.cli.arguments import typed_time
 from gpumond.commands.history import past_time
 from gpumond.commands.main import main
+from gpumond.view.moments import table_at
 from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
 
@@ -172,6 +173,12 @@ def test_two_times_show_the_change(fake: FakeDaemon, capsys: pytest.CaptureFixtu
     assert header.split() == ["GPU", "PID", "PROGRAM", "BEFORE", "AFTER", "CHANGE", "LIVE"]
     assert row.split()[3:] == ["8.0", "GiB", "8.0", "GiB", "0", "B", "0", "B"]
     assert shown(fake, "--at", "5m", "--at", "10m", "--at", "15m") == 2
+
+
+def test_change_agrees_with_the_sizes_before_and_after():
+    moments = [[holding(used, 10, "train")] for used in (2.62, 8.86)]
+    row = table_at((0.0, 60.0), moments, {UUID: "0"}, None).splitlines()[-1]
+    assert row.split()[3:9] == ["2.62", "GiB", "8.86", "GiB", "+6.2", "GiB"], "not 2.6, 8.9 and 6.2"
 
 
 NOW = 1_795_847_400.0
