@@ -340,6 +340,9 @@ class SilenceDialog:
         subject = next((name for name in SUBJECTS if labels.get(name)), "")
         return [("rule", alert["rule"]), *([(subject, labels[subject])] if subject else [])]
 
+    def _subject(self) -> str:
+        return " ".join(f"{name}={plain(value, 80)}" for name, value in self._matchers())
+
     def _enter(self) -> None:
         if not self.alerts:
             return
@@ -351,6 +354,7 @@ class SilenceDialog:
             self.alerts, self.result, self.panel.entry = [], NO_REASON, None
             return
         matchers = [{"name": name, "operator": "=", "value": value} for name, value in self._matchers()]
+        subject = self._subject()
         body = {"matchers": matchers, "for_seconds": SILENCE_SECONDS, "reason": reason}
 
         def receive(answer: Any) -> None:
@@ -359,7 +363,7 @@ class SilenceDialog:
                 return
             id = plain(answer["silence"]["id"], 40)
             ends = with_commands(f"gpumond silence delete {id} ends it", self.daemon.url)
-            self.result = f"silence {id} for {duration(SILENCE_SECONDS)}; {ends}"
+            self.result = f"silence {id} of {subject} for {duration(SILENCE_SECONDS)}; {ends}"
 
         self.alerts, self.result, self.panel.entry = [], "waiting for the daemon", None
         self.requests.ask(lambda: self.daemon.post("/api/v1/silences", body, TIMEOUT_SECONDS), receive)
@@ -373,11 +377,10 @@ class SilenceDialog:
             listed = enumerate(map(str.__add__, names, texts))
             rows = [[Span(cut(f" {text} ", width), "chosen" if at == self.chosen else "")] for at, text in listed]
             return [[Span("choose the alert to silence", "bold")], *rows]
-        matchers = " ".join(f"{name}={plain(value, 80)}" for name, value in self._matchers())
         return [
             *wrapped([Span(names[self.chosen], "bold"), Span(texts[self.chosen])], width),
             [],
-            *wrapped([Span(f"Silence {matchers} for {duration(SILENCE_SECONDS)}?", "bold")], width),
+            *wrapped([Span(f"Silence {self._subject()} for {duration(SILENCE_SECONDS)}?", "bold")], width),
             entry_line("reason", self.panel.entry, "Enter without a reason cancels"),
         ]
 

@@ -259,7 +259,10 @@ mouse | click a column to sort, a GPU or a row to select it; scroll with the whe
 q, F10, Ctrl-C | quit
 """
 """Titles, and keys with their effects."""
-HELP_SHARES = "\n".join(f"{share} | {MEANINGS[share]}" for share in (*SHARES, "unmapped"))
+HELP_SHARES = (
+    "\n".join(f"{share} | {MEANINGS[share]}" for share in (*SHARES, "unmapped"))
+    + "\nwaste | Cached and stranded memory."
+)
 KEY = 15
 """Columns of the keys."""
 

@@ -46,7 +46,8 @@ def test_key_shift_s_silences_the_chosen_alert_with_the_typed_reason():
         session.press(*"known, nqy", "backspace", "down")
         session.shows("Silence rule=leak", "reason: known, nq", "Yes, silence", without="nqy")
         session.press("enter")
-        session.shows("silence 0123456789abcdef for 1 h;", "silence delete", f"GPUMOND_URL={fake.url}")
+        session.shows("silence 0123456789abcdef of rule=leak workload=notebook for 1 h;", "silence delete")
+        session.shows(f"GPUMOND_URL={fake.url}")
         (sent,) = [body for path, body in fake.requests if path == "/api/v1/silences"]
         matchers = [("rule", "leak"), ("workload", "notebook")]
         assert sent["matchers"] == [{"name": name, "operator": "=", "value": value} for name, value in matchers]
