@@ -86,6 +86,8 @@ NO_TOKEN = (
     "the daemon requires a token: set GPUMOND_TOKEN, or GPUMOND_RUNTIME_DIR to the directory with the daemon's token"
 )
 
+LISTS_PROGRAMS = "`gpumond status` lists the programs"
+
 responded = False
 """Whether a daemon, or another server, has sent content to this process."""
 
@@ -321,9 +323,7 @@ def selected(arguments: argparse.Namespace) -> list[TargetProgram]:
         names = (("workload", arguments.workload), ("device", arguments.device))
         target = " and ".join(f"{name} {value}" for name, value in names if value is not None)
         hint = did_you_mean(arguments.workload or "", (agent["workload"] for agent in agents))
-        print_error(
-            f"gpumond: no program with an agent matches {target}{hint or '; `gpumond status` lists the programs'}"
-        )
+        print_error(f"gpumond: no program with an agent matches {target}{hint or f'; {LISTS_PROGRAMS}'}")
     return sorted(found)
 
 

@@ -5,18 +5,28 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option, option_type, positive, print_result, typed_time
+from gpumond.cli.arguments import (
+    DONE,
+    NOTHING_TO_DO,
+    option,
+    option_type,
+    positive,
+    print_error,
+    print_result,
+    typed_time,
+)
 from gpumond.events import ENDED
 from gpumond.facts import units
-from gpumond.facts.errors import ConfigError, DaemonError, did_you_mean
+from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, did_you_mean
 from gpumond.facts.shares import SHARES
-from gpumond.facts.units import human
-from gpumond.view.text import fitting_table, moment, output_width, size
+from gpumond.view.moments import AMOUNTS, Entry, fitted, holdings_at, known_shares, share_columns, table_at, whole
+from gpumond.view.text import moment, output_width, size
 
 ROUTE = "/api/v1/history"
 DAY_SECONDS = 86_400
@@ -24,10 +34,6 @@ ROWS = 15
 """Rows that the table has for each GPU or program, unless others are asked for."""
 SHORTEST_SECONDS = 1.0
 """Least time between two rows, whose times are in seconds."""
-AMOUNTS = ("used", *SHARES)
-HIDEABLE = (">UNATTRIBUTED", ">OPAQUE", ">OVERHEAD", ">PEAK", "ENDED", ">PID", ">STRANDED", ">LIVE", ">CACHED")
-NOBODY = "no such program held memory then"
-Entry = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser, "--last DURATION", "time that the rows cover, at most a day (default: 15m)", default=900.0, **seconds
     )
-    every = f"time between two rows (default: --last / {ROWS}; with --json and --csv, every value that is kept)"
+    every = (
+        "time between two rows; USED is at TIME, PEAK is the most from TIME until the next row (default: --last / "
+        f"{ROWS}; with --json and --csv, every value that is kept)"
+    )
     option(parser, "--every DURATION", every, **seconds)
     form = parser.add_mutually_exclusive_group()
     option(
-        form, "--until TIME", "time of the last row, written as for --at (default: now)", type=option_type(past_time)
+        form,
+        "--until TIME",
+        "end of the time that the rows cover, written as for --at (default: now)",
+        type=option_type(past_time),
     )
     option(
         form,
@@ -75,13 +87,22 @@ def run(arguments: argparse.Namespace) -> int:
     gpus = {each["uuid"]: str(each["index"]) for each in client.get(arguments.url, "/api/v1/devices")}
     uuid = None if arguments.device is None else client.resolve_device_uuid(arguments.url, arguments.device)
     if not arguments.at:
-        entries = _over_time(arguments, uuid, gpus)
+        try:
+            entries = _over_time(arguments, uuid, gpus)
+        except NothingToShow as error:
+            print_error(f"gpumond: {error}")
+            return NOTHING_TO_DO
         print_result(arguments, entries, lambda: _table_over_time(entries, gpus))
         return DONE
-    moments = [_holdings_at(arguments, at, uuid) for at in sorted(arguments.at)]
+    get = partial(client.get, arguments.url)
+    moments = [holdings_at(get, at, uuid, arguments.names) for at in sorted(arguments.at)]
     entries = [entry for entries in moments for entry in entries]
-    print_result(arguments, entries, lambda: _table_at(sorted(arguments.at), moments, gpus))
+    print_result(arguments, entries, lambda: table_at(sorted(arguments.at), moments, gpus, output_width()))
     return DONE
+
+
+class NothingToShow(GpumondError):
+    """No program matches."""
 
 
 class Subject(NamedTuple):
@@ -105,7 +126,7 @@ def _over_time(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[st
         for entry in _thinned(_columns(arguments.url, subject, since, arguments.until), every)
     ]
     if not found and arguments.names:
-        raise DaemonError(f"no history for {' or '.join(arguments.names)}", client.NOT_FOUND)
+        raise NothingToShow(f"no history for {' or '.join(arguments.names)}; {client.LISTS_PROGRAMS}")
     return sorted(found, key=lambda entry: entry["at"])
 
 
@@ -132,9 +153,8 @@ def _subjects(
             hint = did_you_mean(name, (each.name for each in known))
             started = client.get(arguments.url, "/api/v1/status")["started_at"]
             known_since = "the daemon's start" if started >= since else moment(since)
-            remedy = hint or ("" if started >= since else "; choose a longer --last")
-            what = f"no program named {name} holds memory or has ended since {known_since}"
-            raise DaemonError(f"{what}{remedy}", client.NOT_FOUND)
+            remedy = hint or f"; {client.LISTS_PROGRAMS if started >= since else 'choose a longer --last'}"
+            raise NothingToShow(f"no program named {name} holds memory or has ended since {known_since}{remedy}")
 
 
 def _columns(url: str, subject: Subject, since: float, until: float | None) -> list[Entry]:
@@ -151,7 +171,7 @@ def _columns(url: str, subject: Subject, since: float, until: float | None) -> l
     return [
         _with_overcount(
             {"at": at, **subject._asdict()}
-            | {f"{names[name]}_bytes": _whole(found[name][place]) for name in ("used", "high", *SHARES)}
+            | {f"{names[name]}_bytes": whole(found[name][place]) for name in ("used", "high", *SHARES)}
         )
         for place, at in enumerate(found["at"])
     ]
@@ -162,10 +182,6 @@ def _with_overcount(entry: Entry) -> Entry:
     shares = [size for share in SHARES if (size := entry[f"{share}_bytes"]) is not None]
     used = entry["used_bytes"]
     return entry | {"overcount_bytes": None if used is None or not shares else max(0, sum(shares) - used)}
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)
 
 
 def _thinned(entries: Sequence[Entry], every: float | None) -> Iterator[Entry]:
@@ -182,7 +198,7 @@ def _table_over_time(entries: Sequence[Entry], gpus: Mapping[str, str]) -> str:
     if not entries:
         return "nothing is known about that time"
     programs = any(entry["pid"] for entry in entries)
-    header = (">TIME", "GPU", *((">PID", "PROGRAM") if programs else ()), ">USED", ">PEAK", *_share_columns(entries))
+    header = (">TIME", "GPU", *((">PID", "PROGRAM") if programs else ()), ">USED", ">PEAK", *share_columns(entries))
     rows = [
         [
             moment(entry["at"]),
@@ -190,97 +206,8 @@ def _table_over_time(entries: Sequence[Entry], gpus: Mapping[str, str]) -> str:
             *((str(entry["pid"]), entry["name"] or "-") if programs else ()),
             size(entry["used_bytes"]),
             size(entry["peak_bytes"]),
-            *(size(entry[f"{share}_bytes"]) for share in _known_shares(entries)),
+            *(size(entry[f"{share}_bytes"]) for share in known_shares(entries)),
         ]
         for entry in entries
     ]
-    return _fitted(header, rows)
-
-
-def _known_shares(entries: Sequence[Entry]) -> list[str]:
-    """Return the shares that an entry has."""
-    return [share for share in SHARES if any(entry[f"{share}_bytes"] is not None for entry in entries)]
-
-
-def _share_columns(entries: Sequence[Entry]) -> Iterator[str]:
-    return (f">{share.upper()}" for share in _known_shares(entries))
-
-
-def _holdings_at(arguments: argparse.Namespace, at: float, uuid: str | None) -> list[Entry]:
-    """Return what each GPU and each program held at a time, by GPU, the largest first."""
-    query = {"at": at} | ({} if uuid is None else {"uuid": uuid})
-    try:
-        found = client.get(arguments.url, f"{ROUTE}/moment?{urlencode(query)}")["holdings"]
-    except DaemonError as error:
-        if error.status != client.NOT_FOUND:
-            raise
-        what = f"no history for {moment(at)}; choose a later time, after the daemon's start and within the last day"
-        raise DaemonError(what, client.NOT_FOUND) from None
-    entries = [
-        {"at": at, **holding, **{f"{each}_bytes": _whole(holding[f"{each}_bytes"]) for each in AMOUNTS}}
-        for holding in found
-        if not arguments.names or {str(holding["pid"]), holding["name"]} & {*arguments.names}
-    ]
-    return sorted(entries, key=_order)
-
-
-def _order(entry: Entry) -> tuple[str, bool, int]:
-    return entry["device_uuid"], entry["pid"] is None, -entry["used_bytes"]
-
-
-def _table_at(times: Sequence[float], moments: Sequence[Sequence[Entry]], gpus: Mapping[str, str]) -> str:
-    """Return a table of who held what at one time, or of what changed between two."""
-    if not any(moments):
-        return NOBODY
-    if len(moments) > 1:
-        first, last = map(moment, times)
-        title = f"from {first} to {last}; CHANGE and the columns after it are changes:"
-        return f"{title}\n{_changes(moments[0], moments[1], gpus)}"
-    entries = moments[0]
-    ended = any(entry["ended_at"] for entry in entries)
-    header = ("GPU", ">PID", "PROGRAM", ">USED", *_share_columns(entries), *(["ENDED"] if ended else []))
-    rows = [
-        [
-            *_subject_cells(entry, gpus),
-            size(entry["used_bytes"]),
-            *(size(entry[f"{share}_bytes"]) for share in _known_shares(entries)),
-            *([moment(entry["ended_at"])] if ended else []),
-        ]
-        for entry in entries
-    ]
-    return f"at {moment(times[0])}:\n{_fitted(header, rows)}"
-
-
-def _subject_cells(entry: Entry, gpus: Mapping[str, str]) -> list[str]:
-    gpu = gpus.get(entry["device_uuid"], "-")
-    return [gpu, "", "whole GPU"] if entry["pid"] is None else [gpu, str(entry["pid"]), entry["name"] or "-"]
-
-
-def _fitted(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return fitting_table(header, rows, output_width(), HIDEABLE, "gpumond history --csv")
-
-
-def _changes(before: Sequence[Entry], after: Sequence[Entry], gpus: Mapping[str, str]) -> str:
-    """Return a table of what changed between two times: the used bytes, and each share's change."""
-    known = _known_shares([*before, *after])
-    old, new = ({_key(entry): entry for entry in entries} for entries in (before, after))
-    header = ("GPU", ">PID", "PROGRAM", ">BEFORE", ">AFTER", ">CHANGE", *(f">{share.upper()}" for share in known))
-    rows = [
-        [
-            *_subject_cells(new.get(key, old.get(key, {})), gpus),
-            *(size(entries[key]["used_bytes"]) if key in entries else "-" for entries in (old, new)),
-            *(_change(old.get(key), new.get(key), name) for name in ("used", *known)),
-        ]
-        for key in map(_key, sorted((old | new).values(), key=_order))
-    ]
-    return _fitted(header, rows)
-
-
-def _key(entry: Entry) -> tuple[str, int | None, int | None]:
-    return entry["device_uuid"], entry["pid"], entry["start_ticks"]
-
-
-def _change(before: Entry | None, after: Entry | None, name: str) -> str:
-    """Return how much a share changed: all shares add up to the used bytes, so one that isn't listed is 0."""
-    old, new = (0 if entry is None else entry[f"{name}_bytes"] or 0 for entry in (before, after))
-    return "0 B" if new == old else f"{'+' if new > old else '-'}{human(abs(new - old))}"
+    return fitted(header, rows, output_width())

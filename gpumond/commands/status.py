@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     content, width = view_of_device(view(frame), device), output_width()
     known = {each for row in content.processes for each in (row.program, str(row.pid))}
     if missing := [name for name in arguments.names if name not in known]:
-        hint = did_you_mean(missing[0], known) or "; `gpumond status` lists the programs"
+        hint = did_you_mean(missing[0], known) or f"; {client.LISTS_PROGRAMS}"
         print_error(f"gpumond: no process named {' or '.join(missing)} uses a GPU{hint}")
         if len(missing) == len(arguments.names):
             return NOTHING_TO_DO
@@ -86,9 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _waste(row: ProcessRow) -> int:
-    """Return the cached and stranded bytes of a process; -1 if they are unknown."""
-    known = [size for name in ("cached", "stranded") if (size := row.shares[name]) is not None]
-    return sum(known) if known else -1
+    """Return the waste of a process; -1 if it is unknown."""
+    return -1 if row.waste_bytes is None else row.waste_bytes
 
 
 def _combined(frame: dict[str, Any], answers: dict[str, Any]) -> dict[str, Any]:

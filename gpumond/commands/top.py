@@ -20,19 +20,19 @@ from gpumond.view.text import broken, output_width
 
 
 class HttpDaemonClient:
-    """Requests to a daemon through ``gpumond.cli.client``. ``url``: the address that they reach, which is shown."""
+    """Requests to a daemon through ``gpumond.cli.client``."""
 
     def __init__(self, url: str) -> None:
-        self._url, self.url = url, client.request_address(url)
+        self.url, self.reached = url, client.request_address(url)
 
     def frame(self) -> CheckedFrame:
-        return client.frame(self._url)
+        return client.frame(self.url)
 
     def get(self, path: str) -> Any:
-        return client.get(self._url, path)
+        return client.get(self.url, path, {"Accept": "application/json"})
 
     def post(self, path: str, body: object, timeout: float) -> Any:
-        return client.post(self._url, path, body, timeout)
+        return client.post(self.url, path, body, timeout)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

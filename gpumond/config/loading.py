@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from gpumond.config.models import MISSING, expectation, written_at, yaml_problem
 from gpumond.config.settings import ONLY_IN_FILE, RECEIVER_TYPES, Settings, SettingsConfig
 from gpumond.facts.errors import ConfigError, did_you_mean
-from gpumond.host.files import read_text, replace_file
+from gpumond.host.files import read_text, replace_file, unreadable
 
 
 def load(
@@ -50,22 +51,30 @@ def read(
     try:
         return SettingsConfig.model_validate(values)
     except ValidationError as error:
-        problems = (explain(entry, origin, where, values) for entry in error.errors())
+        if file is not None and content is None:
+            with suppress(OSError, ValueError):
+                content = read_text(file)
+        problems = (
+            _with_line(explain(entry, origin, where, values), entry["loc"], file, content) for entry in error.errors()
+        )
         places = (_place(entry["loc"], origin, where, file, content) for entry in error.errors())
         raise ConfigError("\n".join(problems), "; ".join(dict.fromkeys(places))) from None
     except (RecursionError, OverflowError) as error:
         raise ConfigError(f"{where}: {error}", where) from None
 
 
-def read_yaml(file: Path, text: str | None = None) -> dict[str, Any]:
-    """Return the content of a file; ``text`` if it has been read. Raises ConfigError."""
+EXAMPLE = "a YAML file such as deploy/gpumond.example.yaml; without one, gpumond uses the defaults"
+
+
+def read_yaml(file: Path, text: str | None = None, expected: str = EXAMPLE) -> dict[str, Any]:
+    """Return the content of a file; ``text`` if it has been read. ``expected``: what it is for. Raises ConfigError."""
     import yaml  # most daemons have no file
 
     try:
         text = read_text(file) if text is None else text
         content = yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}", f"{file}: {error.strerror}") from None
+        raise ConfigError(unreadable(file, error, expected), f"{file}: {error.strerror}") from None
     except RecursionError:
         raise ConfigError(f"{file}: lists or keys are nested too deeply", str(file)) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
@@ -84,22 +93,36 @@ def _place(
 ) -> str:
     """Return the place of a key: its flag, variable or file; the key and its line if the text of the file is known."""
     place = origin.get(str(location[0]), where) if location else where
-    if file is None or text is None or place != str(file):
-        return place
+    line = None if file is None or text is None or place != str(file) else _line(location, text)
+    return place if line is None else f"{key_at(location)} ({place}, line {line})"
+
+
+def _with_line(problem: str, location: Sequence[int | str], file: Path | None, text: str | None) -> str:
+    """Return a problem with the line of its key in the file, if it begins with the file's name and has a key."""
+    begin = f"{file}: "
+    line = _line(location, text) if location and text is not None and problem.startswith(begin) else None
+    return problem if line is None else f"{file}, line {line}: {problem.removeprefix(begin)}"
+
+
+def _line(location: Sequence[int | str], text: str) -> int | None:
+    """Return the line of a key in a file with that text; None if the text can't be read again."""
     import yaml
 
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except RecursionError:  # deeper than when it was loaded
+    except (RecursionError, yaml.YAMLError):  # deeper than when it was loaded, or the file has changed
         node = None
     if node is None:
-        return place
+        return None
+    mark = node.start_mark
     for part in location:  # a part that the file does not have, such as the type of a receiver, is passed over
         if isinstance(node, yaml.MappingNode):
-            node = next((value for key, value in node.value if key.value == part), node)
+            key, node = next(((key, value) for key, value in node.value if key.value == part), (None, node))
+            mark = key.start_mark if key else mark
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
             node = node.value[part]
-    return f"{key_at(location)} ({place}, line {node.start_mark.line + 1})"
+            mark = node.start_mark
+    return int(mark.line) + 1
 
 
 def model_at(root: type[BaseModel], location: Sequence[object]) -> type[BaseModel]:

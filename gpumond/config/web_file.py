@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from gpumond.config.models import Encodable, expectation, yaml_problem
 from gpumond.facts.errors import ConfigError
-from gpumond.host.files import open_regular
+from gpumond.host.files import open_regular, unreadable
 
 log = logging.getLogger(__name__)
 
@@ -347,7 +347,8 @@ def _content(path: Path) -> Any:
             text = file.read(MAX_BYTES)
         content = yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(f"web_config {path}: {error.strerror}") from None
+        expected = "a web configuration of exporter-toolkit, with tls_server_config or basic_auth_users"
+        raise ConfigError(f"web_config {unreadable(path, error, expected)}") from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         line, problem = yaml_problem(error)
         place = "" if line is None else f", line {line}"

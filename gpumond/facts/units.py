@@ -150,6 +150,18 @@ def human(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
+def apart(whole: int, part: int) -> tuple[str, str]:
+    """Format two sizes whose difference the reader sees as `human` formats it: with another digit if the rounded sizes
+    differ by another number.
+    """
+    first, second = human(whole), human(part)
+    (number, unit), (other, other_unit) = first.split(), second.split()
+    scale = _FACTORS[unit]
+    if unit != other_unit or f"{abs(float(number) - float(other)):.1f}" == f"{abs(whole - part) / scale:.1f}":
+        return first, second
+    return f"{whole / scale:.2f} {unit}", f"{part / scale:.2f} {unit}"
+
+
 def rate(per_minute: float) -> str:
     """Format growth that is known roughly, with two digits in the unit that `human` uses: ``about 840 MiB/min``.
 

@@ -36,6 +36,19 @@ def read_text(path: Path) -> str:
     return content.decode()
 
 
+def unreadable(path: str | Path, error: OSError, expected: str) -> str:
+    """Return why a user's file can't be read, with what is ``expected``."""
+    remedy = "run this as a user who may read it" if isinstance(error, PermissionError) else f"expected {expected}"
+    return f"{path}: {error.strerror or error}; {remedy}"
+
+
+def unwritable(path: str | Path, error: OSError) -> str:
+    """Return why a file can't be written."""
+    if isinstance(error, FileNotFoundError):
+        return f"{path}: {Path(path).parent} isn't a directory; create it, or choose another file"
+    return f"{path}: {error.strerror or error}"
+
+
 def read_secret(path: Path) -> str:
     """Return the only line of a file. It is read at each use, as the file can be replaced. Raises ConfigError.
 
@@ -44,7 +57,8 @@ def read_secret(path: Path) -> str:
     try:
         text = read_text(path).removesuffix("\n").removesuffix("\r").strip(" \t")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} can't be read: {getattr(error, 'strerror', None) or 'not text'}") from None
+        remedy = "; expected a file with one line" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{path} can't be read: {getattr(error, 'strerror', None) or 'not text'}{remedy}") from None
     if not text or has_control_characters(text):
         raise ConfigError(f"{path} is empty or has a newline or another control character; expected one line")
     return text

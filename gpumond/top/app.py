@@ -23,6 +23,7 @@ from gpumond.top.dialogs import (
     SuspensionDialog,
     why_panel,
 )
+from gpumond.top.events import EventsDialog
 from gpumond.top.processes import TREE, AncestorCache, ProcessList, ProcessStats, column_at, kept_columns
 from gpumond.top.screen import (
     HistoryChart,
@@ -113,6 +114,7 @@ class Top:
             "z": lambda: self._move("suspend"),
             "Z": lambda: self._move("resume"),
             "S": self._silence,
+            "e": self._events,
             "c": self._columns,
             "a": lambda: self._open(Panel(self._remarks_in_full, ("a", "enter"))),
             "p": self._pause,
@@ -441,6 +443,17 @@ class Top:
         row = self.table.chosen
         connection = self._place_of(row.key[0])[0] if row and not row.members else self.connections[0]
         self.panel = SilenceDialog(self.requests, connection.daemon, row.process.pid if row else None).panel
+
+    def _events(self) -> None:
+        """Show the events of the daemon of the selected device or, without one, of the row under the cursor."""
+        row = self.table.chosen
+        place = self.device or (row.key[0] if row and not row.members else None)
+        connection = self._place_of(place)[0] if place else self.connections[0]
+        places = [(device.label, *self._place_of(device.uuid)) for device in (self.shown.devices if self.shown else ())]
+        gpus = {uuid: label for label, own, uuid in places if own is connection}
+        uuid = self._place_of(self.device)[1] if self.device else None
+        name = connection.name if len(self.connections) > 1 else ""
+        self.panel = EventsDialog(self.requests, connection.daemon, uuid, gpus, name).panel
 
     def _signal(self) -> None:
         if rows := self._targets():

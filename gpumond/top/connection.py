@@ -31,6 +31,9 @@ class DaemonClient(Protocol):
     """The HTTP API of a daemon. All methods raise DaemonError."""
 
     url: str
+    """As the user's commands name it."""
+    reached: str
+    """What requests go to."""
 
     def frame(self) -> CheckedFrame: ...
     def get(self, path: str) -> Any: ...

@@ -5,6 +5,7 @@ after a confirmation; the choice of columns. Each shows itself in its ``panel``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from gpumond.cli.client import with_commands
@@ -19,7 +20,7 @@ from gpumond.top.screen import Hints, Panel, entry_line
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
 from gpumond.view.rows import ProcessRow, by_urgency, differences, plain
-from gpumond.view.text import Line, Span, fit, table_lines as table, wrapped
+from gpumond.view.text import Line, Span, cut, fit, table_lines as table, wrapped
 
 TIMEOUT_SECONDS = 30.0
 RESPONSE_SECONDS = 20 * TIMEOUT_SECONDS + 30
@@ -31,6 +32,12 @@ EXACT = len(PLAN) - 2
 NARROW = (">TOOK", ">EXPECTED", ">PLANNED", ">AT LEAST", ">AT MOST", ">PID", ">DRIVER", "OUTCOME")
 """Columns that a narrow screen does not show, in the order in which they are left out."""
 RECEIPTS = (">PID", "PROGRAM", ">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK", "OUTCOME")
+
+
+def moves(step: Callable[[int], None]) -> Mapping[str, Callable[[], None]]:
+    """Return the keys that select the entry before or after in a list."""
+    keys = {"up": -1, "k": -1, "left": -1, "down": 1, "j": 1, "right": 1}
+    return {key: partial(step, by) for key, by in keys.items()}
 
 
 class FlushTarget(NamedTuple):
@@ -287,17 +294,18 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
 
 
 SILENCE_SECONDS = 3600.0
-REASON = "silenced in gpumond top"
 SUBJECTS = ("workload", "engine", "pid", "uuid")
 """A silence is of the rule and the first of these labels that the alert has, as in the web UI."""
+NO_REASON = "not silenced: you gave no reason"
 
 
 class SilenceDialog:
-    """The alerts that are not silenced: those of the process ``pid`` first, ended ones last. Enter silences one."""
+    """The alerts that are not silenced: those of the process ``pid`` first, ended ones last. Enter chooses one, and
+    after a reason silences it. One that is alone is chosen already.
+    """
 
     def __init__(self, requests: Requests, daemon: DaemonClient, pid: int | None) -> None:
-        keys = {"left": lambda: self._select(-1), "right": lambda: self._select(1), "enter": self._confirm}
-        self.panel = Panel(self._lines, (), keys, self._hints)
+        self.panel = Panel(self._lines, (), {**moves(self._select), "enter": self._enter}, self._hints)
         self.requests, self.daemon, self.pid = requests, daemon, pid
         self.alerts: list[Any] = []
         self.chosen = 0
@@ -305,8 +313,9 @@ class SilenceDialog:
         self.requests.ask(self._read, self._receive)
 
     def _hints(self) -> Hints:
-        more = (("←→", "Alert"),) if len(self.alerts) > 1 else ()
-        return (*more, ("enter", "Yes, silence"), ("esc", "No")) if self.alerts else ()
+        if self.panel.entry is not None:
+            return ("enter", "Yes, silence" if self.panel.entry.strip() else "Cancel"), ("esc", "No")
+        return (("↑↓", "Alert"), ("enter", "Choose"), ("esc", "Close")) if self.alerts else ()
 
     def _read(self) -> list[Any]:
         found = checked_as(tuple[Alert, ...], self.daemon.get("/api/v1/alerts"), "alerts")
@@ -318,10 +327,12 @@ class SilenceDialog:
             self.result = plain(str(found), 600)
             return
         self.alerts, self.result = found, "" if found else "no alert that isn't silenced"
-        self.panel.entry = "" if found else None
+        self.panel.entry = "" if len(found) == 1 else None
 
     def _select(self, step: int) -> None:
-        self.chosen = (self.chosen + step) % max(1, len(self.alerts))
+        if self.panel.entry is None:
+            self.chosen = max(0, min(self.chosen + step, len(self.alerts) - 1))
+            self.panel.revealed = self.chosen + 1, self.chosen + 1
 
     def _matchers(self) -> list[tuple[str, str]]:
         alert = self.alerts[self.chosen]
@@ -329,15 +340,22 @@ class SilenceDialog:
         subject = next((name for name in SUBJECTS if labels.get(name)), "")
         return [("rule", alert["rule"]), *([(subject, labels[subject])] if subject else [])]
 
-    def _confirm(self) -> None:
+    def _subject(self) -> str:
+        return " ".join(f"{name}={plain(value, 80)}" for name, value in self._matchers())
+
+    def _enter(self) -> None:
         if not self.alerts:
             return
+        if self.panel.entry is None:
+            self.panel.entry, self.panel.first = "", 0
+            return
+        reason = self.panel.entry.strip()
+        if not reason:
+            self.alerts, self.result, self.panel.entry = [], NO_REASON, None
+            return
         matchers = [{"name": name, "operator": "=", "value": value} for name, value in self._matchers()]
-        body = {
-            "matchers": matchers,
-            "for_seconds": SILENCE_SECONDS,
-            "reason": (self.panel.entry or "").strip() or REASON,
-        }
+        subject = self._subject()
+        body = {"matchers": matchers, "for_seconds": SILENCE_SECONDS, "reason": reason}
 
         def receive(answer: Any) -> None:
             if isinstance(answer, DaemonError):
@@ -345,7 +363,7 @@ class SilenceDialog:
                 return
             id = plain(answer["silence"]["id"], 40)
             ends = with_commands(f"gpumond silence delete {id} ends it", self.daemon.url)
-            self.result = f"silence {id} for {duration(SILENCE_SECONDS)}; {ends}"
+            self.result = f"silence {id} of {subject} for {duration(SILENCE_SECONDS)}; {ends}"
 
         self.alerts, self.result, self.panel.entry = [], "waiting for the daemon", None
         self.requests.ask(lambda: self.daemon.post("/api/v1/silences", body, TIMEOUT_SECONDS), receive)
@@ -353,17 +371,17 @@ class SilenceDialog:
     def _lines(self, width: int) -> list[Line]:
         if not self.alerts:
             return wrapped([Span(self.result)], width)
-        alert = self.alerts[self.chosen]
-        count = f" ({self.chosen + 1} of {len(self.alerts)})" if len(self.alerts) > 1 else ""
-        summary = plain(_summary(alert), 400)
-        matchers = " ".join(f"{name}={plain(value, 80)}" for name, value in self._matchers())
-        question = f"Silence {matchers} for {duration(SILENCE_SECONDS)}? enter: yes  esc: no"
+        names = [f"{plain(each['rule'], 60)} {plain(each['phase'], 20)}: " for each in self.alerts]
+        texts = [plain(_summary(each), 400) for each in self.alerts]
+        if self.panel.entry is None:
+            listed = enumerate(map(str.__add__, names, texts))
+            rows = [[Span(cut(f" {text} ", width), "chosen" if at == self.chosen else "")] for at, text in listed]
+            return [[Span("choose the alert to silence", "bold")], *rows]
         return [
-            [Span(f"{plain(alert['rule'], 60)} {plain(alert['phase'], 20)}{count}", "bold")],
-            *wrapped([Span(summary)], width),
+            *wrapped([Span(names[self.chosen], "bold"), Span(texts[self.chosen])], width),
             [],
-            entry_line("reason", self.panel.entry or "", REASON),
-            *wrapped([Span(question, "bold")], width),
+            *wrapped([Span(f"Silence {self._subject()} for {duration(SILENCE_SECONDS)}?", "bold")], width),
+            entry_line("reason", self.panel.entry, "Enter without a reason cancels"),
         ]
 
 
@@ -375,8 +393,7 @@ class SignalDialog:
     """``rows``: processes, and whether their daemon may be on this machine. ``y`` sends the signal."""
 
     def __init__(self, rows: Sequence[tuple[ProcessRow, bool]]) -> None:
-        keys = {"left": lambda: self._select(-1), "right": lambda: self._select(1), "y": self._confirm}
-        self.panel = Panel(self._lines, ("n",), keys, self._hints)
+        self.panel = Panel(self._lines, ("n",), {**moves(self._select), "y": self._confirm}, self._hints)
         self.rows = rows
         self.signal = 0
         self.results = [refusal(row, local) for row, local in rows]
@@ -408,21 +425,13 @@ class SignalDialog:
         return lines
 
 
-LINES_ABOVE = 4
-"""Lines above the selected column that remain visible when the list is longer than the screen."""
-
-
 class ColumnDialog:
     """The columns of the table, at first those that it shows on a screen of ``width``. Each change is kept for the next
     start.
     """
 
     def __init__(self, table: ProcessList, width: int) -> None:
-        keys = {
-            **dict.fromkeys(("up", "k"), lambda: self._move(-1)),
-            **dict.fromkeys(("down", "j"), lambda: self._move(1)),
-        }
-        keys |= {**dict.fromkeys((" ", "x", "enter"), self._change), "d": lambda: self._set(())}
+        keys = {**moves(self._move), **dict.fromkeys((" ", "x", "enter"), self._change), "d": lambda: self._set(())}
         self.panel = Panel(self._lines, ("c",), keys, self._hints)
         self.table = table
         self.automatic = [column.name for column in table.laid_out(width)]
@@ -433,7 +442,7 @@ class ColumnDialog:
 
     def _move(self, step: int) -> None:
         self.place = max(0, min(self.place + step, len(COLUMNS) - 1))
-        self.panel.first = max(0, self.place - LINES_ABOVE)
+        self.panel.revealed = self.place + 1, self.place + 1
 
     def _change(self) -> None:
         shown = {*(self.table.columns or self.automatic)} ^ {COLUMNS[self.place].name}

@@ -117,7 +117,7 @@ def _index(gpu: str) -> int | None:
 
 KEPT = 5
 """Rank up to which columns are narrowed before one is hidden."""
-RANKS = {"live": 5, "cached": 3, "stranded": 4, "overhead": 7, "opaque": 8}
+RANKS = {"live": 5, "cached": 3, "stranded": 6, "overhead": 8, "opaque": 9}
 SIZE = 9
 """Width of a size, such as `999.9 MiB`."""
 PROGRAM = 14
@@ -129,23 +129,24 @@ COLUMNS = (
     TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _index(row.gpu), spare=1),
     TableColumn("pid", 7, 2, lambda row: str(row.pid or ""), lambda row: row.pid),
     TableColumn("program", PROGRAM, 0, lambda row: row.program, spare=4),
-    TableColumn("user", 10, 6, lambda row: row.user),
+    TableColumn("user", 10, 7, lambda row: row.user),
     TableColumn("used", SIZE, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
-    TableColumn(SHARES, 12, 10, lambda row: "", lambda row: row.used_bytes),
+    TableColumn("waste", SIZE, 4, lambda row: size(row.waste_bytes), lambda row: row.waste_bytes),
+    TableColumn(SHARES, 12, 11, lambda row: "", lambda row: row.used_bytes),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
-    TableColumn("busy", 5, 9, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
+    TableColumn("busy", 5, 10, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
     TableColumn("verdict", 14, 1, lambda row: row.status, spare=1),
     TableColumn(
-        "age", 6, 11, lambda row: (row.host and _age(row.host.age_seconds)) or "", lambda row: _of(row, "age_seconds")
+        "age", 6, 12, lambda row: (row.host and _age(row.host.age_seconds)) or "", lambda row: _of(row, "age_seconds")
     ),
-    TableColumn("cpu", 5, 13, lambda row: _ratio(_of(row, "cpu_ratio")), lambda row: _of(row, "cpu_ratio")),
+    TableColumn("cpu", 5, 14, lambda row: _ratio(_of(row, "cpu_ratio")), lambda row: _of(row, "cpu_ratio")),
     TableColumn(
-        "host", SIZE, 14, lambda row: size(row.host and row.host.resident_bytes), lambda row: _of(row, "resident_bytes")
+        "host", SIZE, 15, lambda row: size(row.host and row.host.resident_bytes), lambda row: _of(row, "resident_bytes")
     ),
-    TableColumn("command", 16, 12, lambda row: _without_folder(row.host.command) if row.host else ""),
+    TableColumn("command", 16, 13, lambda row: _without_folder(row.host.command) if row.host else ""),
 )
 SPARE = sum(column.spare for column in COLUMNS)
-HIDEABLE = (*HOLDINGS, "user", "busy", "age", "cpu", "host", "command")
+HIDEABLE = ("waste", *HOLDINGS, "user", "busy", "age", "cpu", "host", "command")
 """Columns that are hidden while no row has a value other than 0; that of the user while there is only one."""
 
 

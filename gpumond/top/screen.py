@@ -214,6 +214,8 @@ class Panel:
         self._hints = hints
         self.first = 0
         self.entry: str | None = None
+        self.revealed: tuple[int, int] | None = None
+        """The lines, first and last, that the next drawing scrolls to if they aren't visible."""
 
     @property
     def hints(self) -> Hints:
@@ -246,17 +248,21 @@ Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected GPU, or else all programs with an agent
 z, Z | suspend or resume the program under the cursor; suspending moves its GPU memory to the host
-S | choose an alert to silence for an hour, and type why; the alerts of the program under the cursor come first
+S | choose an alert with ↑ ↓, type why, and silence it for an hour; those of the program under the cursor come first
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full
+e | show events, and what would have prevented out-of-memory errors; → shows the minute before one
 p | pause
 mouse | click a column to sort, a GPU or a row to select it; scroll with the wheel
 ?, h, F1 | show this help
 q, F10, Ctrl-C | quit
 """
 """Titles, and keys with their effects."""
-HELP_SHARES = "\n".join(f"{share} | {MEANINGS[share]}" for share in (*SHARES, "unmapped"))
+HELP_SHARES = (
+    "\n".join(f"{share} | {MEANINGS[share]}" for share in (*SHARES, "unmapped"))
+    + "\nwaste | Cached and stranded memory."
+)
 KEY = 15
 """Columns of the keys."""
 
@@ -317,11 +323,12 @@ HINTS: Hints = (
     ("/", "Filter"),
     ("s", "Sort"),
     ("g", "Group"),
-    ("x", "Mark"),
     ("f", "Flush"),
     ("z", "Suspend"),
     ("a", "Alerts"),
+    ("e", "Events"),
     ("w", "Why"),
+    ("x", "Mark"),
     ("S", "Silence"),
     ("d", "Details"),
     ("p", "Pause"),
@@ -426,7 +433,11 @@ def framed(head: Line, body: Sequence[Line], message: str, hints: Hints, width: 
 
 
 def panel_lines(panel: Panel, width: int, height: int) -> list[Line]:
-    lines, panel.first = text_window(panel.lines(width - 2), height, panel.first)
+    content = panel.lines(width - 2)
+    if panel.revealed:
+        first, last = panel.revealed
+        panel.first, panel.revealed = min(max(panel.first, last - height + 1), first), None
+    lines, panel.first = text_window(content, height, panel.first)
     blank: list[Line] = [[]] * (height - len(lines))
     return [*([Span(" "), *clipped(line, width - 2)] for line in lines), *blank]
 
@@ -469,7 +480,7 @@ def head_line(
     width: int,
 ) -> Line:
     """Return the line with address, problems and time. On a narrow screen the address is shorter or absent."""
-    url, several = plain(connections[0].daemon.url, 60), len(connections) > 1
+    url, several = plain(connections[0].daemon.reached, 60), len(connections) > 1
     address = ", ".join(each.name for each in connections) if several else url
     line = [piece for each in notices for piece in (Span("  "), Span(each.title.upper(), STYLES[each.level]))]
     line += [Span("  "), Span("PAUSED", "alarm")] if paused else []

@@ -158,6 +158,13 @@ class ProcessRow:
     sources: ProcessSources
     alert: str = ""
     """The rule of the alert that ``status`` names."""
+
+    @property
+    def waste_bytes(self) -> int | None:
+        """Return the cached and stranded bytes; None if the caches are unknown."""
+        cached = self.shares["cached"]
+        return None if cached is None else cached + (self.shares["stranded"] or 0)
+
     more: int = 0
     """The alerts and verdicts on problems that ``status`` does not name."""
     host: HostFacts | None = None

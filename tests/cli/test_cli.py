@@ -198,7 +198,7 @@ def test_invalid_configuration_exits_with_2_and_names_the_place(tmp_path: Path):
     for command in (("serve", "--config"), ("check-config",)):
         refused = gpumond(*command, str(file))
         assert refused.returncode == 2
-        assert f"{file}: interval: 'soon'" in refused.stderr
+        assert f"{file}, line 1: interval: 'soon'" in refused.stderr
 
 
 def test_valid_configuration_exits_with_0(tmp_path: Path):

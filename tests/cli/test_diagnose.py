@@ -159,7 +159,9 @@ def test_unusable_log_exits_with_2_and_a_reason(data: str | bytes, arguments: tu
 
 def test_missing_file_exits_with_2():
     refused = diagnose("/nowhere/log.csv")
-    assert (refused.returncode, refused.stderr) == (2, "gpumond: /nowhere/log.csv: No such file or directory\n")
+    remedy = "expected a log of memory use; `gpumond record --out FILE` writes one"
+    assert refused.stderr == f"gpumond: /nowhere/log.csv: No such file or directory; {remedy}\n"
+    assert refused.returncode == 2
 
 
 def test_truncated_compressed_log_is_read_up_to_its_end():

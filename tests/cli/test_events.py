@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.commands.events import Follower, folded
+from gpumond.commands.events import Follower
 from gpumond.commands.main import main
+from gpumond.view.events import folded
 from tests.helpers.frames import busy_frame, fake_daemon
 
 

@@ -136,7 +136,11 @@ def test_status_names_each_machine_that_does_not_answer_and_the_reason(tmp_path:
     [
         (("status",), "pass a list of machines"),
         (("status", "--targets", "a.json", "--parallel", "0"), "must be positive"),
-        (("status", "--targets", "missing.json"), "missing.json: No such file"),
+        (
+            ("status", "--targets", "missing.json"),
+            "missing.json: No such file or directory; expected a file that lists",
+        ),
+        (("status", "--slurm", "--tokens", "none"), "none: No such file or directory; expected the token of each"),
         (("status", "--slurm", "--client-key", "x"), "requires --client-cert"),
         (("status", "--slurm", "--token-file", "/missing"), "token file /missing can't be read: No such file"),
     ],

@@ -15,6 +15,7 @@ import pytest
 from gpumond.cli.arguments import typed_time
 from gpumond.commands.history import past_time
 from gpumond.commands.main import main
+from gpumond.view.moments import table_at
 from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
 
@@ -114,18 +115,18 @@ def test_rows_are_at_least_a_second_apart(fake: FakeDaemon, capsys: pytest.Captu
     assert len(capsys.readouterr().out.splitlines()) == 3, "the header and one row a second"
 
 
-def test_unknown_name_is_wrong_use_with_the_nearest_one(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
-    assert shown(fake, "trian") == 2
+def test_unknown_name_is_nothing_to_show_with_the_nearest_one(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
+    assert shown(fake, "trian") == 3
     told = capsys.readouterr().err
     assert "no program named trian holds memory or has ended since " in told
     assert told.endswith("did you mean train?\n")
-    assert shown(fake, "zzz") == 2
+    assert shown(fake, "zzz") == 3
     assert capsys.readouterr().err.endswith("Z; choose a longer --last\n")
     fake.answers["/api/v1/status"] = (200, {"started_at": time.time()})
-    assert shown(fake, "zzz") == 2, "a longer --last would find no more"
-    assert capsys.readouterr().err.endswith("holds memory or has ended since the daemon's start\n")
+    assert shown(fake, "zzz") == 3, "a longer --last would find no more"
+    assert capsys.readouterr().err.endswith("since the daemon's start; `gpumond status` lists the programs\n")
     fake.answers["/api/v1/history/shares"] = (404, {"detail": "no history"})
-    assert shown(fake, "99") == 2
+    assert shown(fake, "99") == 3
     assert "no history for 99" in capsys.readouterr().err
 
 
@@ -172,6 +173,12 @@ def test_two_times_show_the_change(fake: FakeDaemon, capsys: pytest.CaptureFixtu
     assert header.split() == ["GPU", "PID", "PROGRAM", "BEFORE", "AFTER", "CHANGE", "LIVE"]
     assert row.split()[3:] == ["8.0", "GiB", "8.0", "GiB", "0", "B", "0", "B"]
     assert shown(fake, "--at", "5m", "--at", "10m", "--at", "15m") == 2
+
+
+def test_change_agrees_with_the_sizes_before_and_after():
+    moments = [[holding(used, 10, "train")] for used in (2.62, 8.86)]
+    row = table_at((0.0, 60.0), moments, {UUID: "0"}, None).splitlines()[-1]
+    assert row.split()[3:9] == ["2.62", "GiB", "8.86", "GiB", "+6.2", "GiB"], "not 2.6, 8.9 and 6.2"
 
 
 NOW = 1_795_847_400.0

@@ -92,6 +92,13 @@ def test_invalid_file_is_named(files: Path, before: str, after: str, says: str):
         run_file(files / "tests.yaml")
 
 
+def test_missing_file_states_what_is_expected(tmp_path: Path):
+    with pytest.raises(
+        ConfigError, match=r"none\.yaml: No such file or directory; expected tests in promtool's format"
+    ):
+        run_file(tmp_path / "none.yaml")
+
+
 def test_command_line_checks_and_tests_rules(files: Path):
     shown = gpumond_here("rules", "check", str(files / "rules.yaml")).stdout
     assert "process used_bytes above 40.0 GiB for 1 min" in shown

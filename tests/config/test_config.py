@@ -163,7 +163,7 @@ def test_mistake_in_the_environment_names_the_variable():
 
 
 def test_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
+    with pytest.raises(ConfigError, match=r"absent\.yaml: No such file or directory; expected a YAML file such as "):
         load(tmp_path / "absent.yaml", environ={})
 
 
@@ -194,7 +194,16 @@ def test_wrong_value_is_shown_with_what_is_expected(tmp_path: Path, text: str):
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load(file, environ={})
-    assert str(caught.value).splitlines()[0] == f"{file}: {CASES[text]}"
+    assert str(caught.value).splitlines()[0] == f"{file}, line 1: {CASES[text]}"
+
+
+def test_wrong_key_and_value_are_found_by_their_lines(tmp_path: Path):
+    file = written(tmp_path, "interval: 1s\nrules:\n  - name: a\n    vaule:\n      a: 1\nsource: magic\n")
+    with pytest.raises(ConfigError) as caught:
+        load(file, environ={})
+    lines = str(caught.value).splitlines()
+    assert f"{file}, line 4: rules[0].vaule: unknown key; did you mean value?" in lines
+    assert any(each.startswith(f"{file}, line 6: source: 'magic': ") for each in lines)
 
 
 @pytest.mark.parametrize(

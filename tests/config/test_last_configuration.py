@@ -129,7 +129,7 @@ def test_start_without_a_usable_copy_exits_with_2(tmp_path: Path, kept: str):
         copy.write_text(f"# the last content of {name} that could be loaded; gpumond replaces this file\n{content}")
     done = subprocess.run(arguments(tmp_path, file), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert f"{file}: receivers[0]: hook: expected an http" in done.stderr
+    assert f"{file}, line 3: receivers[0]: hook: expected an http" in done.stderr
 
 
 def test_early_sighup_does_not_end_the_daemon(tmp_path: Path):

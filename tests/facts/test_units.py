@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.facts.units import GIB, MIB, accepts, human, plural, rate, seconds, typed_seconds
+from gpumond.facts.units import GIB, MIB, accepts, apart, human, plural, rate, seconds, typed_seconds
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,20 @@ def test_typed_duration_without_a_unit_is_refused_with_units_to_choose_from():
 )
 def test_sizes_have_the_largest_unit_that_they_reach(size: int, text: str):
     assert human(size) == text
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "texts"),
+    [
+        (15.36 * GIB, 13.44 * GIB, ("15.36 GiB", "13.44 GiB")),
+        (15.4 * GIB, 13.4 * GIB, ("15.4 GiB", "13.4 GiB")),
+        (6.2 * GIB, 866 * MIB, ("6.2 GiB", "866.0 MiB")),
+    ],
+)
+def test_sizes_whose_difference_is_stated_have_the_digits_that_it_needs(
+    whole: float, part: float, texts: tuple[str, str]
+):
+    assert apart(int(whole), int(part)) == texts
 
 
 @pytest.mark.parametrize(

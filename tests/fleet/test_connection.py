@@ -220,6 +220,8 @@ def test_token_of_the_daemons_is_not_sent_to_prometheus():
         ]
     with pytest.raises(DiscoveryError, match="isn't sent without TLS"):
         asyncio.run(Prometheus(url="http://prometheus:9090", trust=TRUST, token="its-own").targets())
+    with pytest.raises(DiscoveryError, match="nothing is listening at this address; pass the address of a Prometheus"):
+        asyncio.run(Prometheus(url=f"http://127.0.0.1:{free_port()}", trust=TRUST).targets())
 
 
 @pytest.mark.needs("openssl")

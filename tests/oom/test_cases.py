@@ -485,9 +485,9 @@ def granted(pid: int, need: int, uuid: str, unused: int) -> GrantedRequest:
 
 
 def test_the_missing_bytes_are_the_same_in_all_texts():
-    """7.68 - 6.04 is 1.64, not the 1.7 that 7.7 and 6.0 would leave."""
+    """7.68 - 6.04 is 1.64, not the 1.7 that 7.7 and 6.0 would leave: two digits are shown."""
     case = shared()
-    assert "requested 7.7 GiB on GPU 0, which had 6.0 GiB free" in case.summary
+    assert "requested 7.68 GiB on GPU 0, which had 6.04 GiB free" in case.summary
     assert case.summary.endswith("No remedy is known: 1.6 GiB is missing")
     assert [row[1] for row in remedy_rows(case)] == ["-"], "a shortage isn't a gain"
 

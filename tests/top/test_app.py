@@ -64,7 +64,7 @@ def test_screen_of_80_by_24_shows_ledger_processes_and_keys(fake: FakeDaemon):
         assert "? opaque 10.0 GiB" in screen
         assert "#" * 20 + "+" * 12 + "x" * 6 + "=" * 2 + "?" * 10 + "." * 30 in screen
         assert "a flush of all programs would release about 12.0 GiB" in screen
-        for key in ("Help", "Filter", "Sort", "Group", "Mark", "Flush", "Suspend", "Alerts", "Quit"):
+        for key in ("Help", "Filter", "Sort", "Group", "Events", "Flush", "Suspend", "Alerts", "Quit"):
             assert key in session.screen.lines()[-1]
 
 
@@ -92,7 +92,7 @@ def test_keys_sort_and_reverse(fake: FakeDaemon):
         session.press("r")
         assert programs(session.shows("USED↑"))[:2] == ["python", "train"]
         session.press("s")
-        assert programs(session.shows("LIVE↓"))[:2] == ["train", "python"]
+        assert programs(session.shows("WASTE↓"))[:2] == ["train", "python"]
         session.press("<")
         session.shows("USED↓")
 
@@ -133,17 +133,17 @@ def test_help_lists_the_keys_and_closes(fake: FakeDaemon):
 
 
 def test_chosen_columns_are_kept_for_the_next_start(fake: FakeDaemon, tmp_path: Path):
-    with top(fake.url, size=(100, 30), XDG_STATE_HOME=str(tmp_path)) as session:
+    with top(fake.url, size=(110, 30), XDG_STATE_HOME=str(tmp_path)) as session:
         session.shows("STRANDED", "VERDICT")
         session.press("c")
         session.shows("[x] stranded", "[ ] command", "Show or hide")
         session.press(*(["down"] * 3), " ")
         session.shows("[ ] user")
-        session.press(*(["down"] * 5), " ")
+        session.press(*(["down"] * 6), " ")
         session.shows("[ ] stranded")
         session.press("escape")
         session.shows("LIVE", without="STRANDED")
-    with top(fake.url, size=(100, 30), XDG_STATE_HOME=str(tmp_path)) as session:
+    with top(fake.url, size=(110, 30), XDG_STATE_HOME=str(tmp_path)) as session:
         session.shows("LIVE", without="USER")
         session.press("c", "d", "escape")
         session.shows("STRANDED", "USER")

@@ -136,10 +136,12 @@ def test_live_and_cached_stay_in_eighty_columns(demo: RunningDaemon, command: tu
     assert max(map(len, lines)) <= 80
 
 
-def test_head_shows_the_socket_that_top_asks(demo: RunningDaemon):
+def test_head_shows_the_socket_that_top_asks_and_commands_reach_it_without_an_address(demo: RunningDaemon):
     runtime = str(demo.socket.parent)
     with terminal(TOP, GPUMOND_RUNTIME_DIR=runtime, GPUMOND_URL="", NO_COLOR="1") as session:
-        assert session.shows("PROGRAM").startswith(f"gpumond unix://{runtime}/"[:50])
+        assert session.shows("PROGRAM", "live").startswith(f"gpumond unix://{runtime}/"[:50])
+        session.press("w")
+        session.shows("gpumond why --pid", "--record", without="GPUMOND_URL")
 
 
 @pytest.mark.parametrize("command", [("status",), ("top", "--once")])

@@ -404,7 +404,7 @@ def test_count_of_the_rows_is_complete_on_a_narrow_screen():
 @pytest.mark.parametrize(("users", "shown"), [(("ann", "ann"), False), (("ann", "ben"), True)])
 def test_users_are_a_column_if_there_are_several(users: tuple[str, ...], shown: bool):
     rows = [replace(row, user=user) for row, user in zip(view(busy_frame()).processes, users, strict=True)]
-    assert ("user" in [column.name for column in laid_out(100, rows)]) == shown
+    assert ("user" in [column.name for column in laid_out(110, rows)]) == shown
     assert "user" not in [column.name for column in laid_out(80, rows)], "shares come first"
 
 
@@ -418,7 +418,7 @@ def test_column_that_had_a_value_stays():
 
 
 def test_verdict_has_room_for_its_count_before_longer_programs():
-    columns = {column.name: column.width for column in laid_out(140, view(busy_frame()).processes)}
+    columns = {column.name: column.width for column in laid_out(150, view(busy_frame()).processes)}
     assert columns["verdict"] == len("allocation-retries +1")
     assert columns["program"] > 14
 
@@ -435,7 +435,7 @@ def test_columns_fit_the_screen_and_the_verdict_is_hidden_last(width: int):
     ]
     assert sum(column.width + 1 for column in columns) <= width
     assert ("pid" in names) == (width > 40)
-    assert ("cached" in names) == (width >= 79)
+    assert ("cached" in names) == ("waste" in names) == (width >= 79)
     assert next(column.width for column in columns if column.name == "program") >= 10
 
 

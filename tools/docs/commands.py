@@ -60,9 +60,10 @@ started.
 | `z` | show the plan, then [suspend](../how-to/suspend.md) the process under the cursor |
 | `Z` | resume the process under the cursor |
 | `w` | ask the program under the cursor what its live memory consists of |
-| `S` | choose an alert, type why, and silence it for an hour; the alerts of the process under the cursor come first |
+| `S` | choose an alert (`↑`, `↓`), type why, and silence it for an hour; those of the row under the cursor come first |
 | `K`, `F9` | send a signal to the marked processes, or else to the one under the cursor |
 | `a` | alerts, verdicts and problems in full |
+| `e` | events, the newest first, and what would have prevented out-of-memory errors; `→` shows the minute before one |
 | `p` | pause |
 | `Esc` | remove the filter, the GPU selection and the marks |
 | `q`, `F10`, `Ctrl-C` | quit |
@@ -71,10 +72,14 @@ Before you confirm with `y`, you see a flush's plan, or the programs that get a 
 your own programs on the same machine. With `NO_COLOR`, and on terminals with fewer than 256 colors, shares are shown as
 characters.
 
-The chart shows the last ten minutes by share, for the selected GPU or else the process under the cursor. Columns
-without a value are hidden, and so is the USER column while there's only one user. On a wide terminal, you also see the
-age, processor use, host memory and command line of programs on this machine. Problems are below the table, the worst
-first: by severity, then by the time until the GPU is full.
+The chart shows the last ten minutes by share, for the selected GPU or else the process under the cursor. WASTE is
+cached and stranded memory. Columns without a value are hidden, and so is the USER column while there's only one user.
+On a wide terminal, you also see the age, processor use, host memory and command line of programs on this machine.
+Problems are below the table, the worst first: by severity, then by the time until the GPU is full.
+
+In the events (`e`), the chosen one is complete. `→` shows who held what a minute before it and when it happened, as
+`gpumond history --at` does, `↑` and `↓` show that for other events, and `←` returns to the list. With a GPU selected,
+you see its events.
 
 If the daemon doesn't respond, you see how long it has been silent, and the last values stay visible, dimmed. With
 several daemons, each GPU has its daemon's name, such as `node1:0`, and the rows of a silent daemon are hidden.

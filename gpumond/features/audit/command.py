@@ -80,7 +80,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         with open(arguments.log, errors="replace") if arguments.log else nullcontext(sys.stdin) as lines:
             entries, problems = verify(file, lines)
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
+        remedy = "; expected the daemon's log: journalctl -u gpumond > FILE writes it" if arguments.log else ""
+        reason = f"{getattr(error, 'strerror', None) or 'not text'}{remedy}"
         raise ConfigError(f"--log: can't read {arguments.log or 'standard input'}: {reason}") from None
     are = "entry is" if entries == 1 else "entries are"
     unchanged = f"{file}: {entries} logged {are} unchanged" if entries else "the log contains no audit entries"

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from gpumond.agent.transport import trusted_uids
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError, HttpError
-from gpumond.host.files import open_regular, read_secret
+from gpumond.host.files import open_regular, read_secret, unreadable
 from gpumond.host.http import (
     MAX_RESPONSE_BYTES,
     HttpRequest,
@@ -152,7 +152,8 @@ def access(
         try:
             context.load_cert_chain(certificate, key, password="")  # no prompt for an encrypted key
         except OSError as error:
-            raise ConfigError(f"--client-cert {certificate}: {error.strerror or error}") from None
+            expected = "a PEM file with your certificate, and its key in it or in --client-key"
+            raise ConfigError(f"--client-cert {unreadable(certificate, error, expected)}") from None
     return Access(
         trust=context,
         token=secret(token) if token else (check_token(named, "GPUMOND_TOKEN") if named else None),
@@ -174,7 +175,7 @@ def _tokens(file: Path) -> Mapping[str, str]:
         with open_regular(file) as opened:
             mode = os.fstat(opened.fileno()).st_mode
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from None
+        raise ConfigError(unreadable(file, error, "the token of each machine, as in node1: TOKEN")) from None
     if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
         raise ConfigError(f"{file} contains tokens, but other users have access to it; run: chmod 600 {file}")
     from gpumond.config.loading import read_yaml  # it takes half a second, and few commands read such a file

@@ -38,7 +38,7 @@ from gpumond.features.fleet.connection import (
     run_each,
     secret,
 )
-from gpumond.host.files import read_text
+from gpumond.host.files import read_text, unreadable
 from gpumond.host.http import HttpRequest, is_verified_server, may_receive_token, split_address, tls_context
 from gpumond.view.text import safe
 
@@ -100,7 +100,8 @@ class Prometheus:
             answer: Any = await call(url, HttpRequest(method, "", headers, form), self.trust, self.timeout_seconds)
         except DaemonError as error:
             kind = ConfigError if error.status in (400, 422) else DiscoveryError  # the expression is not valid
-            raise kind(f"{self.url}: {error}") from None
+            remedy = "" if error.status else "; pass the address of a Prometheus server that scrapes your daemons"
+            raise kind(f"{self.url}: {error}{remedy}") from None
         return answer.get("data") if isinstance(answer, Mapping) else None
 
 
@@ -344,7 +345,7 @@ def _read(path: Path) -> Any:
         text = read_text(path)
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; --targets takes {FILE_FORMAT}") from None
+        raise ConfigError(unreadable(path, error, FILE_FORMAT)) from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}, line {error.lineno}: invalid JSON") from None
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:

@@ -140,11 +140,10 @@ def read_teams(path: Path) -> list[TeamRule]:
     """Return the rules of a file with a list of ``COLUMN=PATTERN`` for each team. Raises ConfigError."""
     from gpumond.config.loading import read_yaml  # it takes half a second
 
-    content = read_yaml(path)
+    expected = "a list for each team, such as vision: [namespace=vision-*, user=ada]"
+    content = read_yaml(path, expected=expected)
     if not all(isinstance(each, list) for each in content.values()):
-        raise ConfigError(
-            f"--teams {path}: expected a list for each team, such as vision: [namespace=vision-*, user=ada]"
-        )
+        raise ConfigError(f"--teams {path}: expected {expected}")
     rules = []
     for team, patterns in content.items():
         for text in patterns:

@@ -26,7 +26,7 @@ class MachineClient:
     """Requests to one machine, each with an event loop of its own, since they are made in threads."""
 
     def __init__(self, client: Client, machine: Machine) -> None:
-        self.url = machine.url
+        self.url = self.reached = machine.url
         self._client, self._machine = client, machine
 
     def frame(self) -> CheckedFrame:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--wake", "with --step engine: undo a serving engine's last release")
     option(parser, "--min-reclaimable SIZE", "skip programs that would release less than SIZE", default="0")
     option(parser, "--dry-run", "show what a flush would release, and flush nothing")
-    option(parser, "--force", "flush even during the cooldown after the previous flush")
+    option(parser, "--force", "ignore the cooldown after the previous flush")
     option(parser, "--plan ID", "compare receipts with the plan of this ID (`id` in the output of --dry-run --json)")
     option(parser, "--timeout DURATION", "time limit for each program (default: 30s)", type=duration, default=30.0)
     client.add_arguments(parser)

@@ -17,6 +17,7 @@ from gpumond.facts.alerts import WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import human, typed_seconds, typed_size
 from gpumond.facts.verdicts import PATTERNS, REMEDIES, VERDICTS
+from gpumond.host.files import unwritable
 from gpumond.view.frame import checked_as
 from gpumond.view.live_memory import why_lines
 from gpumond.view.notices import steps_of
@@ -143,7 +144,7 @@ def fetch(url: str, pid: int, dump: dict[str, Any], out: str) -> None:
             client.download(url, f"/api/v1/agents/{pid}/snapshots/{dump['id']}", file)
         os.replace(partial, out)
     except OSError as error:
-        raise GpumondError(f"{out}: {error.strerror}") from None
+        raise GpumondError(unwritable(out, error)) from None
     finally:
         with suppress(OSError):
             os.unlink(partial)

@@ -20,7 +20,7 @@ from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import LiveClasses, place_of
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
-from gpumond.facts.units import GIB, duration, human
+from gpumond.facts.units import GIB, apart, duration, human
 from gpumond.features.oom.case import Basis, Remedy
 
 
@@ -591,10 +591,11 @@ OF_DEVICE = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphan
 
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     """Return what was asked, by which line, what held the device, and what alone would have been enough."""
-    what = "memory" if e.request is None else human(e.request)
+    asked, room = ("", "") if e.request is None or e.free is None else apart(e.request, e.free)
+    what = "memory" if e.request is None else asked or human(e.request)
     place = program_place(e.oom.stack) or (f" in the scope {e.oom.scope}" if e.oom.scope else "")
     gpu = "" if e.device is None else f" on GPU {e.device.index}"
-    free = "" if e.free is None else f", which had {human(e.free)} free"
+    free = "" if e.free is None else f", which had {room or human(e.free)} free"
     owners = enumerate(_holders(e)[:3])
     sizes = (f"{name} {human(size)}" if number else f"{name} held {human(size)}" for number, (name, size) in owners)
     holders = ", ".join(sizes)

@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple, TypeVar, cast
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import clean
 from gpumond.facts.units import GIB, MIB, plural
+from gpumond.host.files import unreadable
 
 MAX_LINE = 16 * 1024**2
 GZIP = b"\x1f\x8b"
@@ -102,7 +103,8 @@ def open_lines(path: str) -> Lines:
     try:
         return Lines(path, open(path, "rb"))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
+        expected = "a log of memory use; `gpumond record --out FILE` writes one"
+        raise ConfigError(unreadable(path, error, expected)) from None
 
 
 def _buffered(stream: BinaryIO) -> io.BufferedReader:

@@ -278,10 +278,13 @@ class InputValues:
     samples: tuple[Sample, ...]
 
 
+TESTS = "tests in promtool's format, such as deploy/gpumond.example.test.yaml"
+
+
 def run_file(file: Path) -> tuple[int, list[Failure]]:
     """Return the number of expectations and the failures. Raises ConfigError."""
     try:
-        content = RuleTestFile.model_validate(read_yaml(file))
+        content = RuleTestFile.model_validate(read_yaml(file, expected=TESTS))
         rules = {rule.name: rule for rule in _rules(file.parent, content.rule_files)}
         failures = [
             failure

@@ -1,0 +1,149 @@
+"""The panel of events: those of one cause in a line, what would have prevented out-of-memory errors, and the minute
+before one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from gpumond.cli.client import with_commands
+from gpumond.facts.errors import DaemonError
+from gpumond.facts.units import clock
+from gpumond.top.connection import DaemonClient, Requests
+from gpumond.top.dialogs import moves
+from gpumond.top.screen import Hints, Panel
+from gpumond.view.events import cause_of, entry, folded
+from gpumond.view.moments import NOT_FOUND, Entry, holdings_at, table_at
+from gpumond.view.rows import plain
+from gpumond.view.text import Line, Span, broken, cut, wrapped
+
+PAGE, ALL = 10, 1 << 30
+"""Events that a key moves by."""
+BEFORE_SECONDS = 60.0
+Moments = tuple[Sequence[float], Sequence[Sequence[Entry]]]
+"""Times, and who held what at each."""
+
+
+class EventsDialog:
+    """The events since the daemon's start, the newest first. ``uuid``: only those of a device, and of none.
+
+    ``gpus``: the labels of devices by UUID. ``name``: that of the daemon if there are several.
+    """
+
+    def __init__(
+        self, requests: Requests, daemon: DaemonClient, uuid: str | None, gpus: Mapping[str, str], name: str = ""
+    ) -> None:
+        pages = {"pageup": -PAGE, "pagedown": PAGE, "home": -ALL, "end": ALL}
+        keys: dict[str, Callable[[], None]] = {
+            **moves(self._select),
+            **{key: partial(self._select, step) for key, step in pages.items()},
+        }
+        keys |= {"right": self._read_minute, "left": self._return}
+        self.panel = Panel(self._lines, ("e", "enter"), keys, self._hints)
+        self.requests, self.daemon, self.uuid, self.gpus = requests, daemon, uuid, gpus
+        label = gpus.get(uuid or "")
+        of = f" of GPU {label}" if label else f" of {name}" if name else ""
+        self.title = f"events{of} until {clock(time.time())}, newest first"
+        self.groups: list[list[Mapping[str, Any]]] = []
+        self.remedies: list[str] = []
+        self.chosen = 0
+        self.result = "waiting for the daemon"
+        self.minute: Moments | str | None = None
+        self._moved = False
+        self.requests.ask(self._read, self._receive)
+
+    def _hints(self) -> Hints:
+        if not self.groups:
+            return ()
+        last = (
+            (("→", "Minute before"), ("esc", "Close")) if self.minute is None else (("←", "Events"), ("esc", "Close"))
+        )
+        return (("↑↓", "Event"), *last)
+
+    def _read(self) -> tuple[list[list[Mapping[str, Any]]], list[str]]:
+        found = self.daemon.get("/api/v1/events")
+        cases = self.daemon.get("/api/v1/oom")
+        groups = folded(each for each in found if self.uuid is None or each["device_uuid"] in (None, self.uuid))
+        return groups[::-1], [_remedy(group[0], cases) for group in reversed(groups)]
+
+    def _receive(self, found: tuple[list[list[Mapping[str, Any]]], list[str]] | DaemonError) -> None:
+        if isinstance(found, DaemonError):
+            self.result = plain(str(found), 600)
+            return
+        (self.groups, self.remedies), self.result = found, "no events since the daemon's start"
+
+    def _select(self, step: int) -> None:
+        self.chosen = max(0, min(self.chosen + step, len(self.groups) - 1))
+        if self.minute is not None:
+            self._read_minute()
+        self._moved = True
+
+    def _return(self) -> None:
+        self.minute = None
+        self._select(0)
+
+    def _read_minute(self) -> None:
+        """Request who held what a minute before the chosen event and at it: at it alone if before isn't known."""
+        if not self.groups:
+            return
+        event = self.groups[self.chosen][0]
+        at = float(dict(event["details"]).get("occurred_at") or event["at"])
+        self.minute, self.panel.first = "waiting for the daemon", 0
+
+        def question() -> Moments:
+            last = holdings_at(self.daemon.get, at, event["device_uuid"])
+            try:
+                return (at - BEFORE_SECONDS, at), (
+                    holdings_at(self.daemon.get, at - BEFORE_SECONDS, event["device_uuid"]),
+                    last,
+                )
+            except DaemonError as error:
+                if error.status != NOT_FOUND:
+                    raise
+                return (at,), (last,)
+
+        def receive(found: Moments | DaemonError) -> None:
+            if self.minute is not None and self.groups[self.chosen][0] is event:
+                self.minute = plain(str(found), 600) if isinstance(found, DaemonError) else found
+
+        self.requests.ask(question, receive)
+
+    def _lines(self, width: int) -> list[Line]:
+        if not self.groups:
+            return wrapped([Span(self.result)], width)
+        if self.minute is None:
+            parts = [[*self._group(at, width)] for at in range(len(self.groups))]
+            if self._moved:
+                above = sum(map(len, parts[: self.chosen])) + 1
+                self._moved, self.panel.revealed = False, (above, above + len(parts[self.chosen]) - 1)
+            return [[Span(self.title, "bold")], *(line for part in parts for line in part)]
+        text = self.minute if isinstance(self.minute, str) else table_at(*self.minute, self.gpus, width)
+        title, *rows = text.split("\n")
+        table = [*wrapped([Span(title)], width), *([Span(row)] for row in rows)]
+        return [*self._group(self.chosen, width), [], *table]
+
+    def _group(self, at: int, width: int) -> Iterator[Line]:
+        """Yield the lines of a group: all of its events if it is chosen, else the one that tells most."""
+        group, now = self.groups[at], time.time()
+        chosen = at == self.chosen
+        alike = [each for each in group if cause_of(each) == cause_of(group[0])]
+        text = entry(group if chosen else alike, lambda at: clock(at, now).removesuffix(" UTC"))
+        if chosen:
+            yield from ([Span(line, "chosen")] for line in broken(text, width).split("\n"))
+        else:
+            more = f"  +{len(group) - len(alike)}" if len(group) > len(alike) else ""
+            yield [Span(cut(text.split("\n")[0], width - len(more)) + more)]
+        if self.remedies[at]:
+            remedy = with_commands(f"  -> {self.remedies[at]}", self.daemon.url)
+            yield from wrapped([Span(remedy if chosen else cut(remedy, width))], width)
+
+
+def _remedy(event: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> str:
+    """Return what would have prevented an out-of-memory error; empty for other events. One case has several errors."""
+    number = dict(event["details"]).get("number") if event["kind"] == "oom" else None
+    own = [each for each in cases if (each["pid"], each["start_ticks"]) == (event["pid"], event["start_ticks"])]
+    known = {count: each for each in own if (count := int(each["id"].rpartition("-")[2])) <= (number or 0)}
+    return plain(known[max(known)]["remedy"], 400) if known else ""
