@@ -13,7 +13,7 @@ from gpumond.cli.arguments import DONE, count, option, print_csv
 from gpumond.events import REPEATS
 from gpumond.facts.errors import ConfigError
 from gpumond.view.events import cause_of, entry, folded
-from gpumond.view.text import broken, output_width
+from gpumond.view.text import output_width, wrapped_text
 
 POLL_SECONDS = 1.0
 
@@ -83,4 +83,4 @@ def _print(
     """Print the events as JSON, else each group. ``most``: the number of events or groups; 0 is no limit."""
     lines = [json.dumps(event) for event in events] if as_json else [*map(entry, groups)]
     for line in lines[-most:]:
-        print(line if as_json else broken(line, output_width()), flush=True)
+        print(line if as_json else wrapped_text(line, output_width()), flush=True)

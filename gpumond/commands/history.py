@@ -25,7 +25,16 @@ from gpumond.events import ENDED
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, did_you_mean
 from gpumond.facts.shares import SHARES
-from gpumond.view.moments import AMOUNTS, Entry, fitted, holdings_at, known_shares, share_columns, table_at, whole
+from gpumond.view.moments import (
+    AMOUNTS,
+    Entry,
+    history_table,
+    holdings_at,
+    known_shares,
+    share_columns,
+    table_at,
+    whole,
+)
 from gpumond.view.text import moment, output_width, size
 
 ROUTE = "/api/v1/history"
@@ -210,4 +219,4 @@ def _table_over_time(entries: Sequence[Entry], gpus: Mapping[str, str]) -> str:
         ]
         for entry in entries
     ]
-    return fitted(header, rows, output_width())
+    return history_table(header, rows, output_width())

@@ -15,7 +15,7 @@ from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.view.frame import view, view_of_device, view_of_programs
 from gpumond.view.rows import ProcessRow
 from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table, suspended_programs
-from gpumond.view.text import broken, output_width
+from gpumond.view.text import output_width, wrapped_text
 
 VERDICT = "What gpumond has found, such as a leak or a healthy pattern; +N: N more alerts or problems."
 LIMIT = "What each of the program's allocators may hold: live, cached and stranded memory. Overhead doesn't count."
@@ -77,9 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
         device_table(content, arguments.verbose, limit, bars=width is not None),
         process_table(content, limit),
         "" if arguments.names else engine_table(frame["snapshot"], limit, device),
-        "" if arguments.names else broken(suspended_programs(frame, device), limit),
+        "" if arguments.names else wrapped_text(suspended_programs(frame, device), limit),
     )
-    paragraphs = (broken(client.with_commands(note, arguments.url), limit) for note in notes(content))
+    paragraphs = (wrapped_text(client.with_commands(note, arguments.url), limit) for note in notes(content))
     sections = (*tables, overheads(content) if arguments.verbose else "", *paragraphs)
     print("\n\n".join(section for section in sections if section))
     return DONE

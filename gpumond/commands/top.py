@@ -16,7 +16,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.top.connection import names
 from gpumond.view.frame import CheckedFrame, merged, view, view_of_device
 from gpumond.view.tables import page, suspended_programs
-from gpumond.view.text import broken, output_width
+from gpumond.view.text import output_width, wrapped_text
 
 
 class HttpDaemonClient:
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             views = [view(frame) for frame in frames]
             content = views[0] if len(views) == 1 else merged([*zip(names(urls), views, strict=True)])
             completed = partial(client.with_commands, url=urls[0]) if len(urls) == 1 else str
-            suspended = (broken(suspended_programs(frame, device), output_width()) for frame in frames)
+            suspended = (wrapped_text(suspended_programs(frame, device), output_width()) for frame in frames)
             tables = (page(view_of_device(content, device), completed=completed), *suspended)
             print("\n\n".join(filter(None, tables)))
         return DONE

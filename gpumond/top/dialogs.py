@@ -20,7 +20,7 @@ from gpumond.top.screen import Hints, Panel, entry_line
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
 from gpumond.view.rows import ProcessRow, by_urgency, differences, plain
-from gpumond.view.text import Line, Span, cut, fit, table_lines as table, wrapped
+from gpumond.view.text import Line, Span, cut, fitting_columns, table_lines as table, wrapped_line
 
 TIMEOUT_SECONDS = 30.0
 RESPONSE_SECONDS = 20 * TIMEOUT_SECONDS + 30
@@ -130,13 +130,13 @@ class FlushDialog:
             exact = all(each.exact for each in receipts)
             rows = [each.planned[: EXACT if exact else None] if planned else each.ended for each in receipts]
             header = (PLAN[:EXACT] if exact else PLAN) if planned else RECEIPTS
-            shown, cells, _ = fit(header, rows, width, NARROW)
+            shown, cells, _ = fitting_columns(header, rows, width, NARROW)
             lines += [[Span(line)] for line in table(shown, cells, width)]
         for answer in self.answers:
             if answer.problem:
-                lines += wrapped([Span(f"{answer.target.name}: not flushed: {answer.problem}")], width)
+                lines += wrapped_line([Span(f"{answer.target.name}: not flushed: {answer.problem}")], width)
         for receipt in receipts:
-            lines += wrapped([Span(receipt.remark)], width) if receipt.remark else []
+            lines += wrapped_line([Span(receipt.remark)], width) if receipt.remark else []
         return [*lines, [], *self._question()]
 
     def _question(self) -> Iterator[Line]:
@@ -259,7 +259,7 @@ class SuspensionDialog:
     def _lines(self, width: int) -> list[Line]:
         lines: list[Line] = [[Span(f"{self.action} {self.name}", "bold")], []]
         for result in self.results:
-            lines += wrapped([Span(result)], width)
+            lines += wrapped_line([Span(result)], width)
         if self.ready:
             lines += [[], [Span(f"{self.action.capitalize()} it? y: yes  esc: no", "bold")]]
         return lines
@@ -287,7 +287,7 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
     def lines(width: int) -> list[Line]:
         texts = [*row.verdicts, *answer]
         title = [Span(f"why {row.program} (pid {row.pid}) holds memory", "bold")]
-        return [title, *(line for text in texts for line in wrapped([Span(plain(text, 600))], width))]
+        return [title, *(line for text in texts for line in wrapped_line([Span(plain(text, 600))], width))]
 
     requests.ask(question, receive)
     return Panel(lines, ("w",))
@@ -370,7 +370,7 @@ class SilenceDialog:
 
     def _lines(self, width: int) -> list[Line]:
         if not self.alerts:
-            return wrapped([Span(self.result)], width)
+            return wrapped_line([Span(self.result)], width)
         names = [f"{plain(each['rule'], 60)} {plain(each['phase'], 20)}: " for each in self.alerts]
         texts = [plain(_summary(each), 400) for each in self.alerts]
         if self.panel.entry is None:
@@ -378,9 +378,9 @@ class SilenceDialog:
             rows = [[Span(cut(f" {text} ", width), "chosen" if at == self.chosen else "")] for at, text in listed]
             return [[Span("choose the alert to silence", "bold")], *rows]
         return [
-            *wrapped([Span(names[self.chosen], "bold"), Span(texts[self.chosen])], width),
+            *wrapped_line([Span(names[self.chosen], "bold"), Span(texts[self.chosen])], width),
             [],
-            *wrapped([Span(f"Silence {self._subject()} for {duration(SILENCE_SECONDS)}?", "bold")], width),
+            *wrapped_line([Span(f"Silence {self._subject()} for {duration(SILENCE_SECONDS)}?", "bold")], width),
             entry_line("reason", self.panel.entry, "Enter without a reason cancels"),
         ]
 
@@ -414,14 +414,14 @@ class SignalDialog:
         lines: list[Line] = []
         if self.ready:
             names = [Span(f" {name} ", "chosen" if at == self.signal else "") for at, name in enumerate(SIGNALS)]
-            lines += [*wrapped(names, width), []]
+            lines += [*wrapped_line(names, width), []]
         for (row, _), result in zip(self.rows, self.results, strict=True):
             text = f": {'no signal: ' if self.ready else ''}{result}" if result else ""
-            lines += wrapped([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
+            lines += wrapped_line([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
         if self.ready:
             programs = plural(self.results.count(""), "program")
             question = f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no"
-            lines += [[], *wrapped([Span(question, "bold")], width)]
+            lines += [[], *wrapped_line([Span(question, "bold")], width)]
         return lines
 
 
@@ -465,5 +465,5 @@ class ColumnDialog:
                 ]
                 for at, column in enumerate(COLUMNS)
             ),
-            *wrapped([Span(self.problem, "bold")], width),
+            *wrapped_line([Span(self.problem, "bold")], width),
         ]

@@ -18,7 +18,7 @@ from gpumond.top.screen import Hints, Panel
 from gpumond.view.events import cause_of, entry, folded
 from gpumond.view.moments import NOT_FOUND, Entry, holdings_at, table_at
 from gpumond.view.rows import plain
-from gpumond.view.text import Line, Span, broken, cut, wrapped
+from gpumond.view.text import Line, Span, cut, wrapped_line, wrapped_text
 
 PAGE, ALL = 10, 1 << 30
 """Events that a key moves by."""
@@ -113,7 +113,7 @@ class EventsDialog:
 
     def _lines(self, width: int) -> list[Line]:
         if not self.groups:
-            return wrapped([Span(self.result)], width)
+            return wrapped_line([Span(self.result)], width)
         if self.minute is None:
             parts = [[*self._group(at, width)] for at in range(len(self.groups))]
             if self._moved:
@@ -122,7 +122,7 @@ class EventsDialog:
             return [[Span(self.title, "bold")], *(line for part in parts for line in part)]
         text = self.minute if isinstance(self.minute, str) else table_at(*self.minute, self.gpus, width)
         title, *rows = text.split("\n")
-        table = [*wrapped([Span(title)], width), *([Span(row)] for row in rows)]
+        table = [*wrapped_line([Span(title)], width), *([Span(row)] for row in rows)]
         return [*self._group(self.chosen, width), [], *table]
 
     def _group(self, at: int, width: int) -> Iterator[Line]:
@@ -132,13 +132,13 @@ class EventsDialog:
         alike = [each for each in group if cause_of(each) == cause_of(group[0])]
         text = entry(group if chosen else alike, lambda at: clock(at, now).removesuffix(" UTC"))
         if chosen:
-            yield from ([Span(line, "chosen")] for line in broken(text, width).split("\n"))
+            yield from ([Span(line, "chosen")] for line in wrapped_text(text, width).split("\n"))
         else:
             more = f"  +{len(group) - len(alike)}" if len(group) > len(alike) else ""
             yield [Span(cut(text.split("\n")[0], width - len(more)) + more)]
         if self.remedies[at]:
             remedy = with_commands(f"  -> {self.remedies[at]}", self.daemon.url)
-            yield from wrapped([Span(remedy if chosen else cut(remedy, width))], width)
+            yield from wrapped_line([Span(remedy if chosen else cut(remedy, width))], width)
 
 
 def _remedy(event: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> str:

@@ -17,7 +17,7 @@ from gpumond.host.files import replace_file
 from gpumond.host.machine import TICKS_PER_SECOND, find_process, process_start, read_head, start_of, stat_fields
 from gpumond.view.rows import HOLDINGS, HostFacts, ProcessOnDevice, ProcessRow, plain, pod_of
 from gpumond.view.tables import share_cells
-from gpumond.view.text import Line, Span, bar, cut, fitted, size, width_of
+from gpumond.view.text import Line, Span, bar, cut, padded, size, width_of
 
 FIELDS: Mapping[str, Callable[[ProcessRow], object]] = {
     "gpu": lambda row: row.gpu,
@@ -294,7 +294,7 @@ def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = ""
         name = f"by {by}" if by and first else column.name
         name = f"{name.upper()}{arrow if column.name == order.column else ''}"
         end = f" {count}" if count and first else ""
-        cells.append(fitted(cut(name, column.width - len(end)) + end, column.width, bool(column.number)))
+        cells.append(padded(cut(name, column.width - len(end)) + end, column.width, bool(column.number)))
     return [Span(" " + " ".join(cells), "head")]
 
 
@@ -308,8 +308,8 @@ def table_line(
         if column.name == SHARES:
             line, text = [*line, Span(text, style), *shares], " "
         else:
-            text += f"{fitted(_text(column, row), column.width, bool(column.number))} "
-    return [*line, Span(fitted(text.removesuffix(" "), width - width_of(line)), style)]
+            text += f"{padded(_text(column, row), column.width, bool(column.number))} "
+    return [*line, Span(padded(text.removesuffix(" "), width - width_of(line)), style)]
 
 
 def share_bar(row: ProcessRow, largest: int, width: int, monochrome: bool) -> Line:

@@ -28,7 +28,7 @@ from gpumond.view.text import (
     clipped,
     stack,
     width_of,
-    wrapped,
+    wrapped_line,
 )
 
 CHART_SECONDS = 600
@@ -274,7 +274,7 @@ def help_lines(width: int) -> list[Line]:
         if not is_key:
             lines += [*([[]] if lines else []), [Span(key, "bold")]]
             continue
-        first, *rest = wrapped([Span(effect)], max(KEY, width - KEY - 2))
+        first, *rest = wrapped_line([Span(effect)], max(KEY, width - KEY - 2))
         lines.append([Span(f"  {key:<{KEY}}", "bold"), *first])
         lines += [[Span(" " * (KEY + 2)), *line] for line in rest]
     return lines
@@ -290,7 +290,7 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
     """Return the lines of the details. ``history``: the lines of its chart, if any."""
     lines: list[Line] = [[Span(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
     for sentence in row.verdicts:
-        lines += wrapped([Span(sentence, row.level)], width)
+        lines += wrapped_line([Span(sentence, row.level)], width)
     shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
     holder, kv_cache = row.kv_cache or ("", "")
     more = {holder: f" ({kv_cache})"} if kv_cache else {}
@@ -303,9 +303,9 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
         terms.append(("runs", f"{row.host.command} (for {duration(row.host.age_seconds)}{cpu})"))
         terms.append(("host memory", human(row.host.resident_bytes)))
     for term, value in (*terms, *row.facts):
-        lines += wrapped([Span(f"{term:>{TERM}} ", "dim"), Span(value)], width)
+        lines += wrapped_line([Span(f"{term:>{TERM}} ", "dim"), Span(value)], width)
     if row.flush_policy is None:
-        lines += wrapped([Span(WITHOUT_AGENT)], width)
+        lines += wrapped_line([Span(WITHOUT_AGENT)], width)
     return lines
 
 
@@ -617,7 +617,7 @@ def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[
         first, more = group[0], _more(group, hidden if group is shown[-1] else 0, width)
         subject, text = first.split_subject
         rest = "; ".join(filter(None, (text, *first.steps)))
-        full = [] if more else wrapped(_styled(first, subject, rest if text else f": {rest}"), width)
+        full = [] if more else wrapped_line(_styled(first, subject, rest if text else f": {rest}"), width)
         if 1 < len(full) <= 1 + spare:
             spare -= len(full) - 1
             lines += full
@@ -703,6 +703,6 @@ def remarks_in_full(notices: Iterable[FrameNotice], width: int, completed: Calla
         lines += [[]] if lines else []
         for notice in group:
             rest = completed(notice.fact.removeprefix(notice.title))
-            lines += wrapped([Span(notice.title, STYLES[notice.level]), Span(rest)], width)
-            lines += [line for step in notice.steps for line in wrapped([Span(f"  -> {completed(step)}")], width)]
+            lines += wrapped_line([Span(notice.title, STYLES[notice.level]), Span(rest)], width)
+            lines += [line for step in notice.steps for line in wrapped_line([Span(f"  -> {completed(step)}")], width)]
     return lines or [[Span("no alerts, verdicts or problems")]]

@@ -80,7 +80,7 @@ def table_at(
         ]
         for entry in entries
     ]
-    return f"at {moment(times[0])}:\n{fitted(header, rows, width)}"
+    return f"at {moment(times[0])}:\n{history_table(header, rows, width)}"
 
 
 def _subject_cells(entry: Entry, gpus: Mapping[str, str]) -> list[str]:
@@ -88,7 +88,7 @@ def _subject_cells(entry: Entry, gpus: Mapping[str, str]) -> list[str]:
     return [gpu, "", "whole GPU"] if entry["pid"] is None else [gpu, str(entry["pid"]), entry["name"] or "-"]
 
 
-def fitted(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
+def history_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
     return fitting_table(header, rows, width, HIDEABLE, "gpumond history --csv")
 
 
@@ -105,7 +105,7 @@ def _changes(before: Sequence[Entry], after: Sequence[Entry], gpus: Mapping[str,
         ]
         for key in map(_key, sorted((old | new).values(), key=_order))
     ]
-    return fitted(header, rows, width)
+    return history_table(header, rows, width)
 
 
 def _used(before: int | None, after: int | None) -> tuple[str, str]:

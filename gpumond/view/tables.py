@@ -17,17 +17,17 @@ from gpumond.view.text import (
     Span,
     ansi,
     bar,
-    broken,
     cells,
     colors_of,
     cut,
-    fitted,
     fitting_table,
     output_width,
+    padded,
     plain_text,
     safe,
     size,
     width_of,
+    wrapped_text,
 )
 
 ROWS_EACH = 9
@@ -110,8 +110,8 @@ def _on_one_line(device: DeviceRow, width: int, columns: tuple[int, int], monoch
 
     ``columns``: the widths of index and name.
     """
-    index = Span(fitted(device.label, columns[0], right=True), _style(device, chosen))
-    name = Span(f" {fitted(_short(device.name or device.uuid), columns[1])} ")
+    index = Span(padded(device.label, columns[0], right=True), _style(device, chosen))
+    name = Span(f" {padded(_short(device.name or device.uuid), columns[1])} ")
     if device.used_bytes is None:
         return [index, name, Span(device.state, "alarm")]
     used, sensors = Span(f" {_used_short(device):>15}", "bold"), [Span(_sensor_columns(device))]
@@ -418,7 +418,7 @@ def page(content: View, one_line: bool = False, completed: Callable[[str], str] 
     width = output_width() or 80
     lines = device_lines(content, width, 0 if one_line else sys.maxsize, monochrome=colors == "none")
     devices = "\n".join(plain_text(line) if colors == "none" else ansi(line, colors) for line in lines)
-    paragraphs = (broken(completed(note), output_width()) for note in notes(content))
+    paragraphs = (wrapped_text(completed(note), output_width()) for note in notes(content))
     return "\n\n".join(section for section in (devices, process_table(content, output_width()), *paragraphs) if section)
 
 

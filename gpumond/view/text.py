@@ -223,7 +223,7 @@ def cut(text: str, width: int) -> str:
     return f"{kept}…" if width > 0 else ""
 
 
-def fitted(text: str, width: int, right: bool = False) -> str:
+def padded(text: str, width: int, right: bool = False) -> str:
     """Return the text in exactly ``width`` columns."""
     short = cut(text, width)
     space = " " * (width - cells(short))
@@ -250,7 +250,7 @@ def clipped(line: Line, width: int) -> Line:
     return kept
 
 
-def wrapped(line: Line, width: int) -> list[Line]:
+def wrapped_line(line: Line, width: int) -> list[Line]:
     """Break a line at spaces into lines of at most ``width`` columns; a longer word is cut into pieces."""
     lines: list[Line] = [[]]
     used = 0
@@ -334,7 +334,7 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], width: int
     if width is not None:
         widths = _narrowed(widths, _least_widths(header, widths), width - len(GAP) * (len(header) - 1))
     return [
-        GAP.join(fitted(cell, own, to_right) for cell, own, to_right in zip(line, widths, right, strict=True)).rstrip()
+        GAP.join(padded(cell, own, to_right) for cell, own, to_right in zip(line, widths, right, strict=True)).rstrip()
         for line in lines
     ]
 
@@ -358,7 +358,7 @@ def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[in
     return narrowed
 
 
-def fit(
+def fitting_columns(
     header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, hideable: Sequence[str]
 ) -> tuple[list[str], list[list[str]], list[str]]:
     """Return header and rows without the columns that do not fit, and the names of these.
@@ -415,7 +415,7 @@ def narrowed_table(
         at = names.index(name)
         known = [row[:at] + row[at + 1 :] for row in known]
         hidden.append(names.pop(at).lstrip(">"))
-    note = [broken(f"hidden: {', '.join(hidden)} ({complete} shows all)", width)] if hidden else []
+    note = [wrapped_text(f"hidden: {', '.join(hidden)} ({complete} shows all)", width)] if hidden else []
     return "\n".join([table(names, known), *note])
 
 
@@ -445,8 +445,8 @@ def fitting_table(
     A line below the table names the columns that are left out, and the ``complete`` form.
     """
     cells = [[safe(cell) for cell in row] for row in rows]
-    header, cells, hidden = fit(header, cells, width, hideable)
-    note = [broken(f"hidden: {', '.join(hidden)} ({complete} shows all)", width)] if hidden else []
+    header, cells, hidden = fitting_columns(header, cells, width, hideable)
+    note = [wrapped_text(f"hidden: {', '.join(hidden)} ({complete} shows all)", width)] if hidden else []
     return "\n".join([*table_lines(header, cells, width), *note])
 
 
@@ -455,7 +455,7 @@ def output_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def broken(text: str, width: int | None) -> str:
+def wrapped_text(text: str, width: int | None) -> str:
     """Return the text with its lines broken between words, if there is a width."""
     if width is None:
         return text

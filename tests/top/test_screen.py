@@ -33,12 +33,12 @@ from gpumond.view.text import (
     clipped,
     colors_of,
     cut,
-    fitted,
+    padded,
     plain_text,
     table as whole_table,
     table_lines as table,
     width_of,
-    wrapped,
+    wrapped_line,
 )
 from tests.helpers.frames import busy_frame
 
@@ -281,7 +281,7 @@ def test_clipped_line_is_at_most_as_long_as_the_width(line: list[Span], width: i
 
 @given(LINES, st.integers(2, 40))
 def test_wrapped_lines_contain_all_words(line: list[Span], width: int):
-    lines = wrapped(line, width)
+    lines = wrapped_line(line, width)
     assert all(width_of(each) <= 2 * width for each in lines)  # a cell of a cut word may be wide
     text = "".join(piece.text for each in lines for piece in each)
     assert text.replace(" ", "") == "".join(piece.text for piece in line).replace(" ", "")
@@ -289,13 +289,13 @@ def test_wrapped_lines_contain_all_words(line: list[Span], width: int):
 
 @given(st.lists(st.text("ab,", min_size=1, max_size=5), max_size=9), st.integers(5, 20))
 def test_wrapped_lines_fit_without_a_space_at_the_end(words: list[str], width: int):
-    lines = wrapped([Span(" ".join(words))], width)
+    lines = wrapped_line([Span(" ".join(words))], width)
     assert all(width_of(each) <= width for each in lines)
 
 
 @given(st.text(st.sampled_from("ab漢é…"), max_size=12), st.integers(2, 20), st.booleans())
 def test_fitted_text_has_the_width(text: str, width: int, right: bool):
-    assert cells(fitted(text, width, right)) == width
+    assert cells(padded(text, width, right)) == width
 
 
 @pytest.mark.parametrize(

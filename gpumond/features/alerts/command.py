@@ -14,7 +14,7 @@ from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
 from gpumond.view.notices import steps_of
 from gpumond.view.rows import by_urgency
-from gpumond.view.text import broken, moment, output_width, safe, table
+from gpumond.view.text import moment, output_width, safe, table, wrapped_text
 
 PAIRS = ("labels", "annotations")
 """Fields that are objects in the output, so jq can name a label."""
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     nothing = "no resolved alert" if arguments.past else "no alert is active"
     header = ("PHASE", "SEVERITY", "RULE", "SINCE", *(["RESOLVED"] if arguments.past else []), "SUMMARY")
     facts = [{**alert, **{name: dict(alert[name]) for name in PAIRS}} for alert in found]
-    steps = broken("\n".join(_next_steps(facts, arguments.url)), output_width())
+    steps = wrapped_text("\n".join(_next_steps(facts, arguments.url)), output_width())
     text = f"{table(header, _rows(found, ends))}\n{steps}".rstrip() if found else nothing
     print_result(arguments, facts, lambda: text)
     return DONE

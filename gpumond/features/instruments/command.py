@@ -21,7 +21,7 @@ from gpumond.host.files import unwritable
 from gpumond.view.frame import checked_as
 from gpumond.view.live_memory import why_lines
 from gpumond.view.notices import steps_of
-from gpumond.view.text import broken, moment, output_width, safe, size, table
+from gpumond.view.text import moment, output_width, safe, size, table, wrapped_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -226,7 +226,7 @@ class Limit:
             and not arguments.yes
             and (exceeding := _exceeding(arguments, programs, limit_bytes))
         ):
-            print(broken("\n".join(exceeding), output_width()), file=sys.stderr)
+            print(wrapped_text("\n".join(exceeding), output_width()), file=sys.stderr)
             if sys.stdin.isatty() and not arguments.json:
                 confirm(f"Limit to {human(limit_bytes)}?", "nothing was limited")
         body = {"limit_bytes": limit_bytes, "device": arguments.device}
@@ -256,7 +256,7 @@ class Limit:
         limited = {each["device_uuid"] for _, applied in answers for each in applied if each["applied"]}
         lines = notes_on_quotas(frame, limit_bytes, {program.pid for program, _ in answers})
         for line in (*lines, *notes_on_small_devices(frame, limit_bytes, limited)):
-            print(broken(line, output_width()))
+            print(wrapped_text(line, output_width()))
         return status
 
 

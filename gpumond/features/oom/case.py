@@ -188,7 +188,7 @@ MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 def plain(case: OomCase, ranks: Sequence[RankError], width: int | None = None) -> str:
     """Return the case for a terminal of that width."""
-    parts = [f"case {case.id}, {_time_line(case)}", text.broken(text.safe(case.summary), width)]
+    parts = [f"case {case.id}, {_time_line(case)}", text.wrapped_text(text.safe(case.summary), width)]
     if case.remedies:
         parts.append(text.table(REMEDY_HEADER, remedy_rows(case)))
     for title, header, rows in sections(case, ranks):

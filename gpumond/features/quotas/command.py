@@ -22,7 +22,7 @@ from gpumond.view.rows import (
     reserve_sentences,
     taken_memory_sentences,
 )
-from gpumond.view.text import broken, fitting_table, output_width, size, table
+from gpumond.view.text import fitting_table, output_width, size, table, wrapped_text
 
 KINDS = ("soft_limit", "limit", "reserve", "cgroup_limit")
 
@@ -74,7 +74,7 @@ def quota_text(quotas: Sequence[Mapping[str, Any]], frame: Mapping[str, Any], ur
         table(header, [[*_quota(entry)] for entry in quotas]) if quotas else "no quota is defined",
         table((">PID", "PROGRAM", ">USED", ">RESERVE SHORTAGE", "LIMITS"), limited) if limited else "",
         cgroup_table(frame),
-        *(broken(each, output_width()) for each in sentences),
+        *(wrapped_text(each, output_width()) for each in sentences),
     )
     return "\n\n".join(filter(None, sections))
 
@@ -166,7 +166,7 @@ def queue_text(frame: Mapping[str, Any], url: str = client.DEFAULT_URL) -> str:
         advice,
         "\n".join(grant_sentences(frame)),
     ]
-    return "\n\n".join(filter(None, (waiting, *(broken(each, output_width()) for each in sentences))))
+    return "\n\n".join(filter(None, (waiting, *(wrapped_text(each, output_width()) for each in sentences))))
 
 
 def _by_flushes(request: Mapping[str, Any]) -> int | None:
