@@ -22,7 +22,7 @@ from gpumond.config.settings import Settings
 from gpumond.devices.process.procfs import user_name
 from gpumond.facts.errors import GpumondError
 from gpumond.facts.units import GIB, MIB, caller_text, duration, human, plural
-from gpumond.host.python import code_command, module_command
+from gpumond.host.python_commands import code_command, module_command
 from gpumond.sim.device import SimDevice, Spec, create
 
 TRAINING, IDLE = "train-llm", "embeddings"

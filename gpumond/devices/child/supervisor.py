@@ -28,7 +28,7 @@ from gpumond.facts.errors import FaultKind, ProtocolError, ReturnCode
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import RELEASED, STARTING, CgroupLimitChange, Reading, SourceState, XidErrors
 from gpumond.facts.units import backoff
-from gpumond.host.python import module_command
+from gpumond.host.python_commands import module_command
 
 log = logging.getLogger(__name__)
 

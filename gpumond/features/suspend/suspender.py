@@ -38,7 +38,7 @@ from gpumond.features.suspend.helper import HelperRequest, HelperResponse
 from gpumond.host.files import lock_file
 from gpumond.host.machine import available_bytes, find_process, is_descendant, is_pending
 from gpumond.host.peer import PeerIdentity
-from gpumond.host.python import module_command
+from gpumond.host.python_commands import module_command
 from gpumond.host.tasks import Tasks
 from gpumond.kernel import AdmissionService, Clock, Kernel, Part, SuspendService, Tick
 from gpumond.store.table import Table, Transactions

@@ -6,7 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from gpumond.host.python import module_command
+from gpumond.host.python_commands import module_command
 
 
 def test_file_of_the_current_directory_replaces_no_library(tmp_path: Path):
