@@ -9,7 +9,17 @@ import pytest
 
 from gpumond.facts.frame import Frame, GrowthLine, Line, Verdict
 from gpumond.facts.messages import to_json
-from gpumond.facts.program import Oom, OomPool, PoolLimit, Program, ScopeDevice, ScopeUsage, StepUsage
+from gpumond.facts.program import (
+    Call,
+    LiveClasses,
+    Oom,
+    OomPool,
+    PoolLimit,
+    Program,
+    ScopeDevice,
+    ScopeUsage,
+    StepUsage,
+)
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB, MIB
@@ -323,13 +333,13 @@ def test_snapshot_is_offered_for_the_allocator_whose_format_the_viewer_reads(sho
             "jax",
             20,
             "raise the program's limit from 20.0 GiB to 24.0 GiB or more "
-            "(XLA_PYTHON_CLIENT_MEM_FRACTION; an allocation was 4.0 GiB short)",
+            "(XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION; an allocation was 4.0 GiB short)",
         ),
         (
             "jax",
             60,
             "raise JAX's default limit, 75% of the GPU, from 60.0 GiB to 64.0 GiB or more "
-            "(XLA_PYTHON_CLIENT_MEM_FRACTION; an allocation was 4.0 GiB short)",
+            "(XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION; an allocation was 4.0 GiB short)",
         ),
     ],
 )
@@ -358,6 +368,122 @@ def test_no_memory_of_the_device_helps_a_program_at_its_own_limit():
     assert [each.name for each in case_of(Evidence(oom, make_report(10), frame), History()).remedies] == ["limit"]
     unlimited = Evidence(replace(oom, limit_bytes=None, free_bytes=0), make_report(10), frame)
     assert [each.name for each in case_of(unlimited, History()).remedies] == ["neighbor-cache"]
+
+
+def failing(
+    allocator: str,
+    *,
+    live: float = 8,
+    cached: float = 0,
+    stranded: float = 0,
+    request: float = 1,
+    limit: float | None = None,
+    free: float = 0,
+    framework: str = "",
+    classes: Sequence[LiveClasses] = (),
+    stack: tuple[Call, ...] = (),
+) -> OomCase:
+    """The case of a program at an error; sizes are in GiB."""
+    shares = {"live_bytes": live, "cached_bytes": cached, "stranded_bytes": stranded}
+    sizes = {name: int(size * GIB) for name, size in shares.items()}
+    held = sum(sizes.values())
+    own = make_process(10, held)
+    device = make_device(used_bytes=held, free_bytes=int(free * GIB), processes=(own,))
+    report = make_report(10, (), workload="train", frameworks=(framework or f"{allocator} 99.0",))
+    snapshot = make_snapshot(device, reports=(report,))
+    oom = Oom(
+        number=1,
+        at=1.0,
+        seen="scope",
+        device_uuid=device.uuid,
+        request_bytes=int(request * GIB),
+        pools=(OomPool(allocator=allocator, device_uuid=device.uuid, **sizes),),
+        allocator=allocator,
+        free_bytes=int(free * GIB),
+        limit_bytes=None if limit is None else int(limit * GIB),
+        classes=tuple(classes),
+        stack=stack,
+    )
+    return case_of(Evidence(oom, report, Frame(snapshot, attribute(snapshot))), History())
+
+
+def remedy(case: OomCase, name: str) -> Remedy | None:
+    return next((each for each in case.remedies if each.name == name), None)
+
+
+@pytest.mark.parametrize("limit", [None, 12.5])
+@pytest.mark.parametrize(
+    ("framework", "change"),
+    [
+        ("torch 2.13.0", "set PYTORCH_ALLOC_CONF=expandable_segments:True"),
+        ("torch 2.10.0+cu126", "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("torch 2.13.0+rocm6.4", "set PYTORCH_ALLOC_CONF=max_split_size_mb:512"),
+        ("jax 0.10.2", "set XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async"),
+        ("tensorflow 2.21.0", "set TF_GPU_ALLOCATOR=cuda_malloc_async"),
+        ("rmm 26.10.0", "use rmm.mr.CudaAsyncMemoryResource instead of a pool"),
+    ],
+)
+def test_memory_in_pieces_is_avoided_by_what_the_allocator_accepts(framework: str, change: str, limit: float | None):
+    case = failing(framework.partition(" ")[0], framework=framework, stranded=4, limit=limit, free=40 if limit else 0.5)
+    found = remedy(case, "fragmentation")
+    assert found is not None
+    assert (found.text, found.size_bytes, found.enough) == (
+        f"{change}: 4.0 GiB is free in the program's pool",
+        4 * GIB,
+        True,
+    )
+
+
+def test_expandable_segments_are_no_remedy_where_pytorch_had_released_its_cache():
+    assert remedy(failing("torch", cached=4), "fragmentation") is None
+
+
+@pytest.mark.parametrize(
+    ("framework", "shown"), [("torch 2.13.0", True), ("cupy 14.2.0", True), ("cupy 13.6.0", False)]
+)
+def test_a_case_says_why_cached_bytes_were_of_no_use(framework: str, shown: bool):
+    allocator = framework.partition(" ")[0]
+    case = failing(allocator, framework=framework, cached=2, limit=10, free=60)
+    text = "had released its cache before it failed: the 2.0 GiB still cached can't be released, or were freed since. "
+    assert (f" {allocator} {text}One change" in case.summary) is shown
+    flush = remedy(case, "own-cache")
+    text = "flush the program's own cupy cache before the call: gpumond.agent.flush()"
+    assert (flush and (flush.text, flush.size_bytes, flush.enough)) == (None if shown else (text, 2 * GIB, True))
+
+
+def test_few_cached_bytes_need_no_explanation():
+    assert "cache" not in failing("torch", cached=0.5, limit=8.5, free=60).summary
+
+
+def test_an_arena_serves_a_request_from_its_free_memory_before_its_limit_lacks_anything():
+    """It has preallocated 60 GiB, of which 30 are in use."""
+    case = failing("jax", live=30, stranded=30, request=40, limit=60, free=44)
+    assert case.missing_bytes == 10 * GIB
+    assert case.remedies[0].text.startswith("raise JAX's default limit, 75% of the GPU, from 60.0 GiB to 70.0 GiB")
+
+
+def test_a_smaller_batch_shrinks_the_request_too():
+    known = LiveClasses(
+        allocator="torch",
+        device_uuid="GPU-a",
+        live_bytes=8 * GIB,
+        parameters_bytes=2 * GIB,
+        gradients_bytes=0,
+        optimizer_bytes=0,
+        buffers_bytes=0,
+        tensors_bytes=6 * GIB,
+        activations_bytes=0,
+    )
+    found = remedy(failing("torch", request=2, classes=[known]), "batch")
+    assert found is not None
+    text = "use half the batch: 6.0 GiB of other tensors and activations and this request of 2.0 GiB depend on it"
+    assert (found.text, found.size_bytes, found.enough) == (text, 4 * GIB, True)
+    assert found.source == "these and the request in proportion to the batch"
+    training = replace(known, gradients_bytes=GIB, tensors_bytes=0, activations_bytes=5 * GIB)
+    found = remedy(failing("torch", classes=[training], stack=(Call("/env/torch/optim/adam.py", 31, "step"),)), "batch")
+    assert found is not None
+    assert found.text == "use half the batch, with gradient accumulation: 5.0 GiB of activations depend on it"
+    assert (found.size_bytes, found.source) == (int(2.5 * GIB), "these in proportion to the batch")
 
 
 def limited(number: int, request: int = GIB // 8) -> OomCase:

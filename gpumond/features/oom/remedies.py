@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, torch_setting
+from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, whole_blocks_setting
 from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.sentences import program
 from gpumond.events import program_place
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Ledger, Line, Verdict
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import LiveClasses, place_of
+from gpumond.facts.program import LiveClasses, OomPool, place_of
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB, apart, duration, human
@@ -54,6 +55,7 @@ class Evidence(FailedAllocation):
     def limited_by(self) -> int:
         """Bytes by which the request exceeds the allocator's limit, if this is the cause; else 0.
 
+        An arena's free memory is used before more is needed: the limit lacks what exceeds the live bytes.
         Where only the peak is known, it's that of the live bytes, or the request if it exceeds the limit by more.
         """
         if not self.is_limited or self.limit is None:
@@ -61,9 +63,17 @@ class Evidence(FailedAllocation):
         request, limit = self.request or 0, self.limit[0]
         over = self.reached + request - limit
         if not self.is_later:
-            return over
+            used = self.failed.live_bytes if self.failed is not None and self.failed.allocator in ARENAS else 0
+            return used + request - limit if used + request > limit else over
         live = max((each.peak_live_bytes or 0 for each in self.peak_pools), default=0)
         return max(min(over, request), live + request - limit)
+
+    @cached_property
+    def context(self) -> AdviceContext | None:
+        """The context of advice on the program, None if the device is unknown."""
+        if self.uuid is None:
+            return None
+        return replace(context_of(self.report, self.uuid, self.snapshot), oom=self.oom, reports=self.snapshot.reports)
 
     @cached_property
     def missing(self) -> int | None:
@@ -194,7 +204,7 @@ OWN_LIMITS = {
     "torch": "torch.cuda.set_per_process_memory_fraction",
     "cupy": "MemoryPool.set_limit, or CUPY_GPU_MEMORY_LIMIT",
     "rmm": "the pool's maximum_pool_size",
-    "jax": "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "jax": "XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION",
 }
 """Where a program limits an allocator with the library's own function or setting."""
 DEFAULT_LIMIT_RATIOS = {"jax": 0.75}
@@ -204,6 +214,16 @@ NEARLY_RATIO = 0.02
 LIMIT_STEP, LIMIT_UNIT = 0.05, GIB / 10
 """Least part of a limit by which raising it is worth it, and the multiple to which it is rounded up, as texts show it.
 """
+ARENAS = {
+    "jax": "set XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async",
+    "rmm": "use rmm.mr.CudaAsyncMemoryResource instead of a pool",
+    "tensorflow": "set TF_GPU_ALLOCATOR=cuda_malloc_async",
+}
+"""Allocators that keep all memory and serve requests from it, and what avoids its fragmentation."""
+FLUSHING = ("torch", "cupy", "sim")
+"""Allocators that release their cache and try again before they fail."""
+CUPY_KEEPING = re.compile(r"\bcupy (?:[1-9]|1[0-3])\.")
+"""Versions of CuPy that fail at their own limit without that."""
 OPTIMIZERS = "/torch/optim/"
 PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size")
 
@@ -272,36 +292,60 @@ def _free_in_pool(e: Evidence) -> int:
     """Return the free bytes of the pool that failed, if the request would fit into them as a whole."""
     pool = e.failed
     free = 0 if pool is None else pool.cached_bytes + pool.stranded_bytes
-    return free if e.request is not None and 0 < e.request <= free + (e.free or 0) and free else 0
+    room = max(0, e.limit[0] - e.reached) if e.is_limited and e.limit is not None else e.free or 0
+    return free if e.request is not None and 0 < e.request <= free + room and free else 0
 
 
 def _fragmentation(e: Evidence) -> Iterator[Remedy]:
     pool, free = e.failed, _free_in_pool(e)
-    if pool is None or e.request is None or not free or e.is_limited:
+    if pool is None or e.request is None or not free:
         return
-    source = "free bytes of the pool at the error"
     if pool.largest_free_bytes is not None and pool.largest_free_bytes >= e.request:
         text = (
             f"update PyTorch: a free block of {human(pool.largest_free_bytes)} fits but wasn't used (pytorch#189504, "
             "fixed by #191302); until then, call torch.cuda.empty_cache() first"
         )
         yield _remedy(e, "free-block", text, pool.largest_free_bytes, "measured", "the largest free block")
-    elif pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * e.held):
-        setting = torch_setting(e.report.frameworks)
+    elif pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * e.held) and (change := _whole_blocks(e, pool)):
         largest = "" if pool.largest_free_bytes is None else f", at most {human(pool.largest_free_bytes)} in one block"
-        text = f"set {setting}=expandable_segments:True: {human(free)} is free in the program's pool{largest}"
-        yield _remedy(e, "fragmentation", text, free, "measured", source)
+        text = f"{change}: {human(free)} is free in the program's pool{largest}"
+        yield _remedy(e, "fragmentation", text, free, "measured", "free bytes of the pool at the error")
+
+
+def _whole_blocks(e: Evidence, pool: OomPool) -> str:
+    """Return the change with which an allocator's free memory stays in one piece; empty if none is known."""
+    if pool.allocator in ARENAS:
+        return ARENAS[pool.allocator]
+    setting = "" if e.context is None else whole_blocks_setting(e.context)
+    return f"set {setting}" if setting and pool.allocator in FLUSHING else ""
 
 
 def _own_caches(e: Evidence) -> Iterator[Remedy]:
-    """Memory that other allocators of the program cache: the one that failed has returned its own before."""
+    """Memory that allocators of the program cache: the one that failed has in general returned its own before."""
     failed = e.oom.allocator or (e.failed.allocator if e.failed else "")
-    cached = [pool for pool in e.pools if pool.allocator != failed and pool.cached_bytes] if failed else []
+    keeps = failed == "cupy" and e.is_limited and not e.is_later and CUPY_KEEPING.search(" ".join(e.report.frameworks))
+    cached = [pool for pool in e.pools if pool.cached_bytes and (keeps or pool.allocator != failed)] if failed else []
+    if e.is_limited:
+        cached = [pool for pool in cached if pool.allocator == failed]
     size = sum(pool.cached_bytes for pool in cached)
     if size:
         names = ", ".join(dict.fromkeys(pool.allocator for pool in cached))
         text = f"flush the program's own {names} cache before the call: gpumond.agent.flush()"
-        yield _remedy(e, "own-cache", text, size, "measured", "free bytes of these pools at the error")
+        basis: Basis = "estimate" if keeps else "measured"
+        yield _remedy(e, "own-cache", text, size, basis, "free bytes of these pools at the error")
+
+
+def _still_cached(e: Evidence) -> str:
+    """Return why the pool's cached bytes were of no use although they cover the request; else an empty text."""
+    pool = e.failed
+    if pool is None or e.is_later or pool.allocator not in FLUSHING or pool.cached_bytes < (e.missing or 1):
+        return ""
+    if any(each.name == "own-cache" for each in _own_caches(e)) and e.is_limited:
+        return ""
+    return (
+        f" {pool.allocator} had released its cache before it failed: the {human(pool.cached_bytes)} still cached "
+        "can't be released, or were freed since."
+    )
 
 
 def _leak(e: Evidence) -> Iterator[Remedy]:
@@ -362,12 +406,13 @@ def _suspensions(e: Evidence) -> Iterator[Remedy]:
 
 
 def _preallocation(e: Evidence) -> Iterator[Remedy]:
-    case = e.uuid and replace(context_of(e.report, e.uuid, e.snapshot), oom=e.oom, reports=e.snapshot.reports)
-    for advice in ADVICE if isinstance(case, AdviceContext) else ():
-        if advice.name in PREALLOCATING and isinstance(case, AdviceContext) and advice.applies(case):
+    for advice in ADVICE:
+        if advice.name in PREALLOCATING and e.context is not None and advice.applies(e.context):
             pools = (pool for other in e.others for pool in other.report.pools if pool.device_uuid == e.uuid)
             size = sum(_unused(pool) for pool in pools if advice.name.startswith(pool.allocator))
-            yield _remedy(e, "preallocation", advice.text(case), size or None, "reported", "agents of these programs")
+            yield _remedy(
+                e, "preallocation", advice.text(e.context), size or None, "reported", "agents of these programs"
+            )
 
 
 def _unused(pool: PoolUsage) -> int:
@@ -489,7 +534,8 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
 
 
 def _batch(e: Evidence) -> Iterator[Remedy]:
-    depends = e.batch_dependent + (e.request or 0)
+    request = 0 if _within_optimizer(e) else e.request or 0
+    depends = e.batch_dependent + request
     if e.batch_dependent < LARGE_RATIO / 2 * e.live or not e.batch_dependent:
         return
     enough = (parts for parts in HALVINGS if e.missing is None or depends * (1 - 1 / parts) >= e.missing)
@@ -498,10 +544,12 @@ def _batch(e: Evidence) -> Iterator[Remedy]:
     also = ", with gradient accumulation" if e.training else ""
     exact = e.classes is not None and e.classes.activations_bytes is not None and not e.inference
     kind = "activations" if exact else "other tensors and activations"
-    text = f"use {name}{also}: {human(e.batch_dependent)} of the live bytes are {kind}"
-    yield _remedy(
-        e, "batch", text, int(depends * (1 - 1 / parts)), "estimate", "activations in proportion to the batch"
-    )
+    what, source = f"{human(e.batch_dependent)} of {kind}", "these"
+    if request:
+        what, source = f"{what} and this request of {human(request)}", "these and the request"
+    text = f"use {name}{also}: {what} depend on it"
+    size = int(depends * (1 - 1 / parts))
+    yield _remedy(e, "batch", text, size, "estimate", f"{source} in proportion to the batch")
 
 
 def _checkpointing(e: Evidence) -> Iterator[Remedy]:
@@ -513,7 +561,7 @@ def _checkpointing(e: Evidence) -> Iterator[Remedy]:
 
 def _optimizer(e: Evidence) -> Iterator[Remedy]:
     one = e.classes
-    within = any(OPTIMIZERS in call.file for call in e.oom.stack)
+    within = _within_optimizer(e)
     size = 0 if one is None else max(one.optimizer_bytes or 0, 2 * (one.parameters_bytes or 0) if within else 0)
     if size:
         text = "keep the optimizer's state on the host or in 8 bits (FSDP CPUOffload, DeepSpeed, bitsandbytes)"
@@ -529,10 +577,13 @@ def _smaller_request(e: Evidence) -> Iterator[Remedy]:
         yield _remedy(e, "smaller-request", text, e.missing, "measured", "the request and the free bytes")
 
 
+def _within_optimizer(e: Evidence) -> bool:
+    return any(OPTIMIZERS in call.file for call in e.oom.stack)
+
+
 def _is_of_optimizer(e: Evidence) -> bool:
     """Return True if the optimizer is the cause: its step failed, or its state is half of the live bytes."""
-    within = any(OPTIMIZERS in call.file for call in e.oom.stack)
-    return within or (e.classes is not None and (e.classes.optimizer_bytes or 0) >= LARGE_RATIO * e.live)
+    return _within_optimizer(e) or (e.classes is not None and (e.classes.optimizer_bytes or 0) >= LARGE_RATIO * e.live)
 
 
 def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
@@ -607,12 +658,13 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
         end = f"One change would have been enough{several}: {best.text}"
     else:
         end = best.text[:1].upper() + best.text[1:]
+    cached = _still_cached(e)
     if e.is_limited and e.limit is not None:
         own = f"{_name(e.report)} reached its limit of {human(e.limit[0])}"
         held = e.limited_by + e.limit[0] - (e.request or 0)
         had = f"had up to {human(held)} in use" if e.is_later else f"held {human(held)}"
-        return f"{own}: it {f'{had} and ' if held > 0 else ''}requested {what}{place}{gpu}{free}. {end}"
-    holders = f" {holders}." if holders else ""
+        return f"{own}: it {f'{had} and ' if held > 0 else ''}requested {what}{place}{gpu}{free}.{cached} {end}"
+    holders = f" {holders}.{cached}" if holders else cached
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
     return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}.{holders} {end}"
 
