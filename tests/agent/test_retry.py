@@ -184,8 +184,6 @@ def test_retries_end_when_arguments_cannot_shrink(allocator: CachingAllocator):
     with pytest.raises(OutOfMemory):
         agent.retry_on_oom(work, shrink=smaller, attempts=10)(4000 * MIB)
     assert calls == [4000 * MIB, 2000 * MIB, 1000 * MIB]
-
-
     assert agent.program().oom_retries == 2, "the third one didn't take place"
 
 
