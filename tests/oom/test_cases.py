@@ -21,7 +21,7 @@ from gpumond.facts.program import (
     StepUsage,
 )
 from gpumond.facts.quota import GrantedRequest
-from gpumond.facts.snapshot import AgentReport, DeviceReading
+from gpumond.facts.snapshot import AgentReport, CgroupLimit, DeviceReading
 from gpumond.facts.units import GIB, MIB
 from gpumond.features.oom.case import OomCase, Remedy, document, plain, remedy_rows, sections
 from gpumond.features.oom.case_service import KEPT, PER_PROCESS, Cases, case_of, opaque_case, recent_peaks, timeline
@@ -451,6 +451,67 @@ def test_a_case_says_why_cached_bytes_were_of_no_use(framework: str, shown: bool
     assert (flush and (flush.text, flush.size_bytes, flush.enough)) == (None if shown else (text, 2 * GIB, True))
 
 
+def plan(cause: str, number: int = 0) -> Plan:
+    return [each for each in SEEDED if each.cause == cause][number]
+
+
+def names(case: OomCase | None) -> list[str]:
+    assert case is not None
+    return [each.name for each in case.remedies]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_leak_is_neither_a_data_set_nor_a_long_input(number: int):
+    found = names(run(plan("leak", number)))
+    assert found[0] == "leak"
+    assert not {"data-set", "earlier-peak"} & set(found)
+
+
+def test_the_kv_cache_of_a_serving_engine_does_not_depend_on_the_batch():
+    serving = plan("kv-cache")
+    assert names(run(serving)) == ["kv-cache"]
+    case = run(replace(serving, kv_used=None))
+    assert names(case) == ["nothing"], "nobody knows what is unused"
+
+
+def test_several_caches_are_flushed_with_one_command():
+    case = run(replace(plan("neighbor-cache", 1), batch=448))
+    assert case is not None
+    found = remedy(case, "neighbor-cache")
+    assert found is not None
+    names = "flush notebook (pid 21), notebook (pid 20) with gpumond flush --device 0; "
+    assert found.text.startswith(names)
+
+
+def test_the_owners_in_a_summary_begin_a_sentence():
+    for cause, owner in (("batch", "The program itself held 79.5 GiB"), ("unattributed", "An unknown owner held 50.0")):
+        case = run(plan(cause))
+        assert case is not None
+        assert f" free. {owner}" in case.summary
+
+
+def test_a_request_that_exceeds_the_limit_of_a_cgroup_has_no_room_on_the_device():
+    limit = CgroupLimit(cgroup="/pods/a", pids=(10, 12), limit_bytes=20 * GIB, used_bytes=18 * GIB)
+    device = make_device(used_bytes=30 * GIB, free_bytes=50 * GIB, processes=(make_process(10, 12 * GIB),))
+    report = make_report(10, (make_pool(live=11 * GIB, cached=0),), workload="train")
+    cached = make_report(11, (make_pool(cached=8 * GIB),))
+    pool = OomPool(
+        allocator="torch", device_uuid=device.uuid, live_bytes=12 * GIB, cached_bytes=0, stranded_bytes=0
+    )  # a GiB more than in the report
+
+    def case(limit: CgroupLimit, request: int) -> OomCase:
+        snapshot = make_snapshot(replace(device, cgroup_limits=(limit,)), reports=(report, cached))
+        oom = Oom(number=1, at=1.0, seen="scope", device_uuid=device.uuid, request_bytes=request * GIB, pools=(pool,))
+        return case_of(Evidence(oom, report, Frame(snapshot, attribute(snapshot))), History())
+
+    found = case(limit, 4)
+    assert [(each.name, each.size_bytes, each.enough) for each in found.remedies] == [("limit", 3 * GIB, True)]
+    text = "raise the limit of the cgroup /pods/a, which held 19.0 GiB, from 20.0 GiB to 23.0 GiB or more"
+    assert (found.remedies[0].text, found.missing_bytes) == (text, 3 * GIB)
+    for other in (replace(limit, pids=(11,)), replace(limit, limit_bytes=None), replace(limit, limit_bytes=40 * GIB)):
+        assert names(case(other, 4)) == ["neighbor-cache", "unattributed", "repeat"]
+
+
 def test_few_cached_bytes_need_no_explanation():
     assert "cache" not in failing("torch", cached=0.5, limit=8.5, free=60).summary
 
@@ -476,7 +537,7 @@ def test_a_smaller_batch_shrinks_the_request_too():
     )
     found = remedy(failing("torch", request=2, classes=[known]), "batch")
     assert found is not None
-    text = "use half the batch: 6.0 GiB of other tensors and activations and this request of 2.0 GiB depend on it"
+    text = "use half the batch: 6.0 GiB of other leaf tensors and activations and this request of 2.0 GiB depend on it"
     assert (found.text, found.size_bytes, found.enough) == (text, 4 * GIB, True)
     assert found.source == "these and the request in proportion to the batch"
     training = replace(known, gradients_bytes=GIB, tensors_bytes=0, activations_bytes=5 * GIB)

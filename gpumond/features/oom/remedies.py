@@ -18,7 +18,7 @@ from gpumond.events import program_place
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Ledger, Line, Verdict
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import LiveClasses, OomPool, place_of
+from gpumond.facts.program import CLASSES, LiveClasses, OomPool, place_of
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB, apart, duration, human
@@ -80,9 +80,16 @@ class Evidence(FailedAllocation):
         """Bytes by which the request was short; None if unknown."""
         if self.is_limited:
             return None if self.request is None else self.limited_by
+        if self.cgroup is not None:
+            return self.in_cgroup - (self.cgroup.limit_bytes or 0)
         if self.request is None or self.free is None:
             return None
         return max(0, -(-self.request // SEGMENT_BYTES) * SEGMENT_BYTES - self.free)
+
+    @property
+    def in_cgroup(self) -> int:
+        """Bytes that the cgroup would have used with the request."""
+        return (self.cgroup.used_bytes or 0) + self.grown + (self.request or 0) if self.cgroup is not None else 0
 
     @cached_property
     def grant(self) -> GrantedRequest | None:
@@ -153,9 +160,12 @@ class Evidence(FailedAllocation):
 
     @cached_property
     def batch_dependent(self) -> int:
-        """Activations; for inference also the results of a model, which are tensors outside the graph."""
+        """Activations; for inference also the results of a model, which are tensors outside the graph, as is the KV
+        cache of a serving engine, whose size is fixed.
+        """
         results = 0 if self.classes is None or not self.inference else self.classes.tensors_bytes or 0
-        return self.activations + results
+        fixed = sum(engine.kv_cache_bytes or 0 for engine in self.own_engines())
+        return self.activations + max(0, results - fixed)
 
     @property
     def inference(self) -> bool:
@@ -175,6 +185,12 @@ class Evidence(FailedAllocation):
             for device, used in self.snapshot.used_by_engine(engine):
                 if device.uuid == self.uuid:
                     yield engine, used
+
+    def own_engines(self) -> Iterator[EngineReading]:
+        """Yield those that the program is a process of."""
+        for engine, _ in self.engines():
+            if self.report.key in [process.key for process in engine.processes]:
+                yield engine
 
     def enough(self, size: int | None) -> bool | None:
         """Return whether these bytes are at least the missing ones."""
@@ -230,7 +246,7 @@ PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size
 
 def remedies(e: Evidence) -> tuple[Remedy, ...]:
     """Return all remedies, those that alone would have been enough first; the last resort is ``nothing``."""
-    apply = [find for find in REMEDIES if not (e.is_limited and find in OF_DEVICE)]
+    apply = [find for find in REMEDIES if not ((e.is_limited or e.cgroup) and find in OF_DEVICE)]
     found = [each for find in apply for each in find(e)] or [*_smaller_request(e)]
     found.sort(key=lambda each: {True: 0, None: 1, False: 2}[each.enough])  # stable: the order of REMEDIES within
     if any(each.enough or each.enough is None for each in found) or e.missing is None:
@@ -265,6 +281,17 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
         basis: Basis = "estimate" if e.is_later else "measured"
         source = "the program's peak" if e.is_later else "the bytes held at the error"
         yield _remedy(e, "limit", text, enough - size, basis, f"the limit in force, and {source}")
+
+
+def _cgroup(e: Evidence) -> Iterator[Remedy]:
+    if e.cgroup is not None and not e.is_limited:
+        size = e.cgroup.limit_bytes or 0
+        enough = int(math.ceil(e.in_cgroup / LIMIT_UNIT) * LIMIT_UNIT)
+        held = human(e.in_cgroup - (e.request or 0))
+        text = (
+            f"raise the limit of the cgroup {e.cgroup.cgroup}, which held {held}, from {human(size)} to {human(enough)}"
+        )
+        yield _remedy(e, "limit", f"{text} or more", enough - size, "measured", "driver, for the cgroup")
 
 
 def _own_limit(e: Evidence, size: int) -> str:
@@ -384,9 +411,11 @@ def _neighbors(e: Evidence) -> Iterator[Remedy]:
             size += other.reclaimable_bytes
     if chosen:
         names = ", ".join(_name(each.report) for each in chosen[:3]) + ("" if len(chosen) <= 3 else " and others")
+        which = f"--pid {chosen[0].report.pid}"
+        if len(chosen) > 1 and e.device is not None:
+            which = f"--device {e.device.index}"
         text = (
-            f"flush {names} with gpumond flush --pid {chosen[0].report.pid}; gpumond.agent.retry_on_oom(borrow=True) "
-            "does this automatically"
+            f"flush {names} with gpumond flush {which}; gpumond.agent.retry_on_oom(borrow=True) does this automatically"
         )
         yield _remedy(e, "neighbor-cache", text, size, "reported", "agents of these programs")
 
@@ -420,10 +449,10 @@ def _unused(pool: PoolUsage) -> int:
 
 
 def _engines(e: Evidence) -> Iterator[Remedy]:
+    own = [engine.name for engine in e.own_engines()]
     for engine, used in e.engines():
-        own = e.report.key in [process.key for process in engine.processes]
         idle = engine.idle_seconds is not None and engine.idle_seconds >= IDLE_SECONDS
-        if not own and engine.methods and not engine.sleeping and idle:
+        if engine.name not in own and engine.methods and not engine.sleeping and idle:
             text = (
                 f"release the idle serving engine {engine.name}: gpumond flush --workload {engine.name} --step engine"
             )
@@ -482,7 +511,7 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
 
 
 def _dataset(e: Evidence) -> Iterator[Remedy]:
-    size = 0 if e.classes is None or e.inference else e.classes.tensors_bytes or 0
+    size = 0 if e.classes is None or e.inference or any(_leak(e)) else e.classes.tensors_bytes or 0
     if size and size >= LARGE_RATIO * e.live:
         text = (
             "keep the data set on the host and move each batch (DataLoader with pin_memory=True): "
@@ -492,10 +521,11 @@ def _dataset(e: Evidence) -> Iterator[Remedy]:
 
 
 def _kv_cache(e: Evidence) -> Iterator[Remedy]:
-    for engine, _ in e.engines():
-        if e.report.key in [process.key for process in engine.processes] and engine.kv_cache_bytes:
-            size = int(engine.kv_cache_bytes * (1 - (engine.kv_cache_used_ratio or 0.0)))
-            text = f"give {engine.name} a smaller KV cache (--gpu-memory-utilization): {human(size)} of it is unused"
+    for engine in e.own_engines():
+        if engine.kv_cache_bytes and engine.kv_cache_used_ratio is not None:
+            size = int(engine.kv_cache_bytes * (1 - engine.kv_cache_used_ratio))
+            option = " (--gpu-memory-utilization)" if engine.kind == "vllm" else ""
+            text = f"give {engine.name} a smaller KV cache{option}: {human(size)} of it is unused"
             yield _remedy(e, "kv-cache", text, size, "reported", "the serving engine's metrics")
 
 
@@ -518,7 +548,7 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
             f"this run of {name}",
             f"use a smaller batch in {name} (or torch.no_grad(), if it is an evaluation)",
         )
-    elif step is not None and step.steps >= USUAL_STEPS and peaks:
+    elif step is not None and step.steps >= USUAL_STEPS and peaks and not any(_leak(e)):
         usual, times, failed, who = sum(peaks), step.steps, e.oom.number - 1, "this step"
         change = "limit the longest input of a step (sequence length, image size)"
         if e.oom.scope:
@@ -543,7 +573,7 @@ def _batch(e: Evidence) -> Iterator[Remedy]:
     name = {2: "half the batch", 4: "a quarter of the batch", 8: "an eighth of the batch"}[parts]
     also = ", with gradient accumulation" if e.training else ""
     exact = e.classes is not None and e.classes.activations_bytes is not None and not e.inference
-    kind = "activations" if exact else "other tensors and activations"
+    kind = "activations" if exact else f"{CLASSES['tensors']} and activations"
     what, source = f"{human(e.batch_dependent)} of {kind}", "these"
     if request:
         what, source = f"{what} and this request of {human(request)}", "these and the request"
@@ -615,6 +645,7 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
 
 REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
     _limit,
+    _cgroup,
     _ranks,
     _fragmentation,
     _own_caches,
@@ -640,6 +671,9 @@ OF_DEVICE = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphan
 """Those that make room on the device, which the program's own limit doesn't let it use."""
 
 
+OWN, UNKNOWN = "the program itself", "an unknown owner"
+
+
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     """Return what was asked, by which line, what held the device, and what alone would have been enough."""
     asked, room = ("", "") if e.request is None or e.free is None else apart(e.request, e.free)
@@ -650,6 +684,9 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     owners = enumerate(_holders(e)[:3])
     sizes = (f"{name} {human(size)}" if number else f"{name} held {human(size)}" for number, (name, size) in owners)
     holders = ", ".join(sizes)
+    for unnamed in (OWN, UNKNOWN):
+        if holders.startswith(unnamed):
+            holders = unnamed.capitalize() + holders[len(unnamed) :]
     best = found[0] if found else None
     if best is None:
         end = "No remedy is known"
@@ -672,7 +709,7 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
 def _holders(e: Evidence) -> list[tuple[str, int]]:
     """Return the owners of the device's memory, the largest first."""
     totals = [(name, size) for name, _, size in _held_by(e)]
-    totals += [("the program itself", e.held + e.overhead)] if e.held else []
+    totals += [(OWN, e.held + e.overhead)] if e.held else []
     return sorted(totals, key=lambda each: -each[1])
 
 
@@ -684,7 +721,7 @@ def _held_by(e: Evidence) -> list[tuple[str, int | None, int]]:
         if line.process != e.report.key and line.used_bytes:
             process = None if line.process is None else listed.get(line.process)
             name = line.workload or (process.comm if process else "") or ""
-            owner = "no known process" if line.process is None else program(name, line.pid, "")
+            owner = UNKNOWN if line.process is None else program(name, line.pid, "")
             totals[owner, line.pid] = totals.get((owner, line.pid), 0) + line.used_bytes
     return [(*owner, size) for owner, size in totals.items()]
 
