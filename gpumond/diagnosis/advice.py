@@ -237,7 +237,7 @@ ADVICE = (
         "short of memory while training, and at least half of the live bytes are activations",
         lambda context: _short_of_memory(context) and _training(context) and _activations(context) >= LARGE_RATIO,
         lambda context: (
-            "use gradient checkpointing (torch.utils.checkpoint): "
+            "use gradient checkpointing (torch.utils.checkpoint) if the program doesn't already: "
             f"{100 * _activations(context):.0f}% of the live bytes are {_kinds(context)}"
         ),
     ),

@@ -585,7 +585,7 @@ def _batch(e: Evidence) -> Iterator[Remedy]:
 def _checkpointing(e: Evidence) -> Iterator[Remedy]:
     if e.training and e.activations >= LARGE_RATIO * e.live:
         size = int(e.activations * CHECKPOINTED_RATIO)
-        text = "use gradient checkpointing (torch.utils.checkpoint)"
+        text = "use gradient checkpointing (torch.utils.checkpoint) if the program doesn't already"
         yield _remedy(e, "checkpointing", text, size, "estimate", "activations of 16 equal layers")
 
 
