@@ -148,11 +148,22 @@ def _split_size(context: AdviceContext) -> str:
     return f"max_split_size_mb:{size}"
 
 
-def whole_blocks_setting(context: AdviceContext) -> str:
-    """Return the setting with which PyTorch's free memory stays in one piece; empty if the program can't use it."""
+WHOLE_BLOCKS = {
+    "cupy": "allocate from cupy.cuda.MemoryAsyncPool",
+    "jax": "set XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async",
+    "rmm": "use rmm.mr.CudaAsyncMemoryResource instead of a pool",
+    "tensorflow": "set TF_GPU_ALLOCATOR=cuda_malloc_async",
+}
+
+
+def whole_blocks(allocator: str, context: AdviceContext) -> str:
+    """Return the change with which an allocator's free memory stays in one piece; empty if none is known."""
+    if allocator not in ("torch", "sim"):
+        return WHOLE_BLOCKS.get(allocator, "")
+    name = torch_setting(context.report.frameworks)
     if not _has_expandable_segments(context):
-        return f"{torch_setting(context.report.frameworks)}={_split_size(context)}"
-    return "" if _can_sleep(context) else f"{torch_setting(context.report.frameworks)}={EXPANDABLE}"
+        return f"set {name}={_split_size(context)}"
+    return "" if _can_sleep(context) else f"set {name}={EXPANDABLE}"
 
 
 def _training(context: AdviceContext) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.diagnosis.advice import ADVICE, AdviceContext, advice, sentence, torch_setting
+from gpumond.diagnosis.advice import ADVICE, AdviceContext, advice, sentence, torch_setting, whole_blocks
 from gpumond.facts.program import LiveClasses, Oom, OomPool
 from gpumond.facts.snapshot import AgentReport
 from tests.helpers.agents import GIB
@@ -77,6 +77,19 @@ def test_expandable_segments_are_not_advised_for_a_program_that_can_sleep(own: d
 def test_setting_of_pytorch_depends_on_the_version(framework: str, text: str):
     (clause,) = advice(torch_case(framework, stranded=4 * GIB))
     assert text in clause
+
+
+@pytest.mark.parametrize(
+    ("allocator", "framework", "change"),
+    [
+        ("torch", "torch 2.13.0", "set PYTORCH_ALLOC_CONF=expandable_segments:True"),
+        ("torch", "torch 2.0.1", "set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512"),
+        ("cupy", "cupy 14.2.0", "allocate from cupy.cuda.MemoryAsyncPool"),
+        ("paddle", "paddle 3.0", ""),
+    ],
+)
+def test_free_memory_stays_in_one_piece_by_what_the_allocator_accepts(allocator: str, framework: str, change: str):
+    assert whole_blocks(allocator, torch_case(framework)) == change
 
 
 @pytest.mark.parametrize(("request_mib", "size"), [(1, 32), (100, 100), (4000, 512)])

@@ -421,6 +421,7 @@ def remedy(case: OomCase, name: str) -> Remedy | None:
         ("jax 0.10.2", "set XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async"),
         ("tensorflow 2.21.0", "set TF_GPU_ALLOCATOR=cuda_malloc_async"),
         ("rmm 26.10.0", "use rmm.mr.CudaAsyncMemoryResource instead of a pool"),
+        ("cupy 14.2.0", "allocate from cupy.cuda.MemoryAsyncPool"),
     ],
 )
 def test_memory_in_pieces_is_avoided_by_what_the_allocator_accepts(framework: str, change: str, limit: float | None):
@@ -539,12 +540,12 @@ def test_a_smaller_batch_shrinks_the_request_too():
     assert found is not None
     text = "use half the batch: 6.0 GiB of other leaf tensors and activations and this request of 2.0 GiB depend on it"
     assert (found.text, found.size_bytes, found.enough) == (text, 4 * GIB, True)
-    assert found.source == "these and the request in proportion to the batch"
+    assert found.source == "live bytes and request in proportion to the batch"
     training = replace(known, gradients_bytes=GIB, tensors_bytes=0, activations_bytes=5 * GIB)
     found = remedy(failing("torch", classes=[training], stack=(Call("/env/torch/optim/adam.py", 31, "step"),)), "batch")
     assert found is not None
     assert found.text == "use half the batch, with gradient accumulation: 5.0 GiB of activations depend on it"
-    assert (found.size_bytes, found.source) == (int(2.5 * GIB), "these in proportion to the batch")
+    assert (found.size_bytes, found.source) == (int(2.5 * GIB), "live bytes in proportion to the batch")
 
 
 def limited(number: int, request: int = GIB // 8) -> OomCase:
@@ -683,7 +684,7 @@ def test_another_device_is_a_remedy_only_for_all_that_the_program_was_granted_an
     def first(*grants: GrantedRequest) -> str:
         return shared(*grants, other=12.0).remedies[0].text
 
-    assert first() == "run this program, which needs 8.7 GiB, on GPU 1, which has 12.0 GiB free"
+    assert first() == "run this program, which needs at least 8.7 GiB, on GPU 1, which has 12.0 GiB free"
     assert "on GPU 1" not in first(granted(12, 10, "GPU-b", unused=4)), "8 GiB is left of it"
     found = first(granted(10, 16, "GPU-a", unused=14))
     assert found == (

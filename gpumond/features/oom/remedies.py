@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, whole_blocks_setting
+from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, whole_blocks
 from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.sentences import program
 from gpumond.events import program_place
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Ledger, Line, Verdict
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import CLASSES, LiveClasses, OomPool, place_of
+from gpumond.facts.program import CLASSES, LiveClasses, place_of
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB, apart, duration, human
@@ -230,12 +230,8 @@ NEARLY_RATIO = 0.02
 LIMIT_STEP, LIMIT_UNIT = 0.05, GIB / 10
 """Least part of a limit by which raising it is worth it, and the multiple to which it is rounded up, as texts show it.
 """
-ARENAS = {
-    "jax": "set XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async",
-    "rmm": "use rmm.mr.CudaAsyncMemoryResource instead of a pool",
-    "tensorflow": "set TF_GPU_ALLOCATOR=cuda_malloc_async",
-}
-"""Allocators that keep all memory and serve requests from it, and what avoids its fragmentation."""
+ARENAS = ("jax", "rmm", "tensorflow")
+"""Allocators that keep all memory and serve requests from it."""
 FLUSHING = ("torch", "cupy", "sim")
 """Allocators that release their cache and try again before they fail."""
 CUPY_KEEPING = re.compile(r"\bcupy (?:[1-9]|1[0-3])\.")
@@ -333,18 +329,12 @@ def _fragmentation(e: Evidence) -> Iterator[Remedy]:
             "fixed by #191302); until then, call torch.cuda.empty_cache() first"
         )
         yield _remedy(e, "free-block", text, pool.largest_free_bytes, "measured", "the largest free block")
-    elif pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * e.held) and (change := _whole_blocks(e, pool)):
+        return
+    change = "" if e.context is None else whole_blocks(pool.allocator, e.context)
+    if pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * e.held) and change:
         largest = "" if pool.largest_free_bytes is None else f", at most {human(pool.largest_free_bytes)} in one block"
         text = f"{change}: {human(free)} is free in the program's pool{largest}"
         yield _remedy(e, "fragmentation", text, free, "measured", "free bytes of the pool at the error")
-
-
-def _whole_blocks(e: Evidence, pool: OomPool) -> str:
-    """Return the change with which an allocator's free memory stays in one piece; empty if none is known."""
-    if pool.allocator in ARENAS:
-        return ARENAS[pool.allocator]
-    setting = "" if e.context is None else whole_blocks_setting(e.context)
-    return f"set {setting}" if setting and pool.allocator in FLUSHING else ""
 
 
 def _own_caches(e: Evidence) -> Iterator[Remedy]:
@@ -505,7 +495,9 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
     ]
     if rooms:
         free, device = max(rooms, key=lambda room: room[0])
-        text = f"run this program, which needs {human(need)}, on GPU {device.index}, which has {human(free)} free"
+        text = (
+            f"run this program, which needs at least {human(need)}, on GPU {device.index}, which has {human(free)} free"
+        )
         source = "the driver's lowest free bytes in a minute, minus what other programs are granted"
         yield replace(_remedy(e, "other-device", text, free, "measured", source), enough=True)
 
@@ -574,9 +566,9 @@ def _batch(e: Evidence) -> Iterator[Remedy]:
     also = ", with gradient accumulation" if e.training else ""
     exact = e.classes is not None and e.classes.activations_bytes is not None and not e.inference
     kind = "activations" if exact else f"{CLASSES['tensors']} and activations"
-    what, source = f"{human(e.batch_dependent)} of {kind}", "these"
+    what, source = f"{human(e.batch_dependent)} of {kind}", "live bytes"
     if request:
-        what, source = f"{what} and this request of {human(request)}", "these and the request"
+        what, source = f"{what} and this request of {human(request)}", "live bytes and request"
     text = f"use {name}{also}: {what} depend on it"
     size = int(depends * (1 - 1 / parts))
     yield _remedy(e, "batch", text, size, "estimate", f"{source} in proportion to the batch")
