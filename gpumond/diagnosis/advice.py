@@ -17,6 +17,7 @@ from gpumond.facts.units import human
 ALLOC_CONF_SINCE = (2, 11)
 """PyTorch 2.9 reads ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 applies it."""
 EXPANDABLE_SINCE = (2, 1)
+EXPANDABLE = "expandable_segments:True"
 OLD_NAME = "PYTORCH_CUDA_ALLOC_CONF"
 NEW_NAME = "PYTORCH_ALLOC_CONF"
 
@@ -117,11 +118,13 @@ def _pools(report: AgentReport, allocator: str, device_uuid: str) -> list[PoolUs
 
 
 def _fragmented(context: AdviceContext) -> bool:
-    """Return whether PyTorch's free memory is in pieces: much is stranded, or a smaller request failed."""
+    """Return whether PyTorch's free memory is in pieces: much is stranded, or a smaller request failed.
+
+    Cached bytes don't count: what is left of them at an error was freed since, or is in expandable segments.
+    """
     if context.oom is not None and context.oom.request_bytes is not None:
         pools = [p for p in context.oom.pools if (p.allocator, p.device_uuid) == ("torch", context.device_uuid)]
-        free = sum(pool.cached_bytes + pool.stranded_bytes for pool in pools)
-        if 0 < context.oom.request_bytes <= free:
+        if 0 < context.oom.request_bytes <= sum(pool.stranded_bytes for pool in pools):
             return True
     stranded = sum(pool.stranded_bytes for pool in context.pools("torch"))
     return context.size is not None and stranded >= FRAGMENTED_RATIO * context.size
@@ -138,10 +141,29 @@ def _can_sleep(context: AdviceContext) -> bool:
     return any(pool.unmapped_bytes or pool.private_bytes for pool in context.report.pools)
 
 
-def _split_size(context: AdviceContext) -> int:
-    """Return MiB: the failed request, so free blocks of at least its size stay whole."""
+def _split_size(context: AdviceContext) -> str:
+    """Return the setting with the MiB of the failed request, so free blocks of at least its size stay whole."""
     request = context.oom.request_bytes if context.oom is not None else None
-    return HIGHEST_SPLIT if request is None else min(HIGHEST_SPLIT, max(LOWEST_SPLIT, request // MIB))
+    size = HIGHEST_SPLIT if request is None else min(HIGHEST_SPLIT, max(LOWEST_SPLIT, request // MIB))
+    return f"max_split_size_mb:{size}"
+
+
+WHOLE_BLOCKS = {
+    "cupy": "allocate from cupy.cuda.MemoryAsyncPool",
+    "jax": "set XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async",
+    "rmm": "use rmm.mr.CudaAsyncMemoryResource instead of a pool",
+    "tensorflow": "set TF_GPU_ALLOCATOR=cuda_malloc_async",
+}
+
+
+def whole_blocks(allocator: str, context: AdviceContext) -> str:
+    """Return the change with which an allocator's free memory stays in one piece; empty if none is known."""
+    if allocator not in ("torch", "sim"):
+        return WHOLE_BLOCKS.get(allocator, "")
+    name = torch_setting(context.report.frameworks)
+    if not _has_expandable_segments(context):
+        return f"set {name}={_split_size(context)}"
+    return "" if _can_sleep(context) else f"set {name}={EXPANDABLE}"
 
 
 def _training(context: AdviceContext) -> bool:
@@ -209,24 +231,24 @@ def _holders(context: AdviceContext, allocator: str) -> str:
 ADVICE = (
     Advice(
         "expandable-segments",
-        "at least 5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; "
+        "at least 5% of the device is stranded in PyTorch's pool, or a request failed although more was stranded; "
         "PyTorch 2.1 or later on CUDA, without private pools or a sleep mode",
         lambda context: _fragmented(context) and _has_expandable_segments(context) and not _can_sleep(context),
-        lambda context: f"set {torch_setting(context.report.frameworks)} to expandable_segments:True",
+        lambda context: f"set {torch_setting(context.report.frameworks)} to {EXPANDABLE}",
     ),
     Advice(
         "max-split-size",
-        "at least 5% of the device is stranded in PyTorch's pool, or a request failed although more was free in it; "
+        "at least 5% of the device is stranded in PyTorch's pool, or a request failed although more was stranded; "
         "PyTorch has no reliable expandable segments (ROCm, or before 2.1)",
         lambda context: _fragmented(context) and not _has_expandable_segments(context),
-        lambda context: f"set {torch_setting(context.report.frameworks)} to max_split_size_mb:{_split_size(context)}",
+        lambda context: f"set {torch_setting(context.report.frameworks)} to {_split_size(context)}",
     ),
     Advice(
         "gradient-checkpointing",
         "short of memory while training, and at least half of the live bytes are activations",
         lambda context: _short_of_memory(context) and _training(context) and _activations(context) >= LARGE_RATIO,
         lambda context: (
-            "use gradient checkpointing (torch.utils.checkpoint): "
+            "use gradient checkpointing (torch.utils.checkpoint) if the program doesn't already: "
             f"{100 * _activations(context):.0f}% of the live bytes are {_kinds(context)}"
         ),
     ),

@@ -319,7 +319,7 @@ class Diagnosis:
         """Set the pattern's verdict. ``left``: the curve has left the active one, which ends at once."""
         active = next((kind for kind in PATTERNS if kind in tracked.verdicts), None)
         tracked.disagreements = 0 if found is not None and found.kind == active else tracked.disagreements + 1
-        sudden = found.kind == "step-change" if found is not None else tracked.leak is not None or active == "warm-up"
+        sudden = active == "warm-up" or (found.kind == "step-change" if found is not None else tracked.leak is not None)
         if active is not None and not sudden and not left and 0 < tracked.disagreements < MAX_DISAGREEMENTS:
             return
         for kind in PATTERNS:

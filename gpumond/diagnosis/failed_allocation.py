@@ -12,7 +12,7 @@ from functools import cached_property
 from gpumond.facts.frame import Frame
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import Oom, OomPool
-from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
+from gpumond.facts.snapshot import AgentReport, CgroupLimit, DeviceReading, Snapshot
 
 
 @dataclass(frozen=True)  # without slots, for the cached properties
@@ -76,10 +76,29 @@ class FailedAllocation:
         if self.oom.free_bytes is not None:
             return self.oom.free_bytes
         free = None if self.device is None else self.device.current_free_bytes
-        if free is None or not self.pools:
-            return free
+        return None if free is None else max(0, free - self.grown)
+
+    @cached_property
+    def grown(self) -> int:
+        """Bytes by which the program's pools have grown since its last report before the error."""
+        if not self.pools:
+            return 0
         grown = self.held - sum(pool.held_bytes for pool in self._own_pools(self.earlier) if pool.inside is None)
-        return max(0, free - (max(0, grown) if self.is_later else grown))
+        return max(0, grown) if self.is_later else grown
+
+    @cached_property
+    def cgroup(self) -> CgroupLimit | None:
+        """The limit of the program's cgroup, if the request exceeded it and the device had room."""
+        for each in self.device.cgroup_limits if self.device else ():
+            if self.report.pid in each.pids and each.limit_bytes is not None and each.used_bytes is not None:
+                room = each.limit_bytes - each.used_bytes - self.grown
+                if (
+                    self.request is not None
+                    and room < self.request
+                    and (self.free is None or self.request <= self.free)
+                ):
+                    return each
+        return None
 
     @property
     def is_later(self) -> bool:

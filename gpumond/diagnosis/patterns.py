@@ -8,6 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from gpumond.diagnosis.trend import mann_kendall
+from gpumond.facts.units import MINUTE_SECONDS
 from gpumond.facts.verdicts import VerdictName
 from gpumond.tick.history import MAX, MIN, MINUTE, Series
 
@@ -53,7 +54,7 @@ def pattern_of(series: Series, what: int, born: float, levels: Plateaus, size: f
     level = values[-1]
     if _keeps_growing(values):
         return None
-    if now < born + WARM_UP_SECONDS:
+    if now + MINUTE_SECONDS < born + WARM_UP_SECONDS:  # the last minute ended before
         return UsePattern("warm-up", born, (("level_bytes", level),))
     whole = size or max(high, 1.0)
     last = levels.last

@@ -84,15 +84,15 @@ def growing_together(one: str, programs: int, devices: int, left: float | None) 
     where = f"{devices} GPUs" if devices > 1 else "one GPU"
     first = "One of them" if left is None else "The first to fill its GPU" if devices > 1 else "The fastest leak"
     return (
-        f"the memory of {programs} programs on {where} started growing at the same time, possibly because of higher "
-        f"load or the same bug. {first}: {one}"
+        f"the memory of {programs} programs on {where} started growing at about the same time, possibly because of "
+        f"higher load or the same bug. {first}: {one}"
     )
 
 
 def fragmentation(who: str, device: str, kept: float, live: float) -> str:
-    """Describe a fragmented program. The ratio is in the alert, which covers a different window."""
-    used = f"never used more than {human(live)} of it; the rest was fragmented"
-    return f"{who} held {human(kept)} on {device} at its peak, but {used}"
+    """Describe a fragmented program by its recent peaks. The ratio is in the alert, which covers a different window."""
+    peak = f"held up to {human(kept)} on {device} that no flush releases"
+    return f"{who} recently {peak}, and used at most {human(live)} of it; the rest was fragmented"
 
 
 def orphan(device: str, size: float, seconds: float, who: str, holder: str, programs: int) -> str:
@@ -140,7 +140,7 @@ def pattern(
     whole = who == device
     who = f"memory in use on {device}" if whole else who
     if kind == "warm-up":
-        return f"{who} hasn't reached a steady amount{'' if whole else ' of memory'} yet"
+        return f"{who} hasn't been steady long enough yet"
     at = clock(since, now)
     if kind == "steady":
         where = " at the end of its steps" if by_step else ""

@@ -53,8 +53,8 @@ class VerdictKind:
 KINDS = (
     VerdictKind(
         name="warm-up",
-        meaning="the first five minutes, or growth since the start that is slowing down; growth at a constant rate "
-        "gets no pattern verdict",
+        meaning="the first five minutes after the start or a large fall, or growth since then that is slowing down; "
+        "growth at a constant rate gets no pattern verdict",
         evidence="amount",
         is_pattern=True,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpumond.diagnosis.advice import context_of, sentence, torch_setting
+from gpumond.diagnosis.advice import context_of, sentence, torch_setting, whole_blocks
 from gpumond.diagnosis.detectors import FRAGMENTED_FROM, unreclaimable_bytes
 from gpumond.events import oom_text
 from gpumond.facts.alerts import Labels
@@ -70,6 +70,11 @@ def _fragmentation(row: _Pool) -> float | None:
 def _advice(row: _Pool) -> str:
     retried = bool(row.recent.increase(row.track.retries, row.track.since))
     return sentence(context_of(row.report, row.pool.device_uuid, row.snapshot, retried))
+
+
+def _whole_blocks(row: _Pool) -> str:
+    context = context_of(row.report, row.pool.device_uuid, row.snapshot)
+    return whole_blocks(row.pool.allocator, context) or "allocate fewer different sizes"
 
 
 def _last_oom(row: _Pool) -> str:
@@ -165,6 +170,7 @@ POOL = ScopeSpec(
             "environment variable that configures the allocator in the program's PyTorch version",
             lambda row: torch_setting(row.report.frameworks),
         ),
+        "whole_blocks": ("change with which the pool's free memory stays in one piece", _whole_blocks),
         "advice": (
             "settings and changes that apply to the program, each after a semicolon; empty if none does",
             _advice,

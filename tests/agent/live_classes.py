@@ -185,12 +185,14 @@ def test_free_parameters_of_an_optimizer_are_parameters():
 
 
 class Wrapped(torch.Tensor):
-    """As DTensor: the tensor has no memory, and its parts have."""
+    """As DTensor: the tensor has no memory, and its parts have. The second one is in a slot."""
+
+    __slots__ = ("local",)
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Wrapped:
         made: Wrapped = torch.Tensor._make_wrapper_subclass(cls, (1000,), dtype=inner.dtype)
-        made.inner = inner
+        made.inner, made.local = inner, inner + 1
         return made
 
     def __tensor_flatten__(self) -> Any:
@@ -205,7 +207,9 @@ def test_wrapper_counts_with_the_bytes_of_its_parts():
     before = measured(0.0)
     module = torch.nn.Module()
     module.weight = torch.nn.Parameter(Wrapped(torch.zeros(10)))
-    assert (measured(0.0)["parameters"] or 0) - (before["parameters"] or 0) == 40
+    assert (measured(0.0)["parameters"] or 0) - (before["parameters"] or 0) == 80
+    wrapper = [size for tensor, size, _ in torch_classes.tracked(torch, "cpu") if tensor is module.weight]
+    assert wrapper == [0], "its parts are listed, too"
 
 
 def test_modules_can_be_created_inside_compiled_code():

@@ -184,6 +184,31 @@ def test_retries_end_when_arguments_cannot_shrink(allocator: CachingAllocator):
     with pytest.raises(OutOfMemory):
         agent.retry_on_oom(work, shrink=smaller, attempts=10)(4000 * MIB)
     assert calls == [4000 * MIB, 2000 * MIB, 1000 * MIB]
+    assert agent.program().oom_retries == 2, "the third one didn't take place"
+
+
+def test_the_record_is_of_the_error_not_of_what_shrink_has_freed(allocator: CachingAllocator):
+    earlier = [allocator.malloc(300 * MIB) for _ in range(2)]
+
+    def smaller(size: int) -> tuple[int]:
+        allocator.free(earlier.pop())
+        return (size,)
+
+    agent.retry_on_oom(allocator.malloc, shrink=smaller)(700 * MIB)
+    (oom,) = agent.program().ooms
+    assert [(pool.live_bytes // MIB, pool.cached_bytes) for pool in oom.pools] == [(600, 0)]
+
+
+def test_a_retry_that_a_report_has_counted_stays_counted(allocator: CachingAllocator):
+    reported: list[int] = []
+
+    def declined(size: int) -> None:
+        reported.append(agent.program().oom_retries)
+
+    for _ in range(2):
+        with pytest.raises(OutOfMemory):
+            agent.retry_on_oom(allocator.malloc, shrink=declined)(2000 * MIB)
+    assert (reported, agent.program().oom_retries) == ([1, 2], 2)
 
 
 def test_keyword_arguments_shrink_too(allocator: CachingAllocator):

@@ -36,6 +36,11 @@ def adapter() -> TorchAdapter:
     return TorchAdapter(torch, environ={})
 
 
+def test_the_largest_free_block_is_one_that_any_request_can_use(world: Any, adapter: TorchAdapter) -> None:
+    world.segments.append(Segment([(400 * MIB, FREE)], pool=(0, 1)))
+    assert adapter.largest_free_bytes() == {UUID: 40 * MIB}
+
+
 def test_pool_is_live_and_reclaimable_and_stranded(world: Any, adapter: TorchAdapter) -> None:
     (pool,) = adapter.read()
     assert (pool.allocator, pool.device_uuid) == ("torch", UUID)

@@ -418,6 +418,16 @@ def patterns_over(curve: Curve, minutes: float) -> list[tuple[float, str | None]
     return found
 
 
+def test_a_program_that_is_steady_since_its_start_is_steady_after_its_first_five_minutes():
+    found = dict(patterns_over(lambda at: 30 * GIB, 8))
+    assert [found[minute] for minute in (2.0, 5.0, 6.0)] == ["warm-up", "warm-up", "steady"]
+
+
+def test_the_text_of_warm_up_is_true_of_a_program_that_is_steady():
+    (warm_up,) = (v for v in last(by_process(lambda at: 30 * GIB, steps_of(5))) if v.pid == 10)
+    assert warm_up.summary == "train (pid 10) hasn't been steady long enough yet"
+
+
 def test_steady_ends_in_the_minute_in_which_the_curve_leaves_it():
     found = dict(patterns_over(lambda at: (30 if at < 20 * MINUTE else 36 if at < 21.5 * MINUTE else 42) * GIB, 24))
     assert (found[20.0], found[22.0]) == ("steady", None)

@@ -86,3 +86,13 @@ def test_progress_is_told_while_the_program_runs(tmp_path: Path):
 def test_assumed_size_of_a_gpu_is_stated(train: Path):
     assumed = "assumed: a GPU of 80.0 GiB, because neither the daemon nor the driver reports one"
     assert assumed in gpumond("fit", *NO_DAEMON, "--", sys.executable, str(train), "1").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_a_program_without_an_optimizer_has_unknown_classes(tmp_path: Path):
+    script = tmp_path / "infer.py"
+    script.write_text('import torch\nmodel = torch.nn.Linear(1024, 1024, device="cuda")')
+    done = gpumond("fit", *NO_DAEMON, "--", sys.executable, str(script))
+    assert "assumed: the program doesn't train" in done.stdout
+    assert "parameters" not in done.stdout

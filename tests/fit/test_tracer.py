@@ -308,6 +308,17 @@ def test_inference_runs_to_its_end(trace: Callable[[str], Any]):
     assert result.live_bytes == 8 * MIB
 
 
+def test_the_classes_add_up_to_the_live_bytes():
+    entries = [("a", 0, 50 * MIB), ("a", 1, 50 * MIB + 1)]
+    result = replay({"entries": entries, "classes": {"0": "parameters"}, "matmul": True})
+    assert result.classes["activations and others"] == 50 * MIB + 512 + 2 * 32 * MIB
+    assert sum(result.classes.values()) == result.live_bytes
+
+
+def test_autocast_that_is_off_is_no_assumption(trace: Callable[[str], Any]):
+    assert not [each for each in trace(train("SGD"))["assumptions"] if "autocast" in each]
+
+
 def test_a_trace_that_exceeds_the_device_does_not_fit():
     entries = [("a", 0, 50 * MIB), ("a", 1, 50 * MIB)]
     found = {"entries": entries, "classes": {"0": "parameters"}, "matmul": False}

@@ -74,7 +74,7 @@ class Plan:
     batch: int = 8
     data_set: int = 0
     kv_cache: int = 0
-    kv_used: float = 1.0
+    kv_used: float | None = 1.0
     optimizer: float = 2.0
     leak: int = 0
     longest: float = 1.0

@@ -9,9 +9,19 @@ import pytest
 
 from gpumond.facts.frame import Frame, GrowthLine, Line, Verdict
 from gpumond.facts.messages import to_json
-from gpumond.facts.program import Oom, OomPool, PoolLimit, Program, ScopeDevice, ScopeUsage, StepUsage
+from gpumond.facts.program import (
+    Call,
+    LiveClasses,
+    Oom,
+    OomPool,
+    PoolLimit,
+    Program,
+    ScopeDevice,
+    ScopeUsage,
+    StepUsage,
+)
 from gpumond.facts.quota import GrantedRequest
-from gpumond.facts.snapshot import AgentReport, DeviceReading
+from gpumond.facts.snapshot import AgentReport, CgroupLimit, DeviceReading
 from gpumond.facts.units import GIB, MIB
 from gpumond.features.oom.case import OomCase, Remedy, document, plain, remedy_rows, sections
 from gpumond.features.oom.case_service import KEPT, PER_PROCESS, Cases, case_of, opaque_case, recent_peaks, timeline
@@ -323,13 +333,13 @@ def test_snapshot_is_offered_for_the_allocator_whose_format_the_viewer_reads(sho
             "jax",
             20,
             "raise the program's limit from 20.0 GiB to 24.0 GiB or more "
-            "(XLA_PYTHON_CLIENT_MEM_FRACTION; an allocation was 4.0 GiB short)",
+            "(XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION; an allocation was 4.0 GiB short)",
         ),
         (
             "jax",
             60,
             "raise JAX's default limit, 75% of the GPU, from 60.0 GiB to 64.0 GiB or more "
-            "(XLA_PYTHON_CLIENT_MEM_FRACTION; an allocation was 4.0 GiB short)",
+            "(XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION; an allocation was 4.0 GiB short)",
         ),
     ],
 )
@@ -358,6 +368,184 @@ def test_no_memory_of_the_device_helps_a_program_at_its_own_limit():
     assert [each.name for each in case_of(Evidence(oom, make_report(10), frame), History()).remedies] == ["limit"]
     unlimited = Evidence(replace(oom, limit_bytes=None, free_bytes=0), make_report(10), frame)
     assert [each.name for each in case_of(unlimited, History()).remedies] == ["neighbor-cache"]
+
+
+def failing(
+    allocator: str,
+    *,
+    live: float = 8,
+    cached: float = 0,
+    stranded: float = 0,
+    request: float = 1,
+    limit: float | None = None,
+    free: float = 0,
+    framework: str = "",
+    classes: Sequence[LiveClasses] = (),
+    stack: tuple[Call, ...] = (),
+) -> OomCase:
+    """The case of a program at an error; sizes are in GiB."""
+    shares = {"live_bytes": live, "cached_bytes": cached, "stranded_bytes": stranded}
+    sizes = {name: int(size * GIB) for name, size in shares.items()}
+    held = sum(sizes.values())
+    own = make_process(10, held)
+    device = make_device(used_bytes=held, free_bytes=int(free * GIB), processes=(own,))
+    report = make_report(10, (), workload="train", frameworks=(framework or f"{allocator} 99.0",))
+    snapshot = make_snapshot(device, reports=(report,))
+    oom = Oom(
+        number=1,
+        at=1.0,
+        seen="scope",
+        device_uuid=device.uuid,
+        request_bytes=int(request * GIB),
+        pools=(OomPool(allocator=allocator, device_uuid=device.uuid, **sizes),),
+        allocator=allocator,
+        free_bytes=int(free * GIB),
+        limit_bytes=None if limit is None else int(limit * GIB),
+        classes=tuple(classes),
+        stack=stack,
+    )
+    return case_of(Evidence(oom, report, Frame(snapshot, attribute(snapshot))), History())
+
+
+def remedy(case: OomCase, name: str) -> Remedy | None:
+    return next((each for each in case.remedies if each.name == name), None)
+
+
+@pytest.mark.parametrize("limit", [None, 12.5])
+@pytest.mark.parametrize(
+    ("framework", "change"),
+    [
+        ("torch 2.13.0", "set PYTORCH_ALLOC_CONF=expandable_segments:True"),
+        ("torch 2.10.0+cu126", "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("torch 2.13.0+rocm6.4", "set PYTORCH_ALLOC_CONF=max_split_size_mb:512"),
+        ("jax 0.10.2", "set XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async"),
+        ("tensorflow 2.21.0", "set TF_GPU_ALLOCATOR=cuda_malloc_async"),
+        ("rmm 26.10.0", "use rmm.mr.CudaAsyncMemoryResource instead of a pool"),
+        ("cupy 14.2.0", "allocate from cupy.cuda.MemoryAsyncPool"),
+    ],
+)
+def test_memory_in_pieces_is_avoided_by_what_the_allocator_accepts(framework: str, change: str, limit: float | None):
+    case = failing(framework.partition(" ")[0], framework=framework, stranded=4, limit=limit, free=40 if limit else 0.5)
+    found = remedy(case, "fragmentation")
+    assert found is not None
+    assert (found.text, found.size_bytes, found.enough) == (
+        f"{change}: 4.0 GiB is free in the program's pool",
+        4 * GIB,
+        True,
+    )
+
+
+def test_expandable_segments_are_no_remedy_where_pytorch_had_released_its_cache():
+    assert remedy(failing("torch", cached=4), "fragmentation") is None
+
+
+@pytest.mark.parametrize(
+    ("framework", "shown"), [("torch 2.13.0", True), ("cupy 14.2.0", True), ("cupy 13.6.0", False)]
+)
+def test_a_case_says_why_cached_bytes_were_of_no_use(framework: str, shown: bool):
+    allocator = framework.partition(" ")[0]
+    case = failing(allocator, framework=framework, cached=2, limit=10, free=60)
+    text = "had released its cache before it failed: the 2.0 GiB still cached can't be released, or were freed since. "
+    assert (f" {allocator} {text}One change" in case.summary) is shown
+    flush = remedy(case, "own-cache")
+    text = "flush the program's own cupy cache before the call: gpumond.agent.flush()"
+    assert (flush and (flush.text, flush.size_bytes, flush.enough)) == (None if shown else (text, 2 * GIB, True))
+
+
+def plan(cause: str, number: int = 0) -> Plan:
+    return [each for each in SEEDED if each.cause == cause][number]
+
+
+def names(case: OomCase | None) -> list[str]:
+    assert case is not None
+    return [each.name for each in case.remedies]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_leak_is_neither_a_data_set_nor_a_long_input(number: int):
+    found = names(run(plan("leak", number)))
+    assert found[0] == "leak"
+    assert not {"data-set", "earlier-peak"} & set(found)
+
+
+def test_the_kv_cache_of_a_serving_engine_does_not_depend_on_the_batch():
+    serving = plan("kv-cache")
+    assert names(run(serving)) == ["kv-cache"]
+    case = run(replace(serving, kv_used=None))
+    assert names(case) == ["nothing"], "nobody knows what is unused"
+
+
+def test_several_caches_are_flushed_with_one_command():
+    case = run(replace(plan("neighbor-cache", 1), batch=448))
+    assert case is not None
+    found = remedy(case, "neighbor-cache")
+    assert found is not None
+    names = "flush notebook (pid 21), notebook (pid 20) with gpumond flush --device 0; "
+    assert found.text.startswith(names)
+
+
+def test_the_owners_in_a_summary_begin_a_sentence():
+    for cause, owner in (("batch", "The program itself held 79.5 GiB"), ("unattributed", "An unknown owner held 50.0")):
+        case = run(plan(cause))
+        assert case is not None
+        assert f" free. {owner}" in case.summary
+
+
+def test_a_request_that_exceeds_the_limit_of_a_cgroup_has_no_room_on_the_device():
+    limit = CgroupLimit(cgroup="/pods/a", pids=(10, 12), limit_bytes=20 * GIB, used_bytes=18 * GIB)
+    device = make_device(used_bytes=30 * GIB, free_bytes=50 * GIB, processes=(make_process(10, 12 * GIB),))
+    report = make_report(10, (make_pool(live=11 * GIB, cached=0),), workload="train")
+    cached = make_report(11, (make_pool(cached=8 * GIB),))
+    pool = OomPool(
+        allocator="torch", device_uuid=device.uuid, live_bytes=12 * GIB, cached_bytes=0, stranded_bytes=0
+    )  # a GiB more than in the report
+
+    def case(limit: CgroupLimit, request: int) -> OomCase:
+        snapshot = make_snapshot(replace(device, cgroup_limits=(limit,)), reports=(report, cached))
+        oom = Oom(number=1, at=1.0, seen="scope", device_uuid=device.uuid, request_bytes=request * GIB, pools=(pool,))
+        return case_of(Evidence(oom, report, Frame(snapshot, attribute(snapshot))), History())
+
+    found = case(limit, 4)
+    assert [(each.name, each.size_bytes, each.enough) for each in found.remedies] == [("limit", 3 * GIB, True)]
+    text = "raise the limit of the cgroup /pods/a, which held 19.0 GiB, from 20.0 GiB to 23.0 GiB or more"
+    assert (found.remedies[0].text, found.missing_bytes) == (text, 3 * GIB)
+    for other in (replace(limit, pids=(11,)), replace(limit, limit_bytes=None), replace(limit, limit_bytes=40 * GIB)):
+        assert names(case(other, 4)) == ["neighbor-cache", "unattributed", "repeat"]
+
+
+def test_few_cached_bytes_need_no_explanation():
+    assert "cache" not in failing("torch", cached=0.5, limit=8.5, free=60).summary
+
+
+def test_an_arena_serves_a_request_from_its_free_memory_before_its_limit_lacks_anything():
+    """It has preallocated 60 GiB, of which 30 are in use."""
+    case = failing("jax", live=30, stranded=30, request=40, limit=60, free=44)
+    assert case.missing_bytes == 10 * GIB
+    assert case.remedies[0].text.startswith("raise JAX's default limit, 75% of the GPU, from 60.0 GiB to 70.0 GiB")
+
+
+def test_a_smaller_batch_shrinks_the_request_too():
+    known = LiveClasses(
+        allocator="torch",
+        device_uuid="GPU-a",
+        live_bytes=8 * GIB,
+        parameters_bytes=2 * GIB,
+        gradients_bytes=0,
+        optimizer_bytes=0,
+        buffers_bytes=0,
+        tensors_bytes=6 * GIB,
+        activations_bytes=0,
+    )
+    found = remedy(failing("torch", request=2, classes=[known]), "batch")
+    assert found is not None
+    text = "use half the batch: 6.0 GiB of other leaf tensors and activations and this request of 2.0 GiB depend on it"
+    assert (found.text, found.size_bytes, found.enough) == (text, 4 * GIB, True)
+    assert found.source == "live bytes and request in proportion to the batch"
+    training = replace(known, gradients_bytes=GIB, tensors_bytes=0, activations_bytes=5 * GIB)
+    found = remedy(failing("torch", classes=[training], stack=(Call("/env/torch/optim/adam.py", 31, "step"),)), "batch")
+    assert found is not None
+    assert found.text == "use half the batch, with gradient accumulation: 5.0 GiB of activations depend on it"
+    assert (found.size_bytes, found.source) == (int(2.5 * GIB), "live bytes in proportion to the batch")
 
 
 def limited(number: int, request: int = GIB // 8) -> OomCase:
@@ -496,7 +684,7 @@ def test_another_device_is_a_remedy_only_for_all_that_the_program_was_granted_an
     def first(*grants: GrantedRequest) -> str:
         return shared(*grants, other=12.0).remedies[0].text
 
-    assert first() == "run this program, which needs 8.7 GiB, on GPU 1, which has 12.0 GiB free"
+    assert first() == "run this program, which needs at least 8.7 GiB, on GPU 1, which has 12.0 GiB free"
     assert "on GPU 1" not in first(granted(12, 10, "GPU-b", unused=4)), "8 GiB is left of it"
     found = first(granted(10, 16, "GPU-a", unused=14))
     assert found == (

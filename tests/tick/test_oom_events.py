@@ -36,8 +36,8 @@ def test_oom_event_has_the_details_of_its_snapshot():
             allocator="torch",
             device_uuid=UUID,
             live_bytes=5 * GIB,
-            cached_bytes=2 * GIB,
-            stranded_bytes=GIB,
+            cached_bytes=0,
+            stranded_bytes=3 * GIB,
             largest_free_bytes=512,
         ),
         OomPool(allocator="torch", device_uuid="GPU-b", live_bytes=9 * GIB, cached_bytes=0, stranded_bytes=0),
@@ -51,7 +51,7 @@ def test_oom_event_has_the_details_of_its_snapshot():
     assert (event.kind, event.at, event.device_uuid, event.pid) == ("oom", 1_000_000.0, UUID, 10)
     assert event.summary == (
         "train (pid 10) ran out of memory on GPU 0 in the scope epoch/forward when it requested 3.0 GiB: "
-        "5.0 GiB live, 2.0 GiB cached, 1.0 GiB stranded"
+        "5.0 GiB live, 0 B cached, 3.0 GiB stranded"
     )
     assert dict(event.details) == {
         "number": 1,
@@ -59,8 +59,8 @@ def test_oom_event_has_the_details_of_its_snapshot():
         "scope": "epoch/forward",
         "request_bytes": 3 * GIB,
         "live_bytes": 5 * GIB,
-        "cached_bytes": 2 * GIB,
-        "stranded_bytes": GIB,
+        "cached_bytes": 0,
+        "stranded_bytes": 3 * GIB,
         "largest_free_bytes": 512,
         "occurred_at": 999_999.5,
         "retained_bytes epoch": GIB,

@@ -37,6 +37,7 @@ from gpumond.agent.allocators.torch_formulas import (
     from_async_stats,
     from_snapshot,
     from_stats,
+    is_shared,
     usage,
 )
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
@@ -311,10 +312,15 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         return f"{self._configuration},{query() if query else ''}".lower()
 
     def largest_free_bytes(self) -> Mapping[str, int]:
-        """Return the largest free block in the cache of each device; empty if there are too many blocks."""
+        """Return the largest free block in the cache of each device; empty if there are too many blocks.
+
+        Blocks of private pools (CUDA graphs) don't count: no other request can use them.
+        """
         native = self._cuda.is_initialized() and self._cuda.get_allocator_backend() == "native"
         largest: dict[str, int] = {}
         for segment in (self._segments(OOM_BLOCKS) if native else None) or ():
+            if not is_shared(segment):
+                continue
             free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
             uuid = self._uuid(segment["device"])
             if uuid is not None:

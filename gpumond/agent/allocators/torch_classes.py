@@ -142,7 +142,8 @@ def tracked(torch: Any, kind: str) -> list[TrackedTensor]:
             try:
                 storage = tensor.untyped_storage()
                 if storage.device.type == kind:
-                    size = 0 if storage._cdata in storages else storage.nbytes()
+                    known = storage._cdata in storages or _is_wrapper(tensor)
+                    size = 0 if known else storage.nbytes()
                     storages.add(storage._cdata)
                     found.append(TrackedTensor(tensor, size, not tensor.is_leaf))
             except Exception:  # a tensor without a storage
@@ -199,6 +200,7 @@ class _Visit:
         self._finished = 0
         """Number of classes that were visited completely, in the order of ``CLASSES``."""
         self._in_time = True
+        self._slots = _Slots()
 
     def devices(self) -> Classes:
         unknown: list[int | None] = [None] * (len(CLASSES) - self._finished)
@@ -230,8 +232,8 @@ class _Visit:
     def _add(self, tensor: Any, nesting: int) -> None:
         if tensor is None:
             return
-        if nesting and hasattr(type(tensor), "__tensor_flatten__"):  # a wrapper, such as DTensor: it has no memory
-            for inner in list(vars(tensor).values()):
+        if nesting and _is_wrapper(tensor):
+            for inner in (*vars(tensor).values(), *(_read(tensor, name) for name in self._slots[type(tensor)])):
                 if hasattr(type(inner), "untyped_storage"):
                     self._add(inner, nesting - 1)
             return
@@ -243,6 +245,20 @@ class _Visit:
             self._devices[device.index or 0][self._finished] += storage.nbytes()
             if self._read_address is not None:
                 self.addresses[self._read_address(tensor)] = CLASSES[self._finished]
+
+
+def _is_wrapper(tensor: Any) -> bool:
+    """Return whether a tensor, such as FSDP's DTensor, has no memory itself: its parts have."""
+    return hasattr(type(tensor), "__tensor_flatten__")
+
+
+class _Slots(dict[type, tuple[str, ...]]):
+    """Maps a type to the names of the attributes that its objects have in slots."""
+
+    def __missing__(self, kind: type) -> tuple[str, ...]:
+        own = (vars(cls).get("__slots__", ()) for cls in type.__getattribute__(kind, "__mro__"))
+        self[kind] = names = tuple(name for each in own for name in ((each,) if isinstance(each, str) else each))
+        return names
 
 
 def _values(modules: Iterable[Mapping[str, Any]], name: str) -> Iterator[Any]:

@@ -120,8 +120,7 @@ def from_snapshot(segments: Iterable[Mapping[str, Any]], large_page: int = LARGE
             idle = _whole_pages(segment, SMALL_PAGE if segment["segment_type"] == "small" else large_page)
         else:
             idle = 0 if segment["allocated_size"] else segment["total_size"]
-        shared = tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0)
-        (returned if shared else private)[segment["device"]] += idle
+        (returned if is_shared(segment) else private)[segment["device"]] += idle
     return {
         device: Reclaimable(
             low=returned[device],
@@ -131,6 +130,11 @@ def from_snapshot(segments: Iterable[Mapping[str, Any]], large_page: int = LARGE
         )
         for device in {*returned, *private}
     }
+
+
+def is_shared(segment: Mapping[str, Any]) -> bool:
+    """Return whether a segment serves all requests, and is in no private pool."""
+    return tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0)
 
 
 def _whole_pages(segment: Mapping[str, Any], page: int) -> int:

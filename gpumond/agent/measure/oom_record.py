@@ -135,7 +135,6 @@ class OomRecords:
         self.retaining: Callable[[], tuple[ScopeRetained, ...]] = tuple
         self.scope: Callable[[], str] = str
         self.open_scopes: Callable[[], tuple[str, ...]] = tuple
-        self.retries = self.rescues = 0
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
@@ -146,16 +145,27 @@ class OomRecords:
         self._counted: dict[tuple[str, str], int] = {}
         self._waiting: Oom | None = None
         """The record of an error that only a counter has shown so far."""
-        self.retries = self.rescues = 0
+        self.rescues = self._retries = self._reported_retries = 0
 
     @property
     def occurred(self) -> bool:
         """True if there is something to report."""
-        return bool(self._count or self.retries)
+        return bool(self._count or self._retries)
 
     def add_retry(self) -> None:
         with self._lock:
-            self.retries += 1
+            self._retries += 1
+
+    def withdraw_retry(self) -> None:
+        """Take back a retry that doesn't take place, unless a report has counted it: its count never falls."""
+        with self._lock:
+            self._retries = max(self._retries - 1, self._reported_retries)
+
+    def report_retries(self) -> int:
+        """Return the number of retries for a report."""
+        with self._lock:
+            self._reported_retries = self._retries
+            return self._retries
 
     def add_rescue(self) -> None:
         with self._lock:

@@ -103,17 +103,25 @@ class _Attempts:
         """
         if not is_oom(error):
             return False
-        try:
-            if self._may_borrow:
-                self._may_borrow, self._short = False, request_bytes(error)
-                self._left += 1
-            elif self._left <= 0 or not self._shrink_arguments():
-                return False
+        again = self._may_borrow or self._left > 0
+        if again:
             # Before the record, which takes time: a report in between must not have the error without its retry.
             OOMS.add_retry()
-        finally:
-            OOMS.record_error(error, "retry")
-        self._left -= 1
+        OOMS.record_error(error, "retry")  # before `shrink`, which may free memory
+        if not again:
+            return False
+        if self._may_borrow:
+            self._may_borrow, self._short = False, request_bytes(error)
+        else:
+            again = False
+            try:
+                again = self._shrink_arguments()
+            finally:
+                if not again:
+                    OOMS.withdraw_retry()
+            if not again:
+                return False
+            self._left -= 1
         self._again += 1
         clear_frames(error, self._handled)
         return True

@@ -211,8 +211,10 @@ def _text(need: Need, trace: Mapping[str, Any], context: int | None, places: Seq
     lines = [
         f"peak: {human(need.live_bytes)} live, {human(need.held_bytes)} held, in step {need.step}; context: {shown}",
         f"estimate for a GPU, with a margin of {MARGIN - 1:.0%}: {human(needed(need, context))}",
-        table(("CLASS", ">BYTES"), [[SHOWN[name], human(need.classes.get(name, 0))] for name in (*CLASSES, REST)]),
     ]
+    if trace["steps"]:  # only an optimizer's step shows what its classes are
+        rows = [[SHOWN[name], human(need.classes.get(name, 0))] for name in (*CLASSES, REST)]
+        lines.append(table(("CLASS", ">BYTES"), rows))
     lines += [f"assumed: {each}" for each in trace["assumptions"]]
     if not trace["steps"]:
         lines.append("assumed: the program doesn't train; it ran until it exited")
@@ -327,7 +329,8 @@ def _need_of(allocator: CachingAllocator, entries: Sequence[tuple[str, int, int]
             totals[name] += size
             held = max(held, allocator.held_bytes)
             if allocator.live_bytes > peak:
-                peak, at_peak, step_of_peak = allocator.live_bytes, dict(totals), step
+                rest = allocator.live_bytes - sum(totals[name] for name in CLASSES)
+                peak, at_peak, step_of_peak = allocator.live_bytes, {**totals, REST: rest}, step
         else:
             allocator.free(addresses.pop(number))
             totals[name] -= size

@@ -374,7 +374,8 @@ def emulate_choices(torch: Any, trace: Trace) -> None:
     original = torch.autocast.__init__
 
     def initialize(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        trace.assumptions.add("autocast is emulated without a GPU: with mixed precision the peak can be too high")
+        if kwargs.get("enabled", args[0] if args else True):
+            trace.assumptions.add("autocast is emulated without a GPU: the peak can be too high")
         half = torch.float16 if device_type == "cuda" and dtype is None else dtype
         original(self, "cpu" if device_type == "cuda" else device_type, half, *args, **kwargs)
 

@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, torch_setting
+from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, whole_blocks
 from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.sentences import program
 from gpumond.events import program_place
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Ledger, Line, Verdict
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import LiveClasses, place_of
+from gpumond.facts.program import CLASSES, LiveClasses, place_of
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB, apart, duration, human
@@ -54,6 +55,7 @@ class Evidence(FailedAllocation):
     def limited_by(self) -> int:
         """Bytes by which the request exceeds the allocator's limit, if this is the cause; else 0.
 
+        An arena's free memory is used before more is needed: the limit lacks what exceeds the live bytes.
         Where only the peak is known, it's that of the live bytes, or the request if it exceeds the limit by more.
         """
         if not self.is_limited or self.limit is None:
@@ -61,18 +63,33 @@ class Evidence(FailedAllocation):
         request, limit = self.request or 0, self.limit[0]
         over = self.reached + request - limit
         if not self.is_later:
-            return over
+            used = self.failed.live_bytes if self.failed is not None and self.failed.allocator in ARENAS else 0
+            return used + request - limit if used + request > limit else over
         live = max((each.peak_live_bytes or 0 for each in self.peak_pools), default=0)
         return max(min(over, request), live + request - limit)
+
+    @cached_property
+    def context(self) -> AdviceContext | None:
+        """The context of advice on the program, None if the device is unknown."""
+        if self.uuid is None:
+            return None
+        return replace(context_of(self.report, self.uuid, self.snapshot), oom=self.oom, reports=self.snapshot.reports)
 
     @cached_property
     def missing(self) -> int | None:
         """Bytes by which the request was short; None if unknown."""
         if self.is_limited:
             return None if self.request is None else self.limited_by
+        if self.cgroup is not None:
+            return self.in_cgroup - (self.cgroup.limit_bytes or 0)
         if self.request is None or self.free is None:
             return None
         return max(0, -(-self.request // SEGMENT_BYTES) * SEGMENT_BYTES - self.free)
+
+    @property
+    def in_cgroup(self) -> int:
+        """Bytes that the cgroup would have used with the request."""
+        return (self.cgroup.used_bytes or 0) + self.grown + (self.request or 0) if self.cgroup is not None else 0
 
     @cached_property
     def grant(self) -> GrantedRequest | None:
@@ -143,9 +160,12 @@ class Evidence(FailedAllocation):
 
     @cached_property
     def batch_dependent(self) -> int:
-        """Activations; for inference also the results of a model, which are tensors outside the graph."""
+        """Activations; for inference also the results of a model, which are tensors outside the graph, as is the KV
+        cache of a serving engine, whose size is fixed.
+        """
         results = 0 if self.classes is None or not self.inference else self.classes.tensors_bytes or 0
-        return self.activations + results
+        fixed = sum(engine.kv_cache_bytes or 0 for engine in self.own_engines())
+        return self.activations + max(0, results - fixed)
 
     @property
     def inference(self) -> bool:
@@ -165,6 +185,12 @@ class Evidence(FailedAllocation):
             for device, used in self.snapshot.used_by_engine(engine):
                 if device.uuid == self.uuid:
                     yield engine, used
+
+    def own_engines(self) -> Iterator[EngineReading]:
+        """Yield those that the program is a process of."""
+        for engine, _ in self.engines():
+            if self.report.key in [process.key for process in engine.processes]:
+                yield engine
 
     def enough(self, size: int | None) -> bool | None:
         """Return whether these bytes are at least the missing ones."""
@@ -194,7 +220,7 @@ OWN_LIMITS = {
     "torch": "torch.cuda.set_per_process_memory_fraction",
     "cupy": "MemoryPool.set_limit, or CUPY_GPU_MEMORY_LIMIT",
     "rmm": "the pool's maximum_pool_size",
-    "jax": "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "jax": "XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION",
 }
 """Where a program limits an allocator with the library's own function or setting."""
 DEFAULT_LIMIT_RATIOS = {"jax": 0.75}
@@ -204,13 +230,19 @@ NEARLY_RATIO = 0.02
 LIMIT_STEP, LIMIT_UNIT = 0.05, GIB / 10
 """Least part of a limit by which raising it is worth it, and the multiple to which it is rounded up, as texts show it.
 """
+ARENAS = ("jax", "rmm", "tensorflow")
+"""Allocators that keep all memory and serve requests from it."""
+FLUSHING = ("torch", "cupy", "sim")
+"""Allocators that release their cache and try again before they fail."""
+CUPY_KEEPING = re.compile(r"\bcupy (?:[1-9]|1[0-3])\.")
+"""Versions of CuPy that fail at their own limit without that."""
 OPTIMIZERS = "/torch/optim/"
 PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size")
 
 
 def remedies(e: Evidence) -> tuple[Remedy, ...]:
     """Return all remedies, those that alone would have been enough first; the last resort is ``nothing``."""
-    apply = [find for find in REMEDIES if not (e.is_limited and find in OF_DEVICE)]
+    apply = [find for find in REMEDIES if not ((e.is_limited or e.cgroup) and find in OF_DEVICE)]
     found = [each for find in apply for each in find(e)] or [*_smaller_request(e)]
     found.sort(key=lambda each: {True: 0, None: 1, False: 2}[each.enough])  # stable: the order of REMEDIES within
     if any(each.enough or each.enough is None for each in found) or e.missing is None:
@@ -247,6 +279,17 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
         yield _remedy(e, "limit", text, enough - size, basis, f"the limit in force, and {source}")
 
 
+def _cgroup(e: Evidence) -> Iterator[Remedy]:
+    if e.cgroup is not None and not e.is_limited:
+        size = e.cgroup.limit_bytes or 0
+        enough = int(math.ceil(e.in_cgroup / LIMIT_UNIT) * LIMIT_UNIT)
+        held = human(e.in_cgroup - (e.request or 0))
+        text = (
+            f"raise the limit of the cgroup {e.cgroup.cgroup}, which held {held}, from {human(size)} to {human(enough)}"
+        )
+        yield _remedy(e, "limit", f"{text} or more", enough - size, "measured", "driver, for the cgroup")
+
+
 def _own_limit(e: Evidence, size: int) -> str:
     share, whole = DEFAULT_LIMIT_RATIOS.get(e.oom.allocator), e.device.size_bytes if e.device else None
     if share is None or whole is None or abs(size / whole - share) > NEARLY_RATIO:
@@ -272,36 +315,54 @@ def _free_in_pool(e: Evidence) -> int:
     """Return the free bytes of the pool that failed, if the request would fit into them as a whole."""
     pool = e.failed
     free = 0 if pool is None else pool.cached_bytes + pool.stranded_bytes
-    return free if e.request is not None and 0 < e.request <= free + (e.free or 0) and free else 0
+    room = max(0, e.limit[0] - e.reached) if e.is_limited and e.limit is not None else e.free or 0
+    return free if e.request is not None and 0 < e.request <= free + room and free else 0
 
 
 def _fragmentation(e: Evidence) -> Iterator[Remedy]:
     pool, free = e.failed, _free_in_pool(e)
-    if pool is None or e.request is None or not free or e.is_limited:
+    if pool is None or e.request is None or not free:
         return
-    source = "free bytes of the pool at the error"
     if pool.largest_free_bytes is not None and pool.largest_free_bytes >= e.request:
         text = (
             f"update PyTorch: a free block of {human(pool.largest_free_bytes)} fits but wasn't used (pytorch#189504, "
             "fixed by #191302); until then, call torch.cuda.empty_cache() first"
         )
         yield _remedy(e, "free-block", text, pool.largest_free_bytes, "measured", "the largest free block")
-    elif pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * e.held):
-        setting = torch_setting(e.report.frameworks)
+        return
+    change = "" if e.context is None else whole_blocks(pool.allocator, e.context)
+    if pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * e.held) and change:
         largest = "" if pool.largest_free_bytes is None else f", at most {human(pool.largest_free_bytes)} in one block"
-        text = f"set {setting}=expandable_segments:True: {human(free)} is free in the program's pool{largest}"
-        yield _remedy(e, "fragmentation", text, free, "measured", source)
+        text = f"{change}: {human(free)} is free in the program's pool{largest}"
+        yield _remedy(e, "fragmentation", text, free, "measured", "free bytes of the pool at the error")
 
 
 def _own_caches(e: Evidence) -> Iterator[Remedy]:
-    """Memory that other allocators of the program cache: the one that failed has returned its own before."""
+    """Memory that allocators of the program cache: the one that failed has in general returned its own before."""
     failed = e.oom.allocator or (e.failed.allocator if e.failed else "")
-    cached = [pool for pool in e.pools if pool.allocator != failed and pool.cached_bytes] if failed else []
+    keeps = failed == "cupy" and e.is_limited and not e.is_later and CUPY_KEEPING.search(" ".join(e.report.frameworks))
+    cached = [pool for pool in e.pools if pool.cached_bytes and (keeps or pool.allocator != failed)] if failed else []
+    if e.is_limited:
+        cached = [pool for pool in cached if pool.allocator == failed]
     size = sum(pool.cached_bytes for pool in cached)
     if size:
         names = ", ".join(dict.fromkeys(pool.allocator for pool in cached))
         text = f"flush the program's own {names} cache before the call: gpumond.agent.flush()"
-        yield _remedy(e, "own-cache", text, size, "measured", "free bytes of these pools at the error")
+        basis: Basis = "estimate" if keeps else "measured"
+        yield _remedy(e, "own-cache", text, size, basis, "free bytes of these pools at the error")
+
+
+def _still_cached(e: Evidence) -> str:
+    """Return why the pool's cached bytes were of no use although they cover the request; else an empty text."""
+    pool = e.failed
+    if pool is None or e.is_later or pool.allocator not in FLUSHING or pool.cached_bytes < (e.missing or 1):
+        return ""
+    if any(each.name == "own-cache" for each in _own_caches(e)) and e.is_limited:
+        return ""
+    return (
+        f" {pool.allocator} had released its cache before it failed: the {human(pool.cached_bytes)} still cached "
+        "can't be released, or were freed since."
+    )
 
 
 def _leak(e: Evidence) -> Iterator[Remedy]:
@@ -340,9 +401,11 @@ def _neighbors(e: Evidence) -> Iterator[Remedy]:
             size += other.reclaimable_bytes
     if chosen:
         names = ", ".join(_name(each.report) for each in chosen[:3]) + ("" if len(chosen) <= 3 else " and others")
+        which = f"--pid {chosen[0].report.pid}"
+        if len(chosen) > 1 and e.device is not None:
+            which = f"--device {e.device.index}"
         text = (
-            f"flush {names} with gpumond flush --pid {chosen[0].report.pid}; gpumond.agent.retry_on_oom(borrow=True) "
-            "does this automatically"
+            f"flush {names} with gpumond flush {which}; gpumond.agent.retry_on_oom(borrow=True) does this automatically"
         )
         yield _remedy(e, "neighbor-cache", text, size, "reported", "agents of these programs")
 
@@ -362,12 +425,13 @@ def _suspensions(e: Evidence) -> Iterator[Remedy]:
 
 
 def _preallocation(e: Evidence) -> Iterator[Remedy]:
-    case = e.uuid and replace(context_of(e.report, e.uuid, e.snapshot), oom=e.oom, reports=e.snapshot.reports)
-    for advice in ADVICE if isinstance(case, AdviceContext) else ():
-        if advice.name in PREALLOCATING and isinstance(case, AdviceContext) and advice.applies(case):
+    for advice in ADVICE:
+        if advice.name in PREALLOCATING and e.context is not None and advice.applies(e.context):
             pools = (pool for other in e.others for pool in other.report.pools if pool.device_uuid == e.uuid)
             size = sum(_unused(pool) for pool in pools if advice.name.startswith(pool.allocator))
-            yield _remedy(e, "preallocation", advice.text(case), size or None, "reported", "agents of these programs")
+            yield _remedy(
+                e, "preallocation", advice.text(e.context), size or None, "reported", "agents of these programs"
+            )
 
 
 def _unused(pool: PoolUsage) -> int:
@@ -375,10 +439,10 @@ def _unused(pool: PoolUsage) -> int:
 
 
 def _engines(e: Evidence) -> Iterator[Remedy]:
+    own = [engine.name for engine in e.own_engines()]
     for engine, used in e.engines():
-        own = e.report.key in [process.key for process in engine.processes]
         idle = engine.idle_seconds is not None and engine.idle_seconds >= IDLE_SECONDS
-        if not own and engine.methods and not engine.sleeping and idle:
+        if engine.name not in own and engine.methods and not engine.sleeping and idle:
             text = (
                 f"release the idle serving engine {engine.name}: gpumond flush --workload {engine.name} --step engine"
             )
@@ -431,13 +495,15 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
     ]
     if rooms:
         free, device = max(rooms, key=lambda room: room[0])
-        text = f"run this program, which needs {human(need)}, on GPU {device.index}, which has {human(free)} free"
+        text = (
+            f"run this program, which needs at least {human(need)}, on GPU {device.index}, which has {human(free)} free"
+        )
         source = "the driver's lowest free bytes in a minute, minus what other programs are granted"
         yield replace(_remedy(e, "other-device", text, free, "measured", source), enough=True)
 
 
 def _dataset(e: Evidence) -> Iterator[Remedy]:
-    size = 0 if e.classes is None or e.inference else e.classes.tensors_bytes or 0
+    size = 0 if e.classes is None or e.inference or any(_leak(e)) else e.classes.tensors_bytes or 0
     if size and size >= LARGE_RATIO * e.live:
         text = (
             "keep the data set on the host and move each batch (DataLoader with pin_memory=True): "
@@ -447,10 +513,11 @@ def _dataset(e: Evidence) -> Iterator[Remedy]:
 
 
 def _kv_cache(e: Evidence) -> Iterator[Remedy]:
-    for engine, _ in e.engines():
-        if e.report.key in [process.key for process in engine.processes] and engine.kv_cache_bytes:
-            size = int(engine.kv_cache_bytes * (1 - (engine.kv_cache_used_ratio or 0.0)))
-            text = f"give {engine.name} a smaller KV cache (--gpu-memory-utilization): {human(size)} of it is unused"
+    for engine in e.own_engines():
+        if engine.kv_cache_bytes and engine.kv_cache_used_ratio is not None:
+            size = int(engine.kv_cache_bytes * (1 - engine.kv_cache_used_ratio))
+            option = " (--gpu-memory-utilization)" if engine.kind == "vllm" else ""
+            text = f"give {engine.name} a smaller KV cache{option}: {human(size)} of it is unused"
             yield _remedy(e, "kv-cache", text, size, "reported", "the serving engine's metrics")
 
 
@@ -473,7 +540,7 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
             f"this run of {name}",
             f"use a smaller batch in {name} (or torch.no_grad(), if it is an evaluation)",
         )
-    elif step is not None and step.steps >= USUAL_STEPS and peaks:
+    elif step is not None and step.steps >= USUAL_STEPS and peaks and not any(_leak(e)):
         usual, times, failed, who = sum(peaks), step.steps, e.oom.number - 1, "this step"
         change = "limit the longest input of a step (sequence length, image size)"
         if e.oom.scope:
@@ -489,7 +556,8 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
 
 
 def _batch(e: Evidence) -> Iterator[Remedy]:
-    depends = e.batch_dependent + (e.request or 0)
+    request = 0 if _within_optimizer(e) else e.request or 0
+    depends = e.batch_dependent + request
     if e.batch_dependent < LARGE_RATIO / 2 * e.live or not e.batch_dependent:
         return
     enough = (parts for parts in HALVINGS if e.missing is None or depends * (1 - 1 / parts) >= e.missing)
@@ -497,23 +565,25 @@ def _batch(e: Evidence) -> Iterator[Remedy]:
     name = {2: "half the batch", 4: "a quarter of the batch", 8: "an eighth of the batch"}[parts]
     also = ", with gradient accumulation" if e.training else ""
     exact = e.classes is not None and e.classes.activations_bytes is not None and not e.inference
-    kind = "activations" if exact else "other tensors and activations"
-    text = f"use {name}{also}: {human(e.batch_dependent)} of the live bytes are {kind}"
-    yield _remedy(
-        e, "batch", text, int(depends * (1 - 1 / parts)), "estimate", "activations in proportion to the batch"
-    )
+    kind = "activations" if exact else f"{CLASSES['tensors']} and activations"
+    what, source = f"{human(e.batch_dependent)} of {kind}", "live bytes"
+    if request:
+        what, source = f"{what} and this request of {human(request)}", "live bytes and request"
+    text = f"use {name}{also}: {what} depend on it"
+    size = int(depends * (1 - 1 / parts))
+    yield _remedy(e, "batch", text, size, "estimate", f"{source} in proportion to the batch")
 
 
 def _checkpointing(e: Evidence) -> Iterator[Remedy]:
     if e.training and e.activations >= LARGE_RATIO * e.live:
         size = int(e.activations * CHECKPOINTED_RATIO)
-        text = "use gradient checkpointing (torch.utils.checkpoint)"
+        text = "use gradient checkpointing (torch.utils.checkpoint) if the program doesn't already"
         yield _remedy(e, "checkpointing", text, size, "estimate", "activations of 16 equal layers")
 
 
 def _optimizer(e: Evidence) -> Iterator[Remedy]:
     one = e.classes
-    within = any(OPTIMIZERS in call.file for call in e.oom.stack)
+    within = _within_optimizer(e)
     size = 0 if one is None else max(one.optimizer_bytes or 0, 2 * (one.parameters_bytes or 0) if within else 0)
     if size:
         text = "keep the optimizer's state on the host or in 8 bits (FSDP CPUOffload, DeepSpeed, bitsandbytes)"
@@ -529,10 +599,13 @@ def _smaller_request(e: Evidence) -> Iterator[Remedy]:
         yield _remedy(e, "smaller-request", text, e.missing, "measured", "the request and the free bytes")
 
 
+def _within_optimizer(e: Evidence) -> bool:
+    return any(OPTIMIZERS in call.file for call in e.oom.stack)
+
+
 def _is_of_optimizer(e: Evidence) -> bool:
     """Return True if the optimizer is the cause: its step failed, or its state is half of the live bytes."""
-    within = any(OPTIMIZERS in call.file for call in e.oom.stack)
-    return within or (e.classes is not None and (e.classes.optimizer_bytes or 0) >= LARGE_RATIO * e.live)
+    return _within_optimizer(e) or (e.classes is not None and (e.classes.optimizer_bytes or 0) >= LARGE_RATIO * e.live)
 
 
 def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
@@ -564,6 +637,7 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
 
 REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
     _limit,
+    _cgroup,
     _ranks,
     _fragmentation,
     _own_caches,
@@ -589,6 +663,9 @@ OF_DEVICE = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphan
 """Those that make room on the device, which the program's own limit doesn't let it use."""
 
 
+OWN, UNKNOWN = "the program itself", "an unknown owner"
+
+
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     """Return what was asked, by which line, what held the device, and what alone would have been enough."""
     asked, room = ("", "") if e.request is None or e.free is None else apart(e.request, e.free)
@@ -599,6 +676,9 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     owners = enumerate(_holders(e)[:3])
     sizes = (f"{name} {human(size)}" if number else f"{name} held {human(size)}" for number, (name, size) in owners)
     holders = ", ".join(sizes)
+    for unnamed in (OWN, UNKNOWN):
+        if holders.startswith(unnamed):
+            holders = unnamed.capitalize() + holders[len(unnamed) :]
     best = found[0] if found else None
     if best is None:
         end = "No remedy is known"
@@ -607,12 +687,13 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
         end = f"One change would have been enough{several}: {best.text}"
     else:
         end = best.text[:1].upper() + best.text[1:]
+    cached = _still_cached(e)
     if e.is_limited and e.limit is not None:
         own = f"{_name(e.report)} reached its limit of {human(e.limit[0])}"
         held = e.limited_by + e.limit[0] - (e.request or 0)
         had = f"had up to {human(held)} in use" if e.is_later else f"held {human(held)}"
-        return f"{own}: it {f'{had} and ' if held > 0 else ''}requested {what}{place}{gpu}{free}. {end}"
-    holders = f" {holders}." if holders else ""
+        return f"{own}: it {f'{had} and ' if held > 0 else ''}requested {what}{place}{gpu}{free}.{cached} {end}"
+    holders = f" {holders}.{cached}" if holders else cached
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
     return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}.{holders} {end}"
 
@@ -620,7 +701,7 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
 def _holders(e: Evidence) -> list[tuple[str, int]]:
     """Return the owners of the device's memory, the largest first."""
     totals = [(name, size) for name, _, size in _held_by(e)]
-    totals += [("the program itself", e.held + e.overhead)] if e.held else []
+    totals += [(OWN, e.held + e.overhead)] if e.held else []
     return sorted(totals, key=lambda each: -each[1])
 
 
@@ -632,7 +713,7 @@ def _held_by(e: Evidence) -> list[tuple[str, int | None, int]]:
         if line.process != e.report.key and line.used_bytes:
             process = None if line.process is None else listed.get(line.process)
             name = line.workload or (process.comm if process else "") or ""
-            owner = "no known process" if line.process is None else program(name, line.pid, "")
+            owner = UNKNOWN if line.process is None else program(name, line.pid, "")
             totals[owner, line.pid] = totals.get((owner, line.pid), 0) + line.used_bytes
     return [(*owner, size) for owner, size in totals.items()]
 

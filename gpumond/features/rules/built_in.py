@@ -31,8 +31,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "fragmentation": (
         f"{PROGRAM}: {{value}} of the memory held by {{allocator}} was fragmented even at peak use"
         "[ ({stranded} stranded)]",
-        "set [{torch_setting}|PYTORCH_ALLOC_CONF]=expandable_segments:True (PyTorch[|; before 2.11, "
-        "PYTORCH_CUDA_ALLOC_CONF]), then restart the program",
+        "[{whole_blocks}|set PYTORCH_ALLOC_CONF=expandable_segments:True (PyTorch; before 2.11, "
+        "PYTORCH_CUDA_ALLOC_CONF)], then restart the program",
     ),
     "leak": (
         f"[{{verdicts}}|pid {{pid}} {ON} is leaking memory{{time_to_full}}]",
