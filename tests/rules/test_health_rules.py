@@ -65,7 +65,7 @@ FAULTS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "pcie-link-degraded",
         {"pcie_generation": 4, "pcie_width": 8},
-        "degraded PCIe link: generation 4 x8 under load, at most generation 5 x16; reseat the GPU",
+        "degraded PCIe link: generation 4 x8 under load; it supports generation 5 x16; reseat the GPU",
     ),
     ("persistence-mode-off", {"persistence_mode": False}, "run nvidia-smi -i GPU-a -pm 1"),
 )
