@@ -15,4 +15,4 @@ export function write(name, value, step = false) {
 /** A link to another view of the web UI, in the same theme. */
 export const linkTo = (values) => `#${new URLSearchParams(read("theme") ? { ...values, theme: read("theme") } : values)}`;
 
-addEventListener("hashchange", () => location.reload()); // by a link or by the user: `write` causes no such event
+addEventListener("hashchange", () => location.reload()); // by a link or by the user: a write causes no such event

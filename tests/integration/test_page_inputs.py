@@ -17,6 +17,7 @@ from tests.integration.page_tasks import (
     EXPORT,
     LINK,
     MINUTE,
+    MOMENTS,
     QUEUE,
     WASTE,
     Input,
@@ -38,7 +39,7 @@ COOLDOWN_SECONDS = 5.0
 """Pause after a user's flush of a program."""
 
 
-@pytest.mark.parametrize("task", [WASTE, COMPARE, LINK, EXPORT, CHART, QUEUE], ids=lambda task: str(task.name))
+@pytest.mark.parametrize("task", [WASTE, COMPARE, MOMENTS, LINK, EXPORT, CHART, QUEUE], ids=lambda task: str(task.name))
 def test_task_is_done(browser: Browser, demo: RunningDaemon, task: Task, by: Input):
     with open_page(browser, demo) as session:
         session.page.context.grant_permissions(["clipboard-read", "clipboard-write"])

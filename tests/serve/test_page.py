@@ -105,7 +105,7 @@ def test_page_names_its_files_by_their_hash():
 
 def test_script_contains_every_module_once():
     scripts = TEXT[SCRIPT_PATH] + TEXT[LATER_PATH] + TEXT[FORMS_PATH]
-    joined = re.findall(r"^const \$(\w+) = \(\(\) => \{$", scripts, re.MULTILINE)
+    joined = re.findall(r"\bconst \$(\w+) = \(\(\) => \{", scripts)
     assert sorted([*joined, "earlystream"]) == sorted(MODULES)
 
 
@@ -154,6 +154,7 @@ export const two = 2;
 def test_comments_are_left_out_of_the_script():
     (joined,) = bundles({"values": COMMENTED}, "values")
     assert joined.splitlines()[1:3] == ['const address = "https://one // two";', "const two = 2;"]
+    assert [line for path in KINDS if path.endswith(".js") for line in re.findall(r"(?:^|\W )// .*", TEXT[path])] == []
 
 
 @pytest.mark.parametrize(
