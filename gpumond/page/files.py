@@ -32,12 +32,14 @@ AT_END = re.compile(r" +// [^\"'`\n]*$", re.MULTILINE)
 """A comment at the end of a line. What follows has no quotation mark: it is not in a text."""
 
 
-IN_STYLE = re.compile(r" */\*.*?\*/|(?<=[{};,])\n *")
-"""A comment in the style, or the end of a line."""
+IN_STYLE = re.compile(r' */\*.*?\*/|(?<=[{};,])\n *|(?<=[\w-]:) (?!")| (?=\{)')
+"""A comment in the style, the end of a line, or a space that separates nothing. No text contains one."""
 
 
-IN_SCRIPT = re.compile(r"(?<=[;,{(\[])\n")
-"""The end of a line after which a statement goes on or another begins. No text contains one."""
+IN_SCRIPT = re.compile(r"(?<=[;,{(\[])\n| (=>|===|!==|\?\?|&&|\|\||<=|>=) ")
+"""The end of a line after which a statement goes on or another begins, or an operator between spaces. No text contains
+one.
+"""
 
 
 LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
@@ -191,7 +193,7 @@ def page_files() -> dict[str, File]:
         ("earlystream.js", _uncommented(MODULES["earlystream"]), "text/javascript"),
         ("page.css", IN_STYLE.sub("", (DIRECTORY / "page.css").read_text("utf-8")), "text/css"),
     ):
-        text = IN_SCRIPT.sub("", _lean(source))
+        text = IN_SCRIPT.sub(r"\1", _lean(source))
         for known, hashed in names.items():
             text = text.replace(f'"./{known}"', f'"./{hashed}"')
         stem, suffix = name.split(".")
