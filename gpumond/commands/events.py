@@ -100,7 +100,7 @@ def _entry(group: Sequence[Mapping[str, Any]]) -> str:
     again = f" ({plural(len(repeats) + 1, 'time')}, the last at {moment(repeats[-1]['at'])})" if repeats else ""
     lines, before = list[str](), ""
     for each in sorted((each for each in group if each not in repeats), key=lambda each: each["id"]):
-        at = moment(each["at"])
+        at = moment(dict(each["details"]).get("occurred_at", each["at"]))
         line = _line(each, "" if at == before else at, "  " if lines else "")
         lines.append(line + (again if each is first else ""))
         before = at

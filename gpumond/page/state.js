@@ -51,8 +51,9 @@ export function setFrame(frame) {
   state.devices = new Map((frame?.snapshot.devices ?? []).map((device) => [device.uuid, device]));
 }
 
+/** Keeps events with the time at which they happened, if that is known, in place of the later one of their publication. */
 export function addEvents(events) {
-  for (const event of events) state.events.set(event.id, event);
+  for (const event of events) state.events.set(event.id, { ...event, at: Object.fromEntries(event.details).occurred_at ?? event.at });
   const excess = [...state.events.keys()].sort((one, other) => one - other).slice(0, -EVENTS_KEPT);
   for (const id of excess) state.events.delete(id);
 }
