@@ -1,6 +1,6 @@
 // What the cards of problems contain. No element of the document.
 
-import { clock, duration, human, percent, rate } from "./format.js";
+import { age, clock, duration, human, percent, rate } from "./format.js";
 import { isProblem, ordinary, processKey } from "./state.js";
 import { REMEDIES, RUNBOOKS } from "./words.js";
 
@@ -75,8 +75,6 @@ export function breachOf({ fired_at: fired, active_at: active, resolved_at: reso
   return [again ? lastAt(again, end) : (fired ?? active), over ? lastAt(over, end) : end];
 }
 
-/** An age: from a minute on in whole minutes, so that the text seldom changes. */
-const age = (seconds) => duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60));
 
 /** The state of a card at the time of the frame. */
 export function ageOf(card, now, silences) {

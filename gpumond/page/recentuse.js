@@ -37,7 +37,10 @@ export function usedPaths(subject, level, snapshot) {
   return near ? { used, full: `M0 ${heightOf(level, top)}H100` } : { used };
 }
 
-const spanOf = ({ taken_at: now, elapsed_seconds: elapsed }) => [now - Math.min(SECONDS, Math.max(elapsed, YOUNGEST)), now];
+/** Seconds that a line spans: whole minutes. */
+export const secondsOf = ({ elapsed_seconds: elapsed }) => Math.min(SECONDS, Math.max(60 * Math.ceil(elapsed / 60), YOUNGEST));
+
+const spanOf = (snapshot) => [snapshot.taken_at - secondsOf(snapshot), snapshot.taken_at];
 
 function pointsOf({ uuid, pid = null, start_ticks, used_bytes: used }, { taken_at: now }) {
   const key = [uuid, pid, start_ticks].join();
