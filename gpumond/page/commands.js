@@ -48,7 +48,6 @@ export function* commandsOf() {
     yield [`${wordOf(row)} ${subjectOf(row)}`, () => visit(() => suspendRow(row.key))];
   for (const row of rows.filter(({ device }) => device))
     yield [`${isMarked(row) ? "Remove from comparison" : "Compare"} ${subjectOf(row)}`, () => setMarked(row, !isMarked(row))];
-  for (const name of RUNBOOKS) yield [`Runbook ${name}`, () => location.assign(`docs/runbooks/${name}`)];
   for (const { id, title } of COLUMNS) yield [`Sort by ${title.toLowerCase()}`, () => visit(() => sortById(id))];
   for (const { device_uuid: uuid, kind, ...of } of state.frame.verdicts) {
     const row = kind === IDLE && rows.find((each) => each.device_uuid === uuid && processKey(each) === processKey(of));
@@ -56,6 +55,7 @@ export function* commandsOf() {
   }
   for (const name of ["", ...Object.keys(GROUPS)]) yield [`Group by ${name || "nothing"}`, () => visit(() => groupBy(name))];
   for (const [text, seconds] of CHART_RANGES) yield [`Range ${text} (zoom)`, () => visit(() => showRange(seconds))];
+  for (const name of RUNBOOKS) yield [`Runbook ${name}`, () => location.assign(`docs/runbooks/${name}`)];
   for (const silence of state.frame.silences) yield [`End the silence for ${matchersOf(silence)}`, () => expire(silence.id)];
   for (const event of newestEvents()) yield [`Minute before ${clock(event.at)} ${event.summary}`, () => visit(() => showMinute(event))];
 }

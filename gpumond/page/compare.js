@@ -91,6 +91,7 @@ function createMoment(text, name, ariaLabel) {
   const slider = control("input", { type: "range", ariaLabel, oninput: () => setMoment(name, Number(slider.value)) });
   const field = control("input", { id: `${name}-at`, size: 8, ariaLabel, onfocus: () => field.select() });
   field.onchange = () => {
+    show(); // until now
     const at = timeOf(field.value);
     const inside = at >= shown[0] && at <= shown[1];
     field.setCustomValidity(inside ? "" : `Type a time from ${shown.map((each) => clock(each)).join(" to ")}, or now.`);

@@ -121,6 +121,7 @@ def test_palette_lists_problems_before_orders_and_opens_a_runbook(session: PageS
         ("oom", "Out of memory (OOM): cases"),
         ("export", "Download (export) "),
         ("zoom", "Range 5 min"),
+        ("waste", "Sort by waste"),
     ):
         page.keyboard.type(word)
         page.locator("#palette-list li:first-child", has_text=first).wait_for()
