@@ -393,7 +393,7 @@ def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
             where, holders = _gpu(frame, request.device_uuid), [*map(str, request.holders)]
             held = f"; {largest_programs(where, holders)}" if holders else ""
             summary = f"{_requester(request)} is waiting for {human(request.need_bytes)} on {where}{held}"
-            yield _of_request("wait", summary, request)
+            yield _of_request("wait", summary, request, (("occurred_at", request.since),))
     for grant in frame.grants:
         if grant.id not in granted:
             own = waited.get(grant.id)

@@ -260,8 +260,6 @@ notebook's leak fire within three minutes. Press Ctrl-C to stop.
 """
 
 
-IDLE_SECONDS = 20.0
-"""Idle time from which a program's memory is worth a caption."""
 LARGE_CACHE = 2 * GIB
 """Cached bytes from which a program's cache is worth a caption."""
 
@@ -282,14 +280,10 @@ def captions(
         text = f"{wait['workload'] or 'A program'} is waiting for {human(wait['need_bytes'])} on a GPU"
         yield "queue", f"{text}. See: {command('queue')}"
     for process in frame["processes"]:
-        name, cached, live = process["workload"], process["cached_bytes"] or 0, process["live_bytes"] or 0
+        name, cached = process["workload"], process["cached_bytes"] or 0
         if name == TRAINING and cached >= LARGE_CACHE:
             text = f"{name} keeps {human(cached)} in its cache, which a flush would release"
             yield "cache", f"{text}. Try: {command(f'flush {name}')}"
-        if name == IDLE and (process["idle_seconds"] or 0.0) >= IDLE_SECONDS:
-            text = f"{name} has been idle for {duration(process['idle_seconds'])}"
-            move = f"a flush can't release its {human(live)}. To move that memory to the host"
-            yield "idle", f"{text}, and {move}: {command(f'suspend {name}')}"
         soft = (process["quota"] or {}).get("soft_limit_bytes")
         if soft and (process["used_bytes"] or 0) > soft:
             excess = f"{human(process['used_bytes'] - soft)} more than the soft limit of its quota ({human(soft)})"
@@ -298,6 +292,8 @@ def captions(
     for verdict in frame["verdicts"]:
         if verdict["kind"] in ("leak", "fragmentation") and verdict["pid"] in names:
             yield verdict["kind"], f"{verdict['summary']}. Try: {command('why ' + names[verdict['pid']])}"
+        if verdict["kind"] == "idle-holder" and names.get(verdict["pid"]) == IDLE:
+            yield "idle", f"{verdict['summary']}. To move its memory to the host: {command(f'suspend {IDLE}')}"
     for report in frame["snapshot"]["reports"]:
         if report["limits"] and (count := report["program"]["oom_recovered"]):
             times = "once" if count == 1 else f"{count} times"

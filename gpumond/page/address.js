@@ -12,7 +12,7 @@ export function write(name, value, step = false) {
   history[step ? "pushState" : "replaceState"](null, "", location.pathname + location.search + (text && `#${text}`));
 }
 
-/** A link to another view of the web UI, in the same theme. */
-export const linkTo = (values) => `#${new URLSearchParams(read("theme") ? { ...values, theme: read("theme") } : values)}`;
+/** A link to another view of the web UI. */
+export const linkTo = (values) => `#${new URLSearchParams(values)}`;
 
-addEventListener("hashchange", () => location.reload()); // by a link or by the user: `write` causes no such event
+addEventListener("hashchange", () => location.reload()); // by a link or by the user: a write causes no such event

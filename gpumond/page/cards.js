@@ -1,6 +1,6 @@
 // What the cards of problems contain. No element of the document.
 
-import { clock, duration, human, percent, rate } from "./format.js";
+import { age, clock, duration, human, percent, rate } from "./format.js";
 import { isProblem, ordinary, processKey } from "./state.js";
 import { REMEDIES, RUNBOOKS } from "./words.js";
 
@@ -48,7 +48,7 @@ export function cardsOf(frame) {
 const isOnlyVerdict = ({ alert, verdict }) => !alert || (verdict && alert.phase !== "firing");
 
 /** True if the breach of a firing alert has ended: it is resolved after its `keep_firing_for`. */
-export const isEnded = ({ phase, notes }) => phase === "firing" && /^ended at /.test(notes.summary);
+export const isEnded = ({ phase, notes }) => phase === "firing" && OVER.test(notes.summary);
 
 const isOver = ({ kind, alert }, row) => (alert && isEnded(alert)) || (kind === "fragmentation" && row?.stranded_bytes === 0);
 
@@ -61,19 +61,30 @@ export function levelOf(card, row) {
   return { critical: "bad", page: "bad", info: "note" }[alert.labels.severity] ?? "warn";
 }
 
-const AGAIN = /; this has been true (again since [\d:]+ UTC)/; // in the text of an alert whose breach has ended and come back
+const OVER = /^ended at ([\d:]{8}) UTC/; // in the text of an alert whose breach has ended
+const AGAIN = /; this has been true again since ([\d:]{8}) UTC/; // and has come back
+
+/** The last Unix time until `now` at which it was a time of day in UTC. */
+const lastAt = (time, now) => now - ((now - Date.parse(`1970-01-01T${time}Z`) / 1000) % 86400);
+
+/** Begin and end of the latest breach of an alert, as its text states them. */
+export function breachOf({ fired_at: fired, active_at: active, resolved_at: resolved, notes }, now) {
+  const end = resolved ?? now;
+  const [, over] = OVER.exec(notes.summary) ?? [];
+  const [, again] = AGAIN.exec(notes.summary) ?? [];
+  return [again ? lastAt(again, end) : (fired ?? active), over ? lastAt(over, end) : end];
+}
+
 
 /** The state of a card at the time of the frame. */
 export function ageOf(card, now, silences) {
   const { alert, verdict } = card;
   if (alert?.silenced_by.length) return silencedText(alert, now, silences);
   if (isOnlyVerdict(card)) return `verdict since ${clock(verdict.since, now)}`;
-  if (isEnded(alert)) return "ended";
-  const firing = alert.phase === "firing";
-  const seconds = now - (alert.fired_at ?? alert.active_at);
-  const word = firing ? alert.labels.severity || "firing" : "pending";
-  const again = AGAIN.exec(alert.notes.summary)?.[1];
-  return `${word} ${again ?? `for ${duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60))}`}`;
+  const [begin, end] = breachOf(alert, now);
+  if (isEnded(alert)) return `ended ${age(now - end)} ago, lasted ${duration(end - begin)}`;
+  const word = alert.phase === "firing" ? alert.labels.severity || "firing" : "pending";
+  return `${word} ${AGAIN.test(alert.notes.summary) ? `again since ${clock(begin, now)}` : `for ${age(now - begin)}`}`;
 }
 
 const silencesOf = (alert, silences) => silences.filter(({ id }) => alert?.silenced_by.includes(id));

@@ -4,7 +4,7 @@
 import * as address from "./address.js";
 import { chartTable, csvOf, fileName } from "./downloads.js";
 import { button, make, put, saveBlob } from "./elements.js";
-import { clock, duration, human, sum, words } from "./format.js";
+import { age, clock, duration, human, sum, words } from "./format.js";
 import { marksAt, marksOf } from "./chartmarks.js";
 import { readPast } from "./history.js";
 import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
@@ -53,7 +53,6 @@ export function createChart(target, { drawn = () => {}, pointed = () => {}, hidd
   node.querySelector(".save").addEventListener("click", () => save(node));
   listen(node);
   charts.add(node);
-  press();
   queueMicrotask(() => draw(node)); // when it is in the page
   return node;
 }
@@ -89,8 +88,10 @@ function controls() {
 function setRange(changed) {
   range = changed;
   writeSoon();
-  press();
-  for (const node of charts) draw(node);
+  for (const node of charts) {
+    press(node);
+    draw(node);
+  }
 }
 
 export const showRange = (seconds) => setRange(newest(seconds));
@@ -116,12 +117,15 @@ function write() {
   address.write("range", shown.to === null && shown.seconds === newest().seconds ? "" : rangeText(shown));
 }
 
-function press() {
-  for (const node of charts)
-    CHART_RANGES.forEach(([, seconds], place) => {
-      const pressed = range.to === null && range.seconds === seconds;
-      node.querySelectorAll(".ranges button")[place].setAttribute("aria-pressed", String(pressed));
-    });
+/** Marks the chosen range. Its button says what the chart shows of it while the daemon is younger. */
+function press(node) {
+  const acts = node.querySelectorAll(".ranges button");
+  const { from, to } = shownLimits(range);
+  CHART_RANGES.forEach(([text, seconds], place) => {
+    const pressed = range.to === null && range.seconds === seconds;
+    acts[place].setAttribute("aria-pressed", pressed);
+    put(acts[place], pressed && to - from < seconds ? age(to - from) : text);
+  });
 }
 
 const now = () => state.frame.snapshot.taken_at;
@@ -151,6 +155,7 @@ function show(node) {
   const { target, past, range: own } = node;
   if (!past || !state.frame) return;
   const { from, to } = shownLimits(own);
+  press(node);
   const about = { from, to, ...beginning(target) };
   const last = (past.points.at(-1)?.at ?? -Infinity) + (past.seconds ?? 0);
   node.fresh = node.fresh.filter(({ at }) => at > last);

@@ -4,7 +4,7 @@ import { showRange } from "./chart.js";
 import { $ } from "./elements.js";
 import { newestEvents, showMinute } from "./events.js";
 import { flush } from "./flushdialog.js";
-import { clock } from "./format.js";
+import { clock, human } from "./format.js";
 import { isMarked, setMarked } from "./markedrows.js";
 import { expire, matchersOf } from "./silences.js";
 import { showDevice } from "./shareschart.js";
@@ -12,8 +12,8 @@ import { visit } from "./palette.js";
 import { choose } from "./selection.js";
 import { cardCommands } from "./problems.js";
 import { CHART_RANGES } from "./range.js";
-import { COLUMNS, GROUPS, rowsOf } from "./processlist.js";
-import { allowsFlush, hasAgent, hasPools, label, reclaimableOf, state } from "./state.js";
+import { COLUMNS, GROUPS, IDLE, rowsOf } from "./processlist.js";
+import { allowsFlush, hasAgent, hasPools, label, processKey, reclaimableOf, state } from "./state.js";
 import { wordOf } from "./suspend.js";
 import { groupBy, showProcess, sortById, suspendRow } from "./table.js";
 import { setTheme, themes } from "./theme.js";
@@ -48,10 +48,14 @@ export function* commandsOf() {
     yield [`${wordOf(row)} ${subjectOf(row)}`, () => visit(() => suspendRow(row.key))];
   for (const row of rows.filter(({ device }) => device))
     yield [`${isMarked(row) ? "Remove from comparison" : "Compare"} ${subjectOf(row)}`, () => setMarked(row, !isMarked(row))];
-  for (const name of RUNBOOKS) yield [`Runbook ${name}`, () => location.assign(`docs/runbooks/${name}`)];
   for (const { id, title } of COLUMNS) yield [`Sort by ${title.toLowerCase()}`, () => visit(() => sortById(id))];
+  for (const { device_uuid: uuid, kind, ...of } of state.frame.verdicts) {
+    const row = kind === IDLE && rows.find((each) => each.device_uuid === uuid && processKey(each) === processKey(of));
+    if (row) yield [`Idle memory (waste): ${human(row.used_bytes)} of ${subjectOf(row)}`, () => visit(() => showProcess(row.key))];
+  }
   for (const name of ["", ...Object.keys(GROUPS)]) yield [`Group by ${name || "nothing"}`, () => visit(() => groupBy(name))];
   for (const [text, seconds] of CHART_RANGES) yield [`Range ${text} (zoom)`, () => visit(() => showRange(seconds))];
+  for (const name of RUNBOOKS) yield [`Runbook ${name}`, () => location.assign(`docs/runbooks/${name}`)];
   for (const silence of state.frame.silences) yield [`End the silence for ${matchersOf(silence)}`, () => expire(silence.id)];
   for (const event of newestEvents()) yield [`Minute before ${clock(event.at)} ${event.summary}`, () => visit(() => showMinute(event))];
 }

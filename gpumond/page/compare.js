@@ -19,6 +19,7 @@ import { ENDED, OF_PROCESSES } from "./words.js";
 const OFFERED = 200; // programs, those that use most
 const SECONDS = 900;
 const SETTLED = 60; // seconds after the first value with which now is compared first: most programs have started
+const PLAIN = { size: null, marks: [], spans: [], bound: null }; // charts
 const NAMES = ["used", ...OF_PROCESSES];
 const NOTHING = Object.fromEntries(NAMES.map((share) => [share, 0]));
 
@@ -66,11 +67,10 @@ const together = make("div.compared", make("div.whole", make("h3", "Used memory"
 const charts = make("div.compared");
 const empty = make(
   "div.editor",
-  make("p", "Compare shows two to four programs on one scale, and how each has changed between two moments of the last 15 min. Choose them above, or in the overview with ✓ in their rows or the key x."),
+  make("p", "Compare shows two to four programs on one scale, and how each has changed between two moments of the last 15 min. Choose them above, or with ✓ or the key x in the overview."),
   button("Compare the two largest programs", () => choose([...offer.options].slice(1, 3).map(({ value }) => value))),
 );
-const says = control("p", { role: "status" });
-const sliders = [createSlider("Compare", "moment", "The first moment"), createSlider("with", "until", "The second moment")];
+const controls = make("div.controls", make("p", "Click a chart for the first moment, Shift-click for the second, or type a time."), createMoment("Compare", "moment", "The first moment"), createMoment("with", "until", "The second moment"));
 const of = make("h3");
 const since = make("h3");
 const changed = createTable("Differences between two moments", CHANGES);
@@ -79,30 +79,46 @@ let programs = createTable("Differences between programs", []);
 function create() {
   offer.ariaLabel = "Add a program";
   offer.addEventListener("change", () => choose([...markedRows(), offer.value]));
-  const title = make("div.title", make("h2", "Compare"), chosen, offer, says, make("div.controls", ...sliders));
+  const title = make("div.title", make("h2", "Compare"), chosen, offer, controls);
   const parts = [make("div.part", of, programs), make("div.part", since, changed)];
   parts.forEach((part) => (part.hidden = true));
   choosesMoment(overlay);
   return make("section", title, empty, together, make("div.compared", ...parts), charts);
 }
 
-/** The choice of one of the moments that are compared. */
-function createSlider(text, name, ariaLabel) {
-  const range = control("input", { type: "range", min: 0, max: 100, step: "any", ariaLabel });
-  range.addEventListener("input", () => setMoment(name, range.value / 100));
-  return make("label", `${text} `, range, " ", make("time"));
+/** The choice of one of the moments that are compared: a slider, and a field for the time. */
+function createMoment(text, name, ariaLabel) {
+  const slider = control("input", { type: "range", ariaLabel, oninput: () => setMoment(name, Number(slider.value)) });
+  const field = control("input", { id: `${name}-at`, size: 8, ariaLabel, onfocus: () => field.select() });
+  field.onchange = () => {
+    show(); // until now
+    const at = timeOf(field.value);
+    const inside = at >= shown[0] && at <= shown[1];
+    field.setCustomValidity(inside ? "" : `Type a time from ${shown.map((each) => clock(each)).join(" to ")}, or now.`);
+    if (field.reportValidity()) field.value = setMoment(name, at);
+  };
+  return make("span", `${text} `, slider, field);
 }
 
-function showSlider(slider, at, [from, to]) {
-  slider.hidden = !histories.length;
-  slider.children[0].value = (100 * (at - from)) / (to - from);
-  put(slider.lastChild, at === to ? "now" : clock(at));
+/** The last time before the end of the charts that a text such as `17:42:31`, `174231` or `17:42` states. */
+function timeOf(text) {
+  if (text === "now") return shown[1];
+  const [, hours, minutes, seconds = 0] = /^(\d\d?):?(\d\d):?(\d\d)?$/.exec(text) ?? [];
+  const at = new Date(1000 * shown[1]).setHours(hours, minutes, seconds) / 1000;
+  return at > shown[1] ? at - 86400 : at;
+}
+
+const momentText = (at) => (at < shown[1] ? clock(at) : "now");
+
+function showMoment({ children: [slider, field] }, at) {
+  Object.assign(slider, { min: shown[0], max: shown[1], value: at });
+  if (document.activeElement !== field) field.value = momentText(at);
 }
 
 /** Makes a click choose the first moment, and a click with Shift the second. */
 function choosesMoment(plot) {
   plot.tabIndex = -1; // it has no keys
-  plot.addEventListener("click", ({ offsetX, shiftKey }) => setMoment(shiftKey ? "until" : "moment", offsetX / plot.clientWidth));
+  plot.addEventListener("click", ({ offsetX, shiftKey }) => setMoment(shiftKey ? "until" : "moment", shown[0] + ((shown[1] - shown[0]) * offsetX) / plot.clientWidth));
 }
 
 function choose(addresses) {
@@ -110,12 +126,12 @@ function choose(addresses) {
   load();
 }
 
-/** `part`: of the range. Its end is now, also later. */
-function setMoment(name, part) {
-  const at = part < 1 ? Math.round(shown[0] + (shown[1] - shown[0]) * part) : 0;
-  moments[name] = at;
-  address.write(name, at || "");
+/** The end of the range is now, also later. Returns the moment's text. */
+function setMoment(name, at) {
+  moments[name] = at < shown[1] ? Math.round(at) : 0;
+  address.write(name, moments[name] || "");
   show();
+  return momentText(at);
 }
 
 async function load() {
@@ -166,9 +182,9 @@ function showChosen(all, rows) {
 }
 
 function show() {
-  const to = state.frame.snapshot.taken_at;
+  const to = Math.ceil(state.frame.snapshot.taken_at);
   const points = histories.flatMap((each) => each.points);
-  const from = Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1));
+  const from = Math.ceil(Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1)));
   const within = (time) => Math.min(Math.max(time, from), to);
   const held = Number(address.read("at"));
   const first = within(moments.moment || held || Math.min(from + SETTLED, (from + to) / 2));
@@ -176,13 +192,12 @@ function show() {
   const [at, end] = [Math.min(first, last), Math.max(first, last)];
   const top = 1.05 * points.reduce((most, { used }) => Math.max(most, used), 1); // the highest is below the edge
   shown = [from, to];
-  showSlider(sliders[0], first, shown);
-  showSlider(sliders[1], last, shown);
+  [first, last].forEach((each, place) => showMoment(controls.children[place + 1], each));
   const moment = end === to ? "now" : clock(end);
   put(of, `Between programs, ${end === to ? "" : "at "}${moment}`);
   put(since, `Between ${clock(at)} and ${moment}`);
-  put(says, histories.length ? `All charts have the same scale. Click one for the first moment${moments.moment ? "" : held ? " (now the held one)" : " (now a minute after the first value)"}, Shift-click for the second.` : "");
   empty.hidden = histories.length > 0;
+  controls.hidden = !histories.length;
   sync(
     charts,
     histories,
@@ -195,7 +210,7 @@ function show() {
     ({ children: [, note, plot] }, { row: { started_at: started, ended }, lives, points: own, seconds }) => {
       put(note, capital([...lives.map((life) => `pid ${life.pid} until ${clock(life.at)}`), ...(ended ? [`ended ${clock(ended)}`] : [])].join(", ")));
       const columns = intervals(own, seconds, from, to).map((column) => ({ ...column, layers: layersOf(column) }));
-      const view = { from, to, started, starter: "process", columns, blocks: seconds !== null, size: null, marks: [], spans: [], bound: null, top };
+      const view = { ...PLAIN, from, to, started, starter: "process", columns, blocks: seconds !== null, top };
       drawPlot(plot, { ...view, summary: plot.ariaLabel });
       drawMoments(plot, view, at, end);
     },
@@ -211,7 +226,7 @@ function showTogether(from, to, top, at, end) {
   const x = (time) => ((1000 * (time - from)) / (to - from)).toFixed(2);
   const step = ({ at: begin, end, used }) => `L${x(begin)} ${(100 - (100 * used) / top).toFixed(2)}H${x(end)}`;
   const texts = histories.map(({ row }) => `${clean(programOf(row), 60)} ${human(row.used_bytes)}`);
-  const axes = { from, to, top, columns: [], blocks: false, size: null, marks: [], spans: [], bound: null, summary: `Used memory now: ${texts.join(", ")}` };
+  const axes = { ...PLAIN, from, to, top, columns: [], blocks: false, summary: `Used memory now: ${texts.join(", ")}` };
   drawPlot(overlay, axes);
   overlay.querySelector(".unknown").remove();
   const lines = histories.map(({ place, points, seconds }) => ({ place, d: runs(intervals(points, seconds, from, to)).map((run) => `M${run.map(step).join("").slice(1)}`).join("") }));

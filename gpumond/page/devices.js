@@ -3,10 +3,11 @@
 
 import { showThinBar, thinBar } from "./bars.js";
 import { $, button, make, name, put, sync } from "./elements.js";
+import { duration } from "./format.js";
 import { DEVICE_COLUMNS, devicesOf, layoutOf, tileLabel, usedShare } from "./devicegrid.js";
 import { choose, chosen } from "./selection.js";
 import { claimedParts } from "./shares.js";
-import { createSpark, showSpark } from "./recentuse.js";
+import { createSpark, secondsOf, showSpark } from "./recentuse.js";
 import { claimsOfFrame, label, sharesOfFrame, state } from "./state.js";
 
 const classesOf = (column) => ["number", "wide", "medium"].filter((kind) => column[kind]).join(" ");
@@ -76,6 +77,7 @@ export function showDevices() {
   $("tiles").hidden = layout !== "tiles";
   $("device-rows").classList.toggle("two", rows.length > 4);
   $("device-rows").style.setProperty("--half", Math.ceil(rows.length / 2));
+  put($("spark-head"), duration(secondsOf(state.frame.snapshot)));
   sync($("device-rows"), layout === "rows" ? rows : [], key, createRow, updateRow, 1);
   sync($("tiles"), layout === "tiles" ? rows : [], key, createTile, updateTile);
 }
@@ -84,5 +86,6 @@ for (const column of DEVICE_COLUMNS) {
   const cell = make("th", column.title);
   cell.scope = "col";
   cell.className = classesOf(column);
+  if (column.spark) cell.id = "spark-head";
   $("device-columns").append(cell);
 }

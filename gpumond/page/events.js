@@ -36,12 +36,12 @@ const newestGroups = () => causesOf(chosenEvents().slice(-MOST)).slice(0, SHOWN)
 /** The most telling event of each group that is listed. */
 export const newestEvents = () => newestGroups().map(([event]) => event);
 
-/** Shows the minute before an event in the chart of its device: before it happened, which is known later. */
-export function showMinute({ at, details, device_uuid: uuid }) {
+/** Shows the minute before an event in the chart of its device. */
+export function showMinute({ at, device_uuid: uuid }) {
   const device = state.devices.get(uuid);
   if (device) showDevice(device);
   else $("hero").scrollIntoView({ block: "nearest" });
-  showMinuteBefore(Object.fromEntries(details).occurred_at ?? at);
+  showMinuteBefore(at);
 }
 
 function createGroup() {

@@ -32,8 +32,14 @@ AT_END = re.compile(r" +// [^\"'`\n]*$", re.MULTILINE)
 """A comment at the end of a line. What follows has no quotation mark: it is not in a text."""
 
 
-IN_STYLE = re.compile(r" */\*.*?\*/|(?<=[{};,])\n *")
-"""A comment in the style, or the end of a line."""
+IN_STYLE = re.compile(r' */\*.*?\*/|(?<=[{};,])\n *|(?<=[\w-]:) (?!")| (?=\{)')
+"""A comment in the style, the end of a line, or a space that separates nothing. No text contains one."""
+
+
+IN_SCRIPT = re.compile(r"(?<=[;,{(\[])\n| (=>|===|!==|\?\?|&&|\|\||<=|>=) ")
+"""The end of a line after which a statement goes on or another begins, or an operator between spaces. No text contains
+one.
+"""
 
 
 LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
@@ -74,10 +80,14 @@ def _add(name: str, modules: Mapping[str, str], joined: dict[str, str], importer
 
 def _function(name: str, text: str) -> str:
     exports = ", ".join(EXPORT.findall(text))
-    body = AT_END.sub("", COMMENT.sub("", EXPORT.sub("", IMPORT.sub(_constant, text))))
+    body = _uncommented(EXPORT.sub("", IMPORT.sub(_constant, text)))
     if left := LEFT.search(body):
         raise ValueError(f"{name}.js: can't be joined: {left[0]}")
     return f"const ${name} = (() => {{\n{body}return {{ {exports} }};\n}})();\n"
+
+
+def _uncommented(text: str) -> str:
+    return AT_END.sub("", COMMENT.sub("", text))
 
 
 def _constant(found: re.Match[str]) -> str:
@@ -180,10 +190,10 @@ def page_files() -> dict[str, File]:
         ("page.js", script, "text/javascript"),
         ("lazyviews.js", lazyviews, "text/javascript"),
         ("forms.js", forms, "text/javascript"),
-        ("earlystream.js", MODULES["earlystream"], "text/javascript"),
+        ("earlystream.js", _uncommented(MODULES["earlystream"]), "text/javascript"),
         ("page.css", IN_STYLE.sub("", (DIRECTORY / "page.css").read_text("utf-8")), "text/css"),
     ):
-        text = _lean(source)
+        text = IN_SCRIPT.sub(r"\1", _lean(source))
         for known, hashed in names.items():
             text = text.replace(f'"./{known}"', f'"./{hashed}"')
         stem, suffix = name.split(".")

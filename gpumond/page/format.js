@@ -62,6 +62,9 @@ export function duration(seconds) {
   return parts(Math.floor(hours / 24), "d", hours % 24, "h");
 }
 
+/** Seconds, from a minute on in whole minutes, so that the text seldom changes. */
+export const age = (seconds) => duration(seconds < 60 ? seconds : 60 * Math.floor(seconds / 60));
+
 /** A time that is known roughly: `about 7 min`, `about 2 h`. */
 export function about(seconds) {
   if (seconds < 60) return "less than 1 min";

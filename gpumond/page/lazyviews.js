@@ -6,10 +6,8 @@ import "./cases.js";
 import "./compare.js";
 import "./receipts.js";
 import "./help.js";
-import { saveProcesses as processes } from "./processdownloads.js";
 import "./queue.js";
 import "./quotas.js";
 import { why as showWhy } from "./why.js";
 
-export const saveProcesses = processes;
 export const why = showWhy;

@@ -23,7 +23,7 @@ function unanswered() {
   return [
     "bad",
     "The daemon doesn't respond",
-    `${what} This page retries every second. To start a daemon, run: gpumond serve`,
+    `${what} This page retries every second. To start a daemon, run: gpumond ${frame?.snapshot.source.name === "sim" ? "demo" : "serve"}`,
   ];
 }
 

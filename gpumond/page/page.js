@@ -50,7 +50,7 @@ function zone() {
 function showMoment() {
   const { taken_at, source } = state.frame.snapshot;
   const { driver_version: version, name: of } = source;
-  const driver = version && !version.startsWith(of) && `driver ${version}`; // that of a simulation is no driver's
+  const driver = version && !version.startsWith(of) && `driver ${version}`; // that of a simulation is not the version of a driver
   const paused = state.paused && `paused ${duration((performance.now() - state.receivedAt) / 1000)} ago`;
   put($("moment"), [`${state.failures ? "no response since " : ""}${clock(taken_at)} (${zone()})`, driver, paused].filter(Boolean).join(" · "));
 }
@@ -80,10 +80,12 @@ function pause() {
 put($("host"), location.host);
 $("pause").addEventListener("click", pause);
 $("help-open").addEventListener("click", () => requestScript("lazyviews").then(() => $("help-open").click()), { once: true });
-const KEYS = { a: () => openView("alerts"), c: () => openView("compare"), p: pause, "?": () => $("help-open").click() };
+const KEYS = { a: () => openView("alerts"), c: () => openView("compare"), m: () => $("moment-at")?.focus(), p: pause, "?": () => $("help-open").click() };
 addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (!event.target.closest("input, select, textarea, dialog")) KEYS[event.key]?.();
+  if (!KEYS[event.key] || event.target.closest("input, select, textarea, dialog")) return;
+  event.preventDefault(); // a field that gets the focus would get the key
+  KEYS[event.key]();
 });
 drawing.addEventListener("change", show);
 setInterval(() => state.paused && $("moment").textContent && showMoment(), 1000);

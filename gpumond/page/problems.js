@@ -8,7 +8,7 @@ import { shapes } from "./evidenceshapes.js";
 import { flush, suspend } from "./flushdialog.js";
 import { clean, many } from "./format.js";
 import { showDevice } from "./shareschart.js";
-import { rowsOf } from "./processlist.js";
+import { IDLE, rowsOf } from "./processlist.js";
 import { refusalOf } from "./processrow.js";
 import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
@@ -20,7 +20,6 @@ import { RUNBOOKS } from "./words.js";
 
 const SHOWN = 24; // cards that are drawn; the view of alerts lists all
 const WIDE = matchMedia("(min-width: 1240px)"); // as in page.css: three cards beside one another
-const IDLE = "idle-holder"; // the problem that a suspension solves
 const STEADY = 5000; // milliseconds after a movement of the pointer below the cards for which they keep their height
 const MARGIN = 120; // seconds that a chart shows before a problem began
 

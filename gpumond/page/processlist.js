@@ -40,7 +40,7 @@ export const COLUMNS = [
     text: (row) => (knownChange(row) === null ? "" : signed(row.change_bytes) + (row.change_pid ? " ↻" : "")),
     tip: tipOf,
   },
-  { ...size("waste"), hint: "cached and stranded" },
+  { ...size("waste"), hint: "cached and stranded, without what idle programs hold" },
   ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share === "opaque", medium: true })),
   VERDICT,
 ];
@@ -56,6 +56,8 @@ export const GROUPS = {
   "Slurm job": (row) => row.slurm_job,
 };
 
+/** The verdict on a program whose memory a suspension returns. */
+export const IDLE = "idle-holder";
 export const WAITING = "waiting to resume";
 const stateOf = ({ state }) => (state === "waiting" ? WAITING : state);
 
@@ -76,7 +78,8 @@ function verdictOf(row, kind, { rule, rank } = {}) {
   const urgent = rank < (!kind || ordinary({ kind }) ? 2 : 1) ? rule : kind; // only a critical alert replaces a problem
   const odd = [row.orphaned && "orphaned", row.kinds.includes("holder") && "device open", row.unmapped_bytes && !row.suspended && `${human(row.unmapped_bytes)} unmapped`];
   const verdict = [state, urgent, ...odd].find(Boolean) ?? "";
-  const remarks = [rule, isProblem({ kind }) && kind, ...odd].filter((each) => each && each !== verdict);
+  const idle = kind === IDLE && `${human(row.used_bytes)} idle`;
+  const remarks = [rule, isProblem({ kind }) && kind, idle, ...odd].filter((each) => each && each !== verdict);
   return { verdict, notable: verdict === urgent && isProblem({ kind: verdict }), remarks: [...new Set(remarks)] };
 }
 
@@ -113,7 +116,7 @@ export function rowsOf(frame) {
     row.suspension = program ? suspensionSentence(frame, program) : "";
     row.suspended = program ? stateOf(program) : "";
     const kind = verdicts.get(row.key) ?? "";
-    const plain = (row.state ?? "alive") === "alive" && !row.suspended && !row.orphaned && !row.unmapped_bytes && !row.kinds.includes("holder") && !alerting.has(row.key);
+    const plain = kind !== IDLE && (row.state ?? "alive") === "alive" && !row.suspended && !row.orphaned && !row.unmapped_bytes && !row.kinds.includes("holder") && !alerting.has(row.key);
     Object.assign(row, plain ? { verdict: kind, notable: isProblem({ kind }), remarks: [] } : verdictOf(row, kind, alerting.get(row.key)));
     row.change_bytes = null;
     row.waste_bytes = row.cached_bytes === null ? null : row.cached_bytes + (row.stranded_bytes ?? 0);

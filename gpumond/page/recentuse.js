@@ -37,7 +37,10 @@ export function usedPaths(subject, level, snapshot) {
   return near ? { used, full: `M0 ${heightOf(level, top)}H100` } : { used };
 }
 
-const spanOf = ({ taken_at: now, elapsed_seconds: elapsed }) => [now - Math.min(SECONDS, Math.max(elapsed, YOUNGEST)), now];
+/** Seconds that a line spans: whole minutes. */
+export const secondsOf = ({ elapsed_seconds: elapsed }) => Math.min(SECONDS, Math.max(60 * Math.ceil(elapsed / 60), YOUNGEST));
+
+const spanOf = (snapshot) => [snapshot.taken_at - secondsOf(snapshot), snapshot.taken_at];
 
 function pointsOf({ uuid, pid = null, start_ticks, used_bytes: used }, { taken_at: now }) {
   const key = [uuid, pid, start_ticks].join();
@@ -55,7 +58,7 @@ async function request(series, of, now) {
   series.asked = now;
   const since = now - SECONDS;
   let past = await readPoints({ ...of, since, resolution: RESOLUTION });
-  if (!(past[0]?.at < since + GAP)) past = await readPoints({ ...of, since }); // the demo's blocks are shorter
+  if (!(past[0]?.at < since + GAP)) past = await readPoints({ ...of, since }); // blocks of the demo are shorter
   const all = [...past, ...series.points].sort((one, other) => one.at - other.at);
   series.points = [];
   for (const point of all) add(series.points, point);

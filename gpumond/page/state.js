@@ -15,8 +15,8 @@ export const state = {
   past: null, // in place of the frame, what the table of processes lists: the programs at a moment that the user holds
   receivedAt: 0, // performance.now() of the newest frame, or of the request for one after a pause
   failures: 0, // requests in succession without a frame
-  cause: null, // of the failures: "unreachable", "connections" or the daemon's problem document
-  problem: null, // the daemon's answer in place of a first frame
+  cause: null, // of the failures: unreachable, connections or a problem document of the daemon
+  problem: null, // the answer of the daemon in place of a first frame
   closed: false, // the daemon requires a token for reading
   paused: false, // by the user: the frame stays
   devices: new Map(), // of the frame, by UUID
@@ -51,8 +51,9 @@ export function setFrame(frame) {
   state.devices = new Map((frame?.snapshot.devices ?? []).map((device) => [device.uuid, device]));
 }
 
+/** Keeps events with the time at which they happened, if that is known, in place of the later one of their publication. */
 export function addEvents(events) {
-  for (const event of events) state.events.set(event.id, event);
+  for (const event of events) state.events.set(event.id, { ...event, at: Object.fromEntries(event.details).occurred_at ?? event.at });
   const excess = [...state.events.keys()].sort((one, other) => one - other).slice(0, -EVENTS_KEPT);
   for (const id of excess) state.events.delete(id);
 }

@@ -1,11 +1,11 @@
-// The colors: those of the system, or dark or light ones, which the address states.
+// The colors: those of the system, or dark or light ones, which the tab keeps. A link has none: they are its reader's.
 
-import * as address from "./address.js";
 import { $, put } from "./elements.js";
 
 const SYSTEM = "(prefers-color-scheme: dark)";
 /** Conditions of the dark colors by theme. */
 const THEMES = { system: SYSTEM, dark: "all", light: "not all" };
+const KEPT = "gpumond-theme";
 
 const rules = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]);
 const dark = rules.find((rule) => rule.media?.mediaText === SYSTEM);
@@ -16,15 +16,18 @@ let current = "system";
 const isDark = () => matchMedia(THEMES[current]).matches;
 const show = () => put($("theme"), isDark() ? "Light" : "Dark");
 
-export function setTheme(theme) {
+function apply(theme) {
   current = theme;
-  const chosen = theme === "system" ? "" : theme;
-  address.write("theme", chosen);
   if (dark) dark.media.mediaText = THEMES[theme];
-  document.documentElement.style.colorScheme = chosen;
+  document.documentElement.style.colorScheme = theme === "system" ? "" : theme;
   show();
 }
 
-setTheme(themes.includes(address.read("theme")) ? address.read("theme") : "system");
+export function setTheme(theme) {
+  sessionStorage.setItem(KEPT, theme);
+  apply(theme);
+}
+
+apply(themes.find((each) => each === sessionStorage.getItem(KEPT)) ?? "system");
 matchMedia(SYSTEM).addEventListener("change", show);
 $("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));

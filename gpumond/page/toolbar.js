@@ -1,7 +1,7 @@
 // The link to what is shown, and the buttons of downloads of the table of processes.
 
 import { $, put } from "./elements.js";
-import { requestScript } from "./views.js";
+import { saveProcesses } from "./processdownloads.js";
 
 const SHOWN = 2000; // milliseconds for which the button says that the link is copied
 
@@ -27,4 +27,4 @@ function copySelected(text) {
 }
 
 $("link").addEventListener("click", copyLink);
-for (const kind of ["csv", "json"]) $(kind).addEventListener("click", async () => (await requestScript("lazyviews")).$lazyviews.saveProcesses(kind));
+for (const kind of ["csv", "json"]) $(kind).addEventListener("click", () => saveProcesses(kind));

@@ -15,7 +15,7 @@ from gpumond.facts.units import clock
 from gpumond.top.connection import DaemonClient, Requests
 from gpumond.top.dialogs import moves
 from gpumond.top.screen import Hints, Panel
-from gpumond.view.events import cause_of, entry, folded
+from gpumond.view.events import cause_of, entry, folded, happened_at
 from gpumond.view.moments import NOT_FOUND, Entry, holdings_at, table_at
 from gpumond.view.rows import plain
 from gpumond.view.text import Line, Span, cut, wrapped_line, wrapped_text
@@ -90,7 +90,7 @@ class EventsDialog:
         if not self.groups:
             return
         event = self.groups[self.chosen][0]
-        at = float(dict(event["details"]).get("occurred_at") or event["at"])
+        at = happened_at(event)
         self.minute, self.panel.first = "waiting for the daemon", 0
 
         def question() -> Moments:

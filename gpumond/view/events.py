@@ -24,7 +24,7 @@ def entry(group: Sequence[Mapping[str, Any]], stamp: Callable[[float], str] = mo
     again = f" ({plural(len(repeats) + 1, 'time')}, the last at {stamp(repeats[-1]['at'])})" if repeats else ""
     lines, before = list[str](), ""
     for each in sorted((each for each in group if each not in repeats), key=lambda each: each["id"]):
-        at = stamp(each["at"])
+        at = stamp(happened_at(each))
         line = _line(each, " " * len(at) if at == before else at, "  " if lines else "")
         lines.append(line + (again if each is first else ""))
         before = at
@@ -34,6 +34,11 @@ def entry(group: Sequence[Mapping[str, Any]], stamp: Callable[[float], str] = mo
 def _line(event: Mapping[str, Any], time: str, indent: str) -> str:
     kind = indent + ("out-of-memory" if event["kind"] == "oom" else event["kind"].replace("-", " "))
     return f"{time}  {kind:18} {safe(event['summary'])}"
+
+
+def happened_at(event: Mapping[str, Any]) -> float:
+    """Return when an event happened, as far as known, else when the daemon noticed it."""
+    return float(dict(event["details"]).get("occurred_at") or event["at"])
 
 
 def cause_of(event: Mapping[str, Any]) -> object:

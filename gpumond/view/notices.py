@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal, NamedTuple
 
-from gpumond.facts.alerts import OVER
+from gpumond.facts.alerts import AGAIN, OVER
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
 from gpumond.facts.units import duration, human
 from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
@@ -111,13 +111,16 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         if not firing and severity(alert) == INFO:
             continue
         since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
-        age = duration(max(0.0, frame["snapshot"]["taken_at"] - since))
+        age = f"for {duration(max(0.0, frame['snapshot']['taken_at'] - since))}"
         silenced = ", silenced" if alert.get("silenced_by") else ""
         rule = plain(alert["rule"], 60)
         texts = dict(alert["annotations"])
         text, advice = (plain(texts.get(name, ""), 400) for name in ("summary", "description"))
+        text, again, returned = text.partition(AGAIN)
+        if again:
+            age = f"again since {returned}"
         over = text.startswith(OVER)
-        phase = "" if over else f" {'firing' if firing else 'pending'} for {age}"
+        phase = "" if over else f" {'firing' if firing else 'pending'} {age}"
         title = f"{rule}{phase}{silenced}"
         state = f"{'' if firing else 'pending'}{silenced}".removeprefix(", ")
         level: Level = _MARKS[severity(alert)] if firing and not silenced and not over else "note"

@@ -28,7 +28,7 @@ def test_nothing_is_told_of_an_empty_machine():
 def test_captions_contain_the_figures_of_the_daemon():
     training = {"pid": 1, "workload": "train-llm", "cached_bytes": 3 * GIB, "live_bytes": 2 * GIB, "quota": None}
     idle = {"pid": 3, "workload": "embeddings", "cached_bytes": 0, "live_bytes": 9 * GIB, "quota": None}
-    idle |= {"idle_seconds": 120.0}
+    held = {"kind": "idle-holder", "pid": 3, "summary": "embeddings holds 9.2 GiB and has been idle for 90 s"}
     suspended = {"state": "suspended", "workload": "embeddings", "memory": [{"used_bytes": 10 * GIB}]}
     notebook = {"pid": 2, "workload": "notebook", "cached_bytes": 0, "live_bytes": GIB, "quota": None}
     quota = {"quota": {"soft_limit_bytes": 2 * GIB}, "used_bytes": 3 * GIB}
@@ -44,15 +44,15 @@ def test_captions_contain_the_figures_of_the_daemon():
         queue=[{"need_bytes": 20 * GIB, "workload": "pretrain"}],
         processes=[training, notebook, idle, serving],
         snapshot={"suspended_programs": [suspended], "reports": [limited]},
-        verdicts=[verdict],
+        verdicts=[verdict, held],
         alerts=[alert],
         receipts=[receipt, moved | {"outcome": "suspended"}, back | {"outcome": "resumed"}],
     )
     assert found == {
         "queue": "pretrain is waiting for 20.0 GiB on a GPU. See: gpumond queue",
         "cache": "train-llm keeps 3.0 GiB in its cache, which a flush would release. Try: gpumond flush train-llm",
-        "idle": "embeddings has been idle for 2 min, and a flush can't release its 9.0 GiB. To move that memory to the "
-        "host: gpumond suspend embeddings",
+        "idle": "embeddings holds 9.2 GiB and has been idle for 90 s. To move its memory to the host: gpumond suspend "
+        "embeddings",
         "quota": "chat-api uses 1.0 GiB more than the soft limit of its quota (2.0 GiB). See: gpumond quota",
         "limit": "chat-api reached its limit 2 times, aborted requests and kept running. See: gpumond oom list",
         "suspended": "embeddings is suspended. To resume, it needs 10.0 GiB. Try: gpumond resume embeddings --wait 2m",
@@ -64,6 +64,7 @@ def test_captions_contain_the_figures_of_the_daemon():
     }
 
 
-def test_small_caches_and_healthy_verdicts_are_not_told():
+def test_small_caches_short_pauses_and_healthy_verdicts_are_not_told():
     training = {"pid": 1, "workload": "train-llm", "cached_bytes": GIB, "live_bytes": None, "quota": None}
-    assert told(processes=[training], verdicts=[{"kind": "churn", "summary": ""}]) == {}
+    idle = training | {"pid": 3, "workload": "embeddings", "cached_bytes": 0, "idle_seconds": 60.0}
+    assert told(processes=[training, idle], verdicts=[{"kind": "churn", "summary": ""}]) == {}

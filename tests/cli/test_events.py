@@ -45,6 +45,13 @@ def test_repeats_that_arrive_later_are_one_line_a_minute():
     assert printed(62.0) == []
 
 
+def test_line_has_the_time_when_it_happened(capsys: pytest.CaptureFixture[str]):
+    with fake_daemon(busy_frame()) as fake:
+        fake.answers["/api/v1/events"] = (200, [event(5.0, "wait") | {"details": [["occurred_at", 2.0]]}])
+        assert main(["events", "--url", fake.url]) == 0
+        assert capsys.readouterr().out.startswith("1970-01-01 00:00:02Z  wait ")
+
+
 def test_line_counts_the_repeats_and_json_has_each(capsys: pytest.CaptureFixture[str]):
     with fake_daemon(busy_frame()) as fake:
         fake.answers["/api/v1/events"] = (200, [event(1.0), event(2.0, "flush"), event(3.0), event(60.0)])

@@ -154,6 +154,34 @@ def _two_are_compared(session: PageSession) -> None:
     session.page.get_by_role("table", name="Differences between two moments").get_by_role("row").nth(2).wait_for()
 
 
+TIME_BEFORE = "seconds => new Date(Date.now() - 1000 * seconds).toTimeString().slice(0, 8)"
+MOMENTS_SHOWN = "[...document.querySelectorAll('[id$=-at]')].map(field => field.value)"
+
+
+def _click_moments(page: Page) -> None:
+    _click_compare(page)
+    page.locator(".compared path.used").first.wait_for(state="attached")
+    plot = page.locator(".compared .plot").nth(1)
+    plot.click(position={"x": 100, "y": 50})
+    plot.click(position={"x": 300, "y": 50}, modifiers=["Shift"])
+
+
+def _press_moments(page: Page) -> None:
+    _press_compare(page)
+    page.locator(".compared path.used").first.wait_for(state="attached")
+    for keys, seconds in ((["m"], 4), (["Tab", "Tab"], 2)):
+        for key in keys:
+            page.keyboard.press(key)
+        page.keyboard.type(page.evaluate(TIME_BEFORE, seconds).replace(":", ""))
+        page.keyboard.press("Enter")
+
+
+def _two_moments_are_compared(session: PageSession) -> None:
+    session.page.wait_for_function("() => /moment=.*until=/.test(location.hash)")
+    at, end = session.page.evaluate(MOMENTS_SHOWN)
+    session.page.get_by_role("heading", name=f"Between {at} and {end}").wait_for()
+
+
 def _click_link(page: Page) -> None:
     _button(page, "Copy link").click()
 
@@ -227,6 +255,7 @@ def explaining(kind: str) -> Task:
 WASTE = Task("find the most waste", _sort_by_waste, lambda page: command(page, "sort waste"), _waste_is_sorted)
 MINUTE = Task("zoom into a minute", _click_minute, _press_minute, _minute_is_shown)
 COMPARE = Task("compare two programs", _click_compare, _press_compare, _two_are_compared)
+MOMENTS = Task("compare two moments", _click_moments, _press_moments, _two_moments_are_compared)
 LINK = Task("share the view", _click_link, _press_link, _link_is_copied)
 EXPORT = Task(
     "export",

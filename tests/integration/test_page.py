@@ -314,6 +314,11 @@ def test_each_kind_of_event_is_listed_and_in_one_choice(session: PageSession, de
     page.locator("#events-of").select_option("all")
     assert session.texts("#events bdi") == [["process-ended"]]
     page.unroute(LIVE)
+    waits = [about | {"id": 9, "at": at, "kind": "wait", "summary": "waits", "details": [["occurred_at", at - 3]]}]
+    show_frame(session, frame, waits)
+    time = page.evaluate("at => new Date(1000 * at).toTimeString().slice(0, 8)", at - 3)
+    assert session.texts("#events button") == [[time]]
+    page.unroute(LIVE)
 
 
 def test_events_are_those_of_the_chosen_device(browser: Browser, demo: RunningDaemon):

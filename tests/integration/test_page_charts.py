@@ -155,6 +155,7 @@ def test_chart_of_the_past_states_what_it_lacks(session: PageSession, demo: Runn
         "pid": None,
         "start_ticks": None,
         "summary": "",
+        "details": [],
     }
     events = [event | {"id": number} for number in range(250)]
     page.route(LIVE, lambda route: route.fulfill(**stream_of(frame, events)))
@@ -164,6 +165,18 @@ def test_chart_of_the_past_states_what_it_lacks(session: PageSession, demo: Runn
     session.shows("t marked.")
     page.locator("#hero.past").wait_for()
     page.unroute(LIVE)
+
+
+def test_range_says_what_a_young_daemon_has_of_it(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    (device,) = frame["snapshot"]["devices"]
+    frame["snapshot"]["devices"].append(device | {"uuid": "GPU-other", "index": 1})
+    for elapsed, shown, line in ((130.0, "2 min", "3 min"), (1000.0, "15 min", "15 min")):
+        frame["snapshot"]["elapsed_seconds"] = elapsed
+        show_frame(session, frame)
+        page.locator("#hero .ranges [aria-pressed=true]", has_text=re.compile(f"^{shown}$")).wait_for()
+        assert session.texts("#spark-head") == [[line]]
+        page.unroute(LIVE)
 
 
 def test_legend_shows_the_values_at_the_crosshair(session: PageSession):

@@ -42,6 +42,10 @@ def rows(session: PageSession, label: str) -> list[list[str]]:
     return found
 
 
+def moments(session: PageSession) -> list[str]:
+    return [field.input_value() for field in session.page.get_by_role("textbox", name="moment").all()]
+
+
 def of(frame: Any, workload: str) -> Any:
     (process,) = (each for each in frame["processes"] if each["workload"] == workload)
     return process
@@ -122,9 +126,8 @@ def test_ended_program_stays_and_the_first_moment_is_the_held_one(session: PageS
     found = {share: values for share, *values in rows(session, "Differences between programs")}
     assert found["used"] == texts(of(frame, "train-llm")["used_bytes"], 0)
     assert session.texts(".chosen bdi") == [["train-llm", "etl"]]
-    first, _ = page.locator(".title time").all_inner_texts()
+    first, _ = moments(session)
     page.get_by_text(f"Ended {first}", exact=True).wait_for()
-    page.get_by_text("Click one for the first moment (now the held one)").wait_for()
     page.unroute(LIVE)
 
 
@@ -146,7 +149,7 @@ def test_address_carries_programs_and_moment(browser: Browser, demo: RunningDaem
         page.wait_for_function("() => /moment=/.test(location.hash)")
         page.locator(".compared .plot").nth(1).click(position={"x": 300, "y": 50}, modifiers=["Shift"])
         page.wait_for_function("() => /until=/.test(location.hash)")
-        at, end = page.locator(".title time").all_inner_texts()
+        at, end = moments(session)
         assert at < end != "now"
         page.get_by_role("heading", name=f"Between {at} and {end}").wait_for()
         page.get_by_role("heading", name=f"Between programs, at {end}").wait_for()
@@ -156,9 +159,33 @@ def test_address_carries_programs_and_moment(browser: Browser, demo: RunningDaem
         assert session.fits()
         other = PageSession(page.context, session.address())
         other.page.get_by_role("table", name="Differences between two moments").wait_for()
-        assert other.page.locator(".title time").all_inner_texts() == [at, end]
+        assert moments(other) == [at, end]
         assert other.texts(".chosen bdi") == [["chat-api", "etl"]]
         assert other.complaints == []
+
+
+def test_moment_that_the_charts_do_not_show_is_refused(session: PageSession):
+    page = session.page
+    page.get_by_role("button", name="Compare etl").click()
+    page.keyboard.press("c")
+    page.get_by_role("table", name="Differences between two moments").wait_for()
+    page.keyboard.press("m")
+    at, _ = moments(session)
+    for text in ("yesterday", "25", "99:99"):
+        page.keyboard.type(text)
+        page.keyboard.press("Enter")
+        refusal = page.evaluate("document.activeElement.validationMessage")
+        assert re.fullmatch(r"Type a time from [\d:]{8} to [\d:]{8}, or now\.", refusal)
+        page.keyboard.press("Control+a")
+    assert "moment=" not in session.address()
+    page.keyboard.type(at)
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => /moment=/.test(location.hash)")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("ArrowLeft")
+    before, _ = moments(session)
+    seconds = page.evaluate("times => times.map(time => new Date(`1/1/2000 ${time}`) / 1000)", [before, at])
+    assert seconds[1] - seconds[0] == 1
 
 
 def test_restarted_program_is_compared_with_its_earlier_life(session: PageSession, demo: RunningDaemon):

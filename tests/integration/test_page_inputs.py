@@ -17,6 +17,7 @@ from tests.integration.page_tasks import (
     EXPORT,
     LINK,
     MINUTE,
+    MOMENTS,
     QUEUE,
     WASTE,
     Input,
@@ -38,8 +39,9 @@ COOLDOWN_SECONDS = 5.0
 """Pause after a user's flush of a program."""
 
 
-@pytest.mark.parametrize("task", [WASTE, COMPARE, LINK, EXPORT, CHART, QUEUE], ids=lambda task: str(task.name))
+@pytest.mark.parametrize("task", [WASTE, COMPARE, MOMENTS, LINK, EXPORT, CHART, QUEUE], ids=lambda task: str(task.name))
 def test_task_is_done(browser: Browser, demo: RunningDaemon, task: Task, by: Input):
+    until(lambda: demo.get("snapshot")["elapsed_seconds"] > 10)  # moments are of the past
     with open_page(browser, demo) as session:
         session.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         session.shows_content()

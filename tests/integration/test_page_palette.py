@@ -56,11 +56,14 @@ def test_palette_jumps_and_acts_by_keyboard(session: PageSession, demo: RunningD
     page.get_by_role("form", name="Sign in").wait_for()
 
 
-def test_theme_of_a_link_is_that_of_each_view(session: PageSession, demo: RunningDaemon):
-    session.page.goto("about:blank")
-    session.page.goto(f"{demo.url}/#view=cases&theme=dark")
-    session.page.get_by_role("button", name="Light", exact=True).wait_for()
-    assert session.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 20, 24)"
+def test_theme_stays_in_the_tab_and_is_in_no_link(session: PageSession):
+    page = session.page
+    page.get_by_role("button", name="Dark", exact=True).click()
+    page.get_by_role("button", name="Cases", exact=True).click()
+    assert session.address().partition("#")[2] == "view=cases"
+    page.reload()
+    page.get_by_role("button", name="Light", exact=True).wait_for()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 20, 24)"
 
 
 def test_palette_lists_a_program_before_its_events(session: PageSession):
@@ -118,6 +121,7 @@ def test_palette_lists_problems_before_orders_and_opens_a_runbook(session: PageS
         ("oom", "Out of memory (OOM): cases"),
         ("export", "Download (export) "),
         ("zoom", "Range 5 min"),
+        ("waste", "Sort by waste"),
     ):
         page.keyboard.type(word)
         page.locator("#palette-list li:first-child", has_text=first).wait_for()

@@ -18,7 +18,7 @@ from tests.helpers.running import RunningDaemon, until
 from tests.integration.page_tasks import cached
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 BOXES = """() => [...document.querySelectorAll('.card, .card .acts > :not([hidden]), #devices-section, #processes')]
@@ -278,6 +278,14 @@ def test_button_suspends_an_idle_program_and_resumes_it(browser: Browser, serve:
         until(lambda: not demo.get("suspensions"), 60)
 
 
+def finds(page: Page, words: str, first: str) -> None:
+    """Wait until the palette's first command for these words begins with ``first``."""
+    page.keyboard.press("Control+k")
+    page.keyboard.type(words)
+    page.locator("#palette-list li:first-child", has_text=re.compile(f"^{re.escape(first)}")).wait_for()
+    page.keyboard.press("Escape")
+
+
 def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browser: Browser, demo: RunningDaemon):
     asked: list[bool] = []
 
@@ -299,6 +307,8 @@ def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browse
         flush = card.get_by_role("button", name="Flush")
         until(flush.is_disabled)
         assert "has nothing to flush" in (flush.get_attribute("title") or "")
+        page.locator("tbody.process", has_text="notebook").get_by_text(re.compile(r"^[\d.]+ [MG]iB idle$")).wait_for()
+        finds(page, "idle", "Idle memory (waste): ")
         card.get_by_role("button", name="Suspend").click()
         page.get_by_role("form", name="Sign in").get_by_role("button", name="Cancel").click()
         page.get_by_role("button", name="train-llm", exact=True).click()
@@ -308,6 +318,7 @@ def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browse
             "#hero-queue li", has_text=re.compile("notebook .*suspended for .*needs 9.0 GiB to resume")
         ).wait_for()
         until(card.get_by_role("button", name="Suspend").is_disabled)
+        finds(page, "resume", "Resume notebook (pid ")
         legend = page.locator(".legend div", has_text="of it suspended")
         legend.wait_for()
         signs = page.locator(":is(.legend, .edge, #hero-queue) .suspended").evaluate_all(

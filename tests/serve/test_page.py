@@ -17,7 +17,7 @@ from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.page.files import FILES, MODULES, PAGE, POLICY, bundles
+from gpumond.page.files import FILES, IN_SCRIPT, MODULES, PAGE, POLICY, bundles
 from gpumond.view.text import COLORS, FREE_ON_DARK
 from tests.helpers.color_vision import COLOR_VISION, MIN_DISTANCE, distance, linear
 from tests.helpers.values import TickState, advance, make_device, make_fault, make_snapshot
@@ -105,7 +105,7 @@ def test_page_names_its_files_by_their_hash():
 
 def test_script_contains_every_module_once():
     scripts = TEXT[SCRIPT_PATH] + TEXT[LATER_PATH] + TEXT[FORMS_PATH]
-    joined = re.findall(r"^const \$(\w+) = \(\(\) => \{$", scripts, re.MULTILINE)
+    joined = re.findall(r"\bconst \$(\w+) = \(\(\)=>\{", scripts)
     assert sorted([*joined, "earlystream"]) == sorted(MODULES)
 
 
@@ -154,6 +154,14 @@ export const two = 2;
 def test_comments_are_left_out_of_the_script():
     (joined,) = bundles({"values": COMMENTED}, "values")
     assert joined.splitlines()[1:3] == ['const address = "https://one // two";', "const two = 2;"]
+    assert [line for path in KINDS if path.endswith(".js") for line in re.findall(r"(?:^|\W )// .*", TEXT[path])] == []
+
+
+def test_no_text_contains_what_is_left_out_of_scripts():
+    texts = [text for source in SOURCES.values() for text in re.findall(r'"(?:[^"\\\n]|\\.)*"', source)]
+    assert len(texts) > 1000
+    assert [text for text in texts if IN_SCRIPT.search(text)] == []
+    assert all(line.count("`") % 2 == 0 for source in SOURCES.values() for line in source.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -199,9 +207,9 @@ def test_token_is_stored_in_no_cookie_and_no_persistent_storage():
 
 
 def colors(scheme: str) -> dict[str, str]:
-    light, _, dark = STYLE.partition("@media (prefers-color-scheme: dark)")
+    light, _, dark = STYLE.partition("@media (prefers-color-scheme:dark)")
     dark = dark[: dark.index("}")]
-    found = re.findall(r"--([a-z]+): (#[0-9a-fA-F]{6});", light + (dark if scheme == "dark" else ""))
+    found = re.findall(r"--([a-z]+):(#[0-9a-fA-F]{6});", light + (dark if scheme == "dark" else ""))
     found += [("ground", "#FFFFFF")] if scheme == "light" else []
     return {name: value.upper() for name, value in found}
 

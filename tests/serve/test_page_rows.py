@@ -113,6 +113,7 @@ def test_remarks_are_what_the_verdict_does_not_say():
         ("leak", [critical], ["out-of-memory", ["leak"], True]),
         ("leak", [newer], ["leak", ["allocation-retries"], True]),
         ("leak", [critical | {"rule": "leak"}], ["leak", [], True]),
+        ("idle-holder", [], ["idle-holder", ["30.0 GiB idle"], True]),
     ):
         frame |= {"verdicts": [{**of_train, "kind": kind}], "alerts": alerts}
         assert run_module("processlist", expression, frame) == shown

@@ -112,7 +112,7 @@ def test_request_that_waits_and_is_granted_makes_two_events():
         wait.summary
         == "pretrain (pid 7) is waiting for 16.0 GiB on GPU 0; GPU 0's largest program is train (pid 10, 9.0 GiB)"
     )
-    assert wait.details == (("request", "a"), ("need_bytes", 16 * GIB), ("user", "ann"))
+    assert wait.details == (("request", "a"), ("need_bytes", 16 * GIB), ("user", "ann"), ("occurred_at", REQUEST.since))
     (grant,) = between(waiting, granted)
     assert (grant.kind, grant.device_uuid, grant.pid) == ("grant", UUID, 7)
     assert grant.summary == "pretrain (pid 7) was granted 16.0 GiB of GPU 0 after 1 min"

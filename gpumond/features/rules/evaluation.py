@@ -16,7 +16,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
-from gpumond.facts.alerts import OVER, AlertState, AlertStates, Labels, Rule, Scope, ended, past, same_process
+from gpumond.facts.alerts import AGAIN, OVER, AlertState, AlertStates, Labels, Rule, Scope, ended, past, same_process
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.frame import Alert, Frame, Phase, Verdict, device_uuid
 from gpumond.facts.messages import to_json
@@ -300,7 +300,7 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float, re
         text_of = subjects.texts.get(match[1])
         return words.get(match[1]) or (text_of(row) if text_of else match[0])
 
-    again = "" if returned_at is None else f"; this has been true again since {clock(returned_at)}"
+    again = "" if returned_at is None else f"{AGAIN}{clock(returned_at)}"
     return tuple(
         (name, PLACEHOLDER.sub(text, template) + (again if name == "summary" else ""))
         for name, template in rule.annotations
