@@ -12,7 +12,7 @@ const MOST = 200; // processes, those that use most: each requires a request
 const PARTS = 12; // of the range: a start is requested for two of them, and again after one
 const TICKS = 100; // of start_ticks in a second
 const PAUSE = 200; // milliseconds between two drawings of what arrives
-const FIRST = 10; // seconds after the start of the daemon in which it reads what was there already
+const FIRST = 10; // seconds after the daemon's start in which it reads what was there already
 
 let seconds = RANGES.map(([, each]) => each).find((each) => String(each) === address.read("change")) ?? 0;
 let timer = 0;

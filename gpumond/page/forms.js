@@ -9,7 +9,7 @@ import "./rules.js";
 import { silence as ofAlert } from "./silenceform.js";
 import { signIn as ask } from "./signin.js";
 
-const told = new Map(); // kinds of captions of the demo
+const told = new Map(); // kinds of the demo's captions
 let shown = "";
 
 /** The demo's caption; empty if there is none. */

@@ -14,7 +14,7 @@ const NAME = `gpumond ${new URL(".", document.baseURI).pathname}`;
 const channel = new BroadcastChannel(NAME);
 
 let etag = null;
-let number = 0; // of the newest message of the stream; -1 if the frame of this window is not from the stream
+let number = 0; // of the newest message of the stream; -1 if this window's frame is not from the stream
 let leaving = new AbortController(); // aborted when this window is hidden, or changes its part
 let early = earlyStream; // requested before it is known whether this window leads
 let leading = false;

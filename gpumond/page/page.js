@@ -50,7 +50,7 @@ function zone() {
 function showMoment() {
   const { taken_at, source } = state.frame.snapshot;
   const { driver_version: version, name: of } = source;
-  const driver = version && !version.startsWith(of) && `driver ${version}`; // that of a simulation is not the version of a driver
+  const driver = version && !version.startsWith(of) && `driver ${version}`; // a simulation's version isn't a driver's
   const paused = state.paused && `paused ${duration((performance.now() - state.receivedAt) / 1000)} ago`;
   put($("moment"), [`${state.failures ? "no response since " : ""}${clock(taken_at)} (${zone()})`, driver, paused].filter(Boolean).join(" · "));
 }

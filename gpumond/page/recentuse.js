@@ -58,7 +58,7 @@ async function request(series, of, now) {
   series.asked = now;
   const since = now - SECONDS;
   let past = await readPoints({ ...of, since, resolution: RESOLUTION });
-  if (!(past[0]?.at < since + GAP)) past = await readPoints({ ...of, since }); // blocks of the demo are shorter
+  if (!(past[0]?.at < since + GAP)) past = await readPoints({ ...of, since }); // the demo's blocks are shorter
   const all = [...past, ...series.points].sort((one, other) => one.at - other.at);
   series.points = [];
   for (const point of all) add(series.points, point);

@@ -15,8 +15,8 @@ export const state = {
   past: null, // in place of the frame, what the table of processes lists: the programs at a moment that the user holds
   receivedAt: 0, // performance.now() of the newest frame, or of the request for one after a pause
   failures: 0, // requests in succession without a frame
-  cause: null, // of the failures: unreachable, connections or a problem document of the daemon
-  problem: null, // the answer of the daemon in place of a first frame
+  cause: null, // of the failures: unreachable, connections or the daemon's problem document
+  problem: null, // the daemon's answer in place of a first frame
   closed: false, // the daemon requires a token for reading
   paused: false, // by the user: the frame stays
   devices: new Map(), // of the frame, by UUID

@@ -17,7 +17,7 @@ from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.page.files import FILES, IN_SCRIPT, MODULES, PAGE, POLICY, bundles
+from gpumond.page.files import FILES, MODULES, PAGE, POLICY, bundles
 from gpumond.view.text import COLORS, FREE_ON_DARK
 from tests.helpers.color_vision import COLOR_VISION, MIN_DISTANCE, distance, linear
 from tests.helpers.values import TickState, advance, make_device, make_fault, make_snapshot
@@ -29,7 +29,7 @@ TEXT = {path: file.body.decode() for path, file in FILES.items()}
 STYLE = TEXT[STYLE_PATH]
 SOURCES = {name: text for name, text in MODULES.items() if name not in ("words", "booleans")}
 SCRIPT = "\n".join(SOURCES.values())
-MAX_BYTES = 66_000
+MAX_BYTES = 67_000
 """Of the first load, compressed."""
 MAX_LATER_BYTES = 15_000
 """Of each script that is requested after the first picture, when a view, form or dialog is opened."""
@@ -105,7 +105,7 @@ def test_page_names_its_files_by_their_hash():
 
 def test_script_contains_every_module_once():
     scripts = TEXT[SCRIPT_PATH] + TEXT[LATER_PATH] + TEXT[FORMS_PATH]
-    joined = re.findall(r"\bconst \$(\w+) = \(\(\)=>\{", scripts)
+    joined = re.findall(r"^const \$(\w+) = \(\(\) => \{$", scripts, re.MULTILINE)
     assert sorted([*joined, "earlystream"]) == sorted(MODULES)
 
 
@@ -157,13 +157,6 @@ def test_comments_are_left_out_of_the_script():
     assert [line for path in KINDS if path.endswith(".js") for line in re.findall(r"(?:^|\W )// .*", TEXT[path])] == []
 
 
-def test_no_text_contains_what_is_left_out_of_scripts():
-    texts = [text for source in SOURCES.values() for text in re.findall(r'"(?:[^"\\\n]|\\.)*"', source)]
-    assert len(texts) > 1000
-    assert [text for text in texts if IN_SCRIPT.search(text)] == []
-    assert all(line.count("`") % 2 == 0 for source in SOURCES.values() for line in source.splitlines())
-
-
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
@@ -207,9 +200,9 @@ def test_token_is_stored_in_no_cookie_and_no_persistent_storage():
 
 
 def colors(scheme: str) -> dict[str, str]:
-    light, _, dark = STYLE.partition("@media (prefers-color-scheme:dark)")
+    light, _, dark = STYLE.partition("@media (prefers-color-scheme: dark)")
     dark = dark[: dark.index("}")]
-    found = re.findall(r"--([a-z]+):(#[0-9a-fA-F]{6});", light + (dark if scheme == "dark" else ""))
+    found = re.findall(r"--([a-z]+): (#[0-9a-fA-F]{6});", light + (dark if scheme == "dark" else ""))
     found += [("ground", "#FFFFFF")] if scheme == "light" else []
     return {name: value.upper() for name, value in found}
 
