@@ -40,7 +40,7 @@ export const COLUMNS = [
     text: (row) => (knownChange(row) === null ? "" : signed(row.change_bytes) + (row.change_pid ? " ↻" : "")),
     tip: tipOf,
   },
-  { ...size("waste"), hint: "cached and stranded, without what idle programs hold" },
+  { ...size("waste"), hint: "cached and stranded, not idle memory" },
   ...OF_PROCESSES.map((share) => ({ ...size(share), wide: share === "opaque", medium: true })),
   VERDICT,
 ];
