@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent.allocators.torch_formulas import figures, from_async_stats, from_snapshot, from_stats
+from gpumond.agent.allocators.torch_formulas import device_statistics, from_async_stats, from_snapshot, from_stats
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -27,7 +27,7 @@ def test_backends_each_have_a_recording():
 
 @pytest.mark.parametrize(("configuration", "record"), list(records()))
 def test_recorded_flushes_agree_with_the_statistics(configuration: str, record: Any):
-    statistics = figures(record["stats"])
+    statistics = device_statistics(record["stats"])
     if record["snapshot"] is None:
         promised = from_async_stats(statistics)
     else:
@@ -42,7 +42,7 @@ def test_recorded_number_of_live_allocations_is_that_of_the_snapshot(configurati
     snapshot = record["snapshot"]
     blocks = [block["state"] for segment in snapshot or () for block in segment["blocks"]]
     expected = None if snapshot is None else blocks.count("active_allocated")
-    assert figures(record["stats"], counted=snapshot is not None).live_allocations == expected
+    assert device_statistics(record["stats"], counted=snapshot is not None).live_allocations == expected
 
 
 @pytest.mark.parametrize(

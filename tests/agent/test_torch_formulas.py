@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.agent.allocators.torch_formulas import figures, from_async_stats, from_snapshot, from_stats
+from gpumond.agent.allocators.torch_formulas import device_statistics, from_async_stats, from_snapshot, from_stats
 from gpumond.facts.pools import Reclaimable
 from tests.agent.fakes.torch.world import ACTIVE, FREE, MIB, PENDING, Segment, World
 
@@ -28,7 +28,7 @@ def settled(segments: list[Segment]) -> World:
 def test_statistics_bound_what_a_flush_returns(segments: list[Segment]) -> None:
     world = settled(segments)
     mixed = any(segment.expandable for segment in segments)
-    expected = from_stats(figures(world.stats(0)), expandable=mixed)
+    expected = from_stats(device_statistics(world.stats(0)), expandable=mixed)
     assert expected.low <= expected.likely <= expected.high
     released = world.empty_cache()
     assert expected.low <= released <= expected.high
@@ -57,12 +57,12 @@ def test_snapshot_predicts_a_flush_exactly(segments: list[Segment]) -> None:
     ids=["nothing held", "split segments stay", "pending may unsplit", "private pools may stay", "expandable"],
 )
 def test_statistics_give_a_pool(segments: list[Segment], expected: Reclaimable) -> None:
-    assert from_stats(figures(World(segments).stats(0))) == expected
+    assert from_stats(device_statistics(World(segments).stats(0))) == expected
 
 
 def test_private_pools_cannot_be_excluded_before_2_13() -> None:
     world = World([Segment([(20, FREE)])], tells_private_pools=False)
-    assert from_stats(figures(world.stats(0))) == Reclaimable(0, 20, 20, "interval")
+    assert from_stats(device_statistics(world.stats(0))) == Reclaimable(0, 20, 20, "interval")
 
 
 def test_freed_range_of_an_expandable_segment_returns_its_whole_pages_only() -> None:
@@ -81,4 +81,4 @@ def test_free_private_pool_may_return_or_not() -> None:
 
 def test_stream_ordered_pool_is_not_releasable() -> None:
     stats = World([Segment([(6, ACTIVE), (14, FREE)])]).stats(0)
-    assert from_async_stats(figures(stats)) == Reclaimable(0, 14, 14, "interval")
+    assert from_async_stats(device_statistics(stats)) == Reclaimable(0, 14, 14, "interval")

@@ -33,12 +33,12 @@ from gpumond.agent.allocators.torch_formulas import (
     UnmappedBytes,
     UnmappedSegments,
     current,
-    figures,
+    device_statistics,
     from_async_stats,
     from_snapshot,
     from_stats,
     is_shared,
-    usage,
+    pool_usage,
 )
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 from gpumond.facts.messages import clean
@@ -86,7 +86,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         for ordinal in range(self._device_count()):
             context = has_context(ordinal)
             if context is not False:
-                statistics = figures(self._c._cuda_memoryStats(ordinal), counted=native)
+                statistics = device_statistics(self._c._cuda_memoryStats(ordinal), counted=native)
                 if context or statistics.held:
                     devices[ordinal] = statistics
         unmapped = self._unmapped(devices.values()) if native else None
@@ -105,7 +105,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
                 reclaimable = snapshot.get(ordinal, Reclaimable(0, 0, 0))
             else:
                 reclaimable = from_stats(statistics, expandable) if native else from_async_stats(statistics)
-            pools.append(usage(uuid, statistics, reclaimable, unmapped_bytes))
+            pools.append(pool_usage(uuid, statistics, reclaimable, unmapped_bytes))
         return tuple(pools)
 
     def _unmapped(self, devices: Iterable[DeviceStatistics]) -> Mapping[int, UnmappedBytes] | None:

@@ -62,7 +62,7 @@ def current(stats: Stats, name: str) -> int:
     return int(found["all"]["current"]) if found else 0
 
 
-def figures(stats: Stats, counted: bool = True) -> DeviceStatistics:
+def device_statistics(stats: Stats, counted: bool = True) -> DeviceStatistics:
     """Extract the statistics. ``counted``: the backend keeps the counters; the other backend leaves them at 0.
 
     Raises KeyError for the statistics of another allocator.
@@ -148,7 +148,7 @@ def _whole_pages(segment: Mapping[str, Any], page: int) -> int:
     return total
 
 
-def usage(uuid: str, statistics: DeviceStatistics, reclaimable: Reclaimable, unmapped: int | None) -> PoolUsage:
+def pool_usage(uuid: str, statistics: DeviceStatistics, reclaimable: Reclaimable, unmapped: int | None) -> PoolUsage:
     """Return the pool of a device. ``unmapped``: its unmapped bytes, None if unknown."""
     held, live, _, _, _, private, peak_held, peak_live, ooms, retries, allocations, frees, count = statistics
     cached = max(0, held - live)
@@ -222,7 +222,7 @@ class UnmappedSegments:
             if not self._reread(counters):
                 return None
             self.addresses = addresses
-        return summed(self._private, addresses) if addresses else {}
+        return unmapped_by_device(self._private, addresses) if addresses else {}
 
     def _reread(self, counters: object) -> bool:
         segments = self._segments()
@@ -244,7 +244,7 @@ class UnmappedSegments:
         return frozenset(found)
 
 
-def summed(segments: Iterable[Mapping[str, Any]], addresses: frozenset[int]) -> dict[int, UnmappedBytes]:
+def unmapped_by_device(segments: Iterable[Mapping[str, Any]], addresses: frozenset[int]) -> dict[int, UnmappedBytes]:
     """Return the bytes of the segments at these addresses by device."""
     sums: dict[int, UnmappedBytes] = {}
     for segment in segments:
