@@ -449,7 +449,9 @@ def _content(status: int, body: bytes, route: Route, url: str) -> Any:
     try:
         return decoded(status, body)
     except DaemonError as error:
-        reason = str(error) or f"the daemon responded with {status}"
+        reason = (
+            str(error) or f"status {status} without a reason; if that isn't your daemon, correct --url or GPUMOND_URL"
+        )
         if status == UNAUTHORIZED:
             sent = f"{reason} (the token is from {route.token_source}); set GPUMOND_TOKEN to the daemon's"
             reason = _token_place(url, route.token_source) or (sent if route.token_source else NO_TOKEN)

@@ -39,6 +39,7 @@ from gpumond.view.text import moment, output_width, size
 
 ROUTE = "/api/v1/history"
 DAY_SECONDS = 86_400
+LAST_SECONDS = 900.0
 ROWS = 15
 """Rows that the table has for each GPU or program, unless others are asked for."""
 SHORTEST_SECONDS = 1.0
@@ -50,9 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=name)
     option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
     seconds: dict[str, Any] = {"type": positive(units.typed_seconds), "metavar": "DURATION"}
-    option(
-        parser, "--last DURATION", "time that the rows cover, at most a day (default: 15m)", default=900.0, **seconds
-    )
+    option(parser, "--last DURATION", "time that the rows cover, at most a day (default: 15m)", **seconds)
     every = (
         "time between two rows; USED is at TIME, PEAK is the most from TIME until the next row (default: --last / "
         f"{ROWS}; with --json and --csv, every value that is kept)"
@@ -87,6 +86,9 @@ def past_time(text: str, now: float | None = None) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.at and (arguments.last or arguments.every):
+        raise ConfigError("--at shows one time; leave out --last and --every, or use --until")
+    arguments.last = arguments.last or LAST_SECONDS
     if arguments.last > DAY_SECONDS:
         raise ConfigError("--last: the daemon keeps one day of history; pass at most 24h")
     if arguments.every is not None and arguments.every < SHORTEST_SECONDS:

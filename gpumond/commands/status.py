@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     limit = None if arguments.wide else width
     tables = (
         device_table(content, arguments.verbose, limit, bars=width is not None),
-        process_table(content, limit),
+        process_table(content, limit, waste=arguments.sort == "waste"),
         "" if arguments.names else engine_table(frame["snapshot"], limit, device),
         "" if arguments.names else wrapped_text(suspended_programs(frame, device), limit),
     )

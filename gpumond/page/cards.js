@@ -72,7 +72,8 @@ export function breachOf({ fired_at: fired, active_at: active, resolved_at: reso
   const end = resolved ?? now;
   const [, over] = OVER.exec(notes.summary) ?? [];
   const [, again] = AGAIN.exec(notes.summary) ?? [];
-  return [again ? lastAt(again, end) : (fired ?? active), over ? lastAt(over, end) : end];
+  const begin = again ? lastAt(again, end) : (fired ?? active);
+  return [begin, over ? Math.max(begin, lastAt(over, end)) : end]; // the text has whole seconds
 }
 
 

@@ -1,7 +1,7 @@
 // The view that compares programs with one another, and two moments of each, on one scale.
 
 import * as address from "./address.js";
-import { button, choice, control, make, named, put, showChoices, svg, sync } from "./elements.js";
+import { $, button, choice, control, make, named, put, showChoices, svg, sync } from "./elements.js";
 import { capital, clean, clock, human, signed } from "./format.js";
 import { createTable, showTable } from "./viewtables.js";
 import { earlierLives } from "./previousprocesses.js";
@@ -91,12 +91,17 @@ function createMoment(text, name, ariaLabel) {
   const slider = control("input", { type: "range", ariaLabel, oninput: () => setMoment(name, Number(slider.value)) });
   const field = control("input", { id: `${name}-at`, size: 8, ariaLabel, onfocus: () => field.select() });
   field.onchange = () => {
-    show(); // until now
-    const at = timeOf(field.value);
+    const text = field.value;
+    show(); // until now, also in a field that has lost the focus
+    const at = timeOf(text);
     const inside = at >= shown[0] && at <= shown[1];
     field.setCustomValidity(inside ? "" : `Type a time from ${shown.map((each) => clock(each)).join(" to ")}, or now.`);
-    if (field.reportValidity()) field.value = setMoment(name, at);
+    field.value = inside ? setMoment(name, at) : text;
+    return field.reportValidity();
   };
+  field.addEventListener("keydown", ({ key }) => {
+    if (key === "Enter" && field.onchange()) name === "moment" ? $("until-at").focus() : field.blur();
+  });
   return make("span", `${text} `, slider, field);
 }
 

@@ -17,7 +17,7 @@ const KEYS = {
   r: "Reverse the order.",
   g: "Group by the next property.",
   "x c": "Mark for comparison; compare.",
-  m: "In Compare, go to the first moment: type a time, or now; Tab goes to the second.",
+  m: "In Compare, go to the first moment: type a time, or now; Enter goes to the second.",
   f: "Flush the program, after a plan.",
   F: "Flush the GPU, or all programs shown, after a plan.",
   "z Z": "Suspend or resume the program; z also cancels a waiting resumption.",

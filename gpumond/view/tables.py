@@ -279,10 +279,10 @@ def bar_legend(content: View) -> str:
     return "  ".join(f"{character} {part}" for part, character in FILLS.items() if part in known)
 
 
-def process_table(content: View, width: int | None = None) -> str:
+def process_table(content: View, width: int | None = None, waste: bool = False) -> str:
     """Return a table of processes; empty without a process. OPAQUE, UNMAPPED and LIMIT are absent while there is none.
 
-    ``width``: that of the terminal, which the table fits.
+    ``width``: that of the terminal, which the table fits. ``waste``: with a column for it.
     """
     unmapped = any(process.unmapped_bytes for process in content.processes)
     limited = any(process.limit_bytes is not None for process in content.processes)
@@ -294,6 +294,7 @@ def process_table(content: View, width: int | None = None) -> str:
         "PROGRAM",
         "USER",
         ">USED",
+        *([">WASTE"] if waste else []),
         *(f">{name.upper()}" for name in shares),
         *([">UNMAPPED"] if unmapped else []),
         *([">LIMIT"] if limited else []),
@@ -306,6 +307,7 @@ def process_table(content: View, width: int | None = None) -> str:
             process.program,
             process.user,
             size(process.used_bytes),
+            *([size(process.waste_bytes)] if waste else []),
             *(size(process.shares[name]) for name in shares),
             *([size(process.unmapped_bytes)] if unmapped else []),
             *([size(process.limit_bytes)] if limited else []),

@@ -169,9 +169,8 @@ def _click_moments(page: Page) -> None:
 def _press_moments(page: Page) -> None:
     _press_compare(page)
     page.locator(".compared path.used").first.wait_for(state="attached")
-    for keys, seconds in ((["m"], 4), (["Tab", "Tab"], 2)):
-        for key in keys:
-            page.keyboard.press(key)
+    page.keyboard.press("m")
+    for seconds in (4, 2):
         page.keyboard.type(page.evaluate(TIME_BEFORE, seconds).replace(":", ""))
         page.keyboard.press("Enter")
 

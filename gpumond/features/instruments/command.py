@@ -13,7 +13,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import add_target, confirm, option, positive
 from gpumond.facts import units
-from gpumond.facts.alerts import WAS
+from gpumond.facts.alerts import AGAIN, WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import human, typed_seconds, typed_size
 from gpumond.facts.verdicts import PATTERNS, REMEDIES, VERDICTS
@@ -93,8 +93,10 @@ def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str
             yield from (f"  -> {step}" for step in steps if "gpumond why" not in step)
     for alert in frame.get("alerts", ()):
         if alert.get("pid") == pid:
-            state = f"{alert['phase']} since {moment(alert['fired_at'] or alert['active_at'])}"
             summary, _, past = dict(alert.get("annotations", ())).get("summary", "").partition(WAS)
+            summary, _, again = summary.partition(AGAIN)
+            since = f"again since {again}" if again else f"since {moment(alert['fired_at'] or alert['active_at'])}"
+            state = f"{alert['phase']} {since}"
             reason = _compared(alert, rules) or (f": {summary}" if alert["rule"] not in VERDICTS else "")
             yield safe(f"alert {alert['rule']} {summary if past else state + reason}")
 
