@@ -198,12 +198,14 @@ export function showProblems() {
   const cards = cardsOf(state.frame);
   sync($("alerts"), cards.slice(0, SHOWN), ({ key }) => key, create, update);
   const own = cards.filter((card) => !isOfAnother({ card }));
-  const loud = own.filter(({ alert }) => !alert?.silenced_by.length).length;
-  const silenced = own.length - loud;
+  const loud = own.filter(({ alert }) => !alert?.silenced_by.length);
+  const silenced = own.length - loud.length;
+  const ended = loud.filter(({ alert }) => alert && isEnded(alert)).length;
   const { devices } = state.frame.snapshot;
   const looked = chosen() ? label(chosen()) : many(devices.length, "GPU");
   const parts = [
-    own.length ? many(loud, "problem") : `None found on ${looked}: no leak, fragmentation, memory without an owner, idle program or out-of-memory error, and no alert from your rules`,
+    own.length ? many(loud.length - ended, "problem") : `None found on ${looked}: no leak, fragmentation, memory without an owner, idle program or out-of-memory error, and no alert from your rules`,
+    ended ? `${ended} ended` : "",
     silenced ? `${silenced} silenced` : "",
     cards.length > SHOWN ? `${SHOWN} are shown` : "",
     own.length < cards.length ? `${cards.length - own.length} on other GPUs` : "",

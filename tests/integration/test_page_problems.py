@@ -353,6 +353,16 @@ def test_palette_suspends_compares_and_ends_silences(browser: Browser, demo: Run
         page.get_by_role("button", name=re.compile("Compare 1")).wait_for()
 
 
+def test_ended_problem_is_counted_apart(browser: Browser, demo: RunningDaemon):
+    def over(frame: Any) -> None:
+        alert = alert_of(leak_of(frame, "notebook"), "notebook", "firing")
+        alert["annotations"] = [["summary", "ended at 00:00:00 UTC; the alert was: leaks"]]
+        frame["verdicts"], frame["alerts"] = [], [alert]
+
+    with open_page(browser, demo, rewrite=over) as session:
+        session.shows("0 problems · 1 ended")
+
+
 def test_problems_are_those_of_the_chosen_device(browser: Browser, serve: Callable[..., RunningDaemon]):
     demo = serve("--devices", "2", command="demo")
     until(lambda: {"notebook", "finetune"} <= {each["workload"] for each in demo.get("agents") if each["pools"]})
