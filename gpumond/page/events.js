@@ -8,7 +8,8 @@ import { $, button, make, put, showChoices, sync } from "./elements.js";
 import { clean, clock, words } from "./format.js";
 import { showDevice } from "./shareschart.js";
 import { chosen } from "./selection.js";
-import { state } from "./state.js";
+import { read } from "./live.js";
+import { addEvents, eventsSince, state } from "./state.js";
 import { REPEATS } from "./words.js";
 
 const SHOWN = 60; // groups
@@ -30,8 +31,10 @@ function chosenEvents() {
   return [...state.events.values()].filter(({ kind, device_uuid: own }) => choice()(kind) && (!uuid || !own || own === uuid));
 }
 
+let all = false; // events are listed, not only the newest
+
 /** What is listed, the newest first: groups of events that have one cause. */
-const newestGroups = () => causesOf(chosenEvents().slice(-MOST)).slice(0, SHOWN);
+const newestGroups = () => causesOf(chosenEvents().slice(all ? 0 : -MOST)).slice(0, all ? undefined : SHOWN);
 
 /** The most telling event of each group that is listed. */
 export const newestEvents = () => newestGroups().map(([event]) => event);
@@ -70,11 +73,20 @@ export function showEvents() {
   sync($("events"), groups, oldest, createGroup, updateGroup);
   $("no-events").hidden = groups.length > 0;
   $("events").hidden = !groups.length;
+  $("events-older").hidden = all || (groups.length < SHOWN && eventsSince() === -Infinity);
+}
+
+async function showOlder() {
+  const answer = await read("api/v1/events", { Accept: "application/json" });
+  if (answer.ok) addEvents(await answer.json());
+  all = answer.ok;
+  showEvents();
 }
 
 const wanted = address.read("events");
 showChoices($("events-of"), Object.keys(CHOICES).map((name) => [name]), Object.hasOwn(CHOICES, wanted) ? wanted : "all");
 $("events-csv").addEventListener("click", () => saveCsv("events", chosenEvents().map(eventRecord)));
+$("events-older").addEventListener("click", showOlder);
 $("events-of").addEventListener("change", () => {
   address.write("events", $("events-of").value === "all" ? "" : $("events-of").value);
   if (state.frame) showEvents();

@@ -167,6 +167,21 @@ def test_chart_of_the_past_states_what_it_lacks(session: PageSession, demo: Runn
     page.unroute(LIVE)
 
 
+def test_older_events_are_listed_on_request(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    about = dict.fromkeys(("device_uuid", "pid", "start_ticks")) | {"kind": "alert-fired", "details": []}
+    events = [about | {"id": at, "at": 1.0 + at, "summary": f"event {at}"} for at in range(1, 251)]
+    page.route("**/api/v1/events", lambda route: route.fulfill(json=events))
+    show_frame(session, frame, events[-200:])
+    older = page.get_by_role("button", name="Show older events")
+    assert page.locator("#events li").count() == 60
+    older.click()
+    page.locator("#events").get_by_text("event 1", exact=True).wait_for()
+    assert page.locator("#events li").count() == 250
+    assert not older.is_visible()
+    page.unroute(LIVE)
+
+
 def test_range_says_what_a_young_daemon_has_of_it(session: PageSession, demo: RunningDaemon):
     frame, page = demo.get("frame"), session.page
     (device,) = frame["snapshot"]["devices"]
