@@ -308,7 +308,7 @@ def captions(
             yield "back", f"{text}. See: {command('receipts')}"
         if receipt["outcome"] == "freed" and receipt["released_bytes"]:
             by = caller_text(receipt["requested_by"], receipt["requested_for"], user_name).replace("rule:", "rule ")
-            text = f"A flush of {name} released {human(receipt['released_bytes'])}, by {by}"
+            text = f"A flush of {name}, requested by {by}, released {human(receipt['released_bytes'])}"
             yield "flush", f"{text}. See: {command('receipts')}"
     for program in frame["snapshot"]["suspended_programs"]:
         if program["state"] == "suspended":

@@ -104,7 +104,7 @@ def check_subjects(
             )
         if token.subject.startswith(_IDENTITIES) and not identities:
             raise ConfigError(
-                f"tokens_file: {token.name} is a proxy user, but no proxy is configured; set identity_proxy"
+                f"tokens_file: {token.name} names a user or group that only a proxy can verify; set identity_proxy"
             )
 
 

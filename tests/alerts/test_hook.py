@@ -204,6 +204,7 @@ LABELS: dict[str, tuple[dict[str, str], list[int] | str]] = {
     "other": ({"uuid": "GPU-a", "pid": "other"}, "no program with an agent has the alert's labels"),
     "no subject": ({"instance": "node7:9917"}, "the alert's labels contain neither a device nor a program"),
     "device of another machine": ({"uuid": "GPU-c"}, "no device of this machine has the UUID GPU-c"),
+    "workload without a machine": ({"workload": "train", "instance": ""}, "needs the label `instance`"),
     "workload of another machine": ({"workload": "train"}, "not a known name of this machine"),
     "pid of another machine": ({"instance": "node8:9917", "pid": "10"}, "not a known name of this machine"),
     "address on another machine's bus": ({"uuid": "DRM-pci-0000:03:00.0"}, "not a known name of this machine"),

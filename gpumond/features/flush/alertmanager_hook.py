@@ -235,6 +235,8 @@ def _machine_mismatch(labels: Mapping[str, str], snapshot: Snapshot, machine: Co
             return ""
     if host_of(instance) in machine:
         return ""
+    if not instance:
+        return "the alert needs the label `instance` with this machine's name"
     shown = f"{instance!r:.66}"
     return f"the alert's label instance is {shown}, not a known name of this machine; if it is one, add it to `hosts`"
 
