@@ -105,6 +105,12 @@ def test_more_than_a_day_is_refused(fake: FakeDaemon, capsys: pytest.CaptureFixt
     assert "at most 24h" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--last", "--every"])
+def test_range_of_a_moment_is_refused(fake: FakeDaemon, capsys: pytest.CaptureFixture[str], option: str):
+    assert shown(fake, "--at", "1m", option, "5m") == 2
+    assert "--at shows moments, not a range" in capsys.readouterr().err
+
+
 def test_rows_are_at_least_a_second_apart(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
     assert shown(fake, "--every", "0.5s") == 2
     told = "--every: must be at least 1s; without it, --csv and --json print every value that is kept"

@@ -87,7 +87,11 @@ def test_findings_state_value_threshold_and_remedy():
         "verdicts": [verdict, verdict | {"pid": 8}, verdict | {"kind": "steady"}],
         "alerts": [
             alert,
-            alert | {"rule": "leak", "annotations": [["summary", "train leaks"]]},
+            alert
+            | {
+                "rule": "leak",
+                "annotations": [["summary", "train leaks; this has been true again since 00:01:02 UTC"]],
+            },
             alert | {"rule": "quota-exceeded", "annotations": [["summary", "train uses 1.0 GiB more"]]},
             alert | {"pid": None},
         ],
@@ -98,7 +102,7 @@ def test_findings_state_value_threshold_and_remedy():
     assert remedy == "  -> restart the program before the GPU is full"
     assert alerts == [
         f"alert cache firing since {moment(2e6)}; reclaimable_bytes is 2.0 GiB (threshold: above 1.0 GiB)",
-        f"alert leak firing since {moment(2e6)}",
+        "alert leak firing again since 00:01:02 UTC",
         f"alert quota-exceeded firing since {moment(2e6)}: train uses 1.0 GiB more",
     ]
 

@@ -140,7 +140,7 @@ def read_teams(path: Path) -> list[TeamRule]:
     """Return the rules of a file with a list of ``COLUMN=PATTERN`` for each team. Raises ConfigError."""
     from gpumond.config.loading import read_yaml  # it takes half a second
 
-    expected = "a list for each team, such as vision: [namespace=vision-*, user=ada]"
+    expected = "a list for each team, such as vision: [namespace=vision-*, user=dev]"
     content = read_yaml(path, expected=expected)
     if not all(isinstance(each, list) for each in content.values()):
         raise ConfigError(f"--teams {path}: expected {expected}")
