@@ -36,7 +36,7 @@ export function drawSoon() {
   if (scheduled) return;
   scheduled = true;
   const rest = state.failures ? 0 : state.frame?.processes.length > MANY ? LONG_REST : REST;
-  setTimeout(() => requestAnimationFrame(draw), rest - (performance.now() - drawnAt));
+  setTimeout(draw, rest - (performance.now() - drawnAt));
 }
 
 function draw() {
