@@ -39,15 +39,17 @@ train()
 print("ready", flush=True)
 """
 KEEPS = """
-kept, began = [], time.monotonic() + 300
-while True:
-    train()
-    if "step" in sys.argv:
-        import gpumond.agent
-        gpumond.agent.step()
-    if len(kept) < time.monotonic() - began:
-        kept.append(torch.empty(5 << 20, dtype=torch.uint8, device="cuda"))
-    time.sleep(0.05)
+def fit():
+    scores, began = [], time.monotonic() + 300
+    while True:
+        train()
+        if "step" in sys.argv:
+            import gpumond.agent
+            gpumond.agent.step()
+        if len(scores) < time.monotonic() - began:
+            scores.append(torch.empty(5 << 20, dtype=torch.uint8, device="cuda"))
+        time.sleep(0.05)
+fit()
 """
 EVALUATES = """
 for number in range(1, 10 ** 9):
@@ -77,18 +79,22 @@ for number in range(10 ** 9):
     time.sleep(0.02)
 """
 PROGRAMS = {
-    "keeps": [BERT + KEEPS],
-    "keeps-stepping": [BERT + KEEPS, "step"],
-    "fine-tuning": [BERT + EVALUATES],
-    "jax": [JAX],
+    "ranker": [BERT + KEEPS],
+    "tagger": [BERT + KEEPS, "step"],
+    "finetune": [BERT + EVALUATES],
+    "forecast": [JAX],
 }
+KEEPING = ("ranker", "tagger")
 
 
 @contextlib.contextmanager
 def started(daemon: RunningDaemon, workload: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "gpumond", "run", "--workload", workload, "--", sys.executable, "-c"]
+    script = daemon.directory / f"{workload}.py"
+    text, *arguments = PROGRAMS[workload]
+    script.write_text(text)
+    command = [sys.executable, "-m", "gpumond", "run", "--workload", workload, "--", sys.executable, str(script)]
     environ = daemon.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OMP_NUM_THREADS": "2"}
-    with subprocess.Popen([*command, *PROGRAMS[workload]], env=environ, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*command, *arguments], env=environ, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
@@ -118,8 +124,8 @@ def test_growth_and_leaks_of_real_programs(
                         record_testsuite_property(f"{name}: {verdict['kind']}", round(seconds[name, verdict["kind"]]))
             assert all(process.poll() is None for process in processes.values())
             time.sleep(1)
-    assert {name for name, _ in seconds} == {"keeps", "keeps-stepping"}, seconds
-    for name in ("keeps", "keeps-stepping"):
+    assert {name for name, _ in seconds} == set(KEEPING), seconds
+    for name in KEEPING:
         assert seconds[name, "growing"] <= GROWING_SECONDS, seconds
         assert seconds[name, "leak"] <= LEAK_SECONDS, seconds
 
